@@ -1,0 +1,5 @@
+"""`python -m coordinator` is `fedpatch`."""
+
+from coordinator.cli import main
+
+main()

@@ -1,0 +1,52 @@
+"""The books on a round that is over: from its participants and reports to one record."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from coordinator.records import RoundRecord
+from coordinator.round import Round, State
+from shared.messages import UpdateReport
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes of a round. `down` is the model's size times the devices that had the whole of it, `up` all chunks received."""
+
+    down: int
+    up: int
+
+
+def mean_accuracy(values: Iterable[float | None]) -> float | None:
+    """Unweighted mean over the devices that count (paper, section 4.2); None without any."""
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
+
+
+def write_record(
+    current: Round, outcome: str, reports: Sequence[UpdateReport], traffic: Traffic, refused: Mapping[str, int]
+) -> RoundRecord:
+    """The record of `current`, of which `reports` are those that count."""
+    before = [report.user_accuracy_before for report in reports]
+    return RoundRecord(
+        round=current.number,
+        outcome=outcome,
+        failure=current.failure,
+        cohort=len(current.participants),
+        accepted=len(current.accepted()),
+        declined=len(current.devices(State.DECLINED)),
+        reported=len(reports),
+        user_accuracy=mean_accuracy(before),
+        user_accuracy_min=min((value for value in before if value is not None), default=None),
+        user_accuracy_after=mean_accuracy(report.user_accuracy_after for report in reports),
+        num_examples=sum(report.num_examples for report in reports),
+        phase_seconds=current.phase_seconds(),
+        bytes_down=traffic.down,
+        bytes_up=traffic.up,
+        decline_reasons=current.reasons(State.DECLINED),
+        failures=current.reasons(State.FAILED),
+        refused=dict(refused),
+        late=len(current.devices(State.LATE)),
+    )

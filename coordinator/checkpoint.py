@@ -1,0 +1,196 @@
+"""The global model on disk: a checkpoint per round, the spool of updates not yet aggregated, and the export for users.
+
+    <run directory>/
+        checkpoint-000012.fp        the state after 12 rounds; the last two are kept
+        updates/000013/pi-07.fp     the blob of a device's update, as it came
+
+Each file is a line that tells the format, the SHA-256 of what follows, and that; so damage is found, and nothing
+damaged is ever trained on. Everything is on the disk when a function returns.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import logging
+import re
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import numpy as np
+
+from coordinator.strategies import ServerState
+from shared.compression import pack, unpack
+from shared.errors import SchemaMismatch, StateError, WireError
+from shared.files import remove_unfinished, sync_directory, write_atomic
+from shared.settings import NAME
+from shared.tensors import Schema, Tensors, TensorSpec, base_name
+
+ENCODING = "fp32+zstd"  # keeps every bit of every dtype
+KEPT = 2
+
+_CHECKPOINT = b"fedpatch checkpoint 1\n"
+_UPDATE = b"fedpatch update 1\n"
+_DIGEST_BYTES = hashlib.sha256().digest_size
+_FILE_NAME = re.compile(r"checkpoint-(\d{6,})\.fp")
+_NEW_RUN = "start a new run"
+
+log = logging.getLogger("fedpatch.checkpoint")
+
+
+def save_checkpoint(directory: Path, state: ServerState, schema: Schema, meta: Mapping[str, Any]) -> Path:
+    """Keep a state bit for bit, the server optimizer's moments included, and only one version before it.
+
+    `schema` is the public model's; it and `meta` (plain data) come back from `load_checkpoint`. Raises StateError where
+    the disk refuses; the checkpoints before are then untouched.
+    """
+    content = {"round": state.round, "schema": schema.to_lists(), "meta": dict(meta)}
+    for part, tensors in (("tensors", state.tensors), ("server", state.server)):
+        own = _schema_of(tensors, schema)
+        packed = pack(tensors, own, {}, ENCODING)
+        content[part] = {"schema": own.to_lists(), "raw_bytes": packed.raw_bytes, "blob": packed.blob}
+    path = directory / f"checkpoint-{state.round:06d}.fp"
+    with _told(directory):
+        remove_unfinished(directory)
+    _write(path, _CHECKPOINT, msgpack.packb(content))
+    with _told(directory):
+        older = [found for found in _checkpoints(directory) if found != path]
+        for stale in older[KEPT - 1 :]:
+            stale.unlink(missing_ok=True)
+    return path
+
+
+def load_checkpoint(directory: Path) -> tuple[ServerState, Schema, dict[str, Any]]:
+    """The newest state that is whole, its public schema and its meta; what is damaged is told in the log.
+
+    Raises StateError where there is none.
+    """
+    problems = []
+    for path in _checkpoints(directory):
+        try:
+            loaded = _load(path)
+        except StateError as error:
+            problems.append(str(error))
+            continue
+        for problem in problems:
+            log.warning("%s; carrying on from round %d (%s)", problem, loaded[0].round, path.name)
+        return loaded
+    if problems:
+        raise StateError("\n".join([*problems, f"no checkpoint in {directory} is whole; {_NEW_RUN}"]))
+    raise StateError(f"{directory}: holds no checkpoint, so there is nothing to resume from; {_NEW_RUN}")
+
+
+def export_model(path: Path, tensors: Tensors) -> None:
+    """Write the model among `tensors`, without moments, as an .npz file for numpy.load; equal tensors, equal bytes."""
+    buffer = io.BytesIO()
+    # Not numpy.savez: it takes names as keywords, of which it has some of its own, and stamps the time into the file.
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
+        for name in sorted(tensors):
+            if base_name(name) == name:
+                info = zipfile.ZipInfo(f"{name}.npy")
+                info.external_attr = 0o644 << 16  # for those who unpack it with unzip
+                with archive.open(info, "w", force_zip64=True) as member:
+                    np.lib.format.write_array(member, np.asarray(tensors[name]), allow_pickle=False)
+    with _told(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, buffer.getvalue(), mode=0o644)
+
+
+def store_update(directory: Path, round: int, device: str, blob: bytes) -> Path:
+    """Keep a device's update for `round`, in place of one that is there; whoever calls knows if it may be replaced."""
+    path = _update_path(directory, round, device)
+    _write(path, _UPDATE, blob)
+    return path
+
+
+def load_update(directory: Path, round: int, device: str) -> bytes:
+    """Return the blob that `store_update` kept; StateError where it is absent or damaged."""
+    return bytes(_read(_update_path(directory, round, device), _UPDATE))
+
+
+def drop_round(directory: Path, round: int) -> None:
+    """Delete the updates of a round, if there are any."""
+    spool = _update_path(directory, round, "any").parent
+    with _told(spool):
+        if spool.is_dir():
+            for path in spool.iterdir():
+                path.unlink(missing_ok=True)
+            spool.rmdir()
+
+
+def _update_path(directory: Path, round: int, device: str) -> Path:
+    if not re.fullmatch(NAME.regex, device):
+        raise ValueError(f"{device!r} is no device's name")  # and could be a path to anywhere
+    return directory / "updates" / f"{round:06d}" / f"{device}.fp"
+
+
+def _schema_of(tensors: Tensors, public: Schema) -> Schema:
+    """Schema of exactly these tensors: a strategy may keep more than the public model, and other dtypes."""
+    specs = []
+    for name, array in tensors.items():
+        role = public.spec(name).role if name in public else "moment" if ":" in name else "buffer"
+        specs.append(TensorSpec(name, array.shape, array.dtype.name, role))
+    return Schema(tuple(specs))
+
+
+def _checkpoints(directory: Path) -> list[Path]:
+    """All there are, the newest first."""
+    with _told(directory):
+        found = [path for path in directory.glob("checkpoint-*.fp") if _FILE_NAME.fullmatch(path.name)]
+    return sorted(found, key=lambda path: int(path.stem.partition("-")[2]), reverse=True)
+
+
+def _load(path: Path) -> tuple[ServerState, Schema, dict[str, Any]]:
+    try:
+        content = msgpack.unpackb(_read(path, _CHECKPOINT))
+        parts = []
+        for part in (content["tensors"], content["server"]):
+            own = Schema.from_lists(part["schema"])
+            parts.append(unpack(part["blob"], encoding=ENCODING, raw_bytes=part["raw_bytes"], schema=own)[1])
+        return ServerState(content["round"], *parts), Schema.from_lists(content["schema"]), content["meta"]
+    except (ValueError, TypeError, KeyError, msgpack.UnpackException, WireError, SchemaMismatch) as error:
+        raise StateError(f"{path}: cannot be read back ({error})") from error
+
+
+def _write(path: Path, magic: bytes, content: bytes) -> None:
+    with _told(path):
+        _make_directory(path.parent)
+        write_atomic(path, magic + hashlib.sha256(content).digest() + content)
+
+
+def _make_directory(path: Path) -> None:
+    """Make a directory and those above it, so that they outlast a power cut as what is written into them does."""
+    if not path.is_dir():
+        _make_directory(path.parent)
+        path.mkdir(mode=0o700, exist_ok=True)
+        sync_directory(path.parent)
+
+
+def _read(path: Path, magic: bytes) -> memoryview:
+    with _told(path):
+        data = memoryview(path.read_bytes())
+    kind = magic.rstrip(b"\n0123456789")
+    if data[: len(magic)] != magic:
+        if bytes(data[: len(kind)]) == kind:
+            raise StateError(f"{path}: is of another version of fedpatch; use that one, or {_NEW_RUN}")
+        raise StateError(f"{path}: is no {kind.decode().strip()}, or damaged")
+    content = data[len(magic) + _DIGEST_BYTES :]
+    if hashlib.sha256(content).digest() != data[len(magic) : len(magic) + _DIGEST_BYTES]:
+        raise StateError(f"{path}: is damaged (its SHA-256 is not what was written)")
+    return content
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """Errors of the disk, with the path, the system's words and what to do."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise StateError(f"{error.filename or path}: is not there") from error
+    except OSError as error:
+        mend = "make sure there is space and that it may be written"
+        raise StateError(f"{error.filename or path}: {error.strerror or error}; {mend}") from error

@@ -1,0 +1,277 @@
+"""The command line `fedpatch`: run the coordinator, and look at what it has done.
+
+stdout gets results only (with `--json` a single JSON document), stderr everything else. What a command needs beyond this
+is imported when it runs, so that help, `runs` and `show` come at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from coordinator.settings import DemoSettings, RunSettings
+from shared.command import (
+    EXIT_INTERRUPTED,
+    Group,
+    catch_signals,
+    command,
+    ignore_signals,
+    interruptible,
+    make_app,
+    run_app,
+    with_debug,
+)
+from shared.config import cli_options
+from shared.errors import BrokerError, UsageError
+
+if TYPE_CHECKING:
+    from coordinator.records import RunSummary
+    from coordinator.registry import Registry
+    from coordinator.view import RunView
+
+NAME = "fedpatch"
+
+app = make_app(NAME, "Federated learning over MQTT for fleets of small devices, with a private patch on each of them.")
+broker_app = typer.Typer(cls=Group, invoke_without_command=True)
+app.add_typer(broker_app, name="broker", epilog="Example: fedpatch broker --port 1883")
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
+StateDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--state-dir",
+        envvar="FEDPATCH_STATE_DIR",
+        metavar="PATH",
+        help="Directory that the runs are in; without it ./fedpatch-state, or else where the run was begun.",
+    ),
+]
+Run = Annotated[str, typer.Argument(metavar="RUN", help="Id of a run, the beginning of one, or: last.")]
+
+_EXIT_CODES = {"failed": 1, "interrupted": EXIT_INTERRUPTED}
+
+
+def main() -> None:
+    """Entry point; ends the process."""
+    run_app(app, NAME)
+
+
+@command(app, "demo", example="fedpatch demo --devices 5 --target-ua 0.95 --out /tmp/demo")
+@cli_options(DemoSettings)
+def demo(settings: DemoSettings, as_json: AsJson = False) -> None:
+    """Train a small fleet on this machine: broker, devices and coordinator, all real."""
+    from coordinator.demo import run_demo
+
+    with interruptible():
+        with _view() as view:
+            done = run_demo(settings, view)
+        _say(
+            f"patches: {done.devices_dir}/*/patches",
+            f"logs: {done.devices_dir}/*.log",
+            f"rounds: fedpatch show {done.summary.run} --state-dir {done.state_dir}",
+        )
+        _end(done.summary, as_json)
+
+
+@command(app, "run", example="fedpatch run --broker mqtt://broker.local --task digits --devices 4 --target-ua 0.97")
+@cli_options(RunSettings)
+def run(settings: RunSettings, as_json: AsJson = False) -> None:
+    """Begin a run with the devices of a fleet, and stay until it ends."""
+    from coordinator.runs import start_run
+
+    with interruptible():
+        with _view() as view:
+            summary = start_run(settings, view)
+            ignore_signals()
+        _say_how_to_resume(summary, settings.state_dir)
+        _end(summary, as_json)
+
+
+@command(app, "resume", example="fedpatch resume last --rounds 60")
+def resume(
+    run: Run,
+    state_dir: StateDir = None,
+    broker: Annotated[str | None, typer.Option(metavar="URL", help="Another broker than the run began with.")] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Another number of rounds to end after, in all.")] = None,
+    target_ua: Annotated[float | None, typer.Option(min=0.0, max=1.0, help="Another user accuracy to end at.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Take a run up again after its last finished round, with the settings it began with.
+
+    Where the broker wants a password, it is read from FEDPATCH_PASSWORD: a run does not keep it.
+    """
+    from coordinator.registry import REGISTRY_FILE, Registry
+    from coordinator.runs import resume_run
+    from coordinator.state_dirs import find_to_resume
+
+    found = find_to_resume(state_dir, run)
+    Registry(found / REGISTRY_FILE, readonly=True).close()  # where there is none, none is to be made
+    password = os.environ.get("FEDPATCH_PASSWORD") or None
+    with interruptible():
+        with _view() as view:
+            summary = resume_run(found, run, view, broker=broker, password=password, rounds=rounds, target_ua=target_ua)
+            ignore_signals()
+        _say_how_to_resume(summary, found)
+        _end(summary, as_json)
+
+
+@command(app, "runs", example="fedpatch runs --json")
+def runs(state_dir: StateDir = None, as_json: AsJson = False) -> None:
+    """List all runs, the newest first."""
+    from coordinator.printing import plain, print_json, print_runs
+
+    with _registry(state_dir) as registry:
+        found = registry.runs()
+    if as_json:
+        print_json(plain(found))
+    else:
+        print_runs(found)
+
+
+@command(app, "show", example="fedpatch show last")
+def show(run: Run, state_dir: StateDir = None, as_json: AsJson = False) -> None:
+    """Show a run, round by round; with --json what the run itself printed."""
+    from coordinator.printing import print_run, summary_of
+
+    with _registry(state_dir, run) as registry:
+        info = registry.run(run)
+        rounds = registry.rounds(info.id)
+    if as_json:
+        typer.echo(summary_of(info, rounds).to_json())
+    else:
+        print_run(info, rounds)
+
+
+@command(app, "devices", example="fedpatch devices --fleet kitchen")
+def devices(
+    state_dir: StateDir = None,
+    fleet: Annotated[str | None, typer.Option(metavar="NAME", help="Only devices of this fleet.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the devices that were ever seen, and what came of asking them."""
+    from coordinator.printing import plain, print_devices, print_json
+
+    with _registry(state_dir) as registry:
+        found = [one for one in registry.devices() if fleet in (None, one.fleet)]
+    if as_json:
+        print_json(plain(found))
+    else:
+        print_devices(found, time.time())
+
+
+@command(app, "tasks", example="fedpatch tasks")
+def tasks(as_json: AsJson = False) -> None:
+    """List the installed tasks, also those that cannot be used, and why."""
+    from coordinator.printing import print_json, print_named
+    from shared.task import BrokenTask, list_tasks
+
+    rows = [
+        {"name": one.name, "problem": one.problem}
+        if isinstance(one, BrokenTask)
+        else {"name": one.name, "description": one.description}
+        for one in list_tasks()
+    ]
+    if as_json:
+        print_json(rows)
+    else:
+        print_named(rows)
+
+
+@command(app, "strategies", example="fedpatch strategies")
+def strategies(as_json: AsJson = False) -> None:
+    """List the strategies: what devices do, and how the server makes one model of it."""
+    from coordinator.printing import print_json, print_named
+    from coordinator.strategies import STRATEGIES
+
+    rows = [{"name": name, "description": one.description} for name, one in STRATEGIES.items()]
+    if as_json:
+        print_json(rows)
+    else:
+        print_named(rows)
+
+
+def broker(
+    context: typer.Context,
+    port: Annotated[
+        int, typer.Option(min=0, max=65_535, metavar="PORT", help="Port to listen on; 0 takes a free one.")
+    ] = 1883,
+) -> None:
+    """Run the built-in broker for this machine until Ctrl-C; for a fleet, use mosquitto."""
+    if context.invoked_subcommand is not None:
+        return
+    from coordinator.embedded_broker import EmbeddedBroker
+
+    server = EmbeddedBroker(port=port)
+    try:
+        server.start()
+    except BrokerError as error:
+        raise UsageError(str(error)) from error  # here the port is what was asked for
+    try:
+        wait_for_signal = catch_signals()
+        _say(f"listening on {server.url}, for this machine only; Ctrl-C ends it")
+        exit_code = wait_for_signal()
+    finally:
+        server.stop()
+    raise typer.Exit(exit_code)
+
+
+broker_app.callback()(with_debug(broker))
+
+
+@command(broker_app, "acl", example="fedpatch broker acl --fleet kitchen --device pi-1 --device pi-2 > fedpatch.acl")
+def broker_acl(
+    fleet: Annotated[str, typer.Option(metavar="NAME", help="Fleet that the rules are for.")],
+    coordinator_user: Annotated[
+        str, typer.Option(metavar="NAME", help="User name of the coordinator at the broker.")
+    ] = "coordinator",
+    device: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A device of the fleet (repeatable); none: every other user."),
+    ] = None,
+) -> None:
+    """Print mosquitto's acl_file for a fleet: who may write and read which topic."""
+    from shared.topics import mosquitto_acl
+
+    typer.echo(mosquitto_acl(fleet, coordinator_user, device or None), nl=False)
+
+
+def _view() -> RunView:
+    from coordinator.view import make_view
+
+    return make_view(sys.stderr, plain=logging.getLogger("fedpatch").isEnabledFor(logging.DEBUG))
+
+
+def _registry(state_dir: Path | None, run: str | None = None) -> Registry:
+    """To read; says where it is when nobody could tell from the command line and the current directory."""
+    from coordinator.registry import LAST, REGISTRY_FILE, Registry
+    from coordinator.state_dirs import default, find
+
+    found = find(state_dir, run)
+    if state_dir is None and run in (None, LAST) and found != default():
+        _say(f"in {found}")
+    return Registry(found / REGISTRY_FILE, readonly=True)
+
+
+def _say(*lines: str) -> None:
+    for line in lines:
+        typer.echo(line, err=True)
+
+
+def _say_how_to_resume(summary: RunSummary, state_dir: Path) -> None:
+    if summary.stopped_because in _EXIT_CODES:
+        _say(f"to go on: fedpatch resume {summary.run} --state-dir {state_dir}")
+
+
+def _end(summary: RunSummary, as_json: bool) -> NoReturn:
+    from coordinator.printing import print_summary
+
+    if as_json:
+        typer.echo(summary.to_json())
+    else:
+        print_summary(summary)
+    raise typer.Exit(_EXIT_CODES.get(summary.stopped_because, 0))

@@ -1,0 +1,138 @@
+"""The devices of a demo: device agents as processes of this machine, each with data and a state directory of its own.
+
+They end with the demo however it ends: each holds the reading end of a pipe that the kernel closes with the demo.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shared.errors import BrokerError, FedpatchError, UsageError
+
+PROGRAM = "fedpatch-agent"
+POLL_S = 0.1
+STOP_TIMEOUT_S = 8.0
+
+_ERRORS: dict[int, type[FedpatchError]] = {UsageError.exit_code: UsageError, BrokerError.exit_code: BrokerError}
+_LAST_LINES = 5
+
+
+@dataclass(frozen=True)
+class DemoDevice:
+    """An agent's process, its state directory and what it writes."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    state_dir: Path
+    log: Path
+
+    @property
+    def ready(self) -> bool:
+        """Whether it is connected and has its data, by its own account."""
+        status = self._status()
+        return bool(status.get("connected") and status.get("tasks"))
+
+    def why_ended(self) -> FedpatchError | None:
+        """The error that ended the process, None while it runs: its own words, and its exit code."""
+        code = self.process.poll()
+        if code is None:
+            return None
+        how = f"signal {-code}; is there enough memory?" if code < 0 else f"exit code {code}"
+        text = f"{self.name} ended: {_last_words(self.log) or how} (its log: {self.log})"
+        return _ERRORS.get(code, FedpatchError)(text)
+
+    def _status(self) -> dict[str, Any]:
+        try:
+            status = json.loads((self.state_dir / "status.json").read_bytes())
+        except (OSError, ValueError):
+            return {}
+        return status if isinstance(status, dict) else {}
+
+
+def device_names(count: int) -> list[str]:
+    """`device-00`, `device-01`, ...: as wide as the last one needs."""
+    width = max(2, len(str(count - 1)))
+    return [f"device-{index:0{width}}" for index in range(count)]
+
+
+def start_device(name: str, options: Sequence[str], directory: Path) -> DemoDevice:
+    """Start an agent in `directory`/`name`, in a session of its own: Ctrl-C is the demo's to handle."""
+    state_dir, log = directory / name, directory / f"{name}.log"
+    command = [sys.executable, "-P", "-m", "device_agent", "run", "--until-stdin-closes"]
+    command += ["--device-id", name, "--state-dir", str(state_dir), *options]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env=_environment(),
+        )
+    return DemoDevice(name, process, state_dir, log)
+
+
+def wait_until_ready(devices: Sequence[DemoDevice], patience_s: float, tell: Callable[[int], None]) -> None:
+    """Wait until every device is ready; `tell` hears how many are, while some are not.
+
+    Raises a device's own error as soon as it ends, and FedpatchError when for `patience_s` no further one became ready.
+    """
+    waiting = list(devices)
+    give_up_at = time.monotonic() + patience_s
+    while waiting:
+        for device in devices:
+            if error := device.why_ended():
+                raise error
+        still = [device for device in waiting if not device.ready]
+        if len(still) < len(waiting):
+            give_up_at = time.monotonic() + patience_s
+        elif time.monotonic() >= give_up_at:
+            raise FedpatchError(
+                f"{still[0].name} is not ready after {patience_s:g} s; see {still[0].log}, start fewer devices, or give "
+                "them longer with --wait-s"
+            )
+        waiting = still
+        if waiting:
+            tell(len(devices) - len(waiting))
+            time.sleep(POLL_S)
+
+
+def stop_devices(devices: Sequence[DemoDevice]) -> None:
+    """End every agent: SIGTERM, and for those that do not heed it SIGKILL, with the processes they started."""
+    for device in devices:
+        device.process.terminate()
+    give_up_at = time.monotonic() + STOP_TIMEOUT_S
+    for device in devices:
+        try:
+            device.process.wait(max(0.0, give_up_at - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            os.killpg(device.process.pid, signal.SIGKILL)
+            device.process.wait()
+        if device.process.stdin is not None:
+            with contextlib.suppress(OSError):
+                device.process.stdin.close()
+
+
+def _environment() -> dict[str, str]:
+    """Ours, without what is set for an agent of this machine: a demo's devices are all alike."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("FEDPATCH_AGENT_")}
+    roots = [str(Path(__file__).resolve().parents[1]), kept.get("PYTHONPATH", "")]
+    return {**kept, "PYTHONPATH": os.pathsep.join(filter(None, roots))}
+
+
+def _last_words(log: Path) -> str:
+    """The agent's own complaint; where it had no time for one, the end of its log."""
+    lines = [line.strip() for line in log.read_text("utf-8", errors="replace").splitlines() if line.strip()]
+    mark = f"{PROGRAM}: "
+    complaints = [line.removeprefix(mark) for line in lines if line.startswith(mark)]
+    return "\n".join(complaints or lines[-_LAST_LINES:])

@@ -1,0 +1,242 @@
+"""A run as a state machine without IO: one round after the other, and when to stop.
+
+Messages and the time go in, effects come out; coordinator.service performs them and calls back (`model_published`, `stored`,
+`refused`, `aggregated`). Tensors never pass through here.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Sequence
+
+from coordinator.effects import Aggregate, Effect, Finish, PublishModel, Record, RetractModel
+from coordinator.fleet import Fleet
+from coordinator.open_round import OpenRound
+from coordinator.post import Post
+from coordinator.records import RoundRecord
+from coordinator.round import Phase
+from coordinator.run_spec import RunSpec, Stopped
+from coordinator.selection import select
+from shared.messages import DeviceState, Envelope, Manifest, RefuseReason, UpdateReport
+from shared.transfer import Chunk
+
+_ROUNDING_S = 1e-3
+# Pause after a failed round; twice as long after each that follows, up to the time that devices are waited for.
+RETRY_S = 2.0
+
+
+class Engine:
+    """Drive it with `start`, `on_state`, `on_message`, `on_chunk`, `tick`, `interrupt` and the call-backs of the effects.
+
+    Each returns the effects to perform, in order. `records` are those of earlier epochs of the run, if there were any.
+    """
+
+    def __init__(self, spec: RunSpec, *, records: Sequence[RoundRecord] = (), jitter: random.Random) -> None:
+        self.spec = spec
+        self.fleet = Fleet(spec.task)
+        self.open: OpenRound | None = None
+        self.records = list(records)
+        self.stopped: Stopped | None = None
+        self._resumed = len(self.records)
+        self._post = Post(spec)
+        self._jitter = jitter
+        self._started_at = 0.0
+        self._wait_until: float | None = None
+        self._pause_until: float | None = None
+        self._connected = True
+        self._quorum_seconds: list[float] = []
+
+    def start(self, now: float) -> list[Effect]:
+        """Begins to wait for devices."""
+        self._started_at = now
+        if reason := self._why_stop(now):
+            return self._stop(reason[0], "nothing is left to do; give it more --rounds or another --target-ua")
+        return self._settle(now)
+
+    def on_state(self, device: str, state: DeviceState, now: float) -> list[Effect]:
+        """A device's presence: it came, went, or came back."""
+        known_boot = self.fleet.boot(device)
+        if not self.fleet.see(device, state):
+            return []
+        effects = self.open.on_presence(device, known_boot, state, now) if self.open else []
+        return effects + self._settle(now)
+
+    def on_message(self, device: str, envelope: Envelope, now: float) -> list[Effect]:
+        """A message from a device's `up` topic."""
+        stale = self._stale(device, envelope)
+        if stale is not None or self.open is None:
+            return self._post.settle_stale(device, envelope, stale or RefuseReason.LATE)
+        return self.open.on_message(device, envelope.body, now) + self._settle(now)
+
+    def on_chunk(self, device: str, chunk: Chunk, now: float) -> list[Effect]:
+        """A chunk of a device's update."""
+        return self.open.on_chunk(device, chunk, now) + self._settle(now) if self.open else []
+
+    def tick(self, now: float) -> list[Effect]:
+        """Lets time pass."""
+        effects = self.open.tick(now) if self.open else []
+        return effects + self._settle(now)
+
+    def on_link(self, *, connected: bool, now: float) -> list[Effect]:
+        """The broker went or came back; without it no round is opened, and nobody is missed."""
+        self._connected = connected
+        return self._settle(now)
+
+    def interrupt(self, now: float) -> list[Effect]:
+        """The operator wants to stop: the open round is given up without a record, to be played again by a resume."""
+        if self.stopped:
+            return []
+        effects: list[Effect] = []
+        if self.open is not None:
+            self.open.round.abandon(now, "interrupted")
+            effects = [*self.open.dismiss(), RetractModel()]
+            self.open = None
+        return [*effects, *self._stop(Stopped.INTERRUPTED, "")]
+
+    def model_published(self, manifest: Manifest, now: float) -> list[Effect]:
+        """The global model of the round lies on the broker: invite."""
+        assert self.open is not None
+        return self.open.begin(manifest, now) + self._settle(now)
+
+    def stored(self, device: str, digest: str, report: UpdateReport, now: float) -> list[Effect]:
+        """An update is durable."""
+        assert self.open is not None
+        return self.open.stored(device, digest, report, now) + self._settle(now)
+
+    def refused(self, device: str, digest: str, reason: RefuseReason, detail: str, now: float) -> list[Effect]:
+        """An update is not acceptable."""
+        assert self.open is not None
+        return self.open.refuse(device, digest, reason, detail, now) + self._settle(now)
+
+    def aggregated(self, now: float) -> list[Effect]:
+        """The new global model is made."""
+        assert self.open is not None
+        self.open.round.finish(now)
+        quorum_s = self.open.round.quorum_s
+        assert quorum_s is not None
+        self._quorum_seconds.append(quorum_s)
+        return self._close("aggregated", now) + self._settle(now)
+
+    def next_deadline(self) -> float | None:
+        """When `tick` should be called at the latest."""
+        if self.stopped:
+            return None
+        if self.open is not None:
+            return self.open.next_deadline()
+        candidates = (self._wait_until, self._ends_at, self._pause_until)
+        return min((d for d in candidates if d is not None), default=None)
+
+    def eta_s(self, now: float) -> float | None:
+        """Seconds until the quorum, judged by the rounds before; None without experience or without an open round."""
+        if not self._quorum_seconds or self.open is None:
+            return None
+        return max(0.0, statistics.median(self._quorum_seconds[-10:]) - self.open.round.elapsed_s(now))
+
+    @property
+    def last_round(self) -> int:
+        """Number of the last round that began (0: none)."""
+        if self.open is not None:
+            return self.open.round.number
+        return self.records[-1].round if self.records else 0
+
+    def wanted(self) -> int:
+        """Devices that must be there for the next round to begin."""
+        first = len(self.records) == self._resumed
+        return max(1, self.spec.policy.min_cohort, self.spec.devices if first else 0)
+
+    @property
+    def _ends_at(self) -> float | None:
+        return None if self.spec.time_limit_s is None else self._started_at + self.spec.time_limit_s
+
+    def _stale(self, device: str, envelope: Envelope) -> RefuseReason | None:
+        spec = self.spec
+        if envelope.run == spec.run and envelope.epoch < spec.epoch:
+            return RefuseReason.STALE_EPOCH
+        current = (spec.run, spec.epoch, self.open.round.number if self.open else 0)
+        if self.open is None or (envelope.run, envelope.epoch, envelope.round) != current:
+            return RefuseReason.LATE
+        if device not in self.open.round.participants:
+            return RefuseReason.NOT_INVITED
+        return None if self.open.round.phase in (Phase.RECRUITING, Phase.COLLECTING) else RefuseReason.LATE
+
+    def _settle(self, now: float) -> list[Effect]:
+        """Compares what is with what should be and does the next thing; called after every event."""
+        if self.stopped:
+            return []
+        if self.open is None:
+            return self._next_round(now)
+        effects = self.open.grant(now)
+        phase = self.open.round.phase
+        if phase is Phase.FAILED:
+            return effects + self._close("failed", now) + self._settle(now)
+        if phase is Phase.AGGREGATING and not self.open.dismissed:
+            reported = tuple(sorted(self.open.reports))
+            effects += [*self.open.dismiss(), Aggregate(self.open.round.number, reported)]
+        return effects
+
+    def _next_round(self, now: float) -> list[Effect]:
+        reason = self._why_stop(now)
+        if reason is not None:
+            return self._stop(*reason)
+        if self._pause_until is not None and now >= self._pause_until:
+            self._pause_until = None
+        if not self._connected:
+            self._wait_until = None
+            return []
+        eligible, spec = self.fleet.eligible(), self.spec
+        if len(eligible) < self.wanted():
+            if self._wait_until is None:
+                self._wait_until = now + spec.wait_s
+            return [] if now < self._wait_until else self._stop(Stopped.FAILED, self._who_is_missing(len(eligible)))
+        self._wait_until = None
+        if self._pause_until is not None:
+            return []
+        number = self.last_round + 1
+        chosen = select(eligible, spec.participation, spec.over_select, spec.policy.min_cohort, spec.seed, number)
+        left_s = None if self._ends_at is None else self._ends_at - now
+        self.open = OpenRound(spec, number, chosen, self.fleet, self._post, self._jitter, left_s, now)
+        return [PublishModel(number)]
+
+    def _why_stop(self, now: float) -> tuple[Stopped, str] | None:
+        spec, records = self.spec, self.records
+        if records and spec.target_ua is not None:
+            last = records[-1]
+            if last.outcome == "aggregated" and last.user_accuracy is not None and last.user_accuracy >= spec.target_ua:
+                return Stopped.TARGET_UA, ""
+        if self.last_round >= spec.rounds:
+            return Stopped.MAX_ROUNDS, ""
+        # A round that ended with the run's time may have ended a rounding error earlier.
+        if self._ends_at is not None and now >= self._ends_at - _ROUNDING_S:
+            return Stopped.DEADLINE, ""
+        if self._failures() >= spec.max_failed_rounds:
+            return Stopped.FAILED, f"{self._failures()} rounds in a row failed, the last one: {records[-1].failure}"
+        return None
+
+    def _who_is_missing(self, present: int) -> str:
+        came = f"{present} of {self.wanted()} devices came within {self.spec.wait_s:g} s"
+        barred = sorted((device, m.barred) for device, m in self.fleet.members.items() if m.barred)
+        if barred:
+            device, reason = barred[0]
+            return f"{came}; {len(barred)} of those that are there cannot take part, as {device}: {reason}"
+        return f"{came}; are the agents running, with this broker, fleet and task?"
+
+    def _failures(self) -> int:
+        """Rounds of this epoch that failed since the last one that did not."""
+        outcomes = [record.outcome for record in self.records[self._resumed :]]
+        return next((i for i, outcome in enumerate(reversed(outcomes)) if outcome != "failed"), len(outcomes))
+
+    def _close(self, outcome: str, now: float) -> list[Effect]:
+        assert self.open is not None
+        effects = [] if self.open.dismissed else self.open.dismiss()
+        record = self.open.record(outcome)
+        self.open = None
+        self.records.append(record)
+        if outcome == "failed":
+            # Owners change their minds, links come back: not at once, but with time.
+            self._pause_until = now + min(self.spec.wait_s, RETRY_S * 2 ** (self._failures() - 1))
+        return [*effects, RetractModel(), Record(record)]
+
+    def _stop(self, reason: Stopped, detail: str) -> list[Effect]:
+        self.stopped = reason
+        return [Finish(reason, detail)]

@@ -1,0 +1,44 @@
+"""From a received blob to an update that may be kept: decoding, and every check that stands before `committed`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, fields
+
+from coordinator.aggregation import check_private, check_update
+from shared.codec import from_plain
+from shared.compression import unpack
+from shared.errors import SchemaMismatch, UpdateRefused, WireError
+from shared.messages import RefuseReason, UpdateReport
+from shared.tensors import Array, Schema, UnexpectedTensors
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What an update of a round must be: `schema` of what travels, names that must not, digest of the round's global model."""
+
+    schema: Schema
+    private_names: Collection[str]
+    base: str
+
+
+def read_update(blob: bytes, terms: Terms, *, encoding: str, raw_bytes: int) -> tuple[UpdateReport, dict[str, Array]]:
+    """The report and the tensors of an update. Raises UpdateRefused with a RefuseReason for anything unacceptable."""
+    try:
+        meta, tensors = unpack(blob, encoding=encoding, raw_bytes=raw_bytes, schema=terms.schema)
+        report = from_plain(meta, UpdateReport)
+        # An allow-list here too: a key that nobody reads could carry anything.
+        if unknown := meta.keys() - {one.name for one in fields(UpdateReport)}:
+            raise WireError(f"the report has keys that nobody agreed on: {', '.join(sorted(unknown))[:200]}")
+    except WireError as error:
+        raise UpdateRefused(RefuseReason.DAMAGED, str(error)) from error
+    except UnexpectedTensors as error:
+        check_private(error.names, terms.private_names)
+        raise UpdateRefused(RefuseReason.SCHEMA_MISMATCH, str(error)) from error
+    except SchemaMismatch as error:
+        raise UpdateRefused(RefuseReason.SCHEMA_MISMATCH, str(error)) from error
+    if report.base != terms.base:
+        detail = f"trained on the global model {report.base[:12]}, this round's is {terms.base[:12]}"
+        raise UpdateRefused(RefuseReason.WRONG_BASE, detail)
+    check_update(tensors, terms.schema, terms.private_names, report.num_examples)
+    return report, tensors

@@ -1,0 +1,285 @@
+"""The round that is open: invitations, answers, uploads and reports, in terms of messages and effects.
+
+Wraps the state machine of coordinator.round with what it needs to talk: the model's manifest, the upload desk, the reports.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+
+from coordinator.books import Traffic, mean_accuracy, write_record
+from coordinator.effects import Count, Effect, Republish, Store
+from coordinator.fleet import Fleet
+from coordinator.post import Post
+from coordinator.records import RoundRecord
+from coordinator.round import AT_WORK, Event, Round, State
+from coordinator.run_spec import RunSpec
+from coordinator.selection import Selection
+from coordinator.uploads import Complete, UploadDesk
+from shared.errors import WireError
+from shared.messages import (
+    Accept,
+    Body,
+    Cancel,
+    Committed,
+    Decline,
+    DeclineReason,
+    DeviceState,
+    Failed,
+    FailReason,
+    JobPhase,
+    Manifest,
+    Need,
+    Offer,
+    Progress,
+    Refused,
+    RefuseReason,
+    UpdateReport,
+    WorkRequest,
+)
+from shared.transfer import Bitmap, Chunk, check_manifest
+
+# A request or its answer may be lost (brokers drop from full queues): ask again while a device has not answered.
+REINVITE_S = 3.0
+UPLOAD_IDLE_S = 30.0
+# Shorter than the pause after which a device asks again (shared.transfer.Download).
+REPUBLISH_S = 0.8
+
+# Asking again cannot help until the device itself changes.
+_LASTING_DECLINES = frozenset(DeclineReason) - {DeclineReason.UNWILLING}
+# What went wrong in detail stays in the device's log: an exception's text may hold names and values that are private.
+_MENDS = {
+    FailReason.DOWNLOAD: "the global model did not arrive whole",
+    FailReason.TRAINING: "its log says why",
+    FailReason.DEADLINE: "it was not done in time; a longer --deadline-s may help",
+    FailReason.NOT_FINITE: "training diverged; try a smaller --learning-rate",
+    FailReason.STORAGE: "its disk refused; its log says why",
+}
+_EVENT_OF_JOB = {
+    JobPhase.DOWNLOADING: Event.ACCEPT,
+    JobPhase.TRAINING: Event.TRAIN,
+    JobPhase.UPLOADING: Event.OFFER,
+}
+
+
+class OpenRound:
+    """From selection to the last report. `limit_s` is what the run's own time limit leaves for it."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        number: int,
+        chosen: Selection,
+        fleet: Fleet,
+        post: Post,
+        jitter: random.Random,
+        limit_s: float | None,
+        now: float,
+    ) -> None:
+        deadline_s = spec.policy.deadline_s if limit_s is None else min(spec.policy.deadline_s, limit_s)
+        self.round = Round(number, replace(spec.policy, target=chosen.target, deadline_s=deadline_s), now)
+        self.reports: dict[str, UpdateReport] = {}
+        self.dismissed = False
+        self._spec = spec
+        self._invited = chosen.invited
+        self._fleet = fleet
+        self._post = post
+        self._desk = UploadDesk(slots=spec.upload_slots, window=spec.upload_window, idle_s=UPLOAD_IDLE_S, jitter=jitter)
+        self._model: Manifest | None = None
+        self._invite_at = now
+        self._refused: dict[str, int] = {}
+        self._bytes_up = 0
+        self._sent_again_at: dict[int, float] = {}
+
+    def begin(self, model: Manifest, now: float) -> list[Effect]:
+        """The global model lies on the broker: invite."""
+        self._model = model
+        self.round.begin(self._invited, now)
+        return [Count(device, "invited") for device in self._invited] + self._invite(now)
+
+    def on_message(self, device: str, body: Body, now: float) -> list[Effect]:
+        """A message of this very round from one of its participants."""
+        state = self.round.participants[device].state
+        if state not in AT_WORK and isinstance(body, Accept | Progress | Need):
+            # It works for nothing: the round went on without it, and it has not heard.
+            return [self._send(device, Cancel(state))]
+        match body:
+            case Accept():
+                return self._seen(device, Event.ACCEPT, now)
+            case Decline():
+                return self._declined(device, body, now)
+            case Progress():
+                return self._progress(device, body, now)
+            case Offer():
+                return self._offered(device, body.manifest, now)
+            case Need():
+                return self._needed(body, now)
+            case Failed():
+                self._desk.release(device)
+                failed = self.round.handle(device, Event.FAIL, now, body.reason)
+                return [Count(device, "failed", body.reason, _MENDS[body.reason])] if failed else []
+            case _:
+                return []
+
+    def on_chunk(self, device: str, chunk: Chunk, now: float) -> list[Effect]:
+        """A chunk of a participant's update."""
+        self._bytes_up += len(chunk.data)
+        participant = self.round.participants.get(device)
+        if participant is None or participant.state not in AT_WORK:
+            # Lost for too long, or given up: the round has counted it out.
+            self._desk.release(device)
+            return []
+        answer = self._desk.chunk(device, chunk, now)
+        if answer is None:
+            return []
+        if not isinstance(answer, Complete):
+            return [self._send(device, answer)]
+        if not answer.intact:
+            return self.refuse(device, answer.manifest.digest, RefuseReason.DAMAGED, "SHA-256 differs", now)
+        return [Store(self.round.number, device, answer.manifest, answer.blob)]
+
+    def on_presence(self, device: str, known_boot: str, state: DeviceState, now: float) -> list[Effect]:
+        """A participant is gone, restarted, or back at work."""
+        if device not in self.round.participants:
+            return []
+        if not state.online:
+            self._desk.suspend(device)
+            return [Count(device, "lost")] if self.round.handle(device, Event.VANISH, now, "lost") else []
+        job, participant = state.job, self.round.participants[device]
+        effects: list[Effect] = []
+        ours = (self._spec.run, self._spec.epoch, self.round.number)
+        if job is not None and (job.run, job.epoch, job.round) == ours:
+            effects += self._seen(device, _EVENT_OF_JOB[job.phase], now)
+        else:
+            # Asked until it answers. A retained presence may be older than its job: then the answer says so.
+            self.round.handle(device, Event.RESTART, now)
+            if state.boot != known_boot:
+                self._desk.release(device)
+        # The same request again is harmless to a device that is on it, and a second chance for one that lost it.
+        return [*effects, self._send(device, self._request(now))] if participant.state in AT_WORK else effects
+
+    def stored(self, device: str, digest: str, report: UpdateReport, now: float) -> list[Effect]:
+        """An update is durable: count it once, and say so. `committed` is a promise: only what counts has it."""
+        if not self.round.handle(device, Event.REPORT, now):
+            if self._post.committed.get(device) == digest:
+                return [self._send(device, Committed(digest))]
+            return self.refuse(device, digest, RefuseReason.LATE, "the round went on without this device", now)
+        self._desk.release(device)
+        self._post.committed[device] = digest
+        self.reports[device] = report
+        return [self._send(device, Committed(digest)), Count(device, "reported")]
+
+    def refuse(self, device: str, digest: str, reason: RefuseReason, detail: str, now: float) -> list[Effect]:
+        """An update is not acceptable: the device is told, and counted as failed."""
+        self._refused[reason] = self._refused.get(reason, 0) + 1
+        self._desk.release(device)
+        self.round.handle(device, Event.FAIL, now, reason)
+        told = self._send(device, Refused(digest, reason, detail[:500]))
+        return [told, Count(device, "refused", reason, detail)]
+
+    def grant(self, now: float) -> list[Effect]:
+        """Hands free upload slots to those who wait."""
+        return [self._send(device, grant) for device, grant in self._desk.next_grants(now)]
+
+    def tick(self, now: float) -> list[Effect]:
+        """Lets time pass; asks again those who have not answered."""
+        self.round.tick(now)
+        return self._invite(now) if now >= self._invite_at and self._model is not None else []
+
+    def next_deadline(self) -> float | None:
+        """When `tick` or `grant` has something to do."""
+        invite_at = self._invite_at if self.round.devices(State.INVITED) else None
+        candidates = (self.round.next_deadline(), self._desk.next_deadline(), invite_at)
+        return min((c for c in candidates if c is not None), default=None)
+
+    def dismiss(self) -> list[Effect]:
+        """Collecting is over: those who are not done are told so."""
+        self.dismissed = True
+        self._desk.clear()
+        return [self._send(device, Cancel("late")) for device in self.round.devices(State.LATE)]
+
+    def user_accuracy(self) -> float | None:
+        """Mean over the reports so far, before local training (paper, section 4.2); None without any."""
+        return mean_accuracy(report.user_accuracy_before for report in self.reports.values())
+
+    def record(self, outcome: str) -> RoundRecord:
+        """The books on a round that is over."""
+        model_bytes = self._model.size_bytes if self._model else 0
+        traffic = Traffic(self.round.downloads() * model_bytes, self._bytes_up)
+        return write_record(self.round, outcome, list(self.reports.values()), traffic, self._refused)
+
+    def _invite(self, now: float) -> list[Effect]:
+        self._invite_at = now + REINVITE_S
+        return [self._send(device, self._request(now)) for device in self.round.devices(State.INVITED)]
+
+    def _request(self, now: float) -> WorkRequest:
+        assert self._model is not None
+        remaining_s = self.round.remaining_s(now)
+        return WorkRequest(
+            schema=self._spec.schema,
+            private=self._spec.private,
+            plan=self._spec.plan,
+            model=self._model,
+            encoding=self._spec.encoding,
+            chunk_bytes=self._spec.chunk_bytes,
+            deadline_s=remaining_s,
+        )
+
+    def _seen(self, device: str, event: Event, now: float) -> list[Effect]:
+        """A sign of work, which says that the device accepted even if the word itself was lost or overtaken."""
+        participant = self.round.participants[device]
+        before = participant.accepted
+        self.round.handle(device, event, now)
+        return [Count(device, "accepted")] if participant.accepted and not before else []
+
+    def _declined(self, device: str, body: Decline, now: float) -> list[Effect]:
+        self._desk.release(device)
+        if body.reason in _LASTING_DECLINES:
+            self._fleet.bar(device, body.detail or body.reason)
+        if not self.round.handle(device, Event.DECLINE, now, body.reason):
+            return []
+        return [Count(device, "declined", body.reason, body.detail)]
+
+    def _progress(self, device: str, body: Progress, now: float) -> list[Effect]:
+        if device in self._fleet.members and body.total:
+            self._fleet.members[device].progress = min(1.0, body.done / body.total)
+        return self._seen(device, _EVENT_OF_JOB[body.phase], now)
+
+    def _offered(self, device: str, manifest: Manifest, now: float) -> list[Effect]:
+        if device in self.reports:
+            if self._post.committed.get(device) == manifest.digest:
+                return [self._send(device, Committed(manifest.digest))]
+            detail = "another update of this round is committed already"
+            return [self._send(device, Refused(manifest.digest, RefuseReason.ALREADY_COMMITTED, detail))]
+        if self.round.participants[device].state in (State.LATE, State.DECLINED, State.FAILED):
+            refused = Refused(manifest.digest, RefuseReason.LATE, "the round went on without this device")
+            return [self._send(device, refused), Count(device, "late", RefuseReason.LATE)]
+        try:
+            check_manifest(manifest, self._spec.max_blob_bytes)
+        except WireError as error:
+            large = max(manifest.size_bytes, manifest.raw_bytes) > self._spec.max_blob_bytes
+            reason = RefuseReason.TOO_LARGE if large else RefuseReason.DAMAGED
+            return self.refuse(device, manifest.digest, reason, str(error), now)
+        offered, asked = (manifest.schema, manifest.encoding), (self._spec.public_schema, self._spec.encoding)
+        if offered != asked:
+            detail = f"offered schema {offered[0][:12]} in {offered[1]}, asked for {asked[0][:12]} in {asked[1]}"
+            return self.refuse(device, manifest.digest, RefuseReason.SCHEMA_MISMATCH, detail, now)
+        accepted = self._seen(device, Event.OFFER, now)
+        return [*accepted, self._send(device, self._desk.offer(device, manifest, now))]
+
+    def _needed(self, body: Need, now: float) -> list[Effect]:
+        if self._model is None or body.digest != self._model.digest:
+            return []
+        try:
+            missing = Bitmap.from_bytes(self._model.chunk_count, body.missing)
+        except WireError:
+            return []
+        # Whoever asks gets what all subscribers get: devices that miss the same chunk are served at once.
+        wanted = tuple(i for i in missing if now >= self._sent_again_at.get(i, -math.inf) + REPUBLISH_S)
+        self._sent_again_at.update(dict.fromkeys(wanted, now))
+        return [Republish(wanted)] if wanted else []
+
+    def _send(self, device: str, body: Body) -> Effect:
+        return self._post.send(device, self.round.number, body)

@@ -1,0 +1,110 @@
+"""From settings to the terms of a run: the task's schema, what stays private, the strategy, the initial model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from coordinator.round import RoundPolicy
+from coordinator.run_spec import RunSpec
+from coordinator.settings import RunSettings
+from coordinator.strategies import ServerState, Strategy, find_strategy
+from shared.compression import max_blob_bytes
+from shared.errors import UsageError
+from shared.messages import TrainPlan
+from shared.patches import PatchPolicy, parse_policy
+from shared.task import Task, find_task
+from shared.tensors import Schema
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """`schema` is that of the whole model, `public` of what is federated of it, `travelling` with the clients' moments."""
+
+    task: Task
+    strategy: Strategy
+    policy: PatchPolicy
+    plan: TrainPlan
+    schema: Schema
+    public: Schema
+    travelling: Schema
+    private_names: frozenset[str]
+    initial: ServerState
+
+
+def prepare(settings: RunSettings) -> Prepared:
+    """Looks everything up and builds the initial model (imports torch). UsageError for names that do not exist."""
+    strategy = find_strategy(settings.strategy)
+    policy = parse_policy(settings.private)
+    task = find_task(settings.task)
+    server_learning_rate = settings.server_learning_rate or task.server_learning_rates.get(strategy.name)
+    strategy = find_strategy(settings.strategy, server_learning_rate)
+
+    from shared.model import initial_tensors, require_whole_ties, schema_of
+
+    module = task.build_model()
+    schema = schema_of(module)
+    with_moments = schema.with_moments(strategy.moments)
+    private_names = policy.private_names(with_moments)
+    require_whole_ties(module, private_names)
+    public = policy.public(schema)
+    needed_mib = -(-max_blob_bytes(strategy.travelling(public)) // 2**20)
+    if needed_mib > settings.max_model_mib:
+        raise UsageError(
+            f"the model and its moments may take {needed_mib} MiB; raise max_model_mib to that, here and on the devices"
+        )
+    tensors = initial_tensors(task, settings.seed)
+    return Prepared(
+        task=task,
+        strategy=strategy,
+        policy=policy,
+        plan=_plan(settings, task, strategy),
+        schema=schema,
+        public=public,
+        travelling=strategy.travelling(public),
+        private_names=private_names,
+        initial=strategy.init({name: tensors[name] for name in public.names}, public),
+    )
+
+
+def _plan(settings: RunSettings, task: Task, strategy: Strategy) -> TrainPlan:
+    learning_rate = settings.learning_rate or task.learning_rates.get(strategy.name)
+    if learning_rate is None:
+        raise UsageError(f"task {task.name!r} names no learning rate for {strategy.name}; set one with --learning-rate")
+    batch_size = settings.batch_size or task.batch_size
+    return strategy.plan(learning_rate, batch_size, settings.epochs, settings.steps, settings.seed)
+
+
+def run_spec(run: str, epoch: int, settings: RunSettings, prepared: Prepared, chunk_bytes: int) -> RunSpec:
+    """The engine's terms."""
+    return RunSpec(
+        run=run,
+        epoch=epoch,
+        task=prepared.task.name,
+        schema=prepared.schema.digest,
+        public_schema=prepared.travelling.digest,
+        private=str(prepared.policy),
+        plan=prepared.plan,
+        encoding=settings.encoding,
+        chunk_bytes=chunk_bytes,
+        max_blob_bytes=min(settings.max_model_mib * 2**20, max_blob_bytes(prepared.travelling)),
+        rounds=settings.rounds,
+        target_ua=settings.target_ua,
+        time_limit_s=settings.time_limit_s,
+        max_failed_rounds=settings.max_failed_rounds,
+        devices=settings.devices,
+        wait_s=settings.wait_s,
+        participation=settings.participation,
+        over_select=settings.over_select,
+        policy=RoundPolicy(
+            target=0,
+            min_cohort=settings.min_cohort,
+            quorum=settings.quorum,
+            recruit_deadline_s=settings.recruit_deadline_s,
+            deadline_s=settings.deadline_s,
+            grace_s=settings.grace_s,
+            rejoin_s=settings.rejoin_s,
+        ),
+        upload_slots=settings.upload_slots,
+        upload_window=settings.upload_window,
+        seed=settings.seed,
+    )

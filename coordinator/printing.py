@@ -1,0 +1,123 @@
+"""What the reading commands print: tables for people, JSON for programs, both on stdout."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from coordinator.records import DeviceInfo, RoundRecord, RunInfo, RunSummary, last_user_accuracy
+from coordinator.round_text import add_round, rounds_table, troubles
+from shared.quantities import accuracy, age
+
+_UNBOUNDED_COLUMNS = 10_000
+
+
+def print_json(value: object) -> None:
+    """One JSON document on one line."""
+    typer.echo(json.dumps(value, allow_nan=False))
+
+
+def summary_of(info: RunInfo, rounds: Sequence[RoundRecord]) -> RunSummary:
+    """What the run printed at its end; for one that has not ended, what it came to so far."""
+    return RunSummary(
+        run=info.id,
+        stopped_because=info.stopped_because or info.status,
+        user_accuracy=last_user_accuracy(rounds),
+        model=info.model or "",
+        rounds=rounds,
+    )
+
+
+def print_summary(summary: RunSummary) -> None:
+    """How a run ended, in two lines."""
+    count = len(summary.rounds)
+    rounds = "1 round" if count == 1 else f"{count} rounds"
+    typer.echo(
+        f"run {summary.run}: {summary.stopped_because} after {rounds}, user accuracy {accuracy(summary.user_accuracy)}"
+    )
+    if summary.model:
+        typer.echo(f"model: {summary.model}")
+
+
+def print_run(info: RunInfo, rounds: Sequence[RoundRecord]) -> None:
+    """A run: its terms, its rounds, how it ended."""
+    table = rounds_table()
+    for record in rounds:
+        add_round(table, record)
+    typer.echo(f"task {info.task}, strategy {info.strategy}, private {info.private}, begun {_moment(info.created_at)}")
+    if rounds:
+        _print(table)
+    for record in rounds:
+        if words := troubles(record):
+            typer.echo(f"round {record.round}: {'; '.join(words)}")
+    print_summary(summary_of(info, rounds))
+
+
+def print_runs(runs: Iterable[RunInfo]) -> None:
+    """Every run, the newest first."""
+    table = _table("run", "begun", "task", "strategy", "private", "status", "UA")
+    for one in runs:
+        because = one.stopped_because or ""
+        status = one.status if because in ("", one.status) else f"{one.status} ({because})"
+        ua = accuracy(one.user_accuracy)
+        table.add_row(one.id, _moment(one.created_at), one.task, one.strategy, one.private, status, ua)
+    _print(table)
+
+
+def print_devices(devices: Iterable[DeviceInfo], now: float) -> None:
+    """Every device that was ever seen, in the state of its last sign; `now` in unix seconds."""
+    counters = ("invited", "accepted", "declined", "reported", "lost", "failed", "refused", "late")
+    table = _table("device", "fleet", "state", "heard", "tasks", *counters, "last reason")
+    for column in table.columns[5:-1]:
+        column.justify = "right"
+    for one in devices:
+        counts = [str(getattr(one, counter)) for counter in counters]
+        state = Text("online", style="green") if one.online else Text("offline", style="red")
+        heard = age(max(0.0, now - one.last_seen))
+        table.add_row(one.id, one.fleet, state, heard, ", ".join(one.tasks), *counts, one.last_reason)
+    _print(table)
+
+
+def print_named(rows: Iterable[Mapping[str, Any]]) -> None:
+    """Things with a name and a description; a `problem` takes the description's place."""
+    table = _table("name", "description")
+    for row in rows:
+        problem = row.get("problem")
+        table.add_row(row["name"], Text(f"cannot be used: {problem}", style="red") if problem else row["description"])
+    _print(table)
+
+
+def plain(infos: Iterable[RunInfo | DeviceInfo]) -> list[dict[str, Any]]:
+    """The same for JSON."""
+    return [asdict(one) for one in infos]
+
+
+def _print(table: Table) -> None:
+    """Fits a terminal; in a pipe or a file, a row is a line."""
+    console = Console(
+        highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else _UNBOUNDED_COLUMNS
+    )
+    with console.capture() as captured:
+        console.print(table)
+    for line in captured.get().splitlines():
+        typer.echo(line.rstrip())
+
+
+def _table(*headings: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
+    return table
+
+
+def _moment(unix_s: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(unix_s))

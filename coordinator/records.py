@@ -1,0 +1,174 @@
+"""What is remembered: of a round, of a whole run, of a device, of an update.
+
+`to_json` is what scripts read; its keys are a promise. A number that is not finite becomes null, since JSON has none.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+
+@dataclass(frozen=True)
+class PhaseSeconds:
+    """Seconds a round spent in each phase, as the coordinator's clock saw it."""
+
+    select: float = 0.0
+    recruit: float = 0.0
+    download: float = 0.0
+    train: float = 0.0
+    upload: float = 0.0
+    aggregate: float = 0.0
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """The books on one round.
+
+    `outcome` is aggregated or failed; only a failed round has a `failure`: too_few_accepted, quorum_missed, no_devices.
+    User accuracies are the mean and the minimum over the devices that reported, of the global model with each device's
+    patch, before LocalUpdate, and the mean after it; None where no device measured one. `bytes_down` and `bytes_up` are
+    bytes as they travelled. The maps count devices by reason; `late` counts updates that came when the round was over.
+    """
+
+    round: int
+    outcome: str
+    cohort: int
+    accepted: int
+    declined: int
+    reported: int
+    user_accuracy: float | None = None
+    user_accuracy_min: float | None = None
+    user_accuracy_after: float | None = None
+    phase_seconds: PhaseSeconds = PhaseSeconds()
+    bytes_down: int = 0
+    bytes_up: int = 0
+    num_examples: int = 0
+    decline_reasons: Mapping[str, int] = field(default_factory=dict)
+    failures: Mapping[str, int] = field(default_factory=dict)
+    refused: Mapping[str, int] = field(default_factory=dict)
+    late: int = 0
+    failure: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON; `failure` only where there is one."""
+        plain: dict[str, Any] = _finite(asdict(self))
+        if not self.failure:
+            del plain["failure"]
+        return plain
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> RoundRecord:
+        """Undo `to_dict`; keys that this version does not know are left out. TypeError if one is missing."""
+        known = {one.name for one in fields(cls)} - {"phase_seconds"}
+        phases = {one.name for one in fields(PhaseSeconds)}
+        seconds = {name: value for name, value in plain["phase_seconds"].items() if name in phases}
+        return cls(**{k: v for k, v in plain.items() if k in known}, phase_seconds=PhaseSeconds(**seconds))
+
+
+def last_user_accuracy(records: Sequence[RoundRecord]) -> float | None:
+    """That of the last aggregated round that has one: a round that failed was measured on a part of its devices only."""
+    measured = [record.user_accuracy for record in records if record.outcome == "aggregated"]
+    return next((ua for ua in reversed(measured) if ua is not None), None)
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """What a run came to. `stopped_because` is target_ua, max_rounds, deadline, interrupted or failed.
+
+    `user_accuracy` is that of `last_user_accuracy`; `model` is the path of the exported global model, empty
+    where there is none.
+    """
+
+    run: str
+    stopped_because: str
+    user_accuracy: float | None
+    model: str
+    rounds: Sequence[RoundRecord]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {
+            "run": self.run,
+            "stopped_because": str(self.stopped_because),
+            "user_accuracy": _finite(self.user_accuracy),
+            "model": self.model,
+            "rounds": [record.to_dict() for record in self.rounds],
+        }
+
+    def to_json(self) -> str:
+        """One JSON object, on one line."""
+        return json.dumps(self.to_dict(), allow_nan=False)
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """A run as the registry keeps it. `status` is running, finished, interrupted or failed; times are unix seconds.
+
+    `settings` are the public ones (no secrets), by name; `schema` is the digest of the whole model's schema.
+    """
+
+    id: str
+    created_at: float
+    task: str
+    strategy: str
+    private: str
+    settings: Mapping[str, Any]
+    schema: str
+    epoch: int
+    status: str
+    stopped_because: str | None
+    user_accuracy: float | None
+    model: str | None
+
+
+@dataclass(frozen=True)
+class DeviceInfo:
+    """A device as the registry keeps it: when it was seen (unix seconds), what it can train, what came of asking it.
+
+    The numbers are over all runs; `last_reason` is why it last declined, failed or was refused.
+    """
+
+    id: str
+    fleet: str
+    first_seen: float
+    last_seen: float
+    online: bool
+    version: str
+    tasks: tuple[str, ...]
+    invited: int
+    accepted: int
+    declined: int
+    reported: int
+    lost: int
+    failed: int
+    refused: int
+    late: int
+    ignored: int
+    last_reason: str
+
+
+@dataclass(frozen=True)
+class StoredUpdate:
+    """An update that is on disk (coordinator.checkpoint): SHA-256 of its blob, and its size when decompressed."""
+
+    round: int
+    device: str
+    digest: str
+    raw_bytes: int
+    num_examples: int
+
+
+def _finite(value: Any) -> Any:
+    """`value` with floats that JSON cannot hold as None, and number types of numpy as Python's."""
+    if isinstance(value, Mapping):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if value is None or isinstance(value, str | bool):
+        return value
+    if isinstance(value, int):
+        return int(value)
+    number = float(value)
+    return number if math.isfinite(number) else None

@@ -1,0 +1,298 @@
+"""One round as a state machine without IO: phases, participants, the transition table, deadlines.
+
+    SELECTING -> RECRUITING -> COLLECTING -> AGGREGATING -> CLOSED
+                      |             |
+                      +-> FAILED <--+        (the model stays as it was)
+
+What devices do is never illegal here: in each state each event has its place in `TABLE`, or changes nothing. What the
+program itself does out of order raises IllegalTransition and changes nothing. However events come, a round that collects
+is over at `deadline_s + grace_s` at the latest, and a device counts once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import pairwise
+
+from coordinator.records import PhaseSeconds
+from shared.errors import IllegalTransition
+
+
+class Phase(StrEnum):
+    """Of the round."""
+
+    SELECTING = "selecting"
+    RECRUITING = "recruiting"
+    COLLECTING = "collecting"
+    AGGREGATING = "aggregating"
+    CLOSED = "closed"
+    FAILED = "failed"
+
+
+class State(StrEnum):
+    """Of a participant."""
+
+    INVITED = "invited"
+    ACCEPTED = "accepted"
+    TRAINING = "training"
+    UPLOADING = "uploading"
+    REPORTED = "reported"
+    DECLINED = "declined"
+    FAILED = "failed"
+    LOST = "lost"
+    LATE = "late"
+
+
+class Event(StrEnum):
+    """What a device did, or what was noticed of it."""
+
+    ACCEPT = "accept"
+    DECLINE = "decline"
+    TRAIN = "train"
+    OFFER = "offer"
+    REPORT = "report"
+    FAIL = "fail"
+    VANISH = "vanish"
+    RESTART = "restart"
+
+
+_I, _A, _T, _U, _L = State.INVITED, State.ACCEPTED, State.TRAINING, State.UPLOADING, State.LOST
+AT_WORK = (_I, _A, _T, _U, _L)
+
+# (state, event) -> state; a pair that is not here leaves the state as it is: a duplicate, or too late to matter.
+TABLE: dict[tuple[State, Event], State] = {
+    **{(state, Event.ACCEPT): _A for state in (_I, _L)},
+    **{(state, Event.DECLINE): State.DECLINED for state in (_I, _A, _L)},
+    # A message may overtake the one before it, so later signs of life imply the earlier ones.
+    **{(state, Event.TRAIN): _T for state in (_I, _A, _L)},
+    **{(state, Event.OFFER): _U for state in (_I, _A, _T, _L)},
+    **{(state, Event.REPORT): State.REPORTED for state in AT_WORK},
+    **{(state, Event.FAIL): State.FAILED for state in AT_WORK},
+    **{(state, Event.VANISH): _L for state in (_I, _A, _T, _U)},
+    **{(state, Event.RESTART): _I for state in AT_WORK},
+}
+
+_WORKING = frozenset({_A, _T, _U})
+_HAD_MODEL = frozenset({_T, _U, State.REPORTED})
+
+
+@dataclass(frozen=True)
+class RoundPolicy:
+    """When a round is over: both deadlines are seconds from its invitation.
+
+    `target` devices are wanted (of more that may work); `quorum` is the fraction of min(target, accepted) that must report.
+    After the quorum, stragglers get `grace_s`, though not past the deadline; at the deadline, devices that are uploading
+    get it while they can still make the quorum. A device that vanished may be away for `rejoin_s`.
+    """
+
+    target: int
+    min_cohort: int
+    quorum: float
+    recruit_deadline_s: float
+    deadline_s: float
+    grace_s: float
+    rejoin_s: float
+
+
+@dataclass
+class Participant:
+    """A device in this round and when it was first seen in each state."""
+
+    state: State = State.INVITED
+    reason: str = ""
+    accepted: bool = False
+    since: dict[State, float] = field(default_factory=dict)
+    lost_at: float = 0.0
+
+
+class Round:
+    """Drive it with `begin`, `handle`, `tick` and `finish`; read `phase`, `participants`, `next_deadline`."""
+
+    def __init__(self, number: int, policy: RoundPolicy, now: float) -> None:
+        self.number = number
+        self.policy = policy
+        self.phase = Phase.SELECTING
+        self.participants: dict[str, Participant] = {}
+        self.failure = ""
+        self._started_at = now
+        self._invited_at = now
+        self._quorum_at: float | None = None
+        self._closing_at = now
+        self._closed_at = now
+
+    def begin(self, invited: tuple[str, ...], now: float) -> None:
+        """The cohort is chosen and the invitations go out."""
+        self._require(Phase.SELECTING, "begin")
+        self.participants = {device: Participant(since={State.INVITED: now}) for device in invited}
+        self.phase = Phase.RECRUITING
+        self._invited_at = now
+        self._advance(now)
+
+    def handle(self, device: str, event: Event, now: float, reason: str = "") -> bool:
+        """True when the event moved the device to another state. Unknown devices and closed rounds: False."""
+        participant = self.participants.get(device)
+        if participant is None or self.phase not in (Phase.RECRUITING, Phase.COLLECTING):
+            return False
+        target = TABLE.get((participant.state, event), participant.state)
+        if target is participant.state:
+            return False
+        participant.state = target
+        participant.reason = reason
+        participant.accepted |= target in _WORKING or target is State.REPORTED
+        participant.since.setdefault(target, now)
+        if target is State.LOST:
+            participant.lost_at = now
+        self._advance(now)
+        return True
+
+    def tick(self, now: float) -> None:
+        """Lets time pass."""
+        if self.phase in (Phase.RECRUITING, Phase.COLLECTING):
+            self._advance(now)
+
+    def finish(self, now: float) -> None:
+        """The aggregate is made."""
+        self._require(Phase.AGGREGATING, "finish")
+        self.phase = Phase.CLOSED
+        self._closed_at = now
+
+    def abandon(self, now: float, failure: str) -> None:
+        """Ends the round early; nothing of it enters the model."""
+        if self.phase in (Phase.CLOSED, Phase.FAILED):
+            raise IllegalTransition(f"round {self.number} is {self.phase}; it cannot be abandoned")
+        self._fail(failure, now)
+
+    @property
+    def over(self) -> bool:
+        """Nothing more can change."""
+        return self.phase in (Phase.CLOSED, Phase.FAILED)
+
+    @property
+    def needed(self) -> int:
+        """Updates that make the quorum, from those that accepted so far."""
+        accepted = sum(p.accepted for p in self.participants.values())
+        return max(1, self.policy.min_cohort, math.ceil(self.policy.quorum * min(self.policy.target, accepted) - 1e-9))
+
+    def devices(self, *states: State) -> list[str]:
+        """Devices in one of `states`, sorted."""
+        return sorted(d for d, p in self.participants.items() if p.state in states)
+
+    def accepted(self) -> list[str]:
+        """Devices that accepted, whatever became of them."""
+        return sorted(d for d, p in self.participants.items() if p.accepted)
+
+    def reasons(self, state: State) -> dict[str, int]:
+        """How often each reason led to `state`."""
+        return dict(Counter(p.reason for p in self.participants.values() if p.state is state))
+
+    def downloads(self) -> int:
+        """Devices that are known to have had the whole model."""
+        return sum(not p.since.keys().isdisjoint(_HAD_MODEL) for p in self.participants.values())
+
+    def elapsed_s(self, now: float) -> float:
+        """Seconds since the round began."""
+        return now - self._started_at
+
+    @property
+    def quorum_s(self) -> float | None:
+        """Seconds from the round's beginning to its quorum, None while it is missed."""
+        return None if self._quorum_at is None else self._quorum_at - self._started_at
+
+    def remaining_s(self, now: float) -> float:
+        """Seconds to the deadline, as a work request states them."""
+        return max(0.0, self._invited_at + self.policy.deadline_s - now)
+
+    def next_deadline(self) -> float | None:
+        """The next moment at which `tick` may change something; None when none is near."""
+        if self.phase not in (Phase.RECRUITING, Phase.COLLECTING):
+            return None
+        end = self._recruiting_ends_at() if self.phase is Phase.RECRUITING else self._collecting_ends_at()
+        return min([end, *(p.lost_at + self.policy.rejoin_s for p in self.participants.values() if p.state is _L)])
+
+    def _recruiting_ends_at(self) -> float:
+        return self._invited_at + min(self.policy.recruit_deadline_s, self.policy.deadline_s)
+
+    def _collecting_ends_at(self) -> float:
+        """At the latest, as things stand now."""
+        deadline = self._invited_at + self.policy.deadline_s
+        if self._quorum_at is not None:
+            return min(self._quorum_at + self.policy.grace_s, deadline)
+        uploading = len(self.devices(_U))
+        waits = uploading > 0 and len(self.devices(State.REPORTED)) + uploading >= self.needed
+        return deadline + self.policy.grace_s if waits else deadline
+
+    def _require(self, phase: Phase, what: str) -> None:
+        if self.phase is not phase:
+            raise IllegalTransition(f"round {self.number}: {what} in {self.phase}, needs {phase}")
+
+    def _advance(self, now: float) -> None:
+        """Compares what is with what should be; called after every event."""
+        for participant in self.participants.values():
+            if participant.state is State.LOST and now >= participant.lost_at + self.policy.rejoin_s:
+                participant.state = State.FAILED
+                participant.reason = "lost"
+        if self.phase is Phase.RECRUITING:
+            self._advance_recruiting(now)
+        if self.phase is Phase.COLLECTING:
+            self._advance_collecting(now)
+
+    def _advance_recruiting(self, now: float) -> None:
+        accepted = len(self.accepted())
+        undecided = [p for p in self.participants.values() if not p.accepted and p.state in (_I, _L)]
+        if undecided and now < self._recruiting_ends_at():
+            return
+        if accepted < self.policy.min_cohort or accepted == 0:
+            self._fail("too_few_accepted", now)
+            return
+        for participant in undecided:
+            participant.state = State.LATE
+            participant.reason = "no answer"
+        self.phase = Phase.COLLECTING
+
+    def _advance_collecting(self, now: float) -> None:
+        reported = len(self.devices(State.REPORTED))
+        active = len(self.devices(*AT_WORK))
+        if reported >= self.needed and self._quorum_at is None:
+            self._quorum_at = now
+        due = now >= self._collecting_ends_at()
+        if self._quorum_at is None and (due or reported + active < self.needed):
+            self._fail("quorum_missed", now)
+        elif self._quorum_at is not None and (due or active == 0):
+            self._leave_behind()
+            self.phase = Phase.AGGREGATING
+            self._closing_at = now
+
+    def _fail(self, failure: str, now: float) -> None:
+        self._leave_behind()
+        if self.phase is not Phase.AGGREGATING:
+            self._closing_at = now
+        self.phase = Phase.FAILED
+        self.failure = failure
+        self._closed_at = now
+
+    def _leave_behind(self) -> None:
+        for participant in self.participants.values():
+            if participant.state in AT_WORK:
+                participant.state = State.LATE
+                participant.reason = participant.reason or "deadline"
+
+    def phase_seconds(self) -> PhaseSeconds:
+        """The round's time, cut along the path of the device that reported last (its end closed the round).
+
+        The parts add up to the whole. Without a report everything after the invitation counts as recruiting.
+        """
+        select = self._invited_at - self._started_at
+        aggregate = self._closed_at - self._closing_at
+        reported = [p for p in self.participants.values() if p.state is State.REPORTED]
+        if not reported:
+            return PhaseSeconds(select, self._closing_at - self._invited_at, 0.0, 0.0, 0.0, aggregate)
+        last = max(reported, key=lambda p: p.since[State.REPORTED]).since
+        # A message that was lost or overtaken leaves a gap: that part then has no length.
+        marks = [self._invited_at]
+        for at in (last.get(_A), last.get(_T), last.get(_U), self._closing_at):
+            marks.append(marks[-1] if at is None else max(marks[-1], at))
+        recruit, download, train, upload = (b - a for a, b in pairwise(marks))
+        return PhaseSeconds(select, recruit, download, train, upload, aggregate)

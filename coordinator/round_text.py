@@ -1,0 +1,64 @@
+"""A round that is over, as text: in one line, or as a row of a table."""
+
+from __future__ import annotations
+
+from dataclasses import astuple
+
+from rich.table import Table
+
+from coordinator.records import RoundRecord
+from shared.quantities import accuracy, counted, duration, size
+
+
+def round_seconds(record: RoundRecord) -> float:
+    """How long the round took; its phases add up to that."""
+    return float(sum(astuple(record.phase_seconds)))
+
+
+def outcome(record: RoundRecord) -> str:
+    """What came of the round, with the reason where it failed."""
+    return f"failed ({record.failure})" if record.failure else record.outcome
+
+
+def troubles(record: RoundRecord) -> list[str]:
+    """Why devices that were asked are missing from the round, e.g. `declined: unwilling 2`."""
+    counts = (("declined", record.decline_reasons), ("failed", record.failures), ("refused", record.refused))
+    words = [f"{word}: {counted(reasons)}" for word, reasons in counts if reasons]
+    return [*words, f"{record.late} late"] if record.late else words
+
+
+def round_line(record: RoundRecord, rounds: int) -> str:
+    """The round in one line; `rounds` is how many there may be."""
+    parts = [f"{record.reported}/{record.cohort} reported"]
+    if record.user_accuracy is not None:
+        least = "" if record.user_accuracy_min is None else f" (min {accuracy(record.user_accuracy_min)})"
+        parts.append(f"UA {accuracy(record.user_accuracy)}{least}")
+    parts.append(duration(round_seconds(record)))
+    parts += [f"{size(record.bytes_down)} down", f"{size(record.bytes_up)} up"]
+    return f"round {record.round}/{rounds} {outcome(record)}: {', '.join(parts + troubles(record))}"
+
+
+def rounds_table() -> Table:
+    """An empty table for `add_round`; UA is the user accuracy before the round's training, UA after that after it."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("round", justify="right", no_wrap=True)
+    table.add_column("outcome", overflow="fold")
+    for heading in ("reported", "UA", "UA min", "UA after", "time", "down", "up"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table
+
+
+def add_round(table: Table, record: RoundRecord) -> None:
+    """The round as a row."""
+    table.add_row(
+        str(record.round),
+        outcome(record),
+        f"{record.reported}/{record.cohort}",
+        accuracy(record.user_accuracy),
+        accuracy(record.user_accuracy_min),
+        accuracy(record.user_accuracy_after),
+        duration(round_seconds(record)),
+        size(record.bytes_down),
+        size(record.bytes_up),
+        style="red" if record.failure else None,
+    )

@@ -1,0 +1,50 @@
+"""What stays the same for the length of a run, and why a run ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from coordinator.round import RoundPolicy
+from shared.messages import TrainPlan
+
+
+class Stopped(StrEnum):
+    """Why a run ended."""
+
+    TARGET_UA = "target_ua"
+    MAX_ROUNDS = "max_rounds"
+    DEADLINE = "deadline"
+    INTERRUPTED = "interrupted"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """The terms of a run. `epoch` grows with each resume; digests are of the whole model's and of the public schema.
+
+    `devices` are waited for before the first round, for `wait_s` at most; `policy` is that of a round with an open target.
+    """
+
+    run: str
+    epoch: int
+    task: str
+    schema: str
+    public_schema: str
+    private: str
+    plan: TrainPlan
+    encoding: str
+    chunk_bytes: int
+    max_blob_bytes: int
+    rounds: int
+    target_ua: float | None
+    time_limit_s: float | None
+    max_failed_rounds: int
+    devices: int
+    wait_s: float
+    participation: float
+    over_select: float
+    policy: RoundPolicy
+    upload_slots: int
+    upload_window: int
+    seed: int

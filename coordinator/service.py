@@ -1,0 +1,128 @@
+"""The coordinator's loop: take one event off the queue, hand it to the engine, have the effects performed.
+
+One thread owns all state; the link and the signal handlers only put events into the queue.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from queue import Empty
+
+from coordinator.connection import Connection, Interrupt
+from coordinator.effects import Count, Effect
+from coordinator.engine import Engine
+from coordinator.performing import Performer
+from coordinator.publisher import ModelPublisher
+from coordinator.registry import Registry
+from coordinator.snapshot import View, take_snapshot
+from shared import topics
+from shared.codec import UnknownMessage, decode
+from shared.errors import WireError
+from shared.link import Connected, Disconnected, LinkEvent, Received
+from shared.messages import DeviceState
+from shared.transfer import decode_chunk
+
+_log = logging.getLogger("fedpatch.coordinator")
+
+# The view counts seconds even while nothing happens.
+_IDLE_S = 0.5
+_SHOW_EVERY_S = 0.1
+
+
+class Service:
+    """Runs one engine to its end."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        performer: Performer,
+        *,
+        connection: Connection,
+        publisher: ModelPublisher,
+        registry: Registry,
+        view: View,
+    ) -> None:
+        self._engine = engine
+        self._performer = performer
+        self._connection = connection
+        self._publisher = publisher
+        self._registry = registry
+        self._view = view
+        self._shown_at = 0.0
+
+    def run(self) -> None:
+        """Returns when the engine has stopped; its `stopped` says why."""
+        self._performer.perform(self._engine.start(time.monotonic()))
+        while not self._engine.stopped:
+            event = self._next_event()
+            if event is not None:
+                self._performer.perform(self._handle(event, time.monotonic()))
+            else:
+                self._performer.flush_counts()
+            self._performer.perform(self._engine.tick(time.monotonic()))
+            self._show(time.monotonic())
+
+    def _show(self, now: float) -> None:
+        """A snapshot costs as much as the round has devices, so not one for each event."""
+        if now >= self._shown_at + _SHOW_EVERY_S or self._engine.stopped:
+            self._shown_at = now
+            self._view.show(take_snapshot(self._engine, now))
+
+    def _next_event(self) -> LinkEvent | Interrupt | None:
+        deadline = self._engine.next_deadline()
+        wait_s = _IDLE_S if deadline is None else min(_IDLE_S, max(0.0, deadline - time.monotonic()))
+        try:
+            return self._connection.inbox.get(timeout=wait_s)
+        except Empty:
+            return None
+
+    def _handle(self, event: LinkEvent | Interrupt, now: float) -> list[Effect]:
+        match event:
+            case Interrupt():
+                self._view.say("interrupted: telling the devices, saving")
+                return self._engine.interrupt(now)
+            case Connected():
+                _log.info("connected, MQTT %s", event.protocol)
+                self._connection.announce(online=True)
+                # The broker may have forgotten what it retained.
+                self._publisher.retain = event.retain_available
+                self._publisher.republish()
+                return self._engine.on_link(connected=True, now=now)
+            case Disconnected(reason=reason):
+                self._view.say(f"broker: {reason}; trying again")
+                return self._engine.on_link(connected=False, now=now)
+            case Received():
+                return self._on_received(event, now)
+        return []
+
+    def _on_received(self, event: Received, now: float) -> list[Effect]:
+        topic = topics.parse_topic(self._connection.fleet, event.topic)
+        if topic is None or not event.payload:
+            return []
+        try:
+            if topic.kind == "update_chunk":
+                return self._engine.on_chunk(topic.device, decode_chunk(event.payload), now)
+            envelope = decode(event.payload)
+            if topic.kind == "device_state" and isinstance(envelope.body, DeviceState):
+                self._note(topic.device, envelope.body)
+                return self._engine.on_state(topic.device, envelope.body, now)
+            if topic.kind == "up":
+                return self._engine.on_message(topic.device, envelope, now)
+        except UnknownMessage as error:
+            _log.debug("%s: %s", event.topic, error)
+            self._performer.count(Count(topic.device, "ignored", "unknown_message"))
+        except WireError as error:
+            _log.warning("%s: ignored, %s", event.topic, error)
+            self._performer.count(Count(topic.device, "ignored", "not_ours"))
+        return []
+
+    def _note(self, device: str, state: DeviceState) -> None:
+        self._registry.seen_device(
+            device,
+            fleet=self._connection.fleet,
+            now=time.time(),
+            online=state.online,
+            version=state.version,
+            tasks=[one.task for one in state.tasks],
+        )

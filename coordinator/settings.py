@@ -1,0 +1,240 @@
+"""What the coordinator can be told: in fedpatch.toml, as $FEDPATCH_*, as options of `fedpatch run` and `demo`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from shared.broker_settings import BrokerSettings
+from shared.broker_url import parse_broker_url
+from shared.errors import UsageError
+from shared.messages import ENCODINGS, MAX_CHUNKS
+from shared.settings import Settings, setting
+
+_TRAINING, _ROUNDS, _DEADLINES, _TRANSFER = "Training", "Rounds", "Deadlines", "Transfer"
+
+# A broker drops from a full queue without a word (mosquitto's default: 1000 messages), so stay well below.
+MAX_CHUNKS_IN_FLIGHT = 500
+_YEAR_S = 366 * 86_400
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundSettings(Settings):
+    """What holds wherever rounds are played: over a real fleet and in the demo."""
+
+    task: str = setting("digits", group=_TRAINING, help="Task to train, by name or as module:attribute.")
+    strategy: str = setting("fedavg-adam", group=_TRAINING, help="Federated algorithm: fedavg, fedadam or fedavg-adam.")
+    private: str = setting(
+        "affine",
+        group=_TRAINING,
+        help="Patch that stays on each device: none, stats, affine, all (of batch norm) or names:GLOB,...",
+    )
+    learning_rate: float | None = setting(
+        None, group=_TRAINING, gt=0.0, le=1e3, default_means="the task's", help="Learning rate on the devices."
+    )
+    server_learning_rate: float | None = setting(
+        None,
+        group=_TRAINING,
+        gt=0.0,
+        le=1e3,
+        default_means="the task's",
+        help="Learning rate of the server's optimizer.",
+    )
+    epochs: int = setting(
+        1, group=_TRAINING, ge=0, le=100_000, unit="epochs", help="Passes over its data a device makes per round."
+    )
+    steps: int = setting(
+        0,
+        group=_TRAINING,
+        ge=0,
+        le=100_000_000,
+        unit="steps",
+        help="Minibatches a device takes per round; 0: as epochs says.",
+    )
+    batch_size: int | None = setting(
+        None,
+        group=_TRAINING,
+        ge=1,
+        le=1_000_000,
+        unit="examples",
+        default_means="the task's",
+        help="Size of a minibatch.",
+    )
+    seed: int = setting(
+        0, group=_TRAINING, ge=0, le=2**53, help="Seed of the initial model, the selection and the minibatches."
+    )
+
+    rounds: int = setting(30, group=_ROUNDS, ge=1, le=1_000_000, unit="rounds", help="Rounds after which the run ends.")
+    target_ua: float | None = setting(
+        None, group=_ROUNDS, ge=0.0, le=1.0, help="Mean user accuracy at which the run ends earlier."
+    )
+    devices: int = setting(
+        1, group=_ROUNDS, ge=1, le=100_000, unit="devices", help="Devices to wait for before the first round."
+    )
+    participation: float = setting(
+        1.0, group=_ROUNDS, gt=0.0, le=1.0, help="Share of the devices that a round is meant for."
+    )
+    over_select: float = setting(
+        1.0, group=_ROUNDS, ge=1.0, le=10.0, help="Times as many devices are asked, because some decline or drop out."
+    )
+    min_cohort: int = setting(
+        1, group=_ROUNDS, ge=1, le=100_000, unit="devices", help="Devices that must accept, else the round fails."
+    )
+    quorum: float = setting(
+        0.8, group=_ROUNDS, gt=0.0, le=1.0, help="Share of the cohort that must report, else the round fails."
+    )
+    max_failed_rounds: int = setting(
+        3, group=_ROUNDS, ge=1, le=1_000_000, unit="rounds", help="Failed rounds in a row after which the run fails."
+    )
+
+    time_limit_s: float | None = setting(
+        None, group=_DEADLINES, gt=0.0, le=10 * _YEAR_S, unit="seconds", help="Time after which the run ends."
+    )
+    wait_s: float = setting(
+        60.0,
+        group=_DEADLINES,
+        ge=0.0,
+        le=_YEAR_S,
+        unit="seconds",
+        help="How long to wait for devices before the first round.",
+    )
+    recruit_deadline_s: float = setting(
+        10.0,
+        group=_DEADLINES,
+        gt=0.0,
+        le=_YEAR_S,
+        unit="seconds",
+        help="Time a device has to accept or decline a round.",
+    )
+    deadline_s: float = setting(
+        600.0,
+        group=_DEADLINES,
+        gt=0.0,
+        le=_YEAR_S,
+        unit="seconds",
+        help="Time after which a round ends with what it has.",
+    )
+    grace_s: float = setting(
+        10.0,
+        group=_DEADLINES,
+        ge=0.0,
+        le=_YEAR_S,
+        unit="seconds",
+        help="Time the others still have once the quorum is met.",
+    )
+    rejoin_s: float = setting(
+        10.0, group=_DEADLINES, ge=0.0, le=_YEAR_S, unit="seconds", help="Absence after which a device counts as lost."
+    )
+
+    encoding: str = setting(ENCODINGS[0], group=_TRANSFER, choices=ENCODINGS, help="How tensors travel.")
+    chunk_kib: int = setting(
+        96,
+        group=_TRANSFER,
+        ge=8,
+        le=1024,
+        unit="KiB",
+        help="Size of a chunk; less where the broker takes no such packets.",
+    )
+    upload_slots: int = setting(
+        4,
+        group=_TRANSFER,
+        ge=1,
+        le=MAX_CHUNKS_IN_FLIGHT,
+        unit="devices",
+        help="Devices that may upload at the same time.",
+    )
+    upload_window: int = setting(
+        8, group=_TRANSFER, ge=1, le=MAX_CHUNKS_IN_FLIGHT, unit="chunks", help="Chunks a device may have under way."
+    )
+    max_model_mib: int = setting(
+        512, group=_TRANSFER, ge=1, le=2048, unit="MiB", help="Size above which a model or an update is refused."
+    )
+
+    def check(self) -> list[tuple[str, ...]]:
+        """Names that must exist, and problems between fields of a round."""
+        problems = [*super().check(), *self._unknown_names()]
+        if self.recruit_deadline_s >= self.deadline_s:
+            text = (
+                f"{self.recruit_deadline_s:g} must be below deadline_s = {self.deadline_s:g}: training takes time too"
+            )
+            problems.append(("recruit_deadline_s", text, "deadline_s"))
+        if self.epochs == 0 and self.steps == 0:
+            text = "0 with steps = 0 leaves nothing to train; set one of them to 1 or more"
+            problems.append(("epochs", text, "steps"))
+        if self.upload_slots * self.upload_window > MAX_CHUNKS_IN_FLIGHT:
+            text = (
+                f"{self.upload_window} for each of upload_slots = {self.upload_slots} is more than "
+                f"{MAX_CHUNKS_IN_FLIGHT} chunks at once, which a broker's queue may drop; make one of them smaller"
+            )
+            problems.append(("upload_window", text, "upload_slots"))
+        if self.max_model_mib * 1024 > self.chunk_kib * MAX_CHUNKS:
+            least = -(-self.max_model_mib * 1024 // MAX_CHUNKS)
+            text = f"{self.chunk_kib} is too small for max_model_mib = {self.max_model_mib}; make it at least {least}"
+            problems.append(("chunk_kib", text, "max_model_mib"))
+        return problems
+
+    def _unknown_names(self) -> list[tuple[str, ...]]:
+        """Task, strategy and patch policy, looked up without loading the task."""
+        # Here and not above: help and `fedpatch show` come without numpy.
+        from coordinator.strategies import find_strategy
+        from shared.patches import parse_policy
+        from shared.task import check_name
+
+        look_up: dict[str, Callable[[str], Any]] = {
+            "task": check_name,
+            "strategy": find_strategy,
+            "private": parse_policy,
+        }
+        problems: list[tuple[str, ...]] = []
+        for name, find in look_up.items():
+            try:
+                find(getattr(self, name))
+            except UsageError as error:
+                problems.append((name, str(error)))
+        return problems
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings(RoundSettings, BrokerSettings):
+    """`fedpatch run`: a run over a real fleet."""
+
+    state_dir: Path = setting(  # noqa: RUF009  (a path does not change)
+        Path("fedpatch-state"), group="State", help="Directory for runs, checkpoints and updates; made where absent."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoSettings(RoundSettings):
+    """`fedpatch demo`: a coordinator, its devices and, unless one is given, a broker on this machine."""
+
+    devices: int = setting(10, group=_ROUNDS, ge=1, le=1000, unit="devices", help="Devices to start.")
+    target_ua: float | None = setting(
+        0.97, group=_ROUNDS, ge=0.0, le=1.0, help="Mean user accuracy at which the run ends earlier; none: never."
+    )
+    out: Path = setting(  # noqa: RUF009  (a path does not change)
+        Path("fedpatch-demo"), group="Demo", help="Directory for what the demo leaves behind."
+    )
+    broker: str | None = setting(
+        None, group="Demo", default_means="one that the demo starts", help="URL of an MQTT broker."
+    )
+
+    def check(self) -> list[tuple[str, ...]]:
+        """The broker's URL, where there is one; and no more devices can accept than there are."""
+        problems = super().check()
+        try:
+            parse_broker_url(self.broker or "mqtt://localhost")
+        except UsageError as error:
+            problems.append(("broker", str(error)))
+        if self.min_cohort > self.devices:
+            text = (
+                f"{self.min_cohort} is more than devices = {self.devices}, so every round would fail; make it smaller"
+            )
+            problems.append(("min_cohort", text, "devices"))
+        return problems
+
+    def run_settings(self, *, broker: str, state_dir: Path, fleet: str = "demo") -> RunSettings:
+        """The settings of the demo's coordinator."""
+        shared = {one.name: getattr(self, one.name) for one in fields(RoundSettings)}
+        return RunSettings(**shared, broker=broker, state_dir=state_dir, fleet=fleet)

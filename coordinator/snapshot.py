@@ -1,0 +1,83 @@
+"""What a person wants to see of a run at one moment, as data: made by the service, drawn by a view."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from coordinator.engine import Engine
+from coordinator.records import RoundRecord
+from coordinator.round import State
+
+
+@dataclass(frozen=True)
+class DeviceLine:
+    """A participant of the open round. `progress` is the fraction of its training that is done."""
+
+    device: str
+    state: State
+    reason: str
+    progress: float
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The run now. `phase` is "waiting" between rounds, else the round's. User accuracies are fractions.
+
+    `reported` of `needed` updates make the quorum, expected in `eta_s` seconds (None: not known yet). While waiting,
+    `present` of `wanted` devices are there. `records` are the rounds so far.
+    """
+
+    run: str
+    round: int
+    rounds: int
+    target_ua: float | None
+    phase: str
+    devices: tuple[DeviceLine, ...]
+    present: int
+    wanted: int
+    reported: int
+    needed: int
+    user_accuracy: float | None
+    eta_s: float | None
+    elapsed_s: float
+    records: tuple[RoundRecord, ...]
+
+
+class View(Protocol):
+    """Shows a run to a person. Never on stdout: that is for results."""
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Called after every event; must be cheap, and draw at its own pace."""
+
+    def say(self, line: str) -> None:
+        """Something worth a line of its own."""
+
+
+def take_snapshot(engine: Engine, now: float) -> Snapshot:
+    """The state of `engine` at `now`."""
+    spec, current = engine.spec, engine.open
+    members = engine.fleet.members
+    lines: list[DeviceLine] = []
+    if current is not None:
+        for device, participant in sorted(current.round.participants.items()):
+            member = members.get(device)
+            training = participant.state is State.TRAINING and member is not None
+            progress = member.progress if training and member else 0.0
+            lines.append(DeviceLine(device, participant.state, participant.reason, progress))
+    return Snapshot(
+        run=spec.run,
+        round=engine.last_round,
+        rounds=spec.rounds,
+        target_ua=spec.target_ua,
+        phase=current.round.phase.value if current else "waiting",
+        devices=tuple(lines),
+        present=len(engine.fleet.eligible()),
+        wanted=engine.wanted(),
+        reported=len(current.reports) if current else 0,
+        needed=current.round.needed if current else 0,
+        user_accuracy=current.user_accuracy() if current else None,
+        eta_s=engine.eta_s(now),
+        elapsed_s=current.round.elapsed_s(now) if current else 0.0,
+        records=tuple(engine.records),
+    )

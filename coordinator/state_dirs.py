@@ -1,0 +1,117 @@
+"""Finds the state directory that a run is in: the one that is named, or one that runs were begun in before.
+
+So `fedpatch show RUN` works after `fedpatch demo --out DIR`, without saying again where that was. The directories are
+noted, the latest first, in `$XDG_STATE_HOME/fedpatch/state-dirs` (~/.local/state by default): paths and nothing else.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from coordinator.registry import LAST, REGISTRY_FILE, Registry
+from coordinator.settings import RunSettings
+from shared.errors import StateError, UsageError
+from shared.files import write_atomic
+
+DEMO_SUBDIRECTORY = "coordinator"
+MAX_NOTED = 50
+
+_SHOWN_MATCHES = 5
+
+_log = logging.getLogger("fedpatch.coordinator")
+
+
+def remember(state_dir: Path) -> None:
+    """Note that there are runs in `state_dir`. Where the home directory cannot be written, nothing is noted."""
+    latest = [str(state_dir.absolute())]
+    lines = latest + [line for line in _noted() if line not in latest]
+    try:
+        _notes().parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(_notes(), "".join(f"{line}\n" for line in lines[:MAX_NOTED]).encode())
+    except OSError as error:
+        _log.debug("%s: %s", _notes(), error.strerror)
+
+
+def default() -> Path:
+    """Where runs are begun unless --state-dir says otherwise: a directory in the current one."""
+    return RunSettings.state_dir.absolute()
+
+
+def find(named: Path | None, run: str | None = None) -> Path:
+    """The state directory to look into, for `run` if one is given; it need not exist.
+
+    A directory that is named stands for itself, or for the coordinator's part of a demo's. Otherwise an id, or the
+    beginning of one, is looked for in every directory that runs were begun in; UsageError where it is in none of them or
+    could mean several runs. Without an id (None, "last") it is the default directory, or where that has no runs the latest
+    that has.
+    """
+    if named is not None:
+        named = named.expanduser().absolute()
+        inner = named / DEMO_SUBDIRECTORY
+        return inner if not _has_runs(named) and _has_runs(inner) else named
+    places = [place for place in dict.fromkeys((default(), *map(Path, _noted()))) if _has_runs(place)]
+    if not places:
+        return default()
+    return places[0] if run in (None, LAST) else _place_of(str(run), places)
+
+
+def find_to_resume(named: Path | None, run: str) -> Path:
+    """Like `find`, but the last run is never that of another directory: going on with a run changes it.
+
+    UsageError, with the directory to name, where the default one has no runs.
+    """
+    found = find(named, run)
+    if named is None and run == LAST and found != default():
+        raise UsageError(
+            f"no runs in {default()}, and the last one elsewhere may not be the one you mean; "
+            f"say `fedpatch resume last --state-dir {found}` if it is"
+        )
+    return found
+
+
+def _place_of(run: str, places: Sequence[Path]) -> Path:
+    """Which of `places` has the run of that id or, as in Registry.run, the only one that begins so."""
+    matches: dict[str, Path] = {}
+    damaged = []
+    for place in places:
+        try:
+            with Registry(place / REGISTRY_FILE, readonly=True) as registry:
+                ids = [info.id for info in registry.runs()]
+        except (StateError, UsageError):  # one that is damaged, or gone by now, hides no other
+            damaged.append(place)
+            continue
+        if run in ids:
+            return place
+        for one in ids:
+            if run and one.startswith(run):
+                matches.setdefault(one, place)
+    if len(matches) > 1:
+        shown = ", ".join(f"{one} in {place}" for one, place in list(matches.items())[:_SHOWN_MATCHES])
+        raise UsageError(f"run {run!r} could be any of {shown}; write more of the id, or name one with --state-dir")
+    if not matches:
+        searched = ", ".join(str(place) for place in places if place not in damaged) or "nothing"
+        unread = f"; cannot be read: {', '.join(map(str, damaged))}" if damaged else ""
+        raise UsageError(
+            f"unknown run {run!r} (searched: {searched}{unread}); `fedpatch runs --state-dir PATH` lists those in PATH"
+        )
+    return next(iter(matches.values()))
+
+
+def _has_runs(place: Path) -> bool:
+    return (place / REGISTRY_FILE).is_file()
+
+
+def _notes() -> Path:
+    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(base) / "fedpatch" / "state-dirs"
+
+
+def _noted() -> Iterator[str]:
+    try:
+        text = _notes().read_text(encoding="utf-8", errors="replace")
+    except (OSError, RuntimeError):
+        return
+    yield from (line for line in text.splitlines() if line.startswith("/"))

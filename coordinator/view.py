@@ -1,0 +1,103 @@
+"""Shows a run on stderr while it goes on: a live display in a terminal, one plain line per round anywhere else."""
+
+from __future__ import annotations
+
+import os
+from types import TracebackType
+from typing import Protocol, Self, TextIO
+
+from rich.console import Console
+from rich.live import Live
+
+from coordinator.frame import draw
+from coordinator.round_text import round_line
+from coordinator.snapshot import Snapshot, View
+
+DRAWS_PER_SECOND = 8
+
+
+class RunView(View, Protocol):
+    """A view that has a beginning and an end."""
+
+    def __enter__(self) -> Self:
+        """Begins to show."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Leaves the terminal as it was, with the last state on it."""
+
+
+def make_view(stderr: TextIO, *, plain: bool = False) -> RunView:
+    """A live view where `stderr` is a terminal that can be drawn on, unless `plain` lines are wanted."""
+    console = Console(file=stderr, highlight=False, markup=False, emoji=False)
+    can_draw = stderr.isatty() and os.environ.get("TERM") not in (None, "", "dumb") and not console.options.ascii_only
+    return LiveView(console) if can_draw and not plain else PlainView(stderr)
+
+
+class LiveView:
+    """Draws the newest snapshot at its own pace, in a thread of rich's, and says lines above it."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._latest: Snapshot | None = None
+        self._over = False
+        # stdout stays as it is: what is printed there is a result and may go into a file.
+        self._live = Live(
+            console=console,
+            get_renderable=lambda: draw(self._latest, over=self._over) if self._latest else "",
+            refresh_per_second=DRAWS_PER_SECOND,
+            redirect_stdout=False,
+        )
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over = True
+        self._live.stop()
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Only takes note; the next drawing shows it."""
+        self._latest = snapshot
+
+    def say(self, line: str) -> None:
+        """Prints a line above the display."""
+        self._console.print(line, markup=False, soft_wrap=True)
+
+
+class PlainView:
+    """One line when the coordinator begins to wait for devices, one per round, and what is said."""
+
+    def __init__(self, stderr: TextIO) -> None:
+        self._stderr = stderr
+        self._told: int | None = None
+        self._waiting = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stderr.flush()
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Says what is new since the last time."""
+        if self._told is None:
+            self._told = len(snapshot.records)  # a resumed run begins with the rounds of before
+        for record in snapshot.records[self._told :]:
+            self.say(round_line(record, snapshot.rounds))
+        self._told = len(snapshot.records)
+        waiting = snapshot.phase == "waiting" and snapshot.present < snapshot.wanted
+        if waiting and not self._waiting:
+            self.say(f"waiting for devices: {snapshot.present} of {snapshot.wanted} are there")
+        self._waiting = waiting
+
+    def say(self, line: str) -> None:
+        """Prints a line."""
+        self._stderr.write(f"{line}\n")
+        self._stderr.flush()

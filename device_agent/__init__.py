@@ -1,0 +1,1 @@
+"""Owns its data, its private patches and its willingness to work."""

@@ -1,0 +1,5 @@
+"""`python -m device_agent` is `fedpatch-agent`."""
+
+from device_agent.cli import main
+
+main()

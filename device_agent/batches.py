@@ -1,0 +1,55 @@
+"""Which examples a device trains on next.
+
+The batches are consecutive slices of one endless stream, perm_0 ++ perm_1 ++ ..., where pass p over the n examples of
+the device is `np.random.default_rng([stream_seed, p]).permutation(n)`. A round takes the next batches of the stream
+and does not start it anew, so every batch is full and examples are used equally often, however few steps a round
+takes. The place in the stream is a function of how many batches were taken before: nothing but that number has to be
+remembered between rounds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+
+import numpy as np
+
+from shared.messages import TrainPlan
+
+
+def batch_indices(
+    num_examples: int, batch_size: int, first_batch: int, count: int, stream_seed: int
+) -> Iterator[np.ndarray]:
+    """Batches `first_batch` .. `first_batch + count - 1`, each int64 of shape (min(batch_size, num_examples),).
+
+    Raises ValueError where there is no example or a batch would be empty.
+    """
+    if num_examples < 1 or batch_size < 1:
+        raise ValueError(f"{num_examples} examples in batches of {batch_size}: both must be at least 1")
+    size = min(batch_size, num_examples)
+    number, offset = divmod(first_batch * size, num_examples)
+    current = _one_pass(num_examples, number, stream_seed)
+    for _ in range(count):
+        batch = current[offset : offset + size]
+        offset += size
+        if offset >= num_examples:
+            offset -= num_examples
+            number += 1
+            current = _one_pass(num_examples, number, stream_seed)
+            if len(batch) < size:
+                batch = np.concatenate([batch, current[:offset]])
+        yield batch
+
+
+def steps_for(plan: TrainPlan, num_examples: int) -> int:
+    """Minibatches of a round: `plan.steps`, or else round(num_examples / batch_size), at least 1, times `epochs`."""
+    return plan.steps or max(1, round(num_examples / plan.batch_size)) * plan.epochs
+
+
+def stream_seed(seed: int, device_id: str) -> int:
+    """Seed of a device's own stream: the first eight bytes of SHA-256 of "<seed>/<device_id>", big-endian."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/{device_id}".encode()).digest()[:8], "big")
+
+
+def _one_pass(num_examples: int, number: int, stream_seed: int) -> np.ndarray:
+    return np.random.default_rng([stream_seed, number]).permutation(num_examples)

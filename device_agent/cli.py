@@ -1,0 +1,121 @@
+"""The command line `fedpatch-agent`: run the agent of this device, and ask what it is doing.
+
+stdout gets results only (with `--json` a single JSON document), stderr everything else.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from device_agent.settings import AgentSettings
+from device_agent.standing import Standing, read_standing
+from shared.command import command, make_app, run_app
+from shared.config import cli_options
+from shared.quantities import age, size
+
+NAME = "fedpatch-agent"
+
+app = make_app(NAME, "The agent of one device: it trains with data and a patch that never leave the device.")
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
+StateDir = Annotated[
+    Path,
+    typer.Option("--state-dir", envvar="FEDPATCH_AGENT_STATE_DIR", metavar="PATH", help="The agent's state directory."),
+]
+
+_DEFAULT_STATE_DIR = AgentSettings.state_dir
+
+
+def main() -> None:
+    """Entry point; ends the process."""
+    run_app(app, NAME)
+
+
+@command(
+    app,
+    "run",
+    example="fedpatch-agent run --broker mqtt://broker.local --task digits --data shard:0/10",
+    log_level=logging.INFO,
+)
+@cli_options(AgentSettings)
+def run(
+    settings: AgentSettings,
+    until_stdin_closes: Annotated[
+        bool, typer.Option("--until-stdin-closes", hidden=True, help="End with whoever holds the other end of stdin.")
+    ] = False,
+) -> None:
+    """Serve a fleet with this device's data, until SIGTERM or Ctrl-C."""
+    from device_agent.agent import run_agent
+
+    raise typer.Exit(run_agent(settings, until_stdin_closes=until_stdin_closes))
+
+
+@command(app, "status", example="fedpatch-agent status --state-dir /var/lib/fedpatch-agent")
+def status(state_dir: StateDir = _DEFAULT_STATE_DIR, as_json: AsJson = False) -> None:
+    """Tell what the agent of a state directory is doing; works without the agent and without the network."""
+    standing = read_standing(state_dir.expanduser())
+    if as_json:
+        typer.echo(json.dumps(_plain(standing)))
+    else:
+        for line in _in_words(standing, time.time()):
+            typer.echo(line)
+
+
+@command(app, "patches", example="fedpatch-agent patches --json")
+def patches(state_dir: StateDir = _DEFAULT_STATE_DIR, as_json: AsJson = False) -> None:
+    """List the private patches that this device holds, without their values."""
+    standing = read_standing(state_dir.expanduser())
+    if as_json:
+        typer.echo(json.dumps(_plain(standing)["patches"]))
+    else:
+        for line in _patches_in_words(standing, time.time()) or ["no patches yet"]:
+            typer.echo(line)
+
+
+def _plain(standing: Standing) -> dict[str, object]:
+    """The standing for JSON; paths as text."""
+    entries = [{**asdict(entry), "path": str(entry.path)} for entry in standing.patches]
+    known = {"running": standing.running, **standing.status}
+    return {**known, "update_waits": standing.update_waits, "patches": entries}
+
+
+def _in_words(standing: Standing, now: float) -> list[str]:
+    told = standing.status
+    name = f"{told['device_id']} of fleet {told['fleet']}" if standing.status else "the agent"
+    if not standing.running:
+        lines = [f"{name} is not running"]
+    elif not told:
+        lines = [f"{name} is starting"]
+    else:
+        since = age(max(0.0, now - float(told.get("since", now))))
+        link = "connected to" if told.get("connected") else "not connected to"
+        lines = [f"{name} is running (process {told.get('pid')}), {link} {told.get('broker')}"]
+        job = f", run {told['run']}, round {told['round']}" if told.get("run") else ""
+        lines.append(f"it is {told.get('state')}{job} (last change: {since})")
+    for task in told.get("tasks", ()):
+        lines.append(f"task {task['task']}: {task['num_examples']} training examples")
+    if told.get("last_outcome"):
+        lines.append(f"last round: {told['last_outcome']}")
+    waits = "waits to be taken by the coordinator" if standing.update_waits else "none waits"
+    return [*lines, f"update: {waits}", *(_patches_in_words(standing, now) or ["patches: none yet"])]
+
+
+def _patches_in_words(standing: Standing, now: float) -> list[str]:
+    lines = []
+    for entry in standing.patches:
+        if entry.problem:
+            lines.append(f"patch {entry.problem}")
+            continue
+        when = age(max(0.0, now - entry.modified_s))
+        lines.append(
+            f"patch {entry.task}, private {entry.policy}: {size(entry.size_bytes)}, "
+            f"of round {entry.round} of run {entry.run}, saved {when}, {entry.path}"
+        )
+    return lines

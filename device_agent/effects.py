@@ -1,0 +1,72 @@
+"""What the job wants done; device_agent.performing does it, in order, and reports back where a line says so."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shared.messages import Envelope, Manifest, WorkRequest
+from shared.transfer import Chunk, SendChunk
+
+
+@dataclass(frozen=True)
+class JobKey:
+    """Which round of which run, and in which epoch of the coordinator."""
+
+    run: str
+    epoch: int
+    round: int
+    task: str
+
+
+@dataclass(frozen=True)
+class Reply:
+    """Publish a message on the device's `up` topic."""
+
+    envelope: Envelope
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """Make room for the global model and subscribe to its chunks; then `Job.fetching`."""
+
+    manifest: Manifest
+
+
+@dataclass(frozen=True)
+class Keep:
+    """Write a chunk of the global model to disk."""
+
+    chunk: Chunk
+
+
+@dataclass(frozen=True)
+class Train:
+    """The global model is whole: check it, merge, train; then `Job.trained`, `Job.training_failed` or `Job.damaged`."""
+
+    key: JobKey
+    request: WorkRequest
+    download_s: float
+
+
+@dataclass(frozen=True)
+class StopTraining:
+    """The training that runs is of no use any more."""
+
+
+@dataclass(frozen=True)
+class Spool:
+    """Remember across restarts that this update waits to be committed."""
+
+    key: JobKey
+    manifest: Manifest
+
+
+@dataclass(frozen=True)
+class Forget:
+    """The job is over: drop the spooled update and the global model. `outcome` is for the device's own log."""
+
+    outcome: str
+    gave_up: bool = False
+
+
+Effect = Reply | Fetch | Keep | Train | StopTraining | Spool | Forget | SendChunk

@@ -1,0 +1,35 @@
+"""User accuracy: how good a device's own model is on the device's own test data (paper, section 3.1)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from shared.errors import DataError
+from shared.task import Task
+
+EVALUATION_BATCH = 512
+
+
+def user_accuracy(model: nn.Module, task: Task, x: Tensor, y: Tensor, batch_size: int = EVALUATION_BATCH) -> float:
+    """`task.metric` of the model's outputs for the test inputs `x` (examples first) and targets `y`.
+
+    Inputs pass through the model `batch_size` at a time, so memory does not grow with the test set; the metric sees
+    all outputs at once. Normalisation uses running statistics; afterwards every module is in the mode it was in.
+    Raises DataError where the metric is no fraction from 0 to 1.
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.inference_mode():
+            outputs = torch.cat([model(batch) for batch in torch.split(x, batch_size)])
+            accuracy = float(task.metric(outputs, y))
+    finally:
+        for module, mode in modes:
+            module.training = mode
+    if not 0.0 <= accuracy <= 1.0:
+        raise DataError(
+            f"task {task.name!r}: its metric gave {accuracy} on {len(x)} test examples; `metric` must return a "
+            "fraction from 0 to 1"
+        )
+    return accuracy

@@ -1,0 +1,276 @@
+"""One work request on the device, from offered to committed, as a state machine without IO.
+
+    IDLE -> DOWNLOADING -> TRAINING -> UPLOADING -> IDLE
+
+Messages and the time go in, effects come out; device_agent.performing performs them. The coordinator may say anything at
+any time and more than once: the same request again is answered again, a newer one replaces the job, an answer to another
+job is ignored.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from device_agent.admission import Verdict
+from device_agent.effects import Effect, Fetch, Forget, JobKey, Keep, Reply, Spool, StopTraining, Train
+from shared.errors import WireError
+from shared.messages import (
+    ENCODINGS,
+    Accept,
+    Ack,
+    Body,
+    Cancel,
+    Committed,
+    Decline,
+    DeclineReason,
+    Envelope,
+    Failed,
+    FailReason,
+    Grant,
+    JobPhase,
+    JobStatus,
+    Manifest,
+    Offer,
+    Progress,
+    Refused,
+    RetryAfter,
+    TaskCapability,
+    WorkRequest,
+)
+from shared.transfer import Chunk, Download, SendChunk, Upload, check_manifest
+
+
+class JobState(StrEnum):
+    """Where the job is."""
+
+    IDLE = "idle"
+    DOWNLOADING = "downloading"
+    TRAINING = "training"
+    UPLOADING = "uploading"
+
+
+class Job:
+    """Drive it with `on_request`, `on_message`, `on_chunk`, `tick` and the call-backs of the effects.
+
+    Each returns effects, in order.
+    """
+
+    def __init__(self, *, max_blob_bytes: int) -> None:
+        self.state = JobState.IDLE
+        self.key: JobKey | None = None
+        self._max_blob_bytes = max_blob_bytes
+        self._request: WorkRequest | None = None
+        self._download: Download | None = None
+        self._upload: Upload | None = None
+        self._last_key: JobKey | None = None
+        self._settled = False
+        self._deadline = 0.0
+        self._accepted_at = 0.0
+        self._num_examples = 1
+        self._last_id = 0
+
+    # ---- messages
+
+    def on_request(
+        self, envelope: Envelope, tasks: tuple[TaskCapability, ...], verdict: Verdict, now: float
+    ) -> list[Effect]:
+        """The coordinator asks. The verdict counts only for work that has not begun."""
+        request = envelope.body
+        assert isinstance(request, WorkRequest)
+        key = JobKey(envelope.run, envelope.epoch, envelope.round, envelope.task)
+        if self.key == key:
+            return [] if self.state is JobState.UPLOADING else [self._accept()]
+        # Without tasks this device is not ready yet, and a decline would be held against it: it will be asked again.
+        if self._is_over(key) or not tasks:
+            return []
+        declined = self._check(key, request, tasks, verdict)
+        if declined is not None:
+            # What is being done goes on: its own coordinator says when it is of no use.
+            return [self._reply(key, declined)]
+        effects = self._drop("superseded")
+        self.state, self.key, self._request = JobState.DOWNLOADING, key, request
+        self._last_key, self._settled = key, False
+        self._deadline, self._accepted_at = now + request.deadline_s, now
+        self._num_examples = next(t.num_examples for t in tasks if t.task == key.task)
+        return [*effects, self._accept(), Fetch(request.model)]
+
+    def on_message(self, envelope: Envelope, now: float) -> list[Effect]:
+        """Any other message of the coordinator. WireError for a bitmap that does not fit."""
+        key = self.key
+        if key is None or (envelope.run, envelope.epoch, envelope.round) != (key.run, key.epoch, key.round):
+            return []
+        body = envelope.body
+        if isinstance(body, Cancel):
+            return self._settle(f"cancelled: {body.reason}")
+        if self._upload is None:
+            return []
+        match body:
+            case Grant() | Ack() | RetryAfter() | Committed() | Refused() if (
+                body.digest != self._upload.manifest.digest
+            ):
+                return []
+            case Grant():
+                return self._sends(self._upload.on_grant(body, now))
+            case Ack():
+                return self._sends(self._upload.on_ack(body, now))
+            case RetryAfter():
+                self._upload.on_retry_after(body.delay_s, now)
+                return []
+            case Committed():
+                return self._settle("committed")
+            case Refused():
+                return self._settle(f"refused: {body.reason} {body.detail}".rstrip())
+            case _:
+                return []
+
+    def on_chunk(self, chunk: Chunk, now: float) -> list[Effect]:
+        """A chunk of the global model."""
+        if self.state is not JobState.DOWNLOADING or self._download is None or not self._download.take(chunk, now):
+            return []
+        return [Keep(chunk), *self._train_when_whole(now)]
+
+    def reconnected(self, now: float) -> None:
+        """The link is back: what was in flight may be lost."""
+        if self._upload is not None:
+            self._upload.on_reconnect(now)
+
+    # ---- what the effects report back
+
+    def fetching(self, have: frozenset[int], now: float) -> list[Effect]:
+        """Room is made; `have` are chunks from before a restart."""
+        if self.state is not JobState.DOWNLOADING or self._request is None:
+            return []
+        self._download = Download(self._request.model, now, have=have)
+        return self._train_when_whole(now)
+
+    def damaged(self) -> list[Effect]:
+        """The SHA-256 of the whole is wrong: once more from the beginning."""
+        if self.state is not JobState.TRAINING or self._request is None:
+            return []
+        self.state = JobState.DOWNLOADING
+        return [Fetch(self._request.model)]
+
+    def trained(self, key: JobKey, manifest: Manifest, now: float) -> list[Effect]:
+        """The update lies on disk: remember it, then offer it."""
+        if not self._trains(key):
+            return []
+        self.state = JobState.UPLOADING
+        self._upload = Upload(manifest, now)
+        return [Spool(key, manifest), *self._sends(self._upload.tick(now))]
+
+    def resume(self, key: JobKey, manifest: Manifest, now: float) -> None:
+        """An update from before a restart is still to be committed."""
+        self.state, self.key, self._last_key = JobState.UPLOADING, key, key
+        self._upload = Upload(manifest, now)
+
+    def give_up(self, reason: FailReason, detail: str) -> list[Effect]:
+        """The device cannot go on with this job; nothing happens while idle. `detail` stays on the device."""
+        if self.key is None:
+            return []
+        failed = self._reply(self.key, Failed(reason))
+        return [failed, *self._drop(f"gave up: {reason}: {detail}", gave_up=True)]
+
+    def training_failed(self, key: JobKey, reason: FailReason, detail: str) -> list[Effect]:
+        """LocalUpdate failed; of no interest if it was another job's."""
+        return self.give_up(reason, detail) if self._trains(key) else []
+
+    def progress(self, key: JobKey, done: int, total: int) -> list[Effect]:
+        """A sign of life from training."""
+        return [self._reply(key, Progress(JobPhase.TRAINING, done, total))] if self._trains(key) else []
+
+    # ---- time
+
+    def tick(self, now: float) -> list[Effect]:
+        """Lets time pass."""
+        if self.state in (JobState.DOWNLOADING, JobState.TRAINING) and now >= self._deadline:
+            return self.give_up(FailReason.DEADLINE, "the round's deadline passed")
+        if self.state is JobState.DOWNLOADING and self._download is not None and self.key is not None:
+            need = self._download.tick(now)
+            return [self._reply(self.key, need)] if need is not None else []
+        return self._sends(self._upload.tick(now)) if self._upload is not None else []
+
+    def next_deadline(self) -> float | None:
+        """When `tick` has something to do."""
+        if self.state is JobState.IDLE:
+            return None
+        if self.state is JobState.UPLOADING and self._upload is not None:
+            return self._upload.next_deadline()
+        ask_at = self._download.next_deadline() if self._download is not None else None
+        return self._deadline if ask_at is None else min(self._deadline, ask_at)
+
+    def status(self) -> JobStatus | None:
+        """What presence tells of the job."""
+        if self.key is None:
+            return None
+        return JobStatus(self.key.run, self.key.epoch, self.key.round, JobPhase(self.state.value))
+
+    # ---- within
+
+    def _check(
+        self, key: JobKey, request: WorkRequest, tasks: tuple[TaskCapability, ...], verdict: Verdict
+    ) -> Decline | None:
+        """A reason to decline, or None."""
+        own = next((t for t in tasks if t.task == key.task), None)
+        if own is None:
+            offered = ", ".join(t.task for t in tasks)
+            detail = f"task {key.task!r} is not installed here (here: {offered})"
+            return Decline(DeclineReason.UNKNOWN_TASK, detail[:500])
+        if own.schema != request.schema:
+            detail = (
+                f"coordinator has {request.schema}, this device {own.schema}; install the same task version on both"
+            )
+            return Decline(DeclineReason.SCHEMA_MISMATCH, detail)
+        foreign = {request.encoding, request.model.encoding}.difference(ENCODINGS)
+        if foreign:
+            return Decline(DeclineReason.UNSUPPORTED, f"encoding {min(foreign)!r} is not known here")
+        try:
+            check_manifest(request.model, self._max_blob_bytes)
+        except WireError as error:
+            return Decline(DeclineReason.UNSUPPORTED, str(error))
+        if own.num_examples < 1:
+            return Decline(DeclineReason.TOO_LITTLE_DATA, "no training examples here")
+        return None if verdict.accept else Decline(DeclineReason.UNWILLING, verdict.why[:500])
+
+    def _accept(self) -> Effect:
+        assert self.key is not None
+        return self._reply(self.key, Accept(self._num_examples))
+
+    def _train_when_whole(self, now: float) -> list[Effect]:
+        if self._download is None or not self._download.complete or self._request is None or self.key is None:
+            return []
+        self._download = None
+        self.state = JobState.TRAINING
+        begun = self._reply(self.key, Progress(JobPhase.TRAINING, 0, 1))
+        return [begun, Train(self.key, self._request, now - self._accepted_at)]
+
+    def _sends(self, parts: list[Offer | SendChunk]) -> list[Effect]:
+        assert self.key is not None
+        return [self._reply(self.key, part) if isinstance(part, Offer) else part for part in parts]
+
+    def _trains(self, key: JobKey) -> bool:
+        """Whether it is this job's training, and not that of the same round of an earlier epoch, from another base."""
+        return self.state is JobState.TRAINING and self.key == key
+
+    def _is_over(self, key: JobKey) -> bool:
+        """Whether a request was overtaken by a newer one of its run, or the coordinator is done with it already."""
+        last = self._last_key
+        if last is None or last.run != key.run:
+            return False
+        return (key.epoch, key.round) < (last.epoch, last.round) or (key == last and self._settled)
+
+    def _settle(self, outcome: str) -> list[Effect]:
+        """The coordinator has said its last word on the job."""
+        self._settled = True
+        return self._drop(outcome)
+
+    def _drop(self, outcome: str, *, gave_up: bool = False) -> list[Effect]:
+        if self.key is None:
+            return []
+        training = self.state is JobState.TRAINING
+        self.state, self.key = JobState.IDLE, None
+        self._request = self._download = self._upload = None
+        return [*([StopTraining()] if training else []), Forget(outcome, gave_up)]
+
+    def _reply(self, key: JobKey, body: Body) -> Reply:
+        self._last_id += 1
+        return Reply(Envelope(body, id=self._last_id, task=key.task, run=key.run, epoch=key.epoch, round=key.round))

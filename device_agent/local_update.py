@@ -1,0 +1,150 @@
+"""A device's part of a round (Algorithm 1, lines 5-18): from the global model to an update without private values.
+
+Of what training gives, only tensors of the public schema are packed. That is the first of three locks; the others are
+the codec, which has no message for a patch, and the coordinator, which refuses names that it did not ask for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+
+from device_agent.batches import stream_seed
+from device_agent.patch_store import PatchKey, PatchRecord, PatchState, PatchStore
+from device_agent.training import LocalResult, LocalTrainer
+from device_agent.training_channel import TrainCommand
+from shared.compression import pack, unpack
+from shared.errors import SchemaMismatch, UpdateRefused, WireError
+from shared.files import refusals_of, write_atomic
+from shared.messages import MAX_MEASURE, Manifest, UpdateReport
+from shared.model import initial_tensors, require_whole_ties
+from shared.patches import PatchPolicy, merge, parse_policy, split
+from shared.task import Task
+from shared.tensors import Array, Schema, Tensors, listing
+from shared.transfer import describe
+
+
+class LocalUpdate:
+    """Does the rounds of one device, one after the other."""
+
+    def __init__(self, trainer: LocalTrainer, store: PatchStore, device_id: str) -> None:
+        self._trainer = trainer
+        self._store = store
+        self._device_id = device_id
+
+    def run(
+        self, command: TrainCommand, on_step: Callable[[int, int], None], cancelled: Callable[[], bool]
+    ) -> tuple[Manifest, UpdateReport] | None:
+        """Train, save the patch, write the update to `command.update_path` (0600); None, nothing saved, when cancelled.
+
+        The patch is saved before the update: where there is an update, there is the patch that belongs to it. Raises
+        WireError for a damaged model, SchemaMismatch for one of another shape, UsageError for a plan or policy that
+        cannot be followed, UpdateRefused where training diverged, DataError, and StateError for files.
+        """
+        trainer, plan = self._trainer, command.plan
+        _require_same_model(trainer, command)
+        policy = parse_policy(command.private)
+        schema = trainer.schema.with_moments(plan.moments)
+        require_whole_ties(trainer.model, policy.private_names(schema))
+        public = policy.public(schema)
+        key = PatchKey(trainer.task.name, trainer.schema.digest, str(policy))
+        before = self._store.load(key, command.key.run, command.key.round)
+        patch = _patch_values(before, policy.patch(schema), trainer.task, plan.seed)
+        result = trainer.run(
+            merge(_read_model(command, public), patch),
+            plan,
+            first_batch=before.batches_done,
+            stream_seed=stream_seed(plan.seed, self._device_id),
+            on_step=on_step,
+            cancelled=cancelled,
+        )
+        if result is None:
+            return None
+        update, patch = _taken_apart(result, policy, schema)
+        after = PatchState(patch, before.batches_done + result.steps)
+        self._store.save(PatchRecord(key, command.key.run, command.key.round, before, after))
+        report = _report(command, result)
+        return _write_update(command, update, public, report), report
+
+
+def _require_same_model(trainer: LocalTrainer, command: TrainCommand) -> None:
+    ours = trainer.schema.digest
+    if command.schema != ours:
+        raise SchemaMismatch(
+            f"task {trainer.task.name!r}: the coordinator's model has schema {command.schema[:12]}, this device's "
+            f"{ours[:12]}; install the same version of the task on both"
+        )
+
+
+def _read_model(command: TrainCommand, public: Schema) -> dict[str, Array]:
+    """Public tensors of the downloaded global model."""
+    path, manifest = Path(command.model_path), command.model
+    if manifest.schema != public.digest:
+        raise SchemaMismatch(
+            f"the global model has schema {manifest.schema[:12]}, expected {public.digest[:12]} under policy "
+            f"{command.private!r}; coordinator and device need the same version of fedpatch and of the task"
+        )
+    with refusals_of(path):
+        blob = path.read_bytes()
+    found = hashlib.sha256(blob).hexdigest()
+    if found != manifest.digest:
+        raise WireError(
+            f"{path}: has SHA-256 {found[:12]}, expected {manifest.digest[:12]}; it has to be fetched again"
+        )
+    _, tensors = unpack(blob, encoding=manifest.encoding, raw_bytes=manifest.raw_bytes, schema=public)
+    return tensors
+
+
+def _patch_values(state: PatchState, schema: Schema, task: Task, seed: int) -> dict[str, Array]:
+    """Exactly the tensors of the patch's schema: saved ones, else the initial values, and zero for moments.
+
+    Saved moments that the plan no longer asks for are left out.
+    """
+    initial = {} if all(spec.name in state.values for spec in schema.specs) else initial_tensors(task, seed)
+    values: dict[str, Array] = {}
+    for spec in schema.specs:
+        known = state.values.get(spec.name, initial.get(spec.name))
+        values[spec.name] = np.zeros(spec.shape, spec.dtype) if known is None else known
+    schema.check(values)
+    return values
+
+
+def _taken_apart(result: LocalResult, policy: PatchPolicy, schema: Schema) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Public tensors and patch; UpdateRefused("private_value") should the first ever hold a private name."""
+    update, patch = split(result.tensors, policy, schema)
+    leaked = policy.private_names(schema).intersection(update)
+    if leaked:
+        raise UpdateRefused("private_value", f"{listing(leaked)} would have left this device; nothing was written")
+    return update, patch
+
+
+def _report(command: TrainCommand, result: LocalResult) -> UpdateReport:
+    return UpdateReport(
+        base=command.base,
+        num_examples=result.num_examples,
+        steps=result.steps,
+        train_loss=max(-MAX_MEASURE, min(result.train_loss, MAX_MEASURE)),  # beyond it, no coordinator could read it
+        user_accuracy_before=result.user_accuracy_before,
+        user_accuracy_after=result.user_accuracy_after,
+        download_s=command.download_s,
+        train_s=result.train_s,
+    )
+
+
+def _write_update(command: TrainCommand, update: Tensors, public: Schema, report: UpdateReport) -> Manifest:
+    packed = pack(update, public, asdict(report), command.encoding)
+    manifest = describe(
+        packed.blob,
+        chunk_bytes=command.chunk_bytes,
+        encoding=packed.encoding,
+        raw_bytes=packed.raw_bytes,
+        schema=public.digest,
+    )
+    path = Path(command.update_path)
+    with refusals_of(path):
+        write_atomic(path, packed.blob)
+    return manifest

@@ -1,0 +1,250 @@
+"""Private patches on disk: P and W of Algorithm 1 (lines 7 and 13), the values and moments that never leave the device.
+
+There is one file per task, model schema and patch policy, and one kept version of it before the last save. A file
+holds the patch before and after the round that wrote it: when a round is repeated, because the device crashed before
+its update was uploaded or because the coordinator asks again, training starts from the same patch again and is not
+applied twice.
+
+A file is a line that tells the format, the SHA-256 of what follows, a msgpack map (task, schema, policy, run, round),
+and then the two states. What is damaged is found out, set aside as `.damaged`, and the version before it is used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgpack
+
+from shared.errors import StateError
+from shared.files import refusals_of, remove_unfinished, sync_directory, write_atomic
+
+if TYPE_CHECKING:
+    from shared.tensors import Array
+
+MAGIC = b"fedpatch patch 1\n"
+SUFFIX = ".patch"
+_DIGEST_BYTES = hashlib.sha256().digest_size
+_HEADER_FIELDS = {"task": str, "schema": str, "policy": str, "run": str, "round": int}
+
+log = logging.getLogger("fedpatch.patches")
+
+
+@dataclass(frozen=True)
+class PatchKey:
+    """What a patch belongs to: the task's name, the digest of the model's schema without moments, the policy's text."""
+
+    task: str
+    schema: str
+    policy: str
+
+    @property
+    def file_name(self) -> str:
+        """Name of the patch's file; a policy's text is no file name, so a hash tells keys apart."""
+        digest = hashlib.sha256("\n".join((self.task, self.schema, self.policy)).encode()).hexdigest()
+        return f"{self.task}-{digest[:16]}{SUFFIX}"
+
+
+@dataclass(frozen=True)
+class PatchState:
+    """Private values and their moments by name, and how many batches the device has ever taken (device_agent.batches).
+
+    Without values, the patch is the initial one.
+    """
+
+    values: Mapping[str, Array] = field(default_factory=dict)
+    batches_done: int = 0
+
+
+@dataclass(frozen=True)
+class PatchRecord:
+    """The patch as round `round` of `run` found it and as it left it."""
+
+    key: PatchKey
+    run: str
+    round: int
+    before: PatchState
+    after: PatchState
+
+
+@dataclass(frozen=True)
+class PatchEntry:
+    """One file, for people. `modified_s` is its time in seconds since 1970; `problem` says what is wrong with it."""
+
+    path: Path
+    size_bytes: int
+    modified_s: float
+    task: str = ""
+    schema: str = ""
+    policy: str = ""
+    run: str = ""
+    round: int = 0
+    problem: str = ""
+
+
+class PatchStore:
+    """The patches of one device in `directory` (0700; made if absent), whose only writer this is.
+
+    Permissions that let others read are tightened, with a warning: to refuse would cost the device what it has
+    learned and protect nothing, since what could be read has been readable before. Raises StateError where the
+    directory cannot be used.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        with refusals_of(directory):
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _tighten(directory, 0o700)
+            remove_unfinished(directory)
+
+    def load(self, key: PatchKey, run: str, round: int) -> PatchState:
+        """Patch to train round `round` of `run` from; the empty state where there is none yet.
+
+        Raises StateError where there is a patch but no version of it can be read.
+        """
+        record = self._newest(key)
+        if record is None:
+            return PatchState()
+        return record.before if (record.run, record.round) == (run, round) else record.after
+
+    def save(self, record: PatchRecord) -> None:
+        """Write a record durably and keep the version before it; nothing is written where nothing changes."""
+        path = self._directory / record.key.file_name
+        data = _encode(record)
+        with refusals_of(path):
+            if path.exists():
+                if path.read_bytes() == data:
+                    return
+                os.replace(path, _previous(path))
+            write_atomic(path, data)
+
+    def _newest(self, key: PatchKey) -> PatchRecord | None:
+        path = self._directory / key.file_name
+        problems = []
+        for candidate in (path, _previous(path)):
+            try:
+                _tighten(candidate, 0o600)
+                record = _decode(candidate, candidate.read_bytes())
+                if record.key != key:
+                    raise StateError(f"{candidate}: is the patch of {record.key}, not of {key}")
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise StateError(f"{candidate}: {error.strerror}; make it readable for the agent's user") from error
+            except StateError as error:
+                problems.append(str(error))
+                continue
+            if problems:
+                self._set_aside(path)
+                log.warning(
+                    "%s; using the version before it, of run %s, round %d", problems[0], record.run, record.round
+                )
+            return record
+        if problems:
+            raise StateError(f"{problems[0]}; delete it to begin again with the initial patch")
+        return None
+
+    def _set_aside(self, path: Path) -> None:
+        """Keep a damaged file from becoming the version before the next one."""
+        with refusals_of(path):
+            os.replace(path, path.with_name(path.name + ".damaged"))
+            sync_directory(self._directory)
+
+
+def list_patches(directory: Path) -> list[PatchEntry]:
+    """Every patch in `directory`, by task; reads only, so it can be called while an agent works. Needs no numpy."""
+    entries = []
+    for path in sorted(directory.glob(f"*{SUFFIX}")):
+        try:
+            status, data = path.stat(), path.read_bytes()
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise StateError(f"{path}: {error.strerror}; ask as the user that the agent runs as") from error
+        try:
+            header = _header(path, _unpacker(path, data))
+        except StateError as error:
+            entries.append(PatchEntry(path, status.st_size, status.st_mtime, problem=str(error)))
+        else:
+            entries.append(PatchEntry(path, status.st_size, status.st_mtime, **header))
+    return entries
+
+
+def _previous(path: Path) -> Path:
+    return path.with_name(path.name + ".previous")
+
+
+def _encode(record: PatchRecord) -> bytes:
+    header = {**asdict(record.key), "run": record.run, "round": record.round}
+    content = b"".join(msgpack.packb(part) for part in (header, _to_list(record.before), _to_list(record.after)))
+    return MAGIC + hashlib.sha256(content).digest() + content
+
+
+def _to_list(state: PatchState) -> list[Any]:
+    from shared.tensors import little_endian
+
+    return [
+        state.batches_done,
+        [
+            [name, array.dtype.name, list(array.shape), little_endian(array)]
+            for name, array in sorted(state.values.items())
+        ],
+    ]
+
+
+def _decode(path: Path, data: bytes) -> PatchRecord:
+    unpacker = _unpacker(path, data)
+    header = _header(path, unpacker)
+    try:
+        before, after = _from_list(unpacker.unpack()), _from_list(unpacker.unpack())
+    except (ValueError, TypeError, msgpack.exceptions.UnpackException) as error:
+        raise StateError(f"{path}: does not hold a patch ({error})") from error
+    return PatchRecord(
+        PatchKey(header["task"], header["schema"], header["policy"]), header["run"], header["round"], before, after
+    )
+
+
+def _from_list(state: Any) -> PatchState:
+    import numpy as np  # only here, since to list patches needs none
+
+    batches_done, tensors = state
+    values = {
+        name: np.frombuffer(data, np.dtype(dtype).newbyteorder("<")).reshape(shape).astype(dtype)
+        for name, dtype, shape, data in tensors
+    }
+    return PatchState(values, batches_done)
+
+
+def _unpacker(path: Path, data: bytes) -> msgpack.Unpacker:
+    """What follows the SHA-256, once that has been checked."""
+    start = len(MAGIC) + _DIGEST_BYTES
+    if not data.startswith(MAGIC):
+        raise StateError(f"{path}: is not a patch, or one of another version of fedpatch")
+    if hashlib.sha256(data[start:]).digest() != data[len(MAGIC) : start]:
+        raise StateError(f"{path}: is damaged (its SHA-256 does not fit)")
+    unpacker = msgpack.Unpacker(max_buffer_size=len(data))
+    unpacker.feed(data[start:])
+    return unpacker
+
+
+def _header(path: Path, unpacker: msgpack.Unpacker) -> dict[str, Any]:
+    try:
+        header = unpacker.unpack()
+    except (ValueError, msgpack.exceptions.UnpackException) as error:
+        raise StateError(f"{path}: does not hold a patch ({error})") from error
+    if not isinstance(header, dict) or {name: type(value) for name, value in header.items()} != _HEADER_FIELDS:
+        raise StateError(f"{path}: does not say what it belongs to")
+    return header
+
+
+def _tighten(path: Path, mode: int) -> None:
+    found = stat.S_IMODE(path.stat().st_mode)
+    if found & 0o077:
+        log.warning("%s: had permissions %04o, which let others at private values; now %04o", path, found, mode)
+        path.chmod(mode)

@@ -1,0 +1,170 @@
+"""Performs what the job decides: messages to the link, chunks and updates to and from the disk, work to the trainer."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from device_agent.effects import Effect, Fetch, Forget, Keep, Reply, Spool, StopTraining, Train
+from device_agent.job import Job
+from device_agent.spool import Spool as UpdateSpool
+from device_agent.spool import Spooled
+from device_agent.trainer import Trainer
+from device_agent.training_channel import TrainCommand
+from shared import topics
+from shared.blobs import PartialBlob, cut_from_file
+from shared.codec import encode
+from shared.errors import BrokerError, StateError
+from shared.link import Link
+from shared.messages import Decline, DeviceState, Envelope, FailReason, Manifest
+from shared.transfer import SendChunk, encode_chunk
+
+_log = logging.getLogger("fedpatch.agent")
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who this agent is: `boot` is new at each start."""
+
+    fleet: str
+    device: str
+    boot: str
+
+    @classmethod
+    def new(cls, fleet: str, device: str) -> Identity:
+        """Checks the names. UsageError when a topic cannot hold them."""
+        topics.device_state(fleet, device)
+        return cls(fleet, device, secrets.token_hex(8))
+
+    @property
+    def client_id(self) -> str:
+        """Its name to the broker: names hold no dot, so no other device's is the same, nor is the coordinator's."""
+        return f"fedpatch.{self.fleet}.device.{self.device}"
+
+    def will(self) -> tuple[str, bytes]:
+        """What the broker says when the connection breaks, and the agent itself when it leaves."""
+        gone = Envelope(DeviceState(online=False, boot=self.boot))
+        return topics.device_state(self.fleet, self.device), encode(gone)
+
+
+class Performer:
+    """The hands of one agent. `directory` holds downloads and the spool; `last_outcome` says how the last job ended."""
+
+    def __init__(self, identity: Identity, job: Job, *, link: Link, trainer: Trainer, directory: Path) -> None:
+        self.last_outcome = ""
+        self._me = identity
+        self._job = job
+        self._link = link
+        self._trainer = trainer
+        self._directory = directory
+        self._spool = UpdateSpool(directory / "spool")
+        self._blob: PartialBlob | None = None
+        self._update: Manifest | None = None
+
+    def take_up_spooled(self) -> None:
+        """Goes on with the update that waited when the agent ended, if there is one."""
+        spooled = self._spool.load()
+        if spooled is not None:
+            _log.info("an update of %s round %d waits to be committed", spooled.key.run, spooled.key.round)
+            self._update = spooled.manifest
+            self._job.resume(spooled.key, spooled.manifest, time.monotonic())
+
+    def perform(self, effects: Sequence[Effect]) -> None:
+        """All of `effects`, and those that follow from them.
+
+        What the disk, the broker or the system refuses ends the job: instead of what was left to do, it is given up. An
+        end that fails is only logged; the files it leaves behind are replaced or dropped in a later round.
+        """
+        queue = deque(effects)
+        while queue:
+            try:
+                queue.extend(self._do(queue.popleft()))
+            except (StateError, BrokerError, OSError) as error:
+                if self._job.key is None:
+                    _log.error("%s", error)
+                else:
+                    queue = deque(self._job.give_up(_fail_reason(error), str(error)))
+
+    def _do(self, effect: Effect) -> list[Effect]:
+        match effect:
+            case Reply():
+                if isinstance(effect.envelope.body, Decline):
+                    _log.info("declined: %s %s", effect.envelope.body.reason, effect.envelope.body.detail)
+                self._link.publish(topics.up(self._me.fleet, self._me.device), encode(effect.envelope))
+            case Fetch():
+                return self._fetch(effect.manifest)
+            case Keep() if self._blob is not None:
+                self._blob.write(effect.chunk)
+            case Train():
+                return self._train(effect)
+            case StopTraining():
+                self._trainer.cancel()
+            case Spool():
+                self._update = effect.manifest
+                self._spool.save(Spooled(effect.key, effect.manifest))
+                self._drop_blob()
+            case SendChunk() if self._update is not None:
+                chunk = cut_from_file(self._spool.update_path, self._update, effect.index)
+                topic = topics.update_chunk(self._me.fleet, self._me.device, chunk.digest, chunk.index)
+                self._link.publish(topic, encode_chunk(chunk))
+            case Forget():
+                _log.log(logging.WARNING if effect.gave_up else logging.INFO, "job over: %s", effect.outcome)
+                self.last_outcome = effect.outcome
+                self._update = None
+                self._drop_blob()
+                self._spool.clear()
+        return []
+
+    def _fetch(self, manifest: Manifest) -> list[Effect]:
+        self._drop_blob(keep=True)
+        self._blob = PartialBlob(self._directory / "downloads", manifest)
+        self._link.subscribe(topics.model_chunks_filter(self._me.fleet, manifest.digest))
+        return self._job.fetching(self._blob.have, time.monotonic())
+
+    def _train(self, effect: Train) -> list[Effect]:
+        assert self._blob is not None
+        request = effect.request
+        self._link.unsubscribe(topics.model_chunks_filter(self._me.fleet, request.model.digest))
+        if not self._blob.verified():
+            _log.warning("the global model arrived damaged; downloading it again")
+            self._drop_blob()
+            return self._job.damaged()
+        _log.info("%s round %d: training", effect.key.run, effect.key.round)
+        self._trainer.train(
+            TrainCommand(
+                key=effect.key,
+                plan=request.plan,
+                private=request.private,
+                schema=request.schema,
+                model_path=str(self._blob.path),
+                model=request.model,
+                encoding=request.encoding,
+                base=request.model.digest,
+                update_path=str(self._spool.update_path),
+                download_s=effect.download_s,
+                chunk_bytes=request.chunk_bytes,
+            )
+        )
+        return []
+
+    def _drop_blob(self, *, keep: bool = False) -> None:
+        blob, self._blob = self._blob, None
+        if blob is None:
+            return
+        self._link.unsubscribe(topics.model_chunks_filter(self._me.fleet, blob.digest))
+        if keep:
+            blob.close()
+        else:
+            blob.discard()
+
+
+def _fail_reason(error: StateError | BrokerError | OSError) -> FailReason:
+    """Files raise StateError; the system itself refuses only a training process."""
+    if isinstance(error, StateError):
+        return FailReason.STORAGE
+    return FailReason.DOWNLOAD if isinstance(error, BrokerError) else FailReason.TRAINING

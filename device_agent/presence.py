@@ -1,0 +1,54 @@
+"""That this agent is running, for its neighbours on the same device: a lock on its directory, and what it is doing."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from shared.files import write_atomic
+from shared.locks import FileLock
+
+LOCK_NAME = "agent.lock"
+STATUS_NAME = "status.json"
+
+
+def host_as_device_id() -> str:
+    """The host's name made to fit what a topic allows: `[a-z0-9][a-z0-9_-]{0,31}`."""
+    name = re.sub(r"[^a-z0-9_-]+", "-", socket.gethostname().lower()).strip("-_")
+    return name[:32] or "device"
+
+
+def lock_state_dir(directory: Path) -> FileLock:
+    """Makes the state directory where absent, and keeps other agents out. UsageError where one is in already."""
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return FileLock(
+        directory / LOCK_NAME,
+        f"{directory}: another agent is running with this state directory; stop it, or give this one its own "
+        "with --state-dir",
+    )
+
+
+class StatusFile:
+    """`status.json` for `fedpatch-agent status`; written when something changed, and only then."""
+
+    def __init__(self, directory: Path, fixed: Mapping[str, Any]) -> None:
+        self._path = directory / STATUS_NAME
+        self._fixed = {"pid": os.getpid(), **fixed}
+        self._last: dict[str, Any] = {}
+
+    def write(self, changing: Mapping[str, Any]) -> None:
+        """`since` is the wall clock's time of the last change; a disk that is full costs the status, not the job."""
+        if dict(changing) == self._last:
+            return
+        self._last = dict(changing)
+        status = {**self._fixed, **changing, "since": time.time()}
+        try:
+            write_atomic(self._path, json.dumps(status, indent=1).encode())
+        except OSError:
+            self._last = {}

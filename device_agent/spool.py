@@ -1,0 +1,64 @@
+"""The update that waits to be committed, on disk: a device may be switched off before the coordinator says `committed`."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from device_agent.effects import JobKey
+from shared.blobs import file_digest
+from shared.codec import from_bytes, to_bytes
+from shared.errors import WireError
+from shared.files import refusals_of, write_atomic
+from shared.messages import Manifest
+
+_log = logging.getLogger("fedpatch.agent")
+
+
+@dataclass(frozen=True)
+class Spooled:
+    """Which job the update belongs to, and what it is."""
+
+    key: JobKey
+    manifest: Manifest
+
+
+class Spool:
+    """At most one update. `update_path` is where training writes it; it counts once `save` has noted it.
+
+    Raises StateError, here and in each method, when the disk refuses.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        with refusals_of(directory):
+            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.update_path = directory / "update.bin"
+        self._note = directory / "offer.msgpack"
+
+    def save(self, spooled: Spooled) -> None:
+        """From now on the update survives a restart."""
+        with refusals_of(self._note):
+            write_atomic(self._note, to_bytes(spooled))
+
+    def load(self) -> Spooled | None:
+        """What waits, if anything does; an update that is damaged is dropped with a warning."""
+        try:
+            with refusals_of(self._note):
+                if not (self._note.exists() and self.update_path.exists()):
+                    self.clear()
+                    return None
+                spooled = from_bytes(self._note.read_bytes(), Spooled)
+                if file_digest(self.update_path) == spooled.manifest.digest:
+                    return spooled
+        except WireError:
+            pass
+        _log.warning("%s: the update in the spool is damaged; dropped", self._note.parent)
+        self.clear()
+        return None
+
+    def clear(self) -> None:
+        """Nothing waits any more."""
+        with refusals_of(self._note):
+            self._note.unlink(missing_ok=True)
+            self.update_path.unlink(missing_ok=True)

@@ -1,0 +1,62 @@
+"""How an agent stands, read from its state directory by another process of the same device."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from device_agent.patch_store import PatchEntry, list_patches
+from device_agent.presence import LOCK_NAME, STATUS_NAME
+from shared.errors import StateError, UsageError
+from shared.locks import is_held
+
+_IDENTITY = ("device_id", "fleet")
+
+
+@dataclass(frozen=True)
+class Standing:
+    """`status` is what the agent wrote last (see presence.StatusFile), empty where it has not written yet.
+
+    `running` is asked of the kernel, for an agent that was killed could not write that it stopped. `update_waits` tells
+    whether an update is on the disk that the coordinator has not committed.
+    """
+
+    running: bool
+    status: Mapping[str, Any]
+    update_waits: bool
+    patches: tuple[PatchEntry, ...]
+
+
+def read_standing(state_dir: Path) -> Standing:
+    """Read only; UsageError where no agent ever ran, StateError where its files cannot be read."""
+    lock = state_dir / LOCK_NAME
+    try:
+        running = is_held(lock)
+        status = _read_status(state_dir / STATUS_NAME)
+    except FileNotFoundError:
+        raise UsageError(f"no agent has run in {state_dir}; say where its state is with --state-dir") from None
+    except OSError as error:
+        raise StateError(
+            f"{error.filename or lock}: {error.strerror}; ask as the user that the agent runs as"
+        ) from error
+    return Standing(
+        running=running,
+        status=status,
+        update_waits=(state_dir / "spool" / "offer.msgpack").exists(),
+        patches=tuple(list_patches(state_dir / "patches")),
+    )
+
+
+def _read_status(path: Path) -> Mapping[str, Any]:
+    try:
+        status = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise StateError(f"{path}: is damaged ({error}); restart the agent") from error
+    if not isinstance(status, dict) or not all(key in status for key in _IDENTITY):
+        raise StateError(f"{path}: is not what an agent wrote; restart the agent")
+    return status

@@ -1,0 +1,182 @@
+"""The agent's side of the training process: starts it, sends it commands, turns its answers into events.
+
+The process is kept, since importing torch takes a Raspberry Pi half a minute; should it die, the next round starts
+another. This file imports neither torch nor numpy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import BinaryIO, cast
+
+from device_agent.training_channel import (
+    Answer,
+    CancelTraining,
+    Command,
+    Setup,
+    SetupFailed,
+    TrainCommand,
+    read_answer,
+    write_message,
+)
+from shared.errors import WireError
+
+STOP_TIMEOUT_S = 5.0
+LAST_WORDS_TIMEOUT_S = 2.0
+"""How long a process that the task's code left behind may keep our pipes open before we stop listening."""
+
+_LEVELS = {name: logging.getLevelNamesMapping()[name] for name in ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")}
+
+log = logging.getLogger("fedpatch.trainer")
+
+
+@dataclass(frozen=True)
+class Died:
+    """The training process ended by itself; a round that it was working on is lost. `detail` says how, in words."""
+
+    detail: str
+
+
+TrainerEvent = Answer | Died
+
+
+class Trainer:
+    """One training process at a time, and the events it gives rise to.
+
+    `events` is called on threads of this object and should do no more than enqueue. Each `start` that starts a
+    process leads to one `Ready`, `SetupFailed` or `Died`; each `train` to any number of `TrainProgress` and then one
+    `Trained`, `TrainFailed`, `TrainCancelled`, `SetupFailed` or `Died`.
+    """
+
+    def __init__(self, setup: Setup, events: Callable[[TrainerEvent], None]) -> None:
+        self._setup = setup
+        self._events = events
+        self._lock = threading.Lock()
+        self._child: _Child | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Process id; None while there is no process."""
+        with self._lock:
+            return self._child.process.pid if self._child else None
+
+    def start(self) -> None:
+        """Start the process, unless there is one; OSError where the system allows none."""
+        with self._lock:
+            self._running_child()
+
+    def train(self, command: TrainCommand) -> None:
+        """Begin a round, in a new process where there is none; OSError where the system allows none."""
+        with self._lock:
+            self._running_child().send(command)
+
+    def cancel(self) -> None:
+        """Stop the round at its next step; without a process there is nothing to stop."""
+        with self._lock:
+            if self._child:
+                self._child.send(CancelTraining())
+
+    def stop(self) -> None:
+        """End the process and wait for it. What it had not answered stays unanswered."""
+        with self._lock:
+            child, self._child = self._child, None
+        if child:
+            child.stop()
+
+    def _running_child(self) -> _Child:
+        if self._child is None:
+            self._child = _Child(self._setup, self._events, self._forget)
+        return self._child
+
+    def _forget(self, child: _Child) -> bool:
+        """Whether `child` was still the process in use."""
+        with self._lock:
+            current = self._child is child
+            if current:
+                self._child = None
+            return current
+
+
+class _Child:
+    """One run of the training process, with a thread for each of its two outputs."""
+
+    def __init__(self, setup: Setup, events: Callable[[TrainerEvent], None], forget: Callable[[_Child], bool]) -> None:
+        self._events = events
+        self._forget = forget
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "device_agent.training_process"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        self._last_words = ""
+        self._log_thread = threading.Thread(target=self._copy_log, name="trainer-log", daemon=True)
+        self._answer_thread = threading.Thread(target=self._read_answers, name="trainer-answers", daemon=True)
+        self._log_thread.start()
+        self._answer_thread.start()
+        self.send(setup)
+
+    def send(self, command: Command) -> None:
+        """Write a command; to a process that has just died, in vain: its end is the answer."""
+        with contextlib.suppress(OSError, ValueError):  # ValueError: its end was seen, and the pipe closed, meanwhile
+            write_message(cast(BinaryIO, self.process.stdin), command)
+
+    def stop(self) -> None:
+        """End the process by ending its input, and wait for it."""
+        with contextlib.suppress(OSError):
+            cast(BinaryIO, self.process.stdin).close()
+        self._wait()
+        for thread in (self._answer_thread, self._log_thread):
+            if thread is not threading.current_thread():
+                thread.join(LAST_WORDS_TIMEOUT_S)
+
+    def _read_answers(self) -> None:
+        failed: SetupFailed | None = None
+        with cast(BinaryIO, self.process.stdout) as stream:
+            try:
+                while failed is None and (answer := read_answer(stream)) is not None:
+                    if isinstance(answer, SetupFailed):
+                        failed = answer
+                    else:
+                        self._events(answer)
+            except WireError as error:
+                log.error("%s", error)
+                self.process.kill()
+            self._wait()
+        with contextlib.suppress(OSError):
+            cast(BinaryIO, self.process.stdin).close()
+        if self._forget(self):
+            self._events(failed or Died(self._how_it_ended()))
+
+    def _copy_log(self) -> None:
+        """Put what the process says on standard error into our log; the first word may be a level."""
+        level = logging.INFO
+        with cast(BinaryIO, self.process.stderr) as stream:
+            for line in stream:
+                text = line.decode(errors="replace").rstrip()
+                level = _LEVELS.get(text.partition(" ")[0], level)
+                self._last_words = text or self._last_words
+                log.log(level, "%s", text)
+
+    def _wait(self) -> None:
+        try:
+            self.process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def _how_it_ended(self) -> str:
+        code = self.process.returncode
+        if code < 0:
+            hint = "; out of memory?" if code == -signal.SIGKILL else ""
+            return f"the training process was ended by {signal.Signals(-code).name}{hint}"
+        self._log_thread.join(LAST_WORDS_TIMEOUT_S)
+        said = f"; it said: {self._last_words[:200]}" if self._last_words else ""
+        return f"the training process ended with exit code {code}{said}"

@@ -1,0 +1,176 @@
+"""LocalUpdate of Algorithm 1 (paper, lines 5-13 and Table 1): a device trains its own model on its own data.
+
+The model goes in and comes out as named tensors, private ones among them: what is private is the business of the
+caller. So are the optimizer's moments, which FedAvg-Adam sends along with the model. User accuracy is measured twice:
+after download and patching, before training (the number the paper reports), and again after training.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from device_agent.batches import batch_indices, steps_for
+from device_agent.evaluation import user_accuracy
+from shared.errors import DataError, UpdateRefused, UsageError, unknown_name
+from shared.messages import TrainPlan
+from shared.model import load_tensors, schema_of, to_tensors
+from shared.task import DeviceData, Task
+from shared.tensors import MOMENTS, TRAINABLE, Array, Schema, Tensors, moment_name, require_finite
+
+CLIENT_OPTIMIZERS = ("sgd", "adam")
+
+
+@dataclass(frozen=True)
+class LocalResult:
+    """What training gave. `tensors` is the whole model, private parts too, and the moments that the plan names.
+
+    `train_loss` is the mean over the steps, `train_s` the time the steps took. The user accuracies are None where the
+    device does not count (`DeviceData.counts_in_ua`).
+    """
+
+    tensors: dict[str, Array]
+    num_examples: int
+    steps: int
+    train_loss: float
+    user_accuracy_before: float | None
+    user_accuracy_after: float | None
+    train_s: float
+
+
+class LocalTrainer:
+    """One task and one device's data, with the model built once and used for every round."""
+
+    def __init__(self, task: Task, data: DeviceData) -> None:
+        with torch.random.fork_rng(devices=[]):
+            self.model: nn.Module = task.build_model()
+        self.task = task
+        self.schema: Schema = schema_of(self.model)
+        self.num_examples: int = len(data.train_x)
+        self._train = _tensor(data.train_x), _tensor(data.train_y)
+        self._test = _tensor(data.test_x), _tensor(data.test_y)
+        self._counts_in_ua = data.counts_in_ua
+        self._trained = {
+            name: parameter
+            for name, parameter in self.model.named_parameters(remove_duplicate=False)
+            if name in self.schema and self.schema.spec(name).role in TRAINABLE
+        }
+
+    def run(
+        self,
+        tensors: Tensors,
+        plan: TrainPlan,
+        *,
+        first_batch: int,
+        stream_seed: int,
+        on_step: Callable[[int, int], None],
+        cancelled: Callable[[], bool],
+    ) -> LocalResult | None:
+        """Train the model in `tensors` (moments too, where there are any) by `plan`; None when cancelled between steps.
+
+        The same arguments give the same result. `on_step(done, total)` is called after each step. Raises UsageError
+        for a plan that cannot be followed, SchemaMismatch for tensors of another model, DataError where the data
+        cannot be trained on, and UpdateRefused("not_finite") where the loss or a value diverges.
+        """
+        total = steps_for(plan, self.num_examples)
+        if total < 1:
+            raise UsageError(
+                "the plan has neither steps nor epochs, so there is nothing to train; give it at least one"
+            )
+        load_tensors(self.model, {name: array for name, array in tensors.items() if ":" not in name})
+        optimizer = self._optimizer(plan, tensors)
+        before = self._user_accuracy()
+        batches = batch_indices(self.num_examples, plan.batch_size, first_batch, total, stream_seed)
+        losses: list[float] = []
+        started = time.perf_counter()
+        with torch.random.fork_rng(devices=[]):  # dropout and the like repeat when a round is repeated
+            torch.default_generator.manual_seed((stream_seed + first_batch) % 2**63)
+            self.model.train()
+            for indices in batches:
+                if cancelled():
+                    return None
+                losses.append(self._step(optimizer, indices))
+                if not math.isfinite(losses[-1]):
+                    raise self._diverged(losses[-1], f"step {len(losses)} of {total}", plan)
+                on_step(len(losses), total)
+        train_s = time.perf_counter() - started
+        result = to_tensors(self.model) | self._moments(optimizer, plan)
+        require_finite(result)
+        after = self._user_accuracy()
+        return LocalResult(result, self.num_examples, total, math.fsum(losses) / total, before, after, train_s)
+
+    def _step(self, optimizer: torch.optim.Optimizer, indices: Array) -> float:
+        x, y = self._train
+        chosen = torch.from_numpy(indices)
+        optimizer.zero_grad()
+        loss = self.task.loss(self._forward(x[chosen]), y[chosen])
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        return float(loss.item())
+
+    def _diverged(self, loss: float, where: str, plan: TrainPlan) -> UpdateRefused:
+        return UpdateRefused(
+            "not_finite",
+            f"task {self.task.name!r}: the loss was {loss} at {where}; try a learning rate smaller than "
+            f"{plan.learning_rate:g}, or look for bad values in the training data",
+        )
+
+    def _forward(self, batch: Tensor) -> Tensor:
+        try:
+            outputs: Tensor = self.model(batch)
+        except ValueError as error:
+            if len(batch) > 1 or "more than 1 value per channel" not in str(error):
+                raise
+            raise DataError(
+                f"task {self.task.name!r}: batch norm cannot learn from a batch of one example "
+                f"(this device has {self.num_examples}); use a batch size and a device's data of at least 2"
+            ) from error
+        return outputs
+
+    def _user_accuracy(self) -> float | None:
+        return user_accuracy(self.model, self.task, *self._test) if self._counts_in_ua else None
+
+    def _optimizer(self, plan: TrainPlan, tensors: Tensors) -> torch.optim.Optimizer:
+        """Optimizer of the plan, continuing from the moments in `tensors`; where there are none, from zero."""
+        unknown = [moment for moment in plan.moments if moment not in MOMENTS]
+        if unknown:
+            raise unknown_name("optimizer moment", unknown[0], MOMENTS)
+        parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        if plan.client_optimizer == "sgd":
+            if plan.moments:
+                raise UsageError(
+                    f"the plan asks for {', '.join(plan.moments)}, but the client optimizer sgd has no moments"
+                )
+            return torch.optim.SGD(parameters, lr=plan.learning_rate)
+        if plan.client_optimizer != "adam":
+            raise unknown_name("client optimizer", plan.client_optimizer, CLIENT_OPTIMIZERS)
+        adam = torch.optim.Adam(parameters, lr=plan.learning_rate, betas=(plan.beta_1, plan.beta_2), eps=plan.epsilon)
+        for name, parameter in self._trained.items():
+            state = {
+                "step": torch.zeros(()),
+                "exp_avg": torch.zeros_like(parameter),
+                "exp_avg_sq": torch.zeros_like(parameter),
+            }
+            for moment, value in state.items():
+                if (known := tensors.get(moment_name(name, moment))) is not None:
+                    value.copy_(_tensor(known))
+            adam.state[parameter] = state
+        return adam
+
+    def _moments(self, optimizer: torch.optim.Optimizer, plan: TrainPlan) -> dict[str, Array]:
+        return {
+            moment_name(name, moment): optimizer.state[parameter][moment].numpy().copy()
+            for name, parameter in self._trained.items()
+            for moment in plan.moments
+        }
+
+
+def _tensor(array: Array) -> Tensor:
+    """Share the memory of `array` where torch can, which wants it contiguous and writable."""
+    return torch.from_numpy(np.require(array, requirements=["C", "W"]))

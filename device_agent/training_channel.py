@@ -1,0 +1,160 @@
+"""What the agent and its training process say to each other, over a pair of pipes.
+
+The agent's process owns the network and no private value; the training process owns the data, the patch and torch,
+and no network. A frame is four bytes of length, big-endian, and a msgpack list of the message's name and its fields.
+Files, not frames, carry tensors. Every `Train` is answered exactly once: by `Trained`, `TrainFailed` or
+`TrainCancelled`, or by the end of the process.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import BinaryIO, TypeVar
+
+import msgspec
+
+from device_agent.effects import JobKey
+from shared.errors import WireError
+from shared.messages import FailReason, Manifest, TrainPlan, UpdateReport
+
+MAX_FRAME_BYTES = 2**20
+_LENGTH = struct.Struct(">I")
+
+Message = TypeVar("Message")
+
+
+@dataclass(frozen=True)
+class Setup:
+    """First command: what to train, on which data.
+
+    `task_ref` and `data` come from the device's own configuration, never from the network. `threads` are torch's.
+    """
+
+    task_ref: str
+    data: str
+    data_root: str
+    patch_dir: str
+    device_id: str
+    threads: int = 1
+
+
+@dataclass(frozen=True)
+class TrainCommand:
+    """LocalUpdate of one round, on a global model that was downloaded to `model_path`.
+
+    The answers repeat `key`: the same round may be asked for again, in another epoch and from another base. `schema` is
+    the digest of the model's schema that the coordinator told (without moments), `private` the patch policy's text,
+    `base` the digest of the global model, `encoding` and `chunk_bytes` those of the update, which goes to `update_path`.
+    """
+
+    key: JobKey
+    plan: TrainPlan
+    private: str
+    schema: str
+    model_path: str
+    model: Manifest
+    encoding: str
+    base: str
+    update_path: str
+    download_s: float
+    chunk_bytes: int
+
+
+@dataclass(frozen=True)
+class CancelTraining:
+    """Stop the `TrainCommand` that was sent last, at its next step."""
+
+
+@dataclass(frozen=True)
+class Ready:
+    """Answer to `Setup`: the task's name, the digest of its model's schema, the number of training examples here."""
+
+    task: str
+    schema: str
+    num_examples: int
+
+
+@dataclass(frozen=True)
+class SetupFailed:
+    """Answer to `Setup` that cannot be followed; the process ends. `exit_code` is that of the error (shared.errors)."""
+
+    detail: str
+    exit_code: int
+
+
+@dataclass(frozen=True)
+class TrainProgress:
+    """`done` of `total` steps."""
+
+    key: JobKey
+    done: int
+    total: int
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The patch is saved and the update lies at the command's `update_path`."""
+
+    key: JobKey
+    manifest: Manifest
+    report: UpdateReport
+
+
+@dataclass(frozen=True)
+class TrainFailed:
+    """There is no update; `detail` is one line for the device's own log: it may hold private names and values."""
+
+    key: JobKey
+    reason: FailReason
+    detail: str
+
+
+@dataclass(frozen=True)
+class TrainCancelled:
+    """Stopped as asked: there is no update, and the patch is as it was."""
+
+    key: JobKey
+
+
+Command = Setup | TrainCommand | CancelTraining
+Answer = Ready | SetupFailed | TrainProgress | Trained | TrainFailed | TrainCancelled
+
+COMMANDS: dict[str, type[Command]] = {kind.__name__: kind for kind in (Setup, TrainCommand, CancelTraining)}
+ANSWERS: dict[str, type[Answer]] = {
+    kind.__name__: kind for kind in (Ready, SetupFailed, TrainProgress, Trained, TrainFailed, TrainCancelled)
+}
+
+
+def write_message(stream: BinaryIO, message: Command | Answer) -> None:
+    """Send one message and flush. OSError when nobody is there to read."""
+    frame = msgspec.msgpack.encode([type(message).__name__, message])
+    stream.write(_LENGTH.pack(len(frame)) + frame)
+    stream.flush()
+
+
+def read_command(stream: BinaryIO) -> Command | None:
+    """Next command, None at the end of the stream. Raises WireError for anything else."""
+    return _read(stream, COMMANDS)
+
+
+def read_answer(stream: BinaryIO) -> Answer | None:
+    """Next answer, None at the end of the stream. Raises WireError for anything else."""
+    return _read(stream, ANSWERS)
+
+
+def _read(stream: BinaryIO, kinds: dict[str, type[Message]]) -> Message | None:
+    head = stream.read(_LENGTH.size)
+    if not head:
+        return None
+    length = _LENGTH.unpack(head)[0] if len(head) == _LENGTH.size else 0
+    if not 1 <= length <= MAX_FRAME_BYTES:
+        raise WireError(f"training channel: {head!r} does not begin a frame of 1 to {MAX_FRAME_BYTES} bytes")
+    frame = stream.read(length)
+    if len(frame) < length:
+        raise WireError(f"training channel: the stream ended after {len(frame)} of a frame's {length} bytes")
+    try:
+        name, fields = msgspec.msgpack.decode(frame, type=tuple[str, msgspec.Raw])
+        return msgspec.msgpack.decode(fields, type=kinds[name])
+    except (msgspec.DecodeError, KeyError, UnicodeDecodeError) as error:
+        raise WireError(f"training channel: not a message: {error}") from error

@@ -1,0 +1,191 @@
+"""The training process: the only one that holds torch, a device's data and its patch. It has no network.
+
+    python -P -m device_agent.training_process
+
+It is told what to do on standard input and answers on standard output (device_agent.training_channel). `-P` keeps the
+current directory from shadowing fedpatch's own modules. What the user's task prints goes to standard error, as does
+the log. When its input ends, so does the process, at once: it never outlives its agent.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from device_agent.training_channel import (
+    Answer,
+    CancelTraining,
+    Ready,
+    Setup,
+    SetupFailed,
+    TrainCancelled,
+    TrainCommand,
+    Trained,
+    TrainFailed,
+    TrainProgress,
+    read_command,
+    write_message,
+)
+from shared.errors import DataError, FedpatchError, StateError, UpdateRefused, WireError
+from shared.messages import FailReason
+
+if TYPE_CHECKING:
+    from device_agent.local_update import LocalUpdate
+
+PROGRESS_EVERY_S = 0.2
+MAX_DETAIL = 500
+
+log = logging.getLogger("fedpatch.training")
+
+
+class Inbox:
+    """Commands, read by a thread of its own, so that a cancel or the agent's end is seen while torch is at work."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self._commands: queue.SimpleQueue[tuple[Setup | TrainCommand, threading.Event]] = queue.SimpleQueue()
+        threading.Thread(target=self._read, name="inbox", daemon=True).start()
+
+    def next(self) -> tuple[Setup | TrainCommand, threading.Event]:
+        """Wait for a command; the event is set when it is cancelled."""
+        return self._commands.get()
+
+    def _read(self) -> None:
+        cancelled = threading.Event()
+        exit_code = 0
+        try:
+            while (command := read_command(self._stream)) is not None:
+                if isinstance(command, CancelTraining):
+                    cancelled.set()
+                else:
+                    cancelled = threading.Event()
+                    self._commands.put((command, cancelled))
+        except WireError as error:
+            log.error("%s", error)
+            exit_code = 1
+        finally:
+            os._exit(exit_code)
+
+
+class Outbox:
+    """Answers to the agent. Once nobody reads them, the process ends."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+
+    def send(self, answer: Answer) -> None:
+        """Write one answer."""
+        try:
+            write_message(self._stream, answer)
+        except OSError:
+            os._exit(0)
+
+
+def main() -> int:
+    """Serve one agent; the exit code is 0, or that of the error that made the setup fail."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the agent, which then ends us
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    inbox_stream, outbox_stream = _take_standard_streams()
+    inbox, outbox = Inbox(inbox_stream), Outbox(outbox_stream)
+    setup, _ = inbox.next()
+    try:
+        if not isinstance(setup, Setup):
+            raise WireError(f"training channel: expected Setup, got {type(setup).__name__}")
+        local_update, ready = set_up(setup)
+    except Exception as error:
+        _log_unexpected(error)
+        outbox.send(SetupFailed(in_words(error), error.exit_code if isinstance(error, FedpatchError) else 1))
+        return error.exit_code if isinstance(error, FedpatchError) else 1
+    outbox.send(ready)
+    while True:
+        command, cancelled = inbox.next()
+        if isinstance(command, TrainCommand):
+            outbox.send(answer(local_update, command, cancelled, outbox))
+
+
+def set_up(setup: Setup) -> tuple[LocalUpdate, Ready]:
+    """Find the task, import torch, load the data, build the model."""
+    from shared.task import find_task
+
+    task = find_task(setup.task_ref)  # first, since a wrong name need not wait for torch
+
+    import torch
+
+    from device_agent.local_update import LocalUpdate
+    from device_agent.patch_store import PatchStore
+    from device_agent.training import LocalTrainer
+
+    torch.set_num_threads(setup.threads)
+    # The first optimizer makes torch import its compiler, as long again as torch itself; not on the first round's time.
+    torch.optim.SGD([torch.zeros(1, requires_grad=True)])
+    try:
+        trainer = LocalTrainer(task, task.load_data(setup.data, Path(setup.data_root)))
+    except FedpatchError:
+        raise
+    except Exception as error:
+        log.exception("the task's own code failed")
+        raise DataError(f"task {task.name!r} failed with data {setup.data!r}: {in_words(error)}") from error
+    store = PatchStore(Path(setup.patch_dir))
+    ready = Ready(task.name, trainer.schema.digest, trainer.num_examples)
+    return LocalUpdate(trainer, store, setup.device_id), ready
+
+
+def answer(local_update: LocalUpdate, command: TrainCommand, cancelled: threading.Event, outbox: Outbox) -> Answer:
+    """Do one round, telling of its progress, and return how it ended."""
+    told_at = -PROGRESS_EVERY_S
+
+    def on_step(done: int, total: int) -> None:
+        nonlocal told_at
+        now = time.monotonic()
+        if done == total or now - told_at >= PROGRESS_EVERY_S:
+            told_at = now
+            outbox.send(TrainProgress(command.key, done, total))
+
+    try:
+        done = local_update.run(command, on_step, cancelled.is_set)
+    except Exception as error:
+        _log_unexpected(error)
+        return TrainFailed(command.key, fail_reason(error), in_words(error))
+    return TrainCancelled(command.key) if done is None else Trained(command.key, *done)
+
+
+def fail_reason(error: Exception) -> FailReason:
+    """What the coordinator is told about an error."""
+    if isinstance(error, WireError):
+        return FailReason.DOWNLOAD
+    if isinstance(error, StateError):
+        return FailReason.STORAGE
+    if isinstance(error, UpdateRefused) and error.reason == "not_finite":
+        return FailReason.NOT_FINITE
+    return FailReason.TRAINING
+
+
+def in_words(error: Exception) -> str:
+    """One line for people."""
+    text = str(error) if isinstance(error, FedpatchError) else f"{type(error).__name__}: {error}"
+    return " ".join(text.split())[:MAX_DETAIL]
+
+
+def _log_unexpected(error: Exception) -> None:
+    if not isinstance(error, FedpatchError):
+        log.error("unexpected error", exc_info=error)
+
+
+def _take_standard_streams() -> tuple[BinaryIO, BinaryIO]:
+    """Keep both ends of the channel to ourselves: to the task's code, standard input is empty and output is the log."""
+    commands, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    os.dup2(2, 1)
+    return commands, answers
+
+
+if __name__ == "__main__":
+    os._exit(main())  # the inbox still waits for input: no interpreter is taken apart under its hands

@@ -1,0 +1,188 @@
+"""What the command lines of both sides have in common.
+
+An error is a sentence and an exit code; every command has an example in its `--help` and `--debug` for logs; `--version`
+is on the whole. stdout is for results; messages and logs go to stderr.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Annotated, Any, NoReturn, TextIO
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from shared import __version__
+from shared.errors import FedpatchError
+
+EXIT_INTERRUPTED = 130  # as shells tell a process that SIGINT ended
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+log = logging.getLogger("fedpatch.command")
+
+
+class _TidyHelp:
+    """Help in which an option without a value has no type: typer writes `--json <bool>`, which nobody may type."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Those of the command, and --help."""
+        params: list[Any] = super().get_params(ctx)  # type: ignore[misc]  # of the class that this is mixed into
+        for one in params:
+            if getattr(one, "is_flag", False):
+                one.metavar = ""
+        return params
+
+
+class _Command(_TidyHelp, TyperCommand):
+    """A command of ours."""
+
+
+class Group(_TidyHelp, TyperGroup):
+    """A command of ours that has commands."""
+
+
+def make_app(name: str, about: str) -> typer.Typer:
+    """A command line whose commands are added by `command`."""
+    app = typer.Typer(name=name, help=about, cls=Group, no_args_is_help=True, pretty_exceptions_enable=False)
+    app.callback()(_options)
+    return app
+
+
+def command(
+    app: typer.Typer, name: str, *, example: str, log_level: int = logging.WARNING
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Decorator: the function is the command `name` of `app`, its docstring the help, `example` the end of it.
+
+    It gets the option `--debug`; without that, logs from `log_level` on are shown.
+    """
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        app.command(name, cls=_Command, epilog=f"Example: {example}")(with_debug(function, log_level))
+        return function
+
+    return decorate
+
+
+def with_debug(function: Callable[..., None], log_level: int = logging.WARNING) -> Callable[..., None]:
+    """`function` as typer takes it, with the option `--debug`."""
+
+    @functools.wraps(function)
+    def run(*, debug: bool, **given: Any) -> None:
+        set_up_logging(logging.DEBUG if debug else log_level)
+        function(**given)
+
+    about = typer.Option("--debug", "-v", help="Log what happens on stderr, and where an error comes from.")
+    own = inspect.signature(function, eval_str=True).parameters.values()
+    parameters = [one.replace(kind=one.KEYWORD_ONLY) for one in own]
+    parameters.append(
+        inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Annotated[bool, about])
+    )
+    run.__dict__["__signature__"] = inspect.Signature(parameters)  # what typer reads
+    run.__annotations__ = {one.name: one.annotation for one in parameters}
+    return run
+
+
+def _show_version(context: typer.Context, wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"{context.info_name} {__version__}")
+        raise typer.Exit
+
+
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version; stop.")
+    ] = False,
+) -> None:
+    pass
+
+
+def run_app(app: typer.Typer, name: str) -> NoReturn:
+    """Runs what the process was called with, and ends the process."""
+    try:
+        app(prog_name=name)
+    except FedpatchError as error:
+        log.debug("%s", type(error).__name__, exc_info=error)
+        _complain(name, str(error))
+        sys.exit(error.exit_code)
+    except OSError as error:
+        log.debug("%s", type(error).__name__, exc_info=error)
+        where = f"{error.filename}: " if error.filename else ""
+        _complain(name, f"{where}{error.strerror or error}")
+        sys.exit(FedpatchError.exit_code)
+    sys.exit(0)
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """SIGINT and SIGTERM raise KeyboardInterrupt, so that what was started is ended on the way out."""
+    before = {number: signal.signal(number, signal.default_int_handler) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, former in before.items():
+            signal.signal(number, former)
+
+
+def ignore_signals() -> None:
+    """Neither SIGINT nor SIGTERM does anything until `interruptible` is left: for a result that is there, but not told."""
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def catch_signals() -> Callable[[], int]:
+    """From now on; what it returns waits for one and gives the exit code: 0 for SIGTERM, 130 for SIGINT."""
+    come = threading.Event()
+    got: list[int] = []
+
+    def note(number: int, _frame: FrameType | None) -> None:
+        got.append(number)
+        come.set()
+
+    def wait() -> int:
+        come.wait()
+        return EXIT_INTERRUPTED if got[0] == signal.SIGINT else 0
+
+    for number in _SIGNALS:
+        signal.signal(number, note)
+    return wait
+
+
+def set_up_logging(level: int) -> None:
+    """Shows what fedpatch's own loggers say, from `level` on; the libraries' are left alone."""
+    logger = logging.getLogger("fedpatch")
+    handler = _StderrHandler()
+    handler.setFormatter(logging.Formatter(_LOG_FORMAT))
+    logger.handlers = [handler]
+    logger.propagate = False
+    logger.setLevel(level)
+
+
+class _StderrHandler(logging.StreamHandler[TextIO]):
+    """Writes to what stderr is at that moment: a live display replaces it, so that lines appear above it."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> TextIO:
+        return sys.stderr
+
+    @stream.setter
+    def stream(self, value: TextIO) -> None:
+        raise AttributeError("always stderr")
+
+
+def _complain(name: str, text: str) -> None:
+    """One line per problem, each with the program's name, so that they are found again in a log."""
+    for line in text.splitlines():
+        typer.echo(f"{name}: {line}", err=True)

@@ -1,0 +1,292 @@
+"""Settings from four places: defaults, a TOML file, the environment, flags. The later place wins.
+
+`load` checks what every place says, also where a later one overrides it, and raises all problems at once. The file is
+flat: one `key = value` per setting, keys as the fields are called.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any, Generic, TypeVar
+
+from shared.errors import ConfigError
+from shared.settings import NAME, NONE_WORD, Pattern, Setting, Settings, from_text, from_value, setting, settings_of
+from shared.settings_page import reference
+from shared.toml_text import key_lines, syntax_problem, toml_value
+
+__all__ = [
+    "NAME",
+    "ConfigError",
+    "Loaded",
+    "Origin",
+    "Pattern",
+    "Settings",
+    "cli_options",
+    "load",
+    "load_with_origins",
+    "public_values",
+    "reference",
+    "setting",
+    "to_toml",
+]
+
+S = TypeVar("S", bound=Settings)
+R = TypeVar("R")
+
+_METAVARS: dict[type, str] = {str: "TEXT", int: "INTEGER", float: "NUMBER", Path: "PATH"}
+
+_KEY_SIMILARITY = 0.6
+# Not every variable that begins like ours is a setting (FEDPATCH_DATA, FEDPATCH_AGENT_TASK), so only what can hardly be
+# anything but a slip is refused.
+_VARIABLE_SIMILARITY = 0.85
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a value was given: `place` is a line of a file, a variable, an option, or "default"."""
+
+    place: str
+    tells_key: bool = True
+
+    def problem(self, key: str, text: object) -> str:
+        """`text` about the setting `key`, beginning with the place."""
+        if self == DEFAULT:
+            return f"{key}: {text}"
+        return f"{self.place}: {text}" if self.tells_key else f"{self.place}: {key}: {text}"
+
+
+DEFAULT = Origin("default")
+
+
+@dataclass(frozen=True)
+class Loaded(Generic[S]):
+    """Settings, and for each field where its value came from."""
+
+    settings: S
+    origins: Mapping[str, Origin]
+
+
+def load(
+    cls: type[S],
+    *,
+    file: Path | None,
+    environ: Mapping[str, str],
+    flags: Mapping[str, object | None],
+    env_prefix: str | None = None,
+) -> S:
+    """Settings of `cls`: flag before environment before file before default. Raises ConfigError with all problems.
+
+    `flags` go by field name, None meaning not given; a text is read like a variable. Variables are `env_prefix` (that
+    of `cls` where None) and the field's name in capitals; an empty one counts as not set. `none` unsets an optional
+    field.
+    """
+    return load_with_origins(cls, file=file, environ=environ, flags=flags, env_prefix=env_prefix).settings
+
+
+def load_with_origins(
+    cls: type[S],
+    *,
+    file: Path | None,
+    environ: Mapping[str, str],
+    flags: Mapping[str, object | None],
+    env_prefix: str | None = None,
+) -> Loaded[S]:
+    """Like `load`, and tells where each value came from."""
+    prefix = cls.env_prefix if env_prefix is None else env_prefix
+    reader = _Reader({one.name: one for one in settings_of(cls)})
+    if file is not None:
+        reader.read_file(file)
+    reader.read_environment(environ, prefix)
+    reader.read_flags(flags)
+    return reader.finish(cls)
+
+
+class _Reader:
+    """Collects values from one place after the other, and the problems."""
+
+    def __init__(self, known: Mapping[str, Setting]) -> None:
+        self.known = known
+        self.problems: list[str] = []
+        self.values: dict[str, Any] = {}
+        self.origins: dict[str, Origin] = {}
+        self.wrong: set[str] = set()
+
+    def take(self, key: str, origin: Origin, raw: object, convert: Callable[[Setting, Any], Any]) -> None:
+        one = self.known.get(key)
+        try:
+            if one is None:
+                near = get_close_matches(key, self.known, n=1, cutoff=_KEY_SIMILARITY)
+                raise ValueError("unknown setting" + (f"; did you mean {near[0]}?" if near else ""))
+            value = convert(one, raw)
+            self.values[key] = value.expanduser() if isinstance(value, Path) else value
+            self.origins[key] = origin
+        except (ValueError, RuntimeError) as error:  # RuntimeError: there is no home directory that ~ could stand for
+            self.problems.append(origin.problem(key, error))
+            self.wrong.add(key)
+
+    def read_file(self, file: Path) -> None:
+        try:
+            text = _text_of(file)
+            table = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            line, words = syntax_problem(text, error)
+            self.problems.append(f"{file}:{line}: not TOML: {words}")
+            return
+        except ConfigError as error:
+            self.problems.extend(error.problems)
+            return
+        lines = key_lines(text)
+        for key, value in sorted(table.items(), key=lambda item: lines.get(item[0], 0)):
+            self.take(key, Origin(f"{file}:{lines.get(key, 1)}", tells_key=False), value, from_value)
+
+    def read_environment(self, environ: Mapping[str, str], prefix: str) -> None:
+        for variable in sorted(environ):
+            key = variable.removeprefix(prefix).lower()
+            if not variable.startswith(prefix) or variable != prefix + key.upper() or not environ[variable]:
+                continue
+            if key in self.known:
+                self.take(key, Origin(f"${variable}"), environ[variable], from_text)
+            elif near := get_close_matches(key, self.known, n=1, cutoff=_VARIABLE_SIMILARITY):
+                self.problems.append(f"${variable}: unknown variable; did you mean ${prefix}{near[0].upper()}?")
+
+    def read_flags(self, flags: Mapping[str, object | None]) -> None:
+        for key, raw in flags.items():
+            if raw is not None:
+                flag = "--" + key.replace("_", "-")
+                self.take(key, Origin(flag), raw, from_text if isinstance(raw, str) else from_value)
+
+    def finish(self, cls: type[S]) -> Loaded[S]:
+        values = {}
+        for key, one in self.known.items():
+            if one.required and key not in self.origins and key not in self.wrong:
+                self.problems.append(f"{key}: not set; {_mend(one)}")
+                self.wrong.add(key)
+            # What is wrong or missing is stood in for, so that a check of other fields can still speak.
+            stand_in = from_text(one, one.rules.example) if one.required else one.default
+            values[key] = stand_in if key in self.wrong else self.values.get(key, one.default)
+        settings = cls(**values)
+        for key, problem, *others in settings.check():
+            if self.wrong.isdisjoint((key, *others)):
+                self.problems.append(self.origins.get(key, DEFAULT).problem(key, problem))
+        if self.problems:
+            raise ConfigError(self.problems)
+        return Loaded(settings, {key: self.origins.get(key, DEFAULT) for key in self.known})
+
+
+def _mend(one: Setting) -> str:
+    text = one.rules.help[0].lower() + one.rules.help[1:].rstrip(".")
+    return f"say {text}, e.g. {one.name} = {toml_value(from_text(one, one.rules.example))}"
+
+
+def _text_of(file: Path) -> str:
+    try:
+        return file.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
+    except IsADirectoryError:
+        raise ConfigError([f"{file}: is a directory; give a configuration file"]) from None
+    except FileNotFoundError:
+        raise ConfigError([f"{file}: no such file"]) from None
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise ConfigError([f"{file}:{line}: is not UTF-8 text; save it as UTF-8"]) from None
+    except OSError as error:
+        raise ConfigError([f"{file}: cannot be read: {error.strerror or error}"]) from None
+
+
+def public_values(settings: Settings) -> dict[str, str | int | float | bool | None]:
+    """Every field but the secrets, by name, as plain data to store and show; `load` takes it back as `flags`."""
+    values = {}
+    for one in settings_of(type(settings)):
+        if not one.rules.secret:
+            value = getattr(settings, one.name)
+            if value is None and one.default is not None:
+                value = NONE_WORD
+            values[one.name] = str(value) if isinstance(value, Path) else value
+    return values
+
+
+def to_toml(settings: Settings, origins: Mapping[str, Origin] | None = None) -> str:
+    """The settings as a configuration file that loads back to the same, but for secrets; `origins` become comments."""
+    lines: list[str] = []
+    group = None
+    for one in settings_of(type(settings)):
+        if one.rules.group != group:
+            group = one.rules.group
+            lines += ["", f"# {group}"]
+        origin = f"  # {origins[one.name].place}" if origins else ""
+        value = getattr(settings, one.name)
+        if one.rules.secret and value is not None:
+            lines.append(f'# {one.name} = "***"{origin}')
+        elif value is None and one.default is None:
+            lines.append(f"# {one.name} is not set{origin}")
+        else:
+            lines.append(f"{one.name} = {toml_value(NONE_WORD if value is None else value)}{origin}")
+    return "\n".join(lines[1:]) + "\n"
+
+
+def cli_options(cls: type[S]) -> Callable[[Callable[..., R]], Callable[..., R]]:
+    """Decorator: a typer command gets one option per field of `cls`, `--config FILE` and `--print-config`.
+
+    The command takes the loaded settings as its keyword argument `settings`; its own parameters stay, by keyword. The
+    options are texts that default to None: their values are judged by `load`, together with all others, so that the
+    precedence holds and a mistake reads the same wherever it was made.
+    """
+    known = settings_of(cls)
+
+    def decorate(command: Callable[..., R]) -> Callable[..., R]:
+        @functools.wraps(command)
+        def run(*, config: Path | None, print_config: bool, **given: Any) -> R:
+            flags = {one.name: given.pop(one.name) for one in known if not one.rules.secret}
+            loaded = load_with_origins(cls, file=config, environ=os.environ, flags=flags)
+            if print_config:
+                import typer
+
+                typer.echo(to_toml(loaded.settings, loaded.origins), nl=False)
+                raise typer.Exit
+            return command(settings=loaded.settings, **given)
+
+        own = inspect.signature(command, eval_str=True).parameters.values()
+        parameters = [one.replace(kind=one.KEYWORD_ONLY) for one in own if one.name != "settings"]
+        parameters += _options(known, cls.env_prefix)
+        run.__dict__["__signature__"] = inspect.Signature(parameters)  # what typer reads
+        run.__annotations__ = {one.name: one.annotation for one in parameters}
+        return run
+
+    return decorate
+
+
+def _options(known: Sequence[Setting], env_prefix: str) -> list[inspect.Parameter]:
+    import typer
+
+    def parameter(name: str, kind: Any, default: object, *names: str, **about: Any) -> inspect.Parameter:
+        annotation = Annotated[kind, typer.Option(*names, show_default=False, **about)]
+        return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+    options = [
+        parameter("config", Path | None, None, "--config", metavar="FILE", help="Read settings from this TOML file."),
+        parameter(
+            "print_config", bool, False, "--print-config", help="Show the settings and where they come from; stop."
+        ),
+    ]
+    for one in known:
+        if one.rules.secret:
+            continue
+        about = {"help": f"{one.rules.help} {_about(one, env_prefix)}", "rich_help_panel": one.rules.group}
+        if one.kind is bool:
+            options.append(parameter(one.name, bool | None, None, f"{one.flag}/--no-{one.flag[2:]}", **about))
+        else:
+            metavar = one.rules.unit.upper() or _METAVARS[one.kind]
+            options.append(parameter(one.name, str | None, None, one.flag, metavar=metavar, **about))
+    return options
+
+
+def _about(one: Setting, env_prefix: str) -> str:
+    """Range, default and variable in brackets, round ones: rich would take square ones for markup."""
+    parts = [one.range, one.default_words if one.required else f"default: {one.default_words}"]
+    return "(" + "; ".join([*filter(None, parts), f"env: {env_prefix}{one.name.upper()}"]) + ")"

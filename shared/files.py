@@ -1,0 +1,73 @@
+"""Files that survive a power cut: a path holds the old bytes or the new ones, never a mixture and never less.
+
+A device loses power whenever somebody pulls the plug. So the new bytes go to a file of their own in the same
+directory, are flushed to the disk, take the place of the old file in one rename, and the directory is flushed too,
+since it is what holds the name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from shared.errors import StateError
+
+_UNFINISHED = ".tmp"
+
+
+def write_atomic(path: Path, data: bytes, *, mode: int = 0o600) -> None:
+    """Puts `data` at `path`, durably, with the permissions `mode`; the directory must exist.
+
+    Once this returns, the bytes outlast a power cut. Raises OSError, naming `path`, where the disk refuses; then
+    `path` is as it was.
+    """
+    unfinished: str | None = None
+    try:
+        fd, unfinished = tempfile.mkstemp(prefix=f".{path.name}.", suffix=_UNFINISHED, dir=path.parent)
+        with os.fdopen(fd, "wb") as file:
+            os.fchmod(fd, mode)
+            file.write(data)
+            file.flush()
+            os.fsync(fd)
+        os.replace(unfinished, path)
+        unfinished = None
+        sync_directory(path.parent)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+    finally:
+        if unfinished is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(unfinished)
+
+
+@contextlib.contextmanager
+def refusals_of(place: Path) -> Iterator[None]:
+    """What the disk refuses within becomes a StateError that names the file, or `place`, and the mend."""
+    try:
+        yield
+    except OSError as error:
+        raise StateError(
+            f"{error.filename or place}: {error.strerror or error}; make it writable, free some space or choose "
+            "another state directory"
+        ) from error
+
+
+def sync_directory(directory: Path) -> None:
+    """Makes renames and deletions inside `directory` outlast a power cut."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def remove_unfinished(directory: Path) -> None:
+    """Deletes what `write_atomic` left half written in `directory` when its process was killed.
+
+    For the one owner of the directory to call, before it writes there.
+    """
+    for leftover in directory.glob(f".*{_UNFINISHED}"):
+        leftover.unlink(missing_ok=True)

@@ -1,0 +1,88 @@
+"""When a link tries to connect, and in which version of MQTT: one attempt after the other, with pauses that spread a fleet.
+
+MQTT 5 comes first. A broker that refuses it, or does not answer, is asked in 3.1.1 at once, and so on in turn until one
+version is answered; that one is kept.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from shared.link_desk import Desk
+from shared.link_events import Connected, Disconnected, ProtocolVersion
+from shared.link_faults import Fault, lost_silently
+from shared.outbox import MAX_IN_FLIGHT
+
+CONNACK_TIMEOUT_S = 10.0
+
+_OTHER: dict[ProtocolVersion, ProtocolVersion] = {"5": "3.1.1", "3.1.1": "5"}
+
+
+@dataclass
+class Attempt:
+    """One attempt to connect and, if it succeeds, that connection. Belongs to the link's thread."""
+
+    protocol: ProtocolVersion
+    answer_by: float = field(default_factory=lambda: time.monotonic() + CONNACK_TIMEOUT_S)
+    fault: Fault | None = None
+    connected: Connected | None = None
+    window: int = MAX_IN_FLIGHT
+    subscribing: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    drain_until: float | None = None
+    goodbye_until: float | None = None
+
+    def blame(self, fault: Fault) -> None:
+        """Keep the first fault: what follows is its consequence."""
+        self.fault = self.fault or fault
+
+
+class Attempts:
+    """Makes attempts until the link is stopped. `make` makes one and returns when that connection is over."""
+
+    def __init__(
+        self,
+        desk: Desk,
+        delays_s: tuple[float, float],
+        make: Callable[[Attempt], None],
+        events: Callable[[Disconnected], None],
+    ) -> None:
+        self.protocol: ProtocolVersion = "5"
+        self._agreed = False
+        self._desk = desk
+        self._shortest_s, self._longest_s = delays_s
+        self._make = make
+        self._events = events
+
+    def run(self) -> None:
+        """The body of the link's thread."""
+        pause_s = self._shortest_s
+        changed = False
+        while not self._desk.stopping.is_set():
+            attempt = Attempt(self.protocol)
+            began = time.monotonic()
+            self._make(attempt)
+            if self._desk.stopping.is_set():
+                return
+            fault = attempt.fault or lost_silently(self._desk.broker)
+            self._agreed = self._agreed or attempt.connected is not None
+            changed = not changed and self._change_protocol(attempt, fault)
+            if changed:
+                continue
+            self._desk.failed(fault)
+            self._events(Disconnected(fault.reason))
+            if attempt.connected is not None and time.monotonic() - began > pause_s:
+                pause_s = self._shortest_s
+            # Drawn anew each time, so that a fleet which lost its broker at one moment comes back spread out.
+            pause_s = min(self._longest_s, random.uniform(self._shortest_s, 3 * pause_s))
+            self._desk.stopping.wait(pause_s)
+
+    def _change_protocol(self, attempt: Attempt, fault: Fault) -> bool:
+        """Take the other version for the next attempt, if this one may be why the broker did not accept."""
+        maybe_version = fault.wrong_version or (fault.unanswered and not self._agreed)
+        if attempt.connected is not None or not maybe_version:
+            return False
+        self.protocol = _OTHER[self.protocol]
+        return True

@@ -1,0 +1,131 @@
+"""What passes between a link's callers and its thread: messages, subscriptions, and how the connection stands.
+
+Everything under one lock; nobody holds it while waiting for the network.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from shared import link_faults
+from shared.broker_url import BrokerUrl
+from shared.errors import BrokerError
+from shared.link_events import Connected
+from shared.outbox import Outbox, Outgoing
+from shared.subscriptions import Subscriptions, Wish
+
+MAX_MQTT_PACKET_BYTES = 268_435_455
+
+
+class Desk:
+    """Callers put and wait; the link's thread takes and tells."""
+
+    def __init__(self, broker: BrokerUrl, max_queued: int) -> None:
+        self.broker = broker
+        self.stopping = threading.Event()
+        self.drain_s = 0.0
+        self._changed = threading.Condition()
+        self._outbox = Outbox(max_queued)
+        self._subscriptions = Subscriptions()
+        self._packet_limit_bytes = MAX_MQTT_PACKET_BYTES
+        self._connected: Connected | None = None
+        self._fault: link_faults.Fault | None = None
+
+    # For callers.
+
+    def put(self, message: Outgoing) -> bool:
+        """Queue `message`; False when there is no room or the link has been stopped; BrokerError when it is too large."""
+        if not message.topic or "+" in message.topic or "#" in message.topic:
+            raise ValueError(f"not a topic to publish on: {message.topic!r}")
+        with self._changed:
+            if message.packet_bytes > self._packet_limit_bytes:
+                raise BrokerError(f"{self._too_large(message)}; use smaller chunks")
+            return not self.stopping.is_set() and self._outbox.put(message)
+
+    def subscribe(self, filters: tuple[str, ...]) -> None:
+        """Want messages on `filters`."""
+        with self._changed:
+            self._subscriptions.add(filters)
+
+    def unsubscribe(self, filters: tuple[str, ...]) -> None:
+        """Want no more messages on `filters`."""
+        with self._changed:
+            self._subscriptions.remove(filters)
+
+    def wait_connected(self, timeout_s: float) -> Connected:
+        """Block until connected; BrokerError with the last reason after `timeout_s`, or once waiting is no use."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._connected or (self._fault and self._fault.lasting) or self.stopping.is_set(), timeout_s
+            )
+            if self._connected is not None:
+                return self._connected
+            fault = self._fault or link_faults.silent(self.broker)
+            raise BrokerError(fault.reason)
+
+    def stop(self, drain_s: float) -> None:
+        """Take no more messages; what is queued may still be sent for `drain_s`."""
+        with self._changed:
+            self.drain_s = drain_s
+            self.stopping.set()
+            self._changed.notify_all()
+
+    # For the link's thread.
+
+    def connected(self, connected: Connected) -> None:
+        """A connection is made: everything wanted is to be subscribed to again."""
+        with self._changed:
+            self._subscriptions.connected()
+            self._packet_limit_bytes = connected.max_packet_bytes or MAX_MQTT_PACKET_BYTES
+            self._connected, self._fault = connected, None
+            self._changed.notify_all()
+
+    def disconnected(self) -> list[Outgoing]:
+        """The connection, if there was one, is gone: what was unacknowledged waits again, except what is returned."""
+        with self._changed:
+            self._connected = None
+            return self._outbox.connection_lost()
+
+    def failed(self, fault: link_faults.Fault) -> None:
+        """An attempt has failed, or a connection ended."""
+        with self._changed:
+            self._fault = fault
+            self._changed.notify_all()
+
+    def next_wish(self) -> Wish | None:
+        """What to tell the broker next of what is wanted."""
+        with self._changed:
+            return self._subscriptions.next()
+
+    def next_message(self, window: int) -> Outgoing | None:
+        """What to send next, if anything may be sent now."""
+        with self._changed:
+            return self._outbox.take(window)
+
+    def complaint(self, message: Outgoing) -> str | None:
+        """Why `message`, queued before the broker stated its limit, cannot be sent."""
+        with self._changed:
+            return self._too_large(message) if message.packet_bytes > self._packet_limit_bytes else None
+
+    def sent(self, key: int, message: Outgoing) -> None:
+        """`message` is on its way as packet `key`."""
+        with self._changed:
+            self._outbox.sent(key, message)
+
+    def acknowledged(self, key: int) -> Outgoing | None:
+        """Packet `key` has been acknowledged."""
+        with self._changed:
+            return self._outbox.acknowledged(key)
+
+    def idle(self) -> bool:
+        """Whether everything has been sent and acknowledged."""
+        with self._changed:
+            return len(self._outbox) == 0
+
+    def want(self, topic: str) -> bool:
+        """Whether anybody subscribed to `topic`."""
+        with self._changed:
+            return self._subscriptions.want(topic)
+
+    def _too_large(self, message: Outgoing) -> str:
+        return f"{self.broker} takes packets of {self._packet_limit_bytes} bytes, less than {message}"

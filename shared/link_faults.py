@@ -1,0 +1,92 @@
+"""Why a connection to the broker failed, in sentences for people: what happened, and what to look at."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from dataclasses import dataclass
+from typing import Protocol
+
+from shared.broker_url import BrokerUrl
+
+_NOT_ANSWERED_YET = "closed the connection without an answer; is it an MQTT broker?"
+_UNSUPPORTED_VERSION, _BAD_CLIENT_ID, _BAD_PASSWORD, _NOT_AUTHORIZED, _BANNED = 0x84, 0x85, 0x86, 0x87, 0x8A
+_KEEPALIVE_TIMEOUT, _TAKEN_OVER, _PACKET_TOO_LARGE = 0x8D, 0x8E, 0x95
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A failed or ended connection; `lasting` where trying again will not mend it."""
+
+    reason: str
+    lasting: bool = False
+    wrong_version: bool = False
+    unanswered: bool = False
+
+
+class Reason(Protocol):
+    """An MQTT 5 reason code; answers of 3.1.1 brokers are translated to these."""
+
+    @property
+    def value(self) -> int:
+        """The code, 128 and above for failures."""
+
+
+def unreachable(broker: BrokerUrl, error: Exception) -> Fault:
+    """No connection could be made at all."""
+    if isinstance(error, ConnectionRefusedError):
+        return Fault(f"connection refused by {broker}; is a broker running there?")
+    if isinstance(error, socket.gaierror | UnicodeError):
+        return Fault(f"the name {broker.host!r} cannot be resolved; check the broker URL and the network")
+    if isinstance(error, ssl.SSLCertVerificationError):
+        problem = error.verify_message
+        return Fault(f"{broker} cannot be trusted: {problem}; check the CA file and the host name", lasting=True)
+    if isinstance(error, ssl.SSLError):
+        return Fault(f"no TLS with {broker} ({getattr(error, 'reason', None) or error}); is this its TLS port?")
+    if isinstance(error, TimeoutError):
+        return Fault(f"no answer from {broker}; check the address and the firewall")
+    if isinstance(error, ConnectionError):
+        return Fault(f"{broker} {_NOT_ANSWERED_YET}", unanswered=True)
+    detail = error.strerror if isinstance(error, OSError) else None
+    return Fault(f"cannot reach {broker}: {detail or error}")
+
+
+def refused(broker: BrokerUrl, username: str | None, reason: Reason) -> Fault:
+    """The broker answered, and the answer was no."""
+    code = reason.value
+    if code == _UNSUPPORTED_VERSION:
+        return Fault(f"{broker} speaks neither MQTT 5 nor 3.1.1", wrong_version=True)
+    if code in (_BAD_PASSWORD, _NOT_AUTHORIZED):
+        if username is None:
+            return Fault(f"{broker} asks for a user name and a password", lasting=True)
+        return Fault(f"{broker} refused user {username!r}; check the user name and the password", lasting=True)
+    if code == _BAD_CLIENT_ID:
+        return Fault(f"{broker} refused our client id; check the name of this device", lasting=True)
+    if code == _BANNED:
+        return Fault(f"{broker} has banned us; ask whoever runs it", lasting=True)
+    return Fault(f"{broker} refused the connection: {str(reason).lower()}")
+
+
+def lost(broker: BrokerUrl, reason: Reason, by_broker: bool, accepted: bool) -> Fault:
+    """A connection is gone: `by_broker` when the broker said why, `accepted` when it had accepted us before."""
+    code = reason.value
+    if not by_broker:
+        if not accepted:
+            return Fault(f"{broker} {_NOT_ANSWERED_YET}", unanswered=True)
+        silence = code == _KEEPALIVE_TIMEOUT
+        return Fault(f"{broker} has been silent for too long") if silence else lost_silently(broker)
+    if code == _TAKEN_OVER:
+        return Fault(f"{broker} closed the connection: another client has our name; give every device its own")
+    if code == _PACKET_TOO_LARGE:
+        return Fault(f"{broker} closed the connection: a message was too large; use smaller chunks")
+    return Fault(f"{broker} closed the connection: {str(reason).lower()}")
+
+
+def silent(broker: BrokerUrl) -> Fault:
+    """Something listens there, but does not answer a CONNECT; some 3.1.1 brokers fall silent at one of MQTT 5."""
+    return Fault(f"{broker} does not answer; is it an MQTT broker?", unanswered=True)
+
+
+def lost_silently(broker: BrokerUrl) -> Fault:
+    """The connection is gone and nobody said why."""
+    return Fault(f"the connection to {broker} was lost")

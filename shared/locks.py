@@ -1,0 +1,67 @@
+"""A lock on a file that one process holds; the kernel frees it when the process ends, however it ends."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from pathlib import Path
+from typing import Self
+
+from shared.errors import UsageError
+
+# Whoever only asks whether the lock is free holds it for an instant.
+_PAUSES_S = (0.05, 0.2)
+
+
+class FileLock:
+    """Held from its construction to `release`, or to the end of a `with` block.
+
+    `path` is made (mode 0600) where absent and stays. Raises UsageError(held) when another process has it, and OSError
+    where the file cannot be made.
+    """
+
+    def __init__(self, path: Path, held: str) -> None:
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            self._acquire(held)
+        except BaseException:
+            self.release()
+            raise
+
+    def _acquire(self, held: str) -> None:
+        for pause_s in (*_PAUSES_S, None):
+            try:
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if pause_s is None:
+                    raise UsageError(held) from None
+                time.sleep(pause_s)
+
+    def release(self) -> None:
+        """For the next one; once is enough, more do nothing."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+def is_held(path: Path) -> bool:
+    """Whether a process holds the lock. A shared lock is tried, so that two who ask do not see each other.
+
+    Raises OSError where the file is absent or cannot be read.
+    """
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False

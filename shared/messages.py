@@ -1,0 +1,297 @@
+"""One frozen dataclass per message of the wire, version 1 (docs/protocol.md).
+
+Field types carry their limits, which the codec enforces before a message reaches any state machine. Durations travel
+as seconds (`_s`), never as points in time: the clocks of devices cannot be trusted. Digests are lower-case SHA-256 hex.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Annotated
+
+from msgspec import Meta
+
+PROTOCOL_VERSION = 1
+
+# How tensors may travel (shared.compression); the first is the default.
+ENCODINGS = ("fp32+zstd", "fp16+zstd", "fp32", "fp16")
+
+MAX_CHUNKS = 65_536
+MAX_BLOB_BYTES = 2**31
+
+Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+Word = Annotated[str, Meta(max_length=64, pattern=r"^[ -~]*\Z")]  # printable ASCII: it ends up on terminals and in logs
+Text = Annotated[str, Meta(max_length=500)]
+Count = Annotated[int, Meta(ge=0, le=2**53)]
+Positive = Annotated[int, Meta(ge=1, le=2**53)]
+Seconds = Annotated[float, Meta(ge=0.0, le=1e9)]
+MAX_MEASURE = 1e12
+Measure = Annotated[float, Meta(ge=-MAX_MEASURE, le=MAX_MEASURE)]
+Share = Annotated[float, Meta(ge=0.0, le=1.0)]
+Bitmap = Annotated[bytes, Meta(max_length=MAX_CHUNKS // 8)]
+
+
+class DeclineReason(StrEnum):
+    """Why a device will not take part in a round."""
+
+    UNWILLING = "unwilling"
+    UNKNOWN_TASK = "unknown_task"
+    SCHEMA_MISMATCH = "schema_mismatch"
+    UNSUPPORTED = "unsupported"
+    TOO_LITTLE_DATA = "too_little_data"
+
+
+class FailReason(StrEnum):
+    """Why a device that had accepted gave up."""
+
+    DOWNLOAD = "download"
+    TRAINING = "training"
+    DEADLINE = "deadline"
+    NOT_FINITE = "not_finite"
+    STORAGE = "storage"
+
+
+class RefuseReason(StrEnum):
+    """Why the coordinator will never take an update; the device may forget it."""
+
+    LATE = "late"
+    STALE_EPOCH = "stale_epoch"
+    NOT_INVITED = "not_invited"
+    ALREADY_COMMITTED = "already_committed"
+    TOO_LARGE = "too_large"
+    DAMAGED = "damaged"
+    SCHEMA_MISMATCH = "schema_mismatch"
+    PRIVATE_VALUE = "private_value"
+    NOT_FINITE = "not_finite"
+    OUT_OF_RANGE = "out_of_range"
+    NUM_EXAMPLES = "num_examples"
+    WRONG_BASE = "wrong_base"
+
+
+class JobPhase(StrEnum):
+    """What a device is doing for a round."""
+
+    DOWNLOADING = "downloading"
+    TRAINING = "training"
+    UPLOADING = "uploading"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Announces a blob before any of its chunks; checked against ceilings before a byte is allocated.
+
+    `digest` is the SHA-256 of the whole blob as it travels; `raw_bytes` its size when decompressed; `schema` the digest of the
+    schema of the tensors inside.
+    """
+
+    digest: Digest
+    size_bytes: Annotated[int, Meta(ge=1, le=MAX_BLOB_BYTES)]
+    chunk_bytes: Annotated[int, Meta(ge=1, le=MAX_BLOB_BYTES)]
+    chunk_count: Annotated[int, Meta(ge=1, le=MAX_CHUNKS)]
+    encoding: Word
+    raw_bytes: Annotated[int, Meta(ge=1, le=MAX_BLOB_BYTES)]
+    schema: Digest
+
+
+@dataclass(frozen=True)
+class TrainPlan:
+    """LocalUpdate of a strategy (paper, Table 1), as data: no code crosses the wire.
+
+    Either `steps` minibatches are taken, or, where it is 0, round(num_examples / batch_size) * `epochs`. `moments` names the
+    optimizer moments that travel with the model. `seed` makes initial patch values and the order of examples repeatable.
+    """
+
+    client_optimizer: Word
+    learning_rate: Annotated[float, Meta(gt=0.0, le=1e3)]
+    batch_size: Annotated[int, Meta(ge=1, le=1_000_000)]
+    epochs: Annotated[int, Meta(ge=0, le=100_000)] = 1
+    steps: Annotated[int, Meta(ge=0, le=100_000_000)] = 0
+    beta_1: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.9
+    beta_2: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.999
+    epsilon: Annotated[float, Meta(gt=0.0, le=1.0)] = 1e-7
+    moments: Annotated[tuple[Word, ...], Meta(max_length=8)] = ()
+    seed: Count = 0
+
+
+@dataclass(frozen=True)
+class WorkRequest:
+    """Coordinator asks a device to take part in the round of the envelope. Sent again when in doubt; idempotent."""
+
+    schema: Digest
+    private: Text
+    plan: TrainPlan
+    model: Manifest
+    encoding: Word
+    chunk_bytes: Positive
+    deadline_s: Seconds
+
+
+@dataclass(frozen=True)
+class Grant:
+    """The device may upload `digest`, with at most `window` chunks unacknowledged; `have` marks chunks already here."""
+
+    digest: Digest
+    window: Annotated[int, Meta(ge=1, le=4096)]
+    have: Bitmap
+
+
+@dataclass(frozen=True)
+class Ack:
+    """Every chunk of `digest` that the coordinator has. Only this, never a PUBACK, moves the window."""
+
+    digest: Digest
+    have: Bitmap
+
+
+@dataclass(frozen=True)
+class Committed:
+    """`digest` is on the coordinator's disk (after fsync); only now may the device forget it."""
+
+    digest: Digest
+
+
+@dataclass(frozen=True)
+class Refused:
+    """`digest` will never be taken."""
+
+    digest: Digest
+    reason: RefuseReason
+    detail: Text = ""
+
+
+@dataclass(frozen=True)
+class RetryAfter:
+    """All upload slots are taken; offer `digest` again after `delay_s`."""
+
+    digest: Digest
+    delay_s: Seconds
+
+
+@dataclass(frozen=True)
+class Cancel:
+    """The round of the envelope is over for this device."""
+
+    reason: Word
+
+
+@dataclass(frozen=True)
+class Accept:
+    """The device takes part and begins to download."""
+
+    num_examples: Positive
+
+
+@dataclass(frozen=True)
+class Decline:
+    """The device does not take part."""
+
+    reason: DeclineReason
+    detail: Text = ""
+
+
+@dataclass(frozen=True)
+class Need:
+    """Chunks of the global model that have not arrived; at most a window of them is set."""
+
+    digest: Digest
+    missing: Bitmap
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Sign of life from a job: `done` of `total` steps or chunks of `phase`."""
+
+    phase: JobPhase
+    done: Count
+    total: Count
+
+
+@dataclass(frozen=True)
+class Offer:
+    """An update is ready. Sent again until the coordinator answers; idempotent by digest."""
+
+    manifest: Manifest
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The device gives up on the round. An error's words may hold private names and values: they stay in its log."""
+
+    reason: FailReason
+
+
+@dataclass(frozen=True)
+class CoordinatorState:
+    """Retained presence of the coordinator; `boot` is new at each start, so an old last will can be told apart."""
+
+    online: bool
+    boot: Word
+
+
+@dataclass(frozen=True)
+class TaskCapability:
+    """A task that a device can train: its own schema and how much data it holds."""
+
+    task: Word
+    schema: Digest
+    num_examples: Count
+
+
+@dataclass(frozen=True)
+class JobStatus:
+    """The job a device is on, told with its presence so that a reconnect is not a restart."""
+
+    run: Word
+    epoch: Count
+    round: Count
+    phase: JobPhase
+
+
+@dataclass(frozen=True)
+class DeviceState:
+    """Retained presence and capabilities of a device."""
+
+    online: bool
+    boot: Word
+    version: Word = ""
+    tasks: Annotated[tuple[TaskCapability, ...], Meta(max_length=64)] = ()
+    encodings: Annotated[tuple[Word, ...], Meta(max_length=64)] = ()
+    job: JobStatus | None = None
+
+
+@dataclass(frozen=True)
+class UpdateReport:
+    """What travels inside an update's blob beside its tensors, and so under the same digest.
+
+    `base` is the digest of the global model that was trained on. User accuracies are those of the personalised model on the
+    device's own test data, before and after LocalUpdate; None where the device does not count (paper, noisy clients).
+    """
+
+    base: Digest
+    num_examples: Count
+    steps: Count
+    train_loss: Measure
+    user_accuracy_before: Share | None
+    user_accuracy_after: Share | None
+    download_s: Seconds
+    train_s: Seconds
+
+
+DownBody = WorkRequest | Grant | Ack | Committed | Refused | RetryAfter | Cancel
+UpBody = Accept | Decline | Need | Progress | Offer | Failed
+StateBody = CoordinatorState | DeviceState
+Body = DownBody | UpBody | StateBody
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """What surrounds each message. `epoch` grows whenever the coordinator comes back, so that an answer to a dead one shows."""
+
+    body: Body
+    id: Count = 0
+    task: Word = ""
+    run: Word = ""
+    epoch: Count = 0
+    round: Count = 0
+    version: int = field(default=PROTOCOL_VERSION)

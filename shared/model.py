@@ -1,0 +1,116 @@
+"""The bridge between a torch module and named tensors.
+
+What belongs to a batch norm is found by the type of the module, never by its name: "bn1" says nothing, and is a prefix
+of "bn10". Everything that lies inside a batch norm counts as its own, so a subclass with values of other names, or a
+parametrized one, is covered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import is_lazy
+
+from shared.errors import SchemaMismatch, UsageError
+from shared.tensors import Array, Role, Schema, Tensors, TensorSpec, listing
+
+if TYPE_CHECKING:
+    from shared.task import Task
+
+
+def schema_of(module: nn.Module) -> Schema:
+    """Schema of everything that `module` keeps in its state, without optimizer moments.
+
+    A parameter that is frozen (requires_grad is False) is not trained and so has the role buffer. Raises UsageError
+    where the model holds something that cannot travel, or a name with ':'.
+    """
+    roles = _roles(module)
+    try:
+        return Schema(tuple(_spec(name, tensor, roles[name]) for name, tensor in _state(module).items()))
+    except SchemaMismatch as error:
+        raise UsageError(f"the task's model cannot be federated: {error}") from error
+
+
+def to_tensors(module: nn.Module) -> dict[str, Array]:
+    """Copies of all values; later training does not change them."""
+    return {name: np.array(tensor.detach().cpu().numpy(), order="C") for name, tensor in _state(module).items()}
+
+
+def load_tensors(module: nn.Module, tensors: Tensors) -> None:
+    """Copy all values into `module`, in place.
+
+    Raises SchemaMismatch, with nothing changed, unless names, shapes and dtypes are exactly those of the module.
+    """
+    schema_of(module).check(tensors)
+    with torch.no_grad():
+        for name, target in _state(module).items():
+            # The copy also takes what torch would not: read-only and oddly strided arrays.
+            target.copy_(torch.from_numpy(np.array(tensors[name], order="C")))
+
+
+def initial_tensors(task: Task, seed: int) -> dict[str, Array]:
+    """Values of a new model of `task`; the same for the same seed, and torch's own random state stays as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        return to_tensors(task.build_model())
+
+
+def require_whole_ties(module: nn.Module, private_names: Collection[str]) -> None:
+    """Raise UsageError if a tensor is private under one of its names and public under another.
+
+    Tied weights have several names, and what is private under one would leave the device under the other.
+    """
+    names_at: dict[int, list[str]] = {}
+    for name, tensor in _state(module).items():
+        if tensor.numel():
+            names_at.setdefault(tensor.data_ptr(), []).append(name)
+    for names in names_at.values():
+        private = [name for name in names if name in private_names]
+        if private and len(private) < len(names):
+            raise UsageError(
+                f"{listing(names)} are one and the same tensor, but the patch policy keeps only {listing(private)} "
+                "private; name all of them or none"
+            )
+
+
+def _state(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters and persistent buffers by name, the live ones; a tensor with two names appears under both."""
+    state: dict[str, torch.Tensor] = {}
+    for name, value in module.state_dict(keep_vars=True).items():
+        if not isinstance(value, torch.Tensor):
+            raise UsageError(f"the task's model keeps {name!r}, which is no tensor and cannot travel; make it a buffer")
+        state[name] = value
+    return state
+
+
+def _roles(module: nn.Module) -> dict[str, Role]:
+    """Role by name; found by identity, so that a tensor with several names has one role."""
+    parameters = {id(value) for value in module.parameters() if value.requires_grad}
+    prefixes = tuple(_batch_norm_prefixes(module))
+    state = _state(module)
+    in_batch_norm = {id(value) for name, value in state.items() if name.startswith(prefixes)}
+
+    def role(value: torch.Tensor) -> Role:
+        if id(value) in parameters:
+            return "affine" if id(value) in in_batch_norm else "weight"
+        frozen = isinstance(value, nn.Parameter)
+        return "stats" if id(value) in in_batch_norm and not frozen else "buffer"
+
+    return {name: role(value) for name, value in state.items()}
+
+
+def _batch_norm_prefixes(module: nn.Module) -> Iterator[str]:
+    for name, part in module.named_modules():
+        if isinstance(part, _BatchNorm):
+            yield f"{name}." if name else ""
+
+
+def _spec(name: str, tensor: torch.Tensor, role: Role) -> TensorSpec:
+    if is_lazy(tensor):
+        raise SchemaMismatch(f"{name}: its shape is not known yet; send one batch through the model in build_model")
+    return TensorSpec(name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), role)

@@ -1,0 +1,260 @@
+"""How a settings dataclass declares its fields, and what a value of each field must be.
+
+A settings class is a frozen dataclass derived from `Settings`; each field is made by `setting(...)`, whose rules (help,
+unit, range, choices) serve the check, the command-line option and the reference page alike. Reading files, the
+environment and flags is the work of shared/config.py.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import types
+from collections.abc import Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from pathlib import Path
+from typing import Any, ClassVar, Union, get_args, get_origin, get_type_hints
+
+from shared.errors import unknown_name
+
+NONE_WORD = "none"
+
+_KINDS: dict[type, str] = {
+    str: "a text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    Path: "a path",
+}
+_TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """What a text must look like: a regular expression for all of it, and the same in words."""
+
+    regex: str
+    words: str
+
+
+NAME = Pattern("[a-z0-9][a-z0-9_-]{0,31}", "1 to 32 of a-z, 0-9, _ and -, beginning with a letter or digit")
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What `setting` was told about a field."""
+
+    help: str
+    group: str
+    unit: str
+    default_means: str
+    example: str
+    ge: float | None
+    gt: float | None
+    le: float | None
+    choices: tuple[str, ...]
+    pattern: Pattern | None
+    secret: bool
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One field of a settings class: its name, its type, its default and its rules."""
+
+    name: str
+    kind: type
+    optional: bool
+    required: bool
+    default: Any
+    rules: Rules
+
+    @property
+    def flag(self) -> str:
+        """Name of the command-line option, e.g. `--deadline-s`."""
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def range(self) -> str:
+        """What a value may be, in words; empty where anything of its type goes."""
+        rules = self.rules
+        limits = (("at least", rules.ge), ("above", rules.gt), ("at most", rules.le))
+        words = [f"{word} {_number(limit)}" for word, limit in limits if limit is not None]
+        if rules.choices:
+            words.append("one of " + ", ".join(rules.choices))
+        if rules.pattern:
+            words.append(rules.pattern.words)
+        return ", ".join(words)
+
+    @property
+    def default_words(self) -> str:
+        """The default as people read it."""
+        if self.required:
+            return "required"
+        if self.rules.default_means:
+            return self.rules.default_means
+        if isinstance(self.default, bool):
+            return str(self.default).lower()
+        return "not set" if self.default is None else str(self.default)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Base of all settings. Values are checked by shared.config.load, not when constructed by hand."""
+
+    env_prefix: ClassVar[str] = "FEDPATCH_"
+
+    def check(self) -> list[tuple[str, ...]]:
+        """Problems that a field's rules cannot see: (the field to blame, what is wrong with it, other fields in it...).
+
+        What a field is to blame for with another one is not told while that one is itself wrong.
+        """
+        return []
+
+
+def setting(  # noqa: PLR0913  (each is a word of a declaration, given by name)
+    default: Any = MISSING,
+    *,
+    help: str,
+    group: str = "General",
+    unit: str = "",
+    default_means: str = "",
+    example: str = "",
+    ge: float | None = None,
+    gt: float | None = None,
+    le: float | None = None,
+    choices: Sequence[str] = (),
+    pattern: Pattern | None = None,
+    secret: bool = False,
+) -> Any:
+    """Declare a field of a settings class; without `default` it is required, and `example` must then be a valid value.
+
+    `ge`, `gt`, `le` are limits of numbers; `default_means` tells what the default (None, say) stands for. A `secret`
+    has no option on the command line and is never shown. The help of a required setting must read on from "say".
+    """
+    rules = Rules(help, group, unit, default_means, example, ge, gt, le, tuple(choices), pattern, secret)
+    if default is MISSING and not example:
+        raise TypeError("a required setting needs an example")
+    return field(default=default, metadata={"rules": rules}, repr=not secret)
+
+
+def settings_of(cls: type[Settings]) -> tuple[Setting, ...]:
+    """Every field of `cls`, fields of one group side by side, otherwise in the order of their definition."""
+    hints = get_type_hints(cls)
+    found = []
+    for item in fields(cls):
+        kind, optional = _split_optional(hints[item.name])
+        if kind not in _KINDS:
+            raise TypeError(f"{cls.__name__}.{item.name}: a setting cannot be of type {kind}")
+        required = item.default is MISSING
+        default = None if required else item.default
+        found.append(Setting(item.name, kind, optional, required, default, item.metadata["rules"]))
+    groups = list(dict.fromkeys(one.rules.group for one in found))
+    return tuple(sorted(found, key=lambda one: groups.index(one.rules.group)))
+
+
+def from_text(one: Setting, text: str) -> Any:
+    """Value of an environment variable or an option, checked; ValueError with a sentence where it cannot be."""
+    if _means_none(one, text):
+        return None
+    try:
+        value = _BY_KIND[one.kind](text)
+    except ValueError:
+        shown = "something else" if one.rules.secret else repr(text)
+        raise ValueError(f"expected {_KINDS[one.kind]}, got {shown}") from None
+    return _checked(one, value)
+
+
+def from_value(one: Setting, value: object) -> Any:
+    """Value that already has a type (TOML's, or Python's), checked; ValueError with a sentence where it cannot be."""
+    if _means_none(one, value):
+        return None
+    if one.kind is Path:
+        fits = isinstance(value, str | Path)
+    elif one.kind in (int, float):
+        fits = isinstance(value, int | one.kind) and not isinstance(value, bool)
+    else:
+        fits = isinstance(value, one.kind)
+    if not fits:
+        shown = "something else" if one.rules.secret else _describe(value)
+        quotes = " in quotes" if one.kind in (str, Path) else ""
+        raise ValueError(f"expected {_KINDS[one.kind]}{quotes}, got {shown}")
+    return _checked(one, value)
+
+
+def _means_none(one: Setting, value: object) -> bool:
+    # TOML has no null and an environment variable is always a text, so a word takes a value away. Never from a secret:
+    # it would silently turn a password into none at all.
+    return one.optional and not one.rules.secret and value == NONE_WORD
+
+
+def _checked(one: Setting, value: Any) -> Any:
+    """`value` as exactly the type of the setting, within its limits."""
+    if one.kind in (int, float):
+        return _checked_number(one, value)
+    if one.kind is bool:
+        return value
+    text = str(value)
+    if "\0" in text or any("\ud800" <= char <= "\udfff" for char in text):
+        raise ValueError("is not text (it holds a zero byte or is not UTF-8)")
+    rules = one.rules
+    if rules.choices and text not in rules.choices:
+        raise ValueError(str(unknown_name("value", text, rules.choices)))
+    if rules.pattern and not re.fullmatch(rules.pattern.regex, text):
+        raise ValueError(f"{text!r} must be {rules.pattern.words}")
+    if one.kind is Path and not text:
+        raise ValueError("is empty; expected a path")
+    return one.kind(text)
+
+
+def _checked_number(one: Setting, value: float) -> Any:
+    rules = one.rules
+    try:
+        number: Any = one.kind(value)
+    except OverflowError:
+        number = math.inf
+    if isinstance(number, float) and not math.isfinite(number):
+        raise ValueError("is not a finite number")
+    if rules.ge is not None and number < rules.ge:
+        raise ValueError(f"{_number(number)} is below {_number(rules.ge)}")
+    if rules.gt is not None and number <= rules.gt:
+        raise ValueError(f"{_number(number)} is not above {_number(rules.gt)}")
+    if rules.le is not None and number > rules.le:
+        raise ValueError(f"{_number(number)} is above {_number(rules.le)}")
+    return number
+
+
+def _bool_of(text: str) -> bool:
+    if text.lower() not in _TRUE + _FALSE:
+        raise ValueError(text)
+    return text.lower() in _TRUE
+
+
+_BY_KIND: dict[type, Any] = {str: str, int: int, float: float, bool: _bool_of, Path: str}
+
+
+def _split_optional(hint: Any) -> tuple[Any, bool]:
+    if get_origin(hint) in (Union, types.UnionType):
+        kinds = [kind for kind in get_args(hint) if kind is not types.NoneType]
+        return (kinds[0] if len(kinds) == 1 else hint), True
+    return hint, False
+
+
+def _number(value: float) -> str:
+    if isinstance(value, float):
+        return f"{value:.15g}"
+    return str(value) if abs(value) < 10**30 else f"a number of {value.bit_length()} bits"
+
+
+def _describe(value: object) -> str:
+    match value:
+        case bool():
+            return str(value).lower()
+        case int() | float():
+            return f"the number {_number(value)}"
+        case str():
+            return f"the text {value!r}"
+        case list():
+            return "an array"
+        case dict():
+            return "a table"
+    return "a date or time"

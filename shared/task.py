@@ -1,0 +1,219 @@
+"""What a task is, and how one is found: model, loss, metric and a device's data.
+
+A task is the user's code, installed on the coordinator and on every device. Both name it in their own configuration;
+nothing that comes from the network is ever imported. Importing this file does not import torch: a device's agent
+process, which has no use for a model, pays nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shared.errors import DataError, UsageError, unknown_name
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor, nn
+
+ENTRY_POINT_GROUP = "fedpatch.tasks"
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
+_REFERENCE = re.compile(r"(?P<module>[\w.]+):(?P<attribute>[\w.]+)")
+
+
+@dataclass(frozen=True)
+class DeviceData:
+    """One device's own examples; they never leave it.
+
+    `train_x` and `test_x` have examples along the first axis and the model's input dtype; `train_y` and `test_y` hold
+    one target per example. `counts_in_ua` is False for a device whose accuracy says nothing about the model (the
+    paper's noisy clients): it trains, but stays out of the mean user accuracy.
+
+    Raises DataError where inputs and targets differ in number, or either part is empty.
+    """
+
+    train_x: np.ndarray
+    train_y: np.ndarray
+    test_x: np.ndarray
+    test_y: np.ndarray
+    counts_in_ua: bool = True
+
+    def __post_init__(self) -> None:
+        for part, inputs, targets in (
+            ("training", self.train_x, self.train_y),
+            ("test", self.test_x, self.test_y),
+        ):
+            if len(inputs) != len(targets):
+                raise DataError(f"{part} data has {len(inputs)} inputs but {len(targets)} targets; give one per input")
+            if len(inputs) == 0:
+                raise DataError(f"{part} data is empty; a device needs at least one training and one test example")
+
+
+@dataclass(frozen=True)
+class Task:
+    """Everything that fedpatch must know to train a model of yours.
+
+    `name` is what coordinator and devices call the task on the wire: 1 to 32 lower-case letters, digits, `-` and `_`.
+    `build_model()` returns a freshly initialised module; every call must give the same names, shapes and dtypes.
+    `load_data(spec, root)` returns the data of the device whose configuration holds the string `spec`; what `spec`
+    means is the task's own business. `root` is the folder for data files (`data_root()`). A spec that cannot be read is
+    a UsageError, data that is absent, damaged or too small a DataError.
+    `loss(outputs, targets)` is differentiated for every minibatch and must be a mean over it.
+    `metric(outputs, targets)` is the user accuracy, a fraction from 0 to 1, from all test examples of a device at once.
+    `learning_rates` and `server_learning_rates` are used, by name of the strategy, where a run does not set its own.
+    `demo_data` is a data spec with the fields `{index}` and `{count}`; `fedpatch demo` gives one to each of its
+    devices. Empty: the task has no demo.
+    """
+
+    name: str
+    description: str
+    build_model: Callable[[], nn.Module]
+    load_data: Callable[[str, Path], DeviceData]
+    loss: Callable[[Tensor, Tensor], Tensor]
+    metric: Callable[[Tensor, Tensor], float]
+    batch_size: int = 20
+    learning_rates: Mapping[str, float] = field(default_factory=dict)
+    server_learning_rates: Mapping[str, float] = field(default_factory=dict)
+    demo_data: str = ""
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise UsageError(
+                f"task name {self.name!r} is not allowed; use 1 to 32 lower-case letters, digits, '-' and '_', "
+                "and begin with a letter or digit"
+            )
+        if self.batch_size < 1:
+            raise UsageError(f"task {self.name!r}: batch_size is {self.batch_size}; it must be at least 1")
+
+
+@dataclass(frozen=True)
+class BrokenTask:
+    """An installed task that cannot be used, and why."""
+
+    name: str
+    problem: str
+
+
+def data_root() -> Path:
+    """Folder that holds one folder of data files per task: FEDPATCH_DATA, or ~/.cache/fedpatch/data."""
+    chosen = os.environ.get("FEDPATCH_DATA")
+    return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "fedpatch" / "data"
+
+
+def check_name(ref: str) -> None:
+    """Raise UsageError where `ref` is neither an installed task's name nor of the form module:attribute.
+
+    Imports nothing: whether a task can be loaded is for `find_task` to say.
+    """
+    if ":" in ref:
+        _parse(ref)
+    else:
+        _candidates(ref)
+
+
+def find_task(ref: str) -> Task:
+    """Return the installed task named `ref`, or the one that `ref` points to as `module:attribute`.
+
+    A module is looked for in the current directory first. Raises UsageError, with the nearest name or with the reason
+    why the import failed.
+    """
+    if ":" in ref:
+        match = _parse(ref)
+        with _current_directory_importable():
+            return _load(f"task {ref!r}", match["module"], match["attribute"])
+    return _load_installed(ref, _candidates(ref))
+
+
+def _parse(ref: str) -> re.Match[str]:
+    match = _REFERENCE.fullmatch(ref)
+    if match is None:
+        raise UsageError(f"task {ref!r} is neither a name nor module:attribute, such as my_tasks.moons:TASK")
+    return match
+
+
+def _candidates(ref: str) -> Mapping[str, EntryPoint]:
+    installed = _installed()
+    if ref not in installed:
+        if not installed:
+            raise UsageError(
+                f"unknown task {ref!r}: none is installed here; install fedpatch, or name module:attribute"
+            )
+        raise unknown_name("task", ref, list(installed))
+    return installed[ref]
+
+
+def list_tasks() -> list[Task | BrokenTask]:
+    """Every installed task, by name; one that cannot be loaded is told as a BrokenTask and hides no other."""
+    found: list[Task | BrokenTask] = []
+    for name, candidates in sorted(_installed().items()):
+        try:
+            found.append(_load_installed(name, candidates))
+        except UsageError as error:
+            found.append(BrokenTask(name, str(error)))
+    return found
+
+
+def _installed() -> dict[str, dict[str, EntryPoint]]:
+    """Entry points by name, then by value: the same one found twice (an editable install) is no conflict."""
+    installed: dict[str, dict[str, EntryPoint]] = {}
+    for point in entry_points(group=ENTRY_POINT_GROUP):
+        installed.setdefault(point.name, {})[point.value] = point
+    return installed
+
+
+def _load_installed(name: str, candidates: Mapping[str, EntryPoint]) -> Task:
+    if len(candidates) > 1:
+        raise UsageError(
+            f"task {name!r} is installed more than once, as {' and '.join(sorted(candidates))}; "
+            "uninstall one of them, or name module:attribute"
+        )
+    point = next(iter(candidates.values()))
+    source = f" of {point.dist.name} {point.dist.version}" if point.dist else ""
+    what = f"task {name!r} (entry point {point.value}{source})"
+    match = _REFERENCE.fullmatch(point.value)
+    if match is None:
+        raise UsageError(f"{what}: an entry point must be module:attribute")
+    task = _load(what, match["module"], match["attribute"])
+    if task.name != name:
+        raise UsageError(f"{what}: the task there is named {task.name!r}; give both the same name")
+    return task
+
+
+def _load(what: str, module_name: str, attribute: str) -> Task:
+    try:
+        found: Any = import_module(module_name)
+    except Exception as error:  # the module is the user's: whatever it raises is told in one sentence
+        raise UsageError(
+            f"{what}: module {module_name!r} cannot be imported: {type(error).__name__}: {error}"
+        ) from error
+    for part in attribute.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            tasks = [name for name, value in vars(sys.modules[module_name]).items() if isinstance(value, Task)]
+            hint = f" (tasks there: {', '.join(sorted(tasks))})" if tasks else ""
+            raise UsageError(f"{what}: module {module_name!r} has no attribute {attribute!r}{hint}") from None
+    if not isinstance(found, Task):
+        raise UsageError(f"{what}: {attribute!r} is of type {type(found).__name__}, not a shared.task.Task")
+    return found
+
+
+@contextmanager
+def _current_directory_importable() -> Iterator[None]:
+    """As `python -m` does, but only for this import: a file that lies about shadows nothing imported later."""
+    current = os.getcwd()
+    sys.path.insert(0, current)
+    try:
+        yield
+    finally:
+        with suppress(ValueError):  # the module may have tidied sys.path itself
+            sys.path.remove(current)

@@ -1,0 +1,1 @@
+"""The tasks that ship with fedpatch: digits, mnist and cifar10."""

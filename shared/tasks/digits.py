@@ -1,0 +1,80 @@
+"""Task `digits`: the 1,797 handwritten digits of 8 x 8 pixels that come with scikit-learn; nothing is downloaded."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shared.errors import DataError
+from shared.task import DeviceData, Task
+from shared.tasks.classification import accuracy, cross_entropy
+from shared.tasks.partition import parse_data_spec
+from shared.tasks.share import Images, device_share
+
+if TYPE_CHECKING:
+    from torch import nn
+
+SPLIT_SEED = 1797
+TEST_EVERY = 5
+WHITE = 16
+USUAL_NOISE = 3.0  # as for MNIST
+
+
+def build_model() -> nn.Module:
+    """A small relative of the paper's 2NN: 64 -> FC 100 -> ReLU -> BN -> FC 50 -> ReLU -> FC 10."""
+    from torch import nn
+
+    return nn.Sequential(
+        OrderedDict[str, nn.Module](
+            fc1=nn.Linear(64, 100),
+            relu1=nn.ReLU(),
+            bn1=nn.BatchNorm1d(100),
+            fc2=nn.Linear(100, 50),
+            relu2=nn.ReLU(),
+            fc3=nn.Linear(50, 10),
+        )
+    )
+
+
+def load_data(spec: str, root: Path) -> DeviceData:
+    """Images as (n, 64) float32 in [0, 1]; `spec` as in shared.tasks.partition. `root` is not used."""
+    parsed = parse_data_spec(spec)
+    try:
+        datasets = import_module("sklearn.datasets")
+    except ImportError as error:
+        raise DataError(f"digits: scikit-learn holds the data ({error}): pip install 'fedpatch[demo]'") from error
+    pixels, labels = datasets.load_digits(return_X_y=True)
+    is_test = _test_mask(labels)
+    train, test = (_images(pixels[chosen].astype(np.uint8), labels[chosen]) for chosen in (~is_test, is_test))
+    return device_share(parsed, train, test, white=WHITE, usual_noise=USUAL_NOISE)
+
+
+def _test_mask(labels: np.ndarray) -> np.ndarray:
+    """A fifth of each label's examples, drawn once and for all; in equal shares, so that both parts' shards agree."""
+    shuffled = np.random.default_rng(SPLIT_SEED).permutation(len(labels))
+    by_label = shuffled[np.argsort(labels[shuffled], kind="stable")]
+    is_test = np.zeros(len(labels), dtype=bool)
+    is_test[by_label[::TEST_EVERY]] = True
+    return is_test
+
+
+def _images(pixels: np.ndarray, labels: np.ndarray) -> Images:
+    return Images(labels, lambda positions: pixels[positions])
+
+
+TASK = Task(
+    name="digits",
+    description="handwritten digits, 8 x 8 pixels, from scikit-learn (no download)",
+    build_model=build_model,
+    load_data=load_data,
+    loss=cross_entropy,
+    metric=accuracy,
+    batch_size=20,
+    learning_rates={"fedavg": 0.5, "fedadam": 0.3, "fedavg-adam": 0.01},
+    server_learning_rates={"fedadam": 0.01},
+    demo_data="shard:{index}/{count}",
+)

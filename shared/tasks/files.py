@@ -1,0 +1,127 @@
+"""Data files of known content: found in the data folder, or fetched into it, and verified at every use."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shared.errors import DataError
+
+log = logging.getLogger("fedpatch.data")
+
+TIMEOUT_S = 30.0
+RETRIES = 3
+CHUNK_BYTES = 2**16
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """A file `folder`/`name` below the data folder, its content, and where it can be had (in order of trial)."""
+
+    folder: str
+    name: str
+    sha256: str
+    urls: tuple[str, ...] = ()
+
+    def path(self, root: Path) -> Path:
+        """Where the file lies below the data folder `root`."""
+        return root / self.folder / self.name
+
+
+def fetch(file: DataFile, root: Path, *, retries: int = RETRIES) -> Path:
+    """Return the verified file below `root`; download it first if it is not there.
+
+    A download that breaks off begins anew (it is not resumed), `retries` times per URL, and only a whole, verified file
+    gets its name. Raises DataError, with the mend, where the file is damaged or cannot be had.
+    """
+    path = file.path(root)
+    try:
+        if not path.exists():
+            _download(file, path, retries)
+        verify(file, path)
+    except OSError as error:
+        raise DataError(f"{file.folder}: {path} cannot be used: {error}") from error
+    return path
+
+
+def verify(file: DataFile, path: Path) -> None:
+    """Raise DataError unless `path` holds what `file` promises."""
+    with path.open("rb") as stream:
+        found = hashlib.file_digest(stream, "sha256").hexdigest()
+    if found != file.sha256:
+        mend = "delete it to fetch it again" if file.urls else "replace it"
+        raise DataError(f"{file.folder}: {file.name} has sha256 {found}, expected {file.sha256}; {mend} ({path})")
+
+
+def _download(file: DataFile, path: Path, retries: int) -> None:
+    try:
+        import pooch
+        from requests import RequestException
+    except ImportError as error:
+        raise _unavailable(file, path, f"downloading needs pooch ({error}): pip install pooch") from error
+    pooch.get_logger().setLevel(logging.ERROR)  # it would write to stderr on its own; what matters is told here
+    problems = []
+    for url in file.urls:
+        log.info("%s: fetching %s from %s", file.folder, file.name, url)
+        store = pooch.create(
+            path.parent,
+            base_url="",
+            registry={file.name: f"sha256:{file.sha256}"},
+            urls={file.name: url},
+            retry_if_failed=retries,
+        )
+        progress: Any = _Progress(f"{file.folder}: {file.name}")
+        over_http = pooch.HTTPDownloader(progressbar=progress, chunk_size=CHUNK_BYTES, timeout=TIMEOUT_S)
+        try:
+            store.fetch(file.name, downloader=over_http)
+            return
+        except RequestException as error:
+            problems.append(f"{url}: {type(error).__name__}: {error}")
+        except ValueError:  # pooch's word for a wrong checksum; its message names a temporary file
+            problems.append(f"{url}: what came has another sha256 than {file.sha256}")
+        log.warning("%s: %s", file.folder, problems[-1])
+    raise _unavailable(file, path, "; ".join(problems) or "it has no public address")
+
+
+def _unavailable(file: DataFile, path: Path, reason: str) -> DataError:
+    return DataError(
+        f"{file.folder}: {file.name} could not be downloaded ({reason}); bring it here by other means as {path}, "
+        f"or set FEDPATCH_DATA to a folder that holds {file.folder}/{file.name}"
+    )
+
+
+class _Progress:
+    """What pooch asks of a progress bar, as a log line at each tenth of the file."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        self.total = 0
+
+    @property
+    def total(self) -> int:
+        """Size of the file in bytes, 0 where the server does not say; set at the beginning of every attempt."""
+        return self._total
+
+    @total.setter
+    def total(self, size_bytes: int) -> None:
+        self._total = size_bytes
+        self._done = 0
+        self._tenths = 0
+
+    def update(self, size_bytes: int) -> None:
+        """Count `size_bytes` more."""
+        self._done += size_bytes
+        tenths = min(10, 10 * self._done // self._total) if self._total else 0
+        if tenths > self._tenths:
+            self._tenths = tenths
+            log.info("%s: %d %% of %.1f MB", self.what, 10 * tenths, self._total / 1e6)
+
+    def reset(self) -> None:
+        """Called before the last update, which then counts the whole file."""
+        self._done = 0
+
+    def close(self) -> None:
+        """Nothing to close."""

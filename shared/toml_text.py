@@ -1,0 +1,83 @@
+"""Where keys stand in the text of a TOML document, and how values are written in one.
+
+tomllib gives values without their lines. `key_lines` finds the lines of a document that tomllib has already accepted,
+so it may take the syntax for granted.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+_KEY = r"""(?: "(?:\\.|[^"\\\n])*" | '[^'\n]*' | [A-Za-z0-9_-]+ )"""
+_SPACE = re.compile(r"(?:[ \t\r\n]+|\#[^\n]*)+")
+_HEADER = re.compile(rf"\[\[?[ \t]*({_KEY})", re.VERBOSE)
+_ENTRY = re.compile(rf"({_KEY}) (?:[ \t]*\.[ \t]*{_KEY})* [ \t]*=", re.VERBOSE)
+# In this order: a string that may span lines must be tried before one that may not. Its closing quotes may be up to
+# five, as two of them can belong to the text.
+_TOKEN = re.compile(
+    r'''
+    """(?:\\.|[^\\])*?"{3,5} | \'\'\'.*?\'{3,5} | "(?:\\.|[^"\\\n])*" | '[^'\n]*'
+    | \#[^\n]* | [^"'\#\[\]{}\n]+ | [\[\]{}\n]
+    ''',
+    re.VERBOSE | re.DOTALL,
+)
+
+
+def key_lines(text: str) -> dict[str, int]:
+    """Line (from 1) of the first mention of each top-level key or table of `text`, a valid TOML document."""
+    lines: dict[str, int] = {}
+    place, in_table = 0, False
+    while place < len(text):
+        if space := _SPACE.match(text, place):
+            place = space.end()
+            continue
+        header = _HEADER.match(text, place)
+        entry = header or _ENTRY.match(text, place)
+        if entry is None:
+            break
+        if header or not in_table:
+            lines.setdefault(_bare(entry[1]), text.count("\n", 0, place) + 1)
+        in_table = in_table or header is not None
+        place = text.find("\n", place) if header else _end_of_value(text, entry.end())
+        if place < 0:
+            break
+    return lines
+
+
+def syntax_problem(text: str, error: tomllib.TOMLDecodeError) -> tuple[int, str]:
+    """The line (from 1) and the words of what tomllib says against `text`."""
+    said = str(error)
+    found = re.search(r" \(at line (\d+), column (\d+)\)$", said)
+    if found is not None:
+        return int(found[1]), f"{said[: found.start()]} (column {found[2]})"
+    return max(1, len(text.splitlines())), said.removesuffix(" (at end of document)") + " at the end of the file"
+
+
+def toml_value(value: str | int | float | bool | Path) -> str:
+    """`value` as it is written in TOML."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return repr(value)
+    return '"' + re.sub(r'["\\\x00-\x1f\x7f]', _escaped, str(value)) + '"'
+
+
+def _end_of_value(text: str, place: int) -> int:
+    """Index of the line end after the value that begins at `place`."""
+    depth = 0
+    while token := _TOKEN.match(text, place):
+        if token[0] == "\n" and depth == 0:
+            return place
+        depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(token[0], 0)
+        place = token.end()
+    return len(text)
+
+
+def _bare(key: str) -> str:
+    return str(next(iter(tomllib.loads(f"{key} = 0"))))
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return "\\" + found[0] if found[0] in '"\\' else f"\\u{ord(found[0]):04x}"

@@ -1,0 +1,143 @@
+"""The built-in broker: what a demonstration needs of it, and what it says where it cannot be used."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from coordinator.embedded_broker import EmbeddedBroker
+from shared.errors import BrokerError, UsageError
+from shared.link import Connected, Disconnected, Received
+from tests.brokers import PATIENCE_S, client
+
+ROOT = Path(__file__).parents[2]
+
+ABANDONS = """
+import os
+from coordinator.embedded_broker import EmbeddedBroker
+broker = EmbeddedBroker(port=0)
+broker.start()
+print(broker.port, flush=True)
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_model_reaches_ten_clients_however_they_come(amqtt):
+    """Twenty retained chunks of 96 KiB, while all connect and subscribe at once, and again to one that comes late."""
+    chunks = {f"m/{index}": os.urandom(96 * 1024) for index in range(20)}
+    with client(amqtt.url, "giver") as giver, contextlib.ExitStack() as stack:
+        for topic, payload in chunks.items():
+            assert giver.link.publish(topic, payload, retain=True)
+        takers = [stack.enter_context(client(amqtt.url, f"taker-{number}", "m/+")) for number in range(10)]
+        giver.settle()
+        takers.append(stack.enter_context(client(amqtt.url, "late", "m/+")))
+        for taker in takers:
+            came: dict[str, bytes] = {}
+            while len(came) < len(chunks):
+                event = taker.wait(Received)
+                came[event.topic] = event.payload
+            assert came == chunks
+
+
+def test_updates_of_ten_clients_arrive_whole_and_in_order(amqtt):
+    """Ten clients send ten chunks each at the same time; none is lost."""
+    with client(amqtt.url, "taker", "up/#") as taker, contextlib.ExitStack() as stack:
+        taker.settle()
+        givers = [stack.enter_context(client(amqtt.url, f"giver-{number}")) for number in range(10)]
+        for index in range(10):
+            for number, giver in enumerate(givers):
+                assert giver.link.publish(f"up/{number}/{index}", bytes(96 * 1024))
+        came = [taker.wait(Received).topic for _ in range(100)]
+    for number in range(10):
+        assert [topic for topic in came if topic.startswith(f"up/{number}/")] == [f"up/{number}/{i}" for i in range(10)]
+
+
+def test_a_client_that_comes_back_under_its_name_is_served(amqtt):
+    """Its old connection, clean or not, is no obstacle."""
+    for _ in range(3):
+        with client(amqtt.url, "one", "t") as one:
+            one.settle()
+            with client(amqtt.url, "one", "t", reconnect_delay_s=(100.0, 100.0)) as twin:
+                twin.settle()
+                one.wait(Disconnected)
+
+
+def test_a_retained_message_can_be_taken_back(amqtt):
+    """An empty one deletes it, so that a round leaves no chunks behind."""
+    with client(amqtt.url, "giver") as giver:
+        giver.link.publish("kept", b"1", retain=True)
+        giver.link.publish("kept", b"", retain=True)
+        giver.settle()
+        with client(amqtt.url, "late", "kept") as late:
+            late.settle()
+            assert "kept" not in late.topics
+
+
+def test_a_port_in_use_is_named_with_the_mend():
+    """Most often another broker runs there, which would do as well."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(BrokerError) as caught:
+            EmbeddedBroker(port=port).start()
+    assert f"port {port} of 127.0.0.1" in str(caught.value)
+    assert f"mqtt://127.0.0.1:{port}" in str(caught.value)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.2", "::", "broker.lan", ""])
+def test_it_does_not_serve_other_machines(host):
+    """It lets everybody in, so it stays on this machine; the sentence says what to install instead."""
+    with pytest.raises(UsageError, match="install mosquitto"):
+        EmbeddedBroker(host)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1"])
+def test_it_serves_this_machine_by_any_of_its_names(host):
+    """Loopback has more than one address."""
+    broker = EmbeddedBroker(host, port=0)
+    try:
+        broker.start()
+    except BrokerError:
+        pytest.skip(f"this machine has no {host}")
+    try:
+        with client(broker.url, "one") as one:
+            one.wait(Connected)
+    finally:
+        broker.stop()
+
+
+def test_without_amqtt_the_error_says_what_to_install(monkeypatch):
+    """It is an extra that a real fleet does not need."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=r"pip install 'fedpatch\[demo\]'"):
+        EmbeddedBroker(port=0)
+
+
+def test_stop_ends_the_process_and_may_be_repeated(amqtt):
+    """Clients see the connection end; the port is free again at once."""
+    with client(amqtt.url, "one") as one:
+        one.wait(Connected)
+        amqtt.stop()
+        amqtt.stop()
+        one.wait(Disconnected)
+        again = EmbeddedBroker(port=amqtt.port)
+        again.start()
+        one.wait(Connected)
+        again.stop()
+
+
+def test_the_broker_does_not_outlive_a_killed_parent():
+    """Its stdin ends with the parent, and with it the broker."""
+    result = subprocess.run(
+        [sys.executable, "-c", ABANDONS], cwd=ROOT, capture_output=True, timeout=PATIENCE_S, check=False
+    )
+    # run() returns when nobody holds the pipes any more, the broker included.
+    assert result.returncode == -9
+    assert result.stderr == b""
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", int(result.stdout))) != 0

@@ -1,0 +1,137 @@
+"""What a link does when the broker dies, freezes, comes back, or stumbles over a message."""
+
+from __future__ import annotations
+
+import pytest
+
+from shared.errors import BrokerError
+from shared.link import Connected, Disconnected, Received
+from tests.brokers import HOST, Client, Mosquitto, client, free_port
+
+pytestmark = pytest.mark.broker
+
+
+def test_subscriptions_survive_the_death_of_the_broker(mosquitto):
+    """After a power cut the broker knows nothing; both sides come back by themselves and go on."""
+    with client(mosquitto.url, "giver") as giver, client(mosquitto.url, "taker", "t") as taker:
+        taker.settle()
+        giver.wait(Connected)
+        mosquitto.kill()
+        assert "lost" in taker.wait(Disconnected).reason
+        giver.wait(Disconnected)
+        assert giver.link.publish("away", b"queued meanwhile")
+        taker.link.subscribe("away")
+        mosquitto.start()
+        assert not taker.wait(Connected).session_present
+        taker.settle()
+        giver.wait(Connected)
+        giver.link.publish("t", b"again")
+        assert taker.received("t").payload == b"again"
+
+
+def test_what_is_published_while_the_broker_is_away_arrives_when_it_is_back(mosquitto):
+    """Queued messages are sent by the new connection, in order."""
+    with client(mosquitto.url, "giver") as giver:
+        giver.wait(Connected)
+        mosquitto.kill()
+        giver.wait(Disconnected)
+        for number in range(30):
+            assert giver.link.publish("kept", str(number).encode(), retain=True)
+        mosquitto.start()
+        giver.settle()
+        with client(mosquitto.url, "taker", "kept") as taker:
+            assert taker.received("kept").payload == b"29"
+
+
+@pytest.mark.parametrize(("clean_start", "expected"), [(False, True), (True, False)])
+def test_the_broker_keeps_the_session_unless_told_not_to(mosquitto, clean_start, expected):
+    """With a kept session, what came while away arrives after the return."""
+    with client(mosquitto.url, "taker", "t", clean_start=clean_start) as taker:
+        taker.settle()
+    with client(mosquitto.url, "giver") as giver:
+        giver.link.publish("t", b"while away")
+        giver.settle()
+    with client(mosquitto.url, "taker", "t", clean_start=clean_start) as taker:
+        assert taker.wait(Connected).session_present is expected
+        taker.settle()
+        came = [event.payload for event in taker.seen if isinstance(event, Received) and event.topic == "t"]
+        assert came == ([b"while away"] if expected else [])
+
+
+def test_what_was_given_up_while_away_does_not_come_from_the_kept_session(mosquitto):
+    """A subscription that an earlier process left in the session is not ours."""
+    with client(mosquitto.url, "taker", "old") as taker:
+        taker.settle()
+    with client(mosquitto.url, "taker", "new") as taker, client(mosquitto.url, "giver") as giver:
+        assert taker.wait(Connected).session_present
+        taker.settle()
+        giver.link.publish("old", b"")
+        giver.link.publish("new", b"")
+        taker.received("new")
+        assert "old" not in taker.topics
+
+
+def test_a_message_above_the_limit_is_refused_and_the_session_goes_on():
+    """The broker states its limit; what is larger never leaves, and nothing else suffers."""
+    with Mosquitto("max_packet_size 20000") as small, client(small.url, "one", "t") as one:
+        assert one.wait(Connected).max_packet_bytes == 20_000
+        with pytest.raises(BrokerError, match="use smaller chunks"):
+            one.link.publish("t", bytes(20_000))
+        assert one.link.publish("t", bytes(19_900))
+        assert len(one.received("t").payload) == 19_900
+        assert not any(isinstance(event, Disconnected) for event in one.seen)
+
+
+def test_an_oversize_message_from_before_the_limit_was_known_is_dropped(caplog):
+    """It was queued without a connection; the log says so, and what follows it arrives."""
+    with Mosquitto("max_packet_size 20000") as small:
+        one = Client(small.url, "one")
+        one.link.subscribe("t")
+        assert one.link.publish("t", bytes(20_000))
+        assert one.link.publish("t", b"small")
+        one.link.start()
+        try:
+            assert one.received("t").payload == b"small"
+        finally:
+            one.link.stop()
+    assert "takes packets of 20000 bytes, less than a message on t (20000 bytes)" in caplog.text
+    assert not any(isinstance(event, Disconnected) for event in one.seen)
+
+
+def test_a_message_that_breaks_each_connection_is_given_up(caplog):
+    """In 3.1.1 no limit is stated: after a few broken connections the poison is gone and the rest arrives."""
+    with Mosquitto("max_packet_size 20000") as small:
+        one = Client(small.url, "one")
+        one.link._attempts.protocol = "3.1.1"  # what a link agrees on with a broker that refuses MQTT 5
+        one.link.subscribe("t")
+        for payload in (b"before", bytes(30_000), b"after"):
+            assert one.link.publish("t", payload)
+        one.link.start()
+        try:
+            assert one.wait(Connected).protocol == "3.1.1"
+            one.wait(Received, lambda event: event.payload == b"after")
+            one.settle()
+        finally:
+            one.link.stop()
+    assert "gave up a message on t (30000 bytes)" in caplog.text
+    assert any(isinstance(event, Received) and event.payload == b"before" for event in one.seen)
+
+
+def test_a_full_outbox_says_so_and_never_blocks():
+    """Without a broker the queue fills up; the caller hears it at once."""
+    one = Client(f"mqtt://{HOST}:{free_port()}", "one", max_queued=3)
+    one.link.start()
+    try:
+        assert [one.link.publish("t", b"") for _ in range(5)] == [True, True, True, False, False]
+    finally:
+        one.link.stop()
+
+
+def test_a_frozen_broker_is_noticed_by_the_keepalive(mosquitto):
+    """A broker that holds the connection but does nothing any more is left, and found again when it lives."""
+    with client(mosquitto.url, "one", keepalive_s=1) as one:
+        one.wait(Connected)
+        mosquitto.freeze()
+        assert "silent for too long" in one.wait(Disconnected).reason
+        mosquitto.thaw()
+        one.wait(Connected)

@@ -1,0 +1,119 @@
+"""Brokers that cannot be reached or do not want us: what the reason says, and that the link goes on."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from shared.errors import BrokerError, UsageError
+from shared.link import Connected, Disconnected, MqttLink
+from tests.brokers import HOST, PATIENCE_S, Mosquitto, client, free_port, link_is_alive
+
+pytestmark = pytest.mark.broker
+
+
+def test_stop_does_not_wait_for_the_next_attempt():
+    """A link in the middle of a long pause ends at once."""
+    with client(f"mqtt://{HOST}:{free_port()}", "one", reconnect_delay_s=(100.0, 100.0)) as one:
+        one.wait(Disconnected)
+    assert not link_is_alive("one")
+
+
+def test_an_unreachable_broker_is_named_and_tried_again():
+    """One event for each attempt, with the address and a question that helps."""
+    port = free_port()
+    with client(f"mqtt://{HOST}:{port}", "one") as one:
+        for _ in range(3):
+            assert one.wait(Disconnected).reason == f"connection refused by {HOST}:{port}; is a broker running there?"
+        with pytest.raises(BrokerError, match="is a broker running there"):
+            one.link.wait_connected(0.1)
+
+
+def test_a_broker_that_starts_late_is_found():
+    """The first attempts fail; the link goes on until one succeeds."""
+    late = Mosquitto()
+    with client(late.url, "one") as one:
+        one.wait(Disconnected)
+        with late:
+            one.wait(Connected)
+            assert one.link.wait_connected(1.0).protocol == "5"
+            one.link.stop()
+
+
+def test_a_name_that_cannot_be_looked_up_does_not_end_the_link():
+    """Not every failure of a name lookup is an OSError; the thread survives them all."""
+    with client("mqtt://no..such.host", "one") as one:
+        for _ in range(2):
+            assert "'no..such.host' cannot be resolved" in one.wait(Disconnected).reason
+        assert link_is_alive("one")
+
+
+def test_a_wrong_password_is_told_apart():
+    """The reason names the user; whoever waits for the connection does not wait in vain."""
+    with Mosquitto(passwords={"pi-1": "right"}) as guarded:
+        for options, words in (
+            ({"username": "pi-1", "password": "wrong"}, "refused user 'pi-1'; check the user name and the password"),
+            ({}, "asks for a user name and a password"),
+        ):
+            with client(guarded.url, "one", **options) as one:
+                assert words in one.wait(Disconnected).reason
+                with pytest.raises(BrokerError, match="password"):
+                    one.link.wait_connected(PATIENCE_S)
+                assert not any(isinstance(event, Connected) for event in one.seen)
+        with client(guarded.url.replace("//", "//pi-1@"), "one", password="right") as one:
+            one.wait(Connected)
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A certificate for 127.0.0.1 that is its own CA, and one of a stranger."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed")
+    folder = tmp_path_factory.mktemp("certificates")
+    for name in ("broker", "stranger"):
+        command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=test"
+        options = [
+            "-addext",
+            "subjectAltName=IP:127.0.0.1",
+            "-keyout",
+            f"{folder}/{name}.key",
+            "-out",
+            f"{folder}/{name}.crt",
+        ]
+        subprocess.run([*command.split(), *options], check=True, capture_output=True)
+    return folder
+
+
+def test_tls_is_used_when_asked_for_and_a_stranger_is_not_trusted(certificates):
+    """Messages larger than a TLS record arrive; a broker with another CA is refused, and the reason names the CA file."""
+    options = f"certfile {certificates}/broker.crt\nkeyfile {certificates}/broker.key"
+    with Mosquitto(options) as secret:
+        url = secret.url.replace("mqtt:", "mqtts:")
+        with client(url, "one", "t", ca_file=certificates / "broker.crt") as one:
+            one.settle()
+            for _ in range(5):
+                one.link.publish("t", bytes(300_000))
+            for _ in range(5):
+                assert len(one.received("t").payload) == 300_000
+        with client(url, "two", ca_file=certificates / "stranger.crt") as two:
+            assert "check the CA file" in two.wait(Disconnected).reason
+            with pytest.raises(BrokerError, match="cannot be trusted"):
+                two.link.wait_connected(PATIENCE_S)
+        with client(secret.url, "three") as three:
+            assert f"{HOST}:{secret.port}" in three.wait(Disconnected).reason
+
+
+def test_tls_with_a_broker_that_has_none_says_so(mosquitto):
+    """The port is the likely mistake."""
+    with client(mosquitto.url.replace("mqtt:", "mqtts:"), "one") as one:
+        assert one.wait(Disconnected).reason.startswith((f"no TLS with {HOST}", f"{HOST}:{mosquitto.port} closed"))
+
+
+def test_a_ca_file_must_exist_and_be_of_use(tmp_path):
+    """Both mistakes show at construction."""
+    for url, mend in (("mqtts://h", "not a file of CA certificates"), ("mqtt://h", "write mqtts://")):
+        with pytest.raises(UsageError, match=mend):
+            MqttLink(url, client_id="one", events=print, ca_file=tmp_path / "none.pem")

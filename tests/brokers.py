@@ -1,0 +1,201 @@
+"""Real brokers for tests: a mosquitto of one's own, started and ended by its pid, and what to wait with."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+import pytest
+
+from shared.link import LinkEvent, MqttLink, Received
+
+HOST = "127.0.0.1"
+PATIENCE_S = 20.0
+
+E = TypeVar("E")
+
+
+def free_port() -> int:
+    """A TCP port on which nobody listens now."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+class Mosquitto:
+    """A mosquitto in a directory of its own; `options` are lines of its configuration, `passwords` its users.
+
+    Without `passwords` anyone may connect. What it keeps survives `stop` and `start`; with `autosave` also `kill`.
+    """
+
+    def __init__(
+        self,
+        options: str = "",
+        *,
+        passwords: Mapping[str, str] | None = None,
+        acl: str = "",
+        autosave: bool = False,
+    ) -> None:
+        binary = shutil.which("mosquitto", path="/usr/sbin:/usr/bin:/usr/local/sbin:/usr/local/bin")
+        if binary is None:
+            pytest.skip("mosquitto is not installed (apt install mosquitto)")
+        self._binary = binary
+        self._files = contextlib.ExitStack()
+        self.directory = Path(self._files.enter_context(tempfile.TemporaryDirectory(prefix="fedpatch-mosquitto-")))
+        self.port = free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+        lines = [
+            f"listener {self.port} {HOST}",
+            "user root",
+            "set_tcp_nodelay true",
+            "persistence true",
+            f"persistence_location {self.directory}/",
+            f"allow_anonymous {'false' if passwords else 'true'}",
+            *(["autosave_on_changes true", "autosave_interval 1"] if autosave else []),
+            *([f"password_file {self._password_file(passwords)}"] if passwords else []),
+            *([f"acl_file {self._written('acl', acl)}"] if acl else []),
+            options,
+        ]
+        self._config = self._written("mosquitto.conf", "\n".join(lines) + "\n")
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return f"mqtt://{HOST}:{self.port}"
+
+    def start(self) -> None:
+        """Run it until it answers; the port stays the same from start to start."""
+        log = self.directory / "log"
+        with log.open("ab") as out:
+            self._process = subprocess.Popen([self._binary, "-c", self._config], stdout=out, stderr=out)
+        until = time.monotonic() + PATIENCE_S
+        while not _listening(self.port):
+            if self._process.poll() is not None or time.monotonic() > until:
+                raise RuntimeError(f"mosquitto did not start:\n{log.read_text()}")
+            time.sleep(0.01)
+
+    def stop(self) -> None:
+        """Ask it to end, as a service manager would."""
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait()
+            self._process = None
+
+    def kill(self) -> None:
+        """End it like a power cut: no goodbye to clients, nothing saved."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def freeze(self) -> None:
+        """Let it do nothing any more; its connections stay open."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let it go on."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+    def restart(self) -> None:
+        """Kill it and start it again."""
+        self.kill()
+        self.start()
+
+    def _written(self, name: str, text: str) -> Path:
+        path = self.directory / name
+        path.write_text(text)
+        path.chmod(0o600)
+        return path
+
+    def _password_file(self, passwords: Mapping[str, str]) -> Path:
+        path = self._written("passwords", "".join(f"{user}:{word}\n" for user, word in passwords.items()))
+        subprocess.run(["mosquitto_passwd", "-U", path], check=True, capture_output=True)
+        return path
+
+    def __enter__(self) -> Mosquitto:
+        self.start()
+        return self
+
+    def __exit__(
+        self, _type: type[BaseException] | None, _error: BaseException | None, _tb: TracebackType | None
+    ) -> None:
+        self.kill()
+        self._files.close()
+
+
+class Client:
+    """A link whose events can be waited for. What arrived before what one waits for is kept in `seen`."""
+
+    def __init__(self, url: str, client_id: str, **options: Any) -> None:
+        self._events: queue.Queue[LinkEvent] = queue.Queue()
+        self.seen: list[LinkEvent] = []
+        options.setdefault("reconnect_delay_s", (0.05, 0.2))
+        self.link = MqttLink(url, client_id=client_id, events=self._events.put, **options)
+        self._barrier = f"barrier/{client_id}"
+
+    def settle(self) -> None:
+        """Return once the broker has taken all subscriptions and messages so far."""
+        mark = str(time.monotonic_ns()).encode()
+        self.link.subscribe(self._barrier)
+        for _ in range(int(PATIENCE_S / 0.2)):
+            self.link.publish(self._barrier, mark)
+            with contextlib.suppress(TimeoutError):
+                self.wait(Received, lambda event: event.payload == mark, patience_s=0.2)
+                return
+        raise TimeoutError(f"the broker does not settle; seen: {self.seen[-20:]}")
+
+    def wait(self, kind: type[E], fits: Callable[[E], bool] = lambda event: True, patience_s: float = PATIENCE_S) -> E:
+        """The next event of `kind` that `fits`; TimeoutError, with all that came instead, if there is none."""
+        until = time.monotonic() + patience_s
+        while True:
+            try:
+                event = self._events.get(timeout=max(0.0, until - time.monotonic()))
+            except queue.Empty:
+                raise TimeoutError(f"no such {kind.__name__}; seen: {self.seen[-20:]}") from None
+            self.seen.append(event)
+            if isinstance(event, kind) and fits(event):
+                return event
+
+    def received(self, topic: str) -> Received:
+        """The next message on `topic`."""
+        return self.wait(Received, lambda event: event.topic == topic)
+
+    @property
+    def topics(self) -> list[str]:
+        """Of all messages seen so far."""
+        return [event.topic for event in self.seen if isinstance(event, Received)]
+
+
+def link_is_alive(client_id: str) -> bool:
+    """Whether the thread of a client's link still runs."""
+    return any(thread.name == f"link {client_id}" for thread in threading.enumerate())
+
+
+@contextlib.contextmanager
+def client(url: str, client_id: str, *filters: str, **options: Any) -> Iterator[Client]:
+    """A started and finally stopped client that subscribes to `filters`."""
+    one = Client(url, client_id, **options)
+    one.link.subscribe(*filters)
+    one.link.start()
+    try:
+        yield one
+    finally:
+        one.link.stop()
+
+
+def _listening(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex((HOST, port)) == 0

@@ -1,0 +1,50 @@
+"""Fixtures that more than one folder of tests uses."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from coordinator.embedded_broker import EmbeddedBroker
+from tests.brokers import Mosquitto
+
+# A machine that is busy with something else fails no test; where a failure stops others, the examples are the same each time.
+settings.register_profile(
+    "house", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=bool(os.environ.get("CI"))
+)
+settings.load_profile("house")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _home_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What commands note in the home directory does not go into that of whoever runs the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state-home")))
+        yield
+
+
+@pytest.fixture
+def mosquitto() -> Iterator[Mosquitto]:
+    """A running mosquitto that lets everybody in."""
+    with Mosquitto() as broker:
+        yield broker
+
+
+@pytest.fixture
+def amqtt() -> Iterator[EmbeddedBroker]:
+    """The built-in broker, running."""
+    pytest.importorskip("amqtt", reason="the built-in broker is not installed (pip install 'fedpatch[demo]')")
+    broker = EmbeddedBroker(port=0)
+    broker.start()
+    yield broker
+    broker.stop()
+
+
+@pytest.fixture(params=["mosquitto", "amqtt"])
+def broker(request: pytest.FixtureRequest) -> str:
+    """URL of a running broker: one that speaks MQTT 5, and one that speaks 3.1.1 only."""
+    url: str = request.getfixturevalue(request.param).url
+    return url

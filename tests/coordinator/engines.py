@@ -1,0 +1,67 @@
+"""Engines in known states, and devices that play their part of a round in one call."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from coordinator.effects import Aggregate, Effect, Store
+from coordinator.engine import Engine
+from coordinator.records import RoundRecord
+from shared.messages import (
+    Accept,
+    Body,
+    Grant,
+    Offer,
+)
+from shared.transfer import cut
+from tests.specs import model, report, run_spec, said, there, told, update
+
+BLOB = b"u" * 350
+DIGEST = update(BLOB).digest
+
+
+def engine(records: Sequence[RoundRecord] = (), now: float = 0.0, **changes: Any) -> Engine:
+    """One that has started."""
+    made = Engine(run_spec(**changes), records=records, jitter=random.Random(1))
+    made.start(now)
+    return made
+
+
+def asking(devices: str = "ab", **changes: Any) -> Engine:
+    """An engine whose first round has invited these devices."""
+    made = engine(devices=len(devices), **changes)
+    for device in devices:
+        made.on_state(device, there(), 0.0)
+    made.model_published(model(), 0.0)
+    return made
+
+
+def send(made: Engine, device: str, body: Body, now: float = 1.0, number: int = 1, **changes: Any) -> list[Effect]:
+    """A message of a device."""
+    return made.on_message(device, said(body, number, **changes), now)
+
+
+def report_of(made: Engine, device: str, now: float = 5.0, accuracy: float = 0.5) -> list[Effect]:
+    """A device's whole round."""
+    number = made.last_round
+    send(made, device, Accept(10), now, number)
+    assert isinstance(told(send(made, device, Offer(update(BLOB)), now, number))[0][1], Grant)
+    last = [made.on_chunk(device, cut(BLOB, update(BLOB), index), now) for index in range(4)][-1]
+    assert kinds(last) == [Store]
+    return made.stored(device, DIGEST, report(accuracy), now)
+
+
+def aggregating() -> Engine:
+    """An engine that has a's report and has left b behind, at second 5."""
+    made = asking("ab", quorum=0.5, grace_s=0.0)
+    for device in "ab":
+        send(made, device, Accept(10))
+    assert report_of(made, "a")[-1] == Aggregate(1, ("a",))
+    return made
+
+
+def kinds(effects: list[Effect]) -> list[type]:
+    """What sort of effects these are."""
+    return [type(effect) for effect in effects]

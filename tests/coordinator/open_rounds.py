@@ -1,0 +1,63 @@
+"""An open round at hand: what it is told, and what it does about it."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from coordinator.effects import Effect
+from coordinator.fleet import Fleet
+from coordinator.open_round import OpenRound
+from coordinator.post import Post
+from coordinator.round import State
+from coordinator.selection import Selection
+from shared.messages import Accept, Body, DeviceState, Grant, Offer
+from shared.transfer import cut
+from tests.specs import TASK, model, run_spec, there, told, update
+
+BLOB = b"u" * 350
+
+
+class Bench:
+    """A round of devices a, b, ... that all were invited at second 0."""
+
+    def __init__(self, devices: str = "ab", target: int = 0, limit_s: float | None = None, **changes: Any) -> None:
+        self.fleet = Fleet(TASK)
+        for device in devices:
+            self.fleet.see(device, there())
+        spec = run_spec(**changes)
+        self.post = Post(spec)
+        chosen = Selection(target or len(devices), tuple(devices))
+        self.open = OpenRound(spec, 1, chosen, self.fleet, self.post, random.Random(1), limit_s, 0.0)
+        self.begun = self.open.begin(model(), 0.0)
+
+    def hear(self, device: str, *bodies: Body, now: float = 1.0) -> list[Effect]:
+        """Messages of a device."""
+        return [effect for body in bodies for effect in self.open.on_message(device, body, now)]
+
+    def see(self, device: str, state: DeviceState, now: float = 1.0) -> list[Effect]:
+        """A presence, after the fleet took note of it, as the engine does."""
+        known = self.fleet.boot(device)
+        self.fleet.see(device, state)
+        return self.open.on_presence(device, known, state, now)
+
+    def state(self, device: str) -> State:
+        """Where a device is."""
+        return self.open.round.participants[device].state
+
+    def accept_all(self, now: float = 1.0) -> Bench:
+        """Everybody takes part."""
+        for device in self.open.round.participants:
+            self.hear(device, Accept(10), now=now)
+        return self
+
+    def chunks(self, device: str, blob: bytes = BLOB, now: float = 2.0) -> list[Effect]:
+        """All chunks of an update."""
+        manifest = update(blob)
+        parts = [cut(blob, manifest, index) for index in range(manifest.chunk_count)]
+        return [effect for part in parts for effect in self.open.on_chunk(device, part, now)]
+
+    def upload(self, device: str, blob: bytes = BLOB) -> list[Effect]:
+        """An offer that is granted, and its chunks."""
+        assert isinstance(told(self.hear(device, Offer(update(blob))))[0][1], Grant)
+        return self.chunks(device, blob)

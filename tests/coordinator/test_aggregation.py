@@ -1,0 +1,229 @@
+"""What may enter the aggregate, and the weighted mean itself."""
+
+from __future__ import annotations
+
+import math
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.aggregation import WeightedMean, check_private, check_update
+from shared.errors import SchemaMismatch, UpdateRefused
+from shared.messages import RefuseReason
+from shared.tensors import DTYPES, MOMENTS, Schema, TensorSpec
+from tests.shared.arbitrary_tensors import FLOATS, same, schemas, tensors_of
+
+SCHEMA = Schema(
+    (
+        TensorSpec("bn.num_batches_tracked", (), "int64", "stats"),
+        TensorSpec("bn.running_mean", (2,), "float32", "stats"),
+        TensorSpec("bn.running_var", (2,), "float32", "stats"),
+        TensorSpec("fc.weight", (2,), "float32", "weight"),
+    )
+).with_moments(MOMENTS)
+PRIVATE = frozenset({"bn.weight", "bn.bias"})
+
+
+def update(**changes) -> dict[str, np.ndarray]:
+    """An acceptable update; `fc_weight=[..]` changes a tensor."""
+    tensors = {spec.name: np.ones(spec.shape, spec.dtype) for spec in SCHEMA.specs}
+    for name, value in changes.items():
+        spec = next(spec for spec in SCHEMA.specs if spec.name.replace(".", "_").replace(":", "_") == name)
+        tensors[spec.name] = np.full(spec.shape, value, spec.dtype)
+    return tensors
+
+
+def refusal(tensors, num_examples: int = 5) -> UpdateRefused:
+    """The error with which an update is refused."""
+    with pytest.raises(UpdateRefused) as caught:
+        check_update(tensors, SCHEMA, PRIVATE, num_examples)
+    assert caught.value.reason in set(RefuseReason)
+    return caught.value
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+
+def test_an_update_as_agreed_is_accepted():
+    """An update of the right tensors passes; a mean below zero is an ordinary value."""
+    check_update(update(bn_running_mean=-3, fc_weight=-3, fc_weight_exp_avg=-3), SCHEMA, PRIVATE, 1)
+
+
+@pytest.mark.parametrize("name", ["bn.weight", "bn.weight:exp_avg", "bn.bias:step"])
+def test_private_values_are_refused_before_anything_else(name):
+    """A private value, or its moment, is the reason that is told, however much else is wrong."""
+    error = refusal({name: np.array([np.nan])}, num_examples=0)
+    assert error.reason == RefuseReason.PRIVATE_VALUE
+    assert f"'{name}' must stay on the device" in str(error)
+
+
+def test_private_names_can_be_checked_alone():
+    """Names that were read from a blob that could not be opened are enough to tell."""
+    check_private(["fc.weight", "fc.bias:exp_avg"], PRIVATE)
+    with pytest.raises(UpdateRefused, match=r"'bn\.bias', 'bn\.weight' must stay"):
+        check_private(["fc.weight", "bn.weight", "bn.bias"], PRIVATE)
+
+
+def test_other_tensors_than_agreed_are_refused():
+    """Missing or unknown names, other shapes and other dtypes are a schema mismatch."""
+    complete = update()
+    wrong = [
+        {name: array for name, array in complete.items() if name != "fc.weight"},
+        complete | {"fc.bias": np.ones(2, np.float32)},
+        complete | {"fc.weight": np.ones(3, np.float32)},
+        complete | {"fc.weight": np.ones(2)},
+    ]
+    assert {refusal(tensors).reason for tensors in wrong} == {RefuseReason.SCHEMA_MISMATCH}
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("name", ["fc_weight", "bn_running_var", "fc_weight_exp_avg_sq"])
+def test_values_that_are_not_finite_are_refused(name, value):
+    """One device that diverged must not take the fleet with it."""
+    assert refusal(update(**{name: value})).reason == RefuseReason.NOT_FINITE
+
+
+@pytest.mark.parametrize("name", ["bn_running_var", "bn_num_batches_tracked", "fc_weight_exp_avg_sq", "fc_weight_step"])
+def test_values_that_can_never_be_negative_are_refused(name):
+    """A negative variance, second moment or count would end in the root of a negative number on every device."""
+    refused = refusal(update(**{name: -1}))
+    assert refused.reason == RefuseReason.OUT_OF_RANGE
+    assert "has a negative value" in str(refused)
+    check_update(update(**{name: 0}), SCHEMA, PRIVATE, 1)
+
+
+@pytest.mark.parametrize("num_examples", [0, -1])
+def test_an_update_from_no_examples_is_refused(num_examples):
+    """The weight of an update is a positive number."""
+    error = refusal(update(), num_examples)
+    assert error.reason == RefuseReason.NUM_EXAMPLES
+    assert str(error) == f"trained on {num_examples} examples; at least 1 is needed"
+
+
+# --- the mean -------------------------------------------------------------------------------------
+
+PAIR = Schema((TensorSpec("n", (), "int64", "stats"), TensorSpec("w", (2,), "float32", "weight")))
+
+
+def pair(count: int, *weights: float) -> dict[str, np.ndarray]:
+    """Tensors of PAIR."""
+    return {"n": np.array(count), "w": np.array(weights, np.float32)}
+
+
+def test_the_mean_is_weighted_by_examples():
+    """(1 * [0, 4] + 3 * [4, 0]) / 4 = [3, 1]; the integer (1 * 10 + 3 * 11) / 4 = 10.75 is rounded to 11."""
+    mean = WeightedMean(PAIR)
+    mean.add(pair(10, 0, 4), 1)
+    mean.add(pair(11, 4, 0), 3)
+    assert same(mean.result(), pair(11, 3, 1))
+    assert (mean.num_updates, mean.num_examples) == (2, 4)
+
+
+def test_more_updates_may_follow_a_result():
+    """Looking at the mean does not end it."""
+    mean = WeightedMean(PAIR)
+    mean.add(pair(0, 1, 1), 1)
+    mean.result()["w"] += 100
+    mean.add(pair(0, 3, 3), 1)
+    assert same(mean.result(), pair(0, 2, 2))
+
+
+def test_the_greatest_integer_stays_great():
+    """A count at the end of its range comes back within float64's precision, and does not wrap round to the least."""
+    mean = WeightedMean(PAIR)
+    mean.add(pair(2**63 - 1, 0, 0), 1)
+    assert mean.result()["n"] == 2**63 - 1024
+
+
+def test_there_is_no_mean_of_nothing():
+    """A round without updates has no aggregate, and zeros would destroy the model."""
+    with pytest.raises(ValueError, match="no updates"):
+        WeightedMean(PAIR).result()
+
+
+@pytest.mark.parametrize(
+    ("tensors", "num_examples", "error"),
+    [
+        (pair(1, 2, 2), 0, UpdateRefused),
+        ({"n": np.array(1)}, 1, SchemaMismatch),
+        ({"n": np.array(1), "w": np.ones(3, np.float32)}, 1, SchemaMismatch),
+    ],
+)
+def test_what_does_not_fit_changes_nothing(tensors, num_examples, error):
+    """A refused update leaves the mean as it was, to the first tensor."""
+    mean = WeightedMean(PAIR)
+    mean.add(pair(5, 1, 1), 2)
+    with pytest.raises(error):
+        mean.add(tensors, num_examples)
+    assert same(mean.result(), pair(5, 1, 1))
+    assert (mean.num_updates, mean.num_examples) == (1, 2)
+
+
+@st.composite
+def updates(draw, dtypes=DTYPES):
+    """A schema and some weighted updates that fit it."""
+    schema = draw(schemas(min_size=1, dtypes=dtypes))
+    update = st.tuples(tensors_of(schema, finite=True), st.integers(1, 1000))
+    return schema, draw(st.lists(update, min_size=1, max_size=4))
+
+
+def mean_of(schema: Schema, weighted) -> dict[str, np.ndarray]:
+    """Fold all updates in the order they come."""
+    mean = WeightedMean(schema)
+    for tensors, num_examples in weighted:
+        mean.add(tensors, num_examples)
+    return mean.result()
+
+
+@given(updates(), st.randoms(use_true_random=False))
+def test_the_order_of_arrival_does_not_matter(drawn, random):
+    """Any order gives the same mean, up to the rounding of float64 and of the schema's dtype."""
+    schema, weighted = drawn
+    shuffled = random.sample(weighted, len(weighted))
+    one, other = mean_of(schema, weighted), mean_of(schema, shuffled)
+    for spec in schema.specs:
+        rounding = np.finfo(spec.dtype).eps if spec.dtype in FLOATS else 1e-12
+        np.testing.assert_allclose(
+            one[spec.name].astype(float), other[spec.name].astype(float), rtol=2 * rounding, atol=1e-9
+        )
+
+
+@given(updates(dtypes=("float64", "float32", "int32", "uint8", "bool")))
+def test_the_mean_lies_between_the_least_and_the_greatest(drawn):
+    """No value of the mean is beyond what some device sent."""
+    schema, weighted = drawn
+    mean = mean_of(schema, weighted)
+    schema.check(mean)
+    for name, array in mean.items():
+        sent = np.stack([tensors[name].astype(float) for tensors, _ in weighted])
+        assert np.all(array >= sent.min(axis=0) - 1e-9)
+        assert np.all(array <= sent.max(axis=0) + 1e-9)
+
+
+@given(updates(dtypes=("float64",)))
+def test_the_mean_is_that_of_the_textbook(drawn):
+    """Every value is sum n_k v_k / sum n_k, computed here with exact sums."""
+    schema, weighted = drawn
+    total = sum(num_examples for _, num_examples in weighted)
+    for name, array in mean_of(schema, weighted).items():
+        for index in np.ndindex(array.shape):
+            exact = math.fsum(tensors[name][index] * num_examples for tensors, num_examples in weighted) / total
+            assert array[index] == pytest.approx(exact, rel=1e-12, abs=1e-9)
+
+
+def test_memory_is_one_model_however_many_updates():
+    """After the sums are there, an update takes no more than one tensor in float64 for a moment."""
+    schema = Schema(tuple(TensorSpec(f"w{i}", (100_000,), "float32", "weight") for i in range(10)))
+    mean = WeightedMean(schema)
+    tensors = {name: np.ones(100_000, np.float32) for name in schema.names}
+    tracemalloc.start()
+    try:
+        for _ in range(20):
+            mean.add(tensors, 3)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 2 * 800_000

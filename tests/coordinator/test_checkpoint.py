@@ -1,0 +1,234 @@
+"""The global model on disk: bit for bit, found out when damaged, and what users get of it."""
+
+from __future__ import annotations
+
+import logging
+import resource
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.checkpoint import (
+    drop_round,
+    export_model,
+    load_checkpoint,
+    load_update,
+    save_checkpoint,
+    store_update,
+)
+from coordinator.strategies import STRATEGIES, ServerState, find_strategy, zeros
+from shared.errors import StateError
+from shared.tensors import Schema, TensorSpec
+from tests.shared.arbitrary_tensors import same, schemas, tensors_of
+
+PUBLIC = Schema(
+    (
+        TensorSpec("fc1.weight", (3, 2), "float32", "weight"),
+        TensorSpec("bn1.num_batches_tracked", (), "int64", "stats"),
+        TensorSpec("bn1.running_var", (3,), "float32", "stats"),
+    )
+)
+
+
+def state_of(round: int, fill: float = 1.5) -> ServerState:
+    """A state with moments on both sides."""
+    shared = zeros(PUBLIC.with_moments(("exp_avg", "step")))
+    server = {"fc1.weight:exp_avg": np.full((3, 2), 1e-30, np.float64), "beta_power": np.array(0.9)}
+    return ServerState(round, {**shared, "fc1.weight": np.full((3, 2), fill, np.float32)}, server)
+
+
+def equal(one: ServerState, other: ServerState) -> bool:
+    """Whether two states are the same to the last bit."""
+    return one.round == other.round and same(one.tensors, other.tensors) and same(one.server, other.server)
+
+
+def flip(path: Path, place: float) -> None:
+    """Turn over one bit of a file, at a fraction of its length."""
+    data = bytearray(path.read_bytes())
+    data[int(place * (len(data) - 1))] ^= 0x10
+    path.write_bytes(data)
+
+
+@st.composite
+def states(draw) -> tuple[Schema, ServerState]:
+    """Any state of any strategy: NaNs, infinities, empty and odd tensors among the values."""
+    public = draw(schemas())
+    strategy = find_strategy(draw(st.sampled_from(sorted(STRATEGIES))))
+    tensors = draw(tensors_of(strategy.travelling(public)))
+    server = draw(tensors_of(strategy.optimizer_schema(public)))
+    return public, ServerState(draw(st.integers(0, 10**7)), tensors, server)
+
+
+@given(states())
+def test_a_state_comes_back_bit_for_bit(drawn):
+    """Of every strategy, with the moments of clients and server, the round, the schema and the meta."""
+    public, state = drawn
+    meta = {"run": "r-1", "epochs": [1, 2], "user_accuracy": 0.25}
+    with tempfile.TemporaryDirectory() as folder:
+        save_checkpoint(Path(folder), state, public, meta)
+        loaded, schema, told = load_checkpoint(Path(folder))
+    assert equal(loaded, state)
+    assert (schema, told) == (public, meta)
+
+
+def test_what_is_loaded_can_be_trained_on(tmp_path):
+    """Arrays are their own memory, not a window on the file."""
+    save_checkpoint(tmp_path, state_of(1), PUBLIC, {})
+    loaded, _, _ = load_checkpoint(tmp_path)
+    loaded.tensors["fc1.weight"] += 1.0
+    assert loaded.tensors["fc1.weight"][0, 0] == 2.5
+
+
+def test_the_last_two_checkpoints_are_kept(tmp_path):
+    """One to carry on from, one in case; leftovers of a write that was killed go too."""
+    run = tmp_path / "runs" / "r-1"
+    for number in range(1, 12):
+        save_checkpoint(run, state_of(number), PUBLIC, {})
+    (run / ".checkpoint-000012.fp.x.tmp").write_bytes(b"half")
+    save_checkpoint(run, state_of(12), PUBLIC, {})
+    assert sorted(path.name for path in run.iterdir()) == ["checkpoint-000011.fp", "checkpoint-000012.fp"]
+    assert (run.stat().st_mode & 0o777, (run / "checkpoint-000012.fp").stat().st_mode & 0o777) == (0o700, 0o600)
+    assert load_checkpoint(run)[0].round == 12
+
+
+@given(place=st.floats(0, 1), truncate=st.booleans())
+def test_damage_anywhere_is_found_and_the_version_before_is_used(place, truncate):
+    """One bit turned over, or the end missing: both are what a dying SD card does."""
+    with tempfile.TemporaryDirectory() as folder:
+        directory = Path(folder)
+        save_checkpoint(directory, state_of(1), PUBLIC, {"n": 1})
+        path = save_checkpoint(directory, state_of(2), PUBLIC, {"n": 2})
+        if truncate:
+            path.write_bytes(path.read_bytes()[: int(place * (path.stat().st_size - 1))])
+        else:
+            flip(path, place)
+        loaded, _, meta = load_checkpoint(directory)
+        assert equal(loaded, state_of(1))
+        assert meta == {"n": 1}
+
+
+def test_falling_back_is_told_in_the_log_and_mended_by_the_next_save(tmp_path, caplog):
+    """Somebody should look at that disk; the run carries on meanwhile."""
+    save_checkpoint(tmp_path, state_of(1), PUBLIC, {})
+    damaged = save_checkpoint(tmp_path, state_of(2), PUBLIC, {})
+    flip(damaged, 0.9)
+    with caplog.at_level(logging.WARNING):
+        load_checkpoint(tmp_path)
+    (line,) = caplog.messages
+    assert line == (
+        f"{damaged}: is damaged (its SHA-256 is not what was written); carrying on from round 1 (checkpoint-000001.fp)"
+    )
+    save_checkpoint(tmp_path, state_of(2, fill=7.0), PUBLIC, {})
+    assert equal(load_checkpoint(tmp_path)[0], state_of(2, fill=7.0))
+
+
+def test_where_no_checkpoint_is_whole_each_is_told(tmp_path):
+    """With the files and the mend."""
+    for number in (1, 2):
+        flip(save_checkpoint(tmp_path, state_of(number), PUBLIC, {}), 0.5)
+    with pytest.raises(StateError) as caught:
+        load_checkpoint(tmp_path)
+    lines = str(caught.value).splitlines()
+    assert [line.partition(": ")[0] for line in lines[:2]] == [
+        str(tmp_path / "checkpoint-000002.fp"),
+        str(tmp_path / "checkpoint-000001.fp"),
+    ]
+    assert lines[2] == f"no checkpoint in {tmp_path} is whole; start a new run"
+
+
+def test_where_there_is_none_that_is_told(tmp_path):
+    """An empty directory, or none."""
+    for directory in (tmp_path, tmp_path / "absent"):
+        with pytest.raises(StateError, match="holds no checkpoint"):
+            load_checkpoint(directory)
+
+
+def test_foreign_files_and_other_versions_are_told_apart(tmp_path):
+    """A text file under that name, and a format that this version does not know."""
+    path = tmp_path / "checkpoint-000001.fp"
+    for content, said in ((b"hello", "is no fedpatch checkpoint"), (b"fedpatch checkpoint 2\n...", "another version")):
+        path.write_bytes(content)
+        with pytest.raises(StateError, match=said):
+            load_checkpoint(tmp_path)
+
+
+def test_a_disk_that_refuses_is_told_and_the_checkpoint_before_stays(tmp_path):
+    """The file may not grow beyond a limit, as on a full card."""
+    save_checkpoint(tmp_path, state_of(1), PUBLIC, {})
+    program = f"""
+import resource
+from pathlib import Path
+from coordinator.checkpoint import save_checkpoint, load_checkpoint
+from shared.errors import StateError
+from dataclasses import replace
+state, schema, meta = load_checkpoint(Path({str(tmp_path)!r}))
+resource.setrlimit(resource.RLIMIT_FSIZE, (100, {resource.RLIM_INFINITY}))
+try:
+    save_checkpoint(Path({str(tmp_path)!r}), replace(state, round=2), schema, meta)
+except StateError as error:
+    print(error)
+"""
+    root = Path(__file__).parents[2]
+    told = subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True, text=True, check=True).stdout
+    path = tmp_path / "checkpoint-000002.fp"
+    assert told == f"{path}: File too large; make sure there is space and that it may be written\n"
+    assert [found.name for found in tmp_path.iterdir()] == ["checkpoint-000001.fp"]
+    assert equal(load_checkpoint(tmp_path)[0], state_of(1))
+
+
+def test_the_exported_model_is_read_by_numpy_without_moments(tmp_path):
+    """Public names, shapes, dtypes and values; equal models are equal files."""
+    tensors = {**state_of(1).tensors, "file": np.arange(3, dtype=np.int8), "empty": np.zeros((0, 2), np.float16)}
+    path = tmp_path / "out" / "model.npz"
+    export_model(path, tensors)
+    with np.load(path, allow_pickle=False) as archive:
+        exported = dict(archive)
+    assert same(exported, {name: array for name, array in tensors.items() if ":" not in name})
+    export_model(tmp_path / "again.npz", dict(reversed(tensors.items())))
+    assert (tmp_path / "again.npz").read_bytes() == path.read_bytes()
+
+
+@given(st.binary(max_size=200))
+def test_an_update_is_kept_as_it_came_until_its_round_is_dropped(blob):
+    """Rounds and devices do not touch each other."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder) / "r-1"
+        store_update(run, 1, "pi-1", b"before")
+        assert store_update(run, 1, "pi-1", blob).is_file()
+        store_update(run, 1, "pi-2", b"two")
+        store_update(run, 2, "pi-1", b"three")
+        assert [load_update(run, 1, "pi-1"), load_update(run, 1, "pi-2")] == [blob, b"two"]
+        drop_round(run, 1)
+        drop_round(run, 1)
+        assert load_update(run, 2, "pi-1") == b"three"
+        with pytest.raises(StateError, match=r"pi-1.fp: is not there"):
+            load_update(run, 1, "pi-1")
+
+
+def test_a_damaged_update_is_not_trained_on(tmp_path):
+    """It was whole when it was committed, so this is the disk's doing."""
+    flip(store_update(tmp_path, 1, "pi-1", bytes(100)), 0.9)
+    with pytest.raises(StateError, match=r"pi-1.fp: is damaged"):
+        load_update(tmp_path, 1, "pi-1")
+
+
+@pytest.mark.parametrize("device", ["../pi", "pi/1", "", ".", "Pi"])
+def test_a_device_cannot_name_a_file_elsewhere(tmp_path, device):
+    """Only names that fit a topic become file names."""
+    with pytest.raises(ValueError, match="no device's name"):
+        store_update(tmp_path / "run", 1, device, b"x")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_state_may_keep_tensors_of_its_own(tmp_path):
+    """A strategy need not limit itself to the public schema or its dtypes."""
+    state = replace(state_of(3), server={"momentum": np.arange(6.0).reshape(2, 3), "count": np.array(7)})
+    save_checkpoint(tmp_path, state, PUBLIC, {})
+    assert equal(load_checkpoint(tmp_path)[0], state)

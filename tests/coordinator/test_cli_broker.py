@@ -1,0 +1,56 @@
+"""The built-in broker and mosquitto's rules, from the command line `fedpatch`."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from coordinator import cli
+from shared.topics import mosquitto_acl
+from tests.programs import Ended, Program
+
+
+@pytest.fixture
+def fedpatch(monkeypatch, capsys) -> Callable[..., Ended]:
+    """The program."""
+    return Program(cli.main, monkeypatch, capsys)
+
+
+def test_the_acl_is_the_one_of_the_topic_table(fedpatch):
+    """What mosquitto gets is what the topics say."""
+    ended = fedpatch("broker", "acl", "--fleet", "kitchen", "--device", "pi-1", "--coordinator-user", "boss")
+    assert ended == Ended(0, mosquitto_acl("kitchen", "boss", ["pi-1"]), "")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_the_broker_serves_until_a_signal(number, code):
+    """It says where it listens, lets clients in, and leaves with the code that the signal asks for."""
+    pytest.importorskip("amqtt", reason="the built-in broker is not installed (pip install 'fedpatch[demo]')")
+    command = [sys.executable, "-P", "-m", "coordinator", "broker", "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            said = process.stderr.readline()
+            port = re.search(r"mqtt://127\.0\.0\.1:(\d+)", said)
+            assert port, said
+            socket.create_connection(("127.0.0.1", int(port[1])), 10).close()
+            process.send_signal(number)
+            assert process.wait(20) == code
+        finally:
+            process.kill()
+
+
+def test_a_port_that_is_taken_is_a_usage_error(fedpatch):
+    """With the port and a mend in the message."""
+    pytest.importorskip("amqtt", reason="the built-in broker is not installed (pip install 'fedpatch[demo]')")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ended = fedpatch("broker", "--port", port)
+    assert (ended.code, ended.out) == (2, "")
+    assert f"port {port}" in ended.err and "another port" in ended.err

@@ -1,0 +1,226 @@
+"""A whole fleet on this machine, and how its devices are started, watched and ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from coordinator import cli
+from coordinator.demo import MARK, open_directory
+from coordinator.demo_devices import DemoDevice, device_names, stop_devices, wait_until_ready
+from shared.errors import BrokerError, FedpatchError, UsageError
+from tests.programs import Program
+
+_SLEEP = "import time; time.sleep(60)"
+_STUBBORN = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); {_SLEEP}"
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> Iterator[Callable[..., DemoDevice]]:
+    """Makes a device whose process runs a program of ours instead of an agent."""
+    made: list[DemoDevice] = []
+
+    def make(program: str, *, ready: bool = False) -> DemoDevice:
+        name = f"device-{len(made):02}"
+        state_dir, log = tmp_path / name, tmp_path / f"{name}.log"
+        state_dir.mkdir()
+        if ready:
+            (state_dir / "status.json").write_text(json.dumps({"connected": True, "tasks": [{"task": "digits"}]}))
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-c", program],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        made.append(DemoDevice(name, process, state_dir, log))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.process.kill()
+        one.process.wait()
+        assert one.process.stdin is not None
+        one.process.stdin.close()
+
+
+def test_names_are_in_order_when_sorted():
+    """They are as wide as the last one needs, and never less than two digits."""
+    assert device_names(3) == ["device-00", "device-01", "device-02"]
+    assert device_names(101) == sorted(device_names(101))
+
+
+def test_waiting_ends_when_every_device_is_ready(device):
+    """Those that are ready are counted while others are not."""
+    told: list[int] = []
+    late = device(_SLEEP)
+
+    def tell(there: int) -> None:
+        told.append(there)
+        (late.state_dir / "status.json").write_text(json.dumps({"connected": True, "tasks": [{"task": "digits"}]}))
+
+    wait_until_ready([device(_SLEEP, ready=True), late], 60.0, tell)
+    assert told == [1]
+
+
+@pytest.mark.parametrize(("code", "error"), [(1, FedpatchError), (2, UsageError), (3, BrokerError)])
+def test_a_device_that_ends_ends_the_wait_with_its_own_words(device, code, error):
+    """All of its complaints and where its log is, with its own exit code; nothing of the logs between them."""
+    words = "\\n".join(["WARNING it is cold", "fedpatch-agent: no pictures", "fedpatch-agent: no labels", "bye"])
+    broken = device(f"print('''{words}'''); raise SystemExit({code})")
+    with pytest.raises(FedpatchError) as told:
+        wait_until_ready([device(_SLEEP), broken], 60.0, lambda there: None)
+    assert type(told.value) is error
+    assert str(told.value) == f"{broken.name} ended: no pictures\nno labels (its log: {broken.log})"
+
+
+def test_a_device_that_a_signal_ended_is_told_as_such(device):
+    """It had no time to complain."""
+    killed = device(_SLEEP)
+    killed.process.kill()
+    killed.process.wait()
+    assert "signal 9; is there enough memory?" in str(killed.why_ended())
+
+
+def test_a_device_that_never_becomes_ready_is_not_waited_for_for_ever(device):
+    """The error names it, its log and what to do."""
+    with pytest.raises(FedpatchError, match=r"device-01 is not ready after 0 s; .*device-01\.log.* --wait-s"):
+        wait_until_ready([device(_SLEEP, ready=True), device(_SLEEP)], 0.0, lambda there: None)
+
+
+def test_devices_that_do_not_heed_sigterm_are_killed(device, monkeypatch):
+    """Nobody is left behind, whether they had ended before, end when asked, or do not."""
+    monkeypatch.setattr("coordinator.demo_devices.STOP_TIMEOUT_S", 0.5)
+    ended, usual, deaf = device("pass"), device(_SLEEP), device(_STUBBORN)
+    ended.process.wait()
+    while not deaf.log.read_text():
+        time.sleep(0.01)
+    stop_devices([ended, usual, deaf])
+    assert [one.process.poll() for one in (ended, usual, deaf)] == [0, -15, -9]
+
+
+def test_the_devices_of_an_earlier_demo_are_gone_and_its_runs_are_not(tmp_path):
+    """Devices begin without patches, so the same seed gives the same result."""
+    with open_directory(tmp_path / "demo") as out:
+        (out / "coordinator").mkdir()
+        (out / "devices" / "device-00").mkdir()
+    with open_directory(tmp_path / "demo") as out:
+        assert (out / "coordinator").exists()
+        assert list((out / "devices").iterdir()) == []
+
+
+def test_a_directory_with_files_of_somebody_else_is_refused(tmp_path):
+    """A demo removes nothing that no demo made."""
+    (tmp_path / "devices").mkdir()
+    with pytest.raises(UsageError, match="holds files that no demo made"), open_directory(tmp_path):
+        pass
+    assert os.listdir(tmp_path) == ["devices"]
+
+
+def test_two_demos_cannot_share_a_directory(tmp_path):
+    """The second is told to take another one; the first one's devices stay."""
+    with open_directory(tmp_path) as out:
+        (out / "devices" / "device-00").mkdir()
+        with pytest.raises(UsageError, match="a demo is running"), open_directory(tmp_path):
+            pass
+        assert (out / "devices" / "device-00").exists()
+    with open_directory(tmp_path):
+        assert (tmp_path / MARK).exists()
+
+
+def test_a_file_is_no_directory(tmp_path):
+    """A mistyped --out is a usage error."""
+    (tmp_path / "notes").write_text("")
+    with pytest.raises(UsageError, match="is not a directory"), open_directory(tmp_path / "notes"):
+        pass
+
+
+def demo(out: Path, *argv: str) -> subprocess.CompletedProcess[str]:
+    """Play a demo to its end."""
+    command = [sys.executable, "-P", "-m", "coordinator", "demo", "--out", str(out), "--json", *argv]
+    return subprocess.run(command, cwd=out.parent, capture_output=True, text=True, check=False, timeout=110)
+
+
+def processes_of(out: Path) -> list[str]:
+    """Command lines of the processes that name `out`."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            command = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if f"{out}/" in command:
+            found.append(command)
+    return found
+
+
+@pytest.mark.system
+@pytest.mark.slow
+def test_a_demo_trains_and_leaves_nothing_running(tmp_path):
+    """JSON alone on stdout, a model, a patch on each device, no process left; `show` tells the same."""
+    pytest.importorskip("amqtt", reason="the built-in broker is not installed (pip install 'fedpatch[demo]')")
+    out = tmp_path / "demo"
+    result = demo(out, "--devices", "2", "--rounds", "2")
+    assert result.returncode == 0, result.stderr
+    summary = json.loads(result.stdout)
+    assert [one["reported"] for one in summary["rounds"]] == [2, 2]
+    assert Path(summary["model"]).is_file()
+    assert len(list(out.glob("devices/*/patches/*.patch"))) == 2
+    assert processes_of(out) == []
+    show = [
+        sys.executable,
+        "-P",
+        "-m",
+        "coordinator",
+        "show",
+        "last",
+        "--state-dir",
+        str(out / "coordinator"),
+        "--json",
+    ]
+    assert subprocess.run(show, capture_output=True, text=True, check=True).stdout == result.stdout
+
+
+@pytest.mark.system
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_the_fleet_is_ended_costs_no_result(tmp_path, monkeypatch, capsys, number):
+    """The run is over and its summary is printed; the devices are ended all the same."""
+    pytest.importorskip("amqtt", reason="the built-in broker is not installed (pip install 'fedpatch[demo]')")
+
+    def stop(devices: list[DemoDevice]) -> None:
+        os.kill(os.getpid(), number)
+        stop_devices(devices)
+
+    monkeypatch.setattr("coordinator.demo.stop_devices", stop)
+    out = tmp_path / "demo"
+    ended = Program(cli.main, monkeypatch, capsys)("demo", "--devices", 1, "--rounds", 1, "--out", out, "--json")
+    assert ended.code == 0, ended.err
+    assert json.loads(ended.out)["stopped_because"] == "max_rounds"
+    assert processes_of(out) == []
+
+
+@pytest.mark.system
+@pytest.mark.slow
+def test_a_device_without_data_ends_the_demo_with_its_own_message(tmp_path):
+    """Nobody waits for a device that cannot come, and the others are ended."""
+    pytest.importorskip("amqtt", reason="the built-in broker is not installed (pip install 'fedpatch[demo]')")
+    (tmp_path / "hungry.py").write_text(
+        "from dataclasses import replace\n"
+        "from shared.tasks.digits import TASK as DIGITS\n"
+        "TASK = replace(DIGITS, name='hungry', demo_data='shard:{index}/1')\n"
+    )
+    result = demo(tmp_path / "demo", "--devices", "2", "--task", "hungry:TASK")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "device-01 ended: " in result.stderr and "shard" in result.stderr
+    assert "device-01.log" in result.stderr
+    assert processes_of(tmp_path / "demo") == []

@@ -1,0 +1,148 @@
+"""When an engine opens a round, when it waits, and what it says at the end."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from coordinator.effects import Effect, Finish, PublishModel, Record
+from coordinator.engine import RETRY_S, Engine
+from coordinator.records import RoundRecord
+from coordinator.run_spec import Stopped
+from shared.messages import Accept, Decline, DeclineReason, Offer
+from shared.transfer import cut
+from tests.specs import model, report, run_spec, said, there, update
+
+
+def engine(*devices: str, records: tuple[RoundRecord, ...] = (), **changes: Any) -> Engine:
+    """An engine that was started at second 0, and knows these devices."""
+    started = Engine(run_spec(**changes), records=records, jitter=random.Random(1))
+    started.start(0.0)
+    for device in devices:
+        started.on_state(device, there(), 0.0)
+    return started
+
+
+def opened(effects: list[Effect]) -> list[int]:
+    """Numbers of the rounds that begin."""
+    return [effect.round for effect in effects if isinstance(effect, PublishModel)]
+
+
+def finish(effects: list[Effect]) -> Finish | None:
+    """The end of the run, if it came."""
+    return next((effect for effect in effects if isinstance(effect, Finish)), None)
+
+
+def all_decline(current: Engine, now: float, reason: DeclineReason = DeclineReason.UNWILLING) -> list[Effect]:
+    """A round in which every device says no."""
+    current.model_published(model(), now)
+    assert current.open is not None
+    number = current.open.round.number
+    return [
+        effect
+        for device in sorted(current.fleet.members)
+        for effect in current.on_message(device, said(Decline(reason, "not today"), number), now)
+    ]
+
+
+class TestPause:
+    """Between a round that failed and the next."""
+
+    def test_grows_with_each_failure(self):
+        """Owners change their minds, links come back: a run of days does not die within a second."""
+        current = engine("a", max_failed_rounds=4, rounds=9)
+        now, pauses = 0.0, []
+        for number in (1, 2, 3):
+            assert opened(all_decline(current, now)) == []
+            deadline = current.next_deadline()
+            assert deadline is not None
+            assert opened(current.tick(deadline - 0.01)) == []
+            assert opened(current.tick(deadline)) == [number + 1]
+            pauses.append(deadline - now)
+            now = deadline
+        assert pauses == [RETRY_S, 2 * RETRY_S, 4 * RETRY_S]
+
+    def test_is_never_longer_than_devices_are_waited_for(self):
+        """So `wait_s` bounds every pause of a run."""
+        current = engine("a", wait_s=0.5)
+        all_decline(current, 10.0)
+        assert current.next_deadline() == 10.5
+
+    def test_ends_the_run_after_too_many(self):
+        """The last word names the reason."""
+        current = engine("a", max_failed_rounds=2)
+        all_decline(current, 0.0)
+        current.tick(RETRY_S)
+        end = finish(all_decline(current, RETRY_S))
+        assert end is not None
+        assert (end.reason, end.detail) == (Stopped.FAILED, "2 rounds in a row failed, the last one: too_few_accepted")
+
+    def test_does_not_follow_a_round_that_succeeded(self):
+        """A healthy run does not wait for anything."""
+        current = engine("a")
+        current.tick(0.0)
+        current.model_published(model(), 0.0)
+        current.on_message("a", said(Accept(10)), 1.0)
+        current.on_message("a", said(Offer(update())), 2.0)
+        blob = b"u" * 350
+        for index in range(update().chunk_count):
+            current.on_chunk("a", cut(blob, update(), index), 2.0)
+        current.stored("a", update().digest, report(), 2.0)
+        assert opened(current.aggregated(2.0)) == [2]
+
+
+class TestLink:
+    """What the coordinator's own connection means for rounds."""
+
+    def test_no_round_is_opened_without_a_broker(self):
+        """Nobody could hear of it, and it would count as a failure."""
+        current = engine()
+        current.on_link(connected=False, now=0.0)
+        assert opened(current.on_state("a", there(), 1.0)) == []
+        assert opened(current.on_link(connected=True, now=500.0)) == [1]
+
+    def test_time_without_a_broker_is_not_held_against_the_devices(self):
+        """They are waited for from the moment they can come."""
+        current = engine(wait_s=60.0)
+        current.on_link(connected=False, now=10.0)
+        assert finish(current.tick(500.0)) is None
+        current.on_link(connected=True, now=500.0)
+        assert finish(current.tick(559.0)) is None
+        assert finish(current.tick(560.0)) is not None
+
+
+class TestEnd:
+    """What is said of a run that cannot go on, or need not."""
+
+    def test_names_what_bars_the_devices(self):
+        """Agents that run but cannot take part are not to be looked for."""
+        current = engine("a", "b", devices=2, wait_s=5.0, max_failed_rounds=9)
+        all_decline(current, 0.0, DeclineReason.SCHEMA_MISMATCH)
+        end = finish(current.tick(5.0))
+        assert end is not None
+        assert "0 of 1 devices" in end.detail
+        assert "2 of those that are there cannot take part, as a: not today" in end.detail
+
+    def test_a_run_without_anything_left_says_so_at_once(self):
+        """It does not wait for devices that it would not ask."""
+        done = Engine(run_spec(rounds=1), records=[RoundRecord(1, "aggregated", 1, 1, 0, 1)], jitter=random.Random(1))
+        end = finish(done.start(0.0))
+        assert end is not None
+        assert end.reason is Stopped.MAX_ROUNDS
+        assert "nothing is left to do" in end.detail
+
+    @pytest.mark.parametrize("published", [False, True])
+    def test_an_interrupt_leaves_no_record_of_the_open_round(self, published):
+        """A resume plays it again under the same number."""
+        current = engine("a")
+        if published:
+            current.model_published(model(), 0.0)
+        effects = current.interrupt(1.0)
+        assert [effect for effect in effects if isinstance(effect, Record)] == []
+        assert (current.records, current.last_round) == ([], 0)
+        again = Engine(replace(current.spec, epoch=2), records=current.records, jitter=random.Random(1))
+        again.start(0.0)
+        assert opened(again.on_state("a", there(), 0.0)) == [1]

@@ -1,0 +1,230 @@
+"""The run: when a round begins, what is current, what is stale, and when it is over."""
+
+from __future__ import annotations
+
+import pytest
+
+from coordinator.effects import Aggregate, Finish, PublishModel, Record, RetractModel
+from coordinator.records import RoundRecord
+from coordinator.round import Phase
+from coordinator.run_spec import Stopped
+from shared.errors import IllegalTransition
+from shared.messages import (
+    Accept,
+    Cancel,
+    Committed,
+    Failed,
+    FailReason,
+    Grant,
+    JobPhase,
+    Need,
+    Offer,
+    Progress,
+    Refused,
+    RefuseReason,
+)
+from shared.transfer import cut
+from tests.coordinator.engines import BLOB, DIGEST, aggregating, asking, engine, kinds, report_of, send
+from tests.specs import counted, gone, model, there, told, update
+
+
+class TestBeginning:
+    def test_waits_for_the_devices_it_was_told_of(self):
+        """The first round needs so many, and says when it stops waiting."""
+        made = engine(devices=2, wait_s=60.0)
+        assert (made.next_deadline(), made.wanted()) == (60.0, 2)
+        assert made.on_state("a", there(), 1.0) == []
+        assert made.on_state("b", there(), 2.0) == [PublishModel(1)]
+        assert (made.last_round, made.next_deadline()) == (1, None)
+        assert sorted({device for device, _ in told(made.model_published(model(), 3.0))}) == ["a", "b"]
+
+    def test_ends_the_run_when_they_do_not_come(self):
+        """With what to look at."""
+        made = engine(devices=2, wait_s=60.0)
+        made.on_state("a", there(), 1.0)
+        assert made.tick(59.9) == []
+        [finish] = made.tick(60.0)
+        assert isinstance(finish, Finish)
+        assert (finish.reason, made.stopped, made.next_deadline()) == (Stopped.FAILED, Stopped.FAILED, None)
+        assert finish.detail.startswith("1 of 2 devices came within 60 s; are the agents running")
+        assert made.tick(61.0) + made.on_state("b", there(), 62.0) == []
+
+    def test_ends_the_run_when_its_time_is_up_before(self):
+        """The time limit holds for waiting, too, whatever floating point makes of it."""
+        made = engine(devices=1, wait_s=60.0, time_limit_s=0.3, now=1_000_000.1)
+        deadline = made.next_deadline()
+        assert deadline is not None
+        assert made.tick(deadline) == [Finish(Stopped.DEADLINE, "")]
+
+    def test_of_later_rounds_needs_only_a_cohort(self):
+        """Who stays away after the first round is not waited for; when all are away, the wait starts over."""
+        made = asking("ab", quorum=0.5, wait_s=60.0, rejoin_s=30.0)
+        send(made, "b", Failed(FailReason.TRAINING), 1.0)
+        report_of(made, "a")
+        made.on_state("b", gone(), 6.0)
+        assert made.aggregated(7.0)[-1] == PublishModel(2)
+        assert made.wanted() == 1
+        made.model_published(model(), 7.0)
+        send(made, "a", Accept(10), 7.5, 2)
+        made.on_state("a", gone(), 8.0)
+        made.tick(38.0)
+        assert made.records[-1].failures == {"lost": 1}
+        assert made.open is None
+
+    def test_wakes_up_for_nothing_while_it_waits(self):
+        """A pause that is over is not waited for again: waking in the past would never end."""
+        made = asking("a", wait_s=60.0, max_failed_rounds=9)
+        made.on_state("a", gone(), 1.0)
+        made.tick(100.0)
+        now = 100.0
+        while (deadline := made.next_deadline()) is not None:
+            assert deadline > now
+            now = deadline
+            made.tick(now)
+        assert made.stopped is Stopped.FAILED
+        assert now == 160.0
+
+    def test_sleeps_while_there_is_no_broker(self):
+        """Also when a pause ends meanwhile."""
+        made = asking("a", max_failed_rounds=9)
+        made.on_link(connected=False, now=1.0)
+        made.tick(100.0)
+        made.tick(200.0)
+        assert made.next_deadline() is None
+
+    def test_of_a_run_that_was_taken_up_again_goes_on_counting(self):
+        """The records of earlier epochs are the rounds before; its devices are waited for again."""
+        before = [RoundRecord(number, "failed", 2, 0, 0, 0, failure="quorum_missed") for number in (1, 2, 3)]
+        made = engine(before, epoch=2, devices=2, rounds=5, max_failed_rounds=3)
+        assert (made.last_round, made.wanted(), made.stopped) == (3, 2, None)
+        made.on_state("a", there(), 1.0)
+        assert made.on_state("b", there(), 1.0) == [PublishModel(4)]
+
+    @pytest.mark.parametrize(
+        ("changes", "reason"), [({"rounds": 1}, Stopped.MAX_ROUNDS), ({"target_ua": 0.5}, Stopped.TARGET_UA)]
+    )
+    def test_of_a_run_that_was_over_ends_it_at_once(self, changes, reason):
+        """Taking it up again changes nothing."""
+        done = RoundRecord(1, "aggregated", 2, 2, 0, 2, user_accuracy=0.5)
+        assert engine([done], **changes).stopped is reason
+
+
+class TestRound:
+    def test_goes_from_reports_to_the_next_round(self):
+        """The last report closes it; the aggregate is made of those that reported; the record is kept."""
+        made = asking("ab")
+        assert counted(report_of(made, "b")) == [("b", "reported", "")]
+        assert report_of(made, "a", 6.0)[-1] == Aggregate(1, ("a", "b"))
+        assert made.tick(7.0) == []
+        assert kinds(made.aggregated(9.0)) == [RetractModel, Record, PublishModel]
+        [record] = made.records
+        assert (record.outcome, record.reported, record.phase_seconds.aggregate) == ("aggregated", 2, 3.0)
+
+    def test_that_fails_is_closed(self):
+        """Those who were late are told, the model is taken off the broker, nothing is aggregated."""
+        made = asking("ab")
+        send(made, "a", Accept(10))
+        effects = made.tick(300.0)
+        assert kinds(effects)[-2:] == [RetractModel, Record]
+        assert told(effects) == [("a", Cancel("late")), ("b", Cancel("late"))]
+        assert made.records[0].failure == "quorum_missed"
+
+    def test_refuses_what_is_not_acceptable(self):
+        """And fails when nobody is left."""
+        made = asking("a", rounds=1)
+        send(made, "a", Accept(10))
+        effects = made.refused("a", DIGEST, RefuseReason.NOT_FINITE, "NaN", 5.0)
+        assert told(effects) == [("a", Refused(DIGEST, RefuseReason.NOT_FINITE, "NaN"))]
+        assert (made.records[0].refused, made.stopped) == ({"not_finite": 1}, Stopped.MAX_ROUNDS)
+
+    def test_frees_slots_for_those_who_wait(self):
+        """Whatever freed one: here a device that gives up."""
+        made = asking("abc", upload_slots=1, quorum=0.5)
+        for device in "abc":
+            send(made, device, Offer(update(device.encode() * 350)))
+        [(device, body)] = told(send(made, "a", Failed(FailReason.TRAINING), 2.0))
+        assert (device, type(body)) == ("b", Grant)
+
+    def test_cannot_be_aggregated_before_its_time(self):
+        """The machine refuses what the program does out of order."""
+        made = asking("a")
+        with pytest.raises(IllegalTransition):
+            made.aggregated(1.0)
+        assert made.open is not None
+        assert made.open.round.phase is Phase.RECRUITING
+
+
+class TestStaleMessages:
+    @pytest.mark.parametrize(
+        ("changes", "reason"),
+        [
+            ({"epoch": 1}, RefuseReason.STALE_EPOCH),
+            ({"epoch": 3}, RefuseReason.LATE),
+            ({"run": "run-0"}, RefuseReason.LATE),
+            ({"number": 9}, RefuseReason.LATE),
+        ],
+        ids=str,
+    )
+    def test_are_refused_in_their_own_terms(self, changes, reason):
+        """So that the device knows what it may forget."""
+        made = asking("ab", epoch=2)
+        changes = {"epoch": 2} | changes
+        [(_, body)] = told(send(made, "a", Offer(update()), **changes))
+        assert isinstance(body, Refused)
+        assert body.reason is reason
+        assert told(send(made, "a", Progress(JobPhase.TRAINING, 1, 2), **changes)) == [("a", Cancel(reason))]
+
+    def test_of_devices_that_were_not_asked_are_refused(self):
+        """Nobody invites himself."""
+        made = asking("ab")
+        made.on_state("z", there(), 1.0)
+        [(_, body)] = told(send(made, "z", Offer(update())))
+        assert isinstance(body, Refused)
+        assert body.reason is RefuseReason.NOT_INVITED
+        assert made.on_chunk("z", cut(BLOB, update(BLOB), 0), 1.0) == []
+
+    def test_while_aggregating_are_late(self):
+        """Save for what was committed, which is committed again."""
+        made = aggregating()
+        assert told(send(made, "a", Offer(update(BLOB)), 6.0)) == [("a", Committed(DIGEST))]
+        assert told(send(made, "b", Need(model().digest, b"\x01"), 6.0)) == [("b", Cancel("late"))]
+
+    def test_after_the_run_have_an_answer(self):
+        """A late offer of a committed update is always good news, of any other never."""
+        made = asking("a", rounds=1)
+        report_of(made, "a")
+        made.aggregated(9.0)
+        assert made.stopped is Stopped.MAX_ROUNDS
+        assert told(send(made, "a", Offer(update(BLOB)), 10.0)) == [("a", Committed(DIGEST))]
+        [(_, body)] = told(send(made, "a", Offer(update(b"other")), 10.0))
+        assert isinstance(body, Refused)
+        assert made.on_chunk("a", cut(BLOB, update(BLOB), 0), 10.0) == []
+
+    def test_last_wills_of_connections_before_are_nothing(self):
+        """The device lives."""
+        made = asking("ab")
+        made.on_state("a", there("b2"), 1.0)
+        assert made.on_state("a", gone("b1"), 2.0) == []
+        assert made.fleet.eligible() == ["a", "b"]
+
+
+class TestEnd:
+    def test_at_the_target(self):
+        """The last aggregated round is as good as it should be."""
+        made = asking("a", target_ua=0.9, rounds=9)
+        report_of(made, "a", accuracy=0.8)
+        made.aggregated(6.0)
+        made.model_published(model(), 6.0)
+        report_of(made, "a", accuracy=0.95)
+        assert made.aggregated(9.0)[-1] == Finish(Stopped.TARGET_UA, "")
+
+    def test_after_an_interrupt(self):
+        """In every phase of a round, and before there is one; the second one changes nothing."""
+        assert engine().interrupt(1.0) == [Finish(Stopped.INTERRUPTED, "")]
+        selecting = engine()
+        selecting.on_state("a", there(), 1.0)
+        assert told(selecting.interrupt(2.0)) == []
+        recruiting = asking("ab")
+        assert told(recruiting.interrupt(2.0)) == [("a", Cancel("late")), ("b", Cancel("late"))]
+        assert recruiting.interrupt(3.0) == []
+        assert aggregating().interrupt(6.0)[-1] == Finish(Stopped.INTERRUPTED, "")

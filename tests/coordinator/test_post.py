@@ -1,0 +1,73 @@
+"""Addressing: every message has the terms of the run, a stale one is answered in its own."""
+
+from __future__ import annotations
+
+import pytest
+
+from coordinator.effects import Count, Send
+from coordinator.post import Post
+from shared.messages import (
+    Accept,
+    Cancel,
+    Committed,
+    Decline,
+    DeclineReason,
+    Failed,
+    FailReason,
+    JobPhase,
+    Need,
+    Offer,
+    Progress,
+    Refused,
+    RefuseReason,
+)
+from tests.specs import RUN, TASK, model, run_spec, said, told, update
+
+
+def test_messages_carry_run_epoch_and_round():
+    """And a number of their own."""
+    post = Post(run_spec(epoch=4))
+    first, second = (post.send("a", 2, Cancel("late")).envelope for _ in range(2))
+    assert (first.run, first.task, first.epoch, first.round) == (RUN, TASK, 4, 2)
+    assert first.id < second.id
+
+
+def test_what_was_committed_is_committed_again():
+    """A device that did not hear it can forget its update, whatever became of the round."""
+    post = Post(run_spec())
+    post.committed["a"] = update().digest
+    old = said(Offer(update()), 7, epoch=3, run="another")
+    [effect] = post.settle_stale("a", old, RefuseReason.LATE)
+    assert isinstance(effect, Send)
+    assert effect.envelope.body == Committed(update().digest)
+    assert (effect.envelope.run, effect.envelope.epoch, effect.envelope.round) == ("another", 3, 7)
+
+
+def test_a_stale_update_is_refused():
+    """With the reason; another device's commit is none of its business."""
+    post = Post(run_spec())
+    post.committed["b"] = update().digest
+    effects = post.settle_stale("a", said(Offer(update())), RefuseReason.STALE_EPOCH)
+    [(device, body)] = told(effects)
+    assert device == "a"
+    assert isinstance(body, Refused)
+    assert (body.digest, body.reason) == (update().digest, RefuseReason.STALE_EPOCH)
+    assert effects[1] == Count("a", "late", "stale_epoch")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [Accept(5), Progress(JobPhase.TRAINING, 1, 2), Need(model().digest, b"\x01")],
+    ids=lambda b: type(b).__name__,
+)
+def test_work_for_a_round_that_is_over_is_cancelled(body):
+    """Whatever shows that a device still works for it, even the mere wish for more chunks."""
+    assert told(Post(run_spec()).settle_stale("a", said(body), RefuseReason.LATE)) == [("a", Cancel("late"))]
+
+
+@pytest.mark.parametrize(
+    "body", [Decline(DeclineReason.UNWILLING), Failed(FailReason.TRAINING), Cancel("late")], ids=str
+)
+def test_what_leaves_nothing_open_has_no_answer(body):
+    """The device is done with that round, or never said such a thing."""
+    assert Post(run_spec()).settle_stale("a", said(body), RefuseReason.LATE) == []

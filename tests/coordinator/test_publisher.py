@@ -1,0 +1,91 @@
+"""The global model's chunks on the broker, and that none are left there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from coordinator.publisher import ModelPublisher
+from shared.transfer import decode_chunk
+from tests.coordinator.links import RecordedLink
+from tests.specs import model
+
+BLOB = b"m" * 250
+
+
+@pytest.fixture
+def link() -> RecordedLink:
+    """A broker that takes everything at once."""
+    return RecordedLink()
+
+
+def publisher(link: RecordedLink, directory: Path) -> ModelPublisher:
+    """The publisher of a coordinator that just started in `directory`."""
+    return ModelPublisher(link, "kitchen", directory / "published.msgpack")
+
+
+def test_chunks_are_retained_under_the_name_of_their_content(link, tmp_path):
+    """Whoever subscribes later gets them too."""
+    publisher(link, tmp_path).publish(BLOB, model())
+    chunks = [decode_chunk(payload) for _, payload, _ in link.published]
+    assert b"".join(chunk.data for chunk in chunks) == BLOB
+    assert link.retained() == {f"fedpatch/1/kitchen/blob/{model().digest}/{index}" for index in range(3)}
+
+
+def test_a_model_that_is_taken_back_leaves_nothing(link, tmp_path):
+    """A broker keeps what is retained for ever."""
+    current = publisher(link, tmp_path)
+    current.publish(BLOB, model())
+    current.close()
+    assert link.retained() == set()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_next_model_replaces_the_former(link, tmp_path):
+    """There is one model on the broker at a time."""
+    current = publisher(link, tmp_path)
+    current.publish(BLOB, model())
+    other = model(b"n" * 150)
+    current.publish(b"n" * 150, other)
+    assert link.retained() == {f"fedpatch/1/kitchen/blob/{other.digest}/{index}" for index in range(2)}
+
+
+def test_what_a_killed_coordinator_left_is_taken_back_by_the_next(link, tmp_path):
+    """It finds the name in its directory."""
+    publisher(link, tmp_path).publish(BLOB, model())
+    publisher(link, tmp_path)
+    assert link.retained() == set()
+
+
+def test_a_model_is_remembered_until_the_broker_has_taken_it_back(link, tmp_path, monkeypatch):
+    """To publish is not to arrive: a coordinator may be killed, or the broker away, before it does."""
+    monkeypatch.setattr("coordinator.publisher.CLOSE_TIMEOUT_S", 0.0)
+    current = publisher(link, tmp_path)
+    current.publish(BLOB, model())
+    link.idle = False
+    current.close()
+    later = RecordedLink()
+    publisher(later, tmp_path)
+    assert [(payload, retain) for _, payload, retain in later.published] == [(b"", True)] * 3
+
+
+def test_nothing_is_retained_where_the_broker_cannot(link, tmp_path):
+    """Such a broker would close the connection; devices ask for the chunks instead."""
+    current = publisher(link, tmp_path)
+    current.retain = False
+    current.publish(BLOB, model())
+    current.republish((1,))
+    current.close()
+    assert link.retained() == set()
+    assert len(link.published) == 4
+
+
+def test_a_full_queue_stops_the_flow_and_nothing_else(link, tmp_path):
+    """Devices ask for what they miss."""
+    link.full = True
+    current = publisher(link, tmp_path)
+    current.publish(BLOB, model())
+    link.full = False
+    current.republish((2,))
+    assert [decode_chunk(payload).index for _, payload, _ in link.published] == [2]

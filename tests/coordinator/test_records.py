@@ -1,0 +1,99 @@
+"""The books of a run as JSON, which scripts rely on."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.records import PhaseSeconds, RoundRecord, RunSummary
+
+COUNTS = st.integers(0, 1000)
+SHARES = st.none() | st.floats(0, 1)
+REASONS = st.dictionaries(st.sampled_from(["busy", "deadline", "late"]), st.integers(1, 9))
+RECORDS = st.builds(
+    RoundRecord,
+    round=st.integers(1, 99),
+    outcome=st.sampled_from(["aggregated", "failed"]),
+    cohort=COUNTS,
+    accepted=COUNTS,
+    declined=COUNTS,
+    reported=COUNTS,
+    user_accuracy=SHARES,
+    user_accuracy_min=SHARES,
+    user_accuracy_after=SHARES,
+    phase_seconds=st.builds(PhaseSeconds, *[st.floats(0, 1e6)] * 6),
+    bytes_down=COUNTS,
+    bytes_up=COUNTS,
+    num_examples=COUNTS,
+    decline_reasons=REASONS,
+    failures=REASONS,
+    refused=REASONS,
+    late=COUNTS,
+    failure=st.sampled_from(["", "quorum_missed"]),
+)
+
+
+@given(RECORDS)
+def test_a_record_comes_back_from_json_as_it_was(record):
+    """The registry keeps records as JSON, and a resumed run carries on with them."""
+    assert RoundRecord.from_dict(json.loads(json.dumps(record.to_dict()))) == record
+
+
+def test_a_record_of_a_later_version_is_still_read():
+    """What this version does not know is left out."""
+    record = RoundRecord(1, "aggregated", 2, 2, 0, 2)
+    plain = record.to_dict()
+    plain["phase_seconds"]["coffee"] = 1.0
+    assert RoundRecord.from_dict({**plain, "mood": "good"}) == record
+
+
+def test_the_summary_of_a_run_has_the_promised_shape():
+    """These keys are what `fedpatch run --json` promises."""
+    phases = PhaseSeconds(0.0, 1.0, 2.0, 3.0, 4.0, 5.0)
+    good = RoundRecord(1, "aggregated", 10, 9, 1, 8, 0.75, 0.5, 0.9, phases, 100, 50, 800, {"busy": 1}, late=1)
+    bad = RoundRecord(2, "failed", 10, 1, 9, 0, failure="too_few_accepted")
+    plain = json.loads(RunSummary("r-1", "target_ua", 0.75, "out/model.npz", [good, bad]).to_json())
+    assert list(plain) == ["run", "stopped_because", "user_accuracy", "model", "rounds"]
+    assert (plain["run"], plain["stopped_because"], plain["user_accuracy"]) == ("r-1", "target_ua", 0.75)
+    assert plain["rounds"][0] == {
+        "round": 1,
+        "outcome": "aggregated",
+        "cohort": 10,
+        "accepted": 9,
+        "declined": 1,
+        "reported": 8,
+        "user_accuracy": 0.75,
+        "user_accuracy_min": 0.5,
+        "user_accuracy_after": 0.9,
+        "phase_seconds": {"select": 0, "recruit": 1, "download": 2, "train": 3, "upload": 4, "aggregate": 5},
+        "bytes_down": 100,
+        "bytes_up": 50,
+        "num_examples": 800,
+        "decline_reasons": {"busy": 1},
+        "failures": {},
+        "refused": {},
+        "late": 1,
+    }
+    assert (plain["rounds"][1]["failure"], plain["rounds"][1]["user_accuracy"]) == ("too_few_accepted", None)
+
+
+def test_what_is_no_number_becomes_null():
+    """JSON has no NaN, and a parser that is told one fails."""
+    nan = float("nan")
+    record = RoundRecord(1, "aggregated", 1, 1, 0, 1, float(np.float32("nan")), -float("inf"), nan)
+    text = RunSummary("r", "failed", nan, "", [record]).to_json()
+    plain = json.loads(text, parse_constant=lambda word: f"{word} is not JSON")
+    assert plain["user_accuracy"] is None
+    assert [plain["rounds"][0][f"user_accuracy{end}"] for end in ("", "_min", "_after")] == [None, None, None]
+
+
+def test_numbers_of_numpy_are_numbers_of_json():
+    """Means are often computed with numpy."""
+    half: Any = np.float32(0.5)
+    seven: Any = np.int64(7)
+    plain = json.loads(json.dumps(RoundRecord(seven, "aggregated", 1, 1, 0, 1, half).to_dict()))
+    assert (plain["round"], plain["user_accuracy"]) == (7, 0.5)

@@ -1,0 +1,255 @@
+"""The strategies of the paper's Table 1, with vectors that can be checked by hand."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import FrozenInstanceError
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.aggregation import WeightedMean
+from coordinator.strategies import STRATEGIES, FedAdam, ServerState, Strategy, find_strategy
+from shared.compression import pack, unpack
+from shared.errors import SchemaMismatch, UsageError
+from shared.messages import TrainPlan
+from shared.tensors import MOMENTS, Schema, TensorSpec, digest
+from tests.shared.arbitrary_tensors import FLOATS, same, schemas, tensors_of
+
+SCHEMA = Schema(
+    (
+        TensorSpec("bn.running_var", (2,), "float32", "stats"),
+        TensorSpec("bn.weight", (2,), "float32", "affine"),
+        TensorSpec("fc.weight", (2,), "float32", "weight"),
+        TensorSpec("n", (), "int64", "buffer"),
+    )
+)
+
+every_strategy = pytest.mark.parametrize("strategy", [find_strategy(name) for name in STRATEGIES], ids=list(STRATEGIES))
+
+
+def filled(schema: Schema, value: float) -> dict[str, np.ndarray]:
+    """Tensors of one value."""
+    return {spec.name: np.full(spec.shape, value, spec.dtype) for spec in schema.specs}
+
+
+def after(strategy: Strategy, *means: float) -> ServerState:
+    """State that began at 1 and saw means of these values."""
+    state = strategy.init(filled(SCHEMA, 1), SCHEMA)
+    for mean in means:
+        state = strategy.finish(state, filled(strategy.travelling(SCHEMA), mean), SCHEMA)
+    return state
+
+
+# --- finding one ----------------------------------------------------------------------------------
+
+
+def test_the_strategies_of_the_paper_are_there():
+    """Each is found by the name it has, and says what it is."""
+    assert set(STRATEGIES) == {"fedavg", "fedadam", "fedavg-adam"}
+    for name, strategy in STRATEGIES.items():
+        assert find_strategy(name).name == strategy.name == name
+        assert strategy.description
+
+
+def test_an_unknown_strategy_is_a_usage_error():
+    """The error tells the nearest name."""
+    with pytest.raises(UsageError, match=r"unknown strategy 'fedavgadam'; did you mean 'fedavg-adam'\?"):
+        find_strategy("fedavgadam")
+
+
+def test_the_server_learning_rate_belongs_to_a_server_optimizer():
+    """FedAdam takes one and has the paper's otherwise; elsewhere it would be ignored, so it is refused."""
+    assert find_strategy("fedadam") == FedAdam(server_learning_rate=0.01)
+    assert find_strategy("fedadam", 0.5) == FedAdam(server_learning_rate=0.5)
+    for name in ("fedavg", "fedavg-adam"):
+        with pytest.raises(UsageError, match=f"'{name}' has no server optimizer; leave"):
+            find_strategy(name, 0.5)
+
+
+@pytest.mark.parametrize("rate", [0.0, -1.0, math.nan, math.inf])
+def test_a_server_learning_rate_is_a_number_above_zero(rate):
+    """Any other value is a usage error that names the strategy."""
+    with pytest.raises(UsageError, match="fedadam: server learning rate"):
+        find_strategy("fedadam", rate)
+
+
+@every_strategy
+def test_a_strategy_cannot_be_changed(strategy):
+    """All state is in the ServerState."""
+    with pytest.raises(FrozenInstanceError):
+        strategy.server_learning_rate = 1.0
+
+
+# --- what devices do ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "optimizer", "moments"),
+    [("fedavg", "sgd", ()), ("fedadam", "sgd", ()), ("fedavg-adam", "adam", ("exp_avg", "exp_avg_sq", "step"))],
+)
+def test_the_plan_is_the_local_update_of_table_1(name, optimizer, moments):
+    """Clients run SGD, or Adam with the paper's constants and moments that travel."""
+    plan = find_strategy(name).plan(learning_rate=0.3, batch_size=20, epochs=1, steps=0, seed=9)
+    assert plan == TrainPlan(optimizer, 0.3, 20, 1, 0, 0.9, 0.999, 1e-7, moments, 9)
+
+
+@every_strategy
+def test_a_plan_can_travel(strategy):
+    """Every plan is within the limits of the message."""
+    plan = strategy.plan(learning_rate=0.003, batch_size=1, epochs=0, steps=10, seed=2**53)
+    assert msgspec.convert(msgspec.to_builtins(plan), TrainPlan) == plan
+
+
+def test_moments_travel_with_their_tensors():
+    """FedAvg-Adam sends three more tensors for each trainable one; the others send the model alone."""
+    assert find_strategy("fedavg").travelling(SCHEMA) == find_strategy("fedadam").travelling(SCHEMA) == SCHEMA
+    assert find_strategy("fedavg-adam").travelling(SCHEMA) == SCHEMA.with_moments(MOMENTS)
+
+
+# --- every strategy -------------------------------------------------------------------------------
+
+
+@every_strategy
+@given(data=st.data())
+def test_a_state_fits_what_travels(strategy, data):
+    """Whatever the model, the state before and after a round fits the schemas that are agreed and stored."""
+    schema = data.draw(schemas(min_size=1))
+    travelling = strategy.travelling(schema)
+    state = strategy.init(data.draw(tensors_of(schema, finite=True)), schema)
+    mean = data.draw(tensors_of(travelling, finite=True))
+    for number, reached in enumerate([state, strategy.finish(state, mean, schema)]):
+        assert reached.round == number
+        travelling.check(reached.tensors)
+        strategy.optimizer_schema(schema).check(reached.server)
+
+
+@every_strategy
+def test_the_first_state_is_the_initial_model_and_zero_moments(strategy):
+    """Round 0 has the values that were given, and every moment, shared or the server's, is zero."""
+    state = after(strategy)
+    assert state.round == 0
+    assert same({name: state.tensors[name] for name in SCHEMA.names}, filled(SCHEMA, 1))
+    moments = state.server | {name: array for name, array in state.tensors.items() if name not in SCHEMA}
+    assert all(not array.any() for array in moments.values())
+
+
+@every_strategy
+def test_finishing_a_round_changes_no_earlier_state(strategy):
+    """A failed write can be repeated: the state before and the mean are as they were."""
+    state, mean = after(strategy, 2), filled(strategy.travelling(SCHEMA), 5)
+    before = [digest(tensors) for tensors in (state.tensors, state.server, mean)]
+    once, twice = (strategy.finish(state, mean, SCHEMA) for _ in range(2))
+    assert before == [digest(tensors) for tensors in (state.tensors, state.server, mean)]
+    assert same(once.tensors, twice.tensors)
+    assert same(once.server, twice.server)
+
+
+@every_strategy
+def test_a_mean_of_other_tensors_is_refused(strategy):
+    """A mean that lacks a tensor, or has one too many, does not become the model."""
+    state, mean = after(strategy), filled(strategy.travelling(SCHEMA), 5)
+    for wrong in (mean | {"more": np.zeros(1)}, {name: mean[name] for name in list(mean)[1:]}):
+        with pytest.raises(SchemaMismatch):
+            strategy.finish(state, wrong, SCHEMA)
+
+
+@every_strategy
+def test_an_initial_model_of_other_tensors_is_refused(strategy):
+    """The initial model fits the schema or there is no run."""
+    with pytest.raises(SchemaMismatch, match="missing tensors"):
+        strategy.init({}, SCHEMA)
+
+
+@every_strategy
+def test_statistics_and_buffers_are_averaged_plainly(strategy):
+    """Whatever the server optimizer does, a variance is the mean of variances."""
+    state = after(strategy, 5, 7)
+    for name in ("bn.running_var", "n"):
+        assert np.all(state.tensors[name] == 7)
+
+
+@every_strategy
+def test_a_run_goes_on_after_a_checkpoint(strategy):
+    """A state that was written and read back gives the same next round, to the last bit."""
+    state = after(strategy, 2, 4)
+    travelling, kept = strategy.travelling(SCHEMA), strategy.optimizer_schema(SCHEMA)
+    restored = []
+    for tensors, schema in ((state.tensors, travelling), (state.server, kept)):
+        packed = pack(tensors, schema, {}, "fp32+zstd")
+        restored.append(unpack(packed.blob, encoding="fp32+zstd", raw_bytes=packed.raw_bytes, schema=schema)[1])
+    mean = filled(travelling, 3)
+    straight = strategy.finish(state, mean, SCHEMA)
+    resumed = strategy.finish(ServerState(state.round, *restored), mean, SCHEMA)
+    assert resumed.round == straight.round == 3
+    assert same(resumed.tensors, straight.tensors)
+    assert same(resumed.server, straight.server)
+
+
+# --- each by itself -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedavg-adam"])
+def test_averaging_strategies_take_the_mean(name):
+    """Model and shared moments, the step count too, are the mean of what came; nothing is left of the past."""
+    strategy = find_strategy(name)
+    assert same(after(strategy, 5, 7).tensors, filled(strategy.travelling(SCHEMA), 7))
+    assert after(strategy, 5).server == {}
+
+
+def test_step_counts_are_averaged_by_examples():
+    """Devices that took 10 and 20 steps on 1 and 3 examples share 17.5 steps."""
+    strategy = find_strategy("fedavg-adam")
+    mean = WeightedMean(strategy.travelling(SCHEMA))
+    mean.add(filled(mean.schema, 10), 1)
+    mean.add(filled(mean.schema, 20), 3)
+    state = strategy.finish(after(strategy), mean.result(), SCHEMA)
+    assert state.tensors["fc.weight:step"] == 17.5
+    assert np.all(state.tensors["fc.weight:exp_avg_sq"] == 17.5)
+
+
+def test_fedadam_by_hand():
+    """Two rounds from 1 with delta 1 - 0.5 = 0.5 and then omega - 0.5, without bias correction.
+
+    Round 1: m = 0.1 * 0.5 = 0.05, v = 0.001 * 0.25 = 0.00025, omega = 1 - 0.01 * 0.05 / (sqrt(0.00025) + 0.0001).
+    """
+    first = after(FedAdam(), 0.5)
+    omega = 1 - 0.01 * 0.05 / (0.015811388300841896 + 0.0001)
+    for name in ("fc.weight", "bn.weight"):
+        np.testing.assert_allclose(first.tensors[name], [omega, omega], rtol=1e-6)
+        np.testing.assert_allclose(first.server[f"{name}:exp_avg"], [0.05, 0.05], rtol=1e-6)
+        np.testing.assert_allclose(first.server[f"{name}:exp_avg_sq"], [0.00025, 0.00025], rtol=1e-6)
+    m = 0.9 * 0.05 + 0.1 * (omega - 0.5)
+    v = 0.999 * 0.00025 + 0.001 * (omega - 0.5) ** 2
+    second = after(FedAdam(), 0.5, 0.5)
+    np.testing.assert_allclose(second.tensors["fc.weight"], omega - 0.01 * m / (math.sqrt(v) + 1e-4), rtol=1e-6)
+    np.testing.assert_allclose(second.server["fc.weight:exp_avg"], m, rtol=1e-6)
+    np.testing.assert_allclose(second.server["fc.weight:exp_avg_sq"], v, rtol=1e-6)
+
+
+def test_the_server_learning_rate_scales_the_step():
+    """Twice the rate is twice the way."""
+    one, two = (1 - after(FedAdam(server_learning_rate=rate), 0.5).tensors["fc.weight"] for rate in (0.01, 0.02))
+    np.testing.assert_allclose(two, 2 * one, rtol=1e-5)
+
+
+@given(st.data())
+def test_fedadam_moves_towards_the_mean(data):
+    """In the first round every trained value moves the way of the mean, or stays where it agrees with it."""
+    schema = data.draw(schemas(min_size=1, dtypes=FLOATS[1:]))
+    begun, mean = data.draw(tensors_of(schema, finite=True)), data.draw(tensors_of(schema, finite=True))
+    tensors = FedAdam().finish(FedAdam().init(begun, schema), mean, schema).tensors
+    for spec in schema.specs:
+        if spec.trainable:
+            moved = np.sign(tensors[spec.name] - begun[spec.name])
+            wanted = np.sign(mean[spec.name] - begun[spec.name])
+            assert np.all((moved == wanted) | (moved == 0))
+
+
+def test_fedadam_never_makes_a_variance_negative():
+    """The mean variance falls to almost nothing over 50 rounds, and is followed, not stepped below zero."""
+    state = after(FedAdam(server_learning_rate=1.0), *np.geomspace(1, 1e-6, 50))
+    assert np.all(state.tensors["bn.running_var"] > 0)

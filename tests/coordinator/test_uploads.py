@@ -1,0 +1,188 @@
+"""The upload desk: few at a time, a window each, and everybody in turn."""
+
+from __future__ import annotations
+
+import random
+
+from coordinator.uploads import Complete, UploadDesk
+from shared.messages import Ack, Grant, Manifest, RetryAfter
+from shared.transfer import Bitmap, Chunk, cut, describe
+
+CHUNK_BYTES = 10
+
+
+def blob_of(device: str, size: int = 95) -> bytes:
+    """An update of its own for each device."""
+    return random.Random(device).randbytes(size)
+
+
+def manifest_of(device: str, size: int = 95) -> Manifest:
+    """What announces it."""
+    blob = blob_of(device, size)
+    return describe(blob, chunk_bytes=CHUNK_BYTES, encoding="fp32", raw_bytes=size, schema="5c" * 32)
+
+
+def chunk_of(device: str, index: int) -> Chunk:
+    """A part of it."""
+    return cut(blob_of(device), manifest_of(device), index)
+
+
+def desk(slots: int = 1, window: int = 8, idle_s: float = 30.0) -> UploadDesk:
+    """A desk with repeatable jitter."""
+    return UploadDesk(slots=slots, window=window, idle_s=idle_s, jitter=random.Random(1))
+
+
+def granted(have: tuple[int, ...] = (), device: str = "a") -> Grant:
+    """What a device is told that may upload."""
+    return Grant(manifest_of(device).digest, 8, Bitmap(10, have).to_bytes())
+
+
+class TestUpload:
+    def test_of_one_device_is_put_together(self):
+        """Chunks in any order, some twice, make the announced blob."""
+        counter = desk()
+        assert counter.offer("a", manifest_of("a"), 0.0) == granted()
+        order = [9, 3, 3, 1, 0, 2, 4, 8, 7, 7, 6]
+        assert not any(isinstance(counter.chunk("a", chunk_of("a", i), 1.0), Complete) for i in order)
+        assert counter.chunk("a", chunk_of("a", 5), 1.0) == Complete(manifest_of("a"), blob_of("a"), intact=True)
+        assert counter.chunk("a", chunk_of("a", 5), 1.0) is None
+
+    def test_is_acknowledged_each_quarter_of_a_window(self):
+        """Not every chunk has an answer, but a duplicate does: its sender has missed one."""
+        counter = desk(window=8)
+        counter.offer("a", manifest_of("a"), 0.0)
+        assert counter.chunk("a", chunk_of("a", 0), 1.0) is None
+        both = Ack(manifest_of("a").digest, Bitmap(10, (0, 1)).to_bytes())
+        assert counter.chunk("a", chunk_of("a", 1), 1.0) == both
+        assert counter.chunk("a", chunk_of("a", 1), 1.0) == both
+
+    def test_with_a_small_window_is_acknowledged_each_time(self):
+        """A window below four leaves no room for waiting."""
+        counter = desk(window=1)
+        counter.offer("a", manifest_of("a"), 0.0)
+        assert isinstance(counter.chunk("a", chunk_of("a", 0), 1.0), Ack)
+
+    def test_goes_on_where_it_was(self):
+        """The same offer again is answered with what is here."""
+        counter = desk()
+        counter.offer("a", manifest_of("a"), 0.0)
+        counter.chunk("a", chunk_of("a", 4), 1.0)
+        assert counter.offer("a", manifest_of("a"), 2.0) == granted((4,))
+
+    def test_of_something_else_begins_anew(self):
+        """Another offer of the same device replaces the one before."""
+        counter = desk()
+        counter.offer("a", manifest_of("a"), 0.0)
+        counter.chunk("a", chunk_of("a", 4), 1.0)
+        other = manifest_of("a", 55)
+        assert counter.offer("a", other, 2.0) == Grant(other.digest, 8, bytes(1))
+        assert counter.chunk("a", chunk_of("a", 4), 1.0) is None
+
+    def test_that_is_not_what_was_announced_shows(self):
+        """A blob whose digest is another one is complete, but not intact."""
+        counter = desk()
+        false = Chunk(manifest_of("a").digest, 9, 10, b"wrong")
+        counter.offer("a", manifest_of("a"), 0.0)
+        for index in range(9):
+            counter.chunk("a", chunk_of("a", index), 1.0)
+        done = counter.chunk("a", false, 1.0)
+        assert isinstance(done, Complete)
+        assert not done.intact
+
+    def test_without_an_offer_is_nothing(self):
+        """Chunks of strangers, and chunks that do not fit, are passed over."""
+        counter = desk()
+        assert counter.chunk("a", chunk_of("a", 0), 0.0) is None
+        counter.offer("a", manifest_of("a"), 0.0)
+        assert counter.chunk("a", chunk_of("b", 0), 0.0) is None
+
+    def test_of_a_device_that_went_away_is_kept_while_nobody_else_needs_the_place(self):
+        """A broken connection costs no chunk that has arrived."""
+        counter = desk()
+        counter.offer("a", manifest_of("a"), 0.0)
+        counter.chunk("a", chunk_of("a", 4), 1.0)
+        counter.suspend("a")
+        assert counter.next_grants(2.0) == []
+        assert counter.offer("a", manifest_of("a"), 3.0) == granted((4,))
+
+    def test_of_a_device_that_went_away_makes_room(self):
+        """Whoever comes next gets the place at once."""
+        counter = desk()
+        counter.offer("a", manifest_of("a"), 0.0)
+        counter.suspend("a")
+        assert counter.offer("b", manifest_of("b"), 1.0) == granted(device="b")
+
+
+class TestLine:
+    def test_forms_when_all_slots_are_taken(self):
+        """One more device than slots has to wait, longer the longer the line."""
+        counter = desk(slots=2)
+        for device in "ab":
+            assert isinstance(counter.offer(device, manifest_of(device), 0.0), Grant)
+        delays = []
+        for device in "cdef":
+            answer = counter.offer(device, manifest_of(device), 0.0)
+            assert isinstance(answer, RetryAfter)
+            delays.append(answer.delay_s)
+        assert counter.waiting == 4
+        assert 1.0 < min(delays) < max(delays) < 1.0 + 1.5 * 4 / 2
+
+    def test_is_served_in_turn(self):
+        """A free slot goes to the device that has waited longest, unasked."""
+        counter = desk()
+        for device in "abc":
+            counter.offer(device, manifest_of(device), 0.0)
+        assert counter.next_grants(1.0) == []
+        counter.release("a")
+        assert counter.next_grants(1.0) == [("b", granted(device="b"))]
+        counter.release("b")
+        assert counter.next_grants(1.0) == [("c", granted(device="c"))]
+
+    def test_keeps_the_place_of_a_device_that_asks_again(self):
+        """Offering again, as it was told to, does not put it at the end."""
+        counter = desk()
+        for device in "abcb":
+            counter.offer(device, manifest_of(device), 0.0)
+        assert counter.waiting == 2
+        counter.release("a")
+        assert [device for device, _ in counter.next_grants(1.0)] == ["b"]
+
+    def test_lets_nobody_push_in(self):
+        """A free slot is not for the one who asks just now while others wait."""
+        counter = desk()
+        for device in "abc":
+            counter.offer(device, manifest_of(device), 0.0)
+        counter.release("a")
+        assert isinstance(counter.offer("c", manifest_of("c"), 1.0), RetryAfter)
+        assert isinstance(counter.offer("b", manifest_of("b"), 1.0), Grant)
+
+    def test_takes_the_slot_of_a_device_that_is_silent(self):
+        """Silence ends a turn, but only if somebody waits."""
+        counter = desk(idle_s=30.0)
+        counter.offer("a", manifest_of("a"), 0.0)
+        assert counter.next_deadline() is None
+        assert counter.next_grants(1000.0) == []
+        counter.chunk("a", chunk_of("a", 0), 1000.0)
+        counter.offer("b", manifest_of("b"), 1010.0)
+        assert counter.next_deadline() == 1030.0
+        assert counter.next_grants(1029.9) == []
+        assert [device for device, _ in counter.next_grants(1030.0)] == ["b"]
+        assert counter.chunk("a", chunk_of("a", 1), 1031.0) is None
+
+    def test_forgets_those_who_leave(self):
+        """A device that gave up, or went away, is not called."""
+        counter = desk()
+        for device in "abcd":
+            counter.offer(device, manifest_of(device), 0.0)
+        counter.suspend("b")
+        for device in "abc":
+            counter.release(device)
+        assert [device for device, _ in counter.next_grants(1.0)] == ["d"]
+
+    def test_is_gone_when_the_round_is(self):
+        """Nothing is left behind for the next round."""
+        counter = desk()
+        for device in "ab":
+            counter.offer(device, manifest_of(device), 0.0)
+        counter.clear()
+        assert (counter.waiting, counter.next_deadline(), counter.next_grants(1.0)) == (0, None, [])

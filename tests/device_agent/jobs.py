@@ -1,0 +1,55 @@
+"""Jobs in each of their states, at known seconds."""
+
+from __future__ import annotations
+
+from device_agent.admission import Verdict
+from device_agent.effects import Effect, JobKey, Reply
+from device_agent.job import Job, JobState
+from shared.messages import (
+    Body,
+    WorkRequest,
+)
+from shared.transfer import cut
+from tests.specs import CHUNK_BYTES, RUN, SCHEMA, TASK, TASKS, model, run_spec, said, update
+
+BLOB = b"m" * 250
+DIGEST = update().digest
+REQUEST = WorkRequest(SCHEMA, "affine", run_spec().plan, model(), "fp32", CHUNK_BYTES, 300.0)
+KEY = JobKey(RUN, 1, 1, TASK)
+
+
+def said_back(effects: list[Effect]) -> list[Body]:
+    """What the device answers."""
+    return [effect.envelope.body for effect in effects if isinstance(effect, Reply)]
+
+
+def ask(job: Job, round_number: int = 1, now: float = 10.0, accept: bool = True, **changes) -> list[Effect]:
+    """A work request reaches the device."""
+    return job.on_request(said(REQUEST, round_number, **changes), TASKS, Verdict(accept, "" if accept else "no"), now)
+
+
+def downloading(have: frozenset[int] = frozenset()) -> Job:
+    """A job whose download has begun, at second 10."""
+    job = Job(max_blob_bytes=10_000)
+    ask(job)
+    assert job.fetching(have, 10.0) == []
+    return job
+
+
+def training() -> Job:
+    """A job that trains since second 12."""
+    job = downloading()
+    for index in range(3):
+        job.on_chunk(cut(BLOB, model(), index), 12.0)
+    assert job.state is JobState.TRAINING
+    return job
+
+
+def uploading() -> Job:
+    """A job whose update was offered at second 20."""
+    job = training()
+    job.trained(KEY, update(), 20.0)
+    return job
+
+
+IN_EACH_STATE = [downloading, training, uploading]

@@ -1,0 +1,106 @@
+"""One round as a device sees it: a global model in a file, a command to train it, an update in another file."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zstandard
+
+from device_agent.effects import JobKey
+from device_agent.training_channel import TrainCommand
+from shared.compression import pack, unpack
+from shared.messages import Manifest, TrainPlan
+from shared.model import initial_tensors, schema_of
+from shared.patches import PatchPolicy, parse_policy
+from shared.task import Task
+from shared.tensors import MOMENTS, Array, Schema, Tensors
+
+SGD = TrainPlan("sgd", 0.1, 5, seed=1)
+ADAM = TrainPlan("adam", 0.01, 5, moments=MOMENTS, seed=1)
+POLICIES = ("none", "stats", "affine", "all", "names:fc2.*")
+
+
+def key(round: int, epoch: int = 1) -> JobKey:
+    """A round of the run."""
+    return JobKey("run", epoch, round, "toy")
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A task, a plan and a policy; `folder` holds model and update."""
+
+    folder: Path
+    task: Task
+    plan: TrainPlan
+    private: str
+
+    @property
+    def policy(self) -> PatchPolicy:
+        """What stays on the device."""
+        return parse_policy(self.private)
+
+    @property
+    def model(self) -> Schema:
+        """Schema of the whole model, without moments."""
+        return schema_of(self.task.build_model())
+
+    @property
+    def whole(self) -> Schema:
+        """Schema of the whole model and its moments."""
+        return self.model.with_moments(self.plan.moments)
+
+    @property
+    def public(self) -> Schema:
+        """Schema of what travels."""
+        return self.policy.public(self.whole)
+
+    def initial(self) -> dict[str, Array]:
+        """The first global model, moments zero."""
+        zeros = {spec.name: np.zeros(spec.shape, spec.dtype) for spec in self.public.specs}
+        initial = initial_tensors(self.task, self.plan.seed)
+        return {name: initial.get(name, zero) for name, zero in zeros.items()}
+
+    def command(self, tensors: Tensors | None = None, round: int = 1, **changes: Any) -> TrainCommand:
+        """Publish `tensors`, else the first global model, and ask to train it."""
+        packed = pack(self.initial() if tensors is None else tensors, self.public, {}, "fp32+zstd")
+        (self.folder / "model").write_bytes(packed.blob)
+        digest, size = hashlib.sha256(packed.blob).hexdigest(), len(packed.blob)
+        fields: dict[str, Any] = {
+            "key": key(round),
+            "plan": self.plan,
+            "private": self.private,
+            "schema": self.model.digest,
+            "model_path": str(self.folder / "model"),
+            "model": Manifest(digest, size, 64, -(-size // 64), packed.encoding, packed.raw_bytes, self.public.digest),
+            "encoding": "fp32+zstd",
+            "base": digest,
+            "update_path": str(self.folder / "update"),
+            "download_s": 1.5,
+            "chunk_bytes": 100,
+        }
+        return TrainCommand(**{**fields, **changes})
+
+    def update(self, manifest: Manifest) -> tuple[dict[str, Any], dict[str, Array]]:
+        """What the device wrote: (meta, tensors)."""
+        blob = (self.folder / "update").read_bytes()
+        return unpack(blob, encoding=manifest.encoding, raw_bytes=manifest.raw_bytes, schema=self.public)
+
+
+def raw_update(path: Path, encoding: str) -> bytes:
+    """Every byte of an update, decompressed."""
+    blob = path.read_bytes()
+    return zstandard.ZstdDecompressor().decompress(blob) if encoding.endswith("+zstd") else blob
+
+
+def traces(array: Array) -> list[bytes]:
+    """What would betray a float tensor of two values or more: every two of them side by side, in single and half."""
+    flat = array.ravel()
+    if flat.dtype.kind != "f" or flat.size < 2:
+        return []
+    halves = flat.astype(np.float16)
+    singles = [flat[i : i + 2].tobytes() for i in range(flat.size - 1)]
+    return singles + [halves[i : i + 4].tobytes() for i in range(flat.size - 3)]

@@ -1,0 +1,84 @@
+"""The endless stream of batches."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from device_agent.batches import batch_indices, steps_for, stream_seed
+from shared.messages import TrainPlan
+
+NUMBERS = st.integers(1, 40)
+SEEDS = st.integers(0, 2**64 - 1)
+
+
+@given(n=NUMBERS, batch_size=NUMBERS, passes=st.integers(1, 4), seed=SEEDS)
+def test_each_pass_takes_each_example_once(n, batch_size, passes, seed):
+    """The stream, cut into pieces of n, is a row of permutations."""
+    size = min(batch_size, n)
+    stream = np.concatenate(list(batch_indices(n, batch_size, 0, -(-passes * n // size), seed)))
+    for number in range(passes):
+        assert sorted(stream[number * n : (number + 1) * n]) == list(range(n))
+
+
+@given(n=NUMBERS, batch_size=NUMBERS, first=st.integers(0, 100), count=st.integers(0, 20), seed=SEEDS)
+def test_to_continue_is_not_to_have_stopped(n, batch_size, first, count, seed):
+    """Batches first.. are the same whether the earlier ones were taken now or in another round."""
+    whole = list(batch_indices(n, batch_size, 0, first + count, seed))
+    rest = list(batch_indices(n, batch_size, first, count, seed))
+    assert len(rest) == count
+    assert all(np.array_equal(one, other) for one, other in zip(whole[first:], rest, strict=True))
+
+
+@given(n=NUMBERS, batch_size=NUMBERS, count=st.integers(1, 30), seed=SEEDS)
+def test_every_batch_is_full(n, batch_size, count, seed):
+    """A batch has the size asked for, or all examples where there are fewer; the last of a pass is no exception."""
+    assert {len(batch) for batch in batch_indices(n, batch_size, 0, count, seed)} == {min(batch_size, n)}
+
+
+def test_passes_and_devices_have_orders_of_their_own():
+    """Examples are reshuffled at each wrap-around, and no two devices share an order."""
+    first, second = batch_indices(50, 50, 0, 2, stream_seed(0, "ann"))
+    (other,) = batch_indices(50, 50, 0, 1, stream_seed(0, "bob"))
+    assert not np.array_equal(first, second)
+    assert not np.array_equal(first, other)
+
+
+def test_the_stream_is_the_documented_one():
+    """Pass p is numpy's permutation under the seed [stream_seed, p]; others can repeat a run from that."""
+    expected = np.concatenate([np.random.default_rng([9, number]).permutation(7) for number in range(3)])
+    found = np.concatenate(list(batch_indices(7, 3, 0, 7, 9)))
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_the_stream_seed_never_changes():
+    """Literal values: a device that is updated in the middle of a run goes on where it was."""
+    assert stream_seed(0, "pi-1") == 0xF9BF75B9160B909C
+    assert stream_seed(1, "pi-1") != stream_seed(0, "pi-1") != stream_seed(0, "pi-2")
+
+
+@pytest.mark.parametrize(
+    ("n", "plan", "steps"),
+    [
+        (300, TrainPlan("sgd", 0.1, 20), 15),
+        (150, TrainPlan("sgd", 0.1, 20), 8),
+        (125, TrainPlan("sgd", 0.1, 20), 6),
+        (300, TrainPlan("sgd", 0.1, 20, epochs=3), 45),
+        (300, TrainPlan("sgd", 0.1, 20, epochs=3, steps=10), 10),
+        (3, TrainPlan("sgd", 0.1, 20), 1),
+        (3, TrainPlan("sgd", 0.1, 20, epochs=2), 2),
+        (300, TrainPlan("sgd", 0.1, 20, epochs=0), 0),
+    ],
+)
+def test_steps_of_a_round(n, plan, steps):
+    """The paper's K = round(n / B) * E (MNIST, W=200 and 400: 15 and 8; CIFAR10, W=400: 6), unless steps are given."""
+    assert steps_for(plan, n) == steps
+
+
+@pytest.mark.parametrize(("n", "batch_size"), [(0, 5), (5, 0)])
+def test_no_batch_can_be_made_of_nothing(n, batch_size):
+    """A device without examples and a batch without room are errors, not endless loops."""
+    with pytest.raises(ValueError, match="at least 1"):
+        next(batch_indices(n, batch_size, 0, 1, 0))

@@ -1,0 +1,154 @@
+"""The command line `fedpatch-agent`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from device_agent import cli
+from device_agent.patch_store import PatchKey, PatchRecord, PatchState, PatchStore
+from device_agent.presence import StatusFile, lock_state_dir
+from tests.programs import Ended, Program
+
+TRAINING = {
+    "state": "training",
+    "connected": True,
+    "run": "a-run",
+    "round": 3,
+    "tasks": [{"task": "digits", "schema": "0" * 64, "num_examples": 144}],
+    "last_outcome": "committed",
+}
+
+
+@pytest.fixture
+def agent(monkeypatch, capsys) -> Callable[..., Ended]:
+    """The program."""
+    return Program(cli.main, monkeypatch, capsys)
+
+
+@pytest.fixture
+def state_dir(tmp_path: Path) -> Path:
+    """State of an agent that ran, and holds a patch."""
+    lock_state_dir(tmp_path).release()
+    fixed = {"device_id": "pi-1", "fleet": "kitchen", "broker": "mqtt://broker:1883", "version": "1"}
+    StatusFile(tmp_path, fixed).write(TRAINING)
+    after = PatchState({"bn1.weight": np.ones(100, np.float32)}, 7)
+    key = PatchKey("digits", "0" * 64, "affine")
+    PatchStore(tmp_path / "patches").save(PatchRecord(key, "a-run", 2, PatchState(), after))
+    return tmp_path
+
+
+def test_a_running_agent_tells_what_it_is_doing(agent, state_dir):
+    """Who and where it is, its job, its data and its patch, in words."""
+    lock = lock_state_dir(state_dir)
+    out = agent("status", "--state-dir", state_dir).out
+    lock.release()
+    assert "pi-1 of fleet kitchen is running" in out
+    assert "connected to mqtt://broker:1883" in out
+    assert "training, run a-run, round 3" in out
+    assert "digits: 144 training examples" in out
+    assert "private affine" in out and "round 2 of run a-run" in out
+
+
+def test_an_agent_that_was_killed_is_not_running(agent, state_dir):
+    """Whatever it wrote last: the lock is free."""
+    out = agent("status", "--state-dir", state_dir).out
+    assert "pi-1 of fleet kitchen is not running" in out
+    assert "it is training" not in out
+
+
+def test_status_for_programs(agent, state_dir):
+    """What the agent wrote, and what is seen from outside."""
+    (state_dir / "spool").mkdir()
+    (state_dir / "spool" / "offer.msgpack").write_bytes(b"")
+    lock = lock_state_dir(state_dir)
+    told = json.loads(agent("status", "--state-dir", state_dir, "--json").out)
+    lock.release()
+    assert (told["running"], told["state"], told["round"], told["update_waits"]) == (True, "training", 3, True)
+    assert [one["policy"] for one in told["patches"]] == ["affine"]
+
+
+def test_asking_does_not_keep_an_agent_from_starting(agent, state_dir):
+    """The lock is given back at once."""
+    agent("status", "--state-dir", state_dir)
+    lock_state_dir(state_dir).release()
+
+
+def test_an_agent_that_has_not_written_yet_is_starting(agent, tmp_path):
+    """It holds the lock already."""
+    lock = lock_state_dir(tmp_path)
+    ended = agent("status", "--state-dir", tmp_path)
+    lock.release()
+    assert ended.code == 0
+    assert "is starting" in ended.out
+
+
+def test_patches_are_listed_without_their_values(agent, state_dir):
+    """Task, policy and round; also one that is damaged, with what is wrong."""
+    (state_dir / "patches" / "broken.patch").write_bytes(b"?")
+    listed = json.loads(agent("patches", "--state-dir", state_dir, "--json").out)
+    assert [bool(one["problem"]) for one in listed] == [True, False]
+    assert (listed[1]["task"], listed[1]["run"], listed[1]["round"]) == ("digits", "a-run", 2)
+    lines = agent("patches", "--state-dir", state_dir).out.splitlines()
+    assert "broken.patch" in lines[0] and "digits" in lines[1]
+
+
+def test_a_device_without_patches_says_so(agent, tmp_path):
+    """Rather than nothing."""
+    lock_state_dir(tmp_path).release()
+    assert agent("patches", "--state-dir", tmp_path) == Ended(0, "no patches yet\n", "")
+
+
+@pytest.mark.parametrize("command", ["status", "patches"])
+def test_a_directory_without_an_agent_is_a_usage_error(agent, tmp_path, command):
+    """It names the directory and the option, and makes nothing there."""
+    ended = agent(command, "--state-dir", tmp_path / "none")
+    assert (ended.code, ended.out) == (2, "")
+    assert "--state-dir" in ended.err and str(tmp_path / "none") in ended.err
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_damaged_status_is_told(agent, state_dir):
+    """With exit code 1 and the file's name, not as a traceback."""
+    (state_dir / "status.json").write_bytes(b"{")
+    ended = agent("status", "--state-dir", state_dir)
+    assert ended.code == 1
+    assert "status.json: is damaged" in ended.err
+
+
+def test_the_state_directory_may_come_from_the_environment(agent, state_dir, monkeypatch):
+    """FEDPATCH_AGENT_STATE_DIR serves as --state-dir does."""
+    monkeypatch.setenv("FEDPATCH_AGENT_STATE_DIR", str(state_dir))
+    assert json.loads(agent("status", "--json").out)["device_id"] == "pi-1"
+
+
+def test_wrong_settings_are_told_together(agent):
+    """Before anything is started, with exit code 2."""
+    ended = agent("run", "--threads", "none", "--broker", "nowhere", "--task", "digts")
+    assert (ended.code, ended.out) == (2, "")
+    complaints = [line.removeprefix("fedpatch-agent: ").partition(":")[0] for line in ended.err.splitlines()]
+    assert sorted(complaints) == ["--broker", "--task", "--threads", "data"]
+
+
+def test_an_agent_ends_with_whoever_holds_its_stdin(tmp_path):
+    """That is how no agent outlives the demo that started it."""
+    options = ["--broker", "mqtt://127.0.0.1:9", "--data", "shard:0/10", "--state-dir", str(tmp_path / "agent")]
+    command = [sys.executable, "-P", "-m", "device_agent", "run", "--until-stdin-closes", *options]
+    result = subprocess.run(command, input=b"", capture_output=True, check=False, timeout=60)
+    assert result.returncode == 0, result.stderr.decode()
+    assert result.stdout == b""
+
+
+def test_a_ca_file_is_used_for_the_broker(agent, tmp_path):
+    """One that is not there is told before anything is tried."""
+    ca_file = tmp_path / "ca.pem"
+    options = ("--broker", "mqtts://broker.local", "--data", "shard:0/10", "--state-dir", tmp_path)
+    ended = agent("run", "--ca-file", ca_file, *options)
+    assert (ended.code, ended.out) == (2, "")
+    assert f"{ca_file}: not a file of CA certificates" in ended.err

@@ -1,0 +1,87 @@
+"""User accuracy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from device_agent.evaluation import user_accuracy
+from shared.errors import DataError
+from tests.device_agent.toy_tasks import TOY, build_model, random_data
+
+
+@pytest.fixture
+def model():
+    """A toy model whose statistics are not those of its test data."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        model = build_model()
+        model.train()
+        model(torch.randn(64, 12) * 3 + 1)
+    return model
+
+
+@pytest.fixture
+def test_set():
+    """40 examples: (inputs, targets)."""
+    data = random_data("evaluation", 40)
+    return torch.from_numpy(data.train_x), torch.from_numpy(data.train_y)
+
+
+def test_it_is_the_tasks_metric_of_all_outputs(model, test_set):
+    """The value is that of the metric, once, on everything: not a mean over batches."""
+    x, y = test_set
+    lengths = []
+
+    def metric(outputs, targets):
+        lengths.append((len(outputs), len(targets)))
+        return 0.25
+
+    assert user_accuracy(model, replace(TOY, metric=metric), x, y, batch_size=7) == 0.25
+    assert lengths == [(40, 40)]
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 40, 512])
+def test_how_it_is_cut_into_batches_makes_no_difference(model, test_set, batch_size):
+    """Running statistics are used, so an example's output does not depend on its neighbours."""
+    x, y = test_set
+    model.eval()
+    expected = float((model(x).argmax(dim=1) == y).float().mean())
+    assert user_accuracy(model, TOY, x, y, batch_size) == pytest.approx(expected)
+
+
+def test_nothing_is_learned_from_test_data(model, test_set):
+    """Values and statistics stay as they are, and so does each module's mode."""
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    model.train()
+    model.bn.eval()
+    user_accuracy(model, TOY, *test_set)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert [model.training, model.fc1.training, model.bn.training] == [True, True, False]
+
+
+def test_the_mode_comes_back_after_an_error_too(model, test_set):
+    """A metric that raises does not leave the model in evaluation mode."""
+
+    def metric(outputs, targets):
+        raise KeyError("metric")
+
+    model.train()
+    with pytest.raises(KeyError):
+        user_accuracy(model, replace(TOY, metric=metric), *test_set)
+    assert model.training
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 97.0, -0.5], ids=str)
+def test_a_metric_that_is_no_fraction_is_refused(model, test_set, value):
+    """It would spoil the mean over devices; the error names the task and what `metric` must return."""
+    with pytest.raises(DataError, match=r"'toy'.*on 40 test examples; `metric` must return a fraction from 0 to 1"):
+        user_accuracy(model, replace(TOY, metric=lambda outputs, targets: value), *test_set)
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_none_and_all_are_fractions(model, test_set, value):
+    """The limits belong to what is allowed."""
+    assert user_accuracy(model, replace(TOY, metric=lambda outputs, targets: value), *test_set) == value

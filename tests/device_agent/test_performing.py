@@ -1,0 +1,150 @@
+"""What the agent does about a disk that refuses: it gives the round up, says why, and lives on."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from device_agent.admission import Verdict
+from device_agent.effects import Effect
+from device_agent.job import Job, JobState
+from device_agent.performing import Identity, Performer
+from device_agent.trainer import Trainer
+from device_agent.training_channel import Setup
+from shared.messages import Accept, Body, Committed, Failed, FailReason, JobPhase, Offer, Progress
+from shared.transfer import cut
+from tests.device_agent.jobs import BLOB, KEY, REQUEST
+from tests.device_agent.wire import Wire
+from tests.specs import TASKS, model, said, update
+
+UPDATE = b"u" * 350
+NAMES = st.from_regex(r"[a-z0-9][a-z0-9_-]{0,31}", fullmatch=True)
+
+
+class Device:
+    """A job, its performer and the directory that it works in."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.wire = Wire()
+        self.job = Job(max_blob_bytes=10_000)
+        setup = Setup("none", "", str(directory), str(directory / "patches"), "pi")
+        trainer = Trainer(setup, lambda event: None)
+        self.performer = Performer(
+            Identity("lab", "pi", "b1"), self.job, link=self.wire, trainer=trainer, directory=directory
+        )
+
+    def ask(self, round_number: int = 1) -> list[Body]:
+        """A work request; what the device answers."""
+        return self.perform(self.job.on_request(said(REQUEST, round_number), TASKS, Verdict(True), 0.0))
+
+    def chunk(self, index: int) -> list[Body]:
+        """A chunk of the global model arrives."""
+        return self.perform(self.job.on_chunk(cut(BLOB, model(), index), 0.0))
+
+    def perform(self, effects: list[Effect]) -> list[Body]:
+        """What was said meanwhile."""
+        before = len(self.wire.up)
+        self.performer.perform(effects)
+        return self.wire.up[before:]
+
+    def upload(self) -> None:
+        """An update from before a restart waits to be committed."""
+        spool = self.directory / "spool"
+        (spool / "update.bin").write_bytes(UPDATE)
+        self.job.resume(KEY, update(UPDATE), 0.0)
+        assert isinstance(self.perform(self.job.tick(0.0))[0], Offer)
+
+
+def stuck(device: Device) -> None:
+    """The spool's note can be neither deleted nor replaced."""
+    (device.directory / "spool" / "offer.msgpack" / "in the way").mkdir(parents=True)
+
+
+@pytest.fixture
+def device(tmp_path):
+    """An idle device."""
+    return Device(tmp_path)
+
+
+def test_a_disk_that_takes_no_model_ends_the_round_and_not_the_agent(device):
+    """The coordinator hears that it was the disk; once that is mended, the next round is taken."""
+    obstacle = device.directory / "downloads"
+    obstacle.write_text("where a directory should be")
+    assert device.ask() == [Accept(10), Failed(FailReason.STORAGE)]
+    assert device.job.status() is None
+    obstacle.unlink()
+    assert device.ask(2) == [Accept(10)]
+    assert device.job.state is JobState.DOWNLOADING
+    assert device.chunk(0) == []
+
+
+def test_a_model_that_cannot_be_read_back_ends_the_round(device):
+    """And so does one that cannot be deleted either: the end of a round that fails ends there."""
+    device.ask()
+    device.chunk(0)
+    device.chunk(1)
+    part = device.directory / "downloads" / f"{model().digest}.part"
+    part.unlink()
+    (part / "in the way").mkdir(parents=True)
+    assert device.chunk(2) == [Progress(JobPhase.TRAINING, 0, 1), Failed(FailReason.STORAGE)]
+    assert device.job.state is JobState.IDLE
+    (part / "in the way").rmdir()
+    part.rmdir()
+    assert device.ask(2) == [Accept(10)]
+
+
+def test_what_cannot_be_forgotten_costs_no_agent(device):
+    """The update is committed: nobody needs to hear that its file is still there."""
+    device.upload()
+    stuck(device)
+    assert device.perform(device.job.on_message(said(Committed(update(UPDATE).digest)), 1.0)) == []
+    assert device.job.state is JobState.IDLE
+    assert device.performer.last_outcome == "committed"
+
+
+def test_after_a_failure_the_rest_of_a_batch_is_not_done(device):
+    """A round that fails before it begins is not accepted first, nor is its model fetched."""
+    device.upload()
+    stuck(device)
+    assert device.ask(2) == [Failed(FailReason.STORAGE)]
+    assert device.job.state is JobState.IDLE
+    assert not (device.directory / "downloads").exists()
+
+
+def test_a_training_process_that_cannot_be_started_is_no_matter_of_the_disk(device, monkeypatch):
+    """The system may have no memory for another process."""
+    monkeypatch.setattr(sys, "executable", str(device.directory / "gone"))
+    device.ask()
+    said_at_the_end = [body for index in range(3) for body in device.chunk(index)][-1]
+    assert said_at_the_end == Failed(FailReason.TRAINING)
+    assert device.ask(2) == [Accept(10)]
+
+
+def test_why_a_round_was_given_up_stays_in_the_log(device, caplog):
+    """One line, for the device's owner; the coordinator gets the reason and no word more."""
+    caplog.set_level(logging.INFO)
+    device.ask()
+    effects = device.job.give_up(FailReason.TRAINING, "KeyError: 'the patient'")
+    assert device.perform(effects) == [Failed(FailReason.TRAINING)]
+    [line] = [record for record in caplog.records if "the patient" in record.getMessage()]
+    assert line.levelno == logging.WARNING
+    assert "\n" not in line.getMessage()
+
+
+@given(NAMES, NAMES, NAMES, NAMES)
+def test_no_two_devices_share_a_client_id(fleet, device, other_fleet, other_device):
+    """Whatever their names: the broker would end the one's connection when the other's begins."""
+    one, other = Identity.new(fleet, device), Identity.new(other_fleet, other_device)
+    assert (one.client_id == other.client_id) == ((fleet, device) == (other_fleet, other_device))
+    assert one.client_id != f"fedpatch.{other_fleet}.coordinator"
+
+
+def test_names_that_look_alike_give_client_ids_that_do_not():
+    """A fleet's name may end as a device's begins."""
+    assert Identity.new("lab", "1-pi").client_id != Identity.new("lab-1", "pi").client_id

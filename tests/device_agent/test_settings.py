@@ -1,0 +1,84 @@
+"""What a device agent accepts as its configuration."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from device_agent.settings import AgentSettings
+from shared.config import load
+from shared.errors import ConfigError
+from shared.settings import settings_of
+
+DATA = "shard:0/10"
+
+
+def problems(environ=None, **flags) -> list[str]:
+    """What is said of these values."""
+    with pytest.raises(ConfigError) as caught:
+        load(AgentSettings, file=None, environ=environ or {}, flags=flags)
+    return list(caught.value.problems)
+
+
+def test_only_the_data_must_be_said():
+    """Everything else has a default; a device cannot guess which part of the data it holds."""
+    assert problems() == ['data: not set; say which data this device holds, e.g. data = "shard:0/10"']
+    settings = load(AgentSettings, file=None, environ={}, flags={"data": DATA})
+    assert settings == AgentSettings(data=DATA)
+    assert (settings.device_id, settings.admission, settings.threads) == ("", "always", 1)
+
+
+def test_variables_are_the_agents_own():
+    """An agent and a coordinator on one machine can be told different things."""
+    environ = {"FEDPATCH_AGENT_DATA": DATA, "FEDPATCH_AGENT_STATE_DIR": "/var/lib/fedpatch", "FEDPATCH_DATA": "/data"}
+    settings = load(AgentSettings, file=None, environ={**environ, "FEDPATCH_FLEET": "other"}, flags={})
+    assert settings == AgentSettings(data=DATA, state_dir=Path("/var/lib/fedpatch"))
+
+
+@pytest.mark.parametrize("device", ["pi-07", "0", "a_b", "a" * 32, ""])
+def test_a_device_id_fits_a_topic(device):
+    """Empty stands for the host's name."""
+    assert load(AgentSettings, file=None, environ={}, flags={"data": DATA, "device_id": device}).device_id == device
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("device_id", "Pi 7"),
+        ("device_id", "-pi"),
+        ("device_id", "a" * 33),
+        ("device_id", "pi/7"),
+        ("admission", "sometimes"),
+        ("admission", "file:"),
+        ("threads", 0),
+        ("reconnect_min_s", 0.0),
+        ("broker", "tcp://broker"),
+        ("task", "digts"),
+        ("task", "my_tasks:"),
+    ],
+)
+def test_a_value_that_cannot_be_is_refused(name, value):
+    """Under the name of its option."""
+    assert [one.split(":")[0] for one in problems(data=DATA, **{name: value})] == [f"--{name.replace('_', '-')}"]
+
+
+def test_the_longest_pause_is_not_below_the_shortest():
+    """Told together with the data that is missing."""
+    assert problems(reconnect_min_s=100)[1:] == ["reconnect_max_s: 60 is below reconnect_min_s = 100; make it larger"]
+
+
+def test_every_setting_says_what_it_is():
+    """A sentence, and the unit wherever the name ends in one."""
+    for one in settings_of(AgentSettings):
+        assert re.fullmatch(r"[A-Z].*\.", one.rules.help), one.name
+        assert not one.name.endswith("_s") or one.rules.unit == "seconds"
+
+
+def test_a_task_of_ones_own_is_not_imported_here(tmp_path, monkeypatch):
+    """The process that talks to the network loads no task; the one that trains says whether it can."""
+    (tmp_path / "explosive.py").write_text("raise SystemExit('imported')")
+    monkeypatch.chdir(tmp_path)
+    settings = load(AgentSettings, file=None, environ={}, flags={"data": DATA, "task": "explosive:TASK"})
+    assert settings.task == "explosive:TASK"

@@ -1,0 +1,273 @@
+"""The real training process, as the agent drives it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import signal
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from device_agent.patch_store import PatchKey, PatchStore
+from device_agent.trainer import Died, Trainer
+from device_agent.training_channel import Ready, Setup, SetupFailed, TrainCancelled, Trained, TrainFailed, TrainProgress
+from device_agent.training_process import PROGRESS_EVERY_S
+from shared.messages import FailReason
+from tests.device_agent.rounds import ADAM, POLICIES, SGD, Scene, key, raw_update, traces
+from tests.device_agent.toy_tasks import SLOW
+
+ROOT = Path(__file__).resolve().parents[2]
+TIMEOUT_S = 60
+
+
+class Watched:
+    """A Trainer and a queue of its events."""
+
+    def __init__(self, folder: Path, task: str = "tests.device_agent.toy_tasks:SLOW", data: str = "ann:23") -> None:
+        self.patches = folder / "patches"
+        self.events: queue.Queue = queue.Queue()
+        self.trainer = Trainer(Setup(task, data, str(folder), str(self.patches), "ann"), self.events.put)
+
+    def next(self):
+        """Next event."""
+        return self.events.get(timeout=TIMEOUT_S)
+
+    def outcome(self):
+        """Next event that is neither Ready nor TrainProgress."""
+        while isinstance(event := self.next(), Ready | TrainProgress):
+            pass
+        return event
+
+    def until_training(self) -> None:
+        """Wait for the first step."""
+        while not isinstance(event := self.next(), TrainProgress):
+            assert isinstance(event, Ready), event
+
+
+@pytest.fixture(scope="module")
+def watched(installed, tmp_path_factory):
+    """One warm process for the whole module."""
+    watched = Watched(tmp_path_factory.mktemp("agent"))
+    watched.trainer.start()
+    yield watched
+    watched.trainer.stop()
+
+
+@pytest.fixture
+def fresh(installed, tmp_path):
+    """Start processes of one's own; each is ended."""
+    started = []
+
+    def start(task: str, data: str) -> Watched:
+        watched = Watched(tmp_path, task, data)
+        started.append(watched)
+        watched.trainer.start()
+        return watched
+
+    yield start
+    for watched in started:
+        watched.trainer.stop()
+
+
+@pytest.fixture
+def idle(watched):
+    """The warm process with no event outstanding."""
+    while not watched.events.empty():
+        watched.events.get()
+    return watched
+
+
+def patch_values(watched, scene):
+    """What the process saved."""
+    key = PatchKey(scene.task.name, scene.model.digest, str(scene.policy))
+    return PatchStore(watched.patches).load(key, "another run", 0).values
+
+
+@pytest.mark.parametrize("private", POLICIES)
+def test_a_round_under_each_policy(idle, tmp_path, private):
+    """The update has the public tensors, the patch file the private ones, and no private byte leaves."""
+    scene = Scene(tmp_path, SLOW, ADAM, private)
+    idle.trainer.train(scene.command(encoding="fp16+zstd"))
+    trained = idle.outcome()
+    assert isinstance(trained, Trained), trained
+    assert (trained.key, trained.report.steps) == (key(1), 5)
+    assert (trained.report.base, trained.report.num_examples) == (trained.report.base, 23)
+    _, update = scene.update(trained.manifest)
+    scene.public.check(update)
+    patch = patch_values(idle, scene)
+    scene.policy.patch(scene.whole).check(patch)
+    raw = raw_update(tmp_path / "update", "fp16+zstd")
+    for name, value in patch.items():
+        assert name.encode() not in raw
+        assert not [trace for trace in traces(value) if trace in raw], name
+
+
+def test_progress_is_told_but_not_for_every_step(idle, tmp_path):
+    """The last step is always told; in between, a few times a second are enough."""
+    command = Scene(tmp_path, SLOW, replace(SGD, steps=60), "none").command()
+    started = time.monotonic()
+    idle.trainer.train(command)
+    told = []
+    while isinstance(event := idle.next(), TrainProgress | Ready):
+        if isinstance(event, TrainProgress):
+            told.append(event.done)
+    assert isinstance(event, Trained)
+    assert told[0] == 1 and told[-1] == 60
+    assert told == sorted(set(told))
+    assert len(told) <= (time.monotonic() - started) / PROGRESS_EVERY_S + 2
+
+
+def test_a_cancel_ends_the_round_and_the_next_one_is_trained(idle, tmp_path):
+    """Cancelled means no update and no patch; a command sent right after is not cancelled with it."""
+    scene = Scene(tmp_path, SLOW, replace(SGD, steps=100_000), "names:fc1.*")
+    idle.trainer.train(scene.command(round=8))
+    idle.until_training()
+    idle.trainer.cancel()
+    idle.trainer.train(replace(scene, plan=SGD).command(round=9))
+    assert idle.outcome() == TrainCancelled(key(8))
+    trained = idle.outcome()
+    assert isinstance(trained, Trained) and trained.key == key(9)
+    assert patch_values(idle, scene)
+
+
+def test_a_cancel_that_comes_too_late_cancels_nothing(idle, tmp_path):
+    """With no round at work, the next one is trained."""
+    idle.trainer.cancel()
+    idle.trainer.train(Scene(tmp_path, SLOW, SGD, "none").command())
+    assert isinstance(idle.outcome(), Trained)
+
+
+def test_divergence_is_told_and_leaves_no_trace(idle, tmp_path):
+    """The reason is one that the coordinator counts, the detail names step and mend; there is no patch and no update."""
+    scene = Scene(tmp_path, SLOW, SGD, "names:bn.bias")
+    tensors = scene.initial()
+    tensors["fc2.weight"] = np.full_like(tensors["fc2.weight"], 3e38)
+    idle.trainer.train(scene.command(tensors))
+    failed = idle.outcome()
+    assert isinstance(failed, TrainFailed), failed
+    assert failed.reason == FailReason.NOT_FINITE
+    assert "step 1 of 5" in failed.detail and "learning rate" in failed.detail
+    assert not patch_values(idle, scene)
+    assert not (tmp_path / "update").exists()
+
+
+def test_a_damaged_download_is_told_as_such(idle, tmp_path):
+    """The coordinator learns that the model did not arrive whole."""
+    command = Scene(tmp_path, SLOW, SGD, "none").command()
+    (tmp_path / "model").write_bytes(b"damaged")
+    idle.trainer.train(command)
+    failed = idle.outcome()
+    assert isinstance(failed, TrainFailed), failed
+    assert failed.reason == FailReason.DOWNLOAD
+
+
+def test_a_model_of_another_shape_is_told(idle, tmp_path):
+    """A schema that is not the device's own fails the round, not the process."""
+    pid = idle.trainer.pid
+    idle.trainer.train(Scene(tmp_path, SLOW, SGD, "none").command(schema="ab" * 32))
+    failed = idle.outcome()
+    assert isinstance(failed, TrainFailed), failed
+    assert failed.reason == FailReason.TRAINING and "same version of the task" in failed.detail
+    assert idle.trainer.pid == pid
+
+
+def test_a_kill_in_mid_training_is_seen_and_the_patch_survives(idle, tmp_path):
+    """Died says by which signal; the next round has a new process, and begins with the patch from before the kill."""
+    scene = Scene(tmp_path, SLOW, ADAM, "all")
+    idle.trainer.train(scene.command(round=20))
+    assert isinstance(idle.outcome(), Trained)
+    patch = patch_values(idle, scene)
+    idle.trainer.train(replace(scene, plan=replace(ADAM, steps=100_000)).command(round=21))
+    idle.until_training()
+    pid = idle.trainer.pid
+    os.kill(pid, signal.SIGKILL)
+    died = idle.outcome()
+    assert isinstance(died, Died)
+    assert "SIGKILL" in died.detail and "out of memory?" in died.detail
+    assert idle.trainer.pid is None
+
+    after_kill = patch_values(idle, scene)
+    for name, value in patch.items():
+        np.testing.assert_array_equal(after_kill[name], value, err_msg=name)
+    idle.trainer.train(scene.command(round=21))
+    assert isinstance(idle.next(), Ready)
+    assert isinstance(idle.outcome(), Trained)
+    assert idle.trainer.pid not in (None, pid)
+    assert patch_values(idle, scene)["bn.weight:step"] == patch["bn.weight:step"] + 5
+
+
+def test_what_a_task_prints_goes_to_the_log(idle, tmp_path, caplog):
+    """Bytes on standard output that look like a frame do not disturb the channel."""
+    caplog.set_level(logging.INFO)
+    idle.trainer.train(Scene(tmp_path, SLOW, SGD, "none").command())
+    assert isinstance(idle.outcome(), Trained)
+    assert "a task may print what it likes" in caplog.text
+
+
+def test_an_error_in_a_tasks_own_code_fails_the_round_in_one_line(fresh, tmp_path, caplog):
+    """The coordinator hears one line, the device's log has the traceback, and the process goes on."""
+    caplog.set_level(logging.INFO)
+    watched = fresh("tests.device_agent.toy_tasks:TOY", "out-of-range:23")
+    command = Scene(tmp_path, SLOW, SGD, "none").command()
+    for _ in range(2):
+        watched.trainer.train(command)
+        failed = watched.outcome()
+        assert isinstance(failed, TrainFailed), failed
+        assert failed.reason == FailReason.TRAINING
+        assert "IndexError" in failed.detail and "\n" not in failed.detail
+    watched.trainer.stop()
+    assert "Traceback" in caplog.text
+
+
+def test_an_unknown_task_is_told_with_the_exit_code_of_wrong_usage(fresh):
+    """The device's configuration names a task that does not exist; there is no process then."""
+    watched = fresh("device_agent:TOY", "ann:5")
+    failed = watched.next()
+    assert isinstance(failed, SetupFailed)
+    assert "no attribute 'TOY'" in failed.detail and failed.exit_code == 2
+    assert watched.trainer.pid is None
+
+
+def test_garbage_from_the_process_is_its_end(installed, tmp_path, monkeypatch, caplog):
+    """An agent whose training process speaks another language kills it and says so."""
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\necho 'ERROR wrong version' >&2\necho hello\nexec sleep 600\n")
+    program.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(program))
+    watched = Watched(tmp_path)
+    watched.trainer.start()
+    died = watched.next()
+    watched.trainer.stop()
+    assert isinstance(died, Died) and "SIGKILL" in died.detail
+    assert "training channel" in caplog.text and "wrong version" in caplog.text
+
+
+def test_an_end_without_a_reason_is_told_with_its_last_words(installed, tmp_path, monkeypatch):
+    """The exit code and what it last said are what a person needs."""
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\necho 'No module named torch' >&2\nexit 3\n")
+    program.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(program))
+    watched = Watched(tmp_path)
+    watched.trainer.start()
+    died = watched.next()
+    watched.trainer.stop()
+    assert died == Died("the training process ended with exit code 3; it said: No module named torch")
+
+
+def test_a_stop_ends_the_process_in_mid_training_without_an_event(idle, tmp_path):
+    """The end that was asked for is no news; and it does not wait for the round."""
+    idle.trainer.train(Scene(tmp_path, SLOW, replace(SGD, steps=100_000), "none").command())
+    idle.until_training()
+    pid = idle.trainer.pid
+    idle.trainer.stop()
+    assert not Path(f"/proc/{pid}").exists()
+    assert idle.trainer.pid is None
+    while not idle.events.empty():
+        assert isinstance(idle.events.get(), TrainProgress)

@@ -1,0 +1,115 @@
+"""The training process by itself: what it does with a setup, with garbage, and when its agent is gone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import BinaryIO, cast
+
+import pytest
+
+from device_agent.training_channel import Ready, Setup, write_message
+from device_agent.training_process import fail_reason, in_words, set_up
+from shared.errors import DataError, SchemaMismatch, StateError, UpdateRefused, WireError
+from shared.messages import FailReason
+from tests.device_agent.rounds import ADAM, Scene
+from tests.device_agent.toy_tasks import TOY
+
+TIMEOUT_S = 60
+
+
+def test_a_tasks_own_sentence_is_told_as_it_is(tmp_path):
+    """A DataError needs no more words than the task gave it."""
+    setup = Setup("tests.device_agent.toy_tasks:TOY", "absent:5", str(tmp_path), str(tmp_path / "patches"), "ann")
+    with pytest.raises(DataError) as caught:
+        set_up(setup)
+    assert in_words(caught.value) == "toy: examples.npz is absent; fetch it first"
+
+
+def test_what_a_tasks_code_raises_is_told_with_its_data(tmp_path):
+    """The task, the data specification and the exception, in one line."""
+    setup = Setup("tests.device_agent.toy_tasks:TOY", "bug:5", str(tmp_path), str(tmp_path / "patches"), "ann")
+    with pytest.raises(DataError, match="task 'toy' failed with data 'bug:5': KeyError: 'no such column'"):
+        set_up(setup)
+
+
+def test_ready_tells_what_the_device_has(tmp_path):
+    """Name of the task, digest of the whole model's schema without moments, number of training examples."""
+    setup = Setup("tests.device_agent.toy_tasks:TOY", "ann:23", str(tmp_path), str(tmp_path / "patches"), "ann")
+    _, ready = set_up(setup)
+    assert ready == Ready("toy", Scene(tmp_path, TOY, ADAM, "all").model.digest, 23)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (WireError("damaged"), FailReason.DOWNLOAD),
+        (StateError("no space left"), FailReason.STORAGE),
+        (UpdateRefused("not_finite", "nan"), FailReason.NOT_FINITE),
+        (UpdateRefused("private_value", "leak"), FailReason.TRAINING),
+        (SchemaMismatch("other model"), FailReason.TRAINING),
+        (MemoryError(), FailReason.TRAINING),
+    ],
+)
+def test_every_error_has_a_reason_that_the_coordinator_counts(error, reason):
+    """A damaged download, a disk that refuses and divergence are told apart; all else is training."""
+    assert fail_reason(error) is reason
+
+
+def test_an_error_becomes_one_line_of_bounded_length():
+    """It ends up in the device's log, one line for each event."""
+    text = in_words(ValueError("first line\n  second " + "x" * 1000))
+    assert text.startswith("ValueError: first line second xxx")
+    assert len(text) == 500
+
+
+def _process(directory: Path) -> subprocess.Popen[bytes]:
+    """A training process without a Trainer."""
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "device_agent.training_process"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=directory,
+    )
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"\x00\x00",
+        b"\xff\xff\xff\xff",
+        b"\x00\x00\x00\x00",
+        b"\x00\x00\x00\x03abc",
+        b"\x00\x00\x00\x09\x92\xa5Trick\x90\x90",
+    ],
+    ids=["cut", "too long", "empty", "no msgpack", "unknown"],
+)
+def test_garbage_instead_of_a_command_ends_the_process_in_words(installed, tmp_path, garbage):
+    """Whatever the bytes, the process ends with one line about the channel, and without an answer."""
+    with _process(tmp_path) as process:
+        answers, errors = process.communicate(garbage, timeout=TIMEOUT_S)
+    assert (process.returncode, answers) == (1, b"")
+    assert b"training channel" in errors and b"Traceback" not in errors
+
+
+def test_a_process_whose_agent_is_gone_ends(installed, tmp_path):
+    """Nothing to read means nobody to work for, even before there was a first command."""
+    with _process(tmp_path) as process:
+        process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 0
+
+
+def test_a_folder_named_shared_in_the_current_directory_is_not_imported(installed, tmp_path):
+    """What lies about where the agent was started does not become part of it."""
+    for name in ("shared", "device_agent", "queue"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise SystemExit('decoy')")
+    with _process(tmp_path) as process:
+        setup = Setup("shared.tasks.digits:TASKS", "", str(tmp_path), str(tmp_path / "patches"), "ann")
+        write_message(cast(BinaryIO, process.stdin), setup)
+        process.wait(TIMEOUT_S)
+        _, errors = process.communicate()
+    assert process.returncode == 2
+    assert b"decoy" not in errors

@@ -1,0 +1,70 @@
+"""A task small enough to check by hand, with data that misbehaves on request."""
+
+from __future__ import annotations
+
+import os
+import time
+import zlib
+from collections import OrderedDict
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from shared.errors import DataError
+from shared.task import DeviceData, Task
+
+FEATURES, HIDDEN, CLASSES = 12, 8, 3
+
+
+def build_model() -> nn.Module:
+    """FC 8 -> tanh -> BN -> FC 3: the paper's 2NN in small.
+
+    Tanh, since of a ReLU that is zero for a whole batch, batch norm magnifies the rounding errors 300 times.
+    """
+    return nn.Sequential(
+        OrderedDict[str, nn.Module](
+            fc1=nn.Linear(FEATURES, HIDDEN), tanh=nn.Tanh(), bn=nn.BatchNorm1d(HIDDEN), fc2=nn.Linear(HIDDEN, CLASSES)
+        )
+    )
+
+
+def random_data(name: str, num_examples: int, counts_in_ua: bool = True) -> DeviceData:
+    """Two of three labels, told apart by a device's own rule, so that a personal model pays."""
+    rng = np.random.default_rng(zlib.crc32(name.encode()))
+    rule = rng.normal(size=FEATURES)
+    x = rng.normal(size=(num_examples + 20, FEATURES)).astype(np.float32) + rng.normal(size=FEATURES).astype(np.float32)
+    y = ((x @ rule > np.median(x @ rule)) + rng.integers(2)).astype(np.int64)
+    return DeviceData(x[:num_examples], y[:num_examples], x[num_examples:], y[num_examples:], counts_in_ua)
+
+
+def load_data(spec: str, root: Path) -> DeviceData:
+    """`<name>:<number of examples>`; the names `uncounted`, `out-of-range`, `absent` and `bug` do what they say."""
+    name, _, count = spec.partition(":")
+    if name == "absent":
+        raise DataError("toy: examples.npz is absent; fetch it first")
+    if name == "bug":
+        raise KeyError("no such column")
+    data = random_data(name, int(count), counts_in_ua=name != "uncounted")
+    if name == "out-of-range":
+        data.train_y[:] = CLASSES + 5
+    return data
+
+
+def accuracy(outputs: Tensor, targets: Tensor) -> float:
+    """Share of targets that got the highest output."""
+    return float((outputs.argmax(dim=1) == targets).float().mean())
+
+
+def _slow_chatty_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    time.sleep(0.01)
+    os.write(1, b"\x00\x00\x00\x05a task may print what it likes\n")
+    return F.cross_entropy(outputs, targets)
+
+
+TOY = Task("toy", "random numbers", build_model, load_data, F.cross_entropy, accuracy, batch_size=5)
+SLOW = Task("toy", "takes its time and prints", build_model, load_data, _slow_chatty_loss, accuracy, batch_size=5)
+
+torch.set_num_threads(1)

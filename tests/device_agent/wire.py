@@ -1,0 +1,37 @@
+"""A link without a network: what device `pi` of fleet `lab` publishes is kept."""
+
+from __future__ import annotations
+
+from shared import topics
+from shared.codec import decode
+from shared.messages import Body
+
+
+class Wire:
+    """A link that delivers to a list."""
+
+    def __init__(self) -> None:
+        self.up: list[Body] = []
+
+    def start(self) -> None:
+        """Nothing to connect to."""
+
+    @property
+    def idle(self) -> bool:
+        """Everything is delivered at once."""
+        return True
+
+    def stop(self) -> None:
+        """Nothing to leave."""
+
+    def subscribe(self, *filters: str) -> None:
+        """Whatever is published is known already."""
+
+    def unsubscribe(self, *filters: str) -> None:
+        """As before."""
+
+    def publish(self, topic: str, payload: bytes, *, qos: int = 1, retain: bool = False) -> bool:
+        """Keep it, if it is for the coordinator alone."""
+        if topic == topics.up("lab", "pi"):
+            self.up.append(decode(payload).body)
+        return True

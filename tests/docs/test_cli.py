@@ -1,0 +1,63 @@
+"""docs/cli.md and `--help` against the commands that there are."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+from typer.testing import CliRunner
+
+import coordinator.cli
+import device_agent.cli
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "cli.md").read_text("utf-8")
+PROGRAMS = {"fedpatch": coordinator.cli.app, "fedpatch-agent": device_agent.cli.app}
+
+
+def _commands(command: Any, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    for name, child in getattr(command, "commands", {}).items():
+        yield (*path, name)
+        yield from _commands(child, (*path, name))
+
+
+COMMANDS = [path for name, app in PROGRAMS.items() for path in _commands(get_command(app), (name,))]
+
+
+def _section(title: str) -> str:
+    found = re.search(rf"^## `{re.escape(title)}`\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
+    return found[1] if found else ""
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_every_command_is_documented_with_an_example(path):
+    """It has a section of its own, with a line that calls it."""
+    assert re.search(rf"^    {' '.join(path)}(\s|$)", _section(" ".join(path)), re.MULTILINE)
+
+
+def test_no_command_is_documented_that_does_not_exist():
+    """Every section of a command names one."""
+    assert set(re.findall(r"^## `(.*)`$", PAGE, re.MULTILINE)) == {" ".join(path) for path in COMMANDS}
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_every_command_has_help_with_an_example(path):
+    """`--help` ends with a line that can be copied."""
+    program, *names = path
+    result = CliRunner().invoke(PROGRAMS[program], [*names, "--help"], env={"COLUMNS": "300", "TERM": "dumb"})
+    assert result.exit_code == 0
+    assert f"Example: {' '.join(path)}" in result.stdout
+
+
+@pytest.mark.parametrize("line", re.findall(r"^    (fedpatch(?:-agent)? .*)$", PAGE, re.MULTILINE))
+def test_the_options_of_every_documented_example_exist(line):
+    """An example of the page uses only options that its command has."""
+    words = line.partition(" > ")[0].partition(" | ")[0].split()
+    command: Any = get_command(PROGRAMS[words[0]])
+    for word in words[1:]:
+        command = getattr(command, "commands", {}).get(word, command)
+    known = {name for parameter in command.params for name in parameter.opts}
+    assert {word for word in words if word.startswith("--")} <= known

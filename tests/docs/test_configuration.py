@@ -1,0 +1,36 @@
+"""docs/configuration.md says what the settings classes say."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from coordinator.settings import DemoSettings, RunSettings
+from device_agent.settings import AgentSettings
+from shared.config import reference
+from shared.settings import settings_of
+
+PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
+CLASSES = {
+    "Coordinator: `fedpatch run`": RunSettings,
+    "Device: `fedpatch-agent run`": AgentSettings,
+    "Demo: `fedpatch demo`": DemoSettings,
+}
+MARK = "<!-- From here on"
+
+
+def test_the_reference_page_agrees_with_the_settings():
+    """Every key, default, range and help text; with UPDATE_DOCS set, the page is written anew."""
+    text = PAGE.read_text("utf-8")
+    mark = next(line for line in text.splitlines() if line.startswith(MARK))
+    expected = f"{text.partition(mark)[0]}{mark}\n\n{reference(CLASSES)}"
+    if os.environ.get("UPDATE_DOCS"):
+        PAGE.write_text(expected, "utf-8")
+    assert PAGE.read_text("utf-8") == expected
+
+
+def test_the_reference_has_a_row_for_every_setting():
+    """A setting that nobody can look up does not exist."""
+    for cls in CLASSES.values():
+        page = reference({"x": cls})
+        assert all(f"| `{one.name}` |" in page for one in settings_of(cls))

@@ -1,0 +1,105 @@
+"""The protocol document holds every topic, message, field and word of the wire, and nothing that is not there."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from enum import StrEnum
+from pathlib import Path
+from typing import get_type_hints
+
+import pytest
+
+from coordinator.open_round import REINVITE_S, REPUBLISH_S, UPLOAD_IDLE_S
+from coordinator.round import TABLE, Event, State
+from shared import messages
+from shared.codec import BODY_TYPES, MAX_MESSAGE_BYTES, _Frame
+from shared.messages import ENCODINGS, MAX_CHUNKS, JobStatus, Manifest, TaskCapability, TrainPlan, UpdateReport
+from shared.topics import TOPICS
+from shared.transfer import CHUNK_OVERHEAD_BYTES, MAX_QUIET_S
+
+TEXT = (Path(__file__).resolve().parents[2] / "docs" / "protocol.md").read_text("utf-8")
+WITHIN = (Manifest, TrainPlan, TaskCapability, JobStatus, UpdateReport)
+SECTIONS: dict[str, type] = BODY_TYPES | {kind.__name__: kind for kind in WITHIN}
+
+
+def section(name: str) -> str:
+    """The text under a heading."""
+    found = re.search(rf"^### `{name}`$(.*?)(?=^##|\Z)", TEXT, re.MULTILINE | re.DOTALL)
+    assert found is not None, f"no section on {name}"
+    return found[1]
+
+
+def first_column(text: str) -> list[str]:
+    """What stands in code in the first column of its tables."""
+    return re.findall(r"^\| `([^`]+)` \|", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", sorted(SECTIONS))
+def test_every_field_is_documented(name):
+    """The table of a message names its fields, in their order, and no others."""
+    assert first_column(section(name)) == [field.name for field in dataclasses.fields(SECTIONS[name])]
+
+
+def test_nothing_else_is_documented():
+    """Each section is about something that exists."""
+    assert sorted(re.findall(r"^### `(\w+)`$", TEXT, re.MULTILINE)) == sorted(SECTIONS)
+
+
+@pytest.mark.parametrize("name", sorted(SECTIONS))
+def test_every_word_is_documented(name):
+    """Where a field is one of several words, all of them are listed, and no others."""
+    for field, hint in get_type_hints(SECTIONS[name]).items():
+        if isinstance(hint, type) and issubclass(hint, StrEnum) and "as in" not in row(name, field):
+            assert set(re.findall(r"`(\w+)`", row(name, field).split("|")[3])) == set(hint)
+
+
+def row(name: str, field: str) -> str:
+    """A field's line of the table."""
+    return next(line for line in section(name).splitlines() if line.startswith(f"| `{field}` |"))
+
+
+def test_the_envelope_is_documented():
+    """Its keys, in their order."""
+    envelope = TEXT.partition("## Envelope")[2].partition("\n## ")[0]
+    assert first_column(envelope) == [field.name for field in dataclasses.fields(_Frame)]
+
+
+def test_topics_are_those_of_the_table():
+    """With writer, quality of service and whether they are retained."""
+    for topic in TOPICS:
+        retained = "yes" if topic.retain else "no"
+        assert f"| `{topic.pattern}` | {topic.writer} | {topic.qos} | {retained} |" in TEXT
+
+
+def test_the_rounds_table_is_the_one_that_is_played():
+    """Each row a state, each column an event."""
+    found = re.search(r"^ +(accept .*?)\n(.*?)```", TEXT, re.MULTILINE | re.DOTALL)
+    assert found is not None
+    events = [Event(word) for word in found[1].split()]
+    lines = [line.split() for line in found[2].splitlines()]
+    table = {
+        (State(state), event): State(word)
+        for state, *words in lines
+        for event, word in zip(events, words, strict=True)
+        if word != "-"
+    }
+    assert table == {pair: state for pair, state in TABLE.items() if state is not pair[0]}
+    assert {state for state, *_ in lines} == set(State)
+    assert set(events) == set(Event)
+
+
+def test_figures_are_those_of_the_code():
+    """Sizes and pauses, where the text states them."""
+    for figure in (
+        f"{MAX_MESSAGE_BYTES:,} bytes",
+        f"1 to {MAX_CHUNKS:,}",
+        f"{CHUNK_OVERHEAD_BYTES} bytes of header",
+        f"every {REINVITE_S:g} s",
+        f"within {REPUBLISH_S:g} s",
+        f"silent for {UPLOAD_IDLE_S:g} s",
+        f"up to {MAX_QUIET_S:g} s",
+        f"Version {messages.PROTOCOL_VERSION}",
+        ", ".join(f"`{encoding}`" for encoding in ENCODINGS[:-1]),
+    ):
+        assert figure in TEXT

@@ -1,0 +1,221 @@
+"""One engine and N jobs, joined by a link that may be bad, under a clock that only this turns.
+
+The exchange performs the effects of both sides and watches what must hold at every moment: `committed` stands for what is
+stored, an aggregate is made of exactly what was committed, no update counts twice, few devices upload at a time, and no
+state machine asks to be woken in the past.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections import Counter, deque
+from dataclasses import replace
+from functools import partial
+
+from coordinator import effects as do
+from coordinator.engine import Engine
+from coordinator.records import RoundRecord
+from coordinator.run_spec import RunSpec
+from shared.codec import decode, encode
+from shared.messages import Committed, DeviceState, Manifest, RefuseReason
+from shared.transfer import cut, decode_chunk, encode_chunk
+from tests.exchange_device import Device
+from tests.specs import model, report
+from tests.virtual_time import LATENCY_S, Agenda, Faults, FaultyLink
+
+
+class Exchange:
+    """Build it, `start` it, `run` it; then look at `finish`, `records`, `counts` and the devices."""
+
+    def __init__(self, spec: RunSpec, devices: int, *, seed: int = 0, bad: Faults | None = None) -> None:
+        rng = random.Random(seed)
+        self.spec = spec
+        self.agenda = Agenda(1000.1)
+        self.link = FaultyLink(self.agenda, rng, bad or Faults())
+        self.engine = Engine(spec, jitter=random.Random(rng.random()))
+        self.devices = {name: Device(name, self, rng.randrange(2**32)) for name in (f"pi-{i}" for i in range(devices))}
+        self.accuracy: dict[int, float] = {}
+        self.refuse: dict[str, RefuseReason] = {}
+        self.records: list[RoundRecord] = []
+        self.counts: Counter[tuple[str, str, str]] = Counter()
+        self.finish: do.Finish | None = None
+        self.committed: dict[tuple[int, int], dict[str, str]] = {}
+        self.cancelled: Counter[str] = Counter()
+        self._rng = rng
+        self._up = True
+        self._blob = b""
+        self._manifest: Manifest | None = None
+        self._states: dict[str, bytes] = {}
+        self._stored: set[tuple[str, str]] = set()
+
+    @property
+    def now(self) -> float:
+        """Seconds of the virtual clock."""
+        return self.agenda.now
+
+    def start(self) -> Exchange:
+        """The coordinator, and all devices."""
+        self.perform(self.engine.start(self.now))
+        for device in self.devices.values():
+            device.start()
+        return self
+
+    def run(self, limit_s: float) -> Exchange:
+        """Until the run is over or the time is up."""
+        end = self.now + limit_s
+        while self.finish is None and self._step(end):
+            pass
+        return self
+
+    def drain(self, limit_s: float = 500.0) -> Exchange:
+        """On a good link again, until all devices are idle or the time is up; the engine still answers."""
+        self.link.faults = Faults()
+        end = self.now + limit_s
+        while any(device.job.key is not None or not device.online for device in self.devices.values()) and self._step(
+            end
+        ):
+            pass
+        return self
+
+    def _step(self, end: float) -> bool:
+        """The next thing that is due before `end`, if there is one."""
+        at = self.agenda.next_at()
+        deadlines = [self._engine_deadline(), *(device.next_deadline() for device in self.devices.values())]
+        due = min((one for one in (at, *deadlines) if one is not None), default=None)
+        if due is None or due > end:
+            self.agenda.now = end
+            return False
+        if due == at:
+            self.agenda.run_next()
+        self.agenda.now = max(self.now, due)
+        self._wake()
+        return True
+
+    def _engine_deadline(self) -> float | None:
+        return self.engine.next_deadline() if self._up else None
+
+    def _wake(self) -> None:
+        """Ticks whoever wanted to be woken by now; nobody may want it again at once."""
+        deadline = self._engine_deadline()
+        if deadline is not None and deadline <= self.now:
+            self.perform(self.engine.tick(self.now))
+            after = self.engine.next_deadline()
+            assert after is None or after > self.now, "the engine wants to be woken in the past"
+        for device in self.devices.values():
+            deadline = device.next_deadline()
+            if deadline is not None and deadline <= self.now:
+                device.tick()
+                after = device.next_deadline()
+                assert after is None or after > self.now, "a job wants to be woken in the past"
+
+    # ---- the broker
+
+    def publish_state(self, name: str, payload: bytes) -> None:
+        """A retained presence."""
+        self._states[name] = payload
+        self.agenda.after(LATENCY_S, partial(self._on_state, name, payload))
+
+    def subscribe(self, device: Device, manifest: Manifest) -> None:
+        """A device wants the chunks of a model: those that are retained come at once."""
+        if self._manifest == manifest:
+            self._publish_chunks(range(manifest.chunk_count), [device])
+
+    def _publish_chunks(self, indices: range | tuple[int, ...], to: list[Device]) -> None:
+        assert self._manifest is not None
+        for device in to:
+            for index in indices:
+                self.link.send(partial(device.on_chunk, encode_chunk(cut(self._blob, self._manifest, index))))
+
+    # ---- the coordinator's shell
+
+    def restart_coordinator(self, down_s: float) -> None:
+        """Killed and started again: a new epoch, which knows the records and what the broker retains."""
+        if self._up and self.finish is None:
+            self._up = False
+            self.spec = replace(self.spec, epoch=self.spec.epoch + 1)
+            self.engine = Engine(self.spec, records=self.records, jitter=random.Random(self._rng.random()))
+            self.agenda.after(down_s, self._coordinator_is_back)
+
+    def _coordinator_is_back(self) -> None:
+        self._up = True
+        self._manifest = None
+        self.perform(self.engine.start(self.now))
+        self.replay_presence()
+        for device in self.devices.values():
+            device.on_coordinator()
+
+    def replay_presence(self) -> None:
+        """The broker tells what it retains to a coordinator that connects again; it may be older than the jobs."""
+        for name, payload in list(self._states.items()):
+            self._on_state(name, payload)
+
+    def interrupt(self) -> None:
+        """Ctrl-C."""
+        self.perform(self.engine.interrupt(self.now))
+
+    def _on_state(self, name: str, payload: bytes) -> None:
+        body = decode(payload).body
+        assert isinstance(body, DeviceState)
+        if self._up:
+            self.perform(self.engine.on_state(name, body, self.now))
+
+    def on_up(self, name: str, payload: bytes) -> None:
+        """A message of a device."""
+        if self._up:
+            self.perform(self.engine.on_message(name, decode(payload), self.now))
+
+    def on_chunk(self, name: str, payload: bytes) -> None:
+        """A chunk of its update."""
+        if self._up:
+            self.perform(self.engine.on_chunk(name, decode_chunk(payload), self.now))
+
+    def perform(self, effects: list[do.Effect]) -> None:
+        """All of them, and those that follow."""
+        queue = deque(effects)
+        while queue:
+            queue.extend(self._do(queue.popleft()))
+        if self.engine.open is not None:
+            assert len(self.engine.open._desk._active) <= self.spec.upload_slots
+
+    def _do(self, effect: do.Effect) -> list[do.Effect]:
+        match effect:
+            case do.Send():
+                self._send(effect)
+            case do.PublishModel():
+                self._blob = self._rng.randbytes(self._rng.randint(1, 900))
+                self._manifest = model(self._blob)
+                return self.engine.model_published(self._manifest, self.now)
+            case do.Republish():
+                self._publish_chunks(effect.indices, list(self.devices.values()))
+            case do.RetractModel():
+                self._manifest = None
+            case do.Store():
+                return self._store(effect)
+            case do.Aggregate():
+                assert list(effect.devices) == sorted(self.committed[self.spec.epoch, effect.round])
+                return self.engine.aggregated(self.now)
+            case do.Record():
+                self.records.append(effect.record)
+            case do.Count():
+                self.counts[effect.device, effect.what, effect.reason] += 1
+            case do.Finish():
+                self.finish = effect
+        return []
+
+    def _send(self, effect: do.Send) -> None:
+        envelope = effect.envelope
+        if isinstance(envelope.body, Committed):
+            assert (effect.device, envelope.body.digest) in self._stored, "committed before it was stored"
+            counted = self.committed.setdefault((envelope.epoch, envelope.round), {})
+            assert counted.setdefault(effect.device, envelope.body.digest) == envelope.body.digest, "counted twice"
+        self.cancelled[effect.device] += type(envelope.body).__name__ == "Cancel"
+        self.link.send(partial(self.devices[effect.device].on_down, encode(envelope)))
+
+    def _store(self, effect: do.Store) -> list[do.Effect]:
+        assert hashlib.sha256(effect.blob).hexdigest() == effect.manifest.digest
+        digest = effect.manifest.digest
+        if effect.device in self.refuse:
+            return self.engine.refused(effect.device, digest, self.refuse[effect.device], "as planned", self.now)
+        self._stored.add((effect.device, digest))
+        return self.engine.stored(effect.device, digest, report(self.accuracy.get(effect.round, 0.5)), self.now)

@@ -1,0 +1,215 @@
+"""A device of the exchange: a real job, with an imagined disk, network and training."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections import Counter, deque
+from functools import partial
+from typing import TYPE_CHECKING
+
+from device_agent.admission import Verdict
+from device_agent.effects import Effect, Fetch, Forget, JobKey, Keep, Reply, Spool, Train
+from device_agent.job import Job
+from shared.codec import decode, encode
+from shared.messages import Ack, Committed, Envelope, FailReason, Grant, Manifest, Offer, WorkRequest
+from shared.transfer import Bitmap, SendChunk, cut, decode_chunk, encode_chunk
+from tests.specs import TASKS, gone, there, update
+
+if TYPE_CHECKING:
+    from tests.exchange import Exchange
+
+READY_S = 0.5
+WILL_S = 1.5
+
+
+class Device:
+    """Performs its job's effects; its disk outlives a restart. It checks what a device must never do."""
+
+    def __init__(self, name: str, world: Exchange, seed: int) -> None:
+        self.name = name
+        self.tasks = TASKS
+        self.verdict = Verdict(True)
+        self.train_s = (1.0, 5.0)
+        self.fails: FailReason | None = None
+        self.online = False
+        self.job = Job(max_blob_bytes=10_000)
+        self.outcomes: list[str] = []
+        self._world = world
+        self._rng = random.Random(seed)
+        self._boots = 0
+        self._ready = False
+        self._parts: dict[int, bytes] = {}
+        self._update: tuple[JobKey, Manifest, bytes] | None = None
+        self._fresh = b""
+        self._under_way: Counter[int] = Counter()
+        self._committed: set[str] = set()
+        self._settled: set[JobKey] = set()
+
+    # ---- what happens to it
+
+    def start(self) -> None:
+        """Switched on: an update in the spool is taken up, the task is ready a little later."""
+        self._boots += 1
+        self.online, self._ready = True, False
+        self.job = Job(max_blob_bytes=10_000)
+        self._settled = set()
+        self._under_way.clear()
+        if self._update is not None:
+            self.job.resume(self._update[0], self._update[1], self._world.now)
+        self._world.agenda.after(READY_S, partial(self._become_ready, self._boots))
+
+    def restart(self, down_s: float, torn: bool = False) -> None:
+        """Switched off and on again; `torn`: the power cut spoils a chunk of the download."""
+        boot = self._boot
+        self.online = False
+        self._boots += 1
+        self.job = Job(max_blob_bytes=10_000)
+        if torn and self._parts:
+            self._parts[min(self._parts)] = b"torn"
+        # The will may come before the device is back, or after; it carries the boot of the dead.
+        self._world.agenda.after(self._rng.uniform(0, down_s + 2), partial(self._publish, encode(Envelope(gone(boot)))))
+        self._world.agenda.after(down_s, self.start)
+
+    def unplug(self, down_s: float) -> None:
+        """Its connection breaks; it goes on with its work."""
+        if not self.online:
+            return
+        self.online = False
+        self._world.agenda.after(WILL_S, partial(self._give_will, self._boots))
+        self._world.agenda.after(down_s, partial(self._reconnect, self._boots))
+
+    def _reconnect(self, boots: int) -> None:
+        if boots == self._boots and not self.online:
+            self.online = True
+            self.tell_state()
+            self.job.reconnected(self._world.now)
+
+    def _give_will(self, boots: int) -> None:
+        if boots == self._boots and not self.online:
+            self._publish(encode(Envelope(gone(self._boot))))
+
+    def _become_ready(self, boots: int) -> None:
+        if boots == self._boots:
+            self._ready = True
+            self.tell_state()
+
+    @property
+    def _boot(self) -> str:
+        return f"{self.name}-{self._boots}"
+
+    def tell_state(self) -> None:
+        """Its presence; the link delivers presence in order and loses none, since it is retained."""
+        if self.online and self._ready:
+            self._publish(encode(Envelope(there(self._boot, self.job.status(), self.tasks))))
+
+    def _publish(self, state: bytes) -> None:
+        self._world.publish_state(self.name, state)
+
+    def on_coordinator(self) -> None:
+        """A coordinator has started."""
+        if self.online:
+            self.job.reconnected(self._world.now)
+
+    # ---- what it hears
+
+    def on_down(self, payload: bytes) -> None:
+        """A message of the coordinator."""
+        if not self.online:
+            return
+        envelope, now = decode(payload), self._world.now
+        body = envelope.body
+        if isinstance(body, WorkRequest):
+            self.perform(self.job.on_request(envelope, self.tasks if self._ready else (), self.verdict, now))
+            return
+        if isinstance(body, Grant | Ack) and self._update is not None and body.digest == self._update[1].digest:
+            for index in Bitmap.from_bytes(self._update[1].chunk_count, body.have):
+                del self._under_way[index]
+        effects = self.job.on_message(envelope, now)
+        if isinstance(body, Committed) and Forget("committed") in effects:
+            self._committed.add(body.digest)
+        self.perform(effects)
+
+    def on_chunk(self, payload: bytes) -> None:
+        """A chunk of the global model."""
+        if self.online:
+            self.perform(self.job.on_chunk(decode_chunk(payload), self._world.now))
+
+    def tick(self) -> None:
+        """Lets time pass."""
+        self.perform(self.job.tick(self._world.now))
+
+    def next_deadline(self) -> float | None:
+        """When to tick."""
+        return self.job.next_deadline() if self.online else None
+
+    # ---- what it does
+
+    def perform(self, effects: list[Effect]) -> None:
+        """All of them, and those that follow."""
+        queue = deque(effects)
+        while queue:
+            queue.extend(self._do(queue.popleft()))
+        assert self._under_way.total() <= self._world.spec.upload_window
+
+    def _do(self, effect: Effect) -> list[Effect]:
+        match effect:
+            case Reply():
+                self._reply(effect.envelope)
+            case Fetch():
+                self._world.subscribe(self, effect.manifest)
+                return self.job.fetching(frozenset(self._parts), self._world.now)
+            case Keep():
+                self._parts[effect.chunk.index] = effect.chunk.data
+            case Train():
+                return self._train(effect)
+            case Spool():
+                self._update = (effect.key, effect.manifest, self._fresh)
+            case SendChunk() if self._update is not None:
+                self._under_way[effect.index] += 1
+                _, manifest, blob = self._update
+                payload = encode_chunk(cut(blob, manifest, effect.index))
+                self._send(partial(self._world.on_chunk, self.name, payload))
+            case Forget():
+                self.outcomes.append(effect.outcome)
+                if self._update is not None and not effect.outcome.startswith("superseded"):
+                    self._settled.add(self._update[0])
+                self._parts, self._update = {}, None
+                self._under_way.clear()
+        return []
+
+    def _reply(self, envelope: Envelope) -> None:
+        if isinstance(envelope.body, Offer):
+            self._under_way.clear()
+            key = JobKey(envelope.run, envelope.epoch, envelope.round, envelope.task)
+            assert envelope.body.manifest.digest not in self._committed, "a committed update is offered again"
+            assert key not in self._settled, "a settled round is worked on again"
+        self._send(partial(self._world.on_up, self.name, encode(envelope)))
+
+    def _send(self, deliver: partial[None]) -> None:
+        if self.online:
+            self._world.link.send(deliver)
+
+    def _train(self, effect: Train) -> list[Effect]:
+        blob = b"".join(self._parts[index] for index in sorted(self._parts))
+        if hashlib.sha256(blob).hexdigest() != effect.request.model.digest:
+            self._parts = {}
+            return self.job.damaged()
+        seconds = self._rng.uniform(*self.train_s)
+        self._world.agenda.after(seconds / 2, partial(self._show_progress, self.job, effect.key))
+        self._world.agenda.after(seconds, partial(self._finish_training, self.job, effect.key))
+        return []
+
+    def _show_progress(self, job: Job, key: JobKey) -> None:
+        if job is self.job:
+            self.perform(job.progress(key, 1, 2))
+
+    def _finish_training(self, job: Job, key: JobKey) -> None:
+        """The training process of an earlier start is gone; one that was stopped may still have had its say."""
+        if job is not self.job:
+            return
+        if self.fails is not None:
+            self.perform(job.training_failed(key, self.fails, "as planned"))
+            return
+        self._fresh = self._rng.randbytes(self._rng.randint(1, 900))
+        self.perform(job.trained(key, update(self._fresh), self._world.now))

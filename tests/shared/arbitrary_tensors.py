@@ -1,0 +1,67 @@
+"""Any schema and any tensors that fit one, for laws."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from shared.tensors import DTYPES, TRAINABLE, Array, Role, Schema, TensorSpec
+
+FLOATS = ("float16", "float32", "float64")
+NAMES = st.text("ab01._", min_size=1, max_size=6)
+
+
+@st.composite
+def specs(draw, roles: tuple[Role, ...] = ("weight", "affine", "stats", "buffer"), dtypes=DTYPES) -> TensorSpec:
+    """Any tensor of a model: of any rank from scalars on, empty ones too."""
+    role = draw(st.sampled_from(roles))
+    dtype = draw(st.sampled_from([dtype for dtype in dtypes if dtype in FLOATS or role not in TRAINABLE]))
+    shape = draw(hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3))
+    return TensorSpec(draw(NAMES), shape, dtype, role)
+
+
+def schemas(min_size: int = 0, dtypes=DTYPES) -> st.SearchStrategy[Schema]:
+    """Any schema of a model, without moments."""
+    unique = st.lists(specs(dtypes=dtypes), min_size=min_size, max_size=5, unique_by=lambda spec: spec.name)
+    return unique.map(lambda chosen: Schema(tuple(chosen)))
+
+
+@st.composite
+def tensors_of(draw, schema: Schema, finite: bool = False) -> dict[str, Array]:
+    """Any values for `schema`."""
+    return {
+        spec.name: draw(hnp.arrays(spec.dtype, spec.shape, elements=_values(spec, finite))) for spec in schema.specs
+    }
+
+
+def awkward(array: Array, layout: str) -> Array:
+    """Make another array of the same values, laid out as `layout` says."""
+    if layout == "big-endian":
+        return array.astype(array.dtype.newbyteorder(">"))
+    if layout == "read-only":
+        copy = array.copy()
+        copy.flags.writeable = False
+        return copy
+    if layout == "strided":
+        return np.repeat(array, 2, axis=-1)[..., ::2] if array.ndim else array
+    return array.copy(order="F")
+
+
+LAYOUTS = ("big-endian", "read-only", "strided", "fortran")
+
+
+def same(one: dict[str, Array], other: dict[str, Array]) -> bool:
+    """Whether names, shapes, dtypes and every bit are the same (a NaN is the same as itself)."""
+    return one.keys() == other.keys() and all(
+        one[name].dtype == other[name].dtype
+        and one[name].shape == other[name].shape
+        and one[name].tobytes() == other[name].tobytes()
+        for name in one
+    )
+
+
+def _values(spec: TensorSpec, finite: bool) -> st.SearchStrategy:
+    if spec.dtype in FLOATS and finite:
+        return hnp.from_dtype(np.dtype(spec.dtype), allow_nan=False, min_value=-1000, max_value=1000)
+    return hnp.from_dtype(np.dtype(spec.dtype))

@@ -1,0 +1,91 @@
+"""The digits task: always the same data, and a model that learns it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+
+from shared.errors import DataError
+from shared.task import DeviceData, find_task
+from shared.tasks.digits import TASK
+
+NOWHERE = Path("/nonexistent")
+
+
+def _load(spec: str) -> DeviceData:
+    return TASK.load_data(spec, NOWHERE)
+
+
+def test_the_installed_name_leads_here():
+    """`digits` is declared as an entry point."""
+    assert find_task("digits") is TASK
+
+
+def test_ten_devices_hold_all_1797_digits():
+    """The demo's data specs share out the whole data set, as the model takes it."""
+    devices = [_load(TASK.demo_data.format(index=index, count=10)) for index in range(10)]
+    assert sum(len(data.train_x) for data in devices) == 1437
+    assert sum(len(data.test_x) for data in devices) == 360
+    for data in devices:
+        assert data.train_x.shape[1:] == data.test_x.shape[1:] == (64,)
+        assert data.train_x.dtype == data.test_x.dtype == np.float32
+        assert data.train_y.dtype == data.test_y.dtype == np.int64
+        assert 0.0 <= data.train_x.min() < data.train_x.max() == 1.0
+        assert data.counts_in_ua
+
+
+def test_every_image_keeps_its_label():
+    """A device's images carry the labels that scikit-learn gives them."""
+    pixels, labels = load_digits(return_X_y=True)
+    label_of = {image.tobytes(): label for image, label in zip(pixels.astype(np.float32) / 16, labels, strict=True)}
+    data = _load("shard:2/10")
+    for images, targets in ((data.train_x, data.train_y), (data.test_x, data.test_y)):
+        assert [label_of[image.tobytes()] for image in images] == targets.tolist()
+
+
+def test_training_and_test_examples_are_apart_and_always_the_same():
+    """The split is fixed: no image is in both parts, whatever the data spec."""
+    whole = [_load(spec) for spec in ("shard:0/1", "aligned:0/1,seed=9")]
+    for data in whole:
+        train, test = ({image.tobytes() for image in images} for images in (data.train_x, data.test_x))
+        assert not train & test
+    assert np.array_equal(whole[0].test_x, whole[1].test_x)
+
+
+def test_a_noisy_device_trains_on_noise_and_does_not_count():
+    """Only training inputs are noisy; labels and test data are the clean device's."""
+    clean, noisy = _load("shard:2/10"), _load("shard:2/10,noisy")
+    assert not noisy.counts_in_ua
+    assert np.array_equal(noisy.test_x, clean.test_x)
+    assert np.array_equal(noisy.train_y, clean.train_y)
+    assert np.mean(np.isin(noisy.train_x, [0.0, 1.0])) > 0.8
+
+
+def test_without_scikit_learn_the_message_names_the_extra(monkeypatch):
+    """What holds the data is optional, so its absence is told with the mend."""
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    with pytest.raises(DataError, match=r"pip install 'fedpatch\[demo\]'"):
+        _load("shard:0/10")
+
+
+def test_the_model_learns_the_digits():
+    """A few epochs on all data, at FedAvg-Adam's learning rate, reach 85 % on the test examples."""
+    data = _load("shard:0/1")
+    x, y = torch.from_numpy(data.train_x), torch.from_numpy(data.train_y)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = TASK.build_model()
+        optimizer = torch.optim.Adam(model.parameters(), lr=TASK.learning_rates["fedavg-adam"])
+        for batch in (batch for _ in range(3) for batch in torch.randperm(len(x)).split(TASK.batch_size)):
+            optimizer.zero_grad()
+            TASK.loss(model(x[batch]), y[batch]).backward()
+            optimizer.step()
+    model.eval()
+    with torch.no_grad():
+        outputs = model(torch.from_numpy(data.test_x))
+    assert TASK.metric(outputs, torch.from_numpy(data.test_y)) >= 0.85

@@ -1,0 +1,89 @@
+"""The mnist task: the paper's 2NN, and the official files."""
+
+from __future__ import annotations
+
+import gzip
+import struct
+
+import numpy as np
+import pytest
+import torch
+
+from shared.errors import DataError, UsageError
+from shared.tasks.mnist import MIRRORS, TASK, TEST_IMAGES, TEST_LABELS, TRAIN_IMAGES, TRAIN_LABELS, read_idx
+
+IMAGES = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)
+
+
+def _idx(values: np.ndarray) -> bytes:
+    return bytes([0, 0, 8, values.ndim]) + struct.pack(f">{values.ndim}I", *values.shape) + values.tobytes()
+
+
+def test_the_2nn_has_the_papers_size():
+    """199,610 trainable parameters, and 400 running statistics beside them."""
+    model = TASK.build_model()
+    assert sum(parameter.numel() for parameter in model.parameters()) == 199_610
+    assert sum(buffer.numel() for buffer in model.buffers() if buffer.dtype == torch.float32) == 400
+    assert model(torch.zeros(3, 784)).shape == (3, 10)
+
+
+def test_every_file_has_two_addresses():
+    """A mirror that is down does not end a download."""
+    for file in (TRAIN_IMAGES, TRAIN_LABELS, TEST_IMAGES, TEST_LABELS):
+        assert file.urls == tuple(mirror + file.name for mirror in MIRRORS)
+        assert len(file.urls) == 2
+
+
+def test_idx_files_are_read(tmp_path):
+    """Images and labels come back in the shape that the file announces."""
+    for values in (IMAGES, IMAGES[0, 0]):
+        path = tmp_path / "file.gz"
+        path.write_bytes(gzip.compress(_idx(values)))
+        assert np.array_equal(read_idx(path), values)
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (gzip.compress(_idx(IMAGES))[:-12], "not a whole gzip file"),
+        (b"<html>not here</html>", "not a whole gzip file"),
+        (b"", "not an idx file"),
+        (gzip.compress(b"\x00\x00\x0d\x01" + bytes(8)), "not an idx file of unsigned bytes"),
+        (gzip.compress(_idx(IMAGES)[:9]), "not an idx file"),
+        (gzip.compress(_idx(IMAGES)[:-1]), "announces 24 values, holds 23"),
+        (gzip.compress(_idx(IMAGES) + b"x"), "announces 24 values, holds 25"),
+        (gzip.compress(b"\x00\x00\x08\x03" + b"\xff" * 12), "announces 79228162458924105385300197375 values, holds 0"),
+    ],
+)
+def test_a_damaged_idx_file_is_named_with_the_mend(tmp_path, content, problem):
+    """Truncated, foreign and lying files are told apart; none is believed."""
+    path = tmp_path / "train-images-idx3-ubyte.gz"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=f"mnist: {path} .*{problem}.*; delete it to fetch it again"):
+        read_idx(path)
+
+
+def test_a_wrong_spec_costs_no_download(tmp_path):
+    """The data spec is read before any file is asked for."""
+    with pytest.raises(UsageError, match="data spec 'shrad:0/200'"):
+        TASK.load_data("shrad:0/200", tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.real_data("mnist/train-images-idx3-ubyte.gz")
+def test_one_of_200_devices_gets_its_share_of_mnist(real_data):
+    """300 training and 50 test images of at most four labels, pixels from 0 to 1."""
+    data = TASK.load_data("shard:3/200", real_data)
+    assert (data.train_x.shape, data.test_x.shape) == ((300, 784), (50, 784))
+    assert [data.train_x.dtype, data.train_y.dtype] == [np.float32, np.int64]
+    assert (data.train_x.min(), data.train_x.max()) == (0.0, 1.0)
+    assert len(np.unique(data.train_y)) <= 4
+
+
+@pytest.mark.real_data("mnist/train-images-idx3-ubyte.gz")
+def test_the_papers_noise_is_the_usual_one(real_data):
+    """A fifth of 200 devices drawn to be noisy: standard deviation 3 leaves few pixels between black and white."""
+    noisy = [i for i in range(8) if not TASK.load_data(f"shard:{i}/8,noisy-fraction=0.25", real_data).counts_in_ua]
+    assert len(noisy) == 2
+    data = TASK.load_data(f"shard:{noisy[0]}/8,noisy-fraction=0.25", real_data)
+    assert 0.05 < np.mean((data.train_x > 0) & (data.train_x < 1)) < 0.2

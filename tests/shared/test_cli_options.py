@@ -1,0 +1,118 @@
+"""Options of a command, made from a settings class."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from shared.config import ConfigError, Settings, cli_options, setting
+
+WIDE = {"COLUMNS": "300", "TERM": "dumb"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lamp(Settings):
+    """A few settings in two groups."""
+
+    watts: float = setting(40.0, group="Light", unit="watts", gt=0.0, le=100.0, help="How bright.")
+    colour: str | None = setting(None, group="Light", default_means="the bulb's", help="Which colour.")
+    dim_down: bool = setting(False, group="Comfort", help="Whether to go slowly.")
+    key: str | None = setting(None, group="Comfort", secret=True, help="Turns it on.")
+
+
+def lamp_command(calls: list) -> typer.Typer:
+    """A program of one command, which notes what it was called with."""
+    app = typer.Typer()
+
+    @app.command()
+    @cli_options(Lamp)
+    def light(
+        room: Annotated[str, typer.Argument(help="Where.")],
+        settings: Lamp,
+        times: Annotated[int, typer.Option(help="How often.")] = 1,
+    ) -> None:
+        """Switch a lamp on."""
+        calls.append((room, settings, times))
+
+    return app
+
+
+@pytest.fixture
+def invoke():
+    """Run the command; returns its result and the call it made, if any."""
+    calls: list = []
+    app = lamp_command(calls)
+
+    def run(*argv: str, **environ: str):
+        calls.clear()
+        result = CliRunner().invoke(app, list(argv), env={**WIDE, **environ})
+        return result, calls[0] if calls else None
+
+    return run
+
+
+def test_every_option_reaches_the_settings_and_the_commands_own_parameters_stay(invoke):
+    """Options with dashes, booleans with --no-, an argument and an option of the command itself."""
+    _, call = invoke("hall", "--watts", "60", "--dim-down", "--times", "2", "--colour", "red")
+    assert call == ("hall", Lamp(watts=60.0, dim_down=True, colour="red"), 2)
+
+
+def test_without_options_everything_is_the_default(invoke):
+    """The options themselves have no default that would hide the environment or the file."""
+    assert invoke("hall")[1] == ("hall", Lamp(), 1)
+
+
+def test_an_option_wins_over_the_environment_over_the_file(invoke, tmp_path):
+    """Also a boolean that is switched off again."""
+    file = tmp_path / "lamp.toml"
+    file.write_text("watts = 10\ndim_down = true\ncolour = 'red'\n")
+    _, call = invoke("hall", "--config", str(file), "--no-dim-down", FEDPATCH_WATTS="20", FEDPATCH_KEY="k")
+    assert call == ("hall", Lamp(watts=20.0, dim_down=False, colour="red", key="k"), 1)
+
+
+def test_wrong_options_are_told_together(invoke):
+    """They are judged by the same words as a file, not one by one by the command-line parser."""
+    result, call = invoke("hall", "--watts", "bright", "--colour", "a\0", FEDPATCH_DIM_DOWN="2")
+    assert call is None
+    assert isinstance(result.exception, ConfigError)
+    assert result.exception.problems == (
+        "$FEDPATCH_DIM_DOWN: expected true or false, got '2'",
+        "--watts: expected a number, got 'bright'",
+        "--colour: is not text (it holds a zero byte or is not UTF-8)",
+    )
+
+
+def test_a_secret_has_no_option(invoke):
+    """Everybody on a machine can read the command lines of its processes."""
+    result, _ = invoke("hall", "--key", "s3cret!")
+    assert result.exit_code == 2
+    assert "--key" not in invoke("--help")[0].output
+
+
+def test_print_config_shows_the_settings_and_does_nothing_else(invoke):
+    """A configuration file on standard output, with the origin of each value and without secrets."""
+    result, call = invoke("hall", "--watts", "60", "--print-config", FEDPATCH_KEY="s3cret!")
+    assert (result.exit_code, call) == (0, None)
+    assert result.output.splitlines() == [
+        "# Light",
+        "watts = 60.0  # --watts",
+        "# colour is not set  # default",
+        "",
+        "# Comfort",
+        "dim_down = false  # default",
+        '# key = "***"  # $FEDPATCH_KEY',
+    ]
+
+
+def test_help_tells_what_each_option_is(invoke):
+    """Meaning, unit, range, default and variable, under the heading of the group."""
+    output = invoke("--help")[0].output
+    assert "Switch a lamp on." in output
+    for part in ("Light", "--watts", "WATTS", "How bright. (above 0, at most 100; default: 40.0; env: FEDPATCH_WATTS)"):
+        assert part in output
+    assert "Which colour. (default: the bulb's; env: FEDPATCH_COLOUR)" in output
+    assert "--no-dim-down" in output

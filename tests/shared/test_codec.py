@@ -1,0 +1,206 @@
+"""The codec: what is encoded comes back the same, and foreign bytes are a WireError and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgpack
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from shared.codec import BODY_TYPES, MAX_MESSAGE_BYTES, UnknownMessage, decode, encode, from_bytes, to_bytes
+from shared.errors import WireError
+from shared.messages import (
+    Ack,
+    Cancel,
+    Decline,
+    DeclineReason,
+    DeviceState,
+    Envelope,
+    Manifest,
+    TaskCapability,
+    UpdateReport,
+)
+from tests.shared.arbitrary_messages import envelopes, of_message
+
+DIGEST = "ab" * 32
+SCALARS = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text() | st.binary()
+PLAIN = st.recursive(
+    SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text() | st.binary(), inner), max_leaves=8
+)
+
+
+def fields(**changes) -> dict:
+    """A Cancel as it lies on the wire, with changes."""
+    return {"v": 1, "t": "cancel", "i": 1, "k": "t", "r": "r", "e": 1, "n": 1, "b": {"reason": "late"}} | changes
+
+
+@pytest.mark.parametrize("name", sorted(BODY_TYPES))
+def test_every_type_comes_back_as_it_was(name):
+    """Decoding undoes encoding, for any message of each type."""
+
+    @given(of_message(BODY_TYPES[name]))
+    def law(body):
+        assert decode(encode(Envelope(body))) == Envelope(body)
+
+    law()
+
+
+@given(envelopes())
+def test_every_envelope_comes_back_as_it_was(envelope):
+    """Decoding undoes encoding, whatever stands around the message."""
+    assert decode(encode(envelope)) == envelope
+
+
+@given(of_message(UpdateReport) | of_message(Manifest))
+def test_what_is_kept_in_files_comes_back_as_it_was(value):
+    """The same holds for values that travel inside a blob or lie on disk."""
+    assert from_bytes(to_bytes(value), type(value)) == value
+
+
+def test_the_largest_messages_pass_the_limits():
+    """A message whose every field is as long as it may be, its text in letters of four bytes, is taken."""
+    word, text = "~" * 64, "\U0001f353" * 500
+    state = DeviceState(True, word, word, (TaskCapability(word, DIGEST, 2**53),) * 64, (word,) * 64, job=None)
+    for body in (Decline(DeclineReason.UNWILLING, text), Ack(DIGEST, b"\xff" * 8192), state):
+        envelope = Envelope(body, id=2**53, task=word, run=word, epoch=2**53, round=2**53)
+        assert decode(encode(envelope)) == envelope
+
+
+def test_text_that_no_encoding_has_is_replaced():
+    """A file name that is no UTF-8 ends up in error details; such a message must still be sent."""
+    sent = encode(Envelope(Decline(DeclineReason.UNWILLING, "no room for \udcff.bin")))
+    assert decode(sent).body == Decline(DeclineReason.UNWILLING, "no room for ?.bin")
+
+
+@given(st.binary(max_size=300))
+@example(b"")
+@example(b"\xc1")
+@example(b"\x91" * 2000)
+@example(b"\xdf\xff\xff\xff\xff")
+@example(b"\xdd\xff\xff\xff\xff")
+@example(b"\xc6\xff\xff\xff\xff")
+@example(b"\xc7\x00\xff")
+@example(b"\xd7\xff" + bytes(8))
+def test_any_bytes_are_a_wire_error(payload):
+    """Bytes that are no message of ours raise WireError, never anything else."""
+    with pytest.raises(WireError):
+        decode(payload)
+
+
+@given(PLAIN | st.dictionaries(st.sampled_from("vtikrenb") | st.text(), PLAIN))
+def test_foreign_msgpack_is_a_wire_error(plain):
+    """Well-formed msgpack of another shape raises WireError."""
+    with pytest.raises(WireError):
+        decode(msgpack.packb(plain))
+
+
+@given(st.sampled_from(sorted(BODY_TYPES)), st.sampled_from("vikrenb"), PLAIN)
+def test_a_field_of_another_kind_is_a_wire_error(name, key, value):
+    """A message with a foreign value in one place is either still valid or a WireError."""
+    payload = msgpack.packb(fields(t=name) | {key: value})
+    try:
+        decoded = decode(payload)
+    except WireError:
+        return
+    assert decode(encode(decoded)) == decoded
+
+
+@given(envelopes(), st.data())
+def test_damaged_messages_are_a_wire_error_or_another_message(envelope, data):
+    """A message that was cut, lengthened or changed in one byte decodes to a valid one or raises WireError."""
+    payload = bytearray(encode(envelope))
+    place = data.draw(st.integers(0, len(payload) - 1))
+    damage = data.draw(st.sampled_from(("cut", "change", "insert")))
+    if damage == "cut":
+        del payload[place:]
+    else:
+        payload[place : place + (damage == "change")] = bytes([data.draw(st.integers(0, 255))])
+    try:
+        decoded = decode(bytes(payload))
+    except WireError:
+        return
+    assert damage != "cut"
+    assert decode(encode(decoded)) == decoded
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"b": {}},
+        {"b": {"reason": "x" * 65}},
+        {"b": {"reason": 1}},
+        {"b": {b"reason": "late"}},
+        {"i": -1},
+        {"i": 2**53 + 1},
+        {"i": True},
+        {"n": 1.0},
+        {"r": None},
+        {"r": "run-1\n"},
+        {"k": "\x1b[2J"},
+        {"b": {"reason": "sp\xe4t"}},
+        {"t": "committed", "b": {"digest": DIGEST + "\n"}},
+        {"t": "committed", "b": {"digest": DIGEST.upper()}},
+        {"t": "ack", "b": {"digest": DIGEST, "have": bytes(8193)}},
+        {"t": "retry_after", "b": {"digest": DIGEST, "delay_s": float("nan")}},
+        {"t": "retry_after", "b": {"digest": DIGEST, "delay_s": float("inf")}},
+        {"t": "retry_after", "b": {"digest": DIGEST, "delay_s": -1.0}},
+        {"t": "decline", "b": {"reason": "bored"}},
+        {"t": "accept", "b": {"num_examples": 0}},
+        {"t": "grant", "b": {"digest": DIGEST, "window": 0, "have": b""}},
+    ],
+    ids=str,
+)
+def test_limits_hold_at_the_door(changes):
+    """What a field's type forbids never reaches a state machine."""
+    with pytest.raises(WireError) as caught:
+        decode(msgpack.packb(fields(**changes)))
+    assert not isinstance(caught.value, UnknownMessage)
+
+
+@pytest.mark.parametrize("accuracy", [97.0, -0.01, float("nan")])
+@pytest.mark.parametrize("field", ["user_accuracy_before", "user_accuracy_after"])
+def test_user_accuracy_is_a_share(field, accuracy):
+    """One device's percentages would spoil the mean over all of them."""
+    fine = UpdateReport(DIGEST, 10, 5, 0.25, 0.0, 1.0, 1.0, 2.0)
+    assert from_bytes(to_bytes(fine), UpdateReport) == fine
+    with pytest.raises(WireError, match=field):
+        from_bytes(to_bytes(replace(fine, **{field: accuracy})), UpdateReport)
+
+
+def test_an_error_names_the_field():
+    """The message of a WireError says which field was wrong, and of what."""
+    with pytest.raises(WireError, match=r"Decline.*reason"):
+        decode(msgpack.packb(fields(t="decline", b={"reason": "bored"})))
+
+
+def test_fields_of_a_newer_program_are_passed_over():
+    """Keys that this version does not know do no harm."""
+    newer = fields(b={"reason": "late", "mood": "good"}, x=1)
+    assert decode(msgpack.packb(newer)).body == Cancel("late")
+
+
+@pytest.mark.parametrize("changes", [{"t": "sing"}, {"v": 2}, {"v": 0}, {"t": "update_report"}], ids=str)
+def test_types_and_versions_of_others_are_told_apart(changes):
+    """A message of another type or version is an error of its own, so that it can be passed over."""
+    with pytest.raises(UnknownMessage):
+        decode(msgpack.packb(fields(**changes)))
+
+
+def test_a_message_that_is_too_long_is_not_even_read():
+    """More bytes than any message of ours can have are refused before decoding."""
+    with pytest.raises(WireError, match=str(MAX_MESSAGE_BYTES)):
+        decode(bytes(MAX_MESSAGE_BYTES + 1))
+
+
+def test_names_on_the_wire_are_those_of_the_classes():
+    """A type's name on the wire is its class's, in lower case with underscores."""
+    assert {"work_request", "retry_after", "device_state", "ack"} <= set(BODY_TYPES)
+
+
+def test_reasons_are_words():
+    """Enumerations travel as their words and come back as members."""
+    body = decode(msgpack.packb(fields(t="decline", b={"reason": "unwilling"}))).body
+    assert isinstance(body, Decline)
+    assert body.reason is DeclineReason.UNWILLING

@@ -1,0 +1,155 @@
+"""What every command line does with errors, logs and --version."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from shared import __version__
+from shared.command import command, ignore_signals, interruptible, make_app, run_app
+from shared.errors import BrokerError, ConfigError, DataError, FedpatchError, UsageError
+from tests.programs import Ended, Program
+
+log = logging.getLogger("fedpatch.lamp")
+
+
+@pytest.fixture
+def lamp(monkeypatch, capsys) -> Callable[..., Ended]:
+    """A program `lamp on` and `lamp off`, of which `on` does what it is told to."""
+
+    def program(deed: Callable[[], None], *argv: str) -> Ended:
+        app = make_app("lamp", "A lamp.")
+
+        @command(app, "on", example="lamp on")
+        def on() -> None:
+            """Switch it on."""
+            deed()
+
+        @command(app, "off", example="lamp off")
+        def off() -> None:
+            """Switch it off."""
+
+        return Program(lambda: run_app(app, "lamp"), monkeypatch, capsys)(*argv)
+
+    return program
+
+
+def failing(error: Exception) -> Callable[[], None]:
+    """A deed that fails."""
+
+    def deed() -> None:
+        raise error
+
+    return deed
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(FedpatchError("no"), 1), (DataError("no"), 1), (UsageError("no"), 2), (BrokerError("no"), 3)],
+)
+def test_an_error_is_its_sentence_on_stderr_and_its_exit_code(lamp, error, code):
+    """Nothing of it is on stdout, and there is no traceback."""
+    assert lamp(failing(error), "on") == Ended(code, "", "lamp: no\n")
+
+
+def test_several_problems_are_a_line_each(lamp):
+    """All are told at once, each with the program's name."""
+    ended = lamp(failing(ConfigError(["--watts: 9 is too many", "lamp.toml:3: no such colour"])), "on")
+    assert ended == Ended(2, "", "lamp: --watts: 9 is too many\nlamp: lamp.toml:3: no such colour\n")
+
+
+def test_what_the_disk_refuses_is_a_sentence_too(lamp):
+    """An OSError that nobody expected names its file and gives exit code 1."""
+
+    def deed() -> None:
+        Path("/nowhere/bulb").read_bytes()
+
+    assert lamp(deed, "on") == Ended(1, "", "lamp: /nowhere/bulb: No such file or directory\n")
+
+
+def test_debug_tells_where_an_error_comes_from(lamp):
+    """The sentence stays the last line; before it are logs and the traceback."""
+    ended = lamp(failing(DataError("no bulb")), "on", "--debug")
+    assert ended.code == 1
+    assert "Traceback" in ended.err and "deed" in ended.err
+    assert ended.err.endswith("lamp: no bulb\n")
+
+
+@pytest.mark.parametrize(("argv", "shown"), [(("on",), ["hot"]), (("on", "-v"), ["warm", "hot"])])
+def test_logs_are_shown_from_a_level_on(lamp, argv, shown):
+    """Warnings always, everything with -v; never on stdout."""
+
+    def deed() -> None:
+        log.debug("warm")
+        log.warning("hot")
+
+    ended = lamp(deed, *argv)
+    assert [line.rpartition(": ")[2] for line in ended.err.splitlines()] == shown
+    assert (ended.code, ended.out) == (0, "")
+
+
+def test_the_version_is_told(lamp):
+    """With the program's name, on stdout."""
+    assert lamp(lambda: None, "--version") == Ended(0, f"lamp {__version__}\n", "")
+
+
+def test_an_unknown_option_is_a_usage_error(lamp):
+    """With exit code 2 and the option's name."""
+    ended = lamp(lambda: None, "on", "--colour", "red")
+    assert (ended.code, ended.out) == (2, "")
+    assert "--colour" in ended.err
+
+
+def test_ctrl_c_is_exit_code_130(lamp):
+    """As shells tell it, without a traceback."""
+
+    def deed() -> None:
+        raise KeyboardInterrupt
+
+    ended = lamp(deed, "on")
+    assert ended.code == 130
+    assert "Traceback" not in ended.err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_both_signals_unwind_what_was_started(number):
+    """SIGTERM too: what a command started is ended on the way out, and the handlers are then those of before."""
+    before = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
+    unwound = []
+
+    def work() -> None:
+        try:
+            os.kill(os.getpid(), number)
+            time.sleep(60)
+        finally:
+            unwound.append(number)
+
+    with pytest.raises(KeyboardInterrupt), interruptible():
+        work()
+    assert unwound == [number]
+    assert [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_a_result_that_is_there_is_not_lost_to_a_signal():
+    """Only until the command is over."""
+    before = signal.getsignal(signal.SIGTERM)
+    with interruptible():
+        ignore_signals()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            os.kill(os.getpid(), number)
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+@pytest.mark.parametrize("argv", [("on", "--help"), ("--help",)])
+def test_help_shows_no_type_for_an_option_that_takes_no_value(lamp, argv, monkeypatch):
+    """Whoever typed what stands there would get an error."""
+    monkeypatch.setenv("TERM", "dumb")
+    shown = lamp(lambda: None, *argv).out
+    assert "--help" in shown
+    assert "bool" not in shown.lower()

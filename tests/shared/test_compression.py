@@ -1,0 +1,167 @@
+"""Tensors as bytes and back, between two sides that mean well."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from shared.compression import MAX_META_BYTES, Packed, pack, unpack
+from shared.errors import SchemaMismatch, UsageError
+from shared.messages import ENCODINGS
+from shared.tensors import MOMENTS, Schema, TensorSpec, UnexpectedTensors
+from tests.shared.arbitrary_tensors import LAYOUTS, awkward, same, schemas, tensors_of
+
+MODEL = Schema(
+    (
+        TensorSpec("bn.num_batches_tracked", (), "int64", "stats"),
+        TensorSpec("bn.running_var", (3,), "float32", "stats"),
+        TensorSpec("bn.weight", (3,), "float32", "affine"),
+        TensorSpec("fc.weight", (3, 2), "float32", "weight"),
+    )
+).with_moments(MOMENTS)
+VALUES = {spec.name: np.ones(spec.shape, spec.dtype) for spec in MODEL.specs}
+META = {"num_examples": 40, "user_accuracy": 0.5}
+HALF = Schema((TensorSpec("w", (4,), "float32", "weight"),))
+
+
+def reopened(packed: Packed, schema: Schema):
+    """What the other side reads."""
+    return unpack(packed.blob, encoding=packed.encoding, raw_bytes=packed.raw_bytes, schema=schema)
+
+
+# --- round trips ----------------------------------------------------------------------------------
+
+
+@given(st.data(), st.sampled_from(["fp32", "fp32+zstd"]))
+def test_full_precision_is_exact(data, encoding):
+    """Every bit of every tensor comes back, NaN, scalars and empty tensors too."""
+    schema = data.draw(schemas()).with_moments(data.draw(st.sampled_from([(), MOMENTS])))
+    tensors = data.draw(tensors_of(schema))
+    meta, found = reopened(pack(tensors, schema, META, encoding), schema)
+    assert meta == META
+    assert same(found, tensors)
+
+
+@given(st.data(), st.sampled_from(LAYOUTS))
+def test_memory_layout_does_not_travel(data, layout):
+    """Big-endian, strided, read-only and Fortran arrays give the same bytes as the usual ones."""
+    schema = data.draw(schemas())
+    tensors = data.draw(tensors_of(schema))
+    odd = {name: awkward(array, layout) for name, array in tensors.items()}
+    assert pack(odd, schema, META, "fp32") == pack(tensors, schema, META, "fp32")
+
+
+@given(hnp.arrays(np.float32, (4,), elements=st.floats(-60000, 60000, width=32)))
+def test_half_precision_is_close(values):
+    """fp16 brings a weight back within 11 bits, and within 3e-8 where it is that small."""
+    _, found = reopened(pack({"w": values}, HALF, {}, "fp16+zstd"), HALF)
+    assert found["w"].dtype == np.float32
+    assert np.all(np.abs(found["w"] - values) <= np.maximum(np.abs(values) * 2.0**-11, 2.0**-25))
+
+
+def test_only_weights_and_affine_values_are_halved():
+    """Statistics, buffers, moments and integers come back exactly; a second moment of 1e-12 is not zero."""
+    tiny = {spec.name: np.full(spec.shape, 1e-12 if spec.dtype != "int64" else 2**60) for spec in MODEL.specs}
+    tiny = {spec.name: tiny[spec.name].astype(spec.dtype) for spec in MODEL.specs}
+    packed = pack(tiny, MODEL, {}, "fp16")
+    _, found = reopened(packed, MODEL)
+    changed = {name for name in tiny if found[name].tobytes() != tiny[name].tobytes()}
+    assert changed == {"fc.weight", "bn.weight"}
+    assert pack(tiny, MODEL, {}, "fp32").raw_bytes - packed.raw_bytes == 2 * (6 + 3)
+
+
+@pytest.mark.parametrize("value", [65520.0, 1e30, -1e30])
+def test_a_tensor_beyond_half_precision_stays_whole(value):
+    """A weight that fp16 would make infinite travels in full."""
+    values = np.array([1 / 3, value, 0, 0], np.float32)
+    _, found = reopened(pack({"w": values}, HALF, {}, "fp16"), HALF)
+    assert found["w"].tobytes() == values.tobytes()
+
+
+def test_wider_floats_are_brought_to_the_schema():
+    """What a server computed in float64 travels in the schema's dtype."""
+    values = np.array([1 / 3, 1e300, 0, -1])
+    with np.errstate(over="ignore"):
+        expected = values.astype(np.float32)
+    _, found = reopened(pack({"w": values}, HALF, {}, "fp32"), HALF)
+    assert same(found, {"w": expected})
+
+
+def test_what_was_read_can_be_written():
+    """The arrays are the reader's own, not views of the message."""
+    _, found = reopened(pack(VALUES, MODEL, {}, "fp32+zstd"), MODEL)
+    for array in found.values():
+        array += 1
+
+
+def test_an_empty_schema_travels():
+    """Metadata may travel alone."""
+    assert reopened(pack({}, Schema(()), META, "fp32+zstd"), Schema(())) == (META, {})
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_equal_input_gives_equal_bytes(encoding):
+    """The blob, and so its digest, does not depend on the order of the mapping."""
+    backwards = dict(reversed(VALUES.items()))
+    assert pack(VALUES, MODEL, META, encoding) == pack(backwards, MODEL, META, encoding)
+
+
+def test_the_container_is_pinned():
+    """Version 1 of the layout, byte by byte: {meta, tensors: [[name, dtype, shape, little-endian values]]}."""
+    packed = pack({"w": np.array([1, -2, 0.5, 65504], ">f8")}, HALF, {"n": 1}, "fp16")
+    assert packed.blob.hex(" ") == (
+        "82 a4 6d 65 74 61 81 a1 6e 01 a7 74 65 6e 73 6f 72 73 91 94 a1 77 a7 66 6c 6f 61 74 31 36 91 04 "
+        "c4 08 00 3c 00 c0 00 38 ff 7b"
+    )
+    assert packed.raw_bytes == len(packed.blob)
+
+
+# --- what cannot be packed ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "array",
+    [np.ones(3, np.float32), np.ones((4, 1), np.float32), np.ones(4, np.complex64), np.ones(4, np.int64)],
+)
+def test_packing_checks_the_schema(array):
+    """Another shape, or a dtype that would not keep its values, is our own mistake and raises before it is sent."""
+    with pytest.raises(SchemaMismatch, match=r"w: (shape|dtype)"):
+        pack({"w": array}, HALF, {}, "fp32")
+
+
+def test_packing_takes_all_tensors_and_no_others():
+    """What is not in the schema is never packed, however it got there."""
+    with pytest.raises(UnexpectedTensors, match="unexpected tensors 'patch'; missing tensors 'w'"):
+        pack({"patch": np.ones(4, np.float32)}, HALF, {}, "fp32")
+
+
+def test_an_unknown_encoding_is_a_usage_error():
+    """A misspelt setting names the nearest encoding."""
+    with pytest.raises(UsageError, match=r"unknown encoding 'fp16\+zst'; did you mean 'fp16\+zstd'"):
+        pack(VALUES, MODEL, {}, "fp16+zst")
+
+
+def nested(depth: int) -> list:
+    """Nest empty lists."""
+    return [nested(depth - 1)] if depth else []
+
+
+@pytest.mark.parametrize(
+    "meta",
+    [
+        {1: "a"},
+        {"a": {1: 2}},
+        {"a": object()},
+        {"a": np.float32(1)},
+        {"a": 2**64},
+        {"a": "x" * MAX_META_BYTES},
+        {"a": nested(20)},
+    ],
+)
+def test_meta_that_could_not_be_read_back_is_refused(meta):
+    """Metadata is plain and small, or it is not sent."""
+    with pytest.raises(ValueError, match="meta"):
+        pack(VALUES, MODEL, meta, "fp32")

@@ -1,0 +1,297 @@
+"""Bytes from anybody: what is damaged, foreign or a bomb is refused, and costs no more than it announced."""
+
+from __future__ import annotations
+
+import tracemalloc
+from contextlib import suppress
+
+import msgpack
+import numpy as np
+import pytest
+import zstandard
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from shared.compression import MAX_META_BYTES, pack, unpack
+from shared.errors import SchemaMismatch, WireError
+from shared.messages import ENCODINGS
+from shared.tensors import MAX_TENSORS, Schema, TensorSpec, UnexpectedTensors
+
+HALF = Schema((TensorSpec("w", (4,), "float32", "weight"),))
+MODEL = Schema((*HALF.specs, TensorSpec("n", (), "int64", "stats"), TensorSpec("mask", (3,), "bool", "buffer")))
+VALUES = {spec.name: np.ones(spec.shape, spec.dtype) for spec in MODEL.specs}
+
+
+def nested(depth: int) -> list:
+    """Nest empty lists."""
+    return [nested(depth - 1)] if depth else []
+
+
+def read_raw(container, schema: Schema, encoding: str = "fp32"):
+    """Read a container of anybody's making, whose size was announced truthfully."""
+    raw = container if isinstance(container, bytes) else msgpack.packb(container)
+    blob = zstandard.compress(raw) if encoding.endswith("+zstd") else raw
+    return unpack(blob, encoding=encoding, raw_bytes=len(raw), schema=schema)
+
+
+def container_of(*entries):
+    """Lay out a container that holds these entries."""
+    return {"meta": {}, "tensors": list(entries)}
+
+
+# --- foreign bytes --------------------------------------------------------------------------------
+
+
+def entry(name="w", dtype="float32", shape=(4,), values=bytes(16)):
+    """Entry of the container that fits HALF, unless told otherwise."""
+    return [name, dtype, list(shape), values]
+
+
+@pytest.mark.parametrize(
+    ("entries", "error", "complaint"),
+    [
+        ([entry("v")], UnexpectedTensors, "nobody agreed on: 'v'"),
+        ([entry(), entry("v")], UnexpectedTensors, "nobody agreed on: 'v'"),
+        ([], SchemaMismatch, "missing tensors 'w'"),
+        ([entry(shape=(2, 2))], SchemaMismatch, r"w: shape \(2, 2\), agreed \(4,\)"),
+        ([entry(dtype="float64", values=bytes(32))], SchemaMismatch, "w: dtype 'float64', agreed float32"),
+        ([entry(dtype="float16", values=bytes(8))], SchemaMismatch, "w: dtype 'float16'"),
+        ([entry(dtype="object")], SchemaMismatch, "w: dtype 'object'"),
+        ([entry(), entry()], WireError, "comes twice"),
+        ([entry("v"), entry("v")], WireError, "comes twice"),
+        ([entry(name=7)], WireError, "no text"),
+        ([entry(name="x" * 600)], WireError, "at most 512"),
+        ([entry(dtype=7)], WireError, "a dtype must be a word"),
+        ([["w", "float32", 4, bytes(16)]], WireError, "a shape a list of sizes"),
+        ([["w", "float32", [[4]], bytes(16)]], WireError, "a shape a list of sizes"),
+        ([entry(values=bytes(15))], WireError, r"w: 15 bytes are not \(4,\) of float32"),
+        ([entry(values=[0.0] * 4)], WireError, "not binary"),
+        ([entry(values="0" * 16)], WireError, "not binary"),
+        ([entry()[:3]], WireError, "must be"),
+        ([{}], WireError, "not a msgpack container"),
+    ],
+)
+def test_tensors_other_than_agreed_are_refused(entries, error, complaint):
+    """Names, shapes and dtypes that differ are a SchemaMismatch, what is no tensor at all a WireError."""
+    with pytest.raises(error, match=complaint):
+        read_raw(container_of(*entries), HALF)
+
+
+def test_unexpected_names_are_told_to_the_program():
+    """A coordinator can see that a device sent private names, whatever else is wrong."""
+    with pytest.raises(UnexpectedTensors) as caught:
+        read_raw(container_of(entry("b"), entry(), entry("a")), HALF)
+    assert caught.value.names == ("a", "b")
+
+
+def test_half_precision_is_for_weights_only():
+    """An fp16 blob whose statistics are halved does not fit."""
+    schema = Schema((TensorSpec("v", (4,), "float32", "stats"),))
+    with pytest.raises(SchemaMismatch, match="v: dtype 'float16'"):
+        read_raw(container_of(entry("v", "float16", values=bytes(8))), schema, "fp16")
+
+
+@pytest.mark.parametrize(
+    "container",
+    [
+        b"",
+        b"\xc1",
+        b"\x80",
+        7,
+        [],
+        {"meta": {}},
+        {"tensors": [], "meta": {}},
+        {"meta": {}, "tensors": [], "more": 1},
+        {"meta": {}, "tensors": {}},
+        {"meta": [], "tensors": []},
+        {"meta": {1: 2}, "tensors": []},
+        {"meta": {b"a": 2}, "tensors": []},
+        {"meta": {"a": msgpack.ExtType(5, b"")}, "tensors": []},
+        {"meta": {"a": msgpack.Timestamp(1)}, "tensors": []},
+        {"meta": {"a": "x" * MAX_META_BYTES}, "tensors": []},
+        {"meta": {"a": nested(20)}, "tensors": []},
+        msgpack.packb({"meta": {}, "tensors": []}) + b"\x00",
+        b"\x82\xa4meta\x81\xa1a\xa1\xff\xa7tensors\x90",
+    ],
+)
+@pytest.mark.parametrize("encoding", ["fp32", "fp32+zstd"])
+def test_what_is_no_container_is_a_wire_error(container, encoding):
+    """Anything but a map of plain meta and tensors, with nothing after it, is refused."""
+    with pytest.raises(WireError):
+        read_raw(container, Schema(()), encoding)
+
+
+# --- damage ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_a_blob_cut_anywhere_is_a_wire_error(encoding):
+    """No prefix of a blob is a blob, whether the true size was announced or that of the prefix."""
+    packed = pack(VALUES, MODEL, {"n": 1}, encoding)
+    for end in range(len(packed.blob)):
+        for raw_bytes in (packed.raw_bytes, end):
+            with pytest.raises(WireError):
+                unpack(packed.blob[:end], encoding=encoding, raw_bytes=raw_bytes, schema=MODEL)
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_bytes_after_the_blob_are_a_wire_error(encoding):
+    """A blob is whole and nothing but itself."""
+    packed = pack(VALUES, MODEL, {"n": 1}, encoding)
+    for extra in (b"\x00", packed.blob):
+        with pytest.raises(WireError):
+            unpack(packed.blob + extra, encoding=encoding, raw_bytes=packed.raw_bytes, schema=MODEL)
+
+
+def test_an_unknown_encoding_is_a_wire_error():
+    """An encoding that this version does not know came from the network, not from the user."""
+    with pytest.raises(WireError, match=r"unknown encoding 'int4' \(known: fp32\+zstd"):
+        unpack(b"", encoding="int4", raw_bytes=0, schema=MODEL)
+
+
+@given(st.data(), st.sampled_from(ENCODINGS))
+def test_a_flipped_byte_gives_a_result_or_a_refusal(data, encoding):
+    """Damage that is not noticed changes values; it never raises anything but WireError or SchemaMismatch."""
+    packed = pack(VALUES, MODEL, {"n": [1, {"a": None}]}, encoding)
+    damaged = bytearray(packed.blob)
+    for _ in range(data.draw(st.integers(1, 4))):
+        damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
+    with suppress(WireError, SchemaMismatch):
+        _, found = unpack(bytes(damaged), encoding=encoding, raw_bytes=packed.raw_bytes, schema=MODEL)
+        MODEL.check(found)
+
+
+FIELD = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text() | st.binary(max_size=20),
+    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=3) | st.integers(0, 9), inner),
+    max_leaves=12,
+)
+NEARLY = st.fixed_dictionaries(
+    {
+        "meta": FIELD,
+        "tensors": FIELD
+        | st.lists(
+            st.tuples(
+                st.sampled_from(["w", "n", "mask", "v"]) | FIELD,
+                st.sampled_from(["float32", "float16", "int64", "bool"]) | FIELD,
+                st.sampled_from([[4], [], [3]]) | FIELD,
+                st.sampled_from([bytes(16), bytes(8), b"\x02\x00\xff"]) | FIELD,
+            ),
+            max_size=4,
+        ),
+    }
+)
+
+
+@settings(max_examples=300)
+@given(st.binary() | FIELD.map(msgpack.packb) | NEARLY.map(msgpack.packb), st.sampled_from(ENCODINGS))
+@example(b"\xdc\xff\xff" * 200, "fp32")
+@example(b"\x91" * 5000, "fp32")
+def test_nothing_but_documented_errors_come_of_foreign_bytes(raw, encoding):
+    """Whatever arrives is read, or raises WireError or SchemaMismatch."""
+    with suppress(WireError, SchemaMismatch):
+        _, found = read_raw(raw, MODEL, encoding)
+        MODEL.check(found)
+
+
+@given(st.binary(max_size=200), st.integers(-1, 300))
+def test_no_bytes_break_the_decompressor(blob, raw_bytes):
+    """Bytes that are no zstd frame, or begin like one, raise WireError or SchemaMismatch only."""
+    for candidate in (blob, b"\x28\xb5\x2f\xfd" + blob):
+        with suppress(WireError, SchemaMismatch):
+            unpack(candidate, encoding="fp32+zstd", raw_bytes=raw_bytes, schema=HALF)
+
+
+def test_a_bool_is_zero_or_one():
+    """A byte that is neither becomes True; numpy is never handed a bool of value 2."""
+    schema = Schema((TensorSpec("mask", (3,), "bool", "buffer"),))
+    _, found = read_raw(container_of(["mask", "bool", [3], b"\x02\x00\xff"]), schema)
+    assert found["mask"].tobytes() == b"\x01\x00\x01"
+
+
+# --- bombs ----------------------------------------------------------------------------------------
+
+SMALL = 8 * 2**20
+
+
+def peak_of_refusal(blob: bytes, encoding: str, raw_bytes: int, schema: Schema = HALF) -> int:
+    """Most memory that Python took while it refused."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(WireError):
+            unpack(blob, encoding=encoding, raw_bytes=raw_bytes, schema=schema)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+BOMB = zstandard.compress(bytes(256 * 2**20))
+
+
+def hidden(blob: bytes, stated: int) -> bytes:
+    """The same frame with another content size in its header (4 bytes at offset 6 for frames of this size)."""
+    assert zstandard.get_frame_parameters(blob).content_size == int.from_bytes(blob[6:10], "little")
+    return blob[:6] + stated.to_bytes(4, "little") + blob[10:]
+
+
+def test_a_frame_that_states_more_than_announced_is_refused():
+    """256 MB in a frame of some kB, announced as 100 bytes, cost nothing."""
+    assert len(BOMB) < 32_000
+    assert peak_of_refusal(BOMB, "fp32+zstd", 100) < SMALL
+
+
+def test_a_frame_that_lies_about_its_size_is_refused():
+    """A frame that states 100 bytes and expands to 256 MB is stopped at 100 bytes."""
+    assert peak_of_refusal(hidden(BOMB, 100), "fp32+zstd", 100) < SMALL
+
+
+def test_a_frame_that_states_no_size_is_refused():
+    """A streamed frame could grow without end."""
+    stream = zstandard.ZstdCompressor(write_content_size=False).compress(bytes(256 * 2**20))
+    assert peak_of_refusal(stream, "fp32+zstd", 100) < SMALL
+
+
+def test_an_announcement_beyond_the_schema_is_refused():
+    """What is announced is measured by what was agreed: four floats do not take 256 MB."""
+    assert peak_of_refusal(BOMB, "fp32+zstd", 256 * 2**20) < SMALL
+
+
+LISTS = b"\xdc\xf0\x00" * 500 + b"\xc0" * 62_000
+MAPS = b"\xde\xf0\x00\xa0" * 500 + b"\xc0" * 62_000
+TENSOR = b"\x82\xa4meta\x80\xa7tensors\x91\x94\xa1w\xa7float32"
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        LISTS,
+        b"\x82" + LISTS,
+        b"\x82\xa4meta" + LISTS,
+        b"\x82\xa4meta" + MAPS,
+        b"\x82\xa4meta" + b"\x91" * 60_000,
+        b"\x82\xa4meta\xdb\xff\xff\xff\xff",
+        b"\x82\xa4meta\x81\xa1a\xc9\xff\xff\xff\xff\x00",
+        b"\x82\xa4meta\x80\xa7tensors\xdd\xff\xff\xff\xff",
+        b"\x82\xa4meta\x80\xa7tensors\x91\x94" + LISTS,
+        TENSOR + LISTS,
+        TENSOR + b"\x91\x04" + LISTS,
+    ],
+)
+def test_a_nested_bomb_is_refused(raw):
+    """500 lists in lists, each stating 61,440 entries, would take 250 MB to build; they are not built."""
+    assert peak_of_refusal(raw, "fp32", len(raw)) < SMALL
+
+
+LARGE = Schema((TensorSpec("w", (2**20,), "float32", "weight"),))
+
+
+def test_too_many_tensors_are_refused():
+    """Names that nobody agreed on are collected for the message, but not without end."""
+    with pytest.raises(WireError, match="has 65537 tensors; at most 65536"):
+        read_raw(container_of(*(entry(str(number), values=b"") for number in range(MAX_TENSORS + 1))), LARGE)
+
+
+def test_many_small_values_do_not_multiply():
+    """As many empty lists as fit into the announcement are skipped, not built."""
+    raw = b"\x82\xa4meta\xdd" + (4 * 2**20).to_bytes(4, "big") + b"\x90" * (4 * 2**20)
+    assert peak_of_refusal(raw, "fp32", len(raw), LARGE) < 2 * len(raw) + SMALL

@@ -1,0 +1,300 @@
+"""Settings from defaults, a file, the environment and flags: which place wins, and what is said of mistakes."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.config import NAME, Settings, load, load_with_origins, public_values, setting, to_toml
+from shared.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Oven(Settings):
+    """Every kind of setting there is."""
+
+    env_prefix: ClassVar[str] = "OVEN_"
+
+    dish: str = setting("bread", help="What to bake.")
+    fleet: str = setting("default", pattern=NAME, help="Which kitchen.")
+    mode: str = setting("fan", choices=("fan", "grill", "steam"), help="How to heat.")
+    trays: int = setting(1, ge=1, le=4, help="How many.")
+    share: float = setting(0.5, gt=0.0, le=1.0, help="How full.")
+    light: bool = setting(True, help="Whether one can see it.")
+    book: Path = setting(Path("recipes"), help="Where the recipes are.")  # noqa: RUF009
+    limit_s: float | None = setting(None, gt=0.0, help="When to stop.")
+    target: float | None = setting(0.9, help="How brown.")
+    cook: str | None = setting(None, help="Who.")
+    key: str | None = setting(None, secret=True, help="Opens the door.")
+
+    def check(self) -> list[tuple[str, ...]]:
+        """A full oven bakes one tray only."""
+        return [("trays", "too many for a full oven")] if self.share == 1.0 and self.trays > 1 else []
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guest(Settings):
+    """One setting that nobody can guess."""
+
+    name: str = setting(example="ada", pattern=NAME, help="Who is coming.")
+    chairs: int = setting(1, ge=1, help="How many.")
+    tables: int = setting(1, ge=1, help="How many.")
+
+    def check(self) -> list[tuple[str, ...]]:
+        """Nobody sits on a table."""
+        return [("chairs", "fewer than tables", "tables")] if self.chairs < self.tables else []
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file name as a person types it, in a directory of its own."""
+    monkeypatch.chdir(tmp_path)
+    return Path("oven.toml")
+
+
+def problems(cls=Oven, *, file=None, text=None, environ=None, **flags) -> list[str]:
+    """What is said of a wrong configuration."""
+    if text is not None:
+        file.write_text(text, "utf-8")
+    with pytest.raises(ConfigError) as caught:
+        load(cls, file=file, environ=environ or {}, flags=flags)
+    return list(caught.value.problems)
+
+
+def from_file(file: Path, text: str, cls=Oven):
+    """Settings of a file alone."""
+    file.write_text(text, "utf-8")
+    return load(cls, file=file, environ={}, flags={})
+
+
+def test_without_anything_every_setting_has_its_default():
+    """An empty configuration is the defaults."""
+    assert load(Oven, file=None, environ={}, flags={}) == Oven()
+
+
+def test_a_flag_wins_over_the_environment_over_the_file_over_the_default(file):
+    """Each place overrides the ones before it, setting by setting, and it is known which one did."""
+    file.write_text("trays = 2\nshare = 0.2\nlight = false\n")
+    loaded = load_with_origins(
+        Oven, file=file, environ={"OVEN_SHARE": "0.3", "OVEN_LIGHT": "yes"}, flags={"light": False, "trays": None}
+    )
+    assert loaded.settings == Oven(trays=2, share=0.3, light=False)
+    places = {name: loaded.origins[name].place for name in ("dish", "trays", "share", "light")}
+    assert places == {"dish": "default", "trays": "oven.toml:1", "share": "$OVEN_SHARE", "light": "--light"}
+
+
+def test_all_problems_of_all_places_are_told_at_once_with_their_place(file):
+    """One run of the command shows everything that is wrong, so that nobody mends one mistake after the other."""
+    text = '# my oven\ntrays = 9\n\n"tryas" = 1\nlight = "on"\n[preferences]\nshare = 2\n'
+    assert problems(file=file, text=text, environ={"OVEN_SHARE": "1.5"}, mode="fann", dish="x") == [
+        "oven.toml:2: trays: 9 is above 4",
+        "oven.toml:4: tryas: unknown setting; did you mean trays?",
+        "oven.toml:5: light: expected true or false, got the text 'on'",
+        "oven.toml:6: preferences: unknown setting",
+        "$OVEN_SHARE: 1.5 is above 1",
+        "--mode: unknown value 'fann'; did you mean 'fan'? (known: fan, grill, steam)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("trays = 1.0", "trays: expected a whole number, got the number 1"),
+        ("trays = true", "trays: expected a whole number, got true"),
+        ("trays = 0", "trays: 0 is below 1"),
+        ("share = 0", "share: 0 is not above 0"),
+        ("share = nan", "share: is not a finite number"),
+        ("share = -inf", "share: is not a finite number"),
+        (f"share = 1{'0' * 400}", "share: is not a finite number"),
+        (f"trays = 0x{'f' * 5000}", "trays: a number of 20000 bits is above 4"),
+        ("dish = 3", "dish: expected a text in quotes, got the number 3"),
+        ("dish = 1979-05-27", "dish: expected a text in quotes, got a date or time"),
+        ("dish = ['a']", "dish: expected a text in quotes, got an array"),
+        ("dish.big = 1", "dish: expected a text in quotes, got a table"),
+        ('dish = "a\\u0000"', "dish: is not text (it holds a zero byte or is not UTF-8)"),
+        ("book = false", "book: expected a path in quotes, got false"),
+        ('book = ""', "book: is empty; expected a path"),
+        ("fleet = 'My Fleet'", f"fleet: 'My Fleet' must be {NAME.words}"),
+        ("key = 4711", "key: expected a text in quotes, got something else"),
+        ("light = 1", "light: expected true or false, got the number 1"),
+    ],
+)
+def test_a_wrong_value_is_told_with_what_was_expected(file, line, said):
+    """The problem names the line, the key, and what would be right; a secret's value is not repeated."""
+    assert problems(file=file, text=line + "\n") == [f"oven.toml:1: {said}"]
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "said"),
+    [
+        ("TRAYS", "two", "expected a whole number, got 'two'"),
+        ("TRAYS", "1.5", "expected a whole number, got '1.5'"),
+        ("SHARE", "inf", "is not a finite number"),
+        ("LIGHT", "perhaps", "expected true or false, got 'perhaps'"),
+        ("DISH", "\udcff", "is not text (it holds a zero byte or is not UTF-8)"),
+    ],
+)
+def test_a_wrong_variable_is_told_by_its_name(variable, text, said):
+    """The environment gives texts only; they are read by the type of the setting."""
+    assert problems(environ={f"OVEN_{variable}": text}) == [f"$OVEN_{variable}: {said}"]
+
+
+def test_a_misspelt_variable_is_refused_and_a_stranger_is_not():
+    """A slip would silently leave a default in place; other programs' variables may begin alike."""
+    assert problems(environ={"OVEN_TRAY": "2"}) == ["$OVEN_TRAY: unknown variable; did you mean $OVEN_TRAYS?"]
+    assert load(Oven, file=None, environ={"OVEN_DOOR_COUNT": "2", "trays": "3"}, flags={}) == Oven()
+
+
+def test_an_empty_variable_counts_as_not_set():
+    """`OVEN_TRAYS=` in a service's environment file means the default."""
+    assert load(Oven, file=None, environ={"OVEN_TRAYS": ""}, flags={}) == Oven()
+
+
+def test_a_whole_number_is_taken_for_a_number_and_becomes_one(file):
+    """`share = 1` in TOML is an integer; the setting is a float all the same."""
+    assert isinstance(from_file(file, "share = 1").share, float)
+
+
+def test_none_takes_the_value_of_an_optional_setting_away(file):
+    """TOML has no null, so a word stands for it, in every place; a setting that needs a value refuses it."""
+    assert from_file(file, 'target = "none"').target is None
+    assert load(Oven, file=None, environ={"OVEN_TARGET": "none"}, flags={}).target is None
+    assert load(Oven, file=None, environ={}, flags={"target": "none"}).target is None
+    assert problems(trays="none") == ["--trays: expected a whole number, got 'none'"]
+
+
+def test_a_password_may_be_the_word_none():
+    """Otherwise somebody would log in without one and not know."""
+    assert load(Oven, file=None, environ={"OVEN_KEY": "none"}, flags={}).key == "none"
+
+
+def test_a_tilde_stands_for_the_home_directory(file, monkeypatch):
+    """No shell reads the file, and nobody wants a directory called `~`."""
+    monkeypatch.setenv("HOME", "/home/ada")
+    assert from_file(file, 'book = "~/recipes"').book == Path("/home/ada/recipes")
+
+
+def test_fields_that_do_not_go_together_are_told_where_the_value_came_from(file):
+    """A cross-check blames a setting; the reader is sent to where that was written."""
+    assert problems(file=file, text="share = 1\n\ntrays = 2\n") == ["oven.toml:3: trays: too many for a full oven"]
+    assert problems(environ={"OVEN_SHARE": "1"}, trays="3") == ["--trays: too many for a full oven"]
+
+
+def test_fields_are_not_held_against_one_that_is_wrong_itself(file):
+    """What that one will be is not known."""
+    assert problems(Guest, name="ada", tables="two") == ["--tables: expected a whole number, got 'two'"]
+
+
+def test_a_required_setting_says_what_to_write_beside_all_other_problems(file):
+    """What cannot be guessed is asked for with an example, and checks of other fields speak at the same time."""
+    assert problems(Guest, file=file, text="tables = 2\n") == [
+        'name: not set; say who is coming, e.g. name = "ada"',
+        "chairs: fewer than tables",
+    ]
+    assert load(Guest, file=None, environ={"FEDPATCH_NAME": "bob"}, flags={}) == Guest(name="bob")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("trays = 1\nshare = = 2\n", "oven.toml:2: not TOML: Invalid value (column 9)"),
+        ("trays = 1\ntrays = 2\n", "oven.toml:2: not TOML: Cannot overwrite a value (column 10)"),
+        ("trays = 1\n\nshare = ", "oven.toml:3: not TOML: Invalid value at the end of the file"),
+    ],
+)
+def test_a_syntax_error_is_told_with_its_line(file, text, said):
+    """In the words of the TOML parser, at a place an editor can jump to; other places are still checked."""
+    assert problems(file=file, text=text, trays="9") == [said, "--trays: 9 is above 4"]
+
+
+def test_a_file_that_cannot_be_read_is_told_in_words(file):
+    """No such file, a directory, and bytes that are no text."""
+    assert problems(file=file) == ["oven.toml: no such file"]
+    assert problems(file=file / "x") == ["oven.toml/x: no such file"]
+    file.write_bytes(b"trays = 2\ndish = '\xff'\n")
+    assert problems(file=file) == ["oven.toml:2: is not UTF-8 text; save it as UTF-8"]
+    assert problems(file=file / "x") == ["oven.toml/x: cannot be read: Not a directory"]
+    assert problems(file=Path.cwd()) == [f"{Path.cwd()}: is a directory; give a configuration file"]
+
+
+def test_a_file_from_windows_is_read(file):
+    """A byte order mark and carriage returns are no mistake, and lines are still counted right."""
+    file.write_bytes(b"\xef\xbb\xbftrays = 2\r\n# x\r\nshare = 3\r\n")
+    assert problems(file=file) == ["oven.toml:3: share: 3 is above 1"]
+
+
+def texts() -> st.SearchStrategy[str]:
+    """Any text that a setting can hold."""
+    return st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")).filter(
+        lambda text: text != "none"
+    )
+
+
+OVENS = st.builds(
+    Oven,
+    dish=texts(),
+    mode=st.sampled_from(["fan", "grill", "steam"]),
+    trays=st.just(1),
+    share=st.floats(0.0, 1.0, exclude_min=True),
+    light=st.booleans(),
+    book=texts().map(lambda text: Path("books") / text.replace("/", "_")),
+    limit_s=st.none() | st.floats(0.0, exclude_min=True, allow_infinity=False),
+    target=st.none() | st.floats(allow_nan=False, allow_infinity=False),
+    cook=st.none() | texts(),
+    key=st.none() | st.just("s3cret!"),
+)
+
+
+@given(OVENS)
+def test_what_is_printed_loads_back_to_the_same_but_for_secrets(oven):
+    """`--print-config` makes a configuration file, and never one with a secret in it."""
+    text = to_toml(oven)
+    assert "s3cret!" not in text
+    with tempfile.TemporaryDirectory() as folder:
+        assert public_values(from_file(Path(folder) / "oven.toml", text)) == public_values(oven)
+
+
+@given(OVENS)
+def test_public_values_load_back_to_the_same(oven):
+    """What the registry stores of a run's settings is enough to carry it on, and holds no secret."""
+    stored = public_values(oven)
+    assert "key" not in stored
+    assert public_values(load(Oven, file=None, environ={}, flags=stored)) == stored
+
+
+def test_what_is_printed_tells_where_each_value_came_from(file):
+    """So that nobody has to guess why a setting is what it is."""
+    file.write_text("trays = 2\n")
+    loaded = load_with_origins(Oven, file=file, environ={"OVEN_KEY": "s3cret!"}, flags={"share": "0.25"})
+    lines = to_toml(loaded.settings, loaded.origins).splitlines()
+    for line in (
+        'dish = "bread"  # default',
+        "trays = 2  # oven.toml:1",
+        "share = 0.25  # --share",
+        '# key = "***"  # $OVEN_KEY',
+        "# cook is not set  # default",
+    ):
+        assert line in lines
+
+
+def test_a_secret_is_not_in_the_repr():
+    """Settings end up in log lines and tracebacks."""
+    assert "s3cret!" not in repr(Oven(key="s3cret!"))
+
+
+@given(st.floats() | st.integers() | st.text() | st.booleans() | st.lists(st.integers()))
+def test_any_value_is_taken_or_refused_in_words(value):
+    """Nothing but ConfigError comes out, whatever goes in, and what is taken is within the limits."""
+    try:
+        oven = load(Oven, file=None, environ={}, flags={"share": value})
+    except ConfigError as error:
+        assert all(problem.startswith("--share: ") for problem in error.problems)
+    else:
+        assert 0 < oven.share <= 1 and math.isfinite(oven.share)

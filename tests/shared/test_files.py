@@ -1,0 +1,101 @@
+"""Files that survive crashes: whole old bytes or whole new ones."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shared.files import remove_unfinished, write_atomic
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def _mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_new_file_has_the_bytes_and_is_private(tmp_path):
+    """Nobody else may read a file, whatever the umask, unless the caller says so."""
+    before = os.umask(0)
+    try:
+        write_atomic(tmp_path / "new", b"bytes")
+        write_atomic(tmp_path / "open", b"bytes", mode=0o644)
+    finally:
+        os.umask(before)
+    assert (tmp_path / "new").read_bytes() == b"bytes"
+    assert (_mode(tmp_path / "new"), _mode(tmp_path / "open")) == (0o600, 0o644)
+
+
+def test_an_existing_file_is_replaced_and_nothing_is_left_beside_it(tmp_path):
+    """The directory holds the one file afterwards, with the new bytes and permissions."""
+    path = tmp_path / "file"
+    path.write_bytes(b"old and longer")
+    path.chmod(0o666)
+    write_atomic(path, b"new")
+    assert path.read_bytes() == b"new"
+    assert _mode(path) == 0o600
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_who_has_the_old_file_open_keeps_the_old_bytes(tmp_path):
+    """The old file is replaced, not written into: a reader never sees a mixture."""
+    path = tmp_path / "file"
+    write_atomic(path, b"old")
+    with path.open("rb") as reader:
+        write_atomic(path, b"new")
+        assert reader.read() == b"old"
+
+
+def test_a_disk_that_refuses_leaves_the_old_file_and_is_named(tmp_path):
+    """A write beyond what the system allows raises OSError with the path, and changes nothing."""
+    path = tmp_path / "file"
+    write_atomic(path, b"old")
+    program = (
+        "import resource, sys; from pathlib import Path; from shared.files import write_atomic\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
+        "try: write_atomic(Path(sys.argv[1]), bytes(10_000))\n"
+        "except OSError as error: assert error.filename == sys.argv[1] and error.strerror, error; sys.exit(7)\n"
+    )
+    result = subprocess.run([sys.executable, "-c", program, path], cwd=ROOT, check=False)
+    assert result.returncode == 7
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_missing_directory_is_told(tmp_path):
+    """The error is that of the path that was asked for."""
+    with pytest.raises(FileNotFoundError, match="nowhere/file"):
+        write_atomic(tmp_path / "nowhere" / "file", b"bytes")
+
+
+def test_a_killed_writer_leaves_whole_bytes(tmp_path):
+    """Killed at any moment, a writer leaves one version or the other; what was half written can be cleared away."""
+    path = tmp_path / "file"
+    program = (
+        "import sys; from pathlib import Path; from shared.files import write_atomic\n"
+        "while True:\n"
+        "    for byte in b'ab': write_atomic(Path(sys.argv[1]), bytes([byte]) * 300_000); print(flush=True)\n"
+    )
+    for lines in range(1, 6):
+        with subprocess.Popen([sys.executable, "-c", program, path], cwd=ROOT, stdout=subprocess.PIPE) as writer:
+            assert writer.stdout
+            for _ in range(lines):
+                writer.stdout.readline()
+            writer.kill()
+        data = path.read_bytes()
+        assert len(data) == 300_000 and len(set(data)) == 1
+    remove_unfinished(tmp_path)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_only_unfinished_files_are_cleared_away(tmp_path):
+    """Other files, hidden or not, are not ours to delete."""
+    for name in (".file.x1y2z3.tmp", "file", ".hidden", "notes.tmp"):
+        (tmp_path / name).touch()
+    remove_unfinished(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".hidden", "file", "notes.tmp"]

@@ -1,0 +1,71 @@
+"""Why a connection failed: each cause has a sentence that names the broker and what to look at."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+
+import pytest
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.reasoncodes import ReasonCode
+
+from shared.broker_url import BrokerUrl
+from shared.link_faults import lost, refused, unreachable
+
+BROKER = BrokerUrl("broker.lan", 1883, False)
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (ConnectionRefusedError(), "connection refused by broker.lan:1883; is a broker running there?"),
+        (ConnectionResetError(), "closed the connection without an answer"),
+        (socket.gaierror(-2, "unknown"), "'broker.lan' cannot be resolved; check the broker URL"),
+        (TimeoutError(), "no answer from broker.lan:1883; check the address and the firewall"),
+        (ssl.SSLError("odd"), "is this its TLS port?"),
+        (OSError(113, "No route to host"), "cannot reach broker.lan:1883: No route to host"),
+    ],
+)
+def test_an_unreachable_broker_has_a_sentence(error, words):
+    """Trying again may help with each of these."""
+    fault = unreachable(BROKER, error)
+    assert words in fault.reason
+    assert not fault.lasting
+
+
+@pytest.mark.parametrize(
+    ("code", "words", "lasting"),
+    [
+        (0x84, "speaks neither MQTT 5 nor 3.1.1", False),
+        (0x85, "refused our client id", True),
+        (0x86, "refused user 'pi-1'; check the user name and the password", True),
+        (0x87, "refused user 'pi-1'; check the user name and the password", True),
+        (0x88, "refused the connection: server unavailable", False),
+        (0x8A, "has banned us", True),
+    ],
+)
+def test_a_refusal_says_what_to_check_and_whether_to_wait(code, words, lasting):
+    """A wrong password stays wrong; a busy broker does not stay busy."""
+    fault = refused(BROKER, "pi-1", ReasonCode(PacketTypes.CONNACK, identifier=code))
+    assert words in fault.reason
+    assert fault.lasting is lasting
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (0x8E, "another client has our name; give every device its own"),
+        (0x95, "a message was too large; use smaller chunks"),
+        (0x8B, "closed the connection: server shutting down"),
+    ],
+)
+def test_a_broker_that_closes_the_connection_is_quoted(code, words):
+    """MQTT 5 lets the broker say why."""
+    assert words in lost(BROKER, ReasonCode(PacketTypes.DISCONNECT, identifier=code), True, True).reason
+
+
+def test_a_connection_closed_before_any_answer_may_be_for_its_version():
+    """Old brokers hang up on a version that they do not know."""
+    reason = ReasonCode(PacketTypes.DISCONNECT, identifier=0x80)
+    assert lost(BROKER, reason, False, False).unanswered
+    assert not lost(BROKER, reason, False, True).unanswered

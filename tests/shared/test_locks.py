@@ -1,0 +1,95 @@
+"""Locks on files, between processes."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from shared.errors import UsageError
+from shared.locks import FileLock, is_held
+
+HELD = "somebody is at work here; go elsewhere"
+HOLDER = """
+import pathlib, sys
+from shared.locks import FileLock
+lock = FileLock(pathlib.Path(sys.argv[1]), "held")
+print(1, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where a lock is to be."""
+    return tmp_path / "the.lock"
+
+
+def test_a_lock_is_refused_to_a_second_holder_in_the_words_given(path: Path):
+    """The message is the caller's, who knows the mend."""
+    with FileLock(path, HELD), pytest.raises(UsageError, match=HELD):
+        FileLock(path, HELD)
+
+
+def test_a_lock_is_free_again_after_its_release(path: Path):
+    """Left by `with` or released by hand, and a second release does no harm."""
+    with FileLock(path, HELD):
+        assert is_held(path)
+    assert not is_held(path)
+    lock = FileLock(path, HELD)
+    lock.release()
+    lock.release()
+    FileLock(path, HELD).release()
+
+
+def test_releasing_twice_closes_no_file_that_was_opened_since(path: Path, tmp_path: Path):
+    """A file's number is given out again at once."""
+    lock = FileLock(path, HELD)
+    lock.release()
+    with (tmp_path / "other").open("w") as other:
+        lock.release()
+        os.fstat(other.fileno())
+
+
+def test_a_holder_that_is_killed_leaves_no_lock_behind(path: Path):
+    """The kernel frees it, so that the next one need not tidy up."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=Path.cwd()
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"1\n"
+        assert is_held(path)
+        process.send_signal(signal.SIGKILL)
+        process.wait(20)
+    assert not is_held(path)
+
+
+def test_somebody_who_only_asks_is_waited_for(path: Path):
+    """A shared lock that is held for an instant refuses nobody."""
+    path.touch()
+    fd = os.open(path, os.O_RDONLY)
+    fcntl.flock(fd, fcntl.LOCK_SH)
+    timer = threading.Timer(0.02, os.close, [fd])
+    timer.start()
+    FileLock(path, HELD).release()
+    timer.join()
+
+
+def test_asking_changes_nothing_and_two_may_ask(path: Path):
+    """The file belongs to its user alone, and asking for an absent one does not make it."""
+    with pytest.raises(FileNotFoundError):
+        is_held(path)
+    assert not path.exists()
+    FileLock(path, HELD).release()
+    assert path.stat().st_mode & 0o777 == 0o600
+    fd = os.open(path, os.O_RDONLY)
+    fcntl.flock(fd, fcntl.LOCK_SH)
+    assert not is_held(path)
+    os.close(fd)

@@ -1,0 +1,110 @@
+"""The wire, byte by byte: one message of each type and one chunk, as they lie in tests/golden.
+
+A change here is a change of the protocol: devices in the field speak the old bytes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shared.codec import BODY_TYPES, decode, encode
+from shared.messages import (
+    Accept,
+    Ack,
+    Body,
+    Cancel,
+    Committed,
+    CoordinatorState,
+    Decline,
+    DeclineReason,
+    DeviceState,
+    Envelope,
+    Failed,
+    FailReason,
+    Grant,
+    JobPhase,
+    JobStatus,
+    Manifest,
+    Need,
+    Offer,
+    Progress,
+    Refused,
+    RefuseReason,
+    RetryAfter,
+    TaskCapability,
+    TrainPlan,
+    WorkRequest,
+)
+from shared.transfer import Chunk, decode_chunk, encode_chunk
+
+GOLDEN = Path(__file__).resolve().parent.parent / "golden"
+
+SCHEMA = "5c" * 32
+MODEL = "0123456789abcdef" * 4
+UPDATE = "fedcba9876543210" * 4
+MANIFEST = Manifest(MODEL, 300_000, 98_304, 4, "fp32+zstd", 400_000, SCHEMA)
+PLAN = TrainPlan("adam", 0.001, 20, moments=("exp_avg", "exp_avg_sq", "step"), seed=7)
+
+BODIES: dict[str, Body] = {
+    "work_request": WorkRequest(SCHEMA, "affine", PLAN, MANIFEST, "fp16+zstd", 98_304, 600.0),
+    "grant": Grant(UPDATE, 8, b"\x05"),
+    "ack": Ack(UPDATE, b"\x0f"),
+    "committed": Committed(UPDATE),
+    "refused": Refused(UPDATE, RefuseReason.NOT_FINITE, "fc1.weight holds NaN"),
+    "retry_after": RetryAfter(UPDATE, 2.5),
+    "cancel": Cancel("late"),
+    "accept": Accept(600),
+    "decline": Decline(DeclineReason.UNWILLING, "on battery"),
+    "need": Need(MODEL, b"\x0a"),
+    "progress": Progress(JobPhase.TRAINING, 15, 30),
+    "offer": Offer(Manifest(UPDATE, 200_000, 98_304, 3, "fp16+zstd", 400_000, SCHEMA)),
+    "failed": Failed(FailReason.TRAINING),
+    "coordinator_state": CoordinatorState(True, "c0ffee"),
+    "device_state": DeviceState(
+        True,
+        "b007",
+        "0.1.0",
+        (TaskCapability("mnist", SCHEMA, 600),),
+        ("fp32+zstd", "fp16+zstd"),
+        JobStatus("run-1", 2, 3, JobPhase.UPLOADING),
+    ),
+}
+CHUNK = Chunk(UPDATE, 1, 3, b"patches stay at home")
+
+
+def envelope(name: str) -> Envelope:
+    """The message of a golden file. Presence belongs to no run."""
+    body = BODIES[name]
+    if isinstance(body, CoordinatorState | DeviceState):
+        return Envelope(body)
+    return Envelope(body, id=9, task="mnist", run="run-1", epoch=2, round=3)
+
+
+def golden(name: str) -> bytes:
+    """The bytes of a golden file."""
+    return bytes.fromhex((GOLDEN / f"{name}.hex").read_text("ascii"))
+
+
+@pytest.mark.parametrize("name", sorted(BODIES))
+def test_messages_are_encoded_to_these_bytes(name):
+    """What we send is what the golden file holds."""
+    assert encode(envelope(name)).hex() == golden(name).hex()
+
+
+@pytest.mark.parametrize("name", sorted(BODIES))
+def test_these_bytes_are_decoded_to_messages(name):
+    """What the golden file holds is understood as the message it was."""
+    assert decode(golden(name)) == envelope(name)
+
+
+def test_a_chunk_is_these_bytes():
+    """The binary layout of a chunk, both ways."""
+    assert encode_chunk(CHUNK).hex() == golden("chunk").hex()
+    assert decode_chunk(golden("chunk")) == CHUNK
+
+
+def test_every_type_has_its_bytes():
+    """No message type is without a golden file, and no file without its type."""
+    assert {path.stem for path in GOLDEN.glob("*.hex")} == {*BODY_TYPES, "chunk"}

@@ -1,0 +1,286 @@
+"""From a torch module to named tensors and back; batch norm is found by type, never by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from shared.errors import SchemaMismatch, UsageError
+from shared.model import initial_tensors, load_tensors, require_whole_ties, schema_of, to_tensors
+from shared.task import DeviceData, Task
+from shared.tensors import TensorSpec, digest
+
+STATISTICS = {"running_mean", "running_var", "num_batches_tracked"}
+
+
+class OddNorm(nn.BatchNorm1d):
+    """A user's batch norm that keeps a gate and a clock of its own."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.gate = nn.Parameter(torch.ones(size))
+        self.register_buffer("clock", torch.zeros(()))
+        self.register_buffer("scratch", torch.zeros(size), persistent=False)
+
+
+class Squeezer(nn.Module):
+    """A model whose attributes say nothing about what they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bn1 = nn.Linear(2, 3)  # a name that lies
+        self.bn10 = nn.BatchNorm1d(3)
+        self.whatever = OddNorm(3)
+        self.parts = nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.BatchNorm2d(4), nn.ReLU()))
+        self.register_buffer("mean", torch.zeros(2))
+
+
+def roles(module: nn.Module) -> dict[str, str]:
+    """Role by name."""
+    return {spec.name: spec.role for spec in schema_of(module).specs}
+
+
+def fill(module: nn.Module) -> nn.Module:
+    """Give every value of the module another one."""
+    for number, tensor in enumerate(module.state_dict().values()):
+        tensor.fill_(number + 1)
+    return module
+
+
+# --- roles ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm])
+def test_every_batch_norm_of_torch_is_found(norm):
+    """Gamma and beta are affine, what is tracked is stats, whatever the attribute is called."""
+    module = nn.ModuleDict({"squash": norm(3)})
+    expected = {"squash.weight": "affine", "squash.bias": "affine"}
+    assert roles(module) == expected | {f"squash.{name}": "stats" for name in STATISTICS}
+
+
+def test_names_say_nothing():
+    """A linear layer called bn1 is weights; batch norms are found under any name, subclassed and nested."""
+    found = roles(Squeezer())
+    assert {name for name, role in found.items() if role == "affine"} == {
+        "bn10.weight",
+        "bn10.bias",
+        "whatever.weight",
+        "whatever.bias",
+        "whatever.gate",
+        "parts.1.0.weight",
+        "parts.1.0.bias",
+    }
+    assert {name for name, role in found.items() if role == "stats"} == {
+        *(f"{norm}.{name}" for norm in ("bn10", "whatever", "parts.1.0") for name in STATISTICS),
+        "whatever.clock",
+    }
+    assert {name for name, role in found.items() if role == "buffer"} == {"mean"}
+    assert {name for name, role in found.items() if role == "weight"} == {
+        "bn1.weight",
+        "bn1.bias",
+        "parts.0.weight",
+        "parts.0.bias",
+    }
+
+
+def test_a_name_that_begins_like_a_batch_norm_is_no_batch_norm():
+    """A linear layer called bn10 beside a batch norm called bn1 is weights."""
+    found = roles(nn.ModuleDict({"bn1": nn.BatchNorm1d(2), "bn10": nn.Linear(2, 2)}))
+    assert found["bn1.weight"] == "affine"
+    assert found["bn10.weight"] == found["bn10.bias"] == "weight"
+
+
+def test_a_batch_norm_by_itself_is_found():
+    """A model may be nothing but a batch norm."""
+    assert set(roles(nn.BatchNorm1d(2)).values()) == {"affine", "stats"}
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [({"affine": False}, {"stats"}), ({"track_running_stats": False}, {"affine"})],
+)
+def test_a_batch_norm_may_lack_values(options, expected):
+    """Without gamma and beta there is nothing affine, without running statistics no stats."""
+    assert set(roles(nn.Sequential(nn.BatchNorm1d(2, **options))).values()) == expected
+
+
+def test_other_norms_are_weights():
+    """The paper's patches are batch norm; a layer norm or group norm is a layer like any other."""
+    module = nn.Sequential(nn.LayerNorm(4), nn.GroupNorm(2, 4), nn.InstanceNorm1d(4, affine=True))
+    assert set(roles(module).values()) == {"weight"}
+
+
+def test_a_parametrized_batch_norm_is_still_one():
+    """Where torch moves gamma into a module inside the batch norm, it is affine all the same."""
+    norm = nn.BatchNorm1d(2)
+    nn.utils.parametrize.register_parametrization(norm, "weight", nn.Softplus())
+    assert roles(norm)["parametrizations.weight.original"] == "affine"
+
+
+def test_a_frozen_parameter_is_not_trained():
+    """Parameters that need no gradient get no moments and are never stepped by a server optimizer."""
+    module = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)).requires_grad_(False)
+    found = roles(module)
+    assert {name for name, role in found.items() if role == "buffer"} == {"0.weight", "0.bias", "1.weight", "1.bias"}
+    assert {name for name, role in found.items() if role == "stats"} == {f"1.{name}" for name in STATISTICS}
+
+
+def test_a_shared_batch_norm_is_affine_under_each_of_its_names():
+    """One layer used in two places is found in both."""
+    norm = nn.BatchNorm1d(2)
+    found = roles(nn.ModuleDict({"first": norm, "second": nn.Sequential(norm)}))
+    assert found["first.weight"] == found["second.0.weight"] == "affine"
+
+
+def test_a_weight_tied_to_gamma_is_affine():
+    """What is gamma of a batch norm is gamma under every name it has."""
+    norm, scale = nn.BatchNorm1d(2), nn.Module()
+    scale.register_parameter("weight", norm.weight)
+    assert roles(nn.ModuleDict({"a_scale": scale, "norm": norm}))["a_scale.weight"] == "affine"
+
+
+# --- what is in a schema --------------------------------------------------------------------------
+
+
+def test_shapes_and_dtypes_are_those_of_the_module():
+    """Every value is there with its own shape and dtype; a buffer that is not persistent is not."""
+    schema = schema_of(OddNorm(3))
+    assert schema.spec("weight") == TensorSpec("weight", (3,), "float32", "affine")
+    assert schema.spec("num_batches_tracked") == TensorSpec("num_batches_tracked", (), "int64", "stats")
+    assert schema.spec("clock") == TensorSpec("clock", (), "float32", "stats")
+    assert "scratch" not in schema
+
+
+def test_what_cannot_travel_is_a_usage_error():
+    """A dtype, a name or a kind of state that fedpatch cannot carry is named together with the mend."""
+    with pytest.raises(UsageError, match=r"weight: dtype 'bfloat16' cannot travel; use one of float16"):
+        schema_of(nn.Linear(2, 2, dtype=torch.bfloat16))
+    with pytest.raises(UsageError, match=r"a:b.*':' separates"):
+        schema_of(nn.ModuleDict({"a:b": nn.Linear(2, 2)}))
+    with pytest.raises(UsageError, match="send one batch through the model"):
+        schema_of(nn.LazyLinear(2))
+
+
+def test_extra_state_is_a_usage_error():
+    """State that is no tensor would be lost on the way, so it is refused instead."""
+
+    class Counting(nn.Linear):
+        def get_extra_state(self):
+            return {"calls": 3}
+
+        def set_extra_state(self, state):
+            raise NotImplementedError
+
+    with pytest.raises(UsageError, match=r"'_extra_state'.*make it a buffer"):
+        schema_of(Counting(2, 2))
+
+
+# --- values ---------------------------------------------------------------------------------------
+
+
+def test_values_fit_the_schema_and_come_back():
+    """What is taken from one module and loaded into another makes them equal."""
+    one, other = fill(Squeezer()), Squeezer()
+    tensors = to_tensors(one)
+    schema_of(one).check(tensors)
+    load_tensors(other, tensors)
+    assert digest(to_tensors(other)) == digest(tensors)
+    assert all(torch.equal(other.state_dict()[name], value) for name, value in one.state_dict().items())
+
+
+def test_taken_values_are_copies():
+    """Training on does not change what was taken, nor does changing it reach the module."""
+    module = nn.Linear(2, 2)
+    tensors = to_tensors(module)
+    before = digest(tensors)
+    fill(module)
+    assert digest(tensors) == before
+
+
+def test_values_of_any_memory_format_are_taken_in_c_order():
+    """A convolution in channels-last format gives the same array as in the usual one."""
+    module = nn.Conv2d(3, 4, 3)
+    usual = to_tensors(module)["weight"]
+    module.weight.data = module.weight.data.contiguous(memory_format=torch.channels_last)
+    turned = to_tensors(module)["weight"]
+    assert turned.flags.c_contiguous
+    assert np.array_equal(usual, turned)
+
+
+def test_read_only_and_strided_arrays_can_be_loaded():
+    """Arrays as they come from a message or a slice are loaded without a warning."""
+    module = nn.Linear(2, 2, bias=False)
+    weight = np.arange(8, dtype=np.float32).reshape(2, 4)[:, ::-2]
+    weight.flags.writeable = False
+    load_tensors(module, {"weight": weight})
+    assert np.array_equal(to_tensors(module)["weight"], weight)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"weight": np.zeros((3, 2), np.float32)},
+        {"weight": np.zeros((2, 2), np.float64)},
+        {"weight:exp_avg": np.zeros((2, 2), np.float32)},
+    ],
+)
+def test_what_does_not_fit_changes_nothing(change):
+    """Other shapes, dtypes or names raise, and the module stays as it was."""
+    module = nn.Linear(2, 2)
+    before = to_tensors(module)
+    with pytest.raises(SchemaMismatch):
+        load_tensors(module, {"bias": np.ones(2, np.float32), "weight": np.ones((2, 2), np.float32)} | change)
+    assert digest(to_tensors(module)) == digest(before)
+
+
+def test_loading_keeps_the_module_trainable():
+    """Values are copied in place: the optimizer's parameters stay the same objects, and gradients still flow."""
+    module = nn.Linear(2, 1)
+    weight = module.weight
+    load_tensors(module, to_tensors(fill(nn.Linear(2, 1))))
+    module(torch.ones(1, 2)).sum().backward()
+    assert module.weight is weight
+    assert weight.grad is not None
+
+
+# --- the initial model ----------------------------------------------------------------------------
+
+
+def _no_data(spec: str, root: Path) -> DeviceData:
+    raise NotImplementedError
+
+
+TASK = Task("odd", "an odd model", Squeezer, _no_data, nn.functional.mse_loss, lambda outputs, targets: 0.0)
+
+
+def test_the_initial_model_follows_from_the_seed():
+    """The same seed gives the same model, another seed another."""
+    first, again, other = (digest(initial_tensors(TASK, seed)) for seed in (7, 7, 8))
+    assert first == again != other
+
+
+def test_making_the_initial_model_leaves_the_random_state_alone():
+    """What the caller draws next does not depend on a model having been made."""
+    before = torch.random.get_rng_state()
+    initial_tensors(TASK, 7)
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+# --- ties -----------------------------------------------------------------------------------------
+
+
+def test_tied_weights_are_private_together_or_not_at_all():
+    """One tensor under two names, private under only one of them, would leave the device under the other."""
+    tied = nn.ModuleDict({"encode": nn.Linear(2, 2), "decode": nn.Linear(2, 2)})
+    tied["decode"].weight = tied["encode"].weight
+    both = {"encode.weight", "decode.weight"}
+    require_whole_ties(tied, frozenset())
+    require_whole_ties(tied, both)
+    require_whole_ties(tied, both | {"encode.bias"})
+    for name in both:
+        with pytest.raises(UsageError, match=f"keeps only '{name}' private"):
+            require_whole_ties(tied, {name})

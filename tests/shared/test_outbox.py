@@ -1,0 +1,140 @@
+"""The outbox: order, bounds, and what a lost connection does to what was on its way."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.errors import IllegalTransition
+from shared.outbox import MAX_ATTEMPTS, MAX_IN_FLIGHT, MAX_IN_FLIGHT_BYTES, Outbox, Outgoing
+
+
+def message(number: int, size: int = 1) -> Outgoing:
+    """A message whose topic ends in its number."""
+    return Outgoing(f"t/{number}", bytes(size))
+
+
+def send_all(outbox: Outbox, window: int = MAX_IN_FLIGHT) -> list[str]:
+    """Send what the outbox lets go; the packet id is the number in the topic."""
+    sent = []
+    while one := outbox.take(window):
+        outbox.sent(int(one.topic[2:]), one)
+        sent.append(one.topic)
+    return sent
+
+
+def test_no_more_than_the_capacity_is_held_until_acknowledged():
+    """What is on its way still takes a place; an acknowledgement frees it."""
+    outbox = Outbox(2)
+    assert outbox.put(message(0))
+    assert outbox.put(message(1))
+    send_all(outbox)
+    assert not outbox.put(message(2))
+    assert outbox.acknowledged(0) is not None
+    assert outbox.put(message(2))
+
+
+@pytest.mark.parametrize("window", [1, 3, 100])
+def test_the_window_bounds_what_is_on_its_way(window):
+    """Not even a broker that allows more gets more than the own limit."""
+    outbox = Outbox(100)
+    for number in range(50):
+        outbox.put(message(number))
+    assert len(send_all(outbox, window)) == min(window, MAX_IN_FLIGHT)
+
+
+def test_large_messages_go_few_at_a_time_but_always_one():
+    """A ping must find a way between chunks, yet a chunk larger than the limit still goes."""
+    outbox = Outbox(100)
+    for number in range(4):
+        outbox.put(message(number, MAX_IN_FLIGHT_BYTES // 2))
+    outbox.put(message(4, 2 * MAX_IN_FLIGHT_BYTES))
+    assert send_all(outbox) == ["t/0", "t/1"]
+    outbox.acknowledged(0)
+    assert send_all(outbox) == ["t/2"]
+    for number in (1, 2, 3):
+        outbox.acknowledged(number)
+        send_all(outbox)
+    assert len(outbox) == 1
+    assert outbox.acknowledged(4) is not None
+
+
+def test_a_lost_connection_sends_all_again_in_the_old_order_one_by_one():
+    """Whichever message the broker stumbled over, it is alone the next time."""
+    outbox = Outbox(10)
+    for number in range(4):
+        outbox.put(message(number))
+    send_all(outbox, 3)
+    assert outbox.connection_lost() == []
+    order = []
+    for _ in range(4):
+        sent = send_all(outbox)
+        assert len(sent) == 1
+        order += sent
+        outbox.acknowledged(int(sent[0][2:]))
+    assert order == ["t/0", "t/1", "t/2", "t/3"]
+
+
+def test_what_breaks_every_connection_is_given_up_and_the_rest_arrives():
+    """A poisonous message costs a few connections, then nothing more."""
+    outbox = Outbox(10)
+    for number in range(3):
+        outbox.put(message(number))
+    arrived: list[str] = []
+    given_up: list[str] = []
+    for _ in range(2 * MAX_ATTEMPTS):
+        while sent := send_all(outbox):
+            healthy = sent[: sent.index("t/1")] if "t/1" in sent else sent
+            for topic in healthy:
+                outbox.acknowledged(int(topic[2:]))
+            arrived += healthy
+            if "t/1" in sent:
+                break
+        given_up += [one.topic for one in outbox.connection_lost()]
+    assert (arrived, given_up, len(outbox)) == (["t/0", "t/2"], ["t/1"], 0)
+
+
+def test_a_packet_id_in_use_is_an_error_of_ours_and_changes_nothing():
+    """Two messages under one id could not be told apart."""
+    outbox = Outbox(10)
+    outbox.put(message(0))
+    send_all(outbox)
+    with pytest.raises(IllegalTransition):
+        outbox.sent(0, message(1))
+    assert len(outbox) == 1
+    assert outbox.acknowledged(99) is None
+
+
+@given(st.lists(st.sampled_from(["put", "take", "ack", "lose"]), max_size=60))
+def test_nothing_is_lost_or_overtaken(steps):
+    """Whatever happens, each message is acknowledged or given up once, and first sent in the order it was put."""
+    outbox = Outbox(8)
+    put: list[str] = []
+    first_sent: list[str] = []
+    flying: deque[int] = deque()
+    done: list[str] = []
+    keys = iter(range(10_000))
+    for step in steps:
+        if step == "put":
+            one = message(len(put))
+            if outbox.put(one):
+                put.append(one.topic)
+        elif step == "take" and (taken := outbox.take(4)):
+            key = next(keys)
+            outbox.sent(key, taken)
+            flying.append(key)
+            if taken.topic not in first_sent:
+                first_sent.append(taken.topic)
+        elif step == "ack" and flying:
+            acknowledged = outbox.acknowledged(flying.popleft())
+            assert acknowledged is not None
+            done.append(acknowledged.topic)
+        elif step == "lose":
+            done += [one.topic for one in outbox.connection_lost()]
+            flying.clear()
+    assert first_sent == put[: len(first_sent)]
+    assert len(set(done)) == len(done)
+    assert len(done) + len(outbox) == len(put)

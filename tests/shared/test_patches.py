@@ -1,0 +1,200 @@
+"""The patch policy: what stays on the device, and taking a model apart and together along that line."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from shared.errors import SchemaMismatch, UsageError
+from shared.patches import PatchPolicy, merge, parse_policy, split
+from shared.tensors import MOMENTS, Schema, TensorSpec, UnexpectedTensors, base_name
+from tests.shared.arbitrary_tensors import same, schemas, tensors_of
+
+
+def norm(name: str) -> list[TensorSpec]:
+    """Batch norm over three channels."""
+    return [
+        TensorSpec(f"{name}.weight", (3,), "float32", "affine"),
+        TensorSpec(f"{name}.bias", (3,), "float32", "affine"),
+        TensorSpec(f"{name}.running_mean", (3,), "float32", "stats"),
+        TensorSpec(f"{name}.running_var", (3,), "float32", "stats"),
+        TensorSpec(f"{name}.num_batches_tracked", (), "int64", "stats"),
+    ]
+
+
+WEIGHTS = [
+    TensorSpec("fc1.weight", (3, 2), "float32", "weight"),
+    TensorSpec("fc1.bias", (3,), "float32", "weight"),
+    TensorSpec("fc10.weight", (3, 2), "float32", "weight"),
+]
+MODEL = Schema((*WEIGHTS, *norm("bn1"), *norm("bn10")))
+PLAIN = Schema(tuple(WEIGHTS))
+
+AFFINE = {"bn1.weight", "bn1.bias", "bn10.weight", "bn10.bias"}
+STATS = {f"bn{i}.{name}" for i in (1, 10) for name in ("running_mean", "running_var", "num_batches_tracked")}
+
+# --- reading a policy -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["none", "stats", "affine", "all", "names:bn1.*", "names:bn1.*,fc?.weight"])
+def test_a_policy_comes_back_from_its_text(text):
+    """A policy in its normal form is printed as it was read."""
+    assert str(parse_policy(text)) == text
+
+
+@pytest.mark.parametrize("text", ["names:b,a", " names: a , b,a ", "names:a,b"])
+def test_policies_that_mean_the_same_are_the_same(text):
+    """Spaces, order and repetition of globs do not matter; both sides arrive at one text."""
+    assert parse_policy(text) == PatchPolicy("names", ("a", "b"))
+    assert str(parse_policy(text)) == "names:a,b"
+
+
+@given(st.lists(st.from_regex(r"[!-+\--~]{1,30}", fullmatch=True), min_size=1, max_size=4))
+def test_every_policy_by_name_can_be_printed_and_read(globs):
+    """parse_policy undoes str, whatever printable globs (without commas) there are."""
+    policy = PatchPolicy("names", tuple(globs))
+    assert parse_policy(str(policy)) == policy
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("affin", r"unknown patch policy 'affin'; did you mean 'affine'\?"),
+        ("", "unknown patch policy ''"),
+        ("Affine", "did you mean 'affine'"),
+        ("names", "write names:"),
+        ("names:", "write names:"),
+        ("names:a,,b", "write names:"),
+        ("names:a b", "write names:"),
+        ("names:a\x1fb", "write names:"),
+        ("affine:bn1", "'affine' takes nothing after it"),
+        (f"names:{'x' * 500}", "at most 500 characters"),
+    ],
+)
+def test_what_is_no_policy_is_a_usage_error(text, complaint):
+    """The error says what to write instead."""
+    with pytest.raises(UsageError, match=complaint):
+        parse_policy(text)
+
+
+# --- what is private ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "private"),
+    [
+        ("none", set()),
+        ("stats", STATS),
+        ("affine", AFFINE),
+        ("all", STATS | AFFINE),
+        ("names:fc1.weight", {"fc1.weight"}),
+        ("names:bn1.*", {spec.name for spec in norm("bn1")}),
+        ("names:bn1*", {spec.name for spec in norm("bn1") + norm("bn10")}),
+        ("names:fc?.bias,bn10.weight", {"fc1.bias", "bn10.weight"}),
+    ],
+)
+def test_a_policy_says_what_is_private(text, private):
+    """Each policy of the paper's Table 2 and globs, which match whole names: bn1.* is not bn10.*."""
+    policy = parse_policy(text)
+    assert policy.private_names(MODEL) == private
+    assert set(policy.patch(MODEL).names) == private
+    assert set(policy.public(MODEL).names) == set(MODEL.names) - private
+
+
+@pytest.mark.parametrize("text", ["affine", "names:bn1.weight,fc1.bias"])
+def test_moments_go_with_their_parameters(text):
+    """The moments of a private value are private, those of a public one are public."""
+    policy, extended = parse_policy(text), MODEL.with_moments(MOMENTS)
+    private = policy.private_names(MODEL)
+    expected = private | {f"{name}:{moment}" for name in private for moment in MOMENTS}
+    assert policy.private_names(extended) == expected
+
+
+def test_statistics_have_no_moments():
+    """A policy about statistics keeps no moment private."""
+    assert parse_policy("stats").private_names(MODEL.with_moments(MOMENTS)) == STATS
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("stats", "the model has no batch norm statistics; use none or names:"),
+        ("affine", "the model has no batch norm trainable gamma or beta"),
+        ("all", "the model has no batch norm values"),
+        ("names:fc1.wieght", r"'fc1.wieght' matches no tensor of the model; did you mean 'fc1.weight'\?"),
+        ("names:fc1.*,conv.*", r"'conv.\*' matches no tensor of the model; the model has 'fc1.bias'"),
+        ("names:FC1.*", "matches no tensor"),
+        ("names:*:exp_avg", "matches no tensor"),
+        ("names:*", "keeps every tensor private; nothing is left to federate"),
+    ],
+)
+def test_a_policy_without_effect_is_a_usage_error(text, complaint):
+    """A policy that matches nothing is a mistake: silently keeping nothing private would be worse."""
+    with pytest.raises(UsageError, match=complaint):
+        parse_policy(text).private_names(PLAIN.with_moments(MOMENTS))
+
+
+def test_all_is_satisfied_by_one_kind_of_value():
+    """A batch norm without gamma and beta, or without statistics, still has a patch."""
+    for role in ("stats", "affine"):
+        some = Schema((*WEIGHTS, *(spec for spec in norm("bn1") if spec.role == role)))
+        assert parse_policy("all").private_names(some)
+
+
+# --- split and merge ------------------------------------------------------------------------------
+
+
+@st.composite
+def policies_for(draw, schema: Schema):
+    """Any policy that `schema` allows."""
+    names = st.lists(st.sampled_from(schema.names), min_size=1).map(lambda chosen: PatchPolicy("names", tuple(chosen)))
+    policy = draw(st.sampled_from(["none", "stats", "affine", "all"]).map(PatchPolicy) | names)
+    try:
+        policy.private_names(schema)
+    except UsageError:
+        assume(False)
+    return policy
+
+
+@given(st.data())
+def test_merge_undoes_split(data):
+    """merge(*split(x)) == x for every model, with moments or without, and every policy."""
+    schema = data.draw(schemas(min_size=2))
+    policy = data.draw(policies_for(schema))
+    tensors = data.draw(tensors_of(schema.with_moments(data.draw(st.sampled_from([(), MOMENTS])))))
+    assert same(merge(*split(tensors, policy, schema)), tensors)
+
+
+@given(st.data())
+def test_the_parts_fit_the_parts_of_the_schema(data):
+    """Public tensors fit the public schema, the patch fits the rest, and no parameter is torn from its moments."""
+    schema = data.draw(schemas(min_size=2))
+    policy = data.draw(policies_for(schema))
+    extended = schema.with_moments(MOMENTS)
+    public, patch = split(data.draw(tensors_of(extended)), policy, extended)
+    policy.public(extended).check(public)
+    policy.patch(extended).check(patch)
+    assert {base_name(name) for name in public}.isdisjoint(base_name(name) for name in patch)
+    assert extended.names == tuple(sorted({*public, *patch}))
+
+
+def test_a_model_schema_is_enough_to_split_moments():
+    """Moments of private values are private even where the schema at hand is that of the model alone."""
+    tensors = {"bn1.weight:exp_avg": np.zeros(3, np.float32), "fc1.bias:exp_avg": np.zeros(3, np.float32)}
+    public, patch = split(tensors, PatchPolicy("affine"), MODEL)
+    assert (set(public), set(patch)) == ({"fc1.bias:exp_avg"}, {"bn1.weight:exp_avg"})
+
+
+def test_a_tensor_nobody_knows_is_never_public():
+    """A name that the schema does not have raises instead of leaving the device."""
+    with pytest.raises(UnexpectedTensors, match=r"'bn2\.weight' is not in the model's schema"):
+        split({"bn2.weight": np.zeros(3, np.float32)}, PatchPolicy("affine"), MODEL)
+
+
+def test_a_tensor_cannot_be_public_and_private():
+    """A patch of another policy does not overwrite public values."""
+    tensor = {"fc1.bias": np.zeros(3, np.float32)}
+    with pytest.raises(SchemaMismatch, match=r"'fc1\.bias' is public and private at once"):
+        merge(tensor, tensor)

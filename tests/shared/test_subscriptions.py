@@ -1,0 +1,77 @@
+"""What a link wants to receive, told to each new connection."""
+
+from __future__ import annotations
+
+import pytest
+
+from shared.subscriptions import Subscriptions, Wish
+
+
+def wishes(subscriptions: Subscriptions) -> list[Wish]:
+    """All that the broker is to be told."""
+    found = []
+    while wish := subscriptions.next():
+        found.append(wish)
+    return found
+
+
+def test_wishes_are_told_in_their_order():
+    """To give a filter up and want it again is two steps, or retained messages would not come again."""
+    subscriptions = Subscriptions()
+    for _ in range(2):
+        subscriptions.add(("a",))
+        subscriptions.remove(("a",))
+    assert wishes(subscriptions) == [Wish(True, ("a",)), Wish(False, ("a",))] * 2
+
+
+def test_a_new_connection_hears_everything_that_is_wanted_now():
+    """Also what the last connection was told."""
+    subscriptions = Subscriptions()
+    subscriptions.add(("a", "b"))
+    wishes(subscriptions)
+    subscriptions.add(("c",))
+    subscriptions.connected()
+    assert wishes(subscriptions) == [Wish(True, ("a", "b", "c"))]
+
+
+def test_a_new_connection_hears_what_was_given_up_while_away():
+    """The broker may have kept the session, and the subscription with it."""
+    subscriptions = Subscriptions()
+    subscriptions.add(("a", "b", "c"))
+    wishes(subscriptions)
+    subscriptions.remove(("a", "b"))
+    subscriptions.add(("b",))
+    subscriptions.connected()
+    assert wishes(subscriptions) == [Wish(False, ("a",)), Wish(True, ("c", "b"))]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "topic", "expected"),
+    [
+        ("a/b", "a/b", True),
+        ("a/b", "a/b/c", False),
+        ("a/+", "a/b", True),
+        ("a/+", "a", False),
+        ("a/+/c", "a/b/c", True),
+        ("a/+", "a/b/c", False),
+        ("a/#", "a/b/c", True),
+        ("a/#", "a", True),
+        ("a/#", "b/a", False),
+        ("#", "a/b", True),
+        ("+", "a", True),
+    ],
+)
+def test_a_topic_is_wanted_when_a_filter_matches(pattern, topic, expected):
+    """Wildcards mean what the standard says."""
+    subscriptions = Subscriptions()
+    subscriptions.add((pattern,))
+    assert subscriptions.want(topic) is expected
+
+
+@pytest.mark.parametrize("pattern", ["", "a+/b", "a/#/b", "a/b#"])
+def test_what_is_no_filter_is_refused_before_it_is_wanted(pattern):
+    """A broker would close each connection at it."""
+    subscriptions = Subscriptions()
+    with pytest.raises(ValueError, match="not a topic filter"):
+        subscriptions.add((pattern,))
+    assert subscriptions.filters == ()

@@ -1,0 +1,234 @@
+"""Tasks are found by name or by module:attribute, and what goes wrong on the way is said in one sentence."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shared.errors import DataError, UsageError
+from shared.task import BrokenTask, DeviceData, Task, check_name, data_root, find_task, list_tasks
+
+MODULE = """
+from shared.task import Task
+
+def _never(*_):
+    raise AssertionError("finding a task must not run it")
+
+TASK = Task("{name}", "for tests", _never, _never, _never, _never)
+NUMBER = 7
+"""
+
+
+@pytest.fixture
+def forget_modules():
+    """Modules that a test imported are gone after it, so that every test imports its own."""
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def workdir(tmp_path, monkeypatch, forget_modules):
+    """An empty current directory."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch, forget_modules):
+    """Install a distribution that declares entry points, as pip would leave it on the path."""
+    site = tmp_path / "site"
+    site.mkdir()
+    monkeypatch.syspath_prepend(site)
+
+    def install(distribution: str, entry_points: dict[str, str], **modules: str) -> None:
+        info = site / f"{distribution}-1.2.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.2\n")
+        lines = [f"{name} = {value}" for name, value in entry_points.items()]
+        (info / "entry_points.txt").write_text("\n".join(["[fedpatch.tasks]", *lines, ""]))
+        for module, text in modules.items():
+            (site / f"{module}.py").write_text(text)
+
+    return install
+
+
+def _task(**changes) -> Task:
+    def unused(*_):
+        raise AssertionError
+
+    fields = {"name": "a", "description": "", "build_model": unused, "load_data": unused, "loss": unused}
+    return Task(**{**fields, "metric": unused, **changes})
+
+
+def _data(**changes) -> DeviceData:
+    parts = {"train_x": np.zeros((3, 2)), "train_y": np.zeros(3), "test_x": np.zeros((1, 2)), "test_y": np.zeros(1)}
+    return DeviceData(**{**parts, **changes})
+
+
+def test_device_data_counts_in_user_accuracy_unless_told():
+    """A device's accuracy counts unless its data says otherwise."""
+    assert _data().counts_in_ua
+
+
+@pytest.mark.parametrize("part", ["train_y", "test_y"])
+def test_device_data_needs_one_target_per_input(part):
+    """Inputs without targets are refused before anything trains on them."""
+    with pytest.raises(DataError, match=r"(training|test) data has \d inputs but 2 targets"):
+        _data(**{part: np.zeros(2)})
+
+
+@pytest.mark.parametrize("part", ["train", "test"])
+def test_device_data_may_not_be_empty(part):
+    """A device without examples, of either kind, has nothing to do."""
+    with pytest.raises(DataError, match="data is empty"):
+        _data(**{f"{part}_x": np.zeros((0, 2)), f"{part}_y": np.zeros(0)})
+
+
+@pytest.mark.parametrize("name", ["", "Digits", "a b", "-a", "a" * 33, "ä", "a\n"])
+def test_task_names_are_what_the_wire_allows(name):
+    """A name that no topic or message could carry is refused where the task is defined."""
+    with pytest.raises(UsageError, match="lower-case letters"):
+        _task(name=name)
+
+
+def test_task_needs_a_batch():
+    """A batch holds at least one example."""
+    with pytest.raises(UsageError, match="batch_size is 0"):
+        _task(batch_size=0)
+
+
+def test_module_attribute_is_found_in_the_current_directory(workdir):
+    """A file beside the user needs no installation."""
+    (workdir / "my_moons.py").write_text(MODULE.format(name="moons"))
+    assert find_task("my_moons:TASK").name == "moons"
+
+
+def test_current_directory_is_importable_for_that_import_only(workdir):
+    """The path is afterwards what it was, also when the import fails."""
+    before = list(sys.path)
+    (workdir / "my_path_task.py").write_text(MODULE.format(name="moons"))
+    find_task("my_path_task:TASK")
+    with pytest.raises(UsageError):
+        find_task("my_absent_task:TASK")
+    assert sys.path == before
+
+
+@pytest.mark.parametrize(
+    ("ref", "problem"),
+    [
+        ("my_things:NUMBER", "'NUMBER' is of type int, not a shared.task.Task"),
+        ("my_things:TSAK", r"has no attribute 'TSAK' \(tasks there: TASK\)"),
+        ("my_things:TASK.twin", "has no attribute 'TASK.twin'"),
+        ("nowhere:TASK", "module 'nowhere' cannot be imported: ModuleNotFoundError: No module named 'nowhere'"),
+        ("my_bad:TASK", "module 'my_bad' cannot be imported: SyntaxError"),
+        ("my_name:TASK", "module 'my_name' cannot be imported: UsageError: task name 'My Moons' is not allowed"),
+        ("my_things:", "neither a name nor module:attribute"),
+        (":TASK", "neither a name nor module:attribute"),
+        ("my_things.py:TA SK", "neither a name nor module:attribute"),
+    ],
+)
+def test_a_reference_that_leads_nowhere_says_why(workdir, ref, problem):
+    """Each way to mistype module:attribute has its own sentence, which repeats what was typed."""
+    (workdir / "my_things.py").write_text(MODULE.format(name="things"))
+    (workdir / "my_bad.py").write_text("def")
+    (workdir / "my_name.py").write_text(MODULE.format(name="My Moons"))
+    with pytest.raises(UsageError, match=problem) as caught:
+        find_task(ref)
+    assert repr(ref) in str(caught.value)
+
+
+def test_installed_task_is_found_by_its_name(install):
+    """A distribution's entry point makes its task known by name."""
+    install("moons", {"two-moons": "moons_task:TASK"}, moons_task=MODULE.format(name="two-moons"))
+    assert find_task("two-moons").description == "for tests"
+
+
+def test_mistyped_name_is_answered_with_the_nearest(install):
+    """An unknown name is told together with the one that was probably meant."""
+    install("moons", {"two-moons": "moons_task:TASK"}, moons_task=MODULE.format(name="two-moons"))
+    with pytest.raises(UsageError, match=r"unknown task 'two-mons'; did you mean 'two-moons'\?"):
+        find_task("two-mons")
+
+
+def test_installed_task_that_cannot_be_imported_names_module_and_reason(install):
+    """The message leads to the distribution and to the import that failed inside it."""
+    install("moons", {"two-moons": "moons_task:TASK"}, moons_task="import a_module_that_is_not_there")
+    with pytest.raises(UsageError) as caught:
+        find_task("two-moons")
+    assert str(caught.value) == (
+        "task 'two-moons' (entry point moons_task:TASK of moons 1.2): module 'moons_task' cannot be imported: "
+        "ModuleNotFoundError: No module named 'a_module_that_is_not_there'"
+    )
+
+
+def test_a_name_is_checked_without_importing_the_task(install):
+    """A slip shows before anything is started; what is wrong with the task itself shows when it is used."""
+    install("moons", {"two-moons": "moons_task:TASK"}, moons_task="raise SystemExit('imported')")
+    check_name("two-moons")
+    check_name("moons_task:TASK")
+    for wrong, said in (("two-mons", "did you mean 'two-moons'"), ("moons_task:", "neither a name nor module")):
+        with pytest.raises(UsageError, match=said):
+            check_name(wrong)
+
+
+def test_entry_point_and_task_must_agree_on_the_name(install):
+    """The name that users type is the name on the wire."""
+    install("moons", {"two-moons": "moons_task:TASK"}, moons_task=MODULE.format(name="moons"))
+    with pytest.raises(UsageError, match="the task there is named 'moons'"):
+        find_task("two-moons")
+
+
+def test_entry_point_without_an_attribute_is_refused(install):
+    """A module is no task."""
+    install("moons", {"two-moons": "moons_task"}, moons_task=MODULE.format(name="two-moons"))
+    with pytest.raises(UsageError, match="must be module:attribute"):
+        find_task("two-moons")
+
+
+def test_two_distributions_may_not_claim_one_name(install):
+    """Which of two tasks would train is never left to the order of the path."""
+    module = MODULE.format(name="two-moons")
+    install("moons", {"two-moons": "moons_task:TASK"}, moons_task=module)
+    install("other-moons", {"two-moons": "other_task:TASK"}, other_task=module)
+    with pytest.raises(UsageError, match="more than once, as moons_task:TASK and other_task:TASK"):
+        find_task("two-moons")
+
+
+def test_one_distribution_seen_twice_is_no_conflict(install):
+    """An editable install can show the same entry point in two places."""
+    install("moons", {"two-moons": "moons_task:TASK"}, moons_task=MODULE.format(name="two-moons"))
+    install("moons-again", {"two-moons": "moons_task:TASK"})
+    assert find_task("two-moons").name == "two-moons"
+
+
+def test_a_broken_task_hides_no_other(install):
+    """Listing tells of the broken one and goes on."""
+    install("moons", {"two-moons": "moons_task:TASK"}, moons_task=MODULE.format(name="two-moons"))
+    install("broken", {"broken-task": "broken_task:TASK"}, broken_task="raise RuntimeError('no camera')")
+    listed = {task.name: task for task in list_tasks()}
+    assert isinstance(listed["two-moons"], Task)
+    broken = listed["broken-task"]
+    assert isinstance(broken, BrokenTask)
+    assert "RuntimeError: no camera" in broken.problem
+
+
+def test_data_folder_is_chosen_by_the_environment(monkeypatch):
+    """FEDPATCH_DATA names the data folder; empty or absent means the user's cache."""
+    monkeypatch.setenv("FEDPATCH_DATA", "/srv/data")
+    assert data_root() == Path("/srv/data")
+    for unset in (lambda: monkeypatch.setenv("FEDPATCH_DATA", ""), lambda: monkeypatch.delenv("FEDPATCH_DATA")):
+        unset()
+        assert data_root() == Path.home() / ".cache/fedpatch/data"
+
+
+@pytest.mark.parametrize("module", ["task", "tasks.digits", "tasks.mnist", "tasks.cifar10"])
+def test_finding_a_task_loads_no_torch(module):
+    """Whoever only needs a task's name or learning rates does not wait for torch."""
+    program = f"import sys, shared.{module}; print('torch' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", program], text=True) == "False\n"

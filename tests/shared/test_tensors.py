@@ -1,0 +1,277 @@
+"""Named tensors: the schema as an agreement, and what is checked against it."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from shared.errors import SchemaMismatch, UpdateRefused, WireError
+from shared.tensors import (
+    MAX_TENSORS,
+    MOMENTS,
+    TRAINABLE,
+    Schema,
+    TensorSpec,
+    UnexpectedTensors,
+    base_name,
+    digest,
+    moment_name,
+    require_finite,
+)
+from tests.shared.arbitrary_tensors import LAYOUTS, awkward, schemas, tensors_of
+
+MODEL = Schema(
+    (
+        TensorSpec("fc1.weight", (3, 2), "float32", "weight"),
+        TensorSpec("bn1.weight", (3,), "float32", "affine"),
+        TensorSpec("bn1.num_batches_tracked", (), "int64", "stats"),
+    )
+)
+VALUES = {
+    "fc1.weight": np.ones((3, 2), np.float32),
+    "bn1.weight": np.ones(3, np.float32),
+    "bn1.num_batches_tracked": np.array(7),
+}
+
+# --- names ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_moment_knows_its_parameter(moment):
+    """The base name of a parameter's moment, and of the parameter itself, is the parameter."""
+    assert base_name(moment_name("fc1.weight", moment)) == base_name("fc1.weight") == "fc1.weight"
+
+
+def test_specs_are_kept_sorted_by_name():
+    """The order in which tensors are listed is no part of the agreement."""
+    assert MODEL.names == ("bn1.num_batches_tracked", "bn1.weight", "fc1.weight")
+    assert Schema(MODEL.specs[::-1]) == MODEL
+
+
+def test_a_name_is_there_once():
+    """Two tensors of one name are refused, and the name is told."""
+    with pytest.raises(SchemaMismatch, match=r"'fc1\.weight' twice"):
+        Schema((*MODEL.specs, TensorSpec("fc1.weight", (), "float32", "buffer")))
+
+
+@pytest.mark.parametrize(
+    ("spec", "complaint"),
+    [
+        (("", (1,), "float32", "weight"), "1 to 256"),
+        (("x" * 257, (1,), "float32", "weight"), "1 to 256"),
+        (("a\nb", (1,), "float32", "weight"), "printable"),
+        (("\ud800", (1,), "float32", "weight"), "printable"),
+        (("a", (-1,), "float32", "weight"), "none negative"),
+        (("a", (1,) * 9, "float32", "weight"), "at most 8"),
+        (("a", (1,), "bfloat16", "weight"), "bfloat16"),
+        (("a", (1,), ">f4", "weight"), ">f4"),
+        (("a", (1,), "float32", "secret"), "unknown role"),
+        (("a:exp_avg", (1,), "float32", "weight"), "':'"),
+        (("a", (1,), "float32", "moment"), "':'"),
+    ],
+)
+def test_what_cannot_be_carried_is_refused(spec, complaint):
+    """A name, shape, dtype or role outside the limits raises SchemaMismatch that says which."""
+    with pytest.raises(SchemaMismatch, match=complaint):
+        TensorSpec(*spec)
+
+
+def test_bytes_are_counted():
+    """A schema knows the uncompressed size of its values: 6 + 3 floats of 4 bytes, and one integer of 8."""
+    assert MODEL.nbytes == 44
+    assert Schema(()).nbytes == 0
+    assert len(MODEL) == 3
+
+
+# --- moments and parts ----------------------------------------------------------------------------
+
+
+def test_moments_are_those_of_trainable_tensors():
+    """Weights and affine values get a tensor per moment, of their shape, the step a scalar; statistics get none."""
+    added = {spec for spec in MODEL.with_moments(MOMENTS).specs if spec not in MODEL.specs}
+    assert added == {
+        TensorSpec("fc1.weight:exp_avg", (3, 2), "float32", "moment"),
+        TensorSpec("fc1.weight:exp_avg_sq", (3, 2), "float32", "moment"),
+        TensorSpec("fc1.weight:step", (), "float32", "moment"),
+        TensorSpec("bn1.weight:exp_avg", (3,), "float32", "moment"),
+        TensorSpec("bn1.weight:exp_avg_sq", (3,), "float32", "moment"),
+        TensorSpec("bn1.weight:step", (), "float32", "moment"),
+    }
+
+
+def test_no_moments_change_nothing():
+    """A strategy whose clients share no moments sends the model alone."""
+    assert MODEL.with_moments(()) == MODEL
+
+
+def test_an_unknown_moment_is_refused():
+    """A moment that nobody knows is named, with those that are known."""
+    with pytest.raises(SchemaMismatch, match=r"'momentum' \(known: exp_avg"):
+        MODEL.with_moments(["momentum"])
+
+
+@given(schemas())
+def test_moments_do_not_get_moments(schema):
+    """Adding all moments adds three tensors for each trainable one and keeps all others."""
+    extended = schema.with_moments(MOMENTS)
+    assert set(schema.specs) <= set(extended.specs)
+    assert len(extended) == len(schema) + 3 * sum(spec.role in TRAINABLE for spec in schema.specs)
+
+
+def test_a_part_holds_only_what_was_asked_for():
+    """A subset has the named tensors; a name that is not there is told, never dropped."""
+    assert MODEL.subset(["fc1.weight"]).names == ("fc1.weight",)
+    with pytest.raises(UnexpectedTensors, match=r"'fc2\.weight' is not in the schema") as caught:
+        MODEL.subset(["fc2.weight"])
+    assert caught.value.names == ("fc2.weight",)
+
+
+# --- digests --------------------------------------------------------------------------------------
+
+
+@given(schemas(), schemas())
+def test_schemas_have_one_digest_only_if_they_are_equal(one, other):
+    """The digest stands for the whole agreement."""
+    assert (one.digest == other.digest) == (one == other)
+
+
+def test_the_digest_is_pinned():
+    """Coordinator and device may be of different versions: the same schema must keep its digest for ever."""
+    assert MODEL.digest == "c20057dbec1cfbcd9b9808213ba5d795631236c4fb4a9a8e940342df52ab7557"
+
+
+@given(st.data())
+def test_values_have_one_digest_in_every_layout(data):
+    """The digest of tensors depends on neither order nor memory layout."""
+    tensors = data.draw(schemas().flatmap(tensors_of))
+    layout = data.draw(st.sampled_from(LAYOUTS))
+    assert digest(tensors) == digest({name: awkward(tensors[name], layout) for name in sorted(tensors, reverse=True)})
+
+
+@given(st.data())
+def test_other_values_have_another_digest(data):
+    """Any bit that differs shows."""
+    schema = data.draw(schemas(min_size=1))
+    one, other = data.draw(tensors_of(schema)), data.draw(tensors_of(schema))
+    assume(any(one[name].tobytes() != other[name].tobytes() for name in one))
+    assert digest(one) != digest(other)
+
+
+def test_names_shapes_and_dtypes_are_in_the_digest():
+    """The same bytes under another name, shape or dtype are other tensors."""
+    zeros = np.zeros(4, np.float32)
+    variants: list[dict[str, np.ndarray]] = [
+        {"a": zeros},
+        {"b": zeros},
+        {"a": zeros.reshape(2, 2)},
+        {"a": zeros.view(np.int32)},
+        {"a": zeros[:2], "b": zeros[:2]},
+    ]
+    assert len({digest(variant) for variant in variants}) == len(variants)
+
+
+# --- checks ---------------------------------------------------------------------------------------
+
+
+@given(st.data())
+def test_values_made_for_a_schema_fit_it(data):
+    """Tensors of the right names, shapes and dtypes pass."""
+    schema = data.draw(schemas())
+    schema.check(data.draw(tensors_of(schema)))
+
+
+def test_missing_and_unexpected_tensors_are_told_together():
+    """The complaint lists what is too much and what is not there, and carries the former for programs."""
+    tensors = {"fc1.weight": VALUES["fc1.weight"], "fc9.bias": VALUES["fc1.weight"]}
+    with pytest.raises(UnexpectedTensors) as caught:
+        MODEL.check(tensors)
+    assert caught.value.names == ("fc9.bias",)
+    assert str(caught.value) == (
+        "unexpected tensors 'fc9.bias'; missing tensors 'bn1.num_batches_tracked', 'bn1.weight': "
+        "both sides need the same task, model and patch policy"
+    )
+
+
+def test_a_missing_tensor_is_told():
+    """Too few tensors are a SchemaMismatch, but not unexpected ones."""
+    with pytest.raises(SchemaMismatch, match=r"missing tensors 'bn1\.weight'") as caught:
+        MODEL.check({name: array for name, array in VALUES.items() if name != "bn1.weight"})
+    assert not isinstance(caught.value, UnexpectedTensors)
+
+
+def test_a_long_list_of_names_is_cut():
+    """A message stays readable when a whole model does not fit."""
+    with pytest.raises(UnexpectedTensors, match="'t12' and 95 more: both"):
+        Schema(()).check({f"t{i}": np.zeros(1) for i in range(100)})
+
+
+@pytest.mark.parametrize(
+    ("array", "complaint"),
+    [
+        (np.ones((2, 3), np.float32), r"fc1.weight: shape \(2, 3\), agreed \(3, 2\)"),
+        (np.ones((3, 2)), "fc1.weight: dtype float64, agreed float32"),
+        (np.ones((3, 2), ">f4"), "fc1.weight: dtype >f4, agreed float32"),
+    ],
+)
+def test_another_shape_or_dtype_is_told(array, complaint):
+    """A tensor that differs is named with what it is and what was agreed."""
+    with pytest.raises(SchemaMismatch, match=complaint):
+        MODEL.check({**VALUES, "fc1.weight": array})
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_values_that_are_not_finite_are_refused(bad):
+    """One NaN or infinity refuses the update, and the message says where it is."""
+    weight = VALUES["fc1.weight"].copy()
+    weight[1, 1] = bad
+    with pytest.raises(UpdateRefused, match=r"fc1.weight: 1 of 6 values are not finite") as caught:
+        require_finite({**VALUES, "fc1.weight": weight})
+    assert caught.value.reason == "not_finite"
+    require_finite(VALUES)
+
+
+# --- on the wire ----------------------------------------------------------------------------------
+
+
+@given(schemas())
+def test_a_schema_comes_back_from_lists(schema):
+    """from_lists undoes to_lists, moments included."""
+    extended = schema.with_moments(MOMENTS)
+    assert Schema.from_lists(extended.to_lists()) == extended
+
+
+@pytest.mark.parametrize(
+    ("lists", "complaint"),
+    [
+        ({"a": 1}, "must be a list"),
+        ([["a", [1], "float32", "weight"]] * (MAX_TENSORS + 1), "at most 65536"),
+        ([["a", [1], "float32"]], "must be"),
+        ([["a", [True], "float32", "weight"]], "must be"),
+        ([["a", [1.0], "float32", "weight"]], "must be"),
+        ([[b"a", [1], "float32", "weight"]], "must be"),
+        ([["a", [1], "object", "weight"]], "dtype 'object'"),
+        ([["a", [1], "float32", "weight"]] * 2, "twice"),
+        ([["a", [2**31, 2**31], "float32", "weight"]], "more than the limit"),
+    ],
+)
+def test_foreign_lists_are_a_wire_error(lists, complaint):
+    """What another side sends as a schema is refused with a reason before any tensor is made."""
+    with pytest.raises(WireError, match=complaint):
+        Schema.from_lists(lists)
+
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=2),
+)
+
+
+@given(PLAIN | st.lists(st.tuples(st.text(), st.lists(st.integers()), st.text(), st.text()).map(list), max_size=2))
+def test_nothing_but_a_wire_error_comes_of_foreign_lists(lists):
+    """Whatever arrives is either a schema or a WireError."""
+    with suppress(WireError):
+        assert Schema.from_lists(lists).to_lists() == sorted(lists)

@@ -1,0 +1,129 @@
+"""The topic table: what is built can be read back, what is foreign is refused, the access rules follow the table."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared import topics
+from shared.errors import UsageError
+from shared.messages import MAX_CHUNKS
+from shared.topics import BY_KIND, TOPICS, ParsedTopic, parse_topic
+
+NAMES = st.from_regex(r"[a-z0-9][a-z0-9_-]{0,31}", fullmatch=True)
+DIGESTS = st.from_regex(r"[0-9a-f]{64}", fullmatch=True)
+INDEXES = st.integers(0, MAX_CHUNKS - 1)
+DIGEST = "0123456789abcdef" * 4
+
+
+@given(fleet=NAMES, device=NAMES, digest=DIGESTS, index=INDEXES)
+def test_every_topic_that_is_built_is_read_back(fleet, device, digest, index):
+    """Parsing undoes building, whatever the names."""
+    built = {
+        topics.coordinator_state(fleet): ParsedTopic("coordinator_state"),
+        topics.device_state(fleet, device): ParsedTopic("device_state", device),
+        topics.down(fleet, device): ParsedTopic("down", device),
+        topics.up(fleet, device): ParsedTopic("up", device),
+        topics.model_chunk(fleet, digest, index): ParsedTopic("model_chunk", "", digest, index),
+        topics.update_chunk(fleet, device, digest, index): ParsedTopic("update_chunk", device, digest[:16], index),
+    }
+    assert {topic: parse_topic(fleet, topic) for topic in built} == built
+    assert {parsed.kind for parsed in built.values()} == set(BY_KIND)
+
+
+@given(NAMES, NAMES)
+def test_another_fleets_topics_are_foreign(fleet, other):
+    """A topic is only understood by its own fleet."""
+    parsed = parse_topic(fleet, topics.up(other, "pi-1"))
+    assert (parsed is not None) == (fleet == other)
+
+
+@given(st.text())
+def test_no_text_makes_the_parser_raise(text):
+    """Anything at all may arrive as a topic."""
+    assert parse_topic("home", text) is None
+
+
+@pytest.mark.parametrize(
+    "topic",
+    [
+        "fedpatch/2/home/coord",
+        "fedpatch/1/home/coord/",
+        "fedpatch/1/home/coord\n",
+        "fedpatch/1/home/dev/Pi/up",
+        "fedpatch/1/home/dev//up",
+        f"fedpatch/1/home/blob/{DIGEST[:16]}/0",
+        f"fedpatch/1/home/blob/{DIGEST}/01",
+        f"fedpatch/1/home/blob/{DIGEST}/65536",
+        f"fedpatch/1/home/blob/{DIGEST}/-1",
+        f"fedpatch/1/home/dev/pi-1/blob/{DIGEST}/0",
+        f"fedpatch/1/home/blob/{DIGEST}/٣",
+    ],
+)
+def test_what_is_nearly_a_topic_is_foreign(topic):
+    """Other versions, wrong names, wrong digests and indexes beyond the limit are not understood."""
+    assert parse_topic("home", topic) is None
+
+
+@pytest.mark.parametrize("name", ["", "Pi", "-pi", "a" * 33, "a/b", "a+b", "#", "pi\n", "ä"])
+def test_a_name_that_no_topic_can_hold_is_refused_with_the_rule(name):
+    """The error says which characters a name may have."""
+    with pytest.raises(UsageError, match=r"device name .* use 1 to 32 of a-z"):
+        topics.up("home", name)
+    with pytest.raises(UsageError, match=r"fleet name .* use 1 to 32 of a-z"):
+        topics.coordinator_state(name)
+
+
+@pytest.mark.parametrize(("digest", "index"), [("abc", 0), (DIGEST.upper(), 0), (DIGEST, -1), (DIGEST, MAX_CHUNKS)])
+def test_a_chunk_topic_needs_a_digest_and_an_index_in_range(digest, index):
+    """A wrong digest or index never becomes a topic."""
+    with pytest.raises(UsageError):
+        topics.model_chunk("home", digest, index)
+
+
+def test_no_topic_is_deeper_than_every_broker_allows():
+    """AWS IoT takes at most seven slashes."""
+    assert max(row.pattern.count("/") for row in TOPICS) <= 7
+
+
+def test_both_ends_subscribe_to_what_the_table_lets_them_read():
+    """The coordinator reads all that devices write; a device its own messages, and models when it asks."""
+    assert topics.coordinator_filters("home") == (
+        "fedpatch/1/home/dev/+/state",
+        "fedpatch/1/home/dev/+/up",
+        "fedpatch/1/home/dev/+/blob/+/+",
+    )
+    assert topics.device_filters("home", "pi-1") == ("fedpatch/1/home/coord", "fedpatch/1/home/dev/pi-1/dn")
+    assert topics.model_chunks_filter("home", DIGEST) == f"fedpatch/1/home/blob/{DIGEST}/+"
+
+
+def test_access_rules_name_each_device_and_nobody_else():
+    """With a list of devices there is no pattern that would let any other user in."""
+    text = topics.mosquitto_acl("home", devices=["pi-1", "pi-2"])
+    assert text.splitlines()[1:9] == [
+        "user coordinator",
+        "topic write fedpatch/1/home/coord",
+        "topic read fedpatch/1/home/dev/+/state",
+        "topic write fedpatch/1/home/dev/+/dn",
+        "topic read fedpatch/1/home/dev/+/up",
+        "topic write fedpatch/1/home/blob/+/+",
+        "topic read fedpatch/1/home/dev/+/blob/+/+",
+        "",
+    ]
+    assert "pattern" not in text
+    assert "topic write fedpatch/1/home/dev/pi-2/state\n" in text
+
+
+def test_access_rules_without_a_list_are_patterns_over_the_user_name():
+    """Where devices are not known beforehand, each user has the device of its own name."""
+    text = topics.mosquitto_acl("home", devices=None)
+    assert "pattern read fedpatch/1/home/dev/%u/dn\n" in text
+    assert "pattern write fedpatch/1/home/dev/%u/up\n" in text
+
+
+@pytest.mark.parametrize(("user", "devices"), [("co/ord", None), ("#", None), ("a b", None), ("pi-1", ["pi-1"])])
+def test_a_coordinator_user_that_would_break_the_rules_is_refused(user, devices):
+    """Wildcards in a user name, or the coordinator's name given to a device, would open the fleet."""
+    with pytest.raises(UsageError):
+        topics.mosquitto_acl("home", user, devices)

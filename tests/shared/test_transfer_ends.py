@@ -1,0 +1,134 @@
+"""Each end of a transfer by itself: what it says when, and what it does with what it hears."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from shared.errors import WireError
+from shared.messages import Ack, Grant, Need, Offer
+from shared.transfer import MAX_QUIET_S, Bitmap, Chunk, Download, SendChunk, Upload, cut, describe
+
+SCHEMA = "5c" * 32
+BLOB = bytes(range(250))
+MANIFEST = describe(BLOB, chunk_bytes=100, encoding="fp32", raw_bytes=250, schema=SCHEMA)
+LONG = describe(bytes(1000), chunk_bytes=100, encoding="fp32", raw_bytes=1000, schema=SCHEMA)
+
+
+class TestDownload:
+    def test_asks_for_what_is_missing_when_it_is_quiet(self):
+        """Only after the pause, only what is not here, at most a window of it, in ever longer pauses."""
+        download = Download(LONG, 10.0, have=(0, 3), window=4, quiet_s=1.0)
+        assert download.tick(10.9) is None
+        asked = []
+        for _ in range(8):
+            at = download.next_deadline()
+            assert at is not None
+            need = download.tick(at)
+            assert need == Need(LONG.digest, Bitmap(10, (1, 2, 4, 5)).to_bytes())
+            asked.append(at)
+        pauses = [b - a for a, b in pairwise(asked)]
+        assert pauses == [2.0, 4.0, 8.0, 16.0, MAX_QUIET_S, MAX_QUIET_S, MAX_QUIET_S]
+
+    def test_a_new_chunk_starts_the_pause_over(self):
+        """What flows is not asked for; a duplicate or a stranger is no flow."""
+        download = Download(MANIFEST, 0.0, quiet_s=1.0)
+        assert download.tick(1.0) is not None
+        assert download.take(cut(BLOB, MANIFEST, 1), 2.0)
+        assert download.next_deadline() == 3.0
+        assert not download.take(cut(BLOB, MANIFEST, 1), 2.5)
+        assert not download.take(Chunk("00" * 32, 0, 3, bytes(100)), 2.5)
+        assert download.next_deadline() == 3.0
+
+    def test_is_silent_when_whole(self):
+        """With every chunk here there is nothing to ask and nothing to wait for."""
+        download = Download(MANIFEST, 0.0, have=range(3))
+        assert download.complete
+        assert download.next_deadline() is None
+        assert download.tick(1e9) is None
+
+
+class TestUpload:
+    def granted(self, window: int = 4) -> Upload:
+        """An upload that was offered and granted at time 0."""
+        upload = Upload(LONG, 0.0)
+        assert upload.tick(0.0) == [Offer(LONG)]
+        sent = upload.on_grant(Grant(LONG.digest, window, bytes(2)), 0.0)
+        assert sent == [SendChunk(i) for i in range(window)]
+        return upload
+
+    def ack(self, *indices: int) -> Ack:
+        """An acknowledgement of these chunks."""
+        return Ack(LONG.digest, Bitmap(10, indices).to_bytes())
+
+    def test_offers_in_ever_longer_pauses_until_it_is_heard(self):
+        """An offer without an answer is repeated, in pauses that double up to a limit."""
+        upload, at = Upload(LONG, 5.0), []
+        for _ in range(7):
+            at.append(upload.next_deadline())
+            assert upload.tick(at[-1] - 0.01) == []
+            assert upload.tick(at[-1]) == [Offer(LONG)]
+        assert at == [5.0, 8.0, 14.0, 26.0, 50.0, 80.0, 110.0]
+
+    def test_acknowledgements_move_the_window(self):
+        """For each chunk that arrived another one leaves."""
+        upload = self.granted()
+        assert upload.on_ack(self.ack(0, 2), 1.0) == [SendChunk(4), SendChunk(5)]
+        assert upload.on_ack(self.ack(0, 2), 1.0) == []
+        assert upload.acked == 2
+
+    def test_a_window_wider_than_the_rest_sends_the_rest(self):
+        """Near the end fewer chunks than the window are left."""
+        upload = self.granted()
+        assert upload.on_grant(Grant(LONG.digest, 64, bytes(2)), 0.5) == [SendChunk(i) for i in range(4, 10)]
+
+    def test_a_grant_that_comes_twice_opens_one_window(self):
+        """Two offers crossed their grants: what is under way is not sent again on top."""
+        upload = self.granted()
+        assert upload.on_grant(Grant(LONG.digest, 4, bytes(2)), 0.1) == []
+
+    def test_what_was_under_way_counts_as_lost_after_a_pause(self):
+        """The offer after a pause is answered with what arrived; the rest is sent again, within the window."""
+        upload = self.granted()
+        assert upload.on_ack(self.ack(0), 1.0) == [SendChunk(4)]
+        assert upload.tick(4.0) == [Offer(LONG)]
+        assert upload.on_ack(self.ack(0, 1), 4.1) == []
+        grant = Grant(LONG.digest, 4, Bitmap(10, (0, 1)).to_bytes())
+        assert upload.on_grant(grant, 4.2) == [SendChunk(i) for i in (2, 3, 4, 5)]
+
+    def test_a_coordinator_that_forgot_gets_everything_again(self):
+        """After an offer, the grant's bitmap is the truth, even where it takes back what was acknowledged."""
+        upload = self.granted()
+        upload.on_ack(self.ack(0, 1, 2, 3), 1.0)
+        upload.tick(10.0)
+        again = upload.on_grant(Grant(LONG.digest, 4, bytes(2)), 10.0)
+        assert again == [SendChunk(i) for i in range(4)]
+        assert upload.acked == 0
+
+    def test_waits_when_told_to(self):
+        """With all slots taken it offers again after the delay, never at once."""
+        upload = self.granted()
+        upload.on_retry_after(7.0, 1.0)
+        assert upload.next_deadline() == 8.0
+        upload.on_retry_after(0.0, 1.0)
+        assert upload.next_deadline() > 1.0
+
+    def test_offers_at_once_when_the_link_is_back(self):
+        """A reconnect is no time to wait out a pause."""
+        upload = self.granted()
+        for _ in range(4):
+            upload.tick(upload.next_deadline())
+        upload.on_reconnect(100.0)
+        assert upload.tick(100.0) == [Offer(LONG)]
+        assert upload.next_deadline() == 103.0
+
+    def test_a_bitmap_that_does_not_fit_is_a_wire_error(self):
+        """And the window stays as it was."""
+        upload = self.granted()
+        for bad in (b"", b"\x00\xff"):
+            with pytest.raises(WireError):
+                upload.on_ack(Ack(LONG.digest, bad), 1.0)
+            with pytest.raises(WireError):
+                upload.on_grant(Grant(LONG.digest, 10, bad), 1.0)
+        assert upload.on_ack(self.ack(), 1.0) == []

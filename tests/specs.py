@@ -1,0 +1,103 @@
+"""The terms of a small run, and what its devices say of themselves."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+from coordinator.effects import Count, Effect, Send
+from coordinator.round import RoundPolicy
+from coordinator.run_spec import RunSpec
+from shared.messages import (
+    Body,
+    DeviceState,
+    Envelope,
+    JobStatus,
+    Manifest,
+    TaskCapability,
+    TrainPlan,
+    UpdateReport,
+)
+from shared.transfer import describe
+
+RUN = "run-1"
+TASK = "digits"
+SCHEMA = "5c" * 32
+PUBLIC_SCHEMA = "6d" * 32
+CHUNK_BYTES = 100
+TASKS = (TaskCapability(TASK, SCHEMA, 10),)
+
+_POLICY = RoundPolicy(
+    target=0, min_cohort=1, quorum=1.0, recruit_deadline_s=10.0, deadline_s=300.0, grace_s=20.0, rejoin_s=30.0
+)
+_SPEC = RunSpec(
+    run=RUN,
+    epoch=1,
+    task=TASK,
+    schema=SCHEMA,
+    public_schema=PUBLIC_SCHEMA,
+    private="affine",
+    plan=TrainPlan("sgd", 0.1, 20),
+    encoding="fp32",
+    chunk_bytes=CHUNK_BYTES,
+    max_blob_bytes=10_000,
+    rounds=3,
+    target_ua=None,
+    time_limit_s=None,
+    max_failed_rounds=3,
+    devices=1,
+    wait_s=60.0,
+    participation=1.0,
+    over_select=1.0,
+    policy=_POLICY,
+    upload_slots=2,
+    upload_window=4,
+    seed=7,
+)
+
+
+def run_spec(**changes: Any) -> RunSpec:
+    """Three rounds in which everybody must report; `changes` are fields of the run or of its policy."""
+    of_policy = {one.name for one in fields(RoundPolicy)} & changes.keys()
+    policy = replace(_POLICY, **{name: changes.pop(name) for name in of_policy})
+    return replace(_SPEC, policy=policy, **changes)
+
+
+def model(blob: bytes = b"m" * 250) -> Manifest:
+    """Announces a global model."""
+    return describe(blob, chunk_bytes=CHUNK_BYTES, encoding="fp32", raw_bytes=len(blob), schema=PUBLIC_SCHEMA)
+
+
+def update(blob: bytes = b"u" * 350) -> Manifest:
+    """Announces a device's update."""
+    return model(blob)
+
+
+def report(accuracy: float | None = 0.5, base: str = "") -> UpdateReport:
+    """What a device says of its update."""
+    return UpdateReport(base or model().digest, 10, 5, 0.25, accuracy, accuracy, 1.0, 2.0)
+
+
+def there(boot: str = "b1", job: JobStatus | None = None, tasks: tuple[TaskCapability, ...] = TASKS) -> DeviceState:
+    """Presence of a device."""
+    return DeviceState(True, boot, "0.1.0", tasks, ("fp32",), job)
+
+
+def gone(boot: str = "b1") -> DeviceState:
+    """Its last will, which says nothing else."""
+    return DeviceState(False, boot)
+
+
+def said(body: Body, round_number: int = 1, **changes: Any) -> Envelope:
+    """A message of a round of this run."""
+    return replace(Envelope(body, task=TASK, run=RUN, epoch=1, round=round_number), **changes)
+
+
+def told(effects: list[Effect]) -> list[tuple[str, Body]]:
+    """Which messages go to which devices."""
+    return [(effect.device, effect.envelope.body) for effect in effects if isinstance(effect, Send)]
+
+
+def counted(effects: list[Effect]) -> list[tuple[str, str, str]]:
+    """Which counters of which devices grow, and why."""
+    return [(effect.device, effect.what, effect.reason) for effect in effects if isinstance(effect, Count)]

@@ -1,0 +1,150 @@
+"""The commands `fedpatch` and `fedpatch-agent` as a user runs them: processes with output, errors and an exit code.
+
+    done = run("fedpatch", "runs", "--state-dir", state)
+    with Command("fedpatch", "run", "--rounds", 3, ...) as coordinator:
+        coordinator.wait(lambda: "round 1/3" in coordinator.err, "has played a round")
+        done = coordinator.interrupt()
+
+Neither standard output nor standard error is a terminal. A command ends with its `with`, however that ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from tests.system.fleet import ROOT
+
+PATIENCE_S = 120.0
+"""For a round or a few on a machine that is very busy."""
+
+_PACKAGES = {"fedpatch": "coordinator", "fedpatch-agent": "device_agent"}
+_POLL_S = 0.02
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a command left behind; the exit code is minus the signal's number where one ended it."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def document(self) -> Any:
+        """The JSON document that is the last line of standard output."""
+        return json.loads(self.out.splitlines()[-1])
+
+
+class Command:
+    """One process. `environment` is added to ours, of which no setting of fedpatch's is passed on."""
+
+    def __init__(
+        self, program: str, *arguments: object, cwd: Path = ROOT, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self.line = [sys.executable, "-P", "-m", _PACKAGES[program], *map(str, arguments)]
+        self._cwd = cwd
+        ours = {name: value for name, value in os.environ.items() if not name.startswith("FEDPATCH_")}
+        self._environment = {**ours, **(environment or {})}
+        self._files = contextlib.ExitStack()
+
+    @property
+    def out(self) -> str:
+        """Standard output so far."""
+        return self._out.read_text("utf-8")
+
+    @property
+    def err(self) -> str:
+        """Standard error so far."""
+        return self._err.read_text("utf-8")
+
+    @property
+    def running(self) -> bool:
+        """Whether the process exists."""
+        return self._process.poll() is None
+
+    def wait(self, fits: Callable[[], object], what: str, patience_s: float = PATIENCE_S) -> None:
+        """Return once `fits()` is true; TimeoutError with its errors if it never is, or the process ends before."""
+        give_up_at = time.monotonic() + patience_s
+        while not fits():
+            if not self.running or time.monotonic() > give_up_at:
+                state = "still runs" if self.running else f"ended with {self._process.returncode}"
+                raise TimeoutError(f"it {state}, and never: {what}; standard error:\n{self.err}")
+            time.sleep(_POLL_S)
+
+    def wait_err(self, text: str) -> None:
+        """Return once `text` stands on standard error."""
+        self.wait(lambda: text in self.err, f"says {text!r}")
+
+    def done(self, patience_s: float = PATIENCE_S) -> Done:
+        """Wait until it has ended by itself."""
+        try:
+            code = self._process.wait(patience_s)
+        except subprocess.TimeoutExpired:
+            raise TimeoutError(f"{self.line} still runs; standard error:\n{self.err}") from None
+        return Done(code, self.out, self.err)
+
+    def interrupt(self) -> Done:
+        """Press Ctrl-C, which reaches all processes of a terminal; what came of it."""
+        os.killpg(self._process.pid, signal.SIGINT)
+        return self.done()
+
+    def terminate(self) -> Done:
+        """Ask it to end, as a service manager would; what came of it."""
+        self._process.terminate()
+        return self.done()
+
+    def kill(self) -> None:
+        """End it like a power cut."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def freeze(self) -> None:
+        """Let it do nothing any more, without anybody noticing."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let it go on."""
+        self._process.send_signal(signal.SIGCONT)
+
+    def __enter__(self) -> Command:
+        directory = Path(self._files.enter_context(tempfile.TemporaryDirectory(prefix="fedpatch-command-")))
+        self._out, self._err = directory / "out", directory / "err"
+        with self._out.open("wb") as out, self._err.open("wb") as err:
+            self._process = subprocess.Popen(
+                self.line,
+                cwd=self._cwd,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+            )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            error.add_note(f"{' '.join(self.line[3:])}: standard error:\n{self.err[-4000:]}")
+        if self.running:
+            self.kill()
+        self._files.close()
+
+
+def run(program: str, *arguments: object, cwd: Path = ROOT, environment: Mapping[str, str] | None = None) -> Done:
+    """Run a command to its end."""
+    with Command(program, *arguments, cwd=cwd, environment=environment) as command:
+        return command.done()

@@ -1,0 +1,183 @@
+"""Real agents for tests: processes of `fedpatch-agent run`, each with a state directory and a log of its own.
+
+    with Fleet(mosquitto.url, tmp_path) as fleet:
+        ann = fleet.start("ann", "digits", "shard:0/2")
+        fleet.wait_ready()
+        ...
+        ann.kill()
+        ann.restart()
+
+An agent ends with the test however that ends: it holds the reading end of a pipe that the kernel closes with the test's
+process. The logs of all agents are shown with a test that fails (tests/system/conftest.py), and an agent's `wait` puts
+its log into its error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+"""Where agents run, so that a task's module:attribute is found from the repository's root."""
+
+PATIENCE_S = 60.0
+"""To import torch takes a busy machine seconds; this is for one that is very busy."""
+
+_STOP_TIMEOUT_S = 10.0
+_POLL_S = 0.02
+
+open_fleets: list[Fleet] = []
+"""Those whose `with` is not over, for whoever reports on a failed test."""
+
+
+class AgentProcess:
+    """One device's agent. Its directory `state_dir` and its `log` outlast `kill`, `terminate` and `restart`."""
+
+    def __init__(self, device: str, options: Sequence[str], directory: Path) -> None:
+        self.device = device
+        self.state_dir = directory / device
+        self._options = ["--device-id", device, "--state-dir", str(self.state_dir), *options]
+        self._log = directory / f"{device}.log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it; `wait_ready` tells when it is at work."""
+        assert not self.running, f"{self.device} runs already"
+        command = [sys.executable, "-P", "-m", "device_agent", "run", "--until-stdin-closes", *self._options]
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("FEDPATCH_")}
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def wait_ready(self, patience_s: float = PATIENCE_S) -> None:
+        """Return once this very process is connected to the broker and has its data."""
+        self.wait(lambda: self.status.get("connected") and self.status.get("tasks"), "is ready", patience_s)
+
+    def wait(self, fits: Callable[[], object], what: str, patience_s: float = PATIENCE_S) -> None:
+        """Return once `fits()` is true; TimeoutError with the log if it never is, or the process ends before."""
+        give_up_at = time.monotonic() + patience_s
+        while not fits():
+            if not self.running or time.monotonic() > give_up_at:
+                state = "still runs" if self.running else "ended"
+                raise TimeoutError(f"{self.device} {state}, and never: {what}; its log:\n{self.log}")
+            time.sleep(_POLL_S)
+
+    def terminate(self) -> int:
+        """End it as a service manager would, and wait; the exit code, or minus the signal's number."""
+        return self._end(signal.SIGTERM)
+
+    def kill(self) -> int:
+        """End it like a power cut, its training process too: no goodbye, nothing tidied up."""
+        return self._end(signal.SIGKILL)
+
+    def restart(self) -> None:
+        """Kill it if it still runs, and start it again in the same state directory."""
+        self.kill()
+        self.start()
+
+    @property
+    def running(self) -> bool:
+        """Whether the process exists."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        """Process id of the agent, which is its session's and group's too."""
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def patches(self) -> Path:
+        """Directory of the private patches."""
+        return self.state_dir / "patches"
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """What the process that runs now last wrote about itself; empty until it did."""
+        try:
+            status = json.loads((self.state_dir / "status.json").read_bytes())
+        except FileNotFoundError:
+            return {}
+        return dict(status) if self._process is not None and status["pid"] == self.pid else {}
+
+    @property
+    def log(self) -> str:
+        """All that it has written, over all its lives."""
+        return self._log.read_text("utf-8", errors="replace") if self._log.exists() else ""
+
+    def _end(self, how: signal.Signals) -> int:
+        if self._process is None:
+            return 0
+        process = self._process
+        if process.poll() is None:
+            # The training process is a child of its own session: a power cut takes both.
+            os.killpg(process.pid, how) if how is signal.SIGKILL else process.send_signal(how)
+        try:
+            code = process.wait(_STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            raise TimeoutError(f"{self.device} did not end on {how.name}; its log:\n{self.log}") from None
+        finally:
+            assert process.stdin is not None
+            with contextlib.suppress(OSError):
+                process.stdin.close()
+        return code
+
+
+class Fleet:
+    """The agents of one fleet at one broker, with everything they keep in `directory`; all end with the `with`."""
+
+    def __init__(self, broker: str, directory: Path, *, name: str = "demo") -> None:
+        self.broker = broker
+        self.name = name
+        self.agents: dict[str, AgentProcess] = {}
+        self._directory = directory
+
+    def start(
+        self, device: str, task: str, data: str, admission: str = "always", options: Sequence[str] = ()
+    ) -> AgentProcess:
+        """Start an agent for `device`; `options` are further options of `fedpatch-agent run`."""
+        settings = ["--broker", self.broker, "--fleet", self.name, "--task", task, "--data", data]
+        settings += ["--admission", admission, "--reconnect-min-s", "0.2", "--reconnect-max-s", "1", *options]
+        self._directory.mkdir(parents=True, exist_ok=True)
+        agent = self.agents[device] = AgentProcess(device, settings, self._directory)
+        agent.start()
+        return agent
+
+    def wait_ready(self, patience_s: float = PATIENCE_S) -> None:
+        """Return once every agent that runs is connected and has its data."""
+        for agent in self.agents.values():
+            agent.wait_ready(patience_s)
+
+    def logs(self) -> Iterator[tuple[str, str]]:
+        """Device and log of every agent."""
+        for device, agent in self.agents.items():
+            yield device, agent.log
+
+    def __enter__(self) -> Fleet:
+        open_fleets.append(self)
+        return self
+
+    def __exit__(
+        self, _type: type[BaseException] | None, _error: BaseException | None, _tb: TracebackType | None
+    ) -> None:
+        open_fleets.remove(self)
+        for agent in self.agents.values():
+            agent.kill()

@@ -1,0 +1,84 @@
+"""The oracle's task, whose training can be held at a step and let go on: so a test finds a device in mid-training for sure.
+
+A data spec is the oracle's, and then `;PATH`. While there is a file PATH, it says at which step of the training process's
+life to hold (1 is the first). A process that holds says at which step in a file PATH.held.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from pathlib import Path
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from shared.task import DeviceData
+from tests.system import oracle_task
+
+_POLL_S = 0.01
+
+
+class Hold:
+    """The two files, as a test sees them."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.told = path.with_name(path.name + ".held")
+        self._step = 0
+
+    def at(self, step: int) -> None:
+        """Hold at that step, or as soon as it is over; what is held at an earlier one goes on."""
+        self._step = step
+        _write(self.path, step)
+
+    @property
+    def reached(self) -> bool:
+        """Whether the process holds there."""
+        return self.told.exists() and int(self.told.read_text()) >= self._step
+
+    def release(self) -> None:
+        """Hold no more."""
+        self.path.unlink(missing_ok=True)
+        self.told.unlink(missing_ok=True)
+
+
+class _Holding:
+    """A loss that waits; each training process has one."""
+
+    def __init__(self) -> None:
+        self.hold: Hold | None = None
+        self._steps = 0
+
+    def load_data(self, spec: str, root: Path) -> DeviceData:
+        """The oracle's data."""
+        data, _, path = spec.partition(";")
+        self.hold = Hold(Path(path))
+        return oracle_task.load_data(data, root)
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Cross-entropy."""
+        self._steps += 1
+        while self.hold is not None and self._is_due(self.hold):
+            _write(self.hold.told, self._steps)
+            time.sleep(_POLL_S)
+        return F.cross_entropy(outputs, targets)
+
+    def _is_due(self, hold: Hold) -> bool:
+        try:
+            return self._steps >= int(hold.path.read_text())
+        except FileNotFoundError:
+            return False
+
+
+def _write(path: Path, step: int) -> None:
+    """In one piece, for whoever reads it at that moment."""
+    new = path.with_name(path.name + ".new")
+    new.write_text(str(step))
+    new.replace(path)
+
+
+_holding = _Holding()
+
+TASK = dataclasses.replace(oracle_task.TASK, name="held", load_data=_holding.load_data, loss=_holding.loss)
+REFERENCE = "tests.system.held_task:TASK"

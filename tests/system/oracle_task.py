@@ -1,0 +1,75 @@
+"""A task for whole rounds: a small model with two layers of batch norm, and as much data as a device is told to have."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from shared.errors import UsageError
+from shared.task import DeviceData, Task
+
+FEATURES, HIDDEN, CLASSES = 12, 10, 4
+
+torch.set_num_threads(1)
+
+
+def build_model() -> nn.Module:
+    """FC -> tanh -> BN -> FC -> tanh -> BN -> FC.
+
+    Tanh, since of a ReLU that is zero for a whole batch, batch norm magnifies the rounding errors 300 times; and before
+    batch norm, since of a bias right before it the gradient is nothing but rounding errors, which Adam magnifies.
+    """
+    return nn.Sequential(
+        OrderedDict[str, nn.Module](
+            fc1=nn.Linear(FEATURES, HIDDEN),
+            tanh1=nn.Tanh(),
+            bn1=nn.BatchNorm1d(HIDDEN),
+            fc2=nn.Linear(HIDDEN, HIDDEN),
+            tanh2=nn.Tanh(),
+            bn2=nn.BatchNorm1d(HIDDEN),
+            fc3=nn.Linear(HIDDEN, CLASSES),
+        )
+    )
+
+
+def device_data(spec: str) -> DeviceData:
+    """Data of the device with a spec like "n=37,test=20,seed=3": its own distribution of inputs, its own rule for labels."""
+    try:
+        fields = {name: int(value) for name, value in (part.split("=") for part in spec.split(","))}
+        n, test, seed = fields["n"], fields["test"], fields["seed"]
+    except (KeyError, ValueError):
+        raise UsageError(f"data spec {spec!r} is not like n=37,test=20,seed=3") from None
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(n + test, FEATURES)) * rng.uniform(0.5, 2.0, FEATURES) + rng.normal(size=FEATURES)
+    y = (x @ rng.normal(size=(FEATURES, CLASSES))).argmax(axis=1)
+    x, y = x.astype(np.float32), y.astype(np.int64)
+    return DeviceData(x[:n], y[:n], x[n:], y[n:])
+
+
+def load_data(spec: str, _root: Path) -> DeviceData:
+    """`device_data`; there are no files."""
+    return device_data(spec)
+
+
+def accuracy(outputs: Tensor, targets: Tensor) -> float:
+    """Share of targets that got the highest output."""
+    return float((outputs.argmax(dim=1) == targets).float().mean())
+
+
+TASK = Task(
+    "oracle",
+    "random numbers",
+    build_model,
+    load_data,
+    F.cross_entropy,
+    accuracy,
+    batch_size=7,
+    learning_rates={"fedavg": 0.2, "fedadam": 0.2, "fedavg-adam": 0.01},
+    server_learning_rates={"fedadam": 0.02},
+)
+REFERENCE = "tests.system.oracle_task:TASK"

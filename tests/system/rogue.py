@@ -1,0 +1,181 @@
+"""A device that takes part in rounds as it should, and then uploads what it should not."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+
+from shared import topics
+from shared.codec import decode, encode
+from shared.compression import pack, unpack
+from shared.link import Received
+from shared.messages import (
+    ENCODINGS,
+    Accept,
+    Body,
+    Committed,
+    DeviceState,
+    Envelope,
+    Grant,
+    Manifest,
+    Offer,
+    Refused,
+    TaskCapability,
+    UpdateReport,
+    WorkRequest,
+)
+from shared.tensors import Array, Schema, TensorSpec
+from shared.transfer import cut, decode_chunk, describe, encode_chunk
+from tests.brokers import Client
+
+NUM_EXAMPLES = 1000
+PATIENCE_S = 60.0
+
+
+@dataclass(frozen=True)
+class Upload:
+    """Bytes, and what is announced of them."""
+
+    manifest: Manifest
+    blob: bytes
+
+
+@dataclass(frozen=True)
+class Update:
+    """What is in an upload. As the rogue is given it, it is fit to be accepted: the global model as it came."""
+
+    tensors: Mapping[str, Array]
+    schema: Schema
+    report: UpdateReport
+    request: WorkRequest
+
+    def with_tensor(self, name: str, values: Array) -> Update:
+        """With one tensor more, or another one in the place of one, of whatever shape."""
+        role = self.schema.spec(name).role if name in self.schema else "moment" if ":" in name else "buffer"
+        others = tuple(spec for spec in self.schema.specs if spec.name != name)
+        schema = Schema((*others, TensorSpec(name, values.shape, values.dtype.name, role)))
+        return replace(self, tensors={**self.tensors, name: values}, schema=schema)
+
+    def without_tensor(self, name: str) -> Update:
+        """With one tensor less."""
+        names = set(self.schema.names) - {name}
+        return replace(self, tensors={one: self.tensors[one] for one in names}, schema=self.schema.subset(names))
+
+    def upload(self, encoding: str = "") -> Upload:
+        """As it would travel, always announced as what was agreed on."""
+        packed = pack(self.tensors, self.schema, asdict(self.report), encoding or self.request.encoding)
+        agreed = self.request.model.schema
+        return Upload(self._describe(packed.blob, packed.encoding, packed.raw_bytes, agreed), packed.blob)
+
+    def instead(self, blob: bytes, raw_bytes: int) -> Upload:
+        """Other bytes, truthfully described but for what is in them."""
+        return Upload(self._describe(blob, self.request.encoding, raw_bytes, self.request.model.schema), blob)
+
+    def _describe(self, blob: bytes, encoding: str, raw_bytes: int, schema: str) -> Manifest:
+        chunk_bytes = self.request.chunk_bytes
+        return describe(blob, chunk_bytes=chunk_bytes, encoding=encoding, raw_bytes=raw_bytes, schema=schema)
+
+
+Misdeed = Callable[[Update], Upload]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the rogue uploaded in a round, and what it was told."""
+
+    digest: str
+    answer: Refused | Committed
+
+
+class Rogue:
+    """Speaks for `device` of `fleet` by way of a client that it is given. `model` and `travelling` are the task's schemas."""
+
+    def __init__(self, client: Client, fleet: str, device: str, task: str, model: Schema, travelling: Schema) -> None:
+        self._client = client
+        self._fleet = fleet
+        self._device = device
+        self._task = task
+        self._model = model
+        self._travelling = travelling
+        client.link.subscribe(*topics.device_filters(fleet, device))
+        client.settle()
+
+    def appear(self) -> None:
+        """Say that it is there, and what it can train."""
+        capability = TaskCapability(self._task, self._model.digest, NUM_EXAMPLES)
+        state = DeviceState(online=True, boot="1", tasks=(capability,), encodings=ENCODINGS)
+        topic = topics.device_state(self._fleet, self._device)
+        self._client.link.publish(topic, encode(Envelope(state)), retain=True)
+
+    def say(self, payload: bytes) -> None:
+        """Any bytes, where messages belong."""
+        self._client.link.publish(topics.up(self._fleet, self._device), payload)
+
+    def send_as_chunk(self, payload: bytes) -> None:
+        """Any bytes, where chunks of updates belong."""
+        topic = topics.update_chunk(self._fleet, self._device, hashlib.sha256(payload).hexdigest(), 0)
+        self._client.link.publish(topic, payload)
+
+    def play(self, misdeeds: Sequence[Misdeed]) -> list[Verdict]:
+        """One misdeed in each round that it is asked to take part in, and what came of it."""
+        verdicts: list[Verdict] = []
+        last_round = 0
+        for misdeed in misdeeds:
+            asked, request = self._hear_request(last_round)
+            last_round = asked.round
+            self._reply(asked, Accept(NUM_EXAMPLES))
+            upload = misdeed(self._update(request))
+            verdicts.append(Verdict(upload.manifest.digest, self._answer(asked, upload)))
+        return verdicts
+
+    def _update(self, request: WorkRequest) -> Update:
+        blob = self._download(request.model)
+        _, tensors = unpack(
+            blob, encoding=request.model.encoding, raw_bytes=request.model.raw_bytes, schema=self._travelling
+        )
+        report = UpdateReport(request.model.digest, NUM_EXAMPLES, 1, 1.0, 0.5, 0.5, 0.0, 0.0)
+        return Update(tensors, self._travelling, report, request)
+
+    def _download(self, manifest: Manifest) -> bytes:
+        chunks_filter = topics.model_chunks_filter(self._fleet, manifest.digest)
+        self._client.link.subscribe(chunks_filter)
+        chunks: dict[int, bytes] = {}
+        while len(chunks) < manifest.chunk_count:
+            event = self._client.wait(Received, lambda event: manifest.digest in event.topic, PATIENCE_S)
+            chunk = decode_chunk(event.payload)
+            chunks[chunk.index] = chunk.data
+        self._client.link.unsubscribe(chunks_filter)
+        return b"".join(chunks[index] for index in sorted(chunks))
+
+    def _answer(self, asked: Envelope, upload: Upload) -> Refused | Committed:
+        self._reply(asked, Offer(upload.manifest))
+        while True:
+            match self._hear(lambda envelope: envelope.round == asked.round).body:
+                case Grant():
+                    self._send(upload)
+                case Refused() | Committed() as answer:
+                    return answer
+
+    def _send(self, upload: Upload) -> None:
+        for index in range(upload.manifest.chunk_count):
+            chunk = cut(upload.blob, upload.manifest, index)
+            topic = topics.update_chunk(self._fleet, self._device, chunk.digest, chunk.index)
+            self._client.link.publish(topic, encode_chunk(chunk))
+
+    def _hear_request(self, after_round: int) -> tuple[Envelope, WorkRequest]:
+        while True:
+            envelope = self._hear(lambda envelope: envelope.round > after_round)
+            if isinstance(envelope.body, WorkRequest):
+                return envelope, envelope.body
+
+    def _hear(self, fits: Callable[[Envelope], bool]) -> Envelope:
+        """The next message of the coordinator to this device that `fits`."""
+        down = topics.down(self._fleet, self._device)
+        event = self._client.wait(
+            Received, lambda event: event.topic == down and fits(decode(event.payload)), PATIENCE_S
+        )
+        return decode(event.payload)
+
+    def _reply(self, asked: Envelope, body: Body) -> None:
+        self.say(encode(replace(asked, body=body)))

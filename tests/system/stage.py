@@ -1,0 +1,129 @@
+"""What tests of survival play on: a broker, two devices that can be held in their training, a coordinator; and the oracle.
+
+Where the result of a run with mishaps is that of the oracle, which knows of none, nothing was lost and nothing counted
+twice: neither in the model nor in a patch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from device_agent.patch_store import PatchKey, PatchState, PatchStore
+from shared.model import schema_of
+from shared.tensors import Array
+from tests import oracle
+from tests.brokers import Mosquitto
+from tests.system.commands import Command
+from tests.system.fleet import AgentProcess, Fleet
+from tests.system.held_task import REFERENCE, TASK, Hold
+from tests.system.oracle_task import build_model, device_data
+
+ROUNDS = 4
+STRATEGY, PRIVATE = "fedavg-adam", "affine"
+DEVICES = {"ann": "n=37,test=20,seed=1", "bob": "n=23,test=20,seed=2"}
+STEPS = {"ann": 5, "bob": 3}
+"""Minibatches of a round: round(n / 7)."""
+
+# A test ends its waits itself, so nobody gives up on a machine that is slow.
+PATIENT = {"rejoin-s": 100, "grace-s": 100, "recruit-deadline-s": 100, "deadline-s": 300, "wait-s": 100, "quorum": 1}
+
+
+@dataclass
+class Stage:
+    """A broker, two devices that can be held in their training, and a place for the coordinator's state."""
+
+    broker: Mosquitto
+    fleet: Fleet
+    directory: Path
+    holds: dict[str, Hold] = field(default_factory=dict)
+
+    @property
+    def state_dir(self) -> Path:
+        """The coordinator's."""
+        return self.directory / "coordinator"
+
+    def start_agents(self) -> tuple[AgentProcess, AgentProcess]:
+        """Ann and Bob."""
+        for device, data in DEVICES.items():
+            self.holds[device] = Hold(self.directory / f"{device}.hold")
+            self.fleet.start(device, REFERENCE, f"{data};{self.holds[device].path}")
+        return self.fleet.agents["ann"], self.fleet.agents["bob"]
+
+    def begin(self, rounds: int = ROUNDS, **changes: object) -> Command:
+        """`fedpatch run`, with a patience of minutes but for `changes`."""
+        given = {"task": REFERENCE, "strategy": STRATEGY, "private": PRIVATE, "devices": len(DEVICES), **PATIENT}
+        given |= {"broker": self.broker.url, "fleet": self.fleet.name, "state-dir": self.state_dir, "rounds": rounds}
+        given |= {key.replace("_", "-"): value for key, value in changes.items()}
+        return Command("fedpatch", "run", "--json", *(f"--{key}={value}" for key, value in given.items()))
+
+    def resume(self) -> Command:
+        """`fedpatch resume last`."""
+        return Command("fedpatch", "resume", "last", "--state-dir", self.state_dir, "--json")
+
+    def hold(self, device: str, *, round: int, step: int) -> None:
+        """Hold a device at a step (from 1) of a round (from 1), counted from when it was started."""
+        self.holds[device].at((round - 1) * STEPS[device] + step)
+
+    def wait_held(self, device: str, coordinator: Command) -> None:
+        """Return once the device is in mid-training."""
+        coordinator.wait(lambda: self.holds[device].reached, f"{device} trains")
+
+    def patch(self, device: str) -> PatchState:
+        """The private patch as it lies on the device's disk."""
+        key = PatchKey(TASK.name, schema_of(build_model()).digest, PRIVATE)
+        return PatchStore(self.fleet.agents[device].patches).load(key, "another run", 0)
+
+
+def wait_state(agent: AgentProcess, state: str) -> None:
+    """Return once an agent is in a state of its job."""
+    agent.wait(lambda: agent.status["state"] == state, f"is {state}")
+
+
+def assert_stays(agent: AgentProcess, state: str, round: int) -> None:
+    """An agent's job does not change, for a moment: what might change it has happened, and may not be seen at once."""
+    for _ in range(100):
+        assert (agent.status["state"], agent.status["round"]) == (state, round)
+        time.sleep(0.02)
+
+
+def outcomes(document: dict[str, Any]) -> list[tuple[int, str, int]]:
+    """Number, outcome and updates of each round of what a run printed."""
+    return [(one["round"], one["outcome"], one["reported"]) for one in document["rounds"]]
+
+
+def all_went_well(rounds: int = ROUNDS) -> list[tuple[int, str, int]]:
+    """Outcomes of rounds to which both devices gave their updates."""
+    return [(number, "aggregated", len(DEVICES)) for number in range(1, rounds + 1)]
+
+
+def assert_like_oracle(stage: Stage, document: dict[str, Any], cohorts: Sequence[Sequence[str]]) -> None:
+    """The exported model and each device's patch, moments and place in its data are those of `cohorts`, played in peace."""
+    data = {name: device_data(spec) for name, spec in DEVICES.items()}
+    last = oracle.run_mtfl(
+        build_model,
+        {name: (one.train_x, one.train_y, one.test_x, one.test_y) for name, one in data.items()},
+        cohorts,
+        STRATEGY,
+        PRIVATE,
+        TASK.learning_rates[STRATEGY],
+        batch_size=TASK.batch_size,
+    )[-1]
+    with np.load(document["model"]) as model:
+        _assert_close(dict(model), last.omega)
+    for device in DEVICES:
+        moments = {f"{p}:{m}": value for p, kinds in last.patch_moments[device].items() for m, value in kinds.items()}
+        found = stage.patch(device)
+        _assert_close(found.values, {**last.patches[device], **moments})
+        assert found.batches_done == STEPS[device] * sum(device in cohort for cohort in cohorts)
+
+
+def _assert_close(found: Mapping[str, Array], expected: Mapping[str, Array]) -> None:
+    assert set(found) == set(expected)
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=0, atol=1e-5, err_msg=name)

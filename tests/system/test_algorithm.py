@@ -1,0 +1,163 @@
+"""Whole rounds, with agents as processes and a real broker between them, are those of Algorithm 1 of the paper."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from coordinator.checkpoint import load_checkpoint
+from coordinator.records import RunSummary
+from coordinator.runs import run_directory, start_run
+from coordinator.settings import RunSettings
+from coordinator.strategies import ServerState
+from device_agent.patch_store import PatchKey, PatchStore
+from shared.model import initial_tensors, schema_of
+from shared.tensors import Array
+from tests import oracle
+from tests.brokers import Mosquitto, client
+from tests.system.fleet import Fleet
+from tests.system.oracle_task import REFERENCE, TASK, build_model, device_data
+from tests.system.views import Silent
+from tests.system.witness import Witness
+
+pytestmark = [pytest.mark.system, pytest.mark.broker]
+
+SEED, ROUNDS = 3, 6
+TOLERANCE = 1e-5
+DEVICES = {
+    "ann": "n=37,test=30,seed=1",
+    "bob": "n=12,test=30,seed=2",
+    "cat": "n=24,test=30,seed=3",
+    "dan": "n=5,test=30,seed=4",
+}
+LATECOMER = "dan"
+STRATEGIES = ("fedavg", "fedadam", "fedavg-adam")
+POLICIES = ("none", "stats", "affine", "all", "names:bn1.running_*,fc3.*")
+
+
+@dataclass
+class Stage:
+    """Four agents at a broker, somebody who reads along, and the file that says whether the latecomer takes part."""
+
+    fleet: Fleet
+    witness: Witness
+    admission: Path
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    """Agents that serve all tests, since it takes them seconds to start; their patches are deleted before each."""
+    directory = tmp_path_factory.mktemp("fleet")
+    admission = directory / "admission"
+    with Mosquitto() as broker, client(broker.url, "witness") as reader, Fleet(broker.url, directory) as fleet:
+        for device, data in DEVICES.items():
+            fleet.start(device, REFERENCE, data, f"file:{admission}" if device == LATECOMER else "always")
+        fleet.wait_ready()
+        yield Stage(fleet, Witness(reader, fleet.name), admission)
+
+
+class Doorkeeper(Silent):
+    """A view that lets the latecomer in, once it has declined to take part."""
+
+    def __init__(self, admission: Path) -> None:
+        self._admission = admission
+        admission.write_text("decline not yet\n")
+
+    def say(self, line: str) -> None:
+        """Hears of every device that declines."""
+        if line.startswith(f"{LATECOMER} declined"):
+            self._admission.write_text("accept\n")
+
+
+def _play(stage: Stage, state_dir: Path, strategy: str, private: str) -> tuple[RunSummary, ServerState]:
+    """A run over the network, from initial patches, and the coordinator's state after it."""
+    for agent in stage.fleet.agents.values():
+        for patch in agent.patches.iterdir():
+            patch.unlink()
+    settings = RunSettings(
+        broker=stage.fleet.broker,
+        fleet=stage.fleet.name,
+        state_dir=state_dir,
+        task=REFERENCE,
+        strategy=strategy,
+        private=private,
+        seed=SEED,
+        rounds=ROUNDS,
+        devices=len(DEVICES),
+        participation=0.75,
+        quorum=1.0,
+    )
+    summary = start_run(settings, Doorkeeper(stage.admission))
+    state, _, _ = load_checkpoint(run_directory(state_dir, summary.run))
+    return summary, state
+
+
+def _patch(stage: Stage, device: str, private: str) -> dict[str, Array]:
+    """What a device keeps to itself."""
+    key = PatchKey(TASK.name, schema_of(build_model()).digest, private)
+    return dict(PatchStore(stage.fleet.agents[device].patches).load(key, "another run", 0).values)
+
+
+def _oracle(rounds: list[list[str]], strategy: str, private: str) -> list[oracle.Round]:
+    data = {name: device_data(spec) for name, spec in DEVICES.items()}
+    return oracle.run_mtfl(
+        build_model,
+        {name: (one.train_x, one.train_y, one.test_x, one.test_y) for name, one in data.items()},
+        rounds,
+        strategy,
+        private,
+        TASK.learning_rates[strategy],
+        TASK.server_learning_rates.get(strategy, 0.0),
+        TASK.batch_size,
+        seed=SEED,
+    )
+
+
+def _flat(moments: oracle.Moments) -> dict[str, Array]:
+    return {f"{name}:{kind}": value for name, kinds in moments.items() for kind, value in kinds.items()}
+
+
+def _assert_same_and_moved(found: Mapping[str, Array], expected: Mapping[str, Array]) -> None:
+    """Equal to 1e-5, for moments in proportion to their size, since second moments are tiny; and far from the beginning."""
+    assert found.keys() == expected.keys()
+    initial = initial_tensors(TASK, SEED)
+    moments = found.keys() - initial.keys()
+    for name, value in expected.items():
+        size = min(1.0, float(np.abs(value).max())) if name in moments else 1.0
+        np.testing.assert_allclose(found[name], value, rtol=0, atol=TOLERANCE * size, err_msg=name)
+        moved = float(np.abs(found[name] - initial.get(name, np.zeros_like(value))).max())
+        assert moved > 100 * TOLERANCE * size, f"{name} moved by {moved} only"
+
+
+def _assert_partial_and_late(rounds: list[list[str]]) -> None:
+    """What the test is about has taken place: nobody took part always, everybody did, and one only later."""
+    assert len(rounds) == ROUNDS
+    assert set().union(*rounds) == set(DEVICES)
+    assert all(set(cohort) < set(DEVICES) for cohort in rounds)
+    assert LATECOMER not in rounds[0]
+
+
+@pytest.mark.parametrize("private", POLICIES)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_rounds_over_the_network_are_those_of_algorithm_1(stage, tmp_path, strategy, private):
+    """Global model, shared and server moments, patches and their moments, and user accuracies are the oracle's."""
+    summary, state = _play(stage, tmp_path, strategy, private)
+    rounds = stage.witness.rounds(summary.run)
+    _assert_partial_and_late(rounds)
+    history = _oracle(rounds, strategy, private)
+    for record, cohort, expected in zip(summary.rounds, rounds, history, strict=True):
+        accuracies = list(expected.user_accuracy.values())
+        assert (record.outcome, record.reported) == ("aggregated", len(cohort))
+        assert record.user_accuracy == pytest.approx(np.mean(accuracies))
+        assert record.user_accuracy_min == pytest.approx(min(accuracies))
+        assert record.num_examples == sum(len(device_data(DEVICES[device]).train_x) for device in cohort)
+    last = history[-1]
+    _assert_same_and_moved(state.tensors, {**last.omega, **_flat(last.moments)})
+    _assert_same_and_moved(state.server, _flat(last.server_moments))
+    for device in DEVICES:
+        expected_patch = {**last.patches[device], **_flat(last.patch_moments[device])}
+        _assert_same_and_moved(_patch(stage, device, private), expected_patch)

@@ -1,0 +1,149 @@
+"""A fleet that is set up by hand, broker, agents and coordinator each on its own, does what the demo does; and tells so."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shared.model import initial_tensors
+from shared.tasks.digits import TASK
+from tests.brokers import Mosquitto
+from tests.shared.tasks.conftest import real_data  # noqa: F401  (a fixture)
+from tests.system.commands import Command, run
+from tests.system.fleet import Fleet
+
+pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.timeout(600)]
+
+DEVICES, ROUNDS = ("pi-01", "pi-02", "pi-03"), 3
+# On a slow machine too, no round goes on without a device.
+PATIENT = ("--wait-s", 100, "--grace-s", 100, "--recruit-deadline-s", 100, "--quorum", 1)
+
+
+@dataclass(frozen=True)
+class Played:
+    """What is left of a run when its agents have been ended too."""
+
+    summary: dict[str, Any]
+    state_dir: Path
+    agent_dirs: dict[str, Path]
+    agents_told: dict[str, Any]
+    broker: str
+
+    def ask(self, *command: object) -> Any:
+        """What `fedpatch` answers, as JSON."""
+        done = run("fedpatch", *command, "--state-dir", self.state_dir, "--json")
+        assert done.code == 0, done.err
+        return done.document
+
+
+def _run(broker: Mosquitto, state_dir: Path, *options: object) -> Command:
+    return Command("fedpatch", "run", "--broker", broker.url, "--state-dir", state_dir, "--json", *options)
+
+
+def _agent_says(command: str, state_dir: Path) -> Any:
+    done = run("fedpatch-agent", command, "--state-dir", state_dir, "--json")
+    assert done.code == 0, done.err
+    return done.document
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
+    """Three agents, started as the documentation says, and a coordinator that comes before them."""
+    directory = tmp_path_factory.mktemp("by-hand")
+    state_dirs = {device: directory / device for device in DEVICES}
+    with Mosquitto() as broker, ExitStack() as stack:
+        options = ["--task", "digits", "--devices", len(DEVICES), "--rounds", ROUNDS, *PATIENT]
+        coordinator = stack.enter_context(_run(broker, directory / "coordinator", *options))
+        agents = []
+        for index, device in enumerate(DEVICES):
+            where = ["--broker", broker.url, "--device-id", device, "--state-dir", state_dirs[device]]
+            what = ["--task", "digits", "--data", f"shard:{index}/{len(DEVICES)}"]
+            agents.append(stack.enter_context(Command("fedpatch-agent", "run", *where, *what)))
+        done = coordinator.done()
+        assert done.code == 0, done.err
+        told = {device: _agent_says("status", state_dir) for device, state_dir in state_dirs.items()}
+        for agent in agents:
+            agent.terminate()
+        yield Played(done.document, directory / "coordinator", state_dirs, told, broker.url)
+
+
+def test_a_run_by_hand_trains_the_model(played: Played):
+    """All devices report in all rounds, the model is another one than at first, and better."""
+    summary = played.summary
+    assert summary["stopped_because"] == "max_rounds"
+    assert [(one["outcome"], one["reported"]) for one in summary["rounds"]] == [("aggregated", len(DEVICES))] * ROUNDS
+    assert summary["rounds"][-1]["user_accuracy"] > summary["rounds"][0]["user_accuracy"] + 0.3
+    initial = initial_tensors(TASK, seed=0)
+    with np.load(summary["model"]) as model:
+        assert not np.allclose(model["fc1.weight"], initial["fc1.weight"])
+
+
+def test_runs_and_show_tell_of_the_run(played: Played):
+    """`runs` lists it as finished with its terms, `show` gives what it printed, for people all its rounds."""
+    (one,) = played.ask("runs")
+    assert (one["id"], one["status"], one["epoch"]) == (played.summary["run"], "finished", 1)
+    assert (one["task"], one["strategy"], one["private"]) == ("digits", "fedavg-adam", "affine")
+    assert one["user_accuracy"] == played.summary["user_accuracy"]
+    assert played.ask("show", "last") == played.summary
+    text = run("fedpatch", "show", played.summary["run"], "--state-dir", played.state_dir).out
+    assert text.count("aggregated") == ROUNDS
+    assert played.summary["model"] in text
+
+
+def test_devices_tells_what_came_of_asking_them(played: Played):
+    """Each device, as the coordinator knew it: there, with its task, asked and reporting in each round."""
+    devices = played.ask("devices")
+    assert [one["id"] for one in devices] == list(DEVICES)
+    for one in devices:
+        assert (one["fleet"], one["online"], one["tasks"]) == ("default", True, ["digits"])
+        assert (one["invited"], one["accepted"], one["reported"]) == (ROUNDS, ROUNDS, ROUNDS)
+        assert (one["declined"], one["failed"], one["refused"], one["lost"], one["late"]) == (0, 0, 0, 0, 0)
+    assert played.ask("devices", "--fleet", "kitchen") == []
+
+
+def test_an_agent_tells_what_it_is_doing(played: Played):
+    """`status` of an agent that runs, and of the same one when it has ended."""
+    for device, told in played.agents_told.items():
+        assert (told["running"], told["connected"], told["state"]) == (True, True, "idle")
+        assert (told["device_id"], told["broker"]) == (device, played.broker)
+        assert [task["task"] for task in told["tasks"]] == ["digits"]
+        assert told["last_outcome"] == "committed"
+        assert not told["update_waits"]
+        later = _agent_says("status", played.agent_dirs[device])
+        assert (later["running"], later["connected"], later["state"]) == (False, False, "stopped")
+        assert later["patches"] == told["patches"]
+
+
+def test_an_agent_tells_of_its_patches_but_not_their_values(played: Played):
+    """`patches` names the one patch of the run's last round; its file is for its owner alone."""
+    for state_dir in played.agent_dirs.values():
+        (patch,) = _agent_says("patches", state_dir)
+        assert (patch["task"], patch["policy"], patch["problem"]) == ("digits", "affine", "")
+        assert (patch["run"], patch["round"]) == (played.summary["run"], ROUNDS)
+        path = Path(patch["path"])
+        assert (path.parent, path.stat().st_mode & 0o777) == (state_dir / "patches", 0o600)
+        assert "bn1" not in json.dumps(patch)
+
+
+@pytest.mark.real_data("mnist/train-images-idx3-ubyte.gz")
+def test_two_agents_learn_from_real_mnist(mosquitto: Mosquitto, tmp_path: Path, real_data: Path):  # noqa: F811
+    """The paper's model on the paper's data, over the network: better after a round than before it."""
+    with Fleet(mosquitto.url, tmp_path) as fleet:
+        for index in range(2):
+            fleet.start(f"pi-{index}", "mnist", f"shard:{index}/100", options=["--data-root", str(real_data)])
+        fleet.wait_ready()
+        options = ["--fleet", fleet.name, "--task", "mnist", "--devices", 2, "--rounds", 2, *PATIENT]
+        with _run(mosquitto, tmp_path / "coordinator", *options) as coordinator:
+            done = coordinator.done()
+    assert done.code == 0, done.err
+    first, second = done.document["rounds"]
+    assert (first["reported"], second["reported"]) == (2, 2)
+    assert first["num_examples"] == 1200
+    assert second["user_accuracy"] > first["user_accuracy"] + 0.3

@@ -1,0 +1,127 @@
+"""Private means private: nothing of a device's patch is ever on the wire, whoever reads along."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from coordinator.checkpoint import load_checkpoint
+from coordinator.runs import run_directory, start_run
+from coordinator.settings import RunSettings
+from device_agent.patch_store import PatchKey, PatchStore
+from shared.model import schema_of
+from shared.patches import parse_policy
+from shared.tensors import MOMENTS, Array, Schema
+from tests.brokers import Mosquitto
+from tests.system.fleet import AgentProcess, Fleet
+from tests.system.oracle_task import REFERENCE, TASK, build_model
+from tests.system.recording import Haystack, Recorder, telling_windows
+from tests.system.views import Silent
+
+pytestmark = [pytest.mark.system, pytest.mark.broker]
+
+ROUNDS = 3
+DEVICES = {"ann": "n=37,test=30,seed=1", "bob": "n=24,test=30,seed=2"}
+STRATEGY = "fedavg-adam"  # the one whose moments travel
+NAMES = "names:bn1.running_*,fc3.*"  # no full name, since the text itself travels
+CASES = [(private, "fp32") for private in ("stats", "affine", "all", NAMES)] + [("all", "fp32+zstd")]
+
+
+@dataclass
+class Stage:
+    """Agents at a broker, which drops nothing from a queue before the recorder has it."""
+
+    broker: Mosquitto
+    fleet: Fleet
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    """Two agents that serve all tests; each policy and encoding has a patch of its own."""
+    directory = tmp_path_factory.mktemp("fleet")
+    with Mosquitto("max_queued_messages 0") as broker, Fleet(broker.url, directory) as fleet:
+        for device, data in DEVICES.items():
+            fleet.start(device, REFERENCE, data)
+        fleet.wait_ready()
+        yield Stage(broker, fleet)
+
+
+def _recorded(stage: Stage, tmp_path: Path, private: str, encoding: str) -> tuple[str, Haystack]:
+    """A run of three rounds in which everybody takes part, and all that was on the broker meanwhile."""
+    settings = RunSettings(
+        broker=stage.broker.url,
+        fleet=stage.fleet.name,
+        state_dir=tmp_path,
+        task=REFERENCE,
+        strategy=STRATEGY,
+        private=private,
+        encoding=encoding,
+        rounds=ROUNDS,
+        devices=len(DEVICES),
+        quorum=1.0,
+    )
+    with Recorder(stage.broker.port, tmp_path) as recorder:
+        summary = start_run(settings, Silent())
+    assert [record.reported for record in summary.rounds] == [len(DEVICES)] * ROUNDS
+    return summary.run, Haystack(recorder.messages)
+
+
+def _patches(agent: AgentProcess, run: str, private: str, scratch: Path) -> list[dict[str, Array]]:
+    """What the device kept to itself after each round: its file holds two states, and the version before one more."""
+    key = PatchKey(TASK.name, schema_of(build_model()).digest, private)
+    scratch.mkdir()
+    shutil.copy(agent.patches / f"{key.file_name}.previous", scratch / key.file_name)
+    newest, before = PatchStore(agent.patches), PatchStore(scratch)
+    states = [before.load(key, run, ROUNDS - 1), newest.load(key, run, ROUNDS), newest.load(key, "another run", 0)]
+    first, second, third = (state.batches_done for state in states)
+    assert third - second == second - first > 0
+    return [dict(state.values) for state in states]
+
+
+def _published(state_dir: Path, run: str, scratch: Path) -> dict[str, Array]:
+    """The global model and moments that the last round began with."""
+    scratch.mkdir()
+    shutil.copy(run_directory(state_dir, run) / f"checkpoint-{ROUNDS - 1:06d}.fp", scratch)
+    return load_checkpoint(scratch)[0].tensors
+
+
+def _telling(tensors: dict[str, Array]) -> set[str]:
+    """Names of the tensors whose values can be searched for: not counters and steps, of which there is one each."""
+    return {name for name, array in tensors.items() if telling_windows(array)}
+
+
+def _whole_schema() -> Schema:
+    return schema_of(build_model()).with_moments(MOMENTS)
+
+
+@pytest.mark.parametrize(("private", "encoding"), CASES)
+def test_neither_names_nor_values_of_a_patch_are_on_the_wire(stage, tmp_path, private, encoding):
+    """Nothing private of any device after any round is found, though everything public is."""
+    run, haystack = _recorded(stage, tmp_path, private, encoding)
+    private_names = parse_policy(private).private_names(_whole_schema())
+    for device, agent in stage.fleet.agents.items():
+        for patch in _patches(agent, run, private, tmp_path / device):
+            assert patch.keys() == private_names
+            assert len(_telling(patch)) > len(patch) / 3
+            assert haystack.names_of(patch) == set()
+            assert haystack.values_of(patch) == set()
+    public = _published(tmp_path, run, tmp_path / "published")
+    assert public.keys() == set(_whole_schema().names) - private_names
+    assert haystack.names_of(public) == public.keys()
+    assert haystack.values_of(public) == _telling(public)
+
+
+@pytest.mark.parametrize("encoding", ["fp32", "fp32+zstd"])
+def test_the_same_search_finds_what_is_not_private(stage, tmp_path, encoding):
+    """With nothing private, names and values of batch norm and its moments are found, so the search can fail."""
+    run, haystack = _recorded(stage, tmp_path, "none", encoding)
+    private_elsewhere = parse_policy("all").private_names(_whole_schema())
+    published = _published(tmp_path, run, tmp_path / "published")
+    batch_norm = {name: array for name, array in published.items() if name in private_elsewhere}
+    assert haystack.names_of(batch_norm) == private_elsewhere
+    assert haystack.values_of(batch_norm) == _telling(batch_norm)
+    assert {"bn1.weight", "bn2.running_var", "bn1.bias:exp_avg", "bn2.weight:exp_avg_sq"} <= _telling(batch_norm)

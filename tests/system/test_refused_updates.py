@@ -1,0 +1,253 @@
+"""What a device uploads is taken or refused for good reason, and what is refused changes nothing for the others."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zstandard
+
+from coordinator.checkpoint import load_checkpoint
+from coordinator.records import DeviceInfo, RunSummary
+from coordinator.registry import REGISTRY_FILE, Registry
+from coordinator.runs import run_directory, start_run
+from coordinator.settings import RunSettings
+from coordinator.strategies import ServerState
+from shared.codec import encode
+from shared.messages import Committed, Envelope, Refused, RefuseReason
+from shared.model import schema_of
+from shared.patches import parse_policy
+from shared.tensors import MOMENTS
+from shared.transfer import Chunk, encode_chunk
+from tests import oracle
+from tests.brokers import Mosquitto, client
+from tests.system.fleet import Fleet
+from tests.system.oracle_task import HIDDEN, REFERENCE, TASK, build_model, device_data
+from tests.system.rogue import Misdeed, Rogue, Update, Upload, Verdict
+from tests.system.views import Silent
+
+pytestmark = [pytest.mark.system, pytest.mark.broker]
+
+STRATEGY, PRIVATE, SEED = "fedavg-adam", "affine", 5
+DATA = "n=37,test=30,seed=1"
+TOLERANCE = 1e-5
+MAX_MODEL_MIB = 1
+SCHEMA = schema_of(build_model())
+NOISE = np.random.default_rng(0).bytes(100_000)
+TRAVELLING = parse_policy(PRIVATE).public(SCHEMA).with_moments(MOMENTS)
+
+
+def _changed(name: str, change: Callable[[np.ndarray], np.ndarray]) -> Misdeed:
+    return lambda update: update.with_tensor(name, change(update.tensors[name].copy())).upload()
+
+
+def _first(value: float) -> Callable[[np.ndarray], np.ndarray]:
+    def put(array: np.ndarray) -> np.ndarray:
+        array.flat[0] = value
+        return array
+
+    return put
+
+
+def _announced(update: Update, **changes: object) -> Upload:
+    upload = update.upload()
+    return replace(upload, manifest=replace(upload.manifest, **changes))  # type: ignore[arg-type]
+
+
+def _bomb(update: Update, announced_bytes: int) -> Upload:
+    """As many zeros as a model may have bytes, in a few bytes."""
+    return update.instead(zstandard.ZstdCompressor().compress(bytes(MAX_MODEL_MIB * 2**20)), announced_bytes)
+
+
+MISDEEDS: dict[str, tuple[RefuseReason, Misdeed]] = {
+    "a private value": (
+        RefuseReason.PRIVATE_VALUE,
+        lambda update: update.with_tensor("bn1.weight", np.ones(HIDDEN, np.float32)).upload(),
+    ),
+    "a moment of a private value": (
+        RefuseReason.PRIVATE_VALUE,
+        lambda update: update.with_tensor("bn2.bias:exp_avg", np.ones(HIDDEN, np.float32)).upload(),
+    ),
+    "a value that is not a number": (RefuseReason.NOT_FINITE, _changed("fc1.weight", _first(np.nan))),
+    "an infinite moment": (RefuseReason.NOT_FINITE, _changed("fc1.weight:exp_avg", _first(-np.inf))),
+    "a second moment below zero": (RefuseReason.OUT_OF_RANGE, _changed("fc2.bias:exp_avg_sq", _first(-1.0))),
+    "no examples": (
+        RefuseReason.NUM_EXAMPLES,
+        lambda update: replace(update, report=replace(update.report, num_examples=0)).upload(),
+    ),
+    "another global model as its base": (
+        RefuseReason.WRONG_BASE,
+        lambda update: replace(update, report=replace(update.report, base="0" * 64)).upload(),
+    ),
+    "another schema": (RefuseReason.SCHEMA_MISMATCH, lambda update: _announced(update, schema=SCHEMA.digest)),
+    "another encoding": (RefuseReason.SCHEMA_MISMATCH, lambda update: update.upload("fp16")),
+    "another shape": (RefuseReason.SCHEMA_MISMATCH, _changed("fc3.bias", lambda bias: bias[:-1])),
+    "another dtype": (RefuseReason.SCHEMA_MISMATCH, _changed("fc3.bias", lambda bias: bias.astype(np.float64))),
+    "a tensor nobody agreed on": (
+        RefuseReason.SCHEMA_MISMATCH,
+        lambda update: update.with_tensor("fc9.weight", np.zeros(3, np.float32)).upload(),
+    ),
+    "a tensor too few": (RefuseReason.SCHEMA_MISMATCH, lambda update: update.without_tensor("fc1.bias").upload()),
+    "bytes of something else": (RefuseReason.DAMAGED, lambda update: update.instead(NOISE[:5000], 9000)),
+    "a part of an update": (
+        RefuseReason.DAMAGED,
+        lambda update: update.instead(update.upload().blob[:-100], update.upload().manifest.raw_bytes),
+    ),
+    "other bytes than announced": (RefuseReason.DAMAGED, lambda update: _announced(update, digest="0" * 64)),
+    "more than it announces": (
+        RefuseReason.DAMAGED,
+        lambda update: _bomb(update, update.upload().manifest.raw_bytes),
+    ),
+    "more than the agreed tensors take": (
+        RefuseReason.TOO_LARGE,
+        lambda update: _bomb(update, MAX_MODEL_MIB * 2**20),
+    ),
+    "more than the model could be": (
+        RefuseReason.TOO_LARGE,
+        lambda update: _announced(update, raw_bytes=MAX_MODEL_MIB * 2**20 + 1),
+    ),
+}
+NOT_OURS = (
+    b"",  # what clears a retained message, and so no message at all
+    b"\x00 not msgpack",
+    encode(Envelope(Refused("0" * 64, RefuseReason.LATE)))[:-5],
+    NOISE,
+)
+NO_CHUNKS = (b"fp", NOISE[:500], encode_chunk(Chunk("0" * 64, 0, 1, b"data"))[:-1])
+
+
+@dataclass(frozen=True)
+class Played:
+    """A run in which the rogue, in each round, did one of its misdeeds; `devices` are the registry's."""
+
+    summary: RunSummary
+    verdicts: list[Verdict]
+    state: ServerState
+    devices: dict[str, DeviceInfo]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """An honest agent and a rogue at a broker."""
+
+    fleet: Fleet
+    rogue: Rogue
+    directory: Path
+
+    def play(self, misdeeds: Sequence[Misdeed]) -> Played:
+        """A run of as many rounds as there are misdeeds."""
+        settings = RunSettings(
+            broker=self.fleet.broker,
+            fleet=self.fleet.name,
+            state_dir=Path(tempfile.mkdtemp(dir=self.directory)),
+            task=REFERENCE,
+            strategy=STRATEGY,
+            private=PRIVATE,
+            seed=SEED,
+            rounds=len(misdeeds),
+            devices=2,
+            quorum=0.5,
+            max_model_mib=MAX_MODEL_MIB,
+        )
+        self.rogue.appear()
+        with ThreadPoolExecutor(1) as pool:
+            verdicts = pool.submit(self.rogue.play, misdeeds)
+            summary = start_run(settings, Silent())
+            state, _, _ = load_checkpoint(run_directory(settings.state_dir, summary.run))
+            with Registry(settings.state_dir / REGISTRY_FILE) as registry:
+                devices = {info.id: info for info in registry.devices()}
+            return Played(summary, verdicts.result(), state, devices)
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    """One agent and one rogue that serve all tests."""
+    directory = tmp_path_factory.mktemp("fleet")
+    with Mosquitto() as broker, client(broker.url, "rogue") as voice, Fleet(broker.url, directory) as fleet:
+        fleet.start("honest", REFERENCE, DATA)
+        fleet.wait_ready()
+        yield Stage(fleet, Rogue(voice, fleet.name, "rogue", TASK.name, SCHEMA, TRAVELLING), directory)
+
+
+@pytest.fixture(scope="module")
+def played(stage: Stage) -> Played:
+    """A run with one misdeed per round, in their order."""
+    return stage.play([misdeed for _, misdeed in MISDEEDS.values()])
+
+
+@pytest.mark.parametrize("name", MISDEEDS)
+def test_a_misdeed_is_refused_told_and_counted(played, name):
+    """The device hears why, the round's books count it, and the round goes on with the honest device alone."""
+    number = list(MISDEEDS).index(name)
+    reason, _ = MISDEEDS[name]
+    verdict, record = played.verdicts[number], played.summary.rounds[number]
+    assert isinstance(verdict.answer, Refused)
+    assert (verdict.answer.reason, verdict.answer.digest) == (reason, verdict.digest)
+    assert verdict.answer.detail
+    assert record.refused == {reason: 1}
+    assert record.failures == {reason: 1}
+    assert (record.outcome, record.accepted, record.reported) == ("aggregated", 2, 1)
+    assert record.num_examples == len(device_data(DATA).train_x)
+
+
+def test_a_private_value_is_named_to_the_device(played):
+    """Who gives away what is private hears which values, so that its owner can find out why."""
+    answers = [verdict.answer for verdict in played.verdicts[:2]]
+    assert all(isinstance(answer, Refused) for answer in answers)
+    assert "'bn1.weight'" in answers[0].detail
+    assert "'bn2.bias:exp_avg'" in answers[1].detail
+
+
+def test_the_registry_counts_refusals_for_the_device(played):
+    """Each side of the books: what the rogue did is the rogue's alone."""
+    rogue, honest = played.devices["rogue"], played.devices["honest"]
+    times = len(MISDEEDS)
+    assert (rogue.accepted, rogue.refused, rogue.reported) == (times, times, 0)
+    assert rogue.last_reason == list(MISDEEDS.values())[-1][0]
+    assert (honest.accepted, honest.refused, honest.reported, honest.last_reason) == (times, 0, times, "")
+
+
+def test_the_model_is_that_of_the_honest_device_alone(played):
+    """Nothing of a refused update is in the global model or its moments."""
+    data = device_data(DATA)
+    honest = (data.train_x, data.train_y, data.test_x, data.test_y)
+    rounds = [["honest"]] * len(MISDEEDS)
+    rate = TASK.learning_rates[STRATEGY]
+    history = oracle.run_mtfl(
+        build_model, {"honest": honest}, rounds, STRATEGY, PRIVATE, rate, batch_size=TASK.batch_size, seed=SEED
+    )
+    last = history[-1]
+    moments = {f"{name}:{kind}": value for name, kinds in last.moments.items() for kind, value in kinds.items()}
+    assert played.state.tensors.keys() == {*last.omega, *moments}
+    for name, value in {**last.omega, **moments}.items():
+        np.testing.assert_allclose(played.state.tensors[name], value, rtol=0, atol=TOLERANCE, err_msg=name)
+
+
+def test_the_same_device_is_welcome_when_it_keeps_to_the_rules(stage):
+    """The rogue's way to upload is not itself a reason to refuse it."""
+    played = stage.play([Update.upload])
+    assert [type(verdict.answer) for verdict in played.verdicts] == [Committed]
+    assert (played.summary.rounds[0].reported, played.summary.rounds[0].refused) == (2, {})
+    assert played.devices["rogue"].reported == 1
+
+
+def test_what_is_not_ours_is_ignored_and_counted(stage):
+    """Foreign bytes on a device's topics disturb no round, and the registry tells whose they were."""
+
+    def misbehave(update: Update) -> Upload:
+        for payload in NOT_OURS:
+            stage.rogue.say(payload)
+        for payload in NO_CHUNKS:
+            stage.rogue.send_as_chunk(payload)
+        return update.upload()
+
+    played = stage.play([misbehave, Update.upload])
+    assert [type(verdict.answer) for verdict in played.verdicts] == [Committed, Committed]
+    assert [record.reported for record in played.summary.rounds] == [2, 2]
+    assert played.devices["rogue"].ignored == len(NOT_OURS) - 1 + len(NO_CHUNKS)
+    assert played.devices["honest"].ignored == 0

@@ -1,0 +1,261 @@
+"""What happens in an ordinary year: power cuts, restarts, a broker that goes away. Nothing is lost, nothing counts twice.
+
+Where every device took part in the end, the result is compared with an oracle that knows of no failure: the same global
+model and the same patches, as if nothing had happened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from coordinator.checkpoint import load_checkpoint
+from coordinator.registry import REGISTRY_FILE, Registry
+from coordinator.runs import run_directory
+from shared import topics
+from shared.codec import decode
+from shared.messages import DeviceState
+from tests.brokers import Mosquitto, client
+from tests.system.commands import run
+from tests.system.fleet import Fleet
+from tests.system.stage import (
+    DEVICES,
+    ROUNDS,
+    STEPS,
+    Stage,
+    all_went_well,
+    assert_like_oracle,
+    assert_stays,
+    outcomes,
+    wait_state,
+)
+
+pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.timeout(600)]
+
+
+@pytest.fixture
+def stage(mosquitto: Mosquitto, tmp_path: Path) -> Iterator[Stage]:
+    """Nothing but the broker runs yet."""
+    with Fleet(mosquitto.url, tmp_path) as fleet:
+        yield Stage(mosquitto, fleet, tmp_path)
+
+
+def test_a_device_killed_in_mid_training_does_the_same_round_again(stage: Stage):
+    """After a power cut, a device that is back in time trains the round anew from the patch it had before it."""
+    ann, _ = stage.start_agents()
+    stage.hold("ann", round=2, step=3)
+    with stage.begin() as coordinator:
+        stage.wait_held("ann", coordinator)
+        patch = stage.patch("ann")
+        ann.kill()
+        assert stage.patch("ann").batches_done == patch.batches_done == STEPS["ann"]
+        stage.holds["ann"].release()
+        ann.start()
+        done = coordinator.done()
+    assert done.code == 0
+    assert outcomes(done.document) == all_went_well()
+    assert_like_oracle(stage, done.document, [["ann", "bob"]] * ROUNDS)
+
+
+def test_a_device_that_is_away_for_longer_takes_part_in_a_later_round(stage: Stage):
+    """Rounds go on without a device that was killed; when it is back, its patch goes on where its last round ended."""
+    ann, _ = stage.start_agents()
+    stage.hold("ann", round=2, step=3)
+    stage.hold("bob", round=3, step=2)
+    with stage.begin(rounds=5, rejoin_s=0, quorum=0.5) as coordinator:
+        stage.wait_held("ann", coordinator)
+        ann.kill()
+        stage.wait_held("bob", coordinator)
+        stage.holds["ann"].release()
+        ann.start()
+        ann.wait_ready()
+        stage.holds["bob"].release()
+        done = coordinator.done()
+    assert done.code == 0
+    assert [reported for _, _, reported in outcomes(done.document)] == [2, 1, 1, 2, 2]
+    both, bob = ["ann", "bob"], ["bob"]
+    assert_like_oracle(stage, done.document, [both, bob, bob, both, both])
+
+
+def test_a_coordinator_killed_in_a_round_goes_on_with_the_same_model(stage: Stage):
+    """`resume` plays the open round again, from the checkpoint before it, as the next epoch of the same run."""
+    stage.start_agents()
+    stage.hold("ann", round=3, step=2)
+    with stage.begin() as coordinator:
+        stage.wait_held("ann", coordinator)
+        coordinator.kill()
+    with Registry(stage.state_dir / REGISTRY_FILE, readonly=True) as registry:
+        killed = registry.run("last")
+    before, _, _ = load_checkpoint(run_directory(stage.state_dir, killed.id))
+    assert (before.round, killed.epoch, killed.status) == (2, 1, "running")
+
+    with stage.resume() as coordinator:
+        coordinator.wait_err("going on after round 2, epoch 2")
+        again, _, _ = load_checkpoint(run_directory(stage.state_dir, killed.id))
+        assert again.round == before.round
+        assert again.tensors.keys() == before.tensors.keys()
+        assert all(again.tensors[name].tobytes() == value.tobytes() for name, value in before.tensors.items())
+        stage.holds["ann"].release()
+        done = coordinator.done()
+    assert done.code == 0
+    assert done.document["run"] == killed.id
+    assert outcomes(done.document) == all_went_well()
+    assert_like_oracle(stage, done.document, [["ann", "bob"]] * ROUNDS)
+
+
+def test_training_for_a_killed_coordinator_is_not_taken_for_that_of_the_next(stage: Stage):
+    """What was at its last step when the next epoch asked again can no longer be stopped, and is of no interest."""
+    ann, _ = stage.start_agents()
+    stage.hold("ann", round=2, step=STEPS["ann"])
+    with stage.begin() as coordinator:
+        stage.wait_held("ann", coordinator)
+        coordinator.kill()
+    with stage.resume() as coordinator:
+        coordinator.wait(lambda: ann.log.count("round 2: training") == 2, "asks again")
+        stage.hold("ann", round=3, step=STEPS["ann"])  # round 2 once more, which is the third in its training process
+        stage.wait_held("ann", coordinator)
+        assert_stays(ann, "training", 2)
+        stage.holds["ann"].release()
+        done = coordinator.done()
+    assert done.code == 0
+    assert outcomes(done.document) == all_went_well()
+    assert_like_oracle(stage, done.document, [["ann", "bob"]] * ROUNDS)
+
+
+def test_a_coordinator_killed_between_two_rounds_goes_on_with_the_next(stage: Stage):
+    """While it waits for devices no round is open; the one after that is played by whoever resumes the run."""
+    ann, bob = stage.start_agents()
+    for device in DEVICES:
+        stage.hold(device, round=2, step=1)
+    with stage.begin(rounds=3, rejoin_s=5) as coordinator:
+        for device in DEVICES:
+            stage.wait_held(device, coordinator)
+        ann.kill()
+        bob.kill()
+        coordinator.wait_err("waiting for devices: 0 of 1")
+        coordinator.kill()
+    for device, agent in stage.fleet.agents.items():
+        stage.holds[device].release()
+        agent.start()
+    stage.fleet.wait_ready()
+    with stage.resume() as coordinator:
+        done = coordinator.done()
+    assert done.code == 0
+    assert outcomes(done.document) == [(1, "aggregated", 2), (2, "failed", 0), (3, "aggregated", 2)]
+    assert_like_oracle(stage, done.document, [["ann", "bob"]] * 2)
+
+
+@pytest.mark.parametrize("options", ["", "persistence false"], ids=["keeps", "forgets"])
+def test_a_broker_killed_in_mid_round_comes_back_and_so_does_everybody(tmp_path: Path, options: str):
+    """Agents and coordinator reconnect, and say again what a broker that forgot what it retained has to know."""
+    with Mosquitto(options, autosave=not options) as broker, Fleet(broker.url, tmp_path) as fleet:
+        stage = Stage(broker, fleet, tmp_path)
+        stage.start_agents()
+        stage.hold("ann", round=2, step=3)
+        with stage.begin() as coordinator:
+            stage.wait_held("ann", coordinator)
+            broker.restart()
+            stage.holds["ann"].release()
+            done = coordinator.done()
+        assert done.code == 0
+        assert outcomes(done.document) == all_went_well()
+        assert_like_oracle(stage, done.document, [["ann", "bob"]] * ROUNDS)
+
+
+def test_a_broker_killed_again_and_again_loses_no_update(stage: Stage):
+    """Whatever a round is doing when its broker goes away, it ends with the updates of all devices, each counted once."""
+    rounds = 6
+    stage.start_agents()
+    with stage.begin(rounds) as coordinator:
+        for number in range(1, rounds):
+            coordinator.wait_err(f"round {number}/{rounds} ")
+            stage.broker.restart()
+        done = coordinator.done()
+    assert done.code == 0
+    assert outcomes(done.document) == all_went_well(rounds)
+    assert_like_oracle(stage, done.document, [["ann", "bob"]] * rounds)
+
+
+def test_ctrl_c_saves_the_run_for_later(stage: Stage):
+    """Ctrl-C ends the run with exit code 130 and the devices' work; `resume` plays the round again that was open."""
+    ann, bob = stage.start_agents()
+    stage.hold("ann", round=2, step=2)
+    with stage.begin() as coordinator:
+        stage.wait_held("ann", coordinator)
+        wait_state(bob, "idle")
+        done = coordinator.interrupt()
+    interrupted = done.document
+    assert (done.code, interrupted["stopped_because"]) == (130, "interrupted")
+    assert outcomes(interrupted) == all_went_well(1)
+    assert f"fedpatch resume {interrupted['run']}" in done.err
+    shown = run("fedpatch", "show", "last", "--state-dir", stage.state_dir, "--json")
+    assert (shown.code, shown.document) == (0, interrupted)
+    stage.holds["ann"].release()
+    wait_state(ann, "idle")
+
+    with stage.resume() as coordinator:
+        done = coordinator.done()
+    assert (done.code, done.document["stopped_because"]) == (0, "max_rounds")
+    assert done.document["rounds"][:1] == interrupted["rounds"]
+    assert outcomes(done.document) == all_went_well()
+    assert_like_oracle(stage, done.document, [["ann", "bob"]] * ROUNDS)
+
+
+def test_an_agent_that_is_asked_to_end_says_goodbye(stage: Stage):
+    """SIGTERM, in mid-training too: exit code 0, and the broker keeps that the device is offline."""
+    ann, _ = stage.start_agents()
+    stage.hold("ann", round=1, step=1)
+    topic = topics.device_state(stage.fleet.name, "ann")
+    with stage.begin() as coordinator:
+        stage.wait_held("ann", coordinator)
+        assert ann.terminate() == 0
+    with client(stage.broker.url, "witness", topic) as witness:
+        state = decode(witness.received(topic).payload).body
+    assert isinstance(state, DeviceState)
+    assert not state.online
+    told = run("fedpatch-agent", "status", "--state-dir", ann.state_dir, "--json").document
+    assert (told["running"], told["state"], told["connected"]) == (False, "stopped", False)
+
+
+def test_an_update_that_waited_out_a_restart_is_committed(stage: Stage):
+    """A device that is killed before its update was taken offers it again when it is back, and does not train again."""
+    ann, bob = stage.start_agents()
+    stage.hold("ann", round=1, step=STEPS["ann"])
+    with stage.begin(rounds=2) as coordinator:
+        stage.wait_held("ann", coordinator)
+        bob.wait(lambda: bob.status["last_outcome"] == "committed", "has done its part")
+        coordinator.freeze()
+        stage.holds["ann"].release()
+        wait_state(ann, "uploading")
+        ann.restart()
+        ann.wait_ready()
+        told = run("fedpatch-agent", "status", "--state-dir", ann.state_dir, "--json").document
+        assert (told["state"], told["update_waits"]) == ("uploading", True)
+        coordinator.thaw()
+        done = coordinator.done()
+    assert done.code == 0
+    assert outcomes(done.document) == all_went_well(2)
+    assert ann.log.count("round 1: training") == 1
+    assert_like_oracle(stage, done.document, [["ann", "bob"]] * 2)
+
+
+def test_an_update_for_a_coordinator_that_was_killed_is_settled(stage: Stage):
+    """Coordinator and device are both killed while an update waits: the round is played again and counts once."""
+    ann, _ = stage.start_agents()
+    stage.hold("ann", round=1, step=STEPS["ann"])
+    with stage.begin(rounds=2) as coordinator:
+        stage.wait_held("ann", coordinator)
+        coordinator.kill()
+    stage.holds["ann"].release()
+    wait_state(ann, "uploading")
+    ann.restart()
+    ann.wait_ready()
+    with stage.resume() as coordinator:
+        done = coordinator.done()
+    assert done.code == 0
+    assert outcomes(done.document) == all_went_well(2)
+    assert_like_oracle(stage, done.document, [["ann", "bob"]] * 2)
+    wait_state(ann, "idle")
+    assert not run("fedpatch-agent", "status", "--state-dir", ann.state_dir, "--json").document["update_waits"]

@@ -1,0 +1,108 @@
+"""Rules of the house that no single file can keep by itself; pyproject.toml holds those that tools know by name."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import sysconfig
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import grimp
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("coordinator", "device_agent", "shared")
+MAX_FILE_LINES = 300
+MAX_FUNCTION_LINES = 45
+
+# What is longer, and why it has to be; "path" or "path:function". Short, or the limit means nothing.
+LONG_FILES: Mapping[str, str] = {}
+LONG_FUNCTIONS: Mapping[str, str] = {}
+
+
+def _sources() -> list[Path]:
+    return sorted(path for folder in (*PACKAGES, "tests") for path in (ROOT / folder).rglob("*.py"))
+
+
+def _long_files() -> Iterator[str]:
+    for path in _sources():
+        if len(path.read_text("utf-8").splitlines()) > MAX_FILE_LINES:
+            yield str(path.relative_to(ROOT))
+
+
+def _long_functions() -> Iterator[str]:
+    for path in _sources():
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                assert node.end_lineno is not None
+                if node.end_lineno - node.lineno + 1 > MAX_FUNCTION_LINES:
+                    yield f"{path.relative_to(ROOT)}:{node.name}"
+
+
+def _contract(contract_id: str) -> dict:
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    return next(c for c in config["tool"]["importlinter"]["contracts"] if c.get("id") == contract_id)
+
+
+@pytest.fixture(scope="module")
+def imports() -> grimp.ImportGraph:
+    """Who imports whom, among our own modules."""
+    return grimp.build_graph(*PACKAGES, cache_dir=None)
+
+
+def test_import_rules_hold():
+    """Every contract of import-linter in pyproject.toml is kept."""
+    lint_imports = Path(sysconfig.get_path("scripts")) / "lint-imports"
+    result = subprocess.run(
+        [lint_imports, "--no-logo", "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_pure_modules_import_only_pure_modules_of_ours(imports):
+    """No pure module reaches the network, a disk or a clock through another module of ours."""
+    pure = set(_contract("pure")["source_modules"])
+    packages = {name for name in imports.modules if imports.find_children(name)}
+    reached = {
+        f"{module} -> {imported}"
+        for module in pure
+        for imported in imports.find_modules_directly_imported_by(module) - pure - packages
+    }
+    assert not reached
+
+
+def test_importing_the_agent_loads_neither_torch_nor_numpy():
+    """The device process that talks to the network cannot hold a model: it has nothing to hold one with."""
+    agent = "device_agent.agent, device_agent.cli, device_agent.job, device_agent.trainer"
+    program = f"import sys, {agent}; print(*sorted({{'numpy', 'torch'}} & sys.modules.keys()))"
+    result = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.strip() == ""
+
+
+def test_the_house_plan_names_every_file():
+    """ARCHITECTURE.md is a description of what is there, and of nothing that is not."""
+    named = set(re.findall(r"[a-z0-9_]+\.py", (ROOT / "ARCHITECTURE.md").read_text("utf-8")))
+    files = {
+        path.name for package in PACKAGES for path in (ROOT / package).rglob("*.py") if not path.name.startswith("__")
+    }
+    assert (files - named, named - files - {Path(__file__).name, "test_privacy.py"}) == (set(), set())
+
+
+def test_files_are_short():
+    """A file beyond the limit has more than one purpose, unless it is named here with its reason."""
+    assert set(_long_files()) == set(LONG_FILES)
+
+
+def test_functions_are_short():
+    """A function beyond the limit does more than one thing, unless it is named here with its reason."""
+    assert set(_long_functions()) == set(LONG_FUNCTIONS)
+
+
+def test_every_package_says_that_it_is_typed():
+    """A package of ours carries py.typed, so that mypy believes its annotations wherever it is installed."""
+    assert [package for package in PACKAGES if not (ROOT / package / "py.typed").exists()] == []

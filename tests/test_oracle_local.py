@@ -1,0 +1,170 @@
+"""The pieces, put together without a network, give what Algorithm 1 of the paper gives."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from coordinator.aggregation import WeightedMean, check_update
+from coordinator.strategies import ServerState, Strategy, find_strategy
+from device_agent.effects import JobKey
+from device_agent.local_update import LocalUpdate
+from device_agent.patch_store import PatchKey, PatchState, PatchStore
+from device_agent.training import LocalTrainer
+from device_agent.training_channel import TrainCommand
+from shared.compression import pack, unpack
+from shared.messages import Manifest
+from shared.model import initial_tensors
+from shared.patches import parse_policy
+from shared.tensors import Array
+from tests.device_agent.toy_tasks import TOY, build_model, random_data
+from tests.oracle import Moments, Round, run_mtfl
+
+SEED = 7
+TOLERANCE = 1e-5
+CLIENTS = {"ann": 23, "bob": 40, "cat": 11, "dan": 8}
+ROUNDS = [["ann", "bob"], ["bob", "cat"], ["ann", "bob", "cat"], ["dan", "ann"]]  # dan joins late
+RATES = {"fedavg": 0.2, "fedadam": 0.2, "fedavg-adam": 0.01}
+POLICIES = ("none", "stats", "affine", "all", "names:fc2.*,bn.running_mean")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@dataclass
+class Fleet:
+    """A coordinator and its devices, joined by function calls and files."""
+
+    folder: Path
+    strategy: Strategy
+    private: str
+    batch_size: int = 5
+    epochs: int = 1
+    stores: dict[str, PatchStore] = field(default_factory=dict)
+    devices: dict[str, LocalUpdate] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.policy = parse_policy(self.private)
+        for client, count in CLIENTS.items():
+            trainer = LocalTrainer(TOY, random_data(client, count))
+            self.schema = trainer.schema
+            self.stores[client] = PatchStore(self.folder / client)
+            self.devices[client] = LocalUpdate(trainer, self.stores[client], client)
+        self.public = self.policy.public(self.schema)
+        self.travelling = self.strategy.travelling(self.public)
+        initial = initial_tensors(TOY, SEED)
+        self.state: ServerState = self.strategy.init({name: initial[name] for name in self.public.names}, self.public)
+
+    def play(self, clients: list[str]) -> dict[str, float | None]:
+        """One round; returns user accuracies before training."""
+        mean, accuracy = WeightedMean(self.travelling), {}
+        model = self._published()
+        for client in clients:
+            done = self.devices[client].run(self._command(model), lambda done, total: None, lambda: False)
+            assert done is not None
+            manifest, report = done
+            blob = (self.folder / "update").read_bytes()
+            _, update = unpack(blob, encoding=manifest.encoding, raw_bytes=manifest.raw_bytes, schema=self.travelling)
+            check_update(update, self.travelling, self.policy.private_names(self.schema), report.num_examples)
+            mean.add(update, report.num_examples)
+            accuracy[client] = report.user_accuracy_before
+        self.state = self.strategy.finish(self.state, mean.result(), self.public)
+        return accuracy
+
+    def patch(self, client: str) -> PatchState:
+        """What the client keeps to itself."""
+        return self.stores[client].load(PatchKey("toy", self.schema.digest, str(self.policy)), "another run", 0)
+
+    def _published(self) -> Manifest:
+        packed = pack(self.state.tensors, self.travelling, {}, "fp32+zstd")
+        (self.folder / "model").write_bytes(packed.blob)
+        digest, size = hashlib.sha256(packed.blob).hexdigest(), len(packed.blob)
+        return Manifest(digest, size, 4096, -(-size // 4096), packed.encoding, packed.raw_bytes, self.travelling.digest)
+
+    def _command(self, model: Manifest) -> TrainCommand:
+        return TrainCommand(
+            key=JobKey("oracle", 1, self.state.round + 1, "toy"),
+            plan=self.strategy.plan(RATES[self.strategy.name], self.batch_size, self.epochs, 0, SEED),
+            private=self.private,
+            schema=self.schema.digest,
+            model_path=str(self.folder / "model"),
+            model=model,
+            encoding="fp32",
+            base=model.digest,
+            update_path=str(self.folder / "update"),
+            download_s=0.0,
+            chunk_bytes=1024,
+        )
+
+
+def _oracle(strategy: str, private: str, batch_size: int = 5, epochs: int = 1) -> list[Round]:
+    clients = {}
+    for client, count in CLIENTS.items():
+        data = random_data(client, count)
+        clients[client] = (data.train_x, data.train_y, data.test_x, data.test_y)
+    rate = RATES[strategy]
+    return run_mtfl(build_model, clients, ROUNDS, strategy, private, rate, 0.01, batch_size, epochs, SEED)
+
+
+def _flat(moments: Moments) -> dict[str, Array]:
+    return {f"{name}:{kind}": value for name, kinds in moments.items() for kind, value in kinds.items()}
+
+
+def _assert_close(found: dict[str, Array], expected: dict[str, Array]) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=0, atol=TOLERANCE, err_msg=name)
+
+
+def _assert_same_round(fleet: Fleet, expected: Round, seen: set[str]) -> None:
+    _assert_close(fleet.state.tensors, {**expected.omega, **_flat(expected.moments)})
+    _assert_close(fleet.state.server, _flat(expected.server_moments))
+    for client in seen:
+        values = {**expected.patches[client], **_flat(expected.patch_moments[client])}
+        _assert_close(dict(fleet.patch(client).values), values)
+
+
+@pytest.mark.parametrize("private", POLICIES)
+@pytest.mark.parametrize("strategy", RATES)
+def test_rounds_are_those_of_algorithm_1(tmp_path, strategy, private):
+    """Global model, moments, patches and user accuracies agree after every round, with partial and late participants."""
+    fleet, seen = Fleet(tmp_path, find_strategy(strategy), private), set()
+    for clients, expected in zip(ROUNDS, _oracle(strategy, private), strict=True):
+        accuracy = fleet.play(clients)
+        seen.update(clients)
+        assert accuracy == pytest.approx(expected.user_accuracy)
+        _assert_same_round(fleet, expected, seen)
+
+
+def test_several_epochs_of_batches_larger_than_some_devices_data(tmp_path):
+    """Batch order agrees where a batch is all the data of one device and crosses passes on another."""
+    fleet = Fleet(tmp_path, find_strategy("fedavg"), "affine", batch_size=9, epochs=3)
+    for clients, expected in zip(ROUNDS, _oracle("fedavg", "affine", batch_size=9, epochs=3), strict=True):
+        fleet.play(clients)
+        _assert_close(fleet.state.tensors, expected.omega)
+
+
+def test_policies_and_strategies_can_be_told_apart():
+    """What the tests above compare differs by far more than they tolerate where policy or strategy differs."""
+    weights = [_oracle("fedavg", private)[-1].omega["fc1.weight"] for private in ("none", "affine", "names:fc2.*")]
+    weights += [_oracle(strategy, "none")[-1].omega["fc1.weight"] for strategy in ("fedadam", "fedavg-adam")]
+    for i, one in enumerate(weights):
+        for other in weights[:i]:
+            assert np.abs(one - other).max() > 100 * TOLERANCE
+
+
+def test_the_oracle_knows_nothing_of_fedpatch():
+    """It is a second opinion only as long as it imports none of the code that it checks."""
+    source = Path(__file__).with_name("oracle.py").read_text()
+    assert not [line for line in source.splitlines() if line.startswith(("from", "import")) and "shared" in line]
+    assert "device_agent" not in source and "coordinator" not in source
