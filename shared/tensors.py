@@ -218,15 +218,5 @@ def require_finite(tensors: Tensors) -> None:
 
 
 def little_endian(array: Array) -> bytes:
-    """Values in C order, least significant byte first: the only form in which they are hashed or travel."""
+    """Values in C order, least significant byte first: the only form in which they travel."""
     return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
-
-
-def digest(tensors: Tensors) -> str:
-    """SHA-256 hex of names, shapes, dtypes and values; does not depend on order, memory layout or byte order."""
-    sha256 = hashlib.sha256()
-    for name in sorted(tensors):
-        array = tensors[name]
-        sha256.update(json.dumps([name, list(array.shape), array.dtype.name]).encode() + b"\n")
-        sha256.update(little_endian(array))
-    return sha256.hexdigest()

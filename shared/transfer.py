@@ -245,11 +245,6 @@ class Upload:
         self._quiet_s = quiet_s
         self._offer_at = now
 
-    @property
-    def acked(self) -> int:
-        """Chunks that the coordinator said it has."""
-        return len(self._acked)
-
     def next_deadline(self) -> float:
         """When to offer (again) if nothing is heard."""
         return self._offer_at

@@ -16,8 +16,8 @@ from coordinator.strategies import STRATEGIES, FedAdam, ServerState, Strategy, f
 from shared.compression import pack, unpack
 from shared.errors import SchemaMismatch, UsageError
 from shared.messages import TrainPlan
-from shared.tensors import MOMENTS, Schema, TensorSpec, digest
-from tests.shared.arbitrary_tensors import FLOATS, same, schemas, tensors_of
+from shared.tensors import MOMENTS, Schema, TensorSpec
+from tests.shared.arbitrary_tensors import FLOATS, bits, same, schemas, tensors_of
 
 SCHEMA = Schema(
     (
@@ -141,9 +141,9 @@ def test_the_first_state_is_the_initial_model_and_zero_moments(strategy):
 def test_finishing_a_round_changes_no_earlier_state(strategy):
     """A failed write can be repeated: the state before and the mean are as they were."""
     state, mean = after(strategy, 2), filled(strategy.travelling(SCHEMA), 5)
-    before = [digest(tensors) for tensors in (state.tensors, state.server, mean)]
+    before = [bits(tensors) for tensors in (state.tensors, state.server, mean)]
     once, twice = (strategy.finish(state, mean, SCHEMA) for _ in range(2))
-    assert before == [digest(tensors) for tensors in (state.tensors, state.server, mean)]
+    assert before == [bits(tensors) for tensors in (state.tensors, state.server, mean)]
     assert same(once.tensors, twice.tensors)
     assert same(once.server, twice.server)
 

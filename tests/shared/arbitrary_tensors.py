@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from shared.tensors import DTYPES, TRAINABLE, Array, Role, Schema, TensorSpec
+from shared.tensors import DTYPES, TRAINABLE, Array, Role, Schema, Tensors, TensorSpec
 
 FLOATS = ("float16", "float32", "float64")
 NAMES = st.text("ab01._", min_size=1, max_size=6)
@@ -65,3 +65,8 @@ def _values(spec: TensorSpec, finite: bool) -> st.SearchStrategy:
     if spec.dtype in FLOATS and finite:
         return hnp.from_dtype(np.dtype(spec.dtype), allow_nan=False, min_value=-1000, max_value=1000)
     return hnp.from_dtype(np.dtype(spec.dtype))
+
+
+def bits(tensors: Tensors) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
+    """All there is to tensors: equal for equal values, whatever their order and memory layout."""
+    return {name: (array.dtype.name, array.shape, array.tobytes()) for name, array in tensors.items()}

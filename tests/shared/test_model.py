@@ -12,7 +12,8 @@ from torch import nn
 from shared.errors import SchemaMismatch, UsageError
 from shared.model import initial_tensors, load_tensors, require_whole_ties, schema_of, to_tensors
 from shared.task import DeviceData, Task
-from shared.tensors import TensorSpec, digest
+from shared.tensors import TensorSpec
+from tests.shared.arbitrary_tensors import bits
 
 STATISTICS = {"running_mean", "running_var", "num_batches_tracked"}
 
@@ -188,7 +189,7 @@ def test_values_fit_the_schema_and_come_back():
     tensors = to_tensors(one)
     schema_of(one).check(tensors)
     load_tensors(other, tensors)
-    assert digest(to_tensors(other)) == digest(tensors)
+    assert bits(to_tensors(other)) == bits(tensors)
     assert all(torch.equal(other.state_dict()[name], value) for name, value in one.state_dict().items())
 
 
@@ -196,9 +197,9 @@ def test_taken_values_are_copies():
     """Training on does not change what was taken, nor does changing it reach the module."""
     module = nn.Linear(2, 2)
     tensors = to_tensors(module)
-    before = digest(tensors)
+    before = bits(tensors)
     fill(module)
-    assert digest(tensors) == before
+    assert bits(tensors) == before
 
 
 def test_values_of_any_memory_format_are_taken_in_c_order():
@@ -234,7 +235,7 @@ def test_what_does_not_fit_changes_nothing(change):
     before = to_tensors(module)
     with pytest.raises(SchemaMismatch):
         load_tensors(module, {"bias": np.ones(2, np.float32), "weight": np.ones((2, 2), np.float32)} | change)
-    assert digest(to_tensors(module)) == digest(before)
+    assert bits(to_tensors(module)) == bits(before)
 
 
 def test_loading_keeps_the_module_trainable():
@@ -259,7 +260,7 @@ TASK = Task("odd", "an odd model", Squeezer, _no_data, nn.functional.mse_loss, l
 
 def test_the_initial_model_follows_from_the_seed():
     """The same seed gives the same model, another seed another."""
-    first, again, other = (digest(initial_tensors(TASK, seed)) for seed in (7, 7, 8))
+    first, again, other = (bits(initial_tensors(TASK, seed)) for seed in (7, 7, 8))
     assert first == again != other
 
 
