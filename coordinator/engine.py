@@ -234,7 +234,7 @@ class Engine:
         self.records.append(record)
         if outcome == "failed":
             # Owners change their minds, links come back: not at once, but with time.
-            self._pause_until = now + min(self.spec.wait_s, RETRY_S * 2 ** (self._failures() - 1))
+            self._pause_until = now + min(self.spec.wait_s, RETRY_S * 2 ** min(self._failures() - 1, 30))
         return [*effects, RetractModel(), Record(record)]
 
     def _stop(self, reason: Stopped, detail: str) -> list[Effect]:

@@ -53,7 +53,7 @@ class Performer:
         directory: Path,
         view: View,
     ) -> None:
-        self.state = state
+        self.state = self._next = state
         self._engine = engine
         self._prepared = prepared
         self._connection = connection
@@ -88,7 +88,7 @@ class Performer:
             case Finish():
                 self.flush_counts()
                 if effect.detail:
-                    self._view.say(effect.detail)
+                    self._tell(effect.detail)
         return []
 
     def _work(self, effect: PublishModel | Store | Aggregate) -> list[Effect]:
@@ -111,9 +111,11 @@ class Performer:
         """Adds to a device's counters with the next flush, and tells what a person should know."""
         self._counts.append(effect)
         if effect.what in _TOLD:
-            told = f"{effect.device} {effect.what}: {effect.reason} {effect.detail}".rstrip()
-            # The detail is a device's own text, and this is a person's terminal.
-            self._view.say("".join(char if char.isprintable() else "?" for char in told))
+            self._tell(f"{effect.device} {effect.what}: {effect.reason} {effect.detail}".rstrip())
+
+    def _tell(self, line: str) -> None:
+        """A line that may hold a device's own words, and this is a person's terminal."""
+        self._view.say("".join(char if char.isprintable() else "?" for char in line))
 
     def _publish_model(self, number: int) -> Manifest:
         spec, travelling = self._engine.spec, self._prepared.travelling
@@ -154,14 +156,15 @@ class Performer:
             blob = load_update(self._directory, effect.round, device)
             report, tensors = self._read(blob, stored[device].raw_bytes)
             mean.add(tensors, report.num_examples)
-        self.state = self._prepared.strategy.finish(self.state, mean.result(), self._prepared.public)
+        self._next = self._prepared.strategy.finish(self.state, mean.result(), self._prepared.public)
         return self._engine.aggregated(time.monotonic())
 
     def _record(self, effect: Record) -> None:
         """Model and record become durable together, in the checkpoint; the registry may lag behind by a crash."""
         run, record = self._engine.spec.run, effect.record
         if record.outcome == "aggregated":
-            save_checkpoint(self._directory, self.state, self._prepared.public, {"record": record.to_dict()})
+            save_checkpoint(self._directory, self._next, self._prepared.public, {"record": record.to_dict()})
+            self.state = self._next
         self.flush_counts()
         self._registry.add_round(run, record)
         self._registry.drop_updates(run, record.round)

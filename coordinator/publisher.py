@@ -1,35 +1,29 @@
 """The global model's chunks on the broker: retained while the round lasts, published once for all devices.
 
 What is retained outlives this process. So its name stands in a file from before the first chunk is published until the
-broker has taken all of it back; whoever starts next in this directory takes off what is left.
+broker has taken all of it back; whoever starts next in this directory takes off what is left. The file has a line for each
+model: its digest and its number of chunks.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
-from shared.codec import from_bytes, to_bytes
-from shared.errors import WireError
 from shared.files import write_atomic
 from shared.link import Link
-from shared.messages import Manifest
+from shared.messages import MAX_CHUNKS, Manifest
 from shared.topics import model_chunk
 from shared.transfer import cut, encode_chunk
 
 CLOSE_TIMEOUT_S = 2.0
 
+_LINE = re.compile(r"([0-9a-f]{64}) ([0-9]{1,5})")
+
 _log = logging.getLogger("fedpatch.publisher")
-
-
-@dataclass(frozen=True)
-class _Note:
-    """Models of which chunks may be retained."""
-
-    models: tuple[Manifest, ...] = ()
 
 
 class ModelPublisher:
@@ -42,17 +36,19 @@ class ModelPublisher:
         self._note = note
         self._current: Manifest | None = None
         self._blob = b""
-        self._taken_back = self._read_note()
-        for manifest in self._taken_back:
-            self._take_back(manifest)
+        # By digest: models to take back, and the first chunk of each that the link has not yet been told to.
+        self._count = self._read_note()
+        self._next = dict.fromkeys(self._count, 0)
+        self._take_back()
 
     def publish(self, blob: bytes, manifest: Manifest) -> None:
         """Takes the former model back and publishes all chunks of this one."""
         self.retract()
-        self.settle()
         self._current, self._blob = manifest, blob
+        self._count.pop(manifest.digest, None)
+        self._next.pop(manifest.digest, None)
         self._write_note()
-        self.republish(range(manifest.chunk_count))
+        self.republish()
 
     def republish(self, indices: Iterable[int] | None = None) -> None:
         """Publishes these chunks again (None: all), for whoever missed them."""
@@ -68,38 +64,54 @@ class ModelPublisher:
     def retract(self) -> None:
         """Takes the current model off the broker."""
         if self._current is not None:
-            self._take_back(self._current)
-            self._taken_back = (*self._taken_back, self._current)
+            self._count[self._current.digest] = self._current.chunk_count
+            self._next[self._current.digest] = 0
             self._current, self._blob = None, b""
+        self.settle()
 
     def settle(self) -> None:
-        """Forgets what was taken back, if the broker has acknowledged everything that was published."""
-        if self._taken_back and self._link.idle:
-            self._taken_back = ()
+        """Forgets what was taken back, once the broker has acknowledged it; called whenever there is time."""
+        if not self._count:
+            return
+        done = [digest for digest, count in self._count.items() if self._next[digest] >= count]
+        if done and self._link.idle:
+            for digest in done:
+                del self._count[digest], self._next[digest]
             self._write_note()
+        self._take_back()
 
     def close(self) -> None:
         """The run is over: takes the model back, and waits a little for the broker to say so."""
         self.retract()
         give_up_at = time.monotonic() + CLOSE_TIMEOUT_S
-        while not self._link.idle and time.monotonic() < give_up_at:
+        while self._count and time.monotonic() < give_up_at:
             time.sleep(0.01)
-        self.settle()
+            self.settle()
 
-    def _take_back(self, manifest: Manifest) -> None:
-        if self.retain:
-            for index in range(manifest.chunk_count):
-                self._link.publish(model_chunk(self._fleet, manifest.digest, index), b"", retain=True)
+    def _take_back(self) -> None:
+        """Empties the topics, as far as there is room in the link's queue."""
+        for digest, count in self._count.items():
+            while self._next[digest] < count:
+                topic = model_chunk(self._fleet, digest, self._next[digest])
+                if self.retain and not self._link.publish(topic, b"", retain=True):
+                    return
+                self._next[digest] += 1
 
     def _write_note(self) -> None:
-        models = (*self._taken_back, self._current) if self._current is not None else self._taken_back
+        models = dict(self._count)
+        if self._current is not None:
+            models[self._current.digest] = self._current.chunk_count
         if models:
-            write_atomic(self._note, to_bytes(_Note(models)))
+            write_atomic(self._note, "".join(f"{digest} {count}\n" for digest, count in models.items()).encode())
         else:
             self._note.unlink(missing_ok=True)
 
-    def _read_note(self) -> tuple[Manifest, ...]:
+    def _read_note(self) -> dict[str, int]:
         try:
-            return from_bytes(self._note.read_bytes(), _Note).models
-        except (FileNotFoundError, WireError):
-            return ()
+            lines = self._note.read_text(encoding="ascii", errors="replace").splitlines()
+        except FileNotFoundError:
+            return {}
+        known = [found for found in map(_LINE.fullmatch, lines) if found and 0 < int(found[2]) <= MAX_CHUNKS]
+        if len(known) < len(lines):
+            _log.warning("%s: %d lines are damaged and passed over", self._note, len(lines) - len(known))
+        return {found[1]: int(found[2]) for found in known}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 import secrets
 import time
@@ -19,14 +20,14 @@ from coordinator.preparation import Prepared, prepare, run_spec
 from coordinator.publisher import ModelPublisher
 from coordinator.records import RoundRecord, RunSummary, last_user_accuracy
 from coordinator.registry import REGISTRY_FILE, Registry
-from coordinator.run_spec import Stopped
+from coordinator.run_spec import RunSpec, Stopped
 from coordinator.service import Service
 from coordinator.settings import RunSettings
 from coordinator.snapshot import View
 from coordinator.state_dirs import remember
-from coordinator.strategies import ServerState
 from shared.config import load, public_values
 from shared.errors import FedpatchError, SchemaMismatch
+from shared.files import remove_unfinished
 from shared.locks import FileLock
 from shared.transfer import chunk_bytes_within
 
@@ -45,15 +46,16 @@ def start_run(settings: RunSettings, view: View) -> RunSummary:
     """A new run, to its end. Raises UsageError before anything is written, BrokerError when the broker cannot be reached."""
     prepared = prepare(settings)
     state_dir = settings.state_dir.absolute()
-    with ExitStack() as stack:
+    with ExitStack() as locks, ExitStack() as stack:
         # A broker that does not answer leaves no trace; but a coordinator at work is not to be disturbed even by connecting.
         fresh = not state_dir.exists()
         if not fresh:
-            stack.enter_context(_fleet_lock(state_dir, settings.fleet))
+            locks.enter_context(_fleet_lock(state_dir, settings.fleet))
         connection = stack.enter_context(Connection(settings))
+        chunk_bytes = _chunk_bytes(settings, connection)
         if fresh:
             state_dir.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(_fleet_lock(state_dir, settings.fleet))
+            locks.enter_context(_fleet_lock(state_dir, settings.fleet))
         remember(state_dir)
         with Registry(state_dir / REGISTRY_FILE) as registry:
             run = registry.create_run(
@@ -68,7 +70,8 @@ def start_run(settings: RunSettings, view: View) -> RunSummary:
             directory.mkdir(parents=True)
             save_checkpoint(directory, prepared.initial, prepared.public, {})
             view.say(f"run {run.id}: {prepared.task.name}, {prepared.strategy.name}, private {prepared.policy}")
-            return _play(run.id, run.epoch, settings, prepared, prepared.initial, registry, connection, view)
+            spec = run_spec(run.id, run.epoch, settings, prepared, chunk_bytes)
+            return _play(spec, settings, prepared, registry, connection, view)
 
 
 def resume_run(
@@ -95,13 +98,14 @@ def resume_run(
                 f"task {run.task!r} has schema {prepared.schema.digest[:12]} now, but run {run.id} was begun with "
                 f"{run.schema[:12]}; install the version of the task that it was begun with, or start a new run"
             )
-        state, _, meta = load_checkpoint(run_directory(state_dir, run.id))
         with _fleet_lock(state_dir, settings.fleet), Connection(settings) as connection:
-            _catch_up(registry, run.id, meta)
+            chunk_bytes = _chunk_bytes(settings, connection)
+            _catch_up(registry, run.id, load_checkpoint(run_directory(state_dir, run.id))[2])
             registry.reopen(run.id)
             epoch = registry.next_epoch(run.id)
             view.say(f"run {run.id}: going on after round {len(registry.rounds(run.id))}, epoch {epoch}")
-            return _play(run.id, epoch, settings, prepared, state, registry, connection, view)
+            spec = run_spec(run.id, epoch, settings, prepared, chunk_bytes)
+            return _play(spec, settings, prepared, registry, connection, view)
 
 
 def _from_anywhere(settings: RunSettings) -> RunSettings:
@@ -109,56 +113,66 @@ def _from_anywhere(settings: RunSettings) -> RunSettings:
     return replace(settings, ca_file=settings.ca_file.absolute()) if settings.ca_file else settings
 
 
+def _chunk_bytes(settings: RunSettings, connection: Connection) -> int:
+    return chunk_bytes_within(settings.chunk_kib * 1024, connection.established.max_packet_bytes)
+
+
 def _play(
-    run: str,
-    epoch: int,
-    settings: RunSettings,
-    prepared: Prepared,
-    state: ServerState,
-    registry: Registry,
-    connection: Connection,
-    view: View,
+    spec: RunSpec, settings: RunSettings, prepared: Prepared, registry: Registry, connection: Connection, view: View
 ) -> RunSummary:
-    chunk_bytes = chunk_bytes_within(settings.chunk_kib * 1024, connection.established.max_packet_bytes)
-    spec = run_spec(run, epoch, settings, prepared, chunk_bytes)
-    engine = Engine(spec, records=registry.rounds(run), jitter=random.Random(secrets.randbits(64)))
-    directory = run_directory(settings.state_dir.absolute(), run)
-    _drop_unfinished(registry, run, directory, engine.last_round + 1)
-    note = settings.state_dir.absolute() / f"published-{settings.fleet}.msgpack"
-    publisher = ModelPublisher(connection.link, settings.fleet, note)
+    """To the end, which is written down whatever it is; what is told is what lies on the disk, as a resume finds it."""
+    directory = run_directory(settings.state_dir.absolute(), spec.run)
+    stopped = Stopped.FAILED
+    try:
+        stopped = _play_rounds(spec, settings, prepared, registry, connection, view)
+    except (FedpatchError, OSError) as error:
+        view.say(f"the run cannot go on: {error}")
+    model = _export(directory, prepared, view)
+    records = registry.rounds(spec.run)
+    user_accuracy = last_user_accuracy(records)
+    registry.finish_run(spec.run, stopped_because=stopped, user_accuracy=user_accuracy, model=model)
+    return RunSummary(spec.run, stopped.value, user_accuracy, model, records)
+
+
+def _play_rounds(
+    spec: RunSpec, settings: RunSettings, prepared: Prepared, registry: Registry, connection: Connection, view: View
+) -> Stopped:
+    state_dir = settings.state_dir.absolute()
+    directory = run_directory(state_dir, spec.run)
+    engine = Engine(spec, records=registry.rounds(spec.run), jitter=random.Random(secrets.randbits(64)))
+    _drop_unfinished(registry, spec.run, directory, engine.last_round + 1)
+    remove_unfinished(state_dir)
+    # Notes of another broker are for whoever comes back to it.
+    broker = hashlib.sha256(str(connection.link.broker).encode()).hexdigest()[:8]
+    publisher = ModelPublisher(connection.link, settings.fleet, state_dir / f"published-{settings.fleet}-{broker}.txt")
     performer = Performer(
         engine,
         prepared,
-        state,
+        load_checkpoint(directory)[0],
         connection=connection,
         publisher=publisher,
         registry=registry,
         directory=directory,
         view=view,
     )
-    service = Service(engine, performer, connection=connection, publisher=publisher, registry=registry, view=view)
     try:
-        service.run()
-        stopped = engine.stopped or Stopped.FAILED
-    except (FedpatchError, OSError) as error:
-        stopped = Stopped.FAILED
-        view.say(f"the run cannot go on: {error}")
+        Service(engine, performer, connection=connection, publisher=publisher, registry=registry, view=view).run()
+    except (FedpatchError, OSError):
         with suppress(FedpatchError, OSError):
             performer.perform(engine.interrupt(time.monotonic()))
+        raise
     finally:
         with suppress(FedpatchError, OSError):
             publisher.close()
-    model = _export(directory, prepared, performer.state, view)
-    user_accuracy = last_user_accuracy(engine.records)
-    registry.finish_run(run, stopped_because=stopped, user_accuracy=user_accuracy, model=model)
-    return RunSummary(run, stopped.value, user_accuracy, model, engine.records)
+    return engine.stopped or Stopped.FAILED
 
 
-def _export(directory: Path, prepared: Prepared, state: ServerState, view: View) -> str:
+def _export(directory: Path, prepared: Prepared, view: View) -> str:
     """Path of the global model for other programs; empty where the disk refuses, which costs no more than that."""
     path = directory / "model.npz"
     try:
-        export_model(path, {name: state.tensors[name] for name in prepared.public.names})
+        tensors = load_checkpoint(directory)[0].tensors
+        export_model(path, {name: tensors[name] for name in prepared.public.names})
     except (FedpatchError, OSError) as error:
         view.say(str(error))
         return ""

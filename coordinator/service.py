@@ -60,6 +60,7 @@ class Service:
                 self._performer.perform(self._handle(event, time.monotonic()))
             else:
                 self._performer.flush_counts()
+                self._publisher.settle()
             self._performer.perform(self._engine.tick(time.monotonic()))
             self._show(time.monotonic())
 
@@ -84,10 +85,11 @@ class Service:
                 return self._engine.interrupt(now)
             case Connected():
                 _log.info("connected, MQTT %s", event.protocol)
-                self._connection.announce(online=True)
-                # The broker may have forgotten what it retained.
                 self._publisher.retain = event.retain_available
-                self._publisher.republish()
+                if self._connection.link.idle:
+                    # The broker may have forgotten what it retained; what still waits to be sent comes anyway.
+                    self._publisher.republish()
+                self._connection.announce(online=True)
                 return self._engine.on_link(connected=True, now=now)
             case Disconnected(reason=reason):
                 self._view.say(f"broker: {reason}; trying again")

@@ -31,8 +31,8 @@ def remember(state_dir: Path) -> None:
     try:
         _notes().parent.mkdir(parents=True, exist_ok=True)
         write_atomic(_notes(), "".join(f"{line}\n" for line in lines[:MAX_NOTED]).encode())
-    except OSError as error:
-        _log.debug("%s: %s", _notes(), error.strerror)
+    except (OSError, RuntimeError, UnicodeError) as error:
+        _log.debug("the state directory is not noted: %s", error)
 
 
 def default() -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from types import TracebackType
 from typing import Protocol, Self, TextIO
 
@@ -66,7 +67,8 @@ class LiveView:
 
     def say(self, line: str) -> None:
         """Prints a line above the display."""
-        self._console.print(line, markup=False, soft_wrap=True)
+        with suppress(OSError):  # nobody reads any more, which is no reason to stop training
+            self._console.print(line, markup=False, soft_wrap=True)
 
 
 class PlainView:
@@ -99,5 +101,6 @@ class PlainView:
 
     def say(self, line: str) -> None:
         """Prints a line."""
-        self._stderr.write(f"{line}\n")
-        self._stderr.flush()
+        with suppress(OSError):  # nobody reads any more, which is no reason to stop training
+            self._stderr.write(f"{line}\n")
+            self._stderr.flush()

@@ -27,6 +27,7 @@ from device_agent.training_channel import Ready, Setup, SetupFailed, TrainCancel
 from shared import __version__, topics
 from shared.codec import UnknownMessage, decode, encode
 from shared.errors import DataError, UsageError, WireError
+from shared.files import remove_unfinished
 from shared.link import Connected, Disconnected, Link, LinkEvent, MqttLink, Received
 from shared.messages import (
     ENCODINGS,
@@ -199,6 +200,7 @@ class Agent:
     def _on_coordinator(self, state: CoordinatorState, now: float) -> None:
         if state.online and state.boot != self._coordinator_boot:
             self._coordinator_boot = state.boot
+            self._tell_state()  # a broker may not have kept it
             self._job.reconnected(now)
 
     def _verdict(self) -> Verdict:
@@ -233,6 +235,7 @@ def run_agent(settings: AgentSettings, *, until_stdin_closes: bool = False) -> i
     identity = Identity.new(settings.fleet, settings.device_id or host_as_device_id())
     directory = settings.state_dir.absolute()
     lock = lock_state_dir(directory)
+    remove_unfinished(directory)
     inbox: Inbox = SimpleQueue()
     link = MqttLink(
         settings.broker,

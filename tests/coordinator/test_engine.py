@@ -71,6 +71,14 @@ class TestPause:
         all_decline(current, 10.0)
         assert current.next_deadline() == 10.5
 
+    def test_can_follow_thousands_of_failures(self):
+        """Who sets a high limit wants a run that waits for days."""
+        records = tuple(RoundRecord(number, "failed", 1, 0, 1, 0) for number in range(1, 2001))
+        current = engine("a", rounds=9999, max_failed_rounds=9999)
+        current.records.extend(records)
+        all_decline(current, 0.0)
+        assert current.next_deadline() == 60.0
+
     def test_ends_the_run_after_too_many(self):
         """The last word names the reason."""
         current = engine("a", max_failed_rounds=2)

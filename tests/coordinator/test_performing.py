@@ -12,16 +12,18 @@ import numpy as np
 import pytest
 
 from coordinator.checkpoint import load_checkpoint, store_update
-from coordinator.effects import Count
+from coordinator.effects import Count, Finish
 from coordinator.engine import Engine
 from coordinator.performing import Performer
 from coordinator.preparation import Prepared, prepare, run_spec
 from coordinator.publisher import ModelPublisher
 from coordinator.records import StoredUpdate
 from coordinator.registry import REGISTRY_FILE, Registry
+from coordinator.run_spec import Stopped
 from coordinator.settings import RunSettings
 from shared.codec import to_plain
 from shared.compression import pack
+from shared.errors import StateError
 from shared.messages import Accept, Envelope, Failed, FailReason, Offer, UpdateReport
 from shared.transfer import cut, describe
 from tests.coordinator.links import RecordedLink
@@ -126,6 +128,25 @@ def test_a_device_cannot_write_to_the_terminal(bench):
     """Its own words are shown without what a terminal would obey."""
     bench.perform([Count("a", "declined", "unwilling", "\x1b[2Jowned\n")])
     assert bench.said == ["a declined: unwilling ?[2Jowned"]
+
+
+def test_the_last_word_of_a_run_is_cleaned_too(bench):
+    """It may quote why a device declined."""
+    bench.perform([Finish(Stopped.FAILED, "a: \x1b]0;owned\x07")])
+    assert bench.said == ["a: ?]0;owned?"]
+
+
+def test_a_model_that_could_not_be_saved_is_not_taken_for_the_state(bench, monkeypatch):
+    """What a run tells in the end is what a resume finds."""
+
+    def full(*_: object) -> None:
+        raise StateError("no space left")
+
+    monkeypatch.setattr("coordinator.performing.save_checkpoint", full)
+    bench.upload("a", 1.0)
+    with pytest.raises(StateError):
+        bench.upload("b", 3.0)
+    assert bench.performer.state is bench.prepared.initial
 
 
 def test_the_order_of_arrival_changes_no_bit(tmp_path, prepared):

@@ -22,7 +22,7 @@ def link() -> RecordedLink:
 
 def publisher(link: RecordedLink, directory: Path) -> ModelPublisher:
     """The publisher of a coordinator that just started in `directory`."""
-    return ModelPublisher(link, "kitchen", directory / "published.msgpack")
+    return ModelPublisher(link, "kitchen", directory / "published.txt")
 
 
 def test_chunks_are_retained_under_the_name_of_their_content(link, tmp_path):
@@ -89,3 +89,47 @@ def test_a_full_queue_stops_the_flow_and_nothing_else(link, tmp_path):
     link.full = False
     current.republish((2,))
     assert [decode_chunk(payload).index for _, payload, _ in link.published] == [2]
+
+
+def test_any_number_of_models_is_remembered(link, tmp_path):
+    """A broker far away acknowledges later than the next round begins."""
+    link.idle = False
+    current = publisher(link, tmp_path)
+    blobs = [bytes([index]) * 150 for index in range(100)]
+    for blob in blobs:
+        current.publish(blob, model(blob))
+    later = RecordedLink()
+    publisher(later, tmp_path)
+    assert len({topic for topic, payload, _ in later.published if payload == b""}) == 200
+
+
+def test_what_found_no_room_is_taken_back_later(link, tmp_path):
+    """A full queue must not leave chunks on the broker for ever."""
+    current = publisher(link, tmp_path)
+    current.publish(BLOB, model())
+    link.full = True
+    current.retract()
+    link.full = False
+    current.settle()
+    current.settle()
+    assert link.retained() == set()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_same_model_again_is_not_taken_back(link, tmp_path):
+    """After a failed round the model is what it was, and so is its name."""
+    current = publisher(link, tmp_path)
+    current.publish(BLOB, model())
+    link.idle = False
+    current.retract()
+    current.publish(BLOB, model())
+    link.idle = True
+    current.settle()
+    assert len(link.retained()) == 3
+
+
+def test_a_damaged_note_costs_the_damaged_lines(link, tmp_path):
+    """What can be read is taken back."""
+    (tmp_path / "published.txt").write_text(f"{model().digest} 3\n{model().digest} 99999\nrubbish\n")
+    publisher(link, tmp_path)
+    assert len(link.published) == 3

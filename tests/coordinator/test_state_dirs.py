@@ -121,3 +121,14 @@ def test_the_notes_do_not_grow_for_ever(tmp_path):
     for index in range(MAX_NOTED + 5):
         remember(tmp_path / str(index))
     assert len((tmp_path / "home" / "fedpatch" / "state-dirs").read_text().splitlines()) == MAX_NOTED
+
+
+def test_a_user_without_a_home_costs_the_note_only(tmp_path, monkeypatch):
+    """As service users are."""
+    monkeypatch.delenv("XDG_STATE_HOME")
+
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr("coordinator.state_dirs.Path.home", homeless)
+    remember(tmp_path / "a")

@@ -275,3 +275,14 @@ def test_a_real_terminal_shows_one_picture(tmp_path: Path):
         assert any(line.startswith("user accuracy 0.800 of 0.970") for line in shown)
     finally:
         subprocess.run([*tmux, "kill-server"], check=True)
+
+
+def test_nobody_to_read_is_no_reason_to_stop():
+    """`fedpatch run 2>&1 | head` ends the reading, not the training."""
+
+    class Closed(io.StringIO):
+        def write(self, _: str) -> int:
+            raise BrokenPipeError
+
+    with make_view(Closed()) as view:
+        view.say("a line")
