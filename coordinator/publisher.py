@@ -11,6 +11,7 @@ import logging
 import re
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from shared.files import write_atomic
@@ -26,6 +27,14 @@ _LINE = re.compile(r"([0-9a-f]{64}) ([0-9]{1,5})")
 _log = logging.getLogger("fedpatch.publisher")
 
 
+@dataclass
+class _Leaving:
+    """A model of `chunk_count` chunks that is taken back; the link has been told to empty the first `told`."""
+
+    chunk_count: int
+    told: int = 0
+
+
 class ModelPublisher:
     """One model at a time; `note` is the file that remembers what may be retained. `retain` follows what the broker offers."""
 
@@ -36,18 +45,17 @@ class ModelPublisher:
         self._note = note
         self._current: Manifest | None = None
         self._blob = b""
-        # By digest: models to take back, and the first chunk of each that the link has not yet been told to.
-        self._count = self._read_note()
-        self._next = dict.fromkeys(self._count, 0)
+        self._leaving = self._read_note()
         self._take_back()
 
     def publish(self, blob: bytes, manifest: Manifest) -> None:
         """Takes the former model back and publishes all chunks of this one."""
-        self.retract()
+        self._let_go()
+        self._forget_what_left()
         self._current, self._blob = manifest, blob
-        self._count.pop(manifest.digest, None)
-        self._next.pop(manifest.digest, None)
+        self._leaving.pop(manifest.digest, None)
         self._write_note()
+        self._take_back()
         self.republish()
 
     def republish(self, indices: Iterable[int] | None = None) -> None:
@@ -63,20 +71,12 @@ class ModelPublisher:
 
     def retract(self) -> None:
         """Takes the current model off the broker."""
-        if self._current is not None:
-            self._count[self._current.digest] = self._current.chunk_count
-            self._next[self._current.digest] = 0
-            self._current, self._blob = None, b""
+        self._let_go()
         self.settle()
 
     def settle(self) -> None:
         """Forgets what was taken back, once the broker has acknowledged it; called whenever there is time."""
-        if not self._count:
-            return
-        done = [digest for digest, count in self._count.items() if self._next[digest] >= count]
-        if done and self._link.idle:
-            for digest in done:
-                del self._count[digest], self._next[digest]
+        if self._forget_what_left():
             self._write_note()
         self._take_back()
 
@@ -84,29 +84,43 @@ class ModelPublisher:
         """The run is over: takes the model back, and waits a little for the broker to say so."""
         self.retract()
         give_up_at = time.monotonic() + CLOSE_TIMEOUT_S
-        while self._count and time.monotonic() < give_up_at:
+        while self._leaving and time.monotonic() < give_up_at:
             time.sleep(0.01)
             self.settle()
 
+    def _let_go(self) -> None:
+        if self._current is not None:
+            self._leaving[self._current.digest] = _Leaving(self._current.chunk_count)
+            self._current, self._blob = None, b""
+
     def _take_back(self) -> None:
         """Empties the topics, as far as there is room in the link's queue."""
-        for digest, count in self._count.items():
-            while self._next[digest] < count:
-                topic = model_chunk(self._fleet, digest, self._next[digest])
+        for digest, model in self._leaving.items():
+            while model.told < model.chunk_count:
+                topic = model_chunk(self._fleet, digest, model.told)
                 if self.retain and not self._link.publish(topic, b"", retain=True):
                     return
-                self._next[digest] += 1
+                model.told += 1
+
+    def _forget_what_left(self) -> bool:
+        """Whether there was anything to forget: all of it was told to the link, and the broker acknowledged everything."""
+        left = [digest for digest, model in self._leaving.items() if model.told == model.chunk_count]
+        if not left or not self._link.idle:
+            return False
+        for digest in left:
+            del self._leaving[digest]
+        return True
 
     def _write_note(self) -> None:
-        models = dict(self._count)
+        lines = [f"{digest} {model.chunk_count}\n" for digest, model in self._leaving.items()]
         if self._current is not None:
-            models[self._current.digest] = self._current.chunk_count
-        if models:
-            write_atomic(self._note, "".join(f"{digest} {count}\n" for digest, count in models.items()).encode())
+            lines.append(f"{self._current.digest} {self._current.chunk_count}\n")
+        if lines:
+            write_atomic(self._note, "".join(lines).encode())
         else:
             self._note.unlink(missing_ok=True)
 
-    def _read_note(self) -> dict[str, int]:
+    def _read_note(self) -> dict[str, _Leaving]:
         try:
             lines = self._note.read_text(encoding="ascii", errors="replace").splitlines()
         except FileNotFoundError:
@@ -114,4 +128,4 @@ class ModelPublisher:
         known = [found for found in map(_LINE.fullmatch, lines) if found and 0 < int(found[2]) <= MAX_CHUNKS]
         if len(known) < len(lines):
             _log.warning("%s: %d lines are damaged and passed over", self._note, len(lines) - len(known))
-        return {found[1]: int(found[2]) for found in known}
+        return {found[1]: _Leaving(int(found[2])) for found in known}
