@@ -200,7 +200,6 @@ class Agent:
     def _on_coordinator(self, state: CoordinatorState, now: float) -> None:
         if state.online and state.boot != self._coordinator_boot:
             self._coordinator_boot = state.boot
-            self._tell_state()  # a broker may not have kept it
             self._job.reconnected(now)
 
     def _verdict(self) -> Verdict:
