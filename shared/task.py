@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -72,6 +72,10 @@ class Task:
     `learning_rates` and `server_learning_rates` are used, by name of the strategy, where a run does not set its own.
     `demo_data` is a data spec with the fields `{index}` and `{count}`; `fedpatch demo` gives one to each of its
     devices. Empty: the task has no demo.
+    `load_many(specs, root)` returns the data of many devices at once, for simulations: what `load_data` would return
+    for each of `specs`, in their order. None: `load_data` is called for each.
+    `simulation_data` is a data spec with the fields `{index}`, `{count}` and `{seed}`; `fedpatch simulate` gives one to
+    each of its clients. Empty: `demo_data` is taken, and without that either the user must give one.
     """
 
     name: str
@@ -84,6 +88,8 @@ class Task:
     learning_rates: Mapping[str, float] = field(default_factory=dict)
     server_learning_rates: Mapping[str, float] = field(default_factory=dict)
     demo_data: str = ""
+    load_many: Callable[[Sequence[str], Path], list[DeviceData]] | None = None
+    simulation_data: str = ""
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):

@@ -13,7 +13,7 @@ import tarfile
 import zipfile
 import zlib
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -26,7 +26,7 @@ from shared.task import DeviceData, Task
 from shared.tasks.classification import accuracy, cross_entropy
 from shared.tasks.files import DataFile, fetch
 from shared.tasks.partition import parse_data_spec
-from shared.tasks.share import Images, device_share
+from shared.tasks.share import Images, device_shares
 
 if TYPE_CHECKING:
     from torch import nn
@@ -83,13 +83,18 @@ def build_model() -> nn.Module:
 
 def load_data(spec: str, root: Path) -> DeviceData:
     """Images as (n, 3, 32, 32) float32 in [0, 1]; `spec` as in shared.tasks.partition."""
-    parsed = parse_data_spec(spec)
+    return load_many([spec], root)[0]
+
+
+def load_many(specs: Sequence[str], root: Path) -> list[DeviceData]:
+    """`load_data` of each of `specs`, with the data read only once."""
+    parsed = [parse_data_spec(spec) for spec in specs]
     if JPEG75.path(root).exists() and not ARCHIVE.path(root).exists():
         log.warning("cifar10: %s is absent; name results CIFAR-10 (JPEG q75)", ARCHIVE.name)
         train, test = read_jpeg75(fetch(JPEG75, root))
     else:
         train, test = read_archive(fetch(ARCHIVE, root))
-    return device_share(parsed, train, test, white=WHITE, usual_noise=USUAL_NOISE)
+    return device_shares(parsed, train, test, white=WHITE, usual_noise=USUAL_NOISE)
 
 
 def read_archive(path: Path) -> tuple[Images, Images]:
@@ -163,4 +168,6 @@ TASK = Task(
     learning_rates={"fedavg": 0.1, "fedadam": 0.3, "fedavg-adam": 0.003},
     server_learning_rates={"fedadam": 0.01},
     demo_data="shard:{index}/{count}",
+    load_many=load_many,
+    simulation_data="shard:{index}/{count},seed={seed}",
 )

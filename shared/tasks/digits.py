@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from shared.errors import DataError
 from shared.task import DeviceData, Task
 from shared.tasks.classification import accuracy, cross_entropy
 from shared.tasks.partition import parse_data_spec
-from shared.tasks.share import Images, device_share
+from shared.tasks.share import Images, device_shares
 
 if TYPE_CHECKING:
     from torch import nn
@@ -42,7 +43,12 @@ def build_model() -> nn.Module:
 
 def load_data(spec: str, root: Path) -> DeviceData:
     """Images as (n, 64) float32 in [0, 1]; `spec` as in shared.tasks.partition. `root` is not used."""
-    parsed = parse_data_spec(spec)
+    return load_many([spec], root)[0]
+
+
+def load_many(specs: Sequence[str], root: Path) -> list[DeviceData]:
+    """`load_data` of each of `specs`, with the data read only once."""
+    parsed = [parse_data_spec(spec) for spec in specs]
     try:
         datasets = import_module("sklearn.datasets")
     except ImportError as error:
@@ -50,7 +56,7 @@ def load_data(spec: str, root: Path) -> DeviceData:
     pixels, labels = datasets.load_digits(return_X_y=True)
     is_test = _test_mask(labels)
     train, test = (_images(pixels[chosen].astype(np.uint8), labels[chosen]) for chosen in (~is_test, is_test))
-    return device_share(parsed, train, test, white=WHITE, usual_noise=USUAL_NOISE)
+    return device_shares(parsed, train, test, white=WHITE, usual_noise=USUAL_NOISE)
 
 
 def _test_mask(labels: np.ndarray) -> np.ndarray:
@@ -77,4 +83,6 @@ TASK = Task(
     learning_rates={"fedavg": 0.5, "fedadam": 0.3, "fedavg-adam": 0.01},
     server_learning_rates={"fedadam": 0.01},
     demo_data="shard:{index}/{count}",
+    load_many=load_many,
+    simulation_data="shard:{index}/{count},seed={seed}",
 )

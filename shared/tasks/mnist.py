@@ -6,6 +6,7 @@ import gzip
 import struct
 import zlib
 from collections import OrderedDict
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ from shared.task import DeviceData, Task
 from shared.tasks.classification import accuracy, cross_entropy
 from shared.tasks.files import DataFile, fetch
 from shared.tasks.partition import parse_data_spec
-from shared.tasks.share import Images, device_share
+from shared.tasks.share import Images, device_shares
 
 if TYPE_CHECKING:
     from torch import nn
@@ -58,10 +59,15 @@ def build_model() -> nn.Module:
 
 def load_data(spec: str, root: Path) -> DeviceData:
     """Images as (n, 784) float32 in [0, 1]; `spec` as in shared.tasks.partition."""
-    parsed = parse_data_spec(spec)
+    return load_many([spec], root)[0]
+
+
+def load_many(specs: Sequence[str], root: Path) -> list[DeviceData]:
+    """`load_data` of each of `specs`, with the data read only once."""
+    parsed = [parse_data_spec(spec) for spec in specs]
     train = _images(fetch(TRAIN_IMAGES, root), fetch(TRAIN_LABELS, root))
     test = _images(fetch(TEST_IMAGES, root), fetch(TEST_LABELS, root))
-    return device_share(parsed, train, test, white=WHITE, usual_noise=USUAL_NOISE)
+    return device_shares(parsed, train, test, white=WHITE, usual_noise=USUAL_NOISE)
 
 
 def read_idx(path: Path) -> np.ndarray:
@@ -105,4 +111,6 @@ TASK = Task(
     learning_rates={"fedavg": 0.3, "fedadam": 0.3, "fedavg-adam": 0.003},
     server_learning_rates={"fedadam": 0.01},
     demo_data="shard:{index}/{count}",
+    load_many=load_many,
+    simulation_data="shard:{index}/{count},seed={seed}",
 )

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,11 +77,17 @@ def parse_data_spec(text: str) -> DataSpec:
 
 def noise_std(spec: DataSpec, usual: float) -> float:
     """Standard deviation of the noise on this device's training inputs; 0 where it is not noisy."""
-    drawn = int(spec.noisy_fraction * spec.count)
-    order = np.random.default_rng([spec.seed, _NOISY_DEVICES]).permutation(spec.count)
-    if not spec.noisy and spec.index not in order[:drawn]:
+    if not spec.noisy and not _is_drawn(spec):
         return 0.0
     return usual if spec.noise is None else spec.noise
+
+
+def _is_drawn(spec: DataSpec) -> bool:
+    drawn = int(spec.noisy_fraction * spec.count)
+    if not drawn:
+        return False
+    order = np.random.default_rng([spec.seed, _NOISY_DEVICES]).permutation(spec.count)
+    return spec.index in order[:drawn]
 
 
 def add_noise(inputs: np.ndarray, std: float, spec: DataSpec) -> np.ndarray:
@@ -91,33 +98,77 @@ def add_noise(inputs: np.ndarray, std: float, spec: DataSpec) -> np.ndarray:
     return noisy
 
 
-def partition(spec: DataSpec, train_labels: np.ndarray, test_labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the positions of this device's training and test examples.
+@dataclass(frozen=True)
+class Split:
+    """Who holds which examples, for the devices of one kind, count and seed: computed once, asked for each device.
 
-    The examples, sorted by label, are cut into 2N shards of (almost) equal size; each device gets two, at random. With
-    `shard` the test examples are cut in the same way on their own and assigned alike. As the shards' sizes are rounded
-    and the labels not equally frequent in both parts, the two cuts do not quite meet: a few test examples carry a label
-    that their device never trained on (7.5 % of MNIST's at N = 400). `aligned` puts a test example where training
-    examples of its label are.
-
-    Raises DataError where there are too few examples for N devices.
+    The examples of each part in the order of their labels, the place in that order where each shard begins (and, last,
+    where they all end), and the shards of each device, shape (devices, SHARDS_PER_DEVICE).
     """
-    shards = SHARDS_PER_DEVICE * spec.count
-    train_order = _by_label(train_labels)
-    test_order = _by_label(test_labels)
-    train_shard = _cut("training", len(train_order), shards)
-    if spec.kind == "aligned":
-        test_shard = train_shard[_counterparts(train_labels[train_order], test_labels[test_order])]
-    else:
-        test_shard = _cut("test", len(test_order), shards)
-    rng = np.random.default_rng([spec.seed, _ASSIGNMENT])
-    mine = rng.permutation(shards).reshape(spec.count, SHARDS_PER_DEVICE)[spec.index]
-    train, test = train_order[np.isin(train_shard, mine)], test_order[np.isin(test_shard, mine)]
-    if len(test) == 0:
-        raise DataError(
-            f"aligned:{spec.index}/{spec.count} leaves this device without test examples; divide among fewer"
-        )
-    return train, test
+
+    kind: str
+    train_order: np.ndarray
+    train_bounds: np.ndarray
+    test_order: np.ndarray
+    test_bounds: np.ndarray
+    shards: np.ndarray
+
+    @classmethod
+    def named_by(cls, spec: DataSpec, train_labels: np.ndarray, test_labels: np.ndarray) -> Split:
+        """The split that `spec` names, whichever its device.
+
+        The examples, sorted by label, are cut into 2N shards of (almost) equal size; each device gets two, at random.
+        With `shard` the test examples are cut in the same way on their own and assigned alike. As the shards' sizes are
+        rounded and the labels not equally frequent in both parts, the two cuts do not quite meet: a few test examples
+        carry a label that their device never trained on (7.5 % of MNIST's at N = 400). `aligned` puts a test example
+        where training examples of its label are.
+
+        Raises DataError where there are too few examples for N devices.
+        """
+        shards = SHARDS_PER_DEVICE * spec.count
+        train_order, test_order = _by_label(train_labels), _by_label(test_labels)
+        train_bounds = _cut("training", len(train_order), shards)
+        if spec.kind == "aligned":
+            places = _counterparts(train_labels[train_order], test_labels[test_order])
+            test_bounds = np.searchsorted(places, train_bounds)  # they ascend, for both parts are sorted by label
+        else:
+            test_bounds = _cut("test", len(test_order), shards)
+        drawn = np.random.default_rng([spec.seed, _ASSIGNMENT]).permutation(shards)
+        assigned = drawn.reshape(spec.count, SHARDS_PER_DEVICE)
+        return cls(spec.kind, train_order, train_bounds, test_order, test_bounds, assigned)
+
+    def of(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the positions of the training and of the test examples of device `index`, in the order of their labels.
+
+        Raises DataError where an aligned split has no test examples for it.
+        """
+        mine = np.sort(self.shards[index])
+        train = _joined(self.train_order, self.train_bounds, mine)
+        test = _joined(self.test_order, self.test_bounds, mine)
+        if len(test) == 0:
+            raise DataError(
+                f"{self.kind}:{index}/{len(self.shards)} leaves this device without test examples; divide among fewer"
+            )
+        return train, test
+
+
+def partition(spec: DataSpec, train_labels: np.ndarray, test_labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the positions of one device's training and test examples; raises DataError as `Split` does."""
+    return Split.named_by(spec, train_labels, test_labels).of(spec.index)
+
+
+def partitions(
+    specs: Sequence[DataSpec], train_labels: np.ndarray, test_labels: np.ndarray
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """`partition` of each of `specs`; a split that several of them name is computed once."""
+    splits: dict[tuple[str, int, int], Split] = {}
+    parts = []
+    for spec in specs:
+        key = (spec.kind, spec.count, spec.seed)
+        if key not in splits:
+            splits[key] = Split.named_by(spec, train_labels, test_labels)
+        parts.append(splits[key].of(spec.index))
+    return parts
 
 
 def _by_label(labels: np.ndarray) -> np.ndarray:
@@ -125,13 +176,16 @@ def _by_label(labels: np.ndarray) -> np.ndarray:
 
 
 def _cut(part: str, size: int, shards: int) -> np.ndarray:
-    """Shard number of each of `size` sorted examples; the first size % shards shards are one longer."""
+    """Where each shard of `size` sorted examples begins, and where the last ends; the first size % shards are one longer."""
     if size < shards:
         most = size // SHARDS_PER_DEVICE
         raise DataError(f"{size} {part} examples cannot be cut into {shards} shards; at most {most} devices can share")
-    sizes = np.full(shards, size // shards)
-    sizes[: size % shards] += 1
-    return np.repeat(np.arange(shards), sizes)
+    numbers = np.arange(shards + 1)
+    return numbers * (size // shards) + np.minimum(numbers, size % shards)
+
+
+def _joined(order: np.ndarray, bounds: np.ndarray, shards: np.ndarray) -> np.ndarray:
+    return np.concatenate([order[bounds[shard] : bounds[shard + 1]] for shard in shards])
 
 
 def _counterparts(train_sorted: np.ndarray, test_sorted: np.ndarray) -> np.ndarray:

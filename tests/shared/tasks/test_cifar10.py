@@ -7,6 +7,7 @@ import io
 import logging
 import sys
 import tarfile
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -117,6 +118,27 @@ def test_a_device_gets_its_share_of_the_archive(tmp_path, monkeypatch):
     assert [data.train_x.dtype, data.train_y.dtype] == [np.float32, np.int64]
     assert set(data.train_y) == set(data.test_y)
     assert 0.0 <= data.train_x.min() < data.train_x.max() <= 1.0
+
+
+def test_many_devices_at_once_get_what_each_gets_alone_from_one_reading(tmp_path, monkeypatch):
+    """The archive is verified and read once for all specs, and each gives the very bits of `load_data`."""
+    path = cifar10.ARCHIVE.path(tmp_path)
+    _write_archive(path, _members())
+    _promise(monkeypatch, "ARCHIVE", path)
+    specs = ["shard:1/5", "aligned:0/2,seed=3", "shard:4/5,noisy", "shard:1/5"]
+    alone = [TASK.load_data(spec, tmp_path) for spec in specs]
+    calls: Counter[str] = Counter()
+    for step in ("fetch", "read_archive"):
+        counted = getattr(cifar10, step)
+        monkeypatch.setattr(cifar10, step, lambda *a, name=step, real=counted: (calls.update([name]), real(*a))[1])
+    assert TASK.load_many is not None
+    for data, expected in zip(TASK.load_many(specs, tmp_path), alone, strict=True):
+        assert data.counts_in_ua == expected.counts_in_ua
+        assert np.array_equal(data.train_x, expected.train_x)
+        assert np.array_equal(data.train_y, expected.train_y)
+        assert np.array_equal(data.test_x, expected.test_x)
+        assert np.array_equal(data.test_y, expected.test_y)
+    assert calls == {"fetch": 1, "read_archive": 1}
 
 
 def test_the_jpeg_copy_is_decoded_channels_first(jpeg75):

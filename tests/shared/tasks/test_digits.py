@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from sklearn.datasets import load_digits
 
 from shared.errors import DataError
@@ -15,6 +17,16 @@ from shared.task import DeviceData, find_task
 from shared.tasks.digits import TASK
 
 NOWHERE = Path("/nonexistent")
+
+
+SPECS = st.builds(
+    "{}:{}/{},seed={}{}".format,
+    st.sampled_from(["shard", "aligned"]),
+    st.integers(0, 6),
+    st.integers(7, 9),
+    st.integers(0, 2),
+    st.sampled_from(["", ",noisy", ",noise=0.5", ",noisy-fraction=0.5"]),
+)
 
 
 def _load(spec: str) -> DeviceData:
@@ -64,6 +76,26 @@ def test_a_noisy_device_trains_on_noise_and_does_not_count():
     assert np.array_equal(noisy.test_x, clean.test_x)
     assert np.array_equal(noisy.train_y, clean.train_y)
     assert np.mean(np.isin(noisy.train_x, [0.0, 1.0])) > 0.8
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(SPECS, max_size=4))
+def test_many_devices_at_once_get_what_each_gets_alone(specs):
+    """Specs of one call may name any splits, and one spec twice: each gives the very bits of `load_data`."""
+    assert TASK.load_many is not None
+    for spec, data in zip(specs, TASK.load_many(specs, NOWHERE), strict=True):
+        alone = _load(spec)
+        assert data.counts_in_ua == alone.counts_in_ua
+        for part in ("train_x", "train_y", "test_x", "test_y"):
+            found, expected = getattr(data, part), getattr(alone, part)
+            assert (found.dtype, found.shape, found.tobytes()) == (expected.dtype, expected.shape, expected.tobytes())
+
+
+def test_a_simulation_shares_out_the_whole_data_set_by_its_seed():
+    """The template for simulations is the paper's split, with the simulation's seed."""
+    specs = [TASK.simulation_data.format(index=index, count=10, seed=4) for index in range(10)]
+    assert specs[3] == "shard:3/10,seed=4"
+    assert sum(len(_load(spec).train_x) for spec in specs) == 1437
 
 
 def test_without_scikit_learn_the_message_names_the_extra(monkeypatch):

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import struct
+from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from shared.errors import DataError, UsageError
+from shared.tasks import mnist
 from shared.tasks.mnist import MIRRORS, TASK, TEST_IMAGES, TEST_LABELS, TRAIN_IMAGES, TRAIN_LABELS, read_idx
 
 IMAGES = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)
@@ -70,6 +74,36 @@ def test_a_wrong_spec_costs_no_download(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def _small_mnist(root, monkeypatch):
+    """Four files as the official ones, of 40 training and 20 test images of 2 x 2 pixels, and known as genuine."""
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 2, 2), dtype=np.uint8)
+    labels = np.arange(40, dtype=np.uint8) % 10
+    contents = {"TRAIN_IMAGES": pixels, "TRAIN_LABELS": labels, "TEST_IMAGES": pixels[:20], "TEST_LABELS": labels[:20]}
+    for name, values in contents.items():
+        file = getattr(mnist, name)
+        path = file.path(root)
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(gzip.compress(_idx(values)))
+        monkeypatch.setattr(mnist, name, replace(file, sha256=hashlib.sha256(path.read_bytes()).hexdigest()))
+
+
+def test_many_devices_at_once_get_what_each_gets_alone_from_one_reading(tmp_path, monkeypatch):
+    """Each file is verified and read once for all specs, and each spec gives the very bits of `load_data`."""
+    _small_mnist(tmp_path, monkeypatch)
+    specs = [*(f"shard:{index}/5" for index in range(5)), "aligned:1/2,seed=3", "shard:4/5,noisy", "shard:4/5"]
+    alone = [TASK.load_data(spec, tmp_path) for spec in specs]
+    read: Counter[str] = Counter()
+    for step in ("fetch", "read_idx"):
+        counted = getattr(mnist, step)
+        monkeypatch.setattr(mnist, step, lambda *a, name=step, real=counted: (read.update([name]), real(*a))[1])
+    assert TASK.load_many is not None
+    for data, expected in zip(TASK.load_many(specs, tmp_path), alone, strict=True):
+        assert data.counts_in_ua == expected.counts_in_ua
+        for part in ("train_x", "train_y", "test_x", "test_y"):
+            assert np.array_equal(getattr(data, part), getattr(expected, part))
+    assert read == {"fetch": 4, "read_idx": 4}
+
+
 @pytest.mark.real_data("mnist/train-images-idx3-ubyte.gz")
 def test_one_of_200_devices_gets_its_share_of_mnist(real_data):
     """300 training and 50 test images of at most four labels, pixels from 0 to 1."""
@@ -78,6 +112,15 @@ def test_one_of_200_devices_gets_its_share_of_mnist(real_data):
     assert [data.train_x.dtype, data.train_y.dtype] == [np.float32, np.int64]
     assert (data.train_x.min(), data.train_x.max()) == (0.0, 1.0)
     assert len(np.unique(data.train_y)) <= 4
+
+
+@pytest.mark.real_data("mnist/train-images-idx3-ubyte.gz")
+def test_5000_devices_share_all_of_mnist(real_data):
+    """As many as MNIST's test examples can serve; with one reading and one split for all."""
+    assert TASK.load_many is not None
+    shares = TASK.load_many([TASK.simulation_data.format(index=i, count=5000, seed=1) for i in range(5000)], real_data)
+    assert sum(len(data.train_x) for data in shares) == 60_000
+    assert sum(len(data.test_x) for data in shares) == 10_000
 
 
 @pytest.mark.real_data("mnist/train-images-idx3-ubyte.gz")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from shared.errors import DataError, UsageError
 from shared.tasks.mnist import TEST_LABELS, TRAIN_LABELS, read_idx
-from shared.tasks.partition import DataSpec, add_noise, noise_std, parse_data_spec, partition
+from shared.tasks.partition import DataSpec, Split, add_noise, noise_std, parse_data_spec, partition, partitions
 
 KINDS = st.sampled_from(["shard", "aligned"])
 COUNTS = st.integers(1, 12)
@@ -145,6 +145,45 @@ def test_both_parts_are_assigned_alike():
     train, test = np.repeat(np.arange(10), 12), np.repeat(np.arange(10), 4)
     for mine_train, mine_test in _whole_split("shard", 10, 3, train, test):
         assert set(test[mine_test]) == set(train[mine_train])
+
+
+def _by_definition(spec, train, test):
+    """The split as its docstring says it, example by example and with no thought of time."""
+    shards = 2 * spec.count
+    in_order = [np.array(sorted(range(len(labels)), key=lambda at: (labels[at], at))) for labels in (train, test)]
+    sizes = [[len(order) // shards + (shard < len(order) % shards) for shard in range(shards)] for order in in_order]
+    shard_of = [np.repeat(np.arange(shards), each) for each in sizes]
+    if spec.kind == "aligned":
+        of_label = [
+            [np.flatnonzero(part[order] == label) for label in range(5)]
+            for part, order in ((train, in_order[0]), (test, in_order[1]))
+        ]
+        for train_at, test_at in zip(*of_label, strict=True):
+            for place, at in enumerate(test_at):
+                shard_of[1][at] = shard_of[0][train_at[place * len(train_at) // len(test_at)]]
+    mine = np.random.default_rng([spec.seed, 0]).permutation(shards)[2 * spec.index : 2 * spec.index + 2]
+    return [order[np.isin(shard, mine)].tolist() for order, shard in zip(in_order, shard_of, strict=True)]
+
+
+@given(KINDS, COUNTS, SEEDS, TRAIN, TEST)
+def test_a_split_computed_once_serves_every_device_as_defined(kind, count, seed, train, test):
+    """What is quick to ask for many devices is, example for example and in this order, what each has by definition."""
+    split = Split.named_by(DataSpec(kind, 0, count, seed), train, test)
+    for index in range(count):
+        expected = _by_definition(DataSpec(kind, index, count, seed), train, test)
+        if expected[1]:
+            assert [part.tolist() for part in split.of(index)] == expected
+        else:
+            with pytest.raises(DataError, match=f"aligned:{index}/{count} leaves this device without test examples"):
+                split.of(index)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(4, 6), st.integers(0, 2)), max_size=8), TRAIN, TEST)
+def test_devices_of_several_splits_can_be_asked_for_at_once(devices, train, test):
+    """Each of many specs, of whatever split, gets what it gets alone."""
+    specs = [DataSpec("shard", *place) for place in devices]
+    for spec, parts in zip(specs, partitions(specs, train, test), strict=True):
+        assert all(np.array_equal(*both) for both in zip(parts, partition(spec, train, test), strict=True))
 
 
 def test_too_many_devices_are_told_how_many_can_be_served():
