@@ -184,16 +184,17 @@ class Engine:
         if not self._connected:
             self._wait_until = None
             return []
-        eligible, spec = self.fleet.eligible(), self.spec
-        if len(eligible) < self.wanted():
+        spec = self.spec
+        if self.fleet.present < self.wanted():
             if self._wait_until is None:
                 self._wait_until = now + spec.wait_s
-            return [] if now < self._wait_until else self._stop(Stopped.FAILED, self._who_is_missing(len(eligible)))
+            return [] if now < self._wait_until else self._stop(Stopped.FAILED, self._who_is_missing())
         self._wait_until = None
         if self._pause_until is not None:
             return []
         number = self.last_round + 1
-        chosen = select(eligible, spec.participation, spec.over_select, spec.policy.min_cohort, spec.seed, number)
+        eligible, policy = self.fleet.eligible(), spec.policy
+        chosen = select(eligible, spec.participation, spec.over_select, policy.min_cohort, spec.seed, number)
         left_s = None if self._ends_at is None else self._ends_at - now
         self.open = OpenRound(spec, number, chosen, self.fleet, self._post, self._jitter, left_s, now)
         return [PublishModel(number)]
@@ -213,8 +214,8 @@ class Engine:
             return Stopped.FAILED, f"{self._failures()} rounds in a row failed, the last one: {records[-1].failure}"
         return None
 
-    def _who_is_missing(self, present: int) -> str:
-        came = f"{present} of {self.wanted()} devices came within {self.spec.wait_s:g} s"
+    def _who_is_missing(self) -> str:
+        came = f"{self.fleet.present} of {self.wanted()} devices came within {self.spec.wait_s:g} s"
         barred = sorted((device, m.barred) for device, m in self.fleet.members.items() if m.barred)
         if barred:
             device, reason = barred[0]

@@ -190,7 +190,7 @@ class OpenRound:
 
     def next_deadline(self) -> float | None:
         """When `tick` or `grant` has something to do."""
-        invite_at = self._invite_at if self.round.devices(State.INVITED) else None
+        invite_at = self._invite_at if self.round.count(State.INVITED) else None
         candidates = (self.round.next_deadline(), self._desk.next_deadline(), invite_at)
         return min((c for c in candidates if c is not None), default=None)
 

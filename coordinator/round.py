@@ -15,7 +15,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from coordinator.records import PhaseSeconds
 from shared.errors import IllegalTransition
@@ -75,7 +75,7 @@ TABLE: dict[tuple[State, Event], State] = {
     **{(state, Event.RESTART): _I for state in AT_WORK},
 }
 
-_WORKING = frozenset({_A, _T, _U})
+_ACCEPTED = frozenset({_A, _T, _U, State.REPORTED})
 _HAD_MODEL = frozenset({_T, _U, State.REPORTED})
 
 
@@ -112,21 +112,21 @@ class Round:
     """Drive it with `begin`, `handle`, `tick` and `finish`; read `phase`, `participants`, `next_deadline`."""
 
     def __init__(self, number: int, policy: RoundPolicy, now: float) -> None:
-        self.number = number
-        self.policy = policy
+        self.number, self.policy = number, policy
         self.phase = Phase.SELECTING
         self.participants: dict[str, Participant] = {}
         self.failure = ""
-        self._started_at = now
-        self._invited_at = now
+        self._in: dict[State, set[str]] = {state: set() for state in State}
+        self._accepted = 0
+        self._started_at = self._invited_at = now
         self._quorum_at: float | None = None
-        self._closing_at = now
-        self._closed_at = now
+        self._closing_at = self._closed_at = now
 
     def begin(self, invited: tuple[str, ...], now: float) -> None:
         """The cohort is chosen and the invitations go out."""
         self._require(Phase.SELECTING, "begin")
         self.participants = {device: Participant(since={State.INVITED: now}) for device in invited}
+        self._in[State.INVITED].update(invited)
         self.phase = Phase.RECRUITING
         self._invited_at = now
         self._advance(now)
@@ -139,9 +139,9 @@ class Round:
         target = TABLE.get((participant.state, event), participant.state)
         if target is participant.state:
             return False
-        participant.state = target
-        participant.reason = reason
-        participant.accepted |= target in _WORKING or target is State.REPORTED
+        self._move(device, target, reason)
+        self._accepted += target in _ACCEPTED and not participant.accepted
+        participant.accepted |= target in _ACCEPTED
         participant.since.setdefault(target, now)
         if target is State.LOST:
             participant.lost_at = now
@@ -173,12 +173,16 @@ class Round:
     @property
     def needed(self) -> int:
         """Updates that make the quorum, from those that accepted so far."""
-        accepted = sum(p.accepted for p in self.participants.values())
-        return max(1, self.policy.min_cohort, math.ceil(self.policy.quorum * min(self.policy.target, accepted) - 1e-9))
+        wanted = min(self.policy.target, self._accepted)
+        return max(1, self.policy.min_cohort, math.ceil(self.policy.quorum * wanted - 1e-9))
 
     def devices(self, *states: State) -> list[str]:
         """Devices in one of `states`, sorted."""
-        return sorted(d for d, p in self.participants.items() if p.state in states)
+        return sorted(device for state in states for device in self._in[state])
+
+    def count(self, *states: State) -> int:
+        """How many devices are in one of `states`."""
+        return sum(len(self._in[state]) for state in states)
 
     def accepted(self) -> list[str]:
         """Devices that accepted, whatever became of them."""
@@ -210,7 +214,7 @@ class Round:
         if self.phase not in (Phase.RECRUITING, Phase.COLLECTING):
             return None
         end = self._recruiting_ends_at() if self.phase is Phase.RECRUITING else self._collecting_ends_at()
-        return min([end, *(p.lost_at + self.policy.rejoin_s for p in self.participants.values() if p.state is _L)])
+        return min([end, *(self.participants[lost].lost_at + self.policy.rejoin_s for lost in self._in[_L])])
 
     def _recruiting_ends_at(self) -> float:
         return self._invited_at + min(self.policy.recruit_deadline_s, self.policy.deadline_s)
@@ -220,41 +224,42 @@ class Round:
         deadline = self._invited_at + self.policy.deadline_s
         if self._quorum_at is not None:
             return min(self._quorum_at + self.policy.grace_s, deadline)
-        uploading = len(self.devices(_U))
-        waits = uploading > 0 and len(self.devices(State.REPORTED)) + uploading >= self.needed
+        waits = self.count(_U) > 0 and self.count(State.REPORTED, _U) >= self.needed
         return deadline + self.policy.grace_s if waits else deadline
 
     def _require(self, phase: Phase, what: str) -> None:
         if self.phase is not phase:
             raise IllegalTransition(f"round {self.number}: {what} in {self.phase}, needs {phase}")
 
+    def _move(self, device: str, state: State, reason: str) -> None:
+        """Nothing else changes a state: who is in which is counted here, so that an event costs the same in any fleet."""
+        participant = self.participants[device]
+        self._in[participant.state].discard(device)
+        self._in[state].add(device)
+        participant.state, participant.reason = state, reason
+
     def _advance(self, now: float) -> None:
         """Compares what is with what should be; called after every event."""
-        for participant in self.participants.values():
-            if participant.state is State.LOST and now >= participant.lost_at + self.policy.rejoin_s:
-                participant.state = State.FAILED
-                participant.reason = "lost"
+        for device in [d for d in self._in[_L] if now >= self.participants[d].lost_at + self.policy.rejoin_s]:
+            self._move(device, State.FAILED, "lost")
         if self.phase is Phase.RECRUITING:
             self._advance_recruiting(now)
         if self.phase is Phase.COLLECTING:
             self._advance_collecting(now)
 
     def _advance_recruiting(self, now: float) -> None:
-        accepted = len(self.accepted())
-        undecided = [p for p in self.participants.values() if not p.accepted and p.state in (_I, _L)]
-        if undecided and now < self._recruiting_ends_at():
+        undecided = (d for state in (_I, _L) for d in self._in[state] if not self.participants[d].accepted)
+        if now < self._recruiting_ends_at() and any(True for _ in undecided):
             return
-        if accepted < self.policy.min_cohort or accepted == 0:
+        if self._accepted < max(1, self.policy.min_cohort):
             self._fail("too_few_accepted", now)
             return
-        for participant in undecided:
-            participant.state = State.LATE
-            participant.reason = "no answer"
+        for device in list(undecided):
+            self._move(device, State.LATE, "no answer")
         self.phase = Phase.COLLECTING
 
     def _advance_collecting(self, now: float) -> None:
-        reported = len(self.devices(State.REPORTED))
-        active = len(self.devices(*AT_WORK))
+        reported, active = self.count(State.REPORTED), self.count(*AT_WORK)
         if reported >= self.needed and self._quorum_at is None:
             self._quorum_at = now
         due = now >= self._collecting_ends_at()
@@ -274,10 +279,8 @@ class Round:
         self._closed_at = now
 
     def _leave_behind(self) -> None:
-        for participant in self.participants.values():
-            if participant.state in AT_WORK:
-                participant.state = State.LATE
-                participant.reason = participant.reason or "deadline"
+        for device in self.devices(*AT_WORK):
+            self._move(device, State.LATE, self.participants[device].reason or "deadline")
 
     def phase_seconds(self) -> PhaseSeconds:
         """The round's time, cut along the path of the device that reported last (its end closed the round).
@@ -291,8 +294,7 @@ class Round:
             return PhaseSeconds(select, self._closing_at - self._invited_at, 0.0, 0.0, 0.0, aggregate)
         last = max(reported, key=lambda p: p.since[State.REPORTED]).since
         # A message that was lost or overtaken leaves a gap: that part then has no length.
-        marks = [self._invited_at]
-        for at in (last.get(_A), last.get(_T), last.get(_U), self._closing_at):
-            marks.append(marks[-1] if at is None else max(marks[-1], at))
+        seen = (last.get(state, -math.inf) for state in (_A, _T, _U))
+        marks = accumulate((self._invited_at, *seen, self._closing_at), max)
         recruit, download, train, upload = (b - a for a, b in pairwise(marks))
         return PhaseSeconds(select, recruit, download, train, upload, aggregate)

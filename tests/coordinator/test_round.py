@@ -165,6 +165,20 @@ def test_no_device_counts_twice(policy, steps):
         assert current.quorum_s is not None
 
 
+@given(policies(), STEPS)
+def test_devices_are_counted_as_they_are(policy, steps):
+    """What is kept for the sake of large fleets says the same as the participants themselves."""
+    current, now = begun(policy=policy), 0.0
+    for wait_s, device, event in steps:
+        now += wait_s
+        step(current, now, device, event)
+        for state in State:
+            there = sorted(name for name, one in current.participants.items() if one.state is state)
+            assert (current.devices(state), current.count(state)) == (there, len(there))
+        accepted = min(policy.target, sum(one.accepted for one in current.participants.values()))
+        assert current.needed == max(1, policy.min_cohort, math.ceil(policy.quorum * accepted - 1e-9))
+
+
 @given(policies(), STEPS, st.floats(0, 50), st.booleans())
 def test_parts_add_up_to_the_time_of_the_round(policy, steps, aggregate_s, finished):
     """The seconds of all phases are the seconds of the round, and none is negative."""
