@@ -1,7 +1,8 @@
 """The command line `fedpatch`: run the coordinator, and look at what it has done.
 
 stdout gets results only (with `--json` a single JSON document), stderr everything else. What a command needs beyond this
-is imported when it runs, so that help, `runs` and `show` come at once.
+is imported when it runs, so that help, `runs` and `show` come at once. Further commands, such as `simulate`, are found as
+entry points: this side imports none of them.
 """
 
 from __future__ import annotations
@@ -37,7 +38,11 @@ if TYPE_CHECKING:
 
 NAME = "fedpatch"
 
-app = make_app(NAME, "Federated learning over MQTT for fleets of small devices, with a private patch on each of them.")
+app = make_app(
+    NAME,
+    "Federated learning over MQTT for fleets of small devices, with a private patch on each of them.",
+    installed="fedpatch.commands",
+)
 broker_app = typer.Typer(cls=Group, invoke_without_command=True)
 app.add_typer(broker_app, name="broker", epilog="Example: fedpatch broker --port 1883")
 

@@ -55,7 +55,7 @@ def print_run(info: RunInfo, rounds: Sequence[RoundRecord]) -> None:
         add_round(table, record)
     typer.echo(f"task {info.task}, strategy {info.strategy}, private {info.private}, begun {_moment(info.created_at)}")
     if rounds:
-        _print(table)
+        print_table(table)
     for record in rounds:
         if words := troubles(record):
             typer.echo(f"round {record.round}: {'; '.join(words)}")
@@ -70,7 +70,7 @@ def print_runs(runs: Iterable[RunInfo]) -> None:
         status = one.status if because in ("", one.status) else f"{one.status} ({because})"
         ua = accuracy(one.user_accuracy)
         table.add_row(one.id, _moment(one.created_at), one.task, one.strategy, one.private, status, ua)
-    _print(table)
+    print_table(table)
 
 
 def print_devices(devices: Iterable[DeviceInfo], now: float) -> None:
@@ -84,7 +84,7 @@ def print_devices(devices: Iterable[DeviceInfo], now: float) -> None:
         state = Text("online", style="green") if one.online else Text("offline", style="red")
         heard = age(max(0.0, now - one.last_seen))
         table.add_row(one.id, one.fleet, state, heard, ", ".join(one.tasks), *counts, one.last_reason)
-    _print(table)
+    print_table(table)
 
 
 def print_named(rows: Iterable[Mapping[str, Any]]) -> None:
@@ -93,7 +93,7 @@ def print_named(rows: Iterable[Mapping[str, Any]]) -> None:
     for row in rows:
         problem = row.get("problem")
         table.add_row(row["name"], Text(f"cannot be used: {problem}", style="red") if problem else row["description"])
-    _print(table)
+    print_table(table)
 
 
 def plain(infos: Iterable[RunInfo | DeviceInfo]) -> list[dict[str, Any]]:
@@ -101,7 +101,7 @@ def plain(infos: Iterable[RunInfo | DeviceInfo]) -> list[dict[str, Any]]:
     return [asdict(one) for one in infos]
 
 
-def _print(table: Table) -> None:
+def print_table(table: Table) -> None:
     """Fits a terminal; in a pipe or a file, a row is a line."""
     console = Console(
         highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else _UNBOUNDED_COLUMNS

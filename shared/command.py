@@ -9,19 +9,22 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import os
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from importlib.metadata import EntryPoint, entry_points
 from types import FrameType
 from typing import Annotated, Any, NoReturn, TextIO
 
 import typer
+import typer.main
 from typer.core import TyperCommand, TyperGroup
 
 from shared import __version__
-from shared.errors import FedpatchError
+from shared.errors import FedpatchError, UsageError
 
 EXIT_INTERRUPTED = 130  # as shells tell a process that SIGINT ended
 
@@ -51,11 +54,71 @@ class Group(_TidyHelp, TyperGroup):
     """A command of ours that has commands."""
 
 
-def make_app(name: str, about: str) -> typer.Typer:
-    """A command line whose commands are added by `command`."""
-    app = typer.Typer(name=name, help=about, cls=Group, no_args_is_help=True, pretty_exceptions_enable=False)
+def make_app(name: str, about: str, *, installed: str = "") -> typer.Typer:
+    """A command line whose commands are added by `command`.
+
+    `installed` is a group of entry points that hold further commands, each a typer.Typer. They are looked for when a name
+    is none of the app's own, and loaded when they are called or listed, so that the app's own commands pay nothing.
+    """
+    cls = _group_with(installed) if installed else Group
+    app = typer.Typer(name=name, help=about, cls=cls, no_args_is_help=True, pretty_exceptions_enable=False)
     app.callback()(_options)
     return app
+
+
+def _group_with(entry_point_group: str) -> type[Group]:
+    class WithInstalled(Group):
+        """Has the installed commands too; its own hide any of the same name."""
+
+        def list_commands(self, ctx: Any) -> list[str]:
+            own = super().list_commands(ctx)
+            return [*own, *sorted(set(_entry_points(entry_point_group)) - set(own))]
+
+        def get_command(self, ctx: Any, cmd_name: str) -> Any:
+            own = super().get_command(ctx, cmd_name)
+            if own is None and (values := _entry_points(entry_point_group).get(cmd_name)):
+                return _installed_command(cmd_name, values)
+            return own
+
+    return WithInstalled
+
+
+def _entry_points(group: str) -> dict[str, dict[str, EntryPoint]]:
+    """By name, then by value: the same one found twice (an editable install) is no conflict."""
+    found: dict[str, dict[str, EntryPoint]] = {}
+    for point in entry_points(group=group):
+        found.setdefault(point.name, {})[point.value] = point
+    return found
+
+
+def _installed_command(name: str, values: dict[str, EntryPoint]) -> Any:
+    """One that cannot be loaded becomes a command that says so, whatever it is given: it must not hinder the others."""
+    if len(values) > 1:
+        return _refusing(
+            name, f"it is installed more than once, as {' and '.join(sorted(values))}; uninstall one of them"
+        )
+    point = next(iter(values.values()))
+    try:
+        found = point.load()
+    except Exception as error:  # whatever somebody else's module raises is told in one sentence
+        return _refusing(name, f"{point.value} cannot be loaded: {type(error).__name__}: {error}; install it again")
+    if not isinstance(found, typer.Typer):
+        return _refusing(name, f"{point.value} is of type {type(found).__name__}, not a typer.Typer")
+    found.info.name = name
+    return typer.main.get_command(found)
+
+
+def _refusing(name: str, problem: str) -> Any:
+    app = typer.Typer(add_completion=False)
+    anything = {"ignore_unknown_options": True, "allow_extra_args": True}
+
+    @app.command(
+        name, cls=_Command, help=f"Cannot be used: {problem}", add_help_option=False, context_settings=anything
+    )
+    def refuse() -> None:
+        raise UsageError(f"the command {name!r} cannot be used: {problem}")
+
+    return typer.main.get_command(app)
 
 
 def command(
@@ -137,6 +200,29 @@ def ignore_signals() -> None:
     """Neither SIGINT nor SIGTERM does anything until `interruptible` is left: for a result that is there, but not told."""
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+
+
+@contextmanager
+def stoppable(told: str) -> Iterator[Callable[[], bool]]:
+    """Yields whether SIGINT or SIGTERM has come, for work that stops where it can be taken up again.
+
+    The first only writes `told` on stderr; the second raises KeyboardInterrupt.
+    """
+    come = threading.Event()
+
+    def note(_number: int, _frame: FrameType | None) -> None:
+        if come.is_set():
+            raise KeyboardInterrupt
+        come.set()
+        with suppress(OSError):  # nobody reads any more
+            os.write(2, f"{told}\n".encode())  # sys.stderr may be in the middle of a write that this interrupts
+
+    before = {number: signal.signal(number, note) for number in _SIGNALS}
+    try:
+        yield come.is_set
+    finally:
+        for number, former in before.items():
+            signal.signal(number, former)
 
 
 def catch_signals() -> Callable[[], int]:

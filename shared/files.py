@@ -12,6 +12,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from shared.errors import StateError
 
@@ -24,12 +25,19 @@ def write_atomic(path: Path, data: bytes, *, mode: int = 0o600) -> None:
     Once this returns, the bytes outlast a power cut. Raises OSError, naming `path`, where the disk refuses; then
     `path` is as it was.
     """
+    with open_atomic(path, mode=mode) as file:
+        file.write(data)
+
+
+@contextlib.contextmanager
+def open_atomic(path: Path, *, mode: int = 0o600) -> Iterator[BinaryIO]:
+    """As `write_atomic`, for what is written bit by bit: it is at `path` when the block ends, unless by an error."""
     unfinished: str | None = None
     try:
         fd, unfinished = tempfile.mkstemp(prefix=f".{path.name}.", suffix=_UNFINISHED, dir=path.parent)
         with os.fdopen(fd, "wb") as file:
             os.fchmod(fd, mode)
-            file.write(data)
+            yield file
             file.flush()
             os.fsync(fd)
         os.replace(unfinished, path)

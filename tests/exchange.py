@@ -20,9 +20,10 @@ from coordinator.run_spec import RunSpec
 from shared.codec import decode, encode
 from shared.messages import Committed, DeviceState, Manifest, RefuseReason
 from shared.transfer import cut, decode_chunk, encode_chunk
+from simulator.agenda import Agenda
 from tests.exchange_device import Device
 from tests.specs import model, report
-from tests.virtual_time import LATENCY_S, Agenda, Faults, FaultyLink
+from tests.virtual_time import LATENCY_S, Faults, FaultyLink
 
 
 class Exchange:

@@ -1,9 +1,10 @@
-"""Runs a command line of ours in this process, as its entry point would."""
+"""Runs a command line of ours in this process, as its entry point would, and installs what it could find."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -36,3 +37,12 @@ class Program:
         written = self._capsys.readouterr()
         assert isinstance(end.value.code, int)
         return Ended(end.value.code, written.out, written.err)
+
+
+def install(entry_points: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A distribution with these entry points, whose modules lie in `tmp_path`."""
+    info = tmp_path / "lamp-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: lamp\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(entry_points)
+    monkeypatch.syspath_prepend(str(tmp_path))

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from coordinator.uploads import Complete, UploadDesk
 from shared.messages import Ack, Committed, Grant, Manifest, Need, Offer, RetryAfter
 from shared.transfer import Bitmap, Chunk, Download, SendChunk, Upload, cut, describe
-from tests.virtual_time import Agenda, Faults, FaultyLink
+from simulator.agenda import Agenda
+from tests.virtual_time import Faults, FaultyLink
 
 LIMIT_S = 50_000.0
 

@@ -1,39 +1,13 @@
-"""A clock that only its owner turns, and links over it that lose, double, delay and overtake."""
+"""Links under a virtual clock that lose, double, delay and overtake."""
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import random
-from collections.abc import Callable
 from dataclasses import dataclass
 
-Action = Callable[[], None]
+from simulator.agenda import Action, Agenda
 
 LATENCY_S = 0.02
-
-
-class Agenda:
-    """What is to be done, in the order of its time; `now` moves only in `run_next`."""
-
-    def __init__(self, now: float) -> None:
-        self.now = now
-        self._order = itertools.count()
-        self._heap: list[tuple[float, int, Action]] = []
-
-    def after(self, delay_s: float, action: Action) -> None:
-        """Do this later; what is due at the same moment keeps its order."""
-        heapq.heappush(self._heap, (self.now + delay_s, next(self._order), action))
-
-    def next_at(self) -> float | None:
-        """When there is something to do."""
-        return self._heap[0][0] if self._heap else None
-
-    def run_next(self) -> None:
-        """Turns the clock to the next thing and does it."""
-        at, _, action = heapq.heappop(self._heap)
-        self.now = max(self.now, at)
-        action()
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from coordinator.records import PhaseSeconds, RoundRecord, RunSummary
 from coordinator.registry import REGISTRY_FILE, Registry
 from coordinator.state_dirs import remember
 from coordinator.strategies import STRATEGIES
-from tests.programs import Ended, Program
+from tests.programs import Ended, Program, install
 
 ROUNDS = (
     RoundRecord(
@@ -41,6 +41,8 @@ ROUNDS = (
         bytes_up=51_000,
     ),
 )
+
+HEAVY = {"amqtt", "matplotlib", "numpy", "paho", "sklearn", "torch"}
 
 
 @pytest.fixture
@@ -175,11 +177,7 @@ def test_a_run_that_does_not_exist_is_a_usage_error(fedpatch, state_dir):
 
 def test_a_broken_task_is_listed_with_the_reason(fedpatch, tmp_path, monkeypatch):
     """It hides none of the others."""
-    info = tmp_path / "lamp-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: lamp\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[fedpatch.tasks]\nlamp = no_such_module:TASK\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
+    install("[fedpatch.tasks]\nlamp = no_such_module:TASK\n", tmp_path, monkeypatch)
     row = next(line for line in fedpatch("tasks").out.splitlines() if line.startswith("lamp"))
     assert "cannot be used" in row and "no_such_module" in row
     listed = {one["name"]: one for one in json.loads(fedpatch("tasks", "--json").out)}
@@ -258,11 +256,16 @@ def test_print_config_shows_the_settings_and_runs_nothing(fedpatch, tmp_path):
     assert not (tmp_path / "demo").exists()
 
 
-def test_the_command_line_loads_nothing_heavy():
-    """Help, `runs` and `show` come at once."""
+@pytest.mark.parametrize(
+    ("argv", "heavy"),
+    [(["runs", "--help"], HEAVY | {"simulator"}), (["--help"], HEAVY), (["simulate", "--help"], HEAVY)],
+)
+def test_the_command_line_loads_nothing_heavy(argv, heavy):
+    """Help, `runs` and `show` come at once; the simulator is loaded only for itself and for the list of all commands."""
     program = (
-        "import sys, coordinator.cli, coordinator.printing, coordinator.registry;"
-        "print(*sorted({'amqtt', 'numpy', 'paho', 'sklearn', 'torch'} & sys.modules.keys()))"
+        "import sys, typer, coordinator.cli, coordinator.printing, coordinator.registry;"
+        f"typer.main.get_command(coordinator.cli.app)({argv!r}, standalone_mode=False);"
+        f"print(*sorted({heavy!r} & sys.modules.keys()), file=sys.stderr)"
     )
     result = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True)
-    assert result.stdout.strip() == ""
+    assert result.stderr.strip() == ""

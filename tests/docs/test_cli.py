@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from typer.main import get_command
 from typer.testing import CliRunner
 
@@ -18,8 +19,16 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs" / "cli.md").read_text("utf-
 PROGRAMS = {"fedpatch": coordinator.cli.app, "fedpatch-agent": device_agent.cli.app}
 
 
+def _children(command: Any) -> dict[str, Any]:
+    """Also those that are found as entry points."""
+    if not hasattr(command, "list_commands"):
+        return {}
+    context = typer.Context(command)
+    return {name: command.get_command(context, name) for name in command.list_commands(context)}
+
+
 def _commands(command: Any, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    for name, child in getattr(command, "commands", {}).items():
+    for name, child in _children(command).items():
         yield (*path, name)
         yield from _commands(child, (*path, name))
 
@@ -58,6 +67,11 @@ def test_the_options_of_every_documented_example_exist(line):
     words = line.partition(" > ")[0].partition(" | ")[0].split()
     command: Any = get_command(PROGRAMS[words[0]])
     for word in words[1:]:
-        command = getattr(command, "commands", {}).get(word, command)
+        command = _children(command).get(word, command)
     known = {name for parameter in command.params for name in parameter.opts}
     assert {word for word in words if word.startswith("--")} <= known
+
+
+def test_the_commands_of_the_simulator_are_among_them():
+    """`fedpatch` finds them as entry points."""
+    assert {("fedpatch", "simulate", *more) for more in ((), ("paper",), ("fleet",))} <= set(COMMANDS)

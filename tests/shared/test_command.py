@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from shared import __version__
-from shared.command import command, ignore_signals, interruptible, make_app, run_app
+from shared.command import command, ignore_signals, interruptible, make_app, run_app, stoppable
 from shared.errors import BrokerError, ConfigError, DataError, FedpatchError, UsageError
 from tests.programs import Ended, Program
 
@@ -153,3 +153,17 @@ def test_help_shows_no_type_for_an_option_that_takes_no_value(lamp, argv, monkey
     shown = lamp(lambda: None, *argv).out
     assert "--help" in shown
     assert "bool" not in shown.lower()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_work_that_can_be_taken_up_again_is_asked_to_stop(capfd, number):
+    """The first signal is only told, a second ends the work at once; the handlers are then those of before."""
+    before = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
+    with pytest.raises(KeyboardInterrupt), stoppable("stops soon") as stopped:
+        assert not stopped()
+        os.kill(os.getpid(), number)
+        assert stopped()
+        assert capfd.readouterr().err == "stops soon\n"
+        os.kill(os.getpid(), number)
+        time.sleep(60)
+    assert [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)] == before

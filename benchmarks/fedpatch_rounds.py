@@ -1,0 +1,69 @@
+"""fedpatch's own simulator, as a contestant."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from benchmarks.work import Work
+from shared.task import Task
+from simulator.cohort import Cohort, InProcess, Member, make_learner
+from simulator.ground import Ground
+from simulator.simulate import Simulation
+from simulator.workers import Workers
+
+
+class FedpatchRounds:
+    """Rounds of a simulation over `workers` processes, with user accuracy measured only where `with_accuracy`.
+
+    The other contestants measure nobody's accuracy either: what is compared is selection, training, aggregation and
+    handing the new model on.
+    """
+
+    def __init__(self, work: Work, *, workers: int = 1, with_accuracy: bool = False) -> None:
+        before = {process.pid for process in multiprocessing.active_children()}
+
+        def make_cohort(task: Task, ground: Ground) -> Cohort:
+            cohort = (
+                InProcess(make_learner(task, ground)) if workers == 1 else Workers(ground.study.task, ground, workers)
+            )
+            return cohort if with_accuracy else _Unmeasured(cohort)
+
+        self.simulation = Simulation(work.study, work.task, work.population, make_cohort)
+        begun = {process.pid for process in multiprocessing.active_children()} - before
+        self._pids = [os.getpid(), *(pid for pid in begun if pid is not None)]
+        self.simulation.step()  # round 0, which trains nobody
+
+    def play(self) -> float | None:
+        """The next round; its mean training loss."""
+        return self.simulation.step().train_loss
+
+    def pids(self) -> list[int]:
+        """This process and the workers."""
+        return self._pids
+
+    def close(self) -> None:
+        """End the workers."""
+        self.simulation.close()
+
+
+class _Unmeasured:
+    """A cohort that says 0 for everybody's accuracy."""
+
+    def __init__(self, cohort: Cohort) -> None:
+        self._cohort = cohort
+
+    def begin(self, tensors: Mapping[str, Tensor]) -> None:
+        self._cohort.begin(tensors)
+
+    def measure(self, clients: Sequence[int]) -> list[float]:
+        return [0.0] * len(clients)
+
+    def train(self, members: Sequence[Member]) -> tuple[dict[str, Tensor], list[float]]:
+        return self._cohort.train(members)
+
+    def close(self) -> None:
+        self._cohort.close()

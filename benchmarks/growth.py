@@ -1,0 +1,98 @@
+"""How a round's time and memory grow with the number of clients, on the synthetic task.
+
+Each number of clients is measured in a process of its own, so that its memory is that study's alone. Called as
+`python -m benchmarks.growth CLIENTS COHORT ROUNDS` this is that process; it prints one line of JSON.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import typer
+
+from benchmarks.clocks import memory_bytes
+from shared.errors import FedpatchError
+
+TASK = "benchmarks.synthetic_task:TASK"
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True)
+class Size:
+    """What a study of `clients` clients, of which `cohort` are in each round, took.
+
+    `round_s` is the median of the rounds, with user accuracy measured for the cohort as in any simulation. `peak_bytes` is
+    the most that the process had resident, which it has while the data are put together; `resident_bytes` what it had at
+    the end, without what it had freed. `own_bytes` is what fedpatch keeps for each client: its examples and its patch.
+    """
+
+    clients: int
+    cohort: int
+    steps: int
+    load_s: float
+    round_s: float
+    peak_bytes: int
+    resident_bytes: int
+    own_bytes: int
+
+    @property
+    def s_per_client_step(self) -> float:
+        """Seconds for one step of one client, everything else of the round included."""
+        return self.round_s / self.steps
+
+
+def measure_size(clients: int, cohort: int, rounds: int) -> Size:
+    """Play `rounds` rounds after one to warm up."""
+    import torch
+
+    from benchmarks.fedpatch_rounds import FedpatchRounds
+    from benchmarks.work import make_work
+
+    torch.set_num_threads(1)
+    began = time.perf_counter()
+    work = make_work(TASK, clients, participation=cohort / clients)
+    contestant = FedpatchRounds(work, with_accuracy=True)
+    load_s = time.perf_counter() - began
+    contestant.play()
+    seconds = []
+    for _ in range(rounds):
+        began = time.perf_counter()
+        contestant.play()
+        seconds.append(time.perf_counter() - began)
+    ctypes.CDLL(None).malloc_trim(0)  # glibc keeps what was freed after loading, and it would count as resident
+    data = work.population
+    blocks = (data.train_x, data.train_y, data.test_x, data.test_y)
+    data_bytes = sum(block.numel() * block.element_size() for block in blocks)
+    return Size(
+        clients=clients,
+        cohort=cohort,
+        steps=work.steps[0] * cohort,
+        load_s=load_s,
+        round_s=statistics.median(seconds),
+        peak_bytes=memory_bytes("VmHWM"),
+        resident_bytes=memory_bytes("VmRSS"),
+        own_bytes=data_bytes // clients + contestant.simulation.patches.nbytes_per_client,
+    )
+
+
+def measure_apart(clients: int, cohort: int, rounds: int) -> Size:
+    """`measure_size` in a new process. Raises FedpatchError with its last words where it fails."""
+    call = [sys.executable, "-m", "benchmarks.growth", str(clients), str(cohort), str(rounds)]
+    done = subprocess.run(
+        call, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise FedpatchError(f"{' '.join(call[1:])} failed: {' '.join(done.stderr.splitlines()[-1:])}")
+    return Size(**json.loads(done.stdout))
+
+
+if __name__ == "__main__":
+    typer.echo(json.dumps(asdict(measure_size(*map(int, sys.argv[1:4])))))

@@ -1,0 +1,89 @@
+"""Rounds of FedAvg in Flower's simulation: `python -m benchmarks.peers.flower_round FOLDER [PROCESSES]`.
+
+The simulation runs clients in PROCESSES actors of Ray with one CPU each. Everything is federated: Flower has no private
+patches. The server looks for replies every 0.1 s, which is its own default.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers.work import PeerWork, read_work, say, told_to_go_on
+
+os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("RAY_worker_niceness", "0")  # its 15 would put the clients behind whatever else runs
+
+FOREVER = 1_000_000
+
+
+class _StdinEnded(Exception):
+    """Nobody wants another round."""
+
+
+def make_server(work: PeerWork) -> Any:
+    """A server that plays rounds with all clients until stdin ends."""
+    from flwr.app import ArrayRecord, Context, MetricRecord
+    from flwr.serverapp import Grid, ServerApp
+    from flwr.serverapp.strategy import FedAvg
+
+    server = ServerApp()
+    losses: list[float] = []
+
+    def remember(replies: list[Any], key: str) -> Any:
+        records = [next(iter(reply.metric_records.values())) for reply in replies]
+        examples = sum(record[key] for record in records)
+        losses.append(sum(record[key] * record["loss"] for record in records) / examples)
+        return MetricRecord({"loss": losses[-1]})
+
+    def take_turn(server_round: int, arrays: Any) -> None:
+        """Called before the first round and after each: the first is for warming up."""
+        if server_round == 0:
+            return
+        say(losses[-1] if server_round > 1 else "ready")
+        if not told_to_go_on():
+            raise _StdinEnded
+
+    @server.main()  # type: ignore[untyped-decorator]  # flwr has no types where mypy runs
+    def serve(grid: Grid, context: Context) -> None:
+        strategy = FedAvg(
+            fraction_train=1.0,
+            fraction_evaluate=0.0,
+            min_train_nodes=work.clients,
+            min_available_nodes=work.clients,
+            train_metrics_aggr_fn=remember,
+        )
+        arrays = ArrayRecord(work.build_model().state_dict())
+        strategy.start(grid=grid, initial_arrays=arrays, num_rounds=FOREVER, evaluate_fn=take_turn)
+
+    return server
+
+
+def main() -> None:
+    """Plays rounds until stdin ends."""
+    folder, processes = Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 1
+    from flwr.simulation import run_simulation
+
+    from benchmarks.peers import flower_client
+
+    os.environ[flower_client.FOLDER] = str(folder.resolve())
+    work = read_work(folder)
+    try:
+        run_simulation(
+            server_app=make_server(work),
+            client_app=flower_client.app,
+            num_supernodes=work.clients,
+            backend_config={
+                "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+                "init_args": {"num_cpus": processes, "include_dashboard": False, "log_to_driver": False},
+            },
+        )
+    except _StdinEnded:
+        return
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""Task `synthetic`: small inputs and few examples per client, so that a round of thousands of clients takes seconds.
+
+Its reference is `benchmarks.synthetic_task:TASK`. A data spec is `client:INDEX,seed=SEED`: that client's examples are random
+points, labelled by a random linear map that all clients of a seed share, seen through a scale and a shift of the client's
+own, which is what private batch norm is for.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shared.errors import UsageError
+from shared.task import DeviceData, Task
+from shared.tasks.classification import accuracy, cross_entropy
+
+if TYPE_CHECKING:
+    from torch import nn
+
+FEATURES = 64
+CLASSES = 10
+TRAIN_EXAMPLES = 30
+TEST_EXAMPLES = 10
+
+_SPEC = re.compile(r"client:(?P<index>\d+),seed=(?P<seed>\d+)")
+
+
+def build_model() -> nn.Module:
+    """64 -> FC 32 -> ReLU -> BN -> FC 10; 2,474 parameters."""
+    from torch import nn
+
+    return nn.Sequential(
+        OrderedDict[str, nn.Module](
+            fc1=nn.Linear(FEATURES, 32), relu1=nn.ReLU(), bn1=nn.BatchNorm1d(32), fc2=nn.Linear(32, CLASSES)
+        )
+    )
+
+
+def load_data(spec: str, root: Path) -> DeviceData:
+    """Points as (n, 64) float32, and their classes. Raises UsageError for another spec; `root` is not used."""
+    match = _SPEC.fullmatch(spec)
+    if match is None:
+        raise UsageError(f"synthetic: data spec {spec!r} is not client:INDEX,seed=SEED")
+    seed = int(match["seed"])
+    truth = np.random.default_rng(seed).standard_normal((FEATURES, CLASSES))
+    rng = np.random.default_rng([seed, int(match["index"])])
+    points = rng.standard_normal((TRAIN_EXAMPLES + TEST_EXAMPLES, FEATURES))
+    labels = (points @ truth).argmax(axis=1)
+    seen = (points * rng.uniform(0.5, 2.0) + rng.uniform(-1.0, 1.0)).astype(np.float32)
+    return DeviceData(seen[:TRAIN_EXAMPLES], labels[:TRAIN_EXAMPLES], seen[TRAIN_EXAMPLES:], labels[TRAIN_EXAMPLES:])
+
+
+TASK = Task(
+    name="synthetic",
+    description="random points with linear classes, 64 features, a scale and a shift of each client's own",
+    build_model=build_model,
+    load_data=load_data,
+    loss=cross_entropy,
+    metric=accuracy,
+    batch_size=10,
+    learning_rates={"fedavg": 0.1},
+    demo_data="client:{index},seed=0",
+    simulation_data="client:{index},seed={seed}",
+)

@@ -1,0 +1,92 @@
+"""The work that all contestants do: the terms of a round, the clients' data, and how each of them is reached."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from coordinator.strategies import FedAvg
+from device_agent.batches import steps_for
+from shared.messages import TrainPlan
+from shared.model import initial_tensors
+from shared.task import Task, data_root, find_task
+from simulator.population import Population, load_population
+from simulator.study import Study
+from simulator.terms import make_study
+
+MANY_ROUNDS = 1_000_000
+
+
+@dataclass(frozen=True)
+class Work:
+    """A round of `study`: every client trains `steps[client]` steps of `study.batch_size` examples, and is averaged."""
+
+    task: Task
+    study: Study
+    population: Population
+    steps: list[int]
+
+    @property
+    def client_steps(self) -> int:
+        """Steps of all clients together in a round with all of them."""
+        return sum(self.steps)
+
+    @property
+    def weights(self) -> list[float]:
+        """Each client's share of all examples."""
+        examples = self.population.num_examples
+        return [count / sum(examples) for count in examples]
+
+
+def make_work(task_ref: str, clients: int, *, participation: float = 1.0, batch_size: int | None = None) -> Work:
+    """FedAvg with private batch norm (gamma and beta), one pass over the clients' data in a round.
+
+    Raises UsageError and DataError as `find_task` and the task's loader do.
+    """
+    task = find_task(task_ref)
+    study = make_study(
+        task=task,
+        task_ref=task_ref,
+        clients=clients,
+        strategy="fedavg",
+        private="affine",
+        participation=participation,
+        rounds=MANY_ROUNDS,
+        batch_size=batch_size,
+    )
+    population = load_population(task, study.data, clients, study.seed, data_root())
+    return Work(task, study, population, [steps_for(plan_of(study), count) for count in population.num_examples])
+
+
+def plan_of(study: Study) -> TrainPlan:
+    """What a client does in a round."""
+    return FedAvg().plan(study.learning_rate, study.batch_size, study.epochs, study.steps, study.seed)
+
+
+def write_work(work: Work, folder: Path) -> None:
+    """Puts into `folder` what programs need that know nothing of fedpatch: arrays, initial values, and terms as JSON."""
+    np.save(folder / "train_x.npy", work.population.train_x.numpy())
+    np.save(folder / "train_y.npy", work.population.train_y.numpy())
+    initial: dict[str, Any] = dict(initial_tensors(work.task, work.study.seed))
+    np.savez(folder / "initial.npz", **initial)
+    terms = {
+        "starts": work.population.train_starts,
+        "batch_size": work.study.batch_size,
+        "steps": work.steps,
+        "learning_rate": work.study.learning_rate,
+    }
+    (folder / "terms.json").write_text(json.dumps(terms), "utf-8")
+
+
+def linear_shapes(task: Task) -> list[tuple[int, int]]:
+    """(inputs, outputs) of the task's linear layers, from the first to the last."""
+    with torch.random.fork_rng(devices=[]):
+        model = task.build_model()
+    return [
+        (module.in_features, module.out_features) for module in model.modules() if isinstance(module, torch.nn.Linear)
+    ]

@@ -1,0 +1,186 @@
+"""The algorithms that the paper holds MTFL against (section 4.4, Fig. 5), as their own authors give them.
+
+Per-FedAvg (Fallah et al., "Personalized federated learning with theoretical guarantees: a model-agnostic meta-learning
+approach", NeurIPS 2020), first-order variant; pFedMe (T. Dinh et al., "Personalized federated learning with Moreau
+envelopes", NeurIPS 2020), Algorithm 1. In both everything is federated, batch norm's statistics too, which are tracked
+and averaged as usual; and a client makes as many local steps in a round as it does in FedAvg. Independent learning needs
+no steps of its own: it is SGD on a model that is private as a whole.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+import torch
+from torch import Tensor, nn
+
+from shared.errors import UsageError
+from shared.messages import TrainPlan
+from shared.tensors import Schema, TensorSpec
+from simulator.client_steps import AdamSteps, Batches, BatchesFrom, ClientSteps, LossAndGrad, SgdSteps
+from simulator.ground import Ground
+from simulator.layers import Layer
+from simulator.sequences import layers_of
+from simulator.storage import WorkingModel
+from simulator.study import Study
+
+MU = 0.001
+"""pFedMe's weight decay of theta: no part of Algorithm 1, but of its authors' published optimizer, with this value."""
+
+# What a client of a baseline keeps between rounds, beside the patches; the colon keeps them apart from the model's names.
+TAKEN = "client:batches"
+THETA = "client:theta"
+
+
+class _Baseline(ClientSteps):
+    """Steps of a client that knows, when it is measured, how far it has come in its batches."""
+
+    needs_grads = True
+
+    def __init__(self, ground: Ground, model: WorkingModel) -> None:
+        super().__init__(ground, model)
+        self._taken = ground.patches.values[TAKEN]
+        self._start = torch.zeros_like(model.public)
+
+    def finish(self, client: int, steps: int) -> None:
+        """Count the batches."""
+        self._taken[client] += steps * self.batches_per_step
+
+    def _trained(self, vector: Tensor) -> Tensor:
+        """Of a vector like the model's, what is trained of this client's model."""
+        return vector[self._model.layout.trained_from : self._model.length]
+
+    def _learn(self, batch: tuple[Tensor, Tensor], loss: LossAndGrad, learning_rate: float | None) -> Tensor:
+        """Make a step of SGD, or without a learning rate leave the gradient in the model; returns the loss."""
+        x, y = batch
+        value, grad = loss(self._model.outputs(x), y)
+        self._model.backward(grad, learning_rate)
+        return value
+
+
+class PerFedAvgSteps(_Baseline):
+    """Per-FedAvg, first order (FO): w <- w - beta * grad f(w - alpha * grad f(w; batch 1); batch 2).
+
+    alpha is the study's adaptation rate, beta its learning rate. A local step takes two batches, so a round of K local
+    steps takes the client's next 2K; every one of these 2K forward passes moves the running statistics. The loss of a
+    step is that of batch 2, after the adaptation.
+    """
+
+    batches_per_step = 2
+
+    def __init__(self, ground: Ground, model: WorkingModel) -> None:
+        super().__init__(ground, model)
+        self._alpha = _given(ground.study, "adaptation_rate")
+
+    def run(self, batches: Batches, loss: LossAndGrad) -> Tensor:
+        """See ClientSteps."""
+        values, start = self._trained(self._model.public), self._trained(self._start)
+        grads, beta, total = self._trained(self._model.public_grad), self._plan.learning_rate, torch.zeros(())
+        for batch in batches:
+            start.copy_(values)
+            self._learn(batch, loss, self._alpha)
+            total += self._learn(next(batches), loss, None)
+            torch.sub(start, grads, alpha=beta, out=values)
+        return total
+
+    def personalise(self, client: int, batches: BatchesFrom, loss: LossAndGrad) -> None:
+        """One adaptation by the batch that the client will train on next, statistics included.
+
+        Neither the round's model nor the client's place in its data is touched: it will train on that batch all the same.
+        """
+        for batch in batches(int(self._taken[client]), 1):
+            self._learn(batch, loss, self._alpha)
+
+
+class PFedMeSteps(_Baseline):
+    """pFedMe with one inner step (the paper's K = 1) and the server's mixing beta = 1, a plain weighted mean.
+
+    A round begins with w = theta = the global model. A local step is theta <- theta - eta * (grad f(theta; batch) +
+    lambda * (theta - w) + mu * theta), then w <- w - eta * lambda * (w - theta); eta is the study's learning rate, lambda
+    its proximity. w is sent, with the running statistics that theta's forward passes have moved.
+
+    A client is measured with its theta as it was when the client last took part, statistics included; before it ever
+    has, with the global model. So it keeps a whole model: memory grows by clients times model, less the rows of the
+    first layer that the client's data never use.
+    """
+
+    def __init__(self, ground: Ground, model: WorkingModel) -> None:
+        super().__init__(ground, model)
+        self._theta = ground.patches.values[THETA]
+        self._lambda = _given(ground.study, "proximity")
+
+    def run(self, batches: Batches, loss: LossAndGrad) -> Tensor:
+        """See ClientSteps; theta is in the model, w in `_start`."""
+        theta, w = self._trained(self._model.public), self._trained(self._start)
+        grads, total = self._trained(self._model.public_grad), torch.zeros(())
+        w.copy_(theta)
+        for batch in batches:
+            total += self._learn(batch, loss, None)
+            self._move(theta, w, grads)
+        return total
+
+    def finish(self, client: int, steps: int) -> None:
+        """Keep theta, and send w."""
+        super().finish(client, steps)
+        self._theta[client, : self._model.length] = self._model.public[: self._model.length]
+        self._trained(self._model.public).copy_(self._trained(self._start))
+
+    def personalise(self, client: int, batches: BatchesFrom, loss: LossAndGrad) -> None:
+        """Theta of the client's last round."""
+        if self._taken[client]:
+            self._model.public[: self._model.length] = self._theta[client, : self._model.length]
+
+    def idle(self, vectors: list[Tensor], step: float, count: int) -> list[Tensor]:
+        """Without a gradient theta still decays, and w follows."""
+        (w,) = [one.clone() for one in vectors]
+        theta = w.clone()
+        for _ in range(count):
+            self._move(theta, w, torch.zeros_like(w))
+        return [w]
+
+    def _move(self, theta: Tensor, w: Tensor, grads: Tensor) -> None:
+        eta = self._plan.learning_rate
+        grads.add_(theta - w, alpha=self._lambda).add_(theta, alpha=MU)
+        theta.sub_(grads, alpha=eta)
+        w.lerp_(theta, eta * self._lambda)
+
+
+_KINDS: dict[str, type[ClientSteps]] = {"per-fedavg": PerFedAvgSteps, "pfedme": PFedMeSteps}
+
+
+def kind_of_steps(strategy: str, plan: TrainPlan) -> type[ClientSteps]:
+    """The steps of a client: a baseline's own, or else those that the plan's client optimizer makes."""
+    return _KINDS.get(strategy, AdamSteps if plan.client_optimizer == "adam" else SgdSteps)
+
+
+def kept_between_rounds(strategy: str, schema: Schema) -> Schema:
+    """What every client of a baseline keeps, beside its patch, of a model with this schema."""
+    if strategy not in _KINDS:
+        return Schema(())
+    specs = [TensorSpec(TAKEN, (), "int64", "moment")]
+    if strategy == "pfedme":
+        floats = [spec for spec in schema.specs if spec.dtype.startswith("float")]
+        size = sum(prod(spec.shape) for spec in floats)
+        specs.append(TensorSpec(THETA, (size,), floats[0].dtype, "moment"))
+    return Schema(tuple(specs))
+
+
+def check_baseline(study: Study, model: nn.Module) -> None:
+    """Raise UsageError where the study's strategy is a baseline that cannot train `model`, or cannot be kept private."""
+    if study.strategy not in _KINDS:
+        return
+    if study.private != "none":
+        raise UsageError(f"{study.strategy} keeps no patch private, so {study.private!r} cannot be; use none")
+    if layers_of(model) is None:
+        known = ", ".join(sorted(kind.__name__ for kind in Layer.__subclasses__()))
+        raise UsageError(
+            f"{study.strategy} needs a model that is a plain torch.nn.Sequential of {known}, with one float type; that of "
+            f"task {study.task!r} is not"
+        )
+
+
+def _given(study: Study, term: str) -> float:
+    value: float | None = getattr(study, term)
+    if value is None:
+        raise UsageError(f"a study of {study.strategy} needs its {term.replace('_', ' ')}")
+    return value

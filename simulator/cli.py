@@ -1,0 +1,241 @@
+"""The commands `fedpatch simulate`: a study of one's own, the paper's, and the round policy on a fleet that never was.
+
+`fedpatch` finds `app` as an entry point. What a command needs beyond this is imported when it runs. stdout gets results
+only (with `--json` a single JSON document), stderr everything else.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from shared.command import EXIT_INTERRUPTED, Group, command, stoppable, with_debug
+from shared.errors import UsageError
+from simulator.computing import STOPPING, device_name, worker_count
+from simulator.fleet_command import fleet
+from simulator.paper_command import paper
+from simulator.study import STRATEGIES_OF_MTFL, Outcome, Point, Study
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from simulator.progress import StudyProgress
+
+EXAMPLE = "fedpatch simulate --task mnist --clients 200 --participation 0.5 --private affine --target-ua 0.97"
+
+
+app = typer.Typer(cls=Group, invoke_without_command=True, add_completion=False, epilog=f"Example: {EXAMPLE}")
+
+TaskName = Annotated[str, typer.Option(metavar="NAME", help="Task to train, by name or as module:attribute.")]
+Clients = Annotated[int, typer.Option(metavar="W", help="Clients that share the data out.")]
+Participation = Annotated[float, typer.Option(metavar="C", help="Share of the clients that each round selects.")]
+Strategy = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME", help="Algorithm: fedavg, fedadam, fedavg-adam, per-fedavg, pfedme, or independent learning."
+    ),
+]
+Private = Annotated[
+    str | None,
+    typer.Option(
+        metavar="POLICY",
+        help="Patch that stays on each client: none, stats, affine, all (of batch norm) or names:GLOB,...; unless "
+        "given, affine with fedavg, fedadam and fedavg-adam, and none with the others.",
+    ),
+]
+Rounds = Annotated[int, typer.Option(metavar="N", help="Rounds after which the study ends.")]
+TargetUa = Annotated[float | None, typer.Option(metavar="UA", help="Mean user accuracy at which it ends earlier.")]
+Seed = Annotated[int, typer.Option(help="Seed of the split, the initial model, the selection and the minibatches.")]
+LearningRate = Annotated[
+    float | None, typer.Option(metavar="RATE", help="Of the clients (Per-FedAvg: beta, pFedMe: eta), not the task's.")
+]
+ServerLearningRate = Annotated[
+    float | None, typer.Option(metavar="RATE", help="Of FedAdam's server optimizer, instead of the task's.")
+]
+AdaptationRate = Annotated[
+    float | None, typer.Option(metavar="RATE", help="Per-FedAvg's alpha, instead of the published one.")
+]
+Proximity = Annotated[
+    float | None, typer.Option(metavar="NUMBER", help="pFedMe's lambda, instead of the published one.")
+]
+BatchSize = Annotated[int | None, typer.Option(metavar="N", help="Size of a minibatch, instead of the task's.")]
+Epochs = Annotated[int, typer.Option(metavar="N", help="Passes over its data a client makes per round.")]
+Steps = Annotated[int, typer.Option(metavar="N", help="Minibatches a client takes per round; 0: as epochs says.")]
+Data = Annotated[
+    str,
+    typer.Option(
+        metavar="TEMPLATE",
+        help="Data spec of client {index} of {count}, with {seed} where it belongs, instead of the task's.",
+    ),
+]
+NoisyFraction = Annotated[
+    float, typer.Option(metavar="SHARE", help="Share of the clients that train on noisy data and do not count in UA.")
+]
+Workers = Annotated[
+    int | None, typer.Option(metavar="N", help="Processes to compute with; unless given, one per CPU core at hand.")
+]
+Device = Annotated[str, typer.Option(metavar="DEVICE", help="What computes: cpu or cuda.")]
+Out = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Folder for outcome and curve; there an interrupted study can go on."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
+
+
+def simulate(
+    context: typer.Context,
+    task: TaskName = "digits",
+    clients: Clients = 10,
+    participation: Participation = 1.0,
+    strategy: Strategy = "fedavg-adam",
+    private: Private = None,
+    rounds: Rounds = 500,
+    target_ua: TargetUa = None,
+    seed: Seed = 0,
+    learning_rate: LearningRate = None,
+    server_learning_rate: ServerLearningRate = None,
+    adaptation_rate: AdaptationRate = None,
+    proximity: Proximity = None,
+    batch_size: BatchSize = None,
+    epochs: Epochs = 1,
+    steps: Steps = 0,
+    data: Data = "",
+    noisy_fraction: NoisyFraction = 0.0,
+    workers: Workers = None,
+    device: Device = "cpu",
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """Simulate a whole fleet in this machine's memory, and count the rounds to a target user accuracy.
+
+    The clients train as devices do, on the same minibatches. The same options give the same result.
+    """
+    if context.invoked_subcommand is not None:
+        _refuse_options_of_its_own(context)
+        return
+    from shared.task import find_task
+    from simulator.terms import make_study
+
+    no_terms = {"task", "private", "workers", "device", "out", "as_json", "debug"}
+    given = {name: value for name, value in context.params.items() if name not in no_terms}
+    own = private if private is not None else "affine" if strategy in STRATEGIES_OF_MTFL else "none"
+    study = make_study(task=find_task(task), task_ref=task, private=own, **given)
+    _end(_carry_out(study, worker_count(workers), device_name(device), out), out, as_json)
+
+
+app.callback()(with_debug(simulate))
+command(app, "paper", example="fedpatch simulate paper table2 --cells 'mnist/*/affine/W200/*'")(paper)
+command(app, "fleet", example="fedpatch simulate fleet --devices 1000 --compare over_select=1.0,1.3")(fleet)
+
+
+def _refuse_options_of_its_own(context: typer.Context) -> None:
+    """They would go unheard: a command of the group has options of its own."""
+    for name in context.params:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE" and name != "debug":
+            raise UsageError(
+                f"--{name.replace('_', '-')} stands before {context.invoked_subcommand!r}, which does not hear it; "
+                f"write it after that word, if fedpatch simulate {context.invoked_subcommand} --help has it"
+            )
+
+
+def _carry_out(study: Study, workers: int, device: str, out: Path | None) -> Outcome:
+    from simulator.outcome_files import StudyFolder
+    from simulator.progress import make_progress
+    from simulator.simulate import simulate as simulated
+
+    folder = None if out is None else StudyFolder(out, study)
+    if folder is not None and folder.outcome is not None and folder.outcome.complete:
+        _say(f"{out} holds the outcome of this study already; choose another --out to compute it anew")
+        return folder.outcome
+    plain = logging.getLogger("fedpatch").isEnabledFor(logging.DEBUG)
+    try:
+        with stoppable(STOPPING) as stopped, make_progress(sys.stderr, study, plain=plain) as progress:
+            watch = _Watch(progress, stopped)
+            outcome = simulated(
+                study,
+                workers=workers,
+                device=device,
+                on_point=watch.take,
+                stopped=watch.stopped,
+                saved=folder.unfinished if folder else None,
+            )
+    except KeyboardInterrupt:
+        _say_how_to_go_on(out)
+        raise
+    if folder is not None:
+        folder.write(outcome)
+    return outcome
+
+
+class _Watch:
+    """Shows every point, and says so where a study goes on: then it has points before it is first asked whether to stop."""
+
+    def __init__(self, progress: StudyProgress, stopped: Callable[[], bool]) -> None:
+        self._progress = progress
+        self._stopped = stopped
+        self._last: Point | None = None
+        self._asked = False
+
+    def take(self, point: Point) -> None:
+        self._last = point
+        self._progress.show(point)
+
+    def stopped(self) -> bool:
+        if not self._asked and self._last is not None:
+            self._progress.say(f"goes on after round {self._last.round}")
+        self._asked = True
+        return self._stopped()
+
+
+def _end(outcome: Outcome, out: Path | None, as_json: bool) -> NoReturn:
+    from coordinator.printing import print_table
+    from simulator.outcome_files import to_json
+
+    if as_json:
+        typer.echo(to_json(outcome))
+    else:
+        print_table(_table(outcome))
+    if not outcome.complete:
+        _say_how_to_go_on(out)
+        raise typer.Exit(EXIT_INTERRUPTED)
+    raise typer.Exit
+
+
+def _table(outcome: Outcome) -> Table:
+    from rich.table import Table
+
+    from shared.quantities import accuracy, duration
+    from simulator.plots import title
+
+    study, table = outcome.study, Table.grid(padding=(0, 2))
+    table.add_row("study", f"{title(study)}, seed {study.seed}")
+    if not outcome.points:
+        return table
+    last, reached = outcome.points[-1], outcome.rounds_to_target
+    if study.target_ua is not None:
+        words = f"not reached in {last.round} rounds" if reached is None else str(reached)
+        table.add_row(f"rounds to UA {accuracy(study.target_ua)}", words)
+    table.add_row("user accuracy", f"{accuracy(last.user_accuracy)} after {last.round} rounds")
+    table.add_row("10th percentile", accuracy(last.p10))
+    table.add_row("lowest", accuracy(last.lowest))
+    rounds_s = math.fsum(point.seconds for point in outcome.points if point.round)
+    table.add_row("time", f"{duration(outcome.seconds)}, {rounds_s / max(1, last.round):.3g} s a round")
+    return table
+
+
+def _say_how_to_go_on(out: Path | None) -> None:
+    if out is None:
+        _say("nothing is kept to go on from; --out DIR keeps it")
+    else:
+        _say(f"to go on, give the same command again: it takes up what is in {out}")
+
+
+def _say(line: str) -> None:
+    typer.echo(line, err=True)

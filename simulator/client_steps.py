@@ -1,0 +1,157 @@
+"""The steps that a client makes on the working model: SGD and Adam as in LocalUpdate (paper, Table 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.adam import adam
+
+from shared.tasks.classification import cross_entropy
+from simulator.ground import Ground
+from simulator.storage import WorkingModel
+
+LossAndGrad = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+Batches = Iterator[tuple[Tensor, Tensor]]
+BatchesFrom = Callable[[int, int], Batches]
+"""A client's batches: the number of the first, and how many."""
+
+
+class ClientSteps:
+    """One round's training of one client after another, on a model and moments that lie ready in `model`.
+
+    What is not abstract here is right for steps that take one batch each, have no moments, leave alone what has no
+    gradient, and keep nothing for the client but its patch.
+    """
+
+    needs_grads = False
+    """Whether `model` must have room for gradients."""
+    moments = 0
+    """How many vectors of moments there are beside the values: 0, or 2 (exp_avg, exp_avg_sq) and a step count."""
+    batches_per_step = 1
+
+    def __init__(self, ground: Ground, model: WorkingModel) -> None:
+        self._plan, self._model = ground.plan, model
+
+    def run(self, batches: Batches, loss: LossAndGrad) -> Tensor:
+        """Train through all batches; returns the sum of the steps' losses."""
+        raise NotImplementedError
+
+    def idle(self, vectors: list[Tensor], step: float, count: int) -> list[Tensor]:
+        """Values (and moments) that no gradient reaches, after `count` steps that began at step count `step`."""
+        return vectors
+
+    def finish(self, client: int, steps: int) -> None:
+        """End the client's round of so many steps: keep what is its own, and leave in the model what it sends."""
+
+    def personalise(self, client: int, batches: BatchesFrom, loss: LossAndGrad) -> None:
+        """Turn the global model (with the client's patch) into the one that the client would use; only to be measured."""
+
+
+class SgdSteps(ClientSteps):
+    """w <- w - lr * gradient, made in the same product as the gradient."""
+
+    def run(self, batches: Batches, loss: LossAndGrad) -> Tensor:
+        """See ClientSteps."""
+        model, learning_rate, total = self._model, self._plan.learning_rate, torch.zeros((), dtype=torch.float64)
+        for x, y in batches:
+            value, grad = loss(model.outputs(x), y)
+            model.backward(grad, learning_rate)
+            total += value
+        return total
+
+
+class AdamSteps(ClientSteps):
+    """Adam from the moments that travel with the model; those of private values are the client's own."""
+
+    needs_grads = True
+    moments = 2
+
+    def __init__(self, ground: Ground, model: WorkingModel) -> None:
+        super().__init__(ground, model)
+        plan = ground.plan
+        self._options: dict[str, Any] = {
+            "lr": plan.learning_rate,
+            "beta1": plan.beta_1,
+            "beta2": plan.beta_2,
+            "eps": plan.epsilon,
+        }
+        self.public = [torch.zeros_like(model.public) for _ in range(2)]
+        self.private = [torch.zeros_like(model.private) for _ in range(2)]
+        self.step = torch.zeros(())
+        self.private_step = torch.zeros(())
+
+    def run(self, batches: Batches, loss: LossAndGrad) -> Tensor:
+        """See ClientSteps."""
+        model, layout, total = self._model, self._model.layout, torch.zeros((), dtype=torch.float64)
+        sides = [
+            (model.public, model.public_grad, self.public, self.step, slice(layout.trained_from, model.length)),
+            (
+                model.private,
+                model.private_grad,
+                self.private,
+                self.private_step,
+                slice(layout.private_trained_from, None),
+            ),
+        ]
+        groups = [
+            (values[part], grads[part], [moment[part] for moment in moments], step)
+            for values, grads, moments, step, part in sides
+            if len(values[part])
+        ]
+        for x, y in batches:
+            value, grad = loss(model.outputs(x), y)
+            model.backward(grad, None)
+            total += value
+            for values, grads, moments, step in groups:
+                self._step(values, grads, moments, step)
+        return total
+
+    def idle(self, vectors: list[Tensor], step: float, count: int) -> list[Tensor]:
+        """Without a gradient the moments decay, and the values still follow the first of them."""
+        values, *moments = [one.clone() for one in vectors]
+        at, nothing = torch.tensor(step), torch.zeros_like(values)
+        for _ in range(count):
+            self._step(values, nothing, moments, at)
+        return [values, *moments]
+
+    def _step(self, values: Tensor, grads: Tensor, moments: list[Tensor], step: Tensor) -> None:
+        adam(
+            [values],
+            [grads],
+            moments[:1],
+            moments[1:],
+            [],
+            [step],
+            fused=True,
+            amsgrad=False,
+            weight_decay=0.0,
+            maximize=False,
+            **self._options,
+        )
+
+
+def loss_and_grad(loss: Callable[[Tensor, Tensor], Tensor]) -> LossAndGrad:
+    """Loss and its gradient by the outputs; written out for cross-entropy, by autograd for any other."""
+    return _cross_entropy if loss is cross_entropy else _by_autograd(loss)
+
+
+def _cross_entropy(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """softmax(outputs) - onehot(targets), over the number of examples."""
+    logs = torch.log_softmax(outputs, 1)
+    value = torch.nn.functional.nll_loss(logs, targets)
+    grad = logs.exp_().scatter_add_(1, targets[:, None], torch.full((len(targets), 1), -1.0, dtype=logs.dtype))
+    return value, grad.div_(len(targets))
+
+
+def _by_autograd(loss: Callable[[Tensor, Tensor], Tensor]) -> LossAndGrad:
+    def both(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.enable_grad():
+            leaf = outputs.detach().requires_grad_()
+            value = loss(leaf, targets)
+            (grad,) = torch.autograd.grad(value, leaf)
+        return value.detach(), grad
+
+    return both

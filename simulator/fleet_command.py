@@ -1,0 +1,157 @@
+"""`fedpatch simulate fleet`: the round policy, tried on a fleet that is only drawn."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from shared.command import interruptible
+from shared.config import cli_options
+from shared.quantities import counted, duration, size
+from simulator.fleet_terms import FleetTerms
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from simulator.fleet_report import FleetReport, FleetRound
+    from simulator.fleet_study import Row
+
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
+Compare = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=A,B,..",
+        help="Values that an option is to have in turn, as in deadline_s=60,120 (repeatable: every combination).",
+    ),
+]
+
+
+@cli_options(FleetTerms)
+def fleet(settings: FleetTerms, compare: Compare = None, as_json: AsJson = False) -> None:
+    """Try a round policy on thousands of simulated devices that are slow, decline and drop out.
+
+    The coordinator's engine and the agent's job are the real ones; only links, training and the clock are not, so nothing
+    is learned but what rounds cost. The same options give the same result.
+    """
+    with interruptible():
+        if compare:
+            _compare(settings, compare, as_json)
+        else:
+            _play(settings, as_json)
+
+
+def _play(terms: FleetTerms, as_json: bool) -> None:
+    from coordinator.printing import print_table
+    from simulator.fleet import simulate_fleet
+
+    with _status() as say:
+        report = simulate_fleet(terms, lambda one: say(f"round {one.round} of {terms.rounds}"))
+    if as_json:
+        _echo_json(report.to_dict())
+        return
+    print_table(rounds_table(report.rounds))
+    for line in summary(report):
+        typer.echo(line)
+
+
+def _compare(terms: FleetTerms, wanted: Sequence[str], as_json: bool) -> None:
+    from coordinator.printing import print_table
+    from shared.config import public_values
+    from simulator.fleet_study import combine, compare_policies, parse_axis
+
+    axes = [parse_axis(text) for text in wanted]
+    many, done = len(combine(terms, axes)), iter(range(1, sys.maxsize))
+    with _status() as say:
+        rows = compare_policies(terms, axes, lambda _: say(f"{next(done)} of {many} policies"))
+    if as_json:
+        _echo_json({"terms": public_values(terms), "policies": [row.to_dict() for row in rows]})
+        return
+    print_table(policies_table(rows))
+
+
+def rounds_table(rounds: Sequence[FleetRound]) -> Table:
+    """A row for each round."""
+    table = _table("round", "outcome", "time", "asked", "accepted", "reported", "late", "lost", "down", "up", "why not")
+    for one in rounds:
+        missing = (("declined", one.declined), ("failed", one.failures), ("refused", one.refused))
+        table.add_row(
+            str(one.round),
+            f"failed ({one.failure})" if one.failure else one.outcome,
+            duration(one.seconds),
+            *(str(count) for count in (one.invited, one.accepted, one.reported, one.late, one.lost)),
+            size(one.bytes_down),
+            size(one.bytes_up),
+            "; ".join(f"{word}: {counted(reasons)}" for word, reasons in missing if reasons),
+        )
+    return table
+
+
+def policies_table(rows: Sequence[Row]) -> Table:
+    """A row for each policy: what is different in it, rounds that failed, how long they took, what was trained in vain."""
+    names = list(rows[0].changes) if rows else []
+    table = _table(*names, "rounds", "failed", "median", "p95", "updates", "wasted", "up", "total time")
+    for row in rows:
+        report, totals = row.report, row.report.totals()
+        table.add_row(
+            *(str(value) for value in row.changes.values()),
+            str(totals["rounds"]),
+            str(totals["failed"]),
+            *(_seconds(totals[name]) for name in ("median_round_s", "p95_round_s")),
+            str(totals["used"]),
+            _share(report.wasted_share),
+            size(totals["bytes_up"]),
+            duration(report.virtual_s),
+        )
+    return table
+
+
+def summary(report: FleetReport) -> list[str]:
+    """How the study ended, in a few lines."""
+    rounds = "1 round" if len(report.rounds) == 1 else f"{len(report.rounds)} rounds"
+    lines = [
+        f"{rounds}, {report.failed} failed; median {_seconds(report.round_s(0.5))}, p95 {_seconds(report.round_s(0.95))}",
+        f"trainings in vain: {_share(report.wasted_share)}",
+        f"{duration(report.virtual_s)} simulated in {duration(report.real_s)}, {report.events:,} events",
+    ]
+    return [*lines, f"{report.stopped_because}: {report.detail}"] if report.detail else lines
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else duration(value)
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
+
+
+def _echo_json(value: Any) -> None:
+    typer.echo(json.dumps(value, allow_nan=False))
+
+
+@contextmanager
+def _status() -> Iterator[Callable[[str], None]]:
+    """Tells on stderr how far it is, where that is a terminal."""
+    from rich.console import Console
+
+    console = Console(stderr=True, highlight=False, markup=False, emoji=False)
+    if not console.is_terminal:
+        yield lambda _: None
+        return
+    with console.status("the fleet comes online") as status:
+        yield status.update
+
+
+def _table(*headings: str) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in headings:
+        words = heading in ("outcome", "why not")
+        table.add_column(heading, justify="left" if words else "right", overflow="fold" if words else "ellipsis")
+    return table

@@ -1,0 +1,69 @@
+"""What a device is like, and what happens to it in a round: drawn from the terms.
+
+Each draw depends on nothing but the seed, the device and the round. So two policies are compared on the same fleet with the
+same accidents, and their difference is theirs.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from simulator.fleet_terms import FleetTerms
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What stays the same of a device: its training time in an average round, its link, whether its task is another version."""
+
+    train_s: float
+    down_bits_s: float
+    up_bits_s: float
+    outdated: bool
+
+
+@dataclass(frozen=True)
+class Fate:
+    """A device's part in one round.
+
+    `off_training` and `off_upload` are the fraction of its training, of its upload, after which the device goes off for
+    `away_s`; None where it does not.
+    """
+
+    willing: bool
+    train_s: float
+    off_training: float | None
+    off_upload: float | None
+    away_s: float
+
+
+def draw_traits(terms: FleetTerms, device: int) -> Traits:
+    """Of one device of the fleet, by its number."""
+    rng = random.Random(f"{terms.seed}:{device}")
+    train_s = _around(rng, terms.train_s, terms.train_spread)
+    down_mbit_s = _around(rng, terms.down_mbit_s, terms.link_spread)
+    up_mbit_s = _around(rng, terms.up_mbit_s, terms.link_spread)
+    slow, outdated = rng.random() < terms.slow_share, rng.random() < terms.outdated
+    return Traits(train_s * (terms.slow_factor if slow else 1.0), down_mbit_s * 1e6, up_mbit_s * 1e6, outdated)
+
+
+def draw_fate(terms: FleetTerms, device: int, train_s: float, round_number: int) -> Fate:
+    """Of one device in one round; `train_s` is its time in an average one."""
+    rng = random.Random(f"{terms.seed}:{device}:{round_number}")
+    # Everything is drawn, also what is then not used: other probabilities must not shift the other draws.
+    trains_s = _around(rng, train_s, terms.round_spread)
+    away_s = _around(rng, terms.away_s, terms.away_spread)
+    unwilling, off_training, off_upload = (rng.random() for _ in range(3))
+    at_training, at_upload = rng.random(), rng.random()
+    return Fate(
+        willing=unwilling >= terms.unwilling,
+        train_s=trains_s,
+        off_training=at_training if off_training < terms.dropout_training else None,
+        off_upload=at_upload if off_upload < terms.dropout_upload else None,
+        away_s=away_s,
+    )
+
+
+def _around(rng: random.Random, median: float, spread: float) -> float:
+    """From a log-normal distribution."""
+    return float(median * spread ** rng.gauss(0.0, 1.0))

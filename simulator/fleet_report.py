@@ -1,0 +1,140 @@
+"""What came of a fleet study, as plain data that goes to JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from coordinator.records import PhaseSeconds, RoundRecord
+from shared.config import public_values
+from simulator.fleet_terms import FleetTerms
+
+
+@dataclass(frozen=True)
+class FleetRound:
+    """One round of a simulated fleet.
+
+    All figures but the last three are the coordinator's own books (coordinator.records.RoundRecord), its clock the virtual
+    one. `failures` counts devices by reason, `lost` is the one for those that went off and were not back in time; `late`
+    are those that the round did not wait for. `trainings` are those that began in it, `used` of them are in the new model.
+    `bytes_down` and `bytes_up` are chunks as the devices and the broker sent and got them since the round before.
+    """
+
+    round: int
+    outcome: str
+    failure: str
+    seconds: float
+    phase_seconds: PhaseSeconds
+    invited: int
+    accepted: int
+    declined: Mapping[str, int]
+    reported: int
+    late: int
+    failures: Mapping[str, int]
+    refused: Mapping[str, int]
+    trainings: int
+    bytes_down: int
+    bytes_up: int
+
+    @classmethod
+    def of(cls, record: RoundRecord, *, trainings: int, bytes_down: int, bytes_up: int) -> FleetRound:
+        """The coordinator's record, and what only the simulator sees."""
+        return cls(
+            round=record.round,
+            outcome=record.outcome,
+            failure=record.failure,
+            seconds=math.fsum(asdict(record.phase_seconds).values()),
+            phase_seconds=record.phase_seconds,
+            invited=record.cohort,
+            accepted=record.accepted,
+            declined=_plain(record.decline_reasons),
+            reported=record.reported,
+            late=record.late,
+            failures=_plain(record.failures),
+            refused=_plain(record.refused),
+            trainings=trainings,
+            bytes_down=bytes_down,
+            bytes_up=bytes_up,
+        )
+
+    @property
+    def lost(self) -> int:
+        """Devices that went off and were not back in time."""
+        return self.failures.get("lost", 0)
+
+    @property
+    def used(self) -> int:
+        """Updates that are in the new model; none where the round failed."""
+        return self.reported if self.outcome == "aggregated" else 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {**asdict(self), "lost": self.lost, "used": self.used}
+
+
+@dataclass(frozen=True)
+class FleetReport:
+    """All rounds of one study. `events` were handled in `real_s`, the only figure that is not the same each time."""
+
+    terms: FleetTerms
+    rounds: tuple[FleetRound, ...]
+    stopped_because: str
+    detail: str
+    virtual_s: float
+    real_s: float
+    events: int
+
+    @property
+    def failed(self) -> int:
+        """Rounds that left the model as it was."""
+        return sum(one.outcome == "failed" for one in self.rounds)
+
+    @property
+    def wasted_share(self) -> float | None:
+        """Of all trainings that were begun, those that no model got anything of; None without any."""
+        trainings = sum(one.trainings for one in self.rounds)
+        return None if not trainings else 1.0 - sum(one.used for one in self.rounds) / trainings
+
+    def round_s(self, fraction: float) -> float | None:
+        """Quantile of the rounds' seconds, failed ones among them: the least that so many rounds do not exceed."""
+        return quantile([one.seconds for one in self.rounds], fraction)
+
+    def totals(self) -> dict[str, Any]:
+        """What the rounds come to, for JSON and for a comparison."""
+        return {
+            "rounds": len(self.rounds),
+            "failed": self.failed,
+            "median_round_s": self.round_s(0.5),
+            "p95_round_s": self.round_s(0.95),
+            "used": sum(one.used for one in self.rounds),
+            "trainings": sum(one.trainings for one in self.rounds),
+            "wasted_share": self.wasted_share,
+            "bytes_down": sum(one.bytes_down for one in self.rounds),
+            "bytes_up": sum(one.bytes_up for one in self.rounds),
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {
+            "terms": public_values(self.terms),
+            "rounds": [one.to_dict() for one in self.rounds],
+            "totals": self.totals(),
+            "stopped_because": self.stopped_because,
+            "detail": self.detail,
+            "virtual_s": self.virtual_s,
+            "real_s": self.real_s,
+            "events": self.events,
+        }
+
+
+def _plain(reasons: Mapping[str, int]) -> dict[str, int]:
+    """By plain words, in their order: not in that in which devices said them."""
+    return {str(reason): count for reason, count in sorted(reasons.items())}
+
+
+def quantile(values: Sequence[float], fraction: float) -> float | None:
+    """The least of `values` that a `fraction` of them does not exceed; None of none."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(fraction * len(ordered)) - 1)] if ordered else None

@@ -1,0 +1,84 @@
+"""A policy study: the same fleet under every combination of some terms, a row for each."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shared.config import load, public_values
+from shared.errors import UsageError, unknown_name
+from shared.settings import from_text, settings_of
+from simulator.fleet import simulate_fleet
+from simulator.fleet_report import FleetReport
+from simulator.fleet_terms import FleetTerms
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A term and the values that it is to have in turn."""
+
+    name: str
+    values: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One combination: what is different in it, and what came of it."""
+
+    changes: Mapping[str, Any]
+    report: FleetReport
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON: without the single rounds."""
+        ended = {"stopped_because": self.report.stopped_because, "virtual_s": self.report.virtual_s}
+        return {"changes": dict(self.changes), **self.report.totals(), **ended}
+
+
+OnRow = Callable[[Row], None]
+
+
+def _nothing(_: Row) -> None:
+    pass
+
+
+def parse_axis(text: str) -> Axis:
+    """`over_select=1.0,1.3` or `over-select=...`. UsageError where there is no such term or a value cannot be."""
+    name, _, listed = text.partition("=")
+    name = name.strip().replace("-", "_")
+    known = {one.name: one for one in settings_of(FleetTerms)}
+    if name not in known:
+        raise unknown_name("term to compare", name, list(known))
+    words = [word.strip() for word in listed.split(",") if word.strip()]
+    if not words:
+        raise UsageError(f"--compare {text}: names no values; write them as in {name}=1,2")
+    try:
+        return Axis(name, tuple(dict.fromkeys(from_text(known[name], word) for word in words)))
+    except ValueError as error:
+        raise UsageError(f"--compare {text}: {error}") from None
+
+
+def combine(terms: FleetTerms, axes: Sequence[Axis]) -> list[tuple[dict[str, Any], FleetTerms]]:
+    """Every combination, the last axis changing fastest. ConfigError where one cannot be, before any is played."""
+    names = [axis.name for axis in axes]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise UsageError(f"--compare {twice}: is there twice; put all its values behind one")
+    combined = []
+    for values in itertools.product(*(axis.values for axis in axes)):
+        changes = dict(zip(names, values, strict=True))
+        flags = {**public_values(terms), **changes}
+        combined.append((changes, load(FleetTerms, file=None, environ={}, flags=flags)))
+    return combined
+
+
+def compare_policies(terms: FleetTerms, axes: Sequence[Axis], on_row: OnRow = _nothing) -> list[Row]:
+    """Plays every combination; `on_row` gets each as soon as it is there.
+
+    All of them meet the same devices with the same accidents (simulator.fleet_draws), so that rows differ by what is compared.
+    """
+    rows = []
+    for changes, changed in combine(terms, axes):
+        rows.append(Row(changes, simulate_fleet(changed)))
+        on_row(rows[-1])
+    return rows

@@ -1,0 +1,160 @@
+"""The terms of a fleet study: the round policy as a run has it, and what the devices and their links are like."""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, dataclass, field, fields, replace
+from typing import Any
+
+from coordinator.round import RoundPolicy
+from coordinator.run_spec import RunSpec
+from coordinator.settings import RoundSettings
+from shared.messages import ENCODINGS, MAX_BLOB_BYTES, MAX_CHUNKS, TrainPlan
+from shared.settings import Settings, setting
+
+TASK = "fleet"
+SCHEMA = "00" * 32
+OTHER_SCHEMA = "ff" * 32
+
+_TRAINING, _LINKS, _FAULTS = "Training of a device", "Links of a device", "What goes wrong"
+_OF_A_RUN = {one.name: one for one in fields(RoundSettings)}
+
+
+def _as_in_a_run(name: str, default: Any = MISSING, help: str = "") -> Any:
+    """The setting of `fedpatch run` with the same limits; a fleet study may have a default and words of its own."""
+    one = _OF_A_RUN[name]
+    rules = one.metadata["rules"]
+    about = {"rules": replace(rules, help=help or rules.help)}
+    return field(default=one.default if default is MISSING else default, metadata=about)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetTerms(Settings):
+    """What `simulate_fleet` plays. Plain data; the same terms give the same report.
+
+    A spread is a geometric standard deviation: two of three devices lie between median / spread and median * spread, and
+    1 makes all alike. The defaults follow Bonawitz et al. 2019, "Towards federated learning at scale", where they can: 130 %
+    of the devices wanted are asked because 6 to 10 % of them drop out. Training times and links are those of single-board
+    computers on home lines with the paper's 2NN (200,000 parameters); they are assumptions, so put in your own.
+    """
+
+    devices: int = _as_in_a_run("devices", 1000, "Devices of the fleet.")
+    rounds: int = _as_in_a_run("rounds", 20)
+    seed: int = _as_in_a_run("seed", help="Seed of all that is drawn.")
+    participation: float = _as_in_a_run("participation", 0.1)
+    over_select: float = _as_in_a_run("over_select", 1.3)
+    min_cohort: int = _as_in_a_run("min_cohort")
+    quorum: float = _as_in_a_run("quorum")
+
+    recruit_deadline_s: float = _as_in_a_run("recruit_deadline_s")
+    deadline_s: float = _as_in_a_run("deadline_s")
+    grace_s: float = _as_in_a_run("grace_s")
+    rejoin_s: float = _as_in_a_run("rejoin_s")
+
+    model_bytes: int = setting(
+        800_000, group="Transfer", ge=1, le=MAX_BLOB_BYTES, unit="bytes", help="Size of the global model as it travels."
+    )
+    update_bytes: int = setting(
+        800_000, group="Transfer", ge=1, le=MAX_BLOB_BYTES, unit="bytes", help="Size of an update as it travels."
+    )
+    chunk_kib: int = _as_in_a_run("chunk_kib", help="Size of a chunk.")
+    upload_slots: int = _as_in_a_run("upload_slots")
+    upload_window: int = _as_in_a_run("upload_window")
+
+    train_s: float = setting(
+        20.0,
+        group=_TRAINING,
+        gt=0.0,
+        le=1e6,
+        unit="seconds",
+        help="Median of the time that a device trains in a round.",
+    )
+    train_spread: float = setting(1.5, group=_TRAINING, ge=1.0, le=10.0, help="Spread of that time between devices.")
+    round_spread: float = setting(
+        1.1, group=_TRAINING, ge=1.0, le=10.0, help="Spread of one device's time between rounds."
+    )
+    slow_share: float = setting(0.05, group=_TRAINING, ge=0.0, le=1.0, help="Share of the devices that are slow.")
+    slow_factor: float = setting(
+        4.0, group=_TRAINING, ge=1.0, le=1000.0, help="Times as long as others that a slow device trains."
+    )
+
+    down_mbit_s: float = setting(
+        20.0, group=_LINKS, gt=0.0, le=1e5, unit="Mbit/s", help="Median of the devices' speed of download."
+    )
+    up_mbit_s: float = setting(
+        5.0, group=_LINKS, gt=0.0, le=1e5, unit="Mbit/s", help="Median of the devices' speed of upload."
+    )
+    link_spread: float = setting(2.0, group=_LINKS, ge=1.0, le=10.0, help="Spread of both between devices.")
+    latency_s: float = setting(
+        0.03, group=_LINKS, ge=0.0, le=60.0, unit="seconds", help="Time from a device through the broker."
+    )
+
+    unwilling: float = setting(0.05, group=_FAULTS, ge=0.0, le=1.0, help="Chance that a device declines a round.")
+    outdated: float = setting(
+        0.0, group=_FAULTS, ge=0.0, le=1.0, help="Share of the devices with another version of the task."
+    )
+    dropout_training: float = setting(
+        0.06, group=_FAULTS, ge=0.0, le=1.0, help="Chance that a device goes off while it trains."
+    )
+    dropout_upload: float = setting(
+        0.02, group=_FAULTS, ge=0.0, le=1.0, help="Chance that a device goes off while it uploads."
+    )
+    away_s: float = setting(
+        120.0, group=_FAULTS, gt=0.0, le=1e7, unit="seconds", help="Median of the time that it is then off."
+    )
+    away_spread: float = setting(2.0, group=_FAULTS, ge=1.0, le=10.0, help="Spread of that time.")
+    message_loss: float = setting(
+        0.0, group=_FAULTS, ge=0.0, le=0.9, help="Chance that a message or a chunk never arrives."
+    )
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Size of a chunk, of the model and of an update."""
+        return self.chunk_kib * 1024
+
+    def check(self) -> list[tuple[str, ...]]:
+        """What a run's own check says of its settings, and what is only wrong here."""
+        shared = {one.name: getattr(self, one.name) for one in fields(self) if one.name in _OF_A_RUN}
+        problems = [*super().check(), *RoundSettings(**shared).check()]
+        for name in ("model_bytes", "update_bytes"):
+            if getattr(self, name) > self.chunk_bytes * MAX_CHUNKS:
+                text = f"{getattr(self, name)} are more than {MAX_CHUNKS} chunks; make chunk_kib larger"
+                problems.append((name, text, "chunk_kib"))
+        if self.min_cohort > self.devices:
+            text = f"{self.min_cohort} is more than devices = {self.devices}, so no round would begin; make it smaller"
+            problems.append(("min_cohort", text, "devices"))
+        return problems
+
+    def run_spec(self, *, chunk_bytes: int) -> RunSpec:
+        """The engine's terms; `chunk_bytes` is the size that its chunks say they have. Failed rounds end no study."""
+        return RunSpec(
+            run="study",
+            epoch=1,
+            task=TASK,
+            schema=SCHEMA,
+            public_schema=SCHEMA,
+            private="affine",
+            plan=TrainPlan("sgd", 0.1, 20),
+            encoding=ENCODINGS[0],
+            chunk_bytes=chunk_bytes,
+            max_blob_bytes=MAX_BLOB_BYTES,
+            rounds=self.rounds,
+            target_ua=None,
+            time_limit_s=None,
+            max_failed_rounds=self.rounds,
+            devices=self.devices,
+            wait_s=RoundSettings().wait_s,
+            participation=self.participation,
+            over_select=self.over_select,
+            policy=RoundPolicy(
+                target=0,
+                min_cohort=self.min_cohort,
+                quorum=self.quorum,
+                recruit_deadline_s=self.recruit_deadline_s,
+                deadline_s=self.deadline_s,
+                grace_s=self.grace_s,
+                rejoin_s=self.rejoin_s,
+            ),
+            upload_slots=self.upload_slots,
+            upload_window=self.upload_window,
+            seed=self.seed,
+        )

@@ -1,0 +1,24 @@
+"""What the learners of a study stand on, in every process that has one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shared.messages import TrainPlan
+from shared.tensors import Schema
+from simulator.features import UsedFeatures
+from simulator.patches import Patches
+from simulator.population import Population
+from simulator.study import Study
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What all learners of a study stand on; may be handed to another process. The task is named, not carried."""
+
+    study: Study
+    population: Population
+    features: UsedFeatures | None
+    patches: Patches
+    plan: TrainPlan
+    travelling: Schema

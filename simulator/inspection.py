@@ -1,0 +1,200 @@
+"""Measurements inside a round: figures 3 and 4 of the paper, and the check of its Eq. (10).
+
+Both use MNIST, W = 200, C = 1.0 and FedAvg, as the paper does; Eq. (10) is checked for the CNN's two layers too.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shared.files import write_atomic
+from shared.task import Task, data_root, find_task
+from simulator.cohort import InProcess
+from simulator.ground import Ground
+from simulator.population import load_population
+from simulator.simulate import Simulation, one_thread, versions
+from simulator.study import Study
+from simulator.terms import make_study
+from simulator.watched import Moments, WatchedLearner
+
+CLIENTS = 200
+FIG3_ROUNDS = 20
+FIG3_STEPS = 15  # one epoch of 300 examples
+FIG3_CNN_ROUNDS = 6
+FIG4_ROUNDS = 600
+FIG4_STEPS = 10  # section 4.3
+SAMPLE = 50
+"""Training examples of each client on which training accuracy is taken: as many as it has test examples."""
+
+Say = Callable[[str], None]
+Curves = dict[str, list[float]]
+
+
+@one_thread()
+def run_fig4(results_dir: Path, seed: int, rounds: int | None, on_progress: Say) -> dict[str, Any]:
+    """User accuracy on training and test data at every local step, for FL and each kind of patch (Fig. 4).
+
+    Returns, and writes to fig4/seed<seed>.json below `results_dir`, what simulator.fig4_figure draws. A policy that is
+    finished is not measured again. All is measured by one process.
+    """
+    rounds = rounds or FIG4_ROUNDS
+    path = results_dir / "fig4" / f"seed{seed}.json"
+    measured = _read(path, {"steps_per_round": FIG4_STEPS, "rounds": rounds, "seed": seed, "train_sample": SAMPLE})
+    policies: dict[str, Curves] = measured.setdefault("policies", {})
+    for policy in ("none", "stats", "affine", "all"):
+        if policy in policies:
+            continue
+        study = _study("mnist", policy, seed, rounds, steps=FIG4_STEPS)
+        policies[policy], seconds = _curves(study, rounds, on_progress)
+        measured["seconds"] = round(measured.get("seconds", 0.0) + seconds, 1)
+        _write(path, measured)
+    return measured
+
+
+@one_thread()
+def run_fig3(results_dir: Path, seed: int, rounds: int | None, on_progress: Say) -> dict[str, Any]:
+    """User accuracy at every step of the first rounds, and both sides of Eq. (10), measured (Fig. 3).
+
+    Returns, and writes to fig3/seed<seed>.json below `results_dir`, what simulator.fig3_figure draws.
+    """
+    rounds = rounds or FIG3_ROUNDS
+    path = results_dir / "fig3" / f"seed{seed}.json"
+    measured = _read(path, {"steps_per_round": FIG3_STEPS, "rounds": rounds, "seed": seed})
+    for key, strategy, policy in (("ind", "independent", "none"), ("fl", "fedavg", "none"), ("mtfl", "fedavg", "all")):
+        if key not in measured:
+            study = replace(_study("mnist", policy, seed, rounds, steps=FIG3_STEPS), strategy=strategy)
+            measured[key] = _curves(study, rounds, on_progress)[0]["test"]
+            _write(path, measured)
+    if "layers" not in measured:
+        layers = _shifts(_study("mnist", "all", seed, rounds), "MNIST ", on_progress)
+        layers += _shifts(_study("cifar10", "all", seed, min(rounds, FIG3_CNN_ROUNDS)), "CIFAR10 ", on_progress)
+        measured["layers"] = layers
+        _write(path, measured)
+    return measured
+
+
+# ---- accuracy at every step
+
+
+def _curves(study: Study, rounds: int, say: Say) -> tuple[Curves, float]:
+    """Mean over the clients, per round: after aggregation, then after each step; and the seconds it took."""
+    steps = study.steps
+    seen = np.zeros((2, rounds * (steps + 1)))
+    number = 0
+
+    def at_step(client: int, done: int, train: float, test: float) -> None:
+        seen[:, number * (steps + 1) + done] += train, test
+
+    started = time.perf_counter()
+    simulation, _ = _watched(study, at_step)
+    simulation.step()
+    for number in range(rounds):
+        point = simulation.step()
+        if number % 10 == 9:
+            say(f"{study.strategy}, private {study.private}: round {number + 1}/{rounds}, UA {point.user_accuracy:.3f}")
+    train, test = np.round(seen / study.clients, 5).tolist()
+    return {"train": train, "test": test}, time.perf_counter() - started
+
+
+# ---- Eq. (10)
+
+
+def _shifts(study: Study, label: str, say: Say) -> list[dict[str, Any]]:
+    """One entry per batch norm layer and round, of a run whose batch norms are private.
+
+    Left of Eq. (10): how far the mean (variance) of a neuron's output moves when the client's model becomes the global
+    one with its own batch norm. Right: how far it would move if the batch norm were replaced by the clients' average too.
+    Measured on the client's test examples, without the equation's assumption that running statistics are exact.
+    """
+    simulation, learner = _watched(study, None)
+    simulation.step()
+    entries: list[dict[str, Any]] = []
+    for number in range(1, study.rounds + 1):
+        simulation.step()
+        average = _average(simulation, learner)
+        sides = [
+            (before, learner.after_aggregation(client), learner.after_aggregation(client, average))
+            for client, before in learner.after_training.items()
+        ]
+        entries += [_entry(label, layer, number, sides) for layer in sides[0][0]]
+        say(f"Eq. (10), {study.task}: round {number}/{study.rounds}")
+    return entries
+
+
+def _average(simulation: Simulation, learner: WatchedLearner) -> dict[str, Tensor]:
+    """The batch norm values that federation would have given, weighted by examples."""
+    clients = list(learner.after_training)
+    examples = torch.tensor([simulation.population.num_examples[one] for one in clients], dtype=torch.float64)
+    weights = examples / examples.sum()
+    return {
+        name: torch.tensordot(weights, block[clients].double(), dims=1)
+        for name, block in simulation.patches.values.items()
+        if block.is_floating_point()
+    }
+
+
+def _entry(label: str, layer: str, number: int, sides: Sequence[tuple[Moments, Moments, Moments]]) -> dict[str, Any]:
+    entry: dict[str, Any] = {"layer": label + layer, "round": number}
+    for index, moment in enumerate(("mean", "var")):
+        private = torch.stack([(after[layer][index] - before[layer][index]).abs() for before, after, _ in sides])
+        federated = torch.stack([(after[layer][index] - before[layer][index]).abs() for before, _, after in sides])
+        entry[f"{moment}_shift_private"] = round(float(private.mean()), 6)
+        entry[f"{moment}_shift_federated"] = round(float(federated.mean()), 6)
+        entry[f"share_holding_{moment}"] = round(float((private < federated).float().mean()), 4)
+    return entry
+
+
+# ---- what both need
+
+
+def _study(task: str, private: str, seed: int, rounds: int, steps: int = 0) -> Study:
+    return make_study(
+        task=find_task(task),
+        task_ref=task,
+        clients=CLIENTS,
+        strategy="fedavg",
+        private=private,
+        rounds=rounds,
+        seed=seed,
+        steps=steps,
+    )
+
+
+def _watched(
+    study: Study, at_step: Callable[[int, int, float, float], None] | None
+) -> tuple[Simulation, WatchedLearner]:
+    task = find_task(study.task)
+    population = load_population(task, study.data, study.clients, study.seed, data_root())
+    learners: list[WatchedLearner] = []
+
+    def cohort(task: Task, ground: Ground) -> InProcess:
+        learners.append(WatchedLearner(task, ground, at_step=at_step, sample=SAMPLE))
+        return InProcess(learners[0])
+
+    return Simulation(study, task, population, cohort), learners[0]
+
+
+def _read(path: Path, terms: Mapping[str, Any]) -> dict[str, Any]:
+    """What was measured before on the same terms; else only these."""
+    try:
+        measured = json.loads(path.read_bytes())
+    except (FileNotFoundError, ValueError):
+        measured = {}
+    if isinstance(measured, dict) and all(measured.get(name) == value for name, value in terms.items()):
+        return measured
+    return dict(terms)
+
+
+def _write(path: Path, measured: dict[str, Any]) -> None:
+    measured["versions"] = versions()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, json.dumps(measured, separators=(",", ":")).encode(), mode=0o644)

@@ -1,0 +1,85 @@
+"""LocalUpdate of one client after another by the device's own code: slower, for any model that torch can train."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from device_agent.batches import stream_seed
+from device_agent.evaluation import user_accuracy
+from device_agent.training import LocalTrainer
+from shared.model import load_tensors
+from shared.task import DeviceData, Task
+from shared.tensors import Array
+from simulator.ground import Ground
+from simulator.study import client_id
+
+
+class OneByOneLearner:
+    """Trains and measures clients of a population; see simulator.cohort.Learner."""
+
+    def __init__(self, task: Task, ground: Ground) -> None:
+        self._task, self._plan = task, ground.plan
+        self._population, self._patches = ground.population, ground.patches
+        self._travelling = ground.travelling
+        self._round: dict[str, Array] = {}
+        self._total = self._nothing()
+
+    def begin(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take the global model (and moments) of the round, by name."""
+        self._round = {name: value.numpy() for name, value in tensors.items()}
+        self._total = self._nothing()
+
+    def measure(self, client: int) -> float:
+        """User accuracy of the global model with this client's patch."""
+        trainer, data = self._trainer(client), self._population.of(client)
+        tensors = self._round | self._patches.of(client)
+        load_tensors(trainer.model, {name: array for name, array in tensors.items() if ":" not in name})
+        return user_accuracy(trainer.model, self._task, data.test_x, data.test_y)
+
+    def train(self, client: int, first_batch: int, weight: float) -> float:
+        """LocalUpdate; the patch is kept, the rest is added to the sums. Returns the mean loss over the steps."""
+        result = self._trainer(client).run(
+            self._round | self._patches.of(client),
+            self._plan,
+            first_batch=first_batch,
+            stream_seed=stream_seed(self._plan.seed, client_id(client)),
+            on_step=lambda done, total: None,
+            cancelled=lambda: False,
+        )
+        assert result is not None
+        self._patches.keep(client, result.tensors)
+        for name, total in self._total.items():
+            total.add_(torch.from_numpy(np.array(result.tensors[name], np.float64)), alpha=weight)
+        return result.train_loss
+
+    def result(self) -> Tensor:
+        """Weighted sums of the clients trained since the last call: a float64 vector that `tensors_of` can read."""
+        done, self._total = self._total, self._nothing()
+        flat = [value.reshape(-1) for value in done.values()]
+        return torch.cat(flat) if flat else torch.zeros(0, dtype=torch.float64)
+
+    def tensors_of(self, total: Tensor) -> dict[str, Tensor]:
+        """Tensors by name, float64, from a (sum of) `result`."""
+        specs = self._travelling.specs
+        parts = torch.split(total, [torch.Size(spec.shape).numel() for spec in specs])
+        return {spec.name: part.view(spec.shape) for spec, part in zip(specs, parts, strict=True)}
+
+    def _nothing(self) -> dict[str, Tensor]:
+        return {spec.name: torch.zeros(spec.shape, dtype=torch.float64) for spec in self._travelling.specs}
+
+    def _trainer(self, client: int) -> LocalTrainer:
+        data = self._population.of(client)
+        return LocalTrainer(
+            self._task,
+            DeviceData(
+                data.train_x.numpy(),
+                data.train_y.numpy(),
+                data.test_x.numpy(),
+                data.test_y.numpy(),
+                counts_in_ua=False,  # accuracy is taken by `measure`, where it is wanted
+            ),
+        )

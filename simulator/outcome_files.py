@@ -1,0 +1,84 @@
+"""The folder of a study: its outcome, its curve and the pictures of it, and while it is unfinished where it stands."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import shutil
+from dataclasses import asdict, fields
+from pathlib import Path
+
+from shared.errors import UsageError
+from shared.files import write_atomic
+from simulator.plots import as_png, as_svg, draw_outcome, require_matplotlib
+from simulator.study import Outcome, Point, Study
+
+OUTCOME_FILE = "outcome.json"
+CURVE_FILE = "curve.csv"
+PICTURES = ("curve.png", "curve.svg")
+UNFINISHED = ".unfinished"
+
+_READABLE = 0o644
+
+
+class StudyFolder:
+    """Made where absent. Raises UsageError where it holds something else than this study."""
+
+    def __init__(self, path: Path, study: Study) -> None:
+        require_matplotlib()
+        path.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        self.unfinished = path / UNFINISHED
+        self.outcome = self._read()
+        if self.outcome is not None and self.outcome.study != study:
+            raise UsageError(
+                f"{path} holds another study ({_difference(self.outcome.study, study)}); choose another --out"
+            )
+
+    def _read(self) -> Outcome | None:
+        file = self.path / OUTCOME_FILE
+        if not file.exists():
+            foreign = [name for name in (CURVE_FILE, *PICTURES) if (self.path / name).exists()]
+            if foreign:
+                raise UsageError(
+                    f"{self.path}/{foreign[0]} is not of a study here, and would be lost; choose another --out"
+                )
+            return None
+        try:
+            return Outcome.from_dict(json.loads(file.read_text("utf-8")))
+        except (UsageError, ValueError, AttributeError) as error:
+            raise UsageError(f"{file} is not the outcome of a study ({error}); choose another --out") from error
+
+    def write(self, outcome: Outcome) -> None:
+        """Its four files; `outcome` may be that of a study that goes on later. A complete one leaves nothing to go on from."""
+        figure = draw_outcome(outcome)
+        contents = (to_json(outcome).encode() + b"\n", to_csv(outcome).encode(), as_png(figure), as_svg(figure))
+        for name, content in zip((OUTCOME_FILE, CURVE_FILE, *PICTURES), contents, strict=True):
+            write_atomic(self.path / name, content, mode=_READABLE)
+        if outcome.complete:
+            shutil.rmtree(self.unfinished, ignore_errors=True)
+
+
+def to_json(outcome: Outcome) -> str:
+    """One line. JSON knows no infinity: the loss of training that has diverged is null."""
+    values = outcome.to_dict()
+    for point in values["points"]:
+        if point["train_loss"] is not None and not math.isfinite(point["train_loss"]):
+            point["train_loss"] = None
+    return json.dumps(values, allow_nan=False)
+
+
+def to_csv(outcome: Outcome) -> str:
+    """A line per point, below the names of their fields."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, [one.name for one in fields(Point)], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(asdict(point) for point in outcome.points)
+    return text.getvalue()
+
+
+def _difference(there: Study, wanted: Study) -> str:
+    pairs = [(one.name, getattr(there, one.name), getattr(wanted, one.name)) for one in fields(Study)]
+    return ", ".join(f"{name} {a}, not {b}" for name, a, b in pairs if a != b)

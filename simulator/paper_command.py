@@ -1,0 +1,277 @@
+"""The command `fedpatch simulate paper`: compute a table or figure of the paper, and hold it against the paper's."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated, Any, Self
+
+import typer
+
+from shared.command import EXIT_INTERRUPTED, interruptible, stoppable
+from shared.errors import FedpatchError, UpdateRefused, UsageError, unknown_name
+from shared.quantities import accuracy, duration
+from simulator.computing import STOPPING, device_name, worker_count
+from simulator.paper import Cell, select_cells, study_of
+from simulator.paper_run import Sum, Watcher, run_paper
+from simulator.progress import StudyProgress, make_progress
+from simulator.results import UNFINISHED, Result, Results, Sitting
+from simulator.study import Point
+
+if TYPE_CHECKING:
+    from simulator.summary import Comparison
+
+MEASURED = ("fig3", "fig4")  # within rounds, which a simulation of cells does not look into
+ALL = ("table2", "table3", "fig3", "fig4", "fig5")
+
+
+Which = Annotated[
+    str, typer.Argument(metavar="WHICH", help=f"What of the paper: {', '.join(ALL)}.", show_default=False)
+]
+Cells = Annotated[
+    str | None,
+    typer.Option(
+        metavar="GLOBS", help="Only the cells with such names, e.g. 'mnist/*/affine/W200/*'; commas between globs."
+    ),
+]
+Seeds = Annotated[int, typer.Option(min=1, metavar="N", help="How many seeds to compute, from 0 on; the paper took 5.")]
+Workers = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="N", help="Processes to compute with; unless given, one per CPU core at hand."),
+]
+Device = Annotated[str, typer.Option(metavar="DEVICE", help="What computes: cpu or cuda.")]
+Folder = Annotated[
+    Path,
+    typer.Option(
+        "--results", metavar="PATH", file_okay=False, help="Folder of the results; what it holds is not computed again."
+    ),
+]
+OnlySummary = Annotated[bool, typer.Option("--summary", help="Compute nothing; show what is there, of all seeds.")]
+Markdown = Annotated[bool, typer.Option("--markdown", help="Print the comparison as Markdown.")]
+InsideRounds = Annotated[
+    int | None,
+    typer.Option(
+        min=1, metavar="N", help="Only fig3 and fig4: rounds to measure; unless given, 20 and the paper's 600."
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
+
+
+def paper(  # noqa: PLR0913  (a command has as many arguments as it has options)
+    which: Which,
+    cells: Cells = None,
+    seeds: Seeds = 1,
+    workers: Workers = None,
+    device: Device = "cpu",
+    results: Folder = Path("results"),
+    summary: OnlySummary = False,
+    markdown: Markdown = False,
+    rounds: InsideRounds = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compute a table or a figure of the paper, and show it beside the paper's.
+
+    What is interrupted goes on when the same command is given again; several processes may share a folder of results.
+    """
+    if which not in ALL:
+        raise unknown_name("table or figure", which, ALL)
+    if markdown and as_json:
+        raise UsageError("--markdown and --json are two forms of one comparison; leave one of them out")
+    sitting = Sitting(worker_count(workers), device_name(device), _command_line())
+    if which in MEASURED:
+        if cells is not None or markdown or device != "cpu":
+            raise UsageError(
+                f"{which} is a measurement on the CPU, and a picture; leave out --cells, --markdown and --device"
+            )
+        measure = None if summary else partial(_measure, which, results, rounds)
+        _draw_measured(which, results, range(seeds), measure, as_json=as_json)
+        return
+    if rounds is not None:
+        raise UsageError(f"--rounds: the cells of {which} have the paper's; it is for {' and '.join(MEASURED)}")
+    chosen = select_cells(which, cells)
+    if which == "fig5":
+        _require_matplotlib()
+    store = Results(results)
+    exit_code = 0 if summary else _compute(chosen, range(seeds), store, sitting)
+    _show(which, chosen, store, "markdown" if markdown else "json" if as_json else "text")
+    raise typer.Exit(exit_code)
+
+
+def _command_line() -> str:
+    """As it would be typed again, without the folder that the program lies in."""
+    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+
+
+def _compute(chosen: Sequence[Cell], seeds: Sequence[int], store: Results, sitting: Sitting) -> int:
+    """Exit code."""
+    plain = logging.getLogger("fedpatch").isEnabledFor(logging.DEBUG)
+    try:
+        with stoppable(STOPPING) as stopped, Teller(plain=plain) as watcher:
+            total = run_paper(chosen, seeds, store, sitting, watcher=watcher, stopped=stopped)
+    except KeyboardInterrupt:
+        _say(_how_to_go_on(store))
+        raise
+    _say(_words(total))
+    if total.interrupted:
+        _say(_how_to_go_on(store))
+        return EXIT_INTERRUPTED
+    return FedpatchError.exit_code if total.diverged else 0
+
+
+def _words(total: Sum) -> str:
+    parts = [f"computed {total.computed}"]
+    if total.present:
+        parts.append(f"{total.present} there before")
+    if total.elsewhere:
+        parts.append(f"{total.elsewhere} taken by another process")
+    if total.diverged:
+        parts.append(f"{total.diverged} diverged")
+    if total.left:
+        parts.append(f"{total.left} left")
+    return ", ".join(parts)
+
+
+def _how_to_go_on(store: Results) -> str:
+    return f"to go on, give the same command again: it takes up what is in {store.folder / UNFINISHED}"
+
+
+class Teller(Watcher):
+    """Tells on stderr what is being computed, how far it is, and each result in one line."""
+
+    def __init__(self, *, plain: bool) -> None:
+        self._plain = plain
+        self._progress: StudyProgress | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end()
+
+    def begins(self, cell: Cell, seed: int, place: int, count: int) -> None:
+        """Says which; from here on its progress is shown."""
+        self._end()
+        self._progress = make_progress(sys.stderr, study_of(cell, seed), plain=self._plain)
+        self._progress.__enter__()
+        self._progress.say(f"{place} of {count}: {cell.name}, seed {seed}")
+
+    def point(self, cell: Cell, seed: int, point: Point) -> None:
+        """Shows it."""
+        if self._progress is not None:
+            self._progress.show(point)
+
+    def finished(self, cell: Cell, seed: int, result: Result) -> None:
+        """Ours, the paper's, and the time it took."""
+        self._end()
+        _say(f"{cell.name}, seed {seed}: {_outcome(cell, result)}, {duration(result.seconds)}")
+
+    def diverged(self, cell: Cell, seed: int, error: UpdateRefused) -> None:
+        """Why there is no result."""
+        self._end()
+        _say(f"{cell.name}, seed {seed}: diverged, no result: {error}")
+
+    def _end(self) -> None:
+        if self._progress is not None:
+            self._progress.__exit__(None, None, None)
+            self._progress = None
+
+
+def _outcome(cell: Cell, result: Result) -> str:
+    ua = f"user accuracy {accuracy(result.user_accuracy)}"
+    if cell.target_ua is None:
+        return f"{ua} after {result.rounds} rounds"
+    ours = f"X ({ua})" if result.rounds_to_target is None else f"{result.rounds_to_target} rounds"
+    theirs = "X" if cell.paper is None else cell.paper
+    return f"{ours}, the paper {theirs}" if cell.compared else ours
+
+
+def _show(which: str, chosen: Sequence[Cell], store: Results, form: str) -> None:
+    from coordinator.printing import print_table
+    from simulator.summary import compare, legend, markdown, rich_table, tables, to_json
+
+    comparisons = compare(store, chosen)
+    if which == "fig5":
+        _draw_fig5(comparisons, store.folder)
+    if form == "json":
+        typer.echo(json.dumps(to_json(comparisons), allow_nan=False))
+    elif form == "markdown":
+        typer.echo(markdown(comparisons), nl=False)
+    else:
+        for grid in tables(comparisons):
+            print_table(rich_table(grid))
+            typer.echo()
+        typer.echo(legend(comparisons))
+
+
+def _draw_fig5(comparisons: Sequence[Comparison], folder: Path) -> None:
+    from simulator.fig5_figure import draw_fig5
+
+    if any(one.results for one in comparisons):
+        for path in draw_fig5(comparisons, folder / "fig5" / "fig5"):
+            _say(f"drawn: {path}")
+
+
+def _draw_measured(
+    which: str, folder: Path, seeds: Sequence[int], measure: Callable[[int], dict[str, Any]] | None, *, as_json: bool
+) -> None:
+    """Prints the paths of the pictures, one set per seed; without `measure`, of what is there."""
+    from simulator.fig3_figure import draw_fig3
+    from simulator.fig4_figure import draw_fig4
+
+    _require_matplotlib()
+    draw = {"fig3": draw_fig3, "fig4": draw_fig4}[which]
+    pictures: list[str] = []
+    for seed in seeds:
+        measured = measure(seed) if measure else _read_measured(folder / which / f"seed{seed}.json")
+        _require_whole(measured, which, seed)
+        pictures += map(str, draw(measured, folder / which / f"{which}-seed{seed}"))
+    typer.echo(json.dumps({"pictures": pictures}) if as_json else "\n".join(pictures))
+
+
+def _measure(which: str, folder: Path, rounds: int | None, seed: int) -> dict[str, Any]:
+    """Measures and saves it, below `folder`."""
+    from simulator import inspection
+
+    run = {"fig3": inspection.run_fig3, "fig4": inspection.run_fig4}[which]
+    with interruptible():
+        return run(folder, seed, rounds, _say)
+
+
+def _read_measured(path: Path) -> dict[str, Any]:
+    try:
+        measured: dict[str, Any] = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise UsageError(f"{path} is not there yet; leave out --summary to measure it") from None
+    except ValueError as error:
+        raise UsageError(f"{path} is damaged ({error}); delete it to measure it again") from error
+    return measured
+
+
+def _require_whole(measured: dict[str, Any], which: str, seed: int) -> None:
+    """What is measured part by part is drawn when all parts are there."""
+    parts, there = {
+        "fig3": (("ind", "fl", "mtfl", "layers"), measured),
+        "fig4": (("none", "stats", "affine", "all"), measured.get("policies", {})),
+    }[which]
+    if missing := [part for part in parts if part not in there]:
+        raise UsageError(
+            f"{which}, seed {seed}: {missing[0]!r} is not measured yet; the same command without --summary goes on"
+        )
+
+
+def _require_matplotlib() -> None:
+    from simulator.plots import require_matplotlib
+
+    require_matplotlib()
+
+
+def _say(line: str) -> None:
+    typer.echo(line, err=True)

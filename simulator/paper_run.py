@@ -1,0 +1,157 @@
+"""Compute what is missing of the paper's cells: cheap ones first, one after the other, and never anything twice.
+
+A simulation that is interrupted is saved and goes on from there the next time. Several processes may work on the same
+results at once: each cell and seed is claimed by a lock on a file.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Protocol
+
+from shared.errors import UpdateRefused
+from simulator.paper import Cell, in_order, study_of
+from simulator.results import Result, Results, Sitting, result_of
+from simulator.study import Outcome, Point, Study
+
+_NOTE_EVERY_S = 20.0
+
+
+class Simulate(Protocol):
+    """`simulator.simulate.simulate`, or what stands in for it."""
+
+    def __call__(
+        self,
+        study: Study,
+        *,
+        workers: int,
+        device: str,
+        on_point: Callable[[Point], None],
+        stopped: Callable[[], bool],
+        saved: Path | None,
+    ) -> Outcome:
+        """Play `study` to its end, or until `stopped()` says True between two rounds."""
+
+
+class Watcher:
+    """Is told what goes on; this one keeps it to itself."""
+
+    def begins(self, cell: Cell, seed: int, place: int, count: int) -> None:
+        """A simulation begins or is taken up again, the `place`-th of `count` cells and seeds."""
+
+    def point(self, cell: Cell, seed: int, point: Point) -> None:
+        """A round of it is completed; where it is taken up again, the rounds of before come first."""
+
+    def finished(self, cell: Cell, seed: int, result: Result) -> None:
+        """Its result is on disk."""
+
+    def diverged(self, cell: Cell, seed: int, error: UpdateRefused) -> None:
+        """It came to numbers that no server would take, and has no result."""
+
+
+@dataclass(frozen=True)
+class Sum:
+    """What became of the cells and seeds that were asked for.
+
+    `present` were finished before, `computed` now. `elsewhere` are being computed by another process, `diverged` cannot
+    be finished; `left` were not, because the run was interrupted.
+    """
+
+    present: int
+    computed: int
+    elsewhere: int = 0
+    diverged: int = 0
+    left: int = 0
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether there is more to do for this process."""
+        return self.left > 0
+
+
+def run_paper(
+    cells: Sequence[Cell],
+    seeds: Sequence[int],
+    results: Results,
+    sitting: Sitting,
+    *,
+    watcher: Watcher | None = None,
+    stopped: Callable[[], bool] = lambda: False,
+    simulate: Simulate | None = None,
+) -> Sum:
+    """Compute the cells with the seeds that have no result yet, and write each result as soon as it is there.
+
+    `stopped()` is asked between rounds; once True, the simulation under way is saved and the run ends. Without `simulate`,
+    it is the simulator's own. Training that diverges does not keep the other cells from being computed. Raises UsageError
+    where a result on disk is damaged or of other terms.
+    """
+    play = simulate or _own_simulate()
+    wanted = in_order(cells, seeds)
+    missing = [(cell, seed) for cell, seed in wanted if results.read(cell, seed) is None]
+    present = len(wanted) - len(missing)
+    counts: Counter[str] = Counter()
+    for index, (cell, seed) in enumerate(missing):
+        if stopped():
+            break
+        with results.claimed(cell, seed) as ours:
+            if not ours:
+                counts["elsewhere"] += 1
+                continue
+            attempt = _Attempt(cell, seed, results, watcher or Watcher())
+            attempt.watcher.begins(cell, seed, present + index + 1, len(wanted))
+            try:
+                if not attempt.play(play, sitting, stopped):
+                    break
+                counts["computed"] += 1
+            except UpdateRefused as error:
+                attempt.watcher.diverged(cell, seed, error)
+                counts["diverged"] += 1
+    left = len(missing) - counts.total()
+    return Sum(present, counts["computed"], counts["elsewhere"], counts["diverged"], left)
+
+
+class _Attempt:
+    """One cell with one seed, now."""
+
+    def __init__(self, cell: Cell, seed: int, results: Results, watcher: Watcher) -> None:
+        self.cell, self.seed, self.results, self.watcher = cell, seed, results, watcher
+        self._noted_at = float("-inf")
+
+    def play(self, simulate: Simulate, sitting: Sitting, stopped: Callable[[], bool]) -> bool:
+        """Whether it is finished; if so, its result is written."""
+        began_at = datetime.now(UTC).isoformat(timespec="seconds")
+        saved = self.results.saved(self.cell, self.seed)
+        saved.mkdir(parents=True, exist_ok=True)
+        outcome = simulate(
+            study_of(self.cell, self.seed),
+            workers=sitting.workers,
+            device=sitting.device,
+            on_point=self._on_point,
+            stopped=stopped,
+            saved=saved,
+        )
+        if not outcome.complete:
+            self.results.note_progress(self.cell, self.seed, max(0, len(outcome.points) - 1))
+            return False
+        result = result_of(self.cell, outcome, sitting, began_at)
+        self.results.write(self.cell, self.seed, result)
+        self.watcher.finished(self.cell, self.seed, result)
+        return True
+
+    def _on_point(self, point: Point) -> None:
+        now = time.monotonic()
+        if now - self._noted_at >= _NOTE_EVERY_S:  # so that a summary elsewhere knows, and after a power cut too
+            self.results.note_progress(self.cell, self.seed, point.round)
+            self._noted_at = now
+        self.watcher.point(self.cell, self.seed, point)
+
+
+def _own_simulate() -> Simulate:
+    from simulator.simulate import simulate  # brings torch along
+
+    return simulate

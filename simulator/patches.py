@@ -1,0 +1,72 @@
+"""What every client keeps for itself between rounds: its patch, with the moments of what it trains, and nothing else.
+
+One block per tensor, clients along the first axis, in memory that worker processes share; so 10,000 clients with private
+batch norm cost 10,000 times a few kilobytes, and one model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shared.errors import SchemaMismatch
+from shared.tensors import Array, Schema, Tensors, listing
+
+
+class Patches:
+    """`values[name]` has shape (clients, ...); who never trained holds the initial values, and zero for moments."""
+
+    def __init__(self, schema: Schema, initial: Tensors, clients: int) -> None:
+        self.values: dict[str, Tensor] = {}
+        for spec in schema.specs:
+            one = initial.get(spec.name)
+            start = torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype)) if one is None else _tensor(one)
+            # Pages that nobody writes to are not taken: zeros stay free until a client trains.
+            block = shared_zeros((clients, *spec.shape), start.dtype)
+            if bool(start.any()):
+                block.copy_(start)
+            self.values[spec.name] = block
+
+    @property
+    def private_names(self) -> frozenset[str]:
+        """Names of the model's own tensors in the patch, without their moments."""
+        return frozenset(name for name in self.values if ":" not in name)
+
+    def of(self, client: int) -> dict[str, Array]:
+        """Copies of the patch of one client, by name."""
+        return {name: block[client].numpy().copy() for name, block in self.values.items()}
+
+    def keep(self, client: int, tensors: Mapping[str, Array]) -> None:
+        """Store the patch of one client from whatever has its names."""
+        for name, block in self.values.items():
+            block[client] = _tensor(tensors[name])
+
+    def check(self, blocks: Tensors) -> None:
+        """Raise SchemaMismatch unless `blocks` are the patches of as many clients of the same model."""
+        ours = {name: tuple(block.shape) for name, block in self.values.items()}
+        theirs = {name: block.shape for name, block in blocks.items()}
+        if different := [name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)]:
+            raise SchemaMismatch(f"patches differ in {listing(different)}")
+
+    @property
+    def nbytes_per_client(self) -> int:
+        """Bytes that one more client costs."""
+        return sum(block[0].numel() * block.element_size() for block in self.values.values())
+
+
+def shared_zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Zeros in memory that other processes can be handed."""
+    return shared(torch.zeros(tuple(shape), dtype=dtype))
+
+
+def shared(tensor: Tensor) -> Tensor:
+    """The same tensor, now in memory that other processes can be handed."""
+    moved: Tensor = tensor.share_memory_()  # type: ignore[no-untyped-call]
+    return moved
+
+
+def _tensor(array: Array) -> Tensor:
+    return torch.from_numpy(np.array(array, order="C"))

@@ -1,0 +1,71 @@
+"""User accuracy over rounds as a picture. matplotlib draws without a display, and is imported only where one is drawn."""
+
+from __future__ import annotations
+
+import io
+import re
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from shared.errors import UsageError
+from simulator.study import Outcome, Study
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SIZE_INCHES = (6.4, 4.0)
+DOTS_PER_INCH = 150
+
+
+def require_matplotlib() -> None:
+    """Raise UsageError where pictures cannot be drawn: better before hours of computing than after them."""
+    if find_spec("matplotlib") is None:
+        raise UsageError("curves are drawn with matplotlib, which is not installed: pip install 'fedpatch[simulator]'")
+
+
+def draw_outcome(outcome: Outcome) -> Figure:
+    """User accuracy of every point: the mean, the tenth percentile, the lowest client; and the target, where there is one."""
+    from matplotlib.figure import Figure  # without pyplot, which would keep every figure
+    from matplotlib.ticker import MaxNLocator
+
+    study = outcome.study
+    rounds = [point.round for point in outcome.points]
+    figure = Figure(figsize=SIZE_INCHES, layout="constrained")
+    axes = figure.add_subplot()
+    axes.plot(rounds, [point.user_accuracy for point in outcome.points], label="mean")
+    axes.plot(rounds, [point.p10 for point in outcome.points], linewidth=1, label="10th percentile")
+    axes.plot(rounds, [point.lowest for point in outcome.points], linewidth=0.7, label="lowest")
+    if study.target_ua is not None:
+        reached = outcome.rounds_to_target
+        words = "not reached" if reached is None else f"reached after {reached}"
+        axes.axhline(study.target_ua, color="black", linewidth=0.8, linestyle="--", label=f"target, {words}")
+    axes.set(xlabel="completed rounds", ylabel="user accuracy", ylim=(-0.02, 1.02), title=title(study))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(alpha=0.3)
+    axes.legend(loc="lower right")
+    return figure
+
+
+def title(study: Study) -> str:
+    """A study in one line."""
+    private = f", private {study.private}" if study.private != "none" else ""
+    return f"{study.task}, {study.strategy}{private}, W={study.clients}, C={study.participation:g}"
+
+
+def as_png(figure: Figure) -> bytes:
+    """The bytes of a PNG file."""
+    return _saved(figure, "png")
+
+
+def as_svg(figure: Figure) -> bytes:
+    """The bytes of an SVG file, the same for the same figure: no date, no random ids."""
+    return re.sub(rb"[ \t]+$", b"", _saved(figure, "svg"), flags=re.MULTILINE)
+
+
+def _saved(figure: Figure, kind: str) -> bytes:
+    from matplotlib import rc_context
+
+    file = io.BytesIO()
+    with rc_context({"svg.hashsalt": "fedpatch"}):
+        figure.savefig(file, format=kind, dpi=DOTS_PER_INCH, metadata={"Date": None} if kind == "svg" else None)
+    return file.getvalue()

@@ -1,0 +1,165 @@
+"""The data of every client of a study, in four blocks that worker processes share without copying.
+
+A client is a device whose data spec is the template with its number put in. Its examples lie one after another in each
+block, after those of the client before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from math import prod
+from pathlib import Path
+from string import Formatter
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shared.errors import DataError, UsageError
+from shared.quantities import size
+from shared.task import DeviceData, Task
+
+FIELDS = ("index", "count", "seed")
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """One client's examples: views of its population's blocks, not to be written to."""
+
+    train_x: Tensor
+    train_y: Tensor
+    test_x: Tensor
+    test_y: Tensor
+
+
+@dataclass(frozen=True)
+class Population:
+    """The data of all clients, numbered from 0.
+
+    The blocks have the examples of all clients along the first axis and lie in shared memory: handed to a process that
+    `torch.multiprocessing` starts, they are mapped there, not copied. Client i has the training examples from
+    `train_starts[i]` up to `train_starts[i + 1]`, the test examples likewise. `counts_in_ua` as in DeviceData.
+    """
+
+    train_x: Tensor
+    train_y: Tensor
+    test_x: Tensor
+    test_y: Tensor
+    train_starts: list[int]
+    test_starts: list[int]
+    counts_in_ua: list[bool]
+
+    @property
+    def clients(self) -> int:
+        """How many there are."""
+        return len(self.counts_in_ua)
+
+    @cached_property
+    def num_examples(self) -> list[int]:
+        """Training examples of each client."""
+        return [end - start for start, end in zip(self.train_starts, self.train_starts[1:], strict=False)]
+
+    def of(self, client: int) -> ClientData:
+        """The examples of one client, from 0 to `clients` - 1, without a copy."""
+        train = slice(self.train_starts[client], self.train_starts[client + 1])
+        test = slice(self.test_starts[client], self.test_starts[client + 1])
+        return ClientData(self.train_x[train], self.train_y[train], self.test_x[test], self.test_y[test])
+
+
+def load_population(task: Task, template: str, clients: int, seed: int, root: Path) -> Population:
+    """Load the data of `clients` clients; client i has the spec `template` with its {index}, {count} and {seed} filled in.
+
+    `root` is the folder for data files. At most twice the memory of the blocks is held on the way, beside what the task
+    itself needs to read its files.
+
+    Raises UsageError where the template is not one; DataError where the clients' examples differ in shape or dtype, or
+    do not fit into shared memory; and whatever the task raises where the data are absent, damaged or too few.
+    """
+    return _joined(_load(task, _specs(template, clients, seed), root))
+
+
+def _specs(template: str, clients: int, seed: int) -> list[str]:
+    if clients < 1:
+        raise UsageError(f"a population of {clients} clients is none; take at least 1")
+    known = ", ".join(f"{{{name}}}" for name in FIELDS)
+    try:
+        named = {name for _, name, _, _ in Formatter().parse(template) if name is not None}
+        if unknown := sorted(named - set(FIELDS)):
+            raise UsageError(f"data template {template!r}: there is no field {{{unknown[0]}}} (known: {known})")
+        if "index" not in named:
+            raise UsageError(
+                f"data template {template!r} lacks {{index}}, so that every client would have the same data; "
+                "put {index} where a client's number belongs, as in shard:{index}/{count}"
+            )
+        return [template.format(index=index, count=clients, seed=seed) for index in range(clients)]
+    except (KeyError, IndexError, ValueError) as error:
+        raise UsageError(
+            f"data template {template!r} cannot be filled in ({error}); its fields are {known}, and a brace of "
+            "its own is doubled"
+        ) from error
+
+
+def _load(task: Task, specs: Sequence[str], root: Path) -> list[DeviceData]:
+    if task.load_many is None:
+        return [task.load_data(spec, root) for spec in specs]
+    loaded = task.load_many(specs, root)
+    if len(loaded) != len(specs):
+        raise DataError(
+            f"task {task.name!r}: load_many gave the data of {len(loaded)} devices for {len(specs)} specs; "
+            "it must give one for each, in their order"
+        )
+    return loaded
+
+
+def _joined(devices: Sequence[DeviceData]) -> Population:
+    return Population(
+        _block("training inputs", [device.train_x for device in devices]),
+        _block("training targets", [device.train_y for device in devices]),
+        _block("test inputs", [device.test_x for device in devices]),
+        _block("test targets", [device.test_y for device in devices]),
+        _starts([len(device.train_x) for device in devices]),
+        _starts([len(device.test_x) for device in devices]),
+        [device.counts_in_ua for device in devices],
+    )
+
+
+def _starts(lengths: Sequence[int]) -> list[int]:
+    return list(accumulate(lengths, initial=0))
+
+
+def _block(what: str, parts: Sequence[np.ndarray]) -> Tensor:
+    """One tensor in shared memory that holds `parts` one after another."""
+    parts = [np.asarray(part) for part in parts]
+    first = parts[0]
+    for client, part in enumerate(parts):
+        if (part.shape[1:], part.dtype) != (first.shape[1:], first.dtype):
+            raise DataError(
+                f"client {client}: its {what} are {_kind(part)} each, those of client 0 {_kind(first)}; "
+                "all clients of a simulation need one shape and dtype"
+            )
+    block = _shared(what, (sum(len(part) for part in parts), *first.shape[1:]), first.dtype)
+    np.concatenate(parts, out=block.numpy())
+    return block
+
+
+def _kind(part: np.ndarray) -> str:
+    return f"{part.dtype} of shape {part.shape[1:]}"
+
+
+def _shared(what: str, shape: tuple[int, ...], dtype: np.dtype) -> Tensor:
+    try:
+        kind = torch.from_numpy(np.empty(0, dtype)).dtype
+    except (TypeError, ValueError) as error:
+        raise DataError(f"client 0: its {what} are {dtype}, which no tensor can hold ({error})") from error
+    try:
+        block = torch.empty(shape, dtype=kind)
+        block.share_memory_()  # type: ignore[no-untyped-call]
+    except RuntimeError as error:  # torch has no error of its own for memory that cannot be had
+        raise DataError(
+            f"{what} of all clients, {size(prod(shape) * dtype.itemsize)}, do not fit into shared memory ({error}); "
+            "take fewer clients, or make /dev/shm larger (docker: --shm-size)"
+        ) from error
+    return block

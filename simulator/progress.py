@@ -1,0 +1,137 @@
+"""Shows a simulation on stderr while it goes on: a bar in a terminal, a line now and then anywhere else."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from types import TracebackType
+from typing import Protocol, Self, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from shared.quantities import accuracy, duration
+from simulator.study import Point, Study
+
+LINE_EVERY_S = 10.0
+RECENT_ROUNDS = 10
+
+
+class StudyProgress(Protocol):
+    """What shows a study; it has a beginning and an end."""
+
+    def __enter__(self) -> Self:
+        """Begins to show."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Leaves the terminal as it was, with the last state on it."""
+
+    def show(self, point: Point) -> None:
+        """Takes in the next point of the curve."""
+
+    def say(self, line: str) -> None:
+        """Prints a line."""
+
+
+def make_progress(stderr: TextIO, study: Study, *, plain: bool = False) -> StudyProgress:
+    """A bar where `stderr` is a terminal that can be drawn on, unless `plain` lines are wanted."""
+    console = Console(file=stderr, highlight=False, markup=False, emoji=False)
+    can_draw = stderr.isatty() and os.environ.get("TERM") not in (None, "", "dumb") and not console.options.ascii_only
+    return Bar(console, study) if can_draw and not plain else Lines(stderr, study)
+
+
+class Course:
+    """How far a study has come and how fast, in words."""
+
+    def __init__(self, study: Study) -> None:
+        self._study = study
+        self._recent: deque[float] = deque(maxlen=RECENT_ROUNDS)
+
+    def add(self, point: Point) -> str:
+        """Takes in the next point; returns user accuracy, pace and the longest that it can still take."""
+        words = f"UA {accuracy(point.user_accuracy)}"
+        if self._study.target_ua is not None:
+            words += f" (target {accuracy(self._study.target_ua)})"
+        if point.round == 0:  # its time went into reading the data, which tells nothing about the rounds
+            return words
+        self._recent.append(point.seconds)
+        pace_s = sum(self._recent) / len(self._recent)
+        left_s = pace_s * (self._study.rounds - point.round)
+        at_most = "" if self._study.target_ua is None else "at most "
+        return f"{words}, {_pace(pace_s)}, {at_most}{duration(left_s)} left"
+
+
+def _pace(seconds: float) -> str:
+    return f"{seconds * 1e3:.0f} ms a round" if seconds < 0.995 else f"{duration(seconds)} a round"
+
+
+class Bar:
+    """Draws the newest point at its own pace, in a thread of rich's."""
+
+    def __init__(self, console: Console, study: Study) -> None:
+        self._course = Course(study)
+        # stdout stays as it is: what is printed there is a result and may go into a file.
+        self._progress = Progress(
+            TextColumn("round {task.completed:.0f}/{task.total:.0f}", markup=False),
+            BarColumn(),
+            TextColumn("{task.description}", markup=False),
+            console=console,
+            redirect_stdout=False,
+        )
+        self._bar = self._progress.add_task("getting ready", total=study.rounds)
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def show(self, point: Point) -> None:
+        """Only takes note; the next drawing shows it."""
+        self._progress.update(self._bar, completed=point.round, description=self._course.add(point))
+
+    def say(self, line: str) -> None:
+        """Prints a line above the bar."""
+        with suppress(OSError):  # nobody reads any more, which is no reason to stop
+            self._progress.console.print(line, markup=False, soft_wrap=True)
+
+
+class Lines:
+    """One line every ten seconds at most; `clock` counts seconds."""
+
+    def __init__(self, stderr: TextIO, study: Study, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stderr = stderr
+        self._rounds = study.rounds
+        self._course = Course(study)
+        self._clock = clock
+        self._said_at = clock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stderr.flush()
+
+    def show(self, point: Point) -> None:
+        """Says it where it is time for a line."""
+        words = self._course.add(point)
+        now = self._clock()
+        if now - self._said_at >= LINE_EVERY_S:
+            self._said_at = now
+            self.say(f"round {point.round}/{self._rounds}: {words}")
+
+    def say(self, line: str) -> None:
+        """Prints a line."""
+        with suppress(OSError):  # nobody reads any more, which is no reason to stop
+            self._stderr.write(f"{line}\n")
+            self._stderr.flush()

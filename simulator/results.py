@@ -1,0 +1,275 @@
+"""Results on disk: one small JSON file per cell of the paper and seed, written whole or not at all.
+
+results/table2/mnist/fedavg/affine/W200/C1.0-seed0.json      finished
+results/.unfinished/table2/mnist/fedavg/affine/W200/C1.0-seed0/   what a simulation goes on from
+results/.unfinished/table2/mnist/fedavg/affine/W200/C1.0-seed0.json   how far it is
+results/.unfinished/table2/mnist/fedavg/affine/W200/C1.0-seed0.lock   held by the process that computes it
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from shared import __version__
+from shared.errors import UsageError
+from shared.files import write_atomic
+from shared.locks import FileLock
+from shared.task import data_root
+from simulator.paper import Cell, study_of
+from simulator.study import Outcome, Study
+
+UNFINISHED = ".unfinished"
+FORMAT = 1
+DATASETS = {"mnist": "MNIST", "cifar10": "CIFAR-10"}  # what people call a task's data
+
+_CURVE_DIGITS = 5
+_OTHER_DIGITS = 4
+_READABLE = 0o644  # a result is there to be shared
+_SEED = re.compile(r"-seed([0-9]+)\.json")
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a cell gave with one seed, and how it came about.
+
+    `curve[t]` is user accuracy after t completed rounds, `p10[t]` what a tenth of the clients stay below; `train_loss[t]`
+    is the mean over the steps of round t + 1, None where it was not finite. They are rounded; `rounds_to_target` was found
+    before. `dataset` names the data that was there, `started_at` is in UTC, `seconds` is computing time.
+    """
+
+    cell: str
+    dataset: str
+    study: Study
+    rounds_to_target: int | None
+    user_accuracy: float
+    seconds: float
+    curve: tuple[float, ...]
+    p10: tuple[float, ...]
+    train_loss: tuple[float | None, ...]
+    started_at: str
+    command: str
+    workers: int
+    device: str
+    fedpatch: str
+    versions: Mapping[str, str]
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds were completed."""
+        return len(self.curve) - 1
+
+
+@dataclass(frozen=True)
+class Sitting:
+    """On what, and at whose bidding, results are computed; `device` as torch names it."""
+
+    workers: int = 1
+    device: str = "cpu"
+    command: str = ""
+
+
+def result_of(cell: Cell, outcome: Outcome, sitting: Sitting, started_at: str) -> Result:
+    """What is kept of a complete simulation of `cell`."""
+    points = outcome.points
+    return Result(
+        cell=cell.name,
+        dataset=dataset_name(cell.task, data_root()),
+        study=outcome.study,
+        rounds_to_target=outcome.rounds_to_target,
+        user_accuracy=points[-1].user_accuracy,
+        seconds=round(outcome.seconds, 1),
+        curve=tuple(round(one.user_accuracy, _CURVE_DIGITS) for one in points),
+        p10=tuple(round(one.p10, _OTHER_DIGITS) for one in points),
+        train_loss=tuple(_rounded_loss(one.train_loss) for one in points[1:]),
+        started_at=started_at,
+        command=sitting.command,
+        workers=sitting.workers,
+        device=sitting.device,
+        fedpatch=__version__,
+        versions={**_installed(), **outcome.versions},
+    )
+
+
+def dataset_name(task: str, root: Path) -> str:
+    """What results on the data below `root` are to be called: a copy with other pixels has another name."""
+    if task != "cifar10":
+        return DATASETS.get(task, task)
+    from shared.tasks.cifar10 import ARCHIVE, JPEG75
+
+    copied = JPEG75.path(root).exists() and not ARCHIVE.path(root).exists()
+    return f"{DATASETS[task]} (JPEG q75)" if copied else DATASETS[task]
+
+
+class Results:
+    """The results below a folder, which need not exist before the first is written."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def path(self, cell: Cell, seed: int) -> Path:
+        """Where the finished result is, or will be."""
+        return self.folder / f"{cell.name}-seed{seed}.json"
+
+    def saved(self, cell: Cell, seed: int) -> Path:
+        """Folder for the state of a simulation that is not complete."""
+        return self.folder / UNFINISHED / f"{cell.name}-seed{seed}"
+
+    def seeds(self, cell: Cell) -> list[int]:
+        """Seeds that are finished, in order."""
+        here = self.path(cell, 0).parent
+        prefix = f"C{cell.participation}"
+        found = (_SEED.fullmatch(one.name.removeprefix(prefix)) for one in here.glob(f"{prefix}-seed*.json"))
+        return sorted(int(match[1]) for match in found if match)
+
+    def unfinished_seeds(self, cell: Cell) -> list[int]:
+        """Seeds that were begun and are not finished, in order."""
+        begun = Results(self.folder / UNFINISHED).seeds(cell)
+        return [seed for seed in begun if not self.path(cell, seed).exists()]
+
+    def read(self, cell: Cell, seed: int) -> Result | None:
+        """The finished result; None where there is none.
+
+        Raises UsageError, with the mend, where the file is damaged or was computed on other terms: no such result may
+        count among the others.
+        """
+        path = self.path(cell, seed)
+        values = _read_json(path)
+        if values is None:
+            return None
+        try:
+            result = _parse(values)
+        except (KeyError, TypeError, ValueError, UsageError) as error:
+            raise UsageError(f"{path} is damaged ({error}); delete it to compute it again") from error
+        _check_terms(path, result, cell, study_of(cell, seed))
+        return result
+
+    def rounds_done(self, cell: Cell, seed: int) -> int:
+        """How many rounds an unfinished simulation had completed when it last said so; 0 where none has begun."""
+        values = _read_json(self._progress(cell, seed)) or {}
+        done = values.get("rounds")
+        return done if isinstance(done, int) else 0
+
+    def note_progress(self, cell: Cell, seed: int, rounds: int) -> None:
+        """For `rounds_done`; of no use to anything else, so it need not be the latest."""
+        _write_json(self._progress(cell, seed), {"rounds": rounds})
+
+    def write(self, cell: Cell, seed: int, result: Result) -> None:
+        """Keep a finished result, and forget what was saved before it was."""
+        _write_json(self.path(cell, seed), _plain(result))
+        self._progress(cell, seed).unlink(missing_ok=True)
+        shutil.rmtree(self.saved(cell, seed), ignore_errors=True)
+
+    @contextmanager
+    def claimed(self, cell: Cell, seed: int) -> Iterator[bool]:
+        """Whether the cell is ours to compute: False where it is finished, or another process is at it.
+
+        Held to the end of the block.
+        """
+        path = self.saved(cell, seed).with_name(f"{self.saved(cell, seed).name}.lock")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            lock = FileLock(path, f"{path} is held")
+        except UsageError:
+            yield False
+            return
+        with lock:
+            # Whoever held it just before may have finished the cell; only then is the file deleted.
+            yield not self.path(cell, seed).exists()
+            if self.path(cell, seed).exists():
+                path.unlink(missing_ok=True)
+
+    def _progress(self, cell: Cell, seed: int) -> Path:
+        return self.saved(cell, seed).with_name(f"{self.saved(cell, seed).name}.json")
+
+
+def _plain(result: Result) -> dict[str, Any]:
+    return {"format": FORMAT, **asdict(result)}
+
+
+def _parse(values: Mapping[str, Any]) -> Result:
+    if values.get("format") != FORMAT:
+        raise ValueError(f"its format is {values.get('format')!r}, not {FORMAT}")
+    given = {one.name: values[one.name] for one in fields(Result)}
+    given["study"] = Study.from_dict(given["study"])
+    for series in ("curve", "p10", "train_loss"):
+        given[series] = tuple(given[series])
+    curve = given["curve"]
+    if not curve or not all(isinstance(ua, float | int) and 0.0 <= ua <= 1.0 for ua in curve):
+        raise ValueError("its curve does not hold user accuracies from 0 to 1")
+    result = Result(**given)
+    if (len(result.p10), len(result.train_loss)) != (len(result.curve), result.rounds):
+        raise ValueError("its series do not have one value per round")
+    _check_end(result)
+    return result
+
+
+def _check_end(result: Result) -> None:
+    """That it says of its target what its curve says; the curve is rounded, hence the slack."""
+    reached, study = result.rounds_to_target, result.study
+    slack = 10.0**-_CURVE_DIGITS
+    if study.target_ua is not None and reached is not None:
+        below = all(ua < study.target_ua + slack for ua in result.curve[:reached])
+        if not below or reached != result.rounds or result.curve[reached] < study.target_ua - slack:
+            raise ValueError(f"its curve does not reach {study.target_ua} at round {reached}, where it says so")
+    elif result.rounds != study.rounds or (
+        study.target_ua is not None and max(result.curve) >= study.target_ua + slack
+    ):
+        raise ValueError(f"it holds {result.rounds} of {study.rounds} rounds")
+
+
+def _check_terms(path: Path, result: Result, cell: Cell, wanted: Study) -> None:
+    if result.cell != cell.name:
+        raise UsageError(f"{path} is the result of {result.cell}; delete it to compute {cell.name}")
+    if result.study == wanted:
+        return
+    name = next(one.name for one in fields(Study) if getattr(result.study, one.name) != getattr(wanted, one.name))
+    raise UsageError(
+        f"{path} was computed with {name} {getattr(result.study, name)!r}, which now is {getattr(wanted, name)!r}; "
+        "delete it to compute it again"
+    )
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    try:
+        values = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise UsageError(f"{path} is damaged ({error}); delete it to compute it again") from error
+    if not isinstance(values, dict):
+        raise UsageError(f"{path} is damaged (it holds no JSON object); delete it to compute it again")
+    return values
+
+
+def _write_json(path: Path, values: Mapping[str, Any]) -> None:
+    """One line per value, so that a change is seen where two results are compared line by line."""
+    lines = (
+        f"{json.dumps(key)}: {json.dumps(value, separators=(',', ':'), allow_nan=False)}"
+        for key, value in values.items()
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, ("{\n" + ",\n".join(lines) + "\n}\n").encode(), mode=_READABLE)
+
+
+def _rounded_loss(loss: float | None) -> float | None:
+    return round(loss, _OTHER_DIGITS) if loss is not None and math.isfinite(loss) else None
+
+
+def _installed() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for package in ("torch", "numpy"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "absent"
+    return found

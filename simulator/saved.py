@@ -1,0 +1,82 @@
+"""The state of an unfinished simulation on disk: all or nothing, and only for the study that it belongs to."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from coordinator.strategies import ServerState
+from shared.errors import UsageError
+from shared.files import open_atomic, refusals_of, remove_unfinished
+from shared.tensors import Array
+from simulator.study import Point, Study
+
+STATE_FILE = "state.npz"
+
+
+@dataclass(frozen=True)
+class Saved:
+    """Where a simulation stands: the server's state, every client's patch (clients first), batches taken, and the curve."""
+
+    server: ServerState
+    patches: dict[str, Array]
+    batches: list[int]
+    points: tuple[Point, ...]
+
+
+def save(folder: Path, study: Study, saved: Saved) -> None:
+    """Put the state into `folder`, in place of an older one."""
+    arrays = {f"model/{name}": array for name, array in saved.server.tensors.items()}
+    arrays |= {f"server/{name}": array for name, array in saved.server.server.items()}
+    arrays |= {f"patch/{name}": array for name, array in saved.patches.items()}
+    meta = {
+        "study": study.to_dict(),
+        "round": saved.server.round,
+        "batches": saved.batches,
+        "points": [asdict(one) for one in saved.points],
+        "tensors": list(arrays),
+    }
+    arrays["meta"] = np.frombuffer(json.dumps(meta).encode(), np.uint8)
+    with refusals_of(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with open_atomic(folder / STATE_FILE, mode=0o644) as file:
+            np.savez(file, **arrays)  # type: ignore[arg-type]  # its stub takes the names for its own options
+
+
+def load(folder: Path, study: Study) -> Saved | None:
+    """What `save` put there, None where there is nothing.
+
+    Raises UsageError where it belongs to another study, or cannot be read.
+    """
+    path = folder / STATE_FILE
+    if folder.is_dir():
+        remove_unfinished(folder)  # of a simulation that was killed while it saved
+    if not path.exists():
+        return None
+    try:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
+            meta = json.loads(file["meta"].tobytes())
+            if {*meta["tensors"], "meta"} != set(file.files):  # what an archive lists has no checksum
+                raise ValueError("tensors are missing")
+            parts: dict[str, dict[str, Array]] = {"model": {}, "server": {}, "patch": {}}
+            for name in file.files:
+                kind, _, tensor = name.partition("/")
+                if tensor:
+                    parts[kind][tensor] = file[name]
+        begun = Study.from_dict(meta["study"])
+        points = tuple(Point(**one) for one in meta["points"])
+        server = ServerState(meta["round"], parts["model"], parts["server"])
+    except Exception as error:  # a damaged archive raises whatever its bytes lead to
+        raise UsageError(f"{path} cannot be read ({error}); delete it to begin this simulation anew") from error
+    if begun != study:
+        raise UsageError(f"{path} belongs to another simulation{_difference(begun, study)}; use another folder")
+    return Saved(server, parts["patch"], meta["batches"], points)
+
+
+def _difference(begun: Study, study: Study) -> str:
+    old, new = begun.to_dict(), study.to_dict()
+    name = next(one for one in old if old[one] != new[one])
+    return f" ({name} is {old[name]!r} there and {new[name]!r} now)"

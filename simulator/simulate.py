@@ -1,0 +1,277 @@
+"""One simulation from its first round to its last: Algorithm 1 of the paper without the network.
+
+The strategies, the patch policies, the choice of clients and the batches are those of the deployed system; only how
+LocalUpdate is computed differs.
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from coordinator.selection import select
+from coordinator.strategies import FedAvg, ServerState, Strategy, find_strategy
+from device_agent.batches import steps_for
+from shared import __version__
+from shared.errors import DataError, SchemaMismatch, UpdateRefused, UsageError
+from shared.model import initial_tensors, require_whole_ties, schema_of
+from shared.patches import parse_policy
+from shared.task import Task, data_root, find_task
+from shared.tensors import Array, Schema
+from simulator import saved as states
+from simulator.baselines import check_baseline, kept_between_rounds, kind_of_steps
+from simulator.cohort import Cohort, InProcess, Member, make_learner
+from simulator.features import can_leave_out_features, used_features
+from simulator.ground import Ground
+from simulator.patches import Patches
+from simulator.population import Population, load_population
+from simulator.stacked import StackedCohort
+from simulator.study import STRATEGIES_OF_MTFL, Outcome, Point, Study, client_id
+from simulator.workers import Workers
+
+SAVE_EVERY_S = 15.0
+SAVE_SHARE = 0.05
+"""Of the time, at most, that goes into saving: a population in which each client has a model of its own is large."""
+
+
+def simulate(
+    study: Study,
+    *,
+    workers: int = 1,
+    device: str = "cpu",
+    on_point: Callable[[Point], None] = lambda point: None,
+    stopped: Callable[[], bool] = lambda: False,
+    saved: Path | None = None,
+) -> Outcome:
+    """Simulate `study` over `workers` processes; the result does not depend on how many.
+
+    `on_point` gets each point of the curve as soon as it is known. `stopped` is asked between rounds; when it says True,
+    the outcome is not complete. In the folder `saved` the state is kept, at the end too: the same call goes on from there,
+    and gives the outcome again when there is nothing left to do. Who has the outcome deletes the folder.
+
+    Raises DataError and UsageError for data and terms that cannot be used, UpdateRefused where training diverges.
+    """
+    task = find_task(study.task)
+    population = load_population(task, study.data, study.clients, study.seed, data_root())
+    with one_thread():
+        simulation = Simulation(study, task, population, partial(_cohort, workers=workers, device=device))
+        try:
+            before = states.load(saved, study) if saved else None
+            if before is not None:
+                simulation.restore(before)
+                for point in simulation.points:
+                    on_point(point)
+            return _play(simulation, on_point, stopped, saved)
+        finally:
+            simulation.close()
+
+
+def _play(
+    simulation: Simulation, on_point: Callable[[Point], None], stopped: Callable[[], bool], saved: Path | None
+) -> Outcome:
+    due = time.monotonic() + SAVE_EVERY_S
+    while not simulation.over:
+        if stopped():
+            break
+        on_point(simulation.step())
+        if saved and (begun := time.monotonic()) > due:
+            states.save(saved, simulation.study, simulation.state())
+            due = time.monotonic() + max(SAVE_EVERY_S, (time.monotonic() - begun) / SAVE_SHARE)
+    if saved:
+        states.save(saved, simulation.study, simulation.state())
+    return simulation.outcome(complete=simulation.over)
+
+
+class Simulation:
+    """A simulation between two rounds: `step` measures, and trains the round before if there was one."""
+
+    def __init__(
+        self, study: Study, task: Task, population: Population, make_cohort: Callable[[Task, Ground], Cohort]
+    ) -> None:
+        self.study, self.population = study, population
+        self.points: list[Point] = []
+        self.strategy: Strategy = (
+            find_strategy(study.strategy, study.server_learning_rate)
+            if study.strategy in STRATEGIES_OF_MTFL
+            else FedAvg()
+        )
+        plan = self.strategy.plan(study.learning_rate, study.batch_size, study.epochs, study.steps, study.seed)
+        with torch.random.fork_rng(devices=[]):
+            model = task.build_model()
+        check_baseline(study, model)
+        _check_steps(study)
+        self._counting = {one: True for one, counts in enumerate(population.counts_in_ua) if counts}
+        if not self._counting:
+            raise DataError("no client counts in user accuracy; take fewer noisy ones")
+        schema = schema_of(model)
+        initial = initial_tensors(task, study.seed)
+        whole = schema.with_moments(self.strategy.moments)
+        private = _private_names(study, whole)
+        require_whole_ties(model, private)
+        self.public: Schema = schema.subset(set(schema.names) - private)
+        kept = Schema((*whole.subset(private).specs, *kept_between_rounds(study.strategy, schema).specs))
+        self.patches = Patches(kept, initial, study.clients)
+        self.server: ServerState = self.strategy.init({name: initial[name] for name in self.public.names}, self.public)
+        self._batches = [0] * study.clients
+        per_step = kind_of_steps(study.strategy, plan).batches_per_step
+        self._batches_per_round = [steps_for(plan, count) * per_step for count in population.num_examples]
+        features = used_features(population) if can_leave_out_features(model, private) else None
+        ground = Ground(study, population, features, self.patches, plan, self.strategy.travelling(self.public))
+        self._cohort = make_cohort(task, ground)
+        self._ids = {client_id(client): client for client in range(study.clients)}
+
+    @property
+    def over(self) -> bool:
+        """Whether the target is reached or the last round played."""
+        if not self.points:
+            return False
+        target, last = self.study.target_ua, self.points[-1]
+        return last.round >= self.study.rounds or (target is not None and last.user_accuracy >= target)
+
+    def step(self) -> Point:
+        """Train the round that is due, if any point is there yet, and measure for the next; returns the new point."""
+        started = time.perf_counter()
+        loss = self._train() if self.points else None
+        self._cohort.begin(_as_torch(self.server.tensors))
+        # Where every client of a small cohort is noisy, all who count in UA stand in for them.
+        counting = [one for one in self._selected() if one in self._counting] or list(self._counting)
+        accuracies = np.array(self._cohort.measure(counting))
+        _check_fractions(self.study.task, counting, accuracies)
+        point = Point(
+            round=self.server.round,
+            user_accuracy=float(accuracies.mean()),
+            p10=float(np.quantile(accuracies, 0.1)),
+            lowest=float(accuracies.min()),
+            counted=len(counting),
+            train_loss=loss,
+            seconds=time.perf_counter() - started,
+        )
+        self.points.append(point)
+        return point
+
+    def state(self) -> states.Saved:
+        """To go on from later."""
+        patches = {name: block.numpy() for name, block in self.patches.values.items()}
+        return states.Saved(self.server, patches, self._batches, tuple(self.points))
+
+    def restore(self, before: states.Saved) -> None:
+        """Go on where `before` was taken. Raises UsageError where the task's model has changed since."""
+        self._check_model(before)
+        self.server, self._batches, self.points = before.server, list(before.batches), list(before.points)
+        for name, block in self.patches.values.items():
+            block.copy_(torch.from_numpy(before.patches[name]))
+        self._cohort.begin(_as_torch(self.server.tensors))
+
+    def _check_model(self, before: states.Saved) -> None:
+        try:
+            self.strategy.travelling(self.public).check(before.server.tensors)
+            self.strategy.optimizer_schema(self.public).check(before.server.server)
+            self.patches.check(before.patches)
+        except SchemaMismatch as error:
+            raise UsageError(
+                f"what was saved of this simulation is of another version of the task's model ({error}); "
+                "delete it to begin anew"
+            ) from error
+
+    def outcome(self, *, complete: bool) -> Outcome:
+        """What came of it so far."""
+        return Outcome(self.study, tuple(self.points), complete, versions())
+
+    def close(self) -> None:
+        """End the worker processes."""
+        self._cohort.close()
+
+    def _selected(self) -> list[int]:
+        """The clients of the next round, as the coordinator would select them."""
+        chosen = select(list(self._ids), self.study.participation, 1.0, 1, self.study.seed, self.server.round + 1)
+        return [self._ids[one] for one in chosen.invited]
+
+    def _train(self) -> float:
+        members = self._members(self._selected())
+        mean, losses = self._cohort.train(members)
+        if not all(bool(value.isfinite().all()) for value in mean.values()):
+            raise UpdateRefused(
+                "not_finite", f"values became infinite in round {self.server.round + 1}; try a smaller learning rate"
+            )
+        for one in members:
+            self._batches[one.client] += self._batches_per_round[one.client]
+        self.server = (
+            self.strategy.finish(self.server, _stored(mean, self.strategy.travelling(self.public)), self.public)
+            if len(self.public)
+            else replace(self.server, round=self.server.round + 1)
+        )
+        return float(np.mean(losses))
+
+    def _members(self, selected: list[int]) -> list[Member]:
+        examples = self.population.num_examples
+        total = sum(examples[one] for one in selected)
+        return [Member(one, self._batches[one], examples[one] / total) for one in selected]
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Products this small run no faster on two, and collapse when anything else runs."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _check_steps(study: Study) -> None:
+    if study.steps < 1 and study.epochs < 1:
+        raise UsageError("the study has neither steps nor epochs, so there is nothing to train; give it at least one")
+
+
+def _check_fractions(task: str, clients: list[int], accuracies: Array) -> None:
+    for client, accuracy in zip(clients, accuracies, strict=True):
+        if not 0 <= accuracy <= 1:
+            raise DataError(
+                f"task {task!r}: its metric gave {accuracy} for client {client}; `metric` must return a fraction "
+                "from 0 to 1"
+            )
+
+
+def versions() -> dict[str, str]:
+    """What a result depends on besides its terms."""
+    return {
+        "fedpatch": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+    }
+
+
+def _cohort(task: Task, ground: Ground, *, workers: int, device: str) -> Cohort:
+    if device != "cpu":
+        return StackedCohort(task, ground, device)
+    return InProcess(make_learner(task, ground)) if workers <= 1 else Workers(ground.study.task, ground, workers)
+
+
+def _private_names(study: Study, schema: Schema) -> frozenset[str]:
+    if study.strategy == "independent":
+        return frozenset(schema.names)
+    return parse_policy(study.private).private_names(schema)
+
+
+def _as_torch(tensors: Mapping[str, Array]) -> dict[str, Tensor]:
+    return {name: torch.from_numpy(np.array(array, order="C")) for name, array in tensors.items()}
+
+
+def _stored(mean: Mapping[str, Tensor], schema: Schema) -> dict[str, Array]:
+    """The mean in the schema's dtypes, integers rounded (as coordinator.aggregation does)."""
+    stored = {}
+    for spec in schema.specs:
+        array = mean[spec.name].numpy()
+        stored[spec.name] = np.asarray(array if spec.dtype.startswith("float") else np.rint(array)).astype(spec.dtype)
+    return stored

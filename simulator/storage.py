@@ -1,0 +1,159 @@
+"""One working model in flat memory: what travels as one vector, what stays as another.
+
+Copying a global model in, adding a trained one to a sum and stepping Adam are then one pass over contiguous memory each.
+The first layer's weights, where that layer is linear and its weights travel, lie at the end, one row per input feature: a
+client whose data never use a feature (in MNIST a third of the pixels are black in all images of a client) can then leave the
+rows out, and works on a shorter vector. Nothing is approximated: such a row has no gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from simulator.layers import BatchNorm, Layer, Linear
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor lies in a flat vector: `shape` as it is stored; axis i of the model's tensor is axis `axes[i]` there."""
+
+    start: int
+    shape: tuple[int, ...]
+    axes: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Number of values."""
+        return torch.Size(self.shape).numel()
+
+    def stored(self, flat: Tensor) -> Tensor:
+        """View of the tensor as it is stored."""
+        return flat[self.start : self.start + self.size].view(self.shape)
+
+    def canonical(self, flat: Tensor) -> Tensor:
+        """View of the tensor in the model's own shape."""
+        return self.stored(flat).permute(self.axes)
+
+
+class Layout:
+    """Where everything lies: `public` and `private` vectors, each with statistics first and trained values after them.
+
+    `trained_from` and `private_trained_from` say where the trained values begin. `rows` is the place of the first
+    layer's weights at the end of the public vector, None where features cannot be left out. Integer buffers
+    (num_batches_tracked) are in no vector: `counters` names them.
+    """
+
+    def __init__(self, model: nn.Module, layers: list[Layer], private: Collection[str]) -> None:
+        state = model.state_dict()
+        trained = {name for name, _ in model.named_parameters()}
+        orders = {f"{layer.name}.weight": layer.order for layer in layers if layer.order}
+        floats = [name for name, value in state.items() if value.is_floating_point()]
+        self.counters = tuple(name for name in state if name not in floats)
+        self.dtype = state[floats[0]].dtype
+        first = f"{layers[0].name}.weight" if isinstance(layers[0], Linear) else None
+        last = first if first not in private else None
+
+        def place(private_side: bool) -> tuple[dict[str, Place], int, int]:
+            names = [name for name in floats if (name in private) is private_side]
+            names.sort(key=lambda name: (name in trained) + (name == last))
+            places, at, trained_from = {}, 0, 0
+            for name in names:
+                if name not in trained:
+                    trained_from = at + state[name].numel()
+                shape = tuple(state[name].shape)
+                order = orders.get(name) or tuple(range(len(shape)))
+                back = tuple(order.index(axis) for axis in range(len(shape)))
+                places[name] = Place(at, tuple(shape[axis] for axis in order), back)
+                at += state[name].numel()
+            return places, at, trained_from
+
+        self.public, self.public_size, self.trained_from = place(False)
+        self.private, self.private_size, self.private_trained_from = place(True)
+        self.rows = self.public[last] if last is not None else None
+        self.trained = trained
+
+    def flatten(self, tensors: Mapping[str, Tensor], suffix: str = "") -> Tensor:
+        """The public vector of `tensors`; with `suffix` ":exp_avg" or the like that of their moments, 0 for statistics."""
+        flat = torch.zeros(self.public_size, dtype=self.dtype)
+        for name, place in self.public.items():
+            if not suffix or name in self.trained:
+                place.canonical(flat).copy_(tensors[name + suffix])
+        return flat
+
+    def unflatten(self, flat: Tensor, suffix: str = "") -> dict[str, Tensor]:
+        """Undo `flatten`; the tensors are contiguous copies."""
+        return {
+            name + suffix: place.canonical(flat).clone(memory_format=torch.contiguous_format)
+            for name, place in self.public.items()
+            if not suffix or name in self.trained
+        }
+
+
+class WorkingModel:
+    """Layers over one set of vectors, which `begin` points at as many input features as a client has."""
+
+    def __init__(self, model: nn.Module, layers: list[Layer], private: Collection[str], *, grads: bool) -> None:
+        self.layers = layers
+        self.layout = Layout(model, layers, private)
+        layout = self.layout
+        self.public = torch.zeros(layout.public_size, dtype=layout.dtype)
+        self.private = torch.zeros(layout.private_size, dtype=layout.dtype)
+        self.public_grad = torch.zeros_like(self.public if grads else self.public[:0])
+        self.private_grad = torch.zeros_like(self.private if grads else self.private[:0])
+        self.length = layout.public_size
+        for layer in layers:
+            self._point(layer, grads)
+
+    def _point(self, layer: Layer, grads: bool) -> None:
+        for name, _ in [*layer.module.named_parameters(), *layer.module.named_buffers()]:
+            whole = f"{layer.name}.{name}"
+            if whole in self.layout.counters:
+                continue
+            ours = whole in self.layout.private
+            place = (self.layout.private if ours else self.layout.public)[whole]
+            view = place.stored if isinstance(layer, Linear) else place.canonical
+            values = view(self.private if ours else self.public)
+            if whole not in self.layout.trained:
+                layer.buffers[name] = values
+                continue
+            layer.params[name] = values
+            if grads:
+                layer.grads[name] = view(self.private_grad if ours else self.public_grad)
+
+    def use_features(self, count: int) -> None:
+        """Let the first layer have `count` rows; the public vector is used up to `length` then."""
+        rows = self.layout.rows
+        if rows is None:
+            return
+        width = rows.shape[1]
+        self.length = rows.start + count * width
+        first = self.layers[0]
+        first.params["weight"] = self.public[rows.start : self.length].view(count, width)
+        if len(self.public_grad):
+            first.grads["weight"] = self.public_grad[rows.start : self.length].view(count, width)
+
+    def outputs(self, x: Tensor) -> Tensor:
+        """Forward pass in training mode."""
+        for layer in self.layers:
+            x = layer.forward(x)
+        return x
+
+    def infer(self, x: Tensor) -> Tensor:
+        """Forward pass in evaluation mode."""
+        for layer in self.layers:
+            x = layer.infer(x)
+        return x
+
+    def backward(self, grad: Tensor, learning_rate: float | None) -> None:
+        """From the gradient by the outputs; the step is made where a learning rate is given, else gradients are left."""
+        for layer in reversed(self.layers):
+            grad = layer.backward(grad, learning_rate)
+
+    @property
+    def has_batch_norm(self) -> bool:
+        """Whether there are counters to keep."""
+        return any(isinstance(layer, BatchNorm) for layer in self.layers)

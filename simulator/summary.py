@@ -1,0 +1,234 @@
+"""Ours beside the paper's: rounds to target, cell by cell, with a verdict on each."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from simulator.paper import TABLES, Cell
+from simulator.results import DATASETS, Result, Results
+
+RELATIVE_SLACK = 0.2
+SLACK_ROUNDS = 3
+
+_SLACK = f"{RELATIVE_SLACK:.0%} or {SLACK_ROUNDS} rounds".replace("%", " %")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A cell, its finished results by seed, and for how many rounds the unfinished seed that is furthest has gone on."""
+
+    cell: Cell
+    results: tuple[Result, ...] = ()
+    unfinished_rounds: int = 0
+
+    @property
+    def reached(self) -> tuple[int | None, ...]:
+        """Rounds to target of every finished seed; None where it was not reached."""
+        return tuple(one.rounds_to_target for one in self.results)
+
+    @property
+    def mean_rounds(self) -> float | None:
+        """Mean over the seeds; None where there is none, or one of them did not reach the target."""
+        rounds = [one for one in self.reached if one is not None]
+        return math.fsum(rounds) / len(rounds) if rounds and len(rounds) == len(self.reached) else None
+
+    @property
+    def within(self) -> bool | None:
+        """Whether ours agrees with the paper: within 20 % or 3 rounds, or both not reached.
+
+        None where that is not decided: no result yet, or nothing to compare with. A simulation that has gone on for
+        longer than would agree has decided against it.
+        """
+        if not self.cell.compared:
+            return None
+        paper = self.cell.paper
+        if not self.results:
+            return False if paper is not None and self.unfinished_rounds >= paper + _slack(paper) else None
+        ours = self.mean_rounds
+        if ours is None or paper is None:
+            return ours is None and paper is None
+        return abs(ours - paper) <= _slack(paper)
+
+    @property
+    def user_accuracy(self) -> float | None:
+        """Of the last round, mean over the finished seeds."""
+        return _mean([one.user_accuracy for one in self.results])
+
+    @property
+    def best_user_accuracy(self) -> float | None:
+        """Of the best round, mean over the finished seeds."""
+        return _mean([max(one.curve) for one in self.results])
+
+    def ours(self) -> str:
+        """Rounds as people read them: `21`, `22.3 (21-24)`, `X` not reached, `>80` not finished, `-` not begun."""
+        if not self.results:
+            return f">{self.unfinished_rounds}" if self.unfinished_rounds else "-"
+        texts = [_rounds(one) for one in sorted(self.reached, key=lambda one: math.inf if one is None else one)]
+        mean = "X" if self.mean_rounds is None else f"{self.mean_rounds:.3g}"
+        return mean if len(set(texts)) == 1 else f"{mean} ({texts[0]}-{texts[-1]})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {
+            "cell": self.cell.name,
+            "dataset": self.results[0].dataset if self.results else None,
+            "seeds": [one.study.seed for one in self.results],
+            "rounds_to_target": list(self.reached),
+            "mean_rounds_to_target": self.mean_rounds,
+            "paper": self.cell.paper,
+            "compared": self.cell.compared,
+            "within": self.within,
+            "unfinished_rounds": self.unfinished_rounds,
+            "user_accuracy": self.user_accuracy,
+            "best_user_accuracy": self.best_user_accuracy,
+            "seconds": round(math.fsum(one.seconds for one in self.results), 1),
+        }
+
+
+@dataclass(frozen=True)
+class Count:
+    """How many cells there are, how many have a result, and what the comparison with the paper says of those decided."""
+
+    cells: int
+    finished: int
+    within: int
+    outside: int
+
+    def __str__(self) -> str:
+        text = f"{self.finished} of {self.cells} cells finished"
+        if self.within + self.outside == 0:
+            return text
+        return f"{text}; {self.within} of {self.within + self.outside} within {_SLACK} of the paper's"
+
+
+def compare(results: Results, cells: Sequence[Cell]) -> list[Comparison]:
+    """Every cell with all its seeds that are on disk. Raises UsageError where a result is damaged or of other terms."""
+    return [_compare(results, cell) for cell in cells]
+
+
+def count(comparisons: Sequence[Comparison]) -> Count:
+    """Over all of them."""
+    verdicts = Counter(one.within for one in comparisons)
+    return Count(len(comparisons), sum(bool(one.results) for one in comparisons), verdicts[True], verdicts[False])
+
+
+def to_json(comparisons: Sequence[Comparison]) -> dict[str, Any]:
+    """All of it as plain values."""
+    return {"count": asdict(count(comparisons)), "cells": [one.to_dict() for one in comparisons]}
+
+
+def tables(comparisons: Sequence[Comparison]) -> list[Grid]:
+    """One table per data set, laid out like the paper's: a row per algorithm, a column per W and C."""
+    tasks = list(dict.fromkeys(one.cell.task for one in comparisons))
+    return [_grid([one for one in comparisons if one.cell.task == task]) for task in tasks]
+
+
+def markdown(comparisons: Sequence[Comparison]) -> str:
+    """The same as a page's part: a heading and a table per data set, then the count and what the signs mean."""
+    parts: list[str] = []
+    for grid in tables(comparisons):
+        parts += [f"### {grid.title}", "", _markdown_row(grid.headings), _markdown_row(["---"] * len(grid.headings))]
+        parts += [_markdown_row([*row.names, *(_text(one) for one in row.entries)]) for row in grid.rows]
+        parts.append("")
+    return "\n".join([*parts, legend(comparisons)]) + "\n"
+
+
+def rich_table(grid: Grid) -> Table:
+    """For a terminal: green agrees with the paper, red does not."""
+    table = Table(box=None, pad_edge=False, header_style="bold", title=grid.title, title_justify="left")
+    for heading in grid.headings:
+        table.add_column(heading, justify="right" if "=" in heading else "left", no_wrap=True)
+    for row in grid.rows:
+        table.add_row(*row.names, *(Text(_text(one), style=_style(one)) for one in row.entries))
+    return table
+
+
+def legend(comparisons: Sequence[Comparison]) -> str:
+    """The count, and how the tables are to be read."""
+    if any(one.cell.where not in TABLES for one in comparisons):
+        return f"{count(comparisons)}.\nAn entry is user accuracy after the last round, in brackets of the best round."
+    return (
+        f"{count(comparisons)}.\n"
+        "An entry is ours / the paper's, in rounds (the mean over the seeds, and their range where they differ). "
+        f"-: not begun; >n: not within n rounds, unfinished; X: not reached; *: not within {_SLACK}; ?: the paper misprints it."
+    )
+
+
+@dataclass(frozen=True)
+class Row:
+    """Strategy and what is private, and an entry per scenario: None where no such cell was asked for."""
+
+    names: tuple[str, ...]
+    entries: tuple[Comparison | None, ...]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table: `headings` are those of the names and of the entries."""
+
+    title: str
+    headings: tuple[str, ...]
+    rows: tuple[Row, ...]
+
+
+def _compare(results: Results, cell: Cell) -> Comparison:
+    finished = (results.read(cell, seed) for seed in results.seeds(cell))
+    going_on = max((results.rounds_done(cell, seed) for seed in results.unfinished_seeds(cell)), default=0)
+    return Comparison(cell, tuple(one for one in finished if one is not None), going_on)
+
+
+def _grid(comparisons: Sequence[Comparison]) -> Grid:
+    scenarios = sorted({(one.cell.clients, one.cell.participation) for one in comparisons})
+    by_row: dict[tuple[str, ...], dict[tuple[int, float], Comparison]] = {}
+    for one in comparisons:
+        row = by_row.setdefault((one.cell.strategy, one.cell.private), {})
+        row[one.cell.clients, one.cell.participation] = one
+    return Grid(
+        _title(comparisons),
+        ("strategy", "private", *(f"W={clients} C={participation}" for clients, participation in scenarios)),
+        tuple(Row(names, tuple(row.get(one) for one in scenarios)) for names, row in by_row.items()),
+    )
+
+
+def _title(comparisons: Sequence[Comparison]) -> str:
+    """What the data are called; where a copy was used for some results only, both names."""
+    named = dict.fromkeys(result.dataset for one in comparisons for result in one.results)
+    return " and ".join(named) or DATASETS.get(comparisons[0].cell.task, comparisons[0].cell.task)
+
+
+def _text(one: Comparison | None) -> str:
+    if one is None:
+        return ""
+    if one.cell.where not in TABLES:
+        if one.user_accuracy is None or one.best_user_accuracy is None:
+            return one.ours()
+        return f"{one.user_accuracy:.3f} ({one.best_user_accuracy:.3f})"
+    paper = _rounds(one.cell.paper) if one.cell.compared else "?"
+    return f"{one.ours()} / {paper}{'*' if one.within is False else ''}"
+
+
+def _style(one: Comparison | None) -> str:
+    return "" if one is None or one.within is None else "green" if one.within else "red"
+
+
+def _markdown_row(texts: Sequence[str]) -> str:
+    return f"| {' | '.join(texts).replace('*', chr(92) + '*')} |"
+
+
+def _rounds(rounds: int | None) -> str:
+    return "X" if rounds is None else str(rounds)
+
+
+def _slack(paper: int) -> float:
+    return max(RELATIVE_SLACK * paper, SLACK_ROUNDS)
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return math.fsum(values) / len(values) if values else None

@@ -1,0 +1,193 @@
+"""The terms of a study of one's own: what the user says, and for the rest what the task and the paper's authors say."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+
+from coordinator.selection import ROUNDING
+from coordinator.strategies import FedAdam
+from shared.errors import ConfigError, UsageError, unknown_name
+from shared.patches import parse_policy
+from shared.task import Task
+from shared.tasks.partition import parse_data_spec
+from simulator.paper_tables import PER_FEDAVG_RATES, PFEDME_RATES, SCENARIOS
+from simulator.study import ALGORITHMS, STRATEGIES_OF_MTFL, Study
+
+_LARGEST_SEED = 2**53
+
+# Besides the clients' learning rate, a strategy has at most one number of its own.
+_OWN_NUMBER = {"fedadam": "server_learning_rate", "per-fedavg": "adaptation_rate", "pfedme": "proximity"}
+
+# (learning rate, own number) by strategy and task, for each of SCENARIOS.
+_PUBLISHED: Mapping[tuple[str, str], tuple[tuple[float, float], ...]] = {
+    **{("per-fedavg", task): tuple((beta, alpha) for alpha, beta in rates) for task, rates in PER_FEDAVG_RATES.items()},
+    **{("pfedme", task): rates for task, rates in PFEDME_RATES.items()},
+}
+
+
+@dataclass(frozen=True)
+class Rates:
+    """The numbers that steer a strategy's steps, by their names in Study; None: nobody has said, or it has no use for it."""
+
+    learning_rate: float | None = None
+    server_learning_rate: float | None = None
+    adaptation_rate: float | None = None
+    proximity: float | None = None
+
+
+def make_study(  # noqa: PLR0913  (a study has as many terms)
+    *,
+    task: Task,
+    task_ref: str,
+    clients: int,
+    strategy: str,
+    private: str = "none",
+    data: str = "",
+    participation: float = 1.0,
+    rounds: int = 500,
+    target_ua: float | None = None,
+    seed: int = 0,
+    learning_rate: float | None = None,
+    server_learning_rate: float | None = None,
+    adaptation_rate: float | None = None,
+    proximity: float | None = None,
+    batch_size: int | None = None,
+    epochs: int = 1,
+    steps: int = 0,
+    noisy_fraction: float = 0.0,
+) -> Study:
+    """Checks what is given and fills in the rest; `task_ref` is how the user names `task`.
+
+    Rates that are not given are the task's. For Per-FedAvg and pFedMe, where a task has none, they are those that the
+    paper's authors published, of the nearest W and C; independent learning takes FedAvg's. `noisy_fraction` of the
+    clients get noise on their training data (paper, Table 3). Raises UsageError, with all problems at once where they
+    are numbers out of their ranges.
+    """
+    if strategy not in ALGORITHMS:
+        raise unknown_name("strategy", strategy, ALGORITHMS)
+    batch_size = task.batch_size if batch_size is None else batch_size
+    rates = Rates(learning_rate, server_learning_rate, adaptation_rate, proximity)
+    study = Study(
+        task_ref,
+        clients,
+        strategy,
+        str(parse_policy(private)),
+        data,
+        participation,
+        rounds,
+        target_ua,
+        seed,
+        0.0,
+        batch_size,
+    )
+    study = replace(study, epochs=epochs, steps=steps)
+    if problems := [*_problems(study), *_misplaced(study, rates), *_noise_problems(data, noisy_fraction)]:
+        raise ConfigError(problems)
+    numbers = {name: value for name, value in vars(_filled(rates, study, task)).items() if value is not None}
+    return replace(study, data=_data(study, task, noisy_fraction), **numbers)
+
+
+def _problems(study: Study) -> Iterator[str]:
+    """What is out of its range, each with the option that sets it."""
+    if study.clients < 1:
+        yield f"--clients: {study.clients} is too few; at least 1"
+    if not 0 < study.participation <= 1:
+        yield f"--participation: {study.participation} is not above 0 and at most 1"
+    elif study.clients >= 1 and int(study.clients * study.participation + ROUNDING) < 1:
+        least = math.ceil(1e4 / study.clients) / 1e4
+        yield f"--participation: {study.participation} of {study.clients} clients is nobody; {least} is one"
+    if study.target_ua is not None and not 0 <= study.target_ua <= 1:
+        yield f"--target-ua: {study.target_ua} is not a fraction from 0 to 1"
+    if not 0 <= study.seed <= _LARGEST_SEED:
+        yield f"--seed: {study.seed} is not from 0 to {_LARGEST_SEED}"
+    for name, least_whole in (("rounds", 1), ("batch_size", 1), ("epochs", 1), ("steps", 0)):
+        if (number := getattr(study, name)) < least_whole:
+            yield f"{_option(name)}: {number} is too few; at least {least_whole}"
+    if study.steps > 0 and study.epochs > 1:
+        yield f"--steps: {study.steps} steps take the place of --epochs {study.epochs}; leave one of them out"
+
+
+def _misplaced(study: Study, rates: Rates) -> Iterator[str]:
+    """What the strategy has no use for, and rates that nobody could step by."""
+    if study.private != "none" and study.strategy not in STRATEGIES_OF_MTFL:
+        yield (
+            f"--private: {study.strategy} keeps no patch private, it personalises in its own way; leave it out, or "
+            f"choose one of {', '.join(STRATEGIES_OF_MTFL)}"
+        )
+    for one in fields(rates):
+        value = getattr(rates, one.name)
+        if value is None:
+            continue
+        if one.name not in ("learning_rate", _OWN_NUMBER.get(study.strategy)):
+            owner = next(strategy for strategy, name in _OWN_NUMBER.items() if name == one.name)
+            yield f"{_option(one.name)}: {study.strategy} has no use for it, only {owner}; leave it out"
+        elif not 0 < value < math.inf:
+            yield f"{_option(one.name)}: {value} is not a number above 0"
+
+
+def _noise_problems(data: str, noisy_fraction: float) -> Iterator[str]:
+    if not 0 <= noisy_fraction <= 1:
+        yield f"--noisy-fraction: {noisy_fraction} is not a fraction from 0 to 1"
+    elif noisy_fraction and data:
+        yield "--noisy-fraction: it adds to the task's own data spec; with --data, write it there"
+
+
+def _filled(given: Rates, study: Study, task: Task) -> Rates:
+    """Every number that the strategy steps by."""
+    rate, own = _published(study, task)
+    like = "fedavg" if study.strategy == "independent" else study.strategy
+    found: dict[str, float | None] = {"learning_rate": task.learning_rates.get(like, rate)}
+    if own_name := _OWN_NUMBER.get(study.strategy):
+        found[own_name] = own
+    found |= {name: value for name, value in vars(given).items() if value is not None}
+    if missing := [_option(name) for name, value in found.items() if value is None]:
+        raise UsageError(
+            f"{study.strategy} on task {task.name!r} needs {' and '.join(missing)}: neither the task nor the paper's authors "
+            "name a value"
+        )
+    return Rates(**found)
+
+
+def _published(study: Study, task: Task) -> tuple[float | None, float | None]:
+    """(learning rate, own number) of the strategy; for numbers that the paper's authors tuned, those of the nearest W and C."""
+    if study.strategy == "fedadam":
+        return None, task.server_learning_rates.get("fedadam", FedAdam.server_learning_rate)
+    if (study.strategy, task.name) not in _PUBLISHED:
+        return None, None
+    away = [(abs(math.log(study.clients / w)), abs(study.participation - c)) for w, c in SCENARIOS]
+    return _PUBLISHED[study.strategy, task.name][away.index(min(away))]
+
+
+def _data(study: Study, task: Task, noisy_fraction: float) -> str:
+    template = study.data or task.simulation_data or task.demo_data
+    if not template:
+        raise UsageError(
+            f"task {task.name!r} does not say how to share its data out; say it with --data, or give the task simulation_data"
+        )
+    if noisy_fraction:
+        template = f"{template},noisy-fraction={noisy_fraction}"
+        try:
+            parse_data_spec(_spec(template, study, 0))
+        except UsageError as error:
+            raise UsageError(
+                f"--noisy-fraction: the data specs of task {task.name!r} are not those of the bundled tasks; give it --data "
+                "that says what is noisy"
+            ) from error
+    if study.clients > 1 and _spec(template, study, 0) == _spec(template, study, 1):
+        raise UsageError(f"--data: {template!r} is the same for every client; write {{index}} where its number belongs")
+    return template
+
+
+def _spec(template: str, study: Study, index: int) -> str:
+    try:
+        return template.format(index=index, count=study.clients, seed=study.seed)
+    except (AttributeError, IndexError, KeyError, ValueError) as error:
+        raise UsageError(
+            f"--data: {template!r} cannot be filled in ({error!r}); it may have the fields {{index}}, {{count}} and {{seed}}"
+        ) from error
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

@@ -1,0 +1,95 @@
+"""A learner that looks at every client between its steps: what the paper's figures 3 and 4 are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from shared.errors import UsageError
+from shared.task import Task
+from simulator.fused import FusedLearner
+from simulator.ground import Ground
+from simulator.layers import BatchNorm
+from simulator.sequences import layers_of
+
+Moments = dict[str, tuple[Tensor, Tensor]]
+"""By batch norm layer: mean and variance of its outputs, per channel, over a client's test examples."""
+
+AtStep = Callable[[int, int, float, float], None]
+
+
+class WatchedLearner(FusedLearner):
+    """Calls `at_step(client, steps done, training accuracy, test accuracy)` after aggregation and after every step.
+
+    Training accuracy is taken on the client's first `sample` training examples (all where it has no more), as spread as
+    its data are: they are shuffled once. With `at_step` None nothing is measured on the way.
+    """
+
+    def __init__(self, task: Task, ground: Ground, *, at_step: AtStep | None, sample: int) -> None:
+        with torch.random.fork_rng(devices=[]):
+            model = task.build_model()
+        layers = layers_of(model)
+        if layers is None:
+            raise UsageError(f"task {task.name!r}: only a plain sequence of known layers can be watched")
+        super().__init__(task, model, layers, ground)
+        self._at_step, self._sample = at_step, sample
+        self.after_training: dict[int, Moments] = {}
+
+    def train(self, client: int, first_batch: int, weight: float) -> float:
+        """As any learner does; then notes what the client's own model puts out of its batch norms."""
+        loss = super().train(client, first_batch, weight)
+        self.after_training[client] = self._outputs_of_batch_norm(client)
+        return loss
+
+    def after_aggregation(self, client: int, values: dict[str, Tensor] | None = None) -> Moments:
+        """The same of the global model with the client's patch, or with `values` in the patch's place."""
+        with torch.no_grad():
+            self._load(client)
+            for name, value in (values or {}).items():
+                if name in self._layout.private:
+                    self._layout.private[name].canonical(self._model.private).copy_(value)
+        return self._outputs_of_batch_norm(client)
+
+    def _batches(
+        self, client: int, x: Tensor, y: Tensor, first_batch: int, count: int
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """The training loop asks for a batch when it is done with the one before: that is the moment to look."""
+        if self._at_step is None:
+            yield from super()._batches(client, x, y, first_batch, count)
+            return
+        order = _spread(len(x))[: self._sample]
+        sample_x, sample_y = x[order], y[order]
+        done = 0
+        for batch in super()._batches(client, x, y, first_batch, count):
+            self._look(client, done, sample_x, sample_y)
+            yield batch
+            done += 1
+        self._look(client, done, sample_x, sample_y)
+
+    def _look(self, client: int, done: int, sample_x: Tensor, sample_y: Tensor) -> None:
+        assert self._at_step is not None
+        train = float(self._task.metric(self._model.infer(sample_x), sample_y))
+        test = float(self._task.metric(self._model.infer(self._test_x(client)), self._population.of(client).test_y))
+        self._at_step(client, done, train, test)
+
+    def _test_x(self, client: int) -> Tensor:
+        return self._features.of(client)[2] if self._features else self._population.of(client).test_x
+
+    def _outputs_of_batch_norm(self, client: int) -> Moments:
+        found: Moments = {}
+        with torch.no_grad():
+            x = self._test_x(client)
+            for layer in self._model.layers:
+                x = layer.infer(x)
+                if isinstance(layer, BatchNorm):
+                    axes = [axis for axis in range(x.dim()) if axis != 1]
+                    variance, mean = torch.var_mean(x, axes, correction=0)
+                    found[layer.name] = mean, variance
+        return found
+
+
+def _spread(count: int) -> Tensor:
+    """One and the same order of so many examples, whoever asks."""
+    return torch.randperm(count, generator=torch.Generator().manual_seed(count))

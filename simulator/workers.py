@@ -1,0 +1,166 @@
+"""A cohort trained by several processes: one torch thread each, for small products run no faster on two.
+
+Data, patches, the round's model and the sums lie in memory that all of them share; through the queues go only numbers.
+"""
+
+from __future__ import annotations
+
+import queue
+import signal
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.multiprocessing as mp
+from torch import Tensor
+
+from shared.errors import DataError, FedpatchError, SchemaMismatch, UpdateRefused, UsageError
+from shared.task import find_task
+from simulator.cohort import CHUNKS, Learner, Member, chunks_of, make_learner, train_chunk
+from simulator.ground import Ground
+from simulator.patches import shared_zeros
+
+POLL_S = 1.0
+ORPHAN_CHECK_S = 5.0
+MEASURED_AT_ONCE = 32
+_COME_WHOLE = {one.__name__: one for one in (DataError, SchemaMismatch, UsageError)}
+
+
+class Workers:
+    """A cohort's LocalUpdates over `count` processes, as InProcess does them over none."""
+
+    def __init__(self, task_ref: str, ground: Ground, count: int) -> None:
+        self._task = find_task(task_ref)
+        self.learner = make_learner(self._task, ground)
+        self._model = {
+            spec.name: shared_zeros(spec.shape, getattr(torch, spec.dtype)) for spec in ground.travelling.specs
+        }
+        self.learner.begin(self._model)
+        size = len(self.learner.result())
+        self._sums = shared_zeros((CHUNKS, size), torch.float64)
+        context = mp.get_context("spawn")
+        self._todo, self._done = context.Queue(), context.Queue()
+        self._round = 0
+        self._processes = [
+            context.Process(
+                target=_work,
+                args=(task_ref, ground, self._model, self._sums, self._todo, self._done),
+                name=f"fedpatch-simulate-{number}",
+                daemon=True,
+            )
+            for number in range(count)
+        ]
+        for process in self._processes:
+            process.start()
+
+    def begin(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take the global model of the round."""
+        for name, value in self._model.items():
+            value.copy_(tensors[name])
+        self._round += 1
+
+    def measure(self, clients: Sequence[int]) -> list[float]:
+        """User accuracy of each."""
+        parts = [clients[at : at + MEASURED_AT_ONCE] for at in range(0, len(clients), MEASURED_AT_ONCE)]
+        return [value for part in self._share("measure", parts) for value in part]
+
+    def train(self, members: Sequence[Member]) -> tuple[dict[str, Tensor], list[float]]:
+        """The weighted mean of what the members send, and their losses."""
+        chunks = chunks_of(members)
+        losses = [loss for part in self._share("train", chunks) for loss in part]
+        total = self._sums[0].clone()
+        for part in self._sums[1 : len(chunks)]:
+            total += part
+        return self.learner.tensors_of(total), losses
+
+    def close(self) -> None:
+        """End the processes; what they were at is lost."""
+        for process in self._processes:
+            process.terminate()
+        for process in self._processes:
+            process.join()
+        for one in (self._todo, self._done):
+            one.close()
+            one.cancel_join_thread()
+
+    def _share(self, what: str, parts: Sequence[Any]) -> list[list[float]]:
+        self._check_alive()  # the others might do the work of one that died while it had none
+        for number, part in enumerate(parts):
+            self._todo.put((what, self._round, number, part))
+        results: dict[int, list[float]] = {}
+        while len(results) < len(parts):
+            number, values, problem = self._next()
+            if problem is not None:
+                _raise(*problem)
+            results[number] = values
+        return [results[number] for number in range(len(parts))]
+
+    def _next(self) -> Any:
+        while True:
+            try:
+                return self._done.get(timeout=POLL_S)
+            except queue.Empty:
+                self._check_alive()
+
+    def _check_alive(self) -> None:
+        for process in self._processes:
+            if process.exitcode is not None:
+                raise FedpatchError(
+                    f"a worker process ended with exit code {process.exitcode}; if memory ran out "
+                    "(-9), use fewer --workers"
+                )
+
+
+def _work(
+    task_ref: str, ground: Ground, model: Mapping[str, Tensor], sums: Tensor, todo: Any, done: Any
+) -> None:  # pragma: no cover - runs in another process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the parent ends us
+    done.cancel_join_thread()  # else a full pipe that nobody reads any more would keep us for ever
+    torch.set_num_threads(1)
+    learner = make_learner(find_task(task_ref), ground)
+    begun = 0
+    while (job := _next_job(todo)) is not None:
+        what, number_of_round, number, part = job
+        try:
+            if number_of_round != begun:
+                learner.begin(model)
+                begun = number_of_round
+            done.put((number, _do(learner, what, part, sums[number : number + 1]), None))
+        except Exception as error:  # told to the parent, who raises it
+            begun = 0
+            done.put((number, [], _told(error)))
+
+
+def _next_job(todo: Any) -> Any:
+    """None once the parent is gone, however it went."""
+    while True:
+        try:
+            return todo.get(timeout=ORPHAN_CHECK_S)
+        except queue.Empty:
+            parent = mp.parent_process()
+            if parent is None or not parent.is_alive():
+                return None
+
+
+def _do(learner: Learner, what: str, part: Sequence[Any], place: Tensor) -> list[float]:
+    if what == "measure":
+        return [learner.measure(client) for client in part]
+    losses = train_chunk(learner, part)
+    place[0].copy_(learner.result())
+    return losses
+
+
+def _told(error: Exception) -> tuple[str, str, str]:
+    """An error as plain words: not every exception of ours comes whole through a queue."""
+    if isinstance(error, UpdateRefused):
+        return "UpdateRefused", error.reason, str(error)
+    kind = type(error).__name__
+    return kind, "", str(error) if kind in _COME_WHOLE else f"{kind}: {error}"
+
+
+def _raise(kind: str, reason: str, text: str) -> None:
+    if kind == "UpdateRefused":
+        raise UpdateRefused(reason, text)
+    if kind in _COME_WHOLE:
+        raise _COME_WHOLE[kind](text)
+    raise FedpatchError(f"a worker process failed: {text}")

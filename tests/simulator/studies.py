@@ -1,0 +1,223 @@
+"""Small studies, and the deployed system's own LocalUpdate to hold them against: what tests of the simulator's engine share.
+
+The tasks are in float64, so that two ways to compute the same thing differ by less than 1e-9 whatever batch norm magnifies.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from coordinator.aggregation import WeightedMean
+from coordinator.selection import select
+from coordinator.strategies import find_strategy
+from device_agent.batches import stream_seed
+from device_agent.training import LocalTrainer
+from shared.errors import DataError
+from shared.model import initial_tensors, schema_of
+from shared.patches import merge, parse_policy, split
+from shared.task import DeviceData, Task
+from shared.tasks.classification import accuracy, cross_entropy
+from shared.tensors import Array, Tensors
+from simulator.cohort import InProcess, Learner, make_learner
+from simulator.ground import Ground
+from simulator.population import Population, load_population
+from simulator.simulate import Simulation
+from simulator.study import Study, client_id
+
+FEATURES, CLASSES = 12, 3
+SIZES = (23, 40, 11, 8, 15, 6, 31)
+"""Training examples of client 0, 1, ...: unlike, one smaller than a batch, and most no multiple of one."""
+BATCH = 7
+STRATEGIES = ("fedavg", "fedadam", "fedavg-adam")
+POLICIES = ("none", "stats", "affine", "all", "names:fc1.weight,bn.running_mean,fc2.bias")
+STEP_TOLERANCE = 1e-6
+"""Step counts are averaged in float64 but kept in float32, whose last digit depends on the order of adding."""
+RATES = {"fedavg": 0.2, "fedadam": 0.2, "fedavg-adam": 0.01, "independent": 0.2}
+
+torch.set_num_threads(1)
+
+
+def build_model() -> nn.Module:
+    """FC -> tanh -> BN -> FC, in float64: a ReLU before batch norm would magnify rounding errors."""
+    return nn.Sequential(
+        OrderedDict[str, nn.Module](
+            fc1=nn.Linear(FEATURES, 8), tanh=nn.Tanh(), bn=nn.BatchNorm1d(8), fc2=nn.Linear(8, CLASSES)
+        )
+    ).double()
+
+
+def build_cnn() -> nn.Module:
+    """Two convolutions, batch norm of both kinds, pooling and two linear layers, nested; in float64.
+
+    No bias comes right before a batch norm: its gradient would be nothing but rounding errors, which Adam magnifies.
+    """
+    features = nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1, bias=False),
+        nn.BatchNorm2d(4),
+        nn.Tanh(),
+        nn.MaxPool2d(2, stride=1),
+        nn.Conv2d(4, 5, 2),
+        nn.ReLU(),
+    )
+    head = nn.Sequential(nn.Flatten(), nn.Linear(10, 6), nn.Tanh(), nn.BatchNorm1d(6), nn.Linear(6, CLASSES))
+    return nn.Sequential(OrderedDict[str, nn.Module](features=features, head=head)).double()
+
+
+def client_data(index: int, seed: int = 0) -> DeviceData:
+    """Every client has its own rule and a third of the features that is always zero: not the same third."""
+    rng = np.random.default_rng([seed, index])
+    count = SIZES[index % len(SIZES)]
+    x = rng.normal(size=(count + 20, FEATURES)) + rng.normal(size=FEATURES)
+    y = (x @ rng.normal(size=(FEATURES, CLASSES))).argmax(axis=1)
+    x[:, rng.permutation(FEATURES)[: FEATURES // 3]] = 0
+    return DeviceData(x[:count], y[:count], x[count:], y[count:])
+
+
+def load_data(spec: str, _root: Path) -> DeviceData:
+    """`<seed>/<number of the client>`, and after `;` what is wrong with one: noisy-2, lonely-2, hollow-2, absent-2."""
+    head, _, special = spec.partition(";")
+    seed, index = map(int, head.split("/"))
+    data, (what, _, which) = client_data(index, seed), special.partition("-")
+    if what == "absent" and index == int(which):
+        raise DataError(f"uneven: examples of client {index} are absent; fetch them first")
+    if what == "lonely" and index == int(which):
+        return DeviceData(data.train_x[:1], data.train_y[:1], data.test_x, data.test_y)
+    if what == "noisy" and index == int(which):
+        return replace(data, counts_in_ua=False)
+    if what == "hollow" and index == int(which):
+        return replace(data, train_x=data.train_x * np.nan)
+    return data
+
+
+def load_images(spec: str, root: Path) -> DeviceData:
+    """The same as images of 3 x 4 pixels."""
+    data = load_data(spec, root)
+    return replace(data, train_x=data.train_x.reshape(-1, 1, 3, 4), test_x=data.test_x.reshape(-1, 1, 3, 4))
+
+
+UNEVEN = Task("uneven", "random numbers", build_model, load_data, cross_entropy, accuracy, batch_size=BATCH)
+OWN_LOSS = replace(UNEVEN, loss=F.cross_entropy)
+"""The same loss under a name that the simulator does not know."""
+IMAGES = replace(UNEVEN, build_model=build_cnn, load_data=load_images)
+REFERENCE = "tests.simulator.studies:UNEVEN"
+
+
+def study_of(strategy: str = "fedavg", private: str = "none", **changes: object) -> Study:
+    """Seven clients of UNEVEN, half of whom take part in each round."""
+    study = Study(
+        task=REFERENCE,
+        clients=len(SIZES),
+        strategy=strategy,
+        private=private,
+        data="{seed}/{index}",
+        participation=0.5,
+        rounds=5,
+        target_ua=None,
+        seed=3,
+        learning_rate=RATES[strategy],
+        batch_size=BATCH,
+        server_learning_rate=0.02 if strategy == "fedadam" else None,
+    )
+    return replace(study, **changes)  # type: ignore[arg-type]
+
+
+def population_of(study: Study, task: Task) -> Population:
+    """The data of the study's clients."""
+    return load_population(task, study.data, study.clients, study.seed, Path("/nowhere"))
+
+
+def simulation_of(
+    study: Study, task: Task = UNEVEN, learner: Callable[[Task, Ground], Learner] = make_learner
+) -> Simulation:
+    """A simulation in this process, before its first round."""
+    return Simulation(study, task, population_of(study, task), lambda task, ground: InProcess(learner(task, ground)))
+
+
+class Deployed:
+    """The same study as a coordinator and its devices compute it, with function calls for a network."""
+
+    def __init__(self, study: Study, task: Task = UNEVEN) -> None:
+        self.study = study
+        self.strategy = find_strategy(study.strategy, study.server_learning_rate)
+        self.plan = self.strategy.plan(study.learning_rate, study.batch_size, study.epochs, study.steps, study.seed)
+        self.schema = schema_of(task.build_model()).with_moments(self.strategy.moments)
+        self.policy = parse_policy(study.private)
+        self.public = self.policy.public(schema_of(task.build_model()))
+        initial = initial_tensors(task, study.seed)
+        self.state = self.strategy.init({name: initial[name] for name in self.public.names}, self.public)
+        patch = {spec.name: np.zeros(spec.shape, spec.dtype) for spec in self.policy.patch(self.schema).specs}
+        patch |= {name: initial[name] for name in patch if name in initial}
+        specs = [study.data.format(index=index, count=study.clients, seed=study.seed) for index in range(study.clients)]
+        self._trainers = [LocalTrainer(task, task.load_data(spec, Path("/nowhere"))) for spec in specs]
+        self.patches: list[dict[str, Array]] = [dict(patch) for _ in specs]
+        self._batches = [0] * study.clients
+        self.accuracies_after: dict[int, float] = {}
+
+    def selected(self) -> list[int]:
+        """The clients of the next round, as the coordinator selects them."""
+        ids = {client_id(client): client for client in range(self.study.clients)}
+        chosen = select(list(ids), self.study.participation, 1.0, 1, self.study.seed, self.state.round + 1)
+        return [ids[one] for one in chosen.invited]
+
+    def play(self) -> tuple[float, float]:
+        """One round; mean user accuracy before it, and mean loss."""
+        mean, accuracies, losses = WeightedMean(self.strategy.travelling(self.public)), [], []
+        for client in self.selected():
+            result = self._trainers[client].run(
+                merge(self.state.tensors, self.patches[client]),
+                self.plan,
+                first_batch=self._batches[client],
+                stream_seed=stream_seed(self.study.seed, client_id(client)),
+                on_step=lambda done, total: None,
+                cancelled=lambda: False,
+            )
+            assert result is not None
+            update, self.patches[client] = split(result.tensors, self.policy, self.schema)
+            self._batches[client] += result.steps
+            mean.add(update, result.num_examples)
+            accuracies.append(result.user_accuracy_before)
+            self.accuracies_after[client] = result.user_accuracy_after or 0.0
+            losses.append(result.train_loss)
+        self.state = self.strategy.finish(self.state, mean.result(), self.public)
+        return float(np.mean([one for one in accuracies if one is not None])), float(np.mean(losses))
+
+
+def assert_close(found: Tensors, expected: Tensors, tolerance: float = 1e-9) -> None:
+    """The same names, and values that differ by no more than `tolerance`, in proportion where they are small."""
+    assert set(found) == set(expected)
+    for name, value in expected.items():
+        assert found[name].dtype == value.dtype, name
+        close = max(tolerance, STEP_TOLERANCE) if name.endswith(":step") else tolerance
+        np.testing.assert_allclose(found[name], value, rtol=close, atol=close * 1e-2, err_msg=name)
+
+
+def patch_of(simulation: Simulation, client: int) -> Mapping[str, Array]:
+    """What a client keeps."""
+    return simulation.patches.of(client)
+
+
+def assert_like_deployed(study: Study, task: Task = UNEVEN, *, rounds: int = 3, tolerance: float = 1e-9) -> Simulation:
+    """Every round of a simulation is that of the deployed system: model, moments, patches, accuracy and loss."""
+    simulation, deployed = simulation_of(study, task), Deployed(study, task)
+    point = simulation.step()
+    for _ in range(rounds):
+        before, loss = deployed.play()
+        assert abs(point.user_accuracy - before) < 1e-12
+        point = simulation.step()
+        assert point.train_loss is not None
+        # A simulated loss is summed up in the precision of a progress display.
+        np.testing.assert_allclose(point.train_loss, loss, rtol=1e-5)
+        assert simulation.server.round == deployed.state.round
+        assert_close(simulation.server.tensors, deployed.state.tensors, tolerance)
+        assert_close(simulation.server.server, deployed.state.server, tolerance)
+    for client, patch in enumerate(deployed.patches):
+        assert_close(patch_of(simulation, client), patch, tolerance)
+    return simulation

@@ -1,0 +1,273 @@
+"""The command line `fedpatch simulate`."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from coordinator import cli
+from shared.errors import DataError, FedpatchError
+from simulator.study import Outcome, Point, Study
+from tests.programs import Ended, Program
+
+AS_WRITTEN = (
+    "simulate --task mnist --clients 200 --participation 0.5 --strategy fedavg-adam --private affine "
+    "--target-ua 0.97 --rounds 500 --seed 0 --json"
+)
+SMALL = tuple(shlex.split("simulate --task digits --clients 4 --strategy fedavg --rounds 3 --target-ua 0.8"))
+
+
+class Engine:
+    """Stands in for `simulator.simulate.simulate`: user accuracy rises by 0.1 each round, up to `best`.
+
+    As there, the first `known` points are those of an earlier sitting.
+    """
+
+    def __init__(self) -> None:
+        self.best = 1.0
+        self.known = 0
+        self.train_loss: float | None = 0.5
+        self.calls: list[dict[str, Any]] = []
+        self.before_round: Callable[[int], None] = lambda number: None
+
+    def __call__(self, study: Study, **given: Any) -> Outcome:
+        """Play the rounds, asking between them whether to stop."""
+        self.calls.append({"study": study, **given})
+        points: list[Point] = []
+        complete = True
+        for number in range(study.rounds + 1):
+            self.before_round(number)
+            if number >= self.known and given["stopped"]():
+                complete = False
+                break
+            ua = min(self.best, 0.65 + 0.1 * number)
+            points.append(Point(number, ua, ua - 0.1, ua - 0.2, 4, self.train_loss if number else None, 0.25))
+            given["on_point"](points[-1])
+            if study.target_ua is not None and ua >= study.target_ua:
+                break
+        return Outcome(study, tuple(points), complete, {"fedpatch": "1"})
+
+
+@pytest.fixture
+def engine(monkeypatch) -> Engine:
+    """In the place of the real one."""
+    stand_in, module = Engine(), ModuleType("simulator.simulate")
+    module.__dict__["simulate"] = stand_in
+    monkeypatch.setitem(sys.modules, "simulator.simulate", module)
+    return stand_in
+
+
+@pytest.fixture
+def fedpatch(monkeypatch, capsys) -> Callable[..., Ended]:
+    """The program."""
+    return Program(cli.main, monkeypatch, capsys)
+
+
+def test_the_options_are_the_terms_of_the_study(fedpatch, engine):
+    """What is not said comes from the task."""
+    assert fedpatch(*shlex.split(AS_WRITTEN)).code == 0
+    assert engine.calls[0]["study"] == Study(
+        task="mnist",
+        clients=200,
+        strategy="fedavg-adam",
+        private="affine",
+        data="shard:{index}/{count},seed={seed}",
+        participation=0.5,
+        rounds=500,
+        target_ua=0.97,
+        seed=0,
+        learning_rate=0.003,
+        batch_size=20,
+    )
+
+
+def test_every_term_of_a_study_has_an_option(fedpatch, engine):
+    """And it is heard."""
+    options = (
+        "--strategy per-fedavg --learning-rate 0.2 --adaptation-rate 0.1 --batch-size 10 --steps 7 --data mine:{index} "
+        "--workers 3 --device cuda"
+    )
+    assert fedpatch("simulate", *shlex.split(options)).code == 0
+    call = engine.calls[0]
+    study = call["study"]
+    assert (study.strategy, study.learning_rate, study.adaptation_rate) == ("per-fedavg", 0.2, 0.1)
+    assert (study.batch_size, study.steps, study.data) == (10, 7, "mine:{index}")
+    assert (call["workers"], call["device"], call["saved"]) == (3, "cuda", None)
+
+
+def test_the_last_thing_on_stdout_is_the_outcome_as_json(fedpatch, engine):
+    """With the first completed round at the target, the last user accuracy, the curve, the time and the terms."""
+    ended = fedpatch(*SMALL, "--json")
+    printed = json.loads(ended.out)
+    assert ended.out.count("\n") == 1
+    assert printed["rounds_to_target"] == 2
+    assert printed["user_accuracy"] == pytest.approx(0.85)
+    assert printed["curve"] == pytest.approx([0.65, 0.75, 0.85])
+    assert printed["seconds"] == 0.75
+    assert printed["study"]["clients"] == 4
+    assert printed["versions"] == {"fedpatch": "1"}
+    assert printed["complete"] is True
+
+
+def test_a_person_gets_a_short_table(fedpatch, engine):
+    """Rounds to the target, what the clients have of it, and the time."""
+    out = fedpatch(*SMALL).out
+    assert re.search(r"^study +digits, fedavg, private affine, W=4, C=1, seed 0$", out, re.MULTILINE)
+    assert re.search(r"^rounds to UA 0\.800 +2$", out, re.MULTILINE)
+    assert re.search(r"^user accuracy +0\.850 after 2 rounds$", out, re.MULTILINE)
+    assert re.search(r"^10th percentile +0\.750$", out, re.MULTILINE)
+    assert re.search(r"^lowest +0\.650$", out, re.MULTILINE)
+    assert re.search(r"^time +0\.8 s, 0\.25 s a round$", out, re.MULTILINE)
+
+
+def test_a_target_that_was_not_reached_is_a_result(fedpatch, engine):
+    """Not an error: it exits with 0."""
+    engine.best = 0.7
+    ended = fedpatch(*SMALL)
+    assert ended.code == 0
+    assert re.search(r"^rounds to UA 0\.800 +not reached in 3 rounds$", ended.out, re.MULTILINE)
+    assert json.loads(fedpatch(*SMALL, "--json").out)["rounds_to_target"] is None
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_study_prints_what_it_has_and_how_to_go_on(fedpatch, engine, tmp_path, number):
+    """It ends after the round that is being played, with exit code 130."""
+    engine.before_round = lambda round_number: os.kill(os.getpid(), number) if round_number == 1 else None
+    ended = fedpatch(*SMALL, "--json", "--out", tmp_path / "study")
+    assert ended.code == 130
+    assert (len(json.loads(ended.out)["curve"]), json.loads(ended.out)["complete"]) == (1, False)
+    assert f"the same command again: it takes up what is in {tmp_path / 'study'}" in ended.err
+    assert fedpatch(*SMALL).err.endswith("nothing is kept to go on from; --out DIR keeps it\n")
+
+
+def test_a_second_ctrl_c_ends_it_at_once(fedpatch, engine, tmp_path):
+    """Without a result, but not without a word."""
+
+    def twice(_: int) -> None:
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    engine.before_round = twice
+    ended = fedpatch(*SMALL, "--json", "--out", tmp_path)
+    assert (ended.code, ended.out) == (130, "")
+    assert "the same command again" in ended.err
+
+
+def test_an_interrupted_study_goes_on_with_the_same_command(fedpatch, engine, tmp_path):
+    """Its state is below --out, and stderr says where it goes on."""
+    engine.before_round = lambda number: os.kill(os.getpid(), signal.SIGINT) if number == 2 else None
+    assert fedpatch(*SMALL, "--out", tmp_path).code == 130
+    engine.before_round, engine.known = lambda number: None, 2
+    ended = fedpatch(*SMALL, "--out", tmp_path)
+    assert (ended.code, ended.err) == (0, "goes on after round 1\n")
+    assert [call["saved"] for call in engine.calls] == [tmp_path / ".unfinished"] * 2
+
+
+def test_out_holds_the_outcome_the_curve_and_its_pictures(fedpatch, engine, tmp_path):
+    """The JSON file is what was printed; the curve has a line per completed round, from 0 on."""
+    out = tmp_path / "made" / "study"
+    ended = fedpatch(*SMALL, "--json", "--out", out)
+    assert sorted(path.name for path in out.iterdir()) == ["curve.csv", "curve.png", "curve.svg", "outcome.json"]
+    assert (out / "outcome.json").read_text() == ended.out
+    rows = list(csv.DictReader((out / "curve.csv").read_text().splitlines()))
+    assert [(row["round"], row["train_loss"]) for row in rows] == [("0", ""), ("1", "0.5"), ("2", "0.5")]
+    assert float(rows[2]["user_accuracy"]) == pytest.approx(0.85)
+
+
+def test_a_study_that_is_done_is_not_computed_again(fedpatch, engine, tmp_path):
+    """The same command prints the same result."""
+    first = fedpatch(*SMALL, "--json", "--out", tmp_path)
+    again = fedpatch(*SMALL, "--json", "--out", tmp_path)
+    assert (again.code, again.out) == (0, first.out)
+    assert again.err == f"{tmp_path} holds the outcome of this study already; choose another --out to compute it anew\n"
+    assert len(engine.calls) == 1
+
+
+def test_the_folder_of_another_study_is_left_alone(fedpatch, engine, tmp_path):
+    """The message tells what differs."""
+    fedpatch(*SMALL, "--out", tmp_path)
+    ended = fedpatch(*SMALL, "--seed", 7, "--out", tmp_path)
+    assert (ended.code, ended.out, len(engine.calls)) == (2, "", 1)
+    assert f"{tmp_path} holds another study (seed 0, not 7); choose another --out" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [("outcome.json", "[1]"), ("outcome.json", "{"), ("outcome.json", "{}"), ("curve.png", "x")]
+)
+def test_a_folder_with_somebody_elses_files_is_left_alone(fedpatch, engine, tmp_path, name, content):
+    """Nothing is computed that could not be written."""
+    (tmp_path / name).write_text(content)
+    ended = fedpatch(*SMALL, "--out", tmp_path)
+    assert (ended.code, len(engine.calls)) == (2, 0)
+    assert f"{tmp_path / name}" in ended.err and "choose another --out" in ended.err
+    assert (tmp_path / name).read_text() == content
+
+
+def test_a_loss_beyond_all_numbers_is_null(fedpatch, engine, tmp_path):
+    """JSON has no word for it, and training that diverges is a result too."""
+    engine.train_loss = float("nan")
+    printed = json.loads(fedpatch(*SMALL, "--json", "--out", tmp_path).out)
+    assert [point["train_loss"] for point in printed["points"]] == [None] * 3
+
+
+def test_the_patch_is_of_batch_norm_unless_the_strategy_has_none(fedpatch, engine):
+    """As for `fedpatch run`; baselines keep none."""
+    fedpatch("simulate", "--strategy", "fedadam")
+    fedpatch("simulate", "--strategy", "independent")
+    assert [call["study"].private for call in engine.calls] == ["affine", "none"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (("--clients", "0", "--rounds", "0"), "--rounds: 0"),
+        (("--workers", "0"), "--workers: 0"),
+        (("--device", "gpu"), "did you mean 'cpu'"),
+        (("--task", "didgits"), "did you mean 'digits'"),
+        (("--seed", "7", "paper"), "--seed stands before 'paper'"),
+    ],
+)
+def test_wrong_options_are_told_before_anything_is_computed(fedpatch, engine, argv, words):
+    """With exit code 2 and nothing on stdout."""
+    ended = fedpatch("simulate", *argv)
+    assert (ended.code, ended.out, engine.calls) == (2, "", [])
+    assert words in ended.err
+
+
+@pytest.mark.parametrize(("error", "code"), [(DataError("no data"), 1), (FedpatchError("no"), 1)])
+def test_an_error_of_the_simulation_is_a_sentence(fedpatch, engine, error, code):
+    """With its own exit code."""
+
+    def fail(_: int) -> None:
+        raise error
+
+    engine.before_round = fail
+    assert fedpatch(*SMALL) == Ended(code, "", f"fedpatch: {error}\n")
+
+
+def test_the_commands_of_simulate_load_nothing_heavy():
+    """Help comes at once."""
+    program = (
+        "import sys, simulator.cli;"
+        "print(*sorted({'matplotlib', 'numpy', 'paho', 'sklearn', 'torch'} & sys.modules.keys()))"
+    )
+    result = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == ""
+
+
+def test_every_file_of_a_study_can_be_read_by_others(fedpatch, engine, tmp_path):
+    """A web server, say."""
+    fedpatch(*SMALL, "--out", tmp_path)
+    assert {path.stat().st_mode & 0o777 for path in Path(tmp_path).iterdir()} == {0o644}

@@ -1,0 +1,185 @@
+"""Many clients computed fast give what the deployed system's LocalUpdate gives, one device after the other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from shared.errors import DataError, UpdateRefused
+from simulator.cohort import CHUNKS, Member, chunks_of, make_learner
+from simulator.fused import FusedLearner
+from simulator.one_by_one import OneByOneLearner
+from tests import oracle
+from tests.simulator.studies import (
+    BATCH,
+    IMAGES,
+    OWN_LOSS,
+    POLICIES,
+    SIZES,
+    STRATEGIES,
+    UNEVEN,
+    Deployed,
+    assert_close,
+    assert_like_deployed,
+    build_model,
+    client_data,
+    patch_of,
+    simulation_of,
+    study_of,
+)
+
+
+@pytest.mark.parametrize("private", POLICIES)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_cohort_trains_as_its_devices_would(strategy, private):
+    """Model, moments, patches, accuracies and losses are the deployed system's, for uneven clients, half of them a round."""
+    simulation = assert_like_deployed(study_of(strategy, private), rounds=4)
+    assert isinstance(simulation._cohort.learner, FusedLearner)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_cohort_of_convolutional_models_trains_as_its_devices_would(strategy):
+    """Convolutions, pooling, their batch norm and nested sequences are no different."""
+    simulation = assert_like_deployed(study_of(strategy, "affine"), IMAGES)
+    assert isinstance(simulation._cohort.learner, FusedLearner)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_loss_of_the_tasks_own_is_differentiated(strategy):
+    """A loss that the simulator does not know is left to autograd, with the same result."""
+    assert_like_deployed(study_of(strategy, "all"), OWN_LOSS)
+
+
+@pytest.mark.parametrize("changes", [{"epochs": 3}, {"steps": 4}, {"batch_size": 100}, {"participation": 1.0}])
+def test_the_length_of_a_round_is_the_plans(changes):
+    """Epochs, steps, batches larger than the data and full participation are as on devices."""
+    assert_like_deployed(study_of("fedavg-adam", "stats", **changes), rounds=3)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_any_model_is_trained_one_by_one(strategy):
+    """What has no fast way is trained by the device's own code, with its result."""
+
+    class Model(torch.nn.Sequential):
+        """Not a plain sequence."""
+
+    task = replace(UNEVEN, build_model=lambda: Model(*build_model().children()))
+    simulation = assert_like_deployed(study_of(strategy, "affine"), task, tolerance=1e-12)
+    assert isinstance(simulation._cohort.learner, OneByOneLearner)  # type: ignore[attr-defined]
+
+
+def test_leaving_out_unused_features_changes_nothing():
+    """Training without the inputs that are always zero gives the same model to the last digits, with Adam too."""
+    for strategy in STRATEGIES:
+        study = study_of(strategy, "affine")
+        with_all = simulation_of(study, learner=lambda task, ground: make_learner(task, replace(ground, features=None)))
+        without = simulation_of(study, learner=_with_features)
+        for _ in range(4):
+            with_all.step(), without.step()
+        assert_close(without.server.tensors, with_all.server.tensors, 1e-11)
+        for client in range(study.clients):
+            assert_close(patch_of(without, client), patch_of(with_all, client), 1e-11)
+
+
+def _with_features(task, ground):
+    assert ground.features is not None
+    return make_learner(task, ground)
+
+
+def _assert_like_oracle(strategy: str, private: str) -> None:
+    study = study_of(strategy, private)
+    deployed, simulation = Deployed(study), simulation_of(study)
+    rounds = []
+    points = [simulation.step()]
+    for _ in range(4):
+        rounds.append([f"client-{one}" for one in deployed.selected()])
+        deployed.state = replace(deployed.state, round=deployed.state.round + 1)
+        points.append(simulation.step())
+    data = {f"client-{index}": client_data(index, study.seed) for index in range(study.clients)}
+    history = oracle.run_mtfl(
+        build_model,
+        {name: (one.train_x, one.train_y, one.test_x, one.test_y) for name, one in data.items()},
+        rounds,
+        strategy,
+        private,
+        study.learning_rate,
+        study.server_learning_rate or 0.0,
+        BATCH,
+        seed=study.seed,
+    )
+    for point, expected in zip(points[:-1], history, strict=True):
+        assert point.user_accuracy == pytest.approx(np.mean(list(expected.user_accuracy.values())))
+        assert point.lowest == pytest.approx(min(expected.user_accuracy.values()))
+    last = history[-1]
+    assert_close(simulation.server.tensors, last.omega | _flat(last.moments), 1e-6)
+    for client in range(study.clients):
+        expected_patch = last.patches[f"client-{client}"] | _flat(last.patch_moments[f"client-{client}"])
+        assert_close(patch_of(simulation, client), expected_patch, 1e-6)
+
+
+def _flat(moments: oracle.Moments) -> dict[str, np.ndarray]:
+    return {f"{name}:{kind}": value for name, kinds in moments.items() for kind, value in kinds.items()}
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_rounds_are_those_of_algorithm_1(strategy):
+    """The curve, the model and the patches are those of the paper's algorithm, written down as it stands there."""
+    _assert_like_oracle(strategy, "affine")
+
+
+def test_a_cohort_is_cut_into_the_same_chunks_whoever_trains_it():
+    """The chunks are a few, in order, of almost one length, and hold each member once."""
+    for count in (1, 2, 15, 16, 17, 200, 333):
+        members = [Member(client, 0, 1 / count) for client in range(count)]
+        chunks = chunks_of(members)
+        assert [one for chunk in chunks for one in chunk] == members
+        assert len(chunks) <= CHUNKS
+        assert len({len(chunk) for chunk in chunks[:-1]}) <= 1
+
+
+@pytest.mark.parametrize("task", [UNEVEN, replace(UNEVEN, build_model=lambda: _Odd())], ids=["fused", "one by one"])
+def test_a_client_that_diverges_is_named(task):
+    """A loss beyond all bounds ends the simulation with the number of the client and the mend."""
+    simulation = simulation_of(study_of(learning_rate=1e300, participation=1.0), task)
+    simulation.step()
+    with pytest.raises(UpdateRefused, match=r"client \d.*smaller"):
+        simulation.step()
+
+
+@pytest.mark.parametrize("task", [UNEVEN, replace(UNEVEN, build_model=lambda: _Odd())], ids=["fused", "one by one"])
+def test_a_client_with_one_example_is_told_that_batch_norm_needs_two(task):
+    """Batch norm cannot learn from one example, here as on a device."""
+    simulation = simulation_of(study_of(data="{seed}/{index};lonely-2", participation=1.0), task)
+    simulation.step()
+    with pytest.raises(DataError, match=r"batch of one example.*at least 2"):
+        simulation.step()
+
+
+@pytest.mark.parametrize("task", [UNEVEN, replace(UNEVEN, build_model=lambda: _Odd())], ids=["fused", "one by one"])
+def test_a_metric_that_is_no_fraction_is_refused(task):
+    """User accuracy beyond 1 would make nonsense of the curve; it is a DataError, here as on a device."""
+    simulation = simulation_of(study_of(), replace(task, metric=lambda outputs, targets: 97.0))
+    with pytest.raises(DataError, match="fraction from 0 to 1"):
+        simulation.step()
+
+
+class _Odd(torch.nn.Module):
+    """The usual model as a module that nobody knows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = build_model()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """As the inner one."""
+        out: torch.Tensor = self.inner(x)
+        return out
+
+
+def test_sizes_are_uneven():
+    """The clients of these tests take different numbers of steps, and one has less than a batch."""
+    assert len({max(1, round(size / BATCH)) for size in SIZES}) > 3
+    assert min(SIZES) < BATCH

@@ -1,0 +1,117 @@
+"""Terms of a fleet study, and the comparison of policies."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+
+from coordinator.settings import RoundSettings
+from shared.errors import ConfigError, UsageError
+from simulator.fleet_draws import draw_fate, draw_traits
+from simulator.fleet_report import quantile
+from simulator.fleet_study import Axis, Row, combine, compare_policies, parse_axis
+from simulator.fleet_terms import FleetTerms
+
+SMALL = FleetTerms(devices=30, rounds=3, participation=0.5)
+
+
+def test_the_defaults_can_be_played():
+    """A study needs no option."""
+    assert FleetTerms().check() == []
+
+
+def test_a_policy_has_the_limits_of_a_run():
+    """What `fedpatch run` refuses, a study does too."""
+    ours = {one.name: one.metadata["rules"] for one in fields(FleetTerms)}
+    theirs = {one.name: one.metadata["rules"] for one in fields(RoundSettings)}
+    shared = ours.keys() & theirs.keys()
+    assert {"over_select", "quorum", "deadline_s", "grace_s", "upload_slots"} < shared
+    for name in shared:
+        assert (ours[name].ge, ours[name].gt, ours[name].le) == (theirs[name].ge, theirs[name].gt, theirs[name].le)
+
+
+@pytest.mark.parametrize(
+    ("changes", "blamed"),
+    [
+        ({"recruit_deadline_s": 700.0}, "recruit_deadline_s"),
+        ({"min_cohort": 31}, "min_cohort"),
+        ({"upload_slots": 100, "upload_window": 100}, "upload_window"),
+        ({"update_bytes": 2**31, "chunk_kib": 8}, "update_bytes"),
+    ],
+)
+def test_terms_that_contradict_each_other_are_refused(changes, blamed):
+    """The first term to blame is named."""
+    assert [name for name, *_ in FleetTerms(devices=30, **changes).check()] == [blamed]
+
+
+def test_other_probabilities_leave_the_other_draws_alone():
+    """So that two policies, or two kinds of accident, are compared on the same devices."""
+    calm, wild = FleetTerms(), FleetTerms(dropout_training=1.0, unwilling=1.0, outdated=1.0)
+    for device in range(1, 20):
+        traits = draw_traits(calm, device)
+        assert draw_traits(wild, device).train_s == traits.train_s
+        one, other = (draw_fate(terms, device, traits.train_s, 3) for terms in (calm, wild))
+        assert (one.train_s, one.away_s, one.off_upload) == (other.train_s, other.away_s, other.off_upload)
+        assert not other.willing
+        assert other.off_training is not None
+
+
+def test_without_spread_all_are_alike():
+    """A spread of 1 is none."""
+    like = FleetTerms(train_spread=1.0, link_spread=1.0, slow_share=0.0)
+    traits = draw_traits(like, 1)
+    assert (traits.train_s, traits.down_bits_s, traits.up_bits_s) == (20.0, 20e6, 5e6)
+    assert {draw_traits(like, device) for device in range(1, 9)} == {traits}
+
+
+def test_an_axis_is_a_term_and_its_values():
+    """Written as on the command line, or with the option's own dashes; a value counts once."""
+    assert parse_axis("over_select=1.0,1.3,1") == Axis("over_select", (1.0, 1.3))
+    assert parse_axis("upload-slots = 4, 8") == Axis("upload_slots", (4, 8))
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("quorun=1", "did you mean 'quorum'"),
+        ("quorum", "names no values"),
+        ("quorum=0.5,2", "2 is above 1"),
+        ("upload_slots=1.5", "expected a whole number"),
+    ],
+)
+def test_an_axis_that_cannot_be_is_refused(text, complaint):
+    """In a sentence that says what is wrong."""
+    with pytest.raises(UsageError, match=complaint):
+        parse_axis(text)
+
+
+def test_every_combination_is_checked_before_any_is_played():
+    """One that cannot be ends the study at once."""
+    with pytest.raises(ConfigError, match="recruit-deadline-s"):
+        combine(SMALL, [Axis("recruit_deadline_s", (1.0, 900.0))])
+    with pytest.raises(UsageError, match="is there twice"):
+        combine(SMALL, [Axis("quorum", (0.5,)), Axis("quorum", (0.6,))])
+
+
+def test_a_comparison_has_a_row_for_each_combination():
+    """The last axis changes fastest, and every row says what is different in it."""
+    told: list[Row] = []
+    rows = compare_policies(SMALL, [Axis("over_select", (1.0, 1.5)), Axis("deadline_s", (15.0, 60.0))], told.append)
+    assert told == rows
+    assert [dict(row.changes) for row in rows] == [
+        {"over_select": over_select, "deadline_s": deadline_s}
+        for over_select in (1.0, 1.5)
+        for deadline_s in (15.0, 60.0)
+    ]
+    assert [row.report.terms.deadline_s for row in rows] == [15.0, 60.0, 15.0, 60.0]
+    short = rows[0].to_dict()
+    assert (short["rounds"], short["failed"], short["wasted_share"]) == (3, 3, 1.0)
+    assert short["p95_round_s"] <= 15.0 + SMALL.grace_s
+
+
+def test_a_quantile_is_one_of_the_values():
+    """The least that so many do not exceed."""
+    values = [5.0, 1.0, 4.0, 2.0, 3.0]
+    assert [quantile(values, fraction) for fraction in (0.0, 0.5, 0.95, 1.0)] == [1.0, 3.0, 5.0, 5.0]
+    assert quantile([], 0.5) is None

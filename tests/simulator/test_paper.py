@@ -1,0 +1,219 @@
+"""The paper's tables as data, their cells, and what a cell is to be simulated with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.errors import UsageError
+from shared.task import find_task
+from shared.tasks.partition import parse_data_spec
+from simulator.paper import WITH_CELLS, Cell, cells_of, in_order, select_cells, study_of
+from simulator.paper_tables import PRIVATE, TABLE_2, TABLE_3, Row
+from simulator.terms import make_study
+
+# (sum of the numbers of a row, how many X it has), added up from the paper's text.
+ROW_SUMS = {
+    "table2": {
+        "mnist": {"fedavg": (840, 4), "fedadam": (1321, 0), "fedavg-adam": (979, 0)},
+        "cifar10": {"fedavg": (1956, 0), "fedadam": (708, 0), "fedavg-adam": (531, 0)},
+    },
+    "table3": {
+        "mnist": {"fedavg": (1557, 2), "fedadam": (742, 4), "fedavg-adam": (855, 1)},
+        "cifar10": {"fedavg": (1878, 0), "fedadam": (807, 0), "fedavg-adam": (639, 3)},
+    },
+}
+
+# The same text, added up along the other direction: the columns of a data set.
+COLUMN_SUMS = {
+    ("table2", "mnist"): [228, 220, 235, 225, 158, 136, 195, 177, 240, 241, 364, 460, 69, 55, 75, 62],
+    ("table2", "cifar10"): [301, 271, 290, 275, 81, 56, 91, 60, 380, 404, 368, 367, 71, 45, 81, 54],
+    ("table3", "mnist"): [409, 260, 481, 0, 211, 139, 278, 260, 158, 136, 196, 177, 105, 77, 126, 141],
+    ("table3", "cifar10"): [500, 299, 294, 343, 82, 56, 89, 59, 416, 346, 378, 204, 82, 48, 77, 51],
+}
+
+# What the paper's own sentences say of its tables (section 4.2).
+IN_WORDS = {
+    "table2/cifar10/fedavg/none/W400/C1.0": 164,
+    "table2/cifar10/fedavg/all/W400/C1.0": 36,
+    "table2/cifar10/fedavg/stats/W400/C1.0": 266,
+    "table2/cifar10/fedavg/affine/W400/C1.0": 30,
+    "table2/cifar10/fedadam/none/W400/C1.0": 80,
+    "table2/cifar10/fedadam/all/W400/C1.0": 16,
+    "table2/cifar10/fedavg-adam/none/W400/C1.0": 31,
+    "table2/cifar10/fedavg-adam/all/W400/C1.0": 8,
+    "table3/cifar10/fedavg/none/W400/C1.0": 250,
+    "table3/cifar10/fedavg/affine/W400/C1.0": 28,
+}
+
+TABLES: Mapping[str, Mapping[str, Mapping[str, Row]]] = {"table2": TABLE_2, "table3": TABLE_3}
+ALL_CELLS = [cell for which in WITH_CELLS for cell in cells_of(which)]
+
+
+def sum_and_crosses(numbers: Row) -> tuple[int, int]:
+    """Sum of what was reached, and how often nothing was."""
+    return sum(one for one in numbers if one is not None), numbers.count(None)
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_rows_add_up_to_what_the_printed_ones_do(table):
+    """No number of a table was mistyped: each row has the sum and the crosses of the printed one."""
+    rows = TABLES[table]
+    assert {task: {name: sum_and_crosses(row) for name, row in rows[task].items()} for task in rows} == ROW_SUMS[table]
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_columns_add_up_to_what_the_printed_ones_do(table):
+    """No two numbers of a row were exchanged: each column has the sum of the printed one."""
+    for task, rows in TABLES[table].items():
+        columns = [sum_and_crosses(column)[0] for column in zip(*rows.values(), strict=True)]
+        assert columns == COLUMN_SUMS[table, task]
+
+
+def test_the_tables_say_what_the_papers_sentences_say():
+    """Every number that the text of section 4.2 repeats stands in the cell that it speaks of."""
+    assert {cell.name: cell.paper for cell in ALL_CELLS if cell.name in IN_WORDS} == IN_WORDS
+
+
+def test_the_misprinted_block_repeats_another_and_is_not_compared():
+    """Table 3's MNIST cells with private statistics differ in one number from Table 2's with all private."""
+    block = {cell.short_name: cell for cell in select_cells("table3", "mnist/*/stats")}
+    copied = [cell.paper for cell in select_cells("table2", "mnist/*/all")]
+    assert sum(one.paper != other for one, other in zip(block.values(), copied, strict=True)) == 1
+    assert [cell.name for cell in ALL_CELLS if not cell.compared and cell.where != "fig5"] == [
+        cell.name for cell in block.values()
+    ]
+
+
+def test_there_is_one_cell_per_printed_number():
+    """Both tables have 96 cells, Fig. 5 has 32 curves, and no two have the same name."""
+    assert [len(cells_of(which)) for which in WITH_CELLS] == [96, 96, 32]
+    assert len({cell.name for cell in ALL_CELLS}) == len(ALL_CELLS)
+    assert {cell.private for cell in ALL_CELLS} == set(PRIVATE)
+
+
+def test_a_name_tells_the_whole_setting():
+    """The name is where the cell stands, the task, the strategy, what is private, W and C."""
+    (cell,) = select_cells("table2", "table2/mnist/fedavg/affine/W200/C1.0")
+    assert (cell.task, cell.strategy, cell.private, cell.clients, cell.participation, cell.paper) == (
+        *("mnist", "fedavg", "affine"),
+        *(200, 1.0, 21),
+    )
+
+
+@pytest.mark.parametrize(
+    ("patterns", "count"),
+    [
+        (None, 96),
+        ("mnist/*/affine/W200/*", 6),
+        ("table2/mnist/*/affine/W200/*", 6),
+        ("cifar10/fedavg", 16),
+        ("*/W200/C1.0", 24),
+        ("mnist/fedavg/none/W200/C0.5, cifar10/fedavg/none/W200/C0.5", 2),
+        ("mnist/fedavg,mnist/fedavg/none", 16),
+    ],
+)
+def test_globs_select_cells(patterns, count):
+    """A glob stands for names or beginnings of them; what two globs find is found once."""
+    assert len(select_cells("table2", patterns)) == count
+
+
+@given(st.sampled_from(ALL_CELLS))
+def test_every_cell_is_selected_by_its_name(cell: Cell):
+    """With or without the table before it, a name selects its cell and no other."""
+    assert select_cells(cell.where, cell.name) == select_cells(cell.where, cell.short_name) == (cell,)
+
+
+@pytest.mark.parametrize(
+    ("patterns", "words"),
+    [
+        ("mnst/*", "did you mean 'mnist/*'"),
+        ("table2/mnist/fedavg/affin/W200/C1.0", "did you mean 'mnist/fedavg/affine/W200/C1.0'"),
+        ("mnist/*,cifar10/fedadm", "did you mean 'cifar10/fedadam'"),
+        ("nothing at all", "begins with the task"),
+        (" , ", "asks for nothing"),
+    ],
+)
+def test_a_glob_that_finds_nothing_is_told_with_a_near_one(patterns, words):
+    """A mistyped cell is an error, also beside a glob that finds something."""
+    with pytest.raises(UsageError, match=r"--cells") as raised:
+        select_cells("table2", patterns)
+    assert words in str(raised.value)
+
+
+def test_an_unknown_table_is_told():
+    """Only the tables and the figure with cells have any."""
+    with pytest.raises(UsageError, match="did you mean 'table2'"):
+        cells_of("tabel2")
+
+
+@pytest.mark.parametrize(
+    "cell", [cell for cell in ALL_CELLS if cell.participation == 1.0 or cell.where == "fig5"], ids=str
+)
+def test_a_study_is_what_the_same_options_of_simulate_would_give(cell: Cell):
+    """What the tasks and `fedpatch simulate` take where nothing is said is what the paper's cells are computed with."""
+    by_options = make_study(
+        task=find_task(cell.task),
+        task_ref=cell.task,
+        clients=cell.clients,
+        strategy=cell.strategy,
+        private=cell.private,
+        participation=cell.participation,
+        rounds=cell.max_rounds,
+        target_ua=cell.target_ua,
+        seed=3,
+        noisy_fraction=0.2 if cell.where == "table3" else 0.0,
+    )
+    assert study_of(cell, 3) == by_options
+
+
+@pytest.mark.parametrize(
+    ("name", "rates"),
+    [
+        ("table2/mnist/fedavg/affine/W200/C1.0", (0.3, None, None, None)),
+        ("table2/cifar10/fedavg/none/W400/C0.5", (0.1, None, None, None)),
+        ("table3/mnist/fedavg-adam/all/W200/C0.5", (0.003, None, None, None)),
+        ("table2/mnist/fedadam/none/W200/C1.0", (0.3, 0.01, None, None)),
+        ("fig5/mnist/per-fedavg/none/W400/C0.5", (0.3, None, 0.1, None)),
+        ("fig5/mnist/per-fedavg/none/W400/C1.0", (0.3, None, 0.03, None)),
+        ("fig5/cifar10/per-fedavg/none/W400/C0.5", (0.3, None, 0.1, None)),
+        ("fig5/cifar10/per-fedavg/none/W400/C1.0", (0.1, None, 0.1, None)),
+        ("fig5/mnist/pfedme/none/W200/C0.5", (0.1, None, None, 1.0)),
+        ("fig5/mnist/pfedme/none/W200/C1.0", (0.03, None, None, 3.0)),
+        ("fig5/cifar10/pfedme/none/W200/C1.0", (0.1, None, None, 1.0)),
+        ("fig5/cifar10/pfedme/none/W400/C0.5", (0.1, None, None, 3.0)),
+    ],
+)
+def test_cells_are_computed_with_the_published_rates(name, rates):
+    """Learning rate, the server's, Per-FedAvg's alpha and pFedMe's lambda, as the paper's authors published them."""
+    (cell,) = select_cells(name.partition("/")[0], name)
+    study = study_of(cell, 0)
+    assert (study.learning_rate, study.server_learning_rate, study.adaptation_rate, study.proximity) == rates
+
+
+@pytest.mark.parametrize(("which", "fraction"), [("table2", 0.0), ("table3", 0.2), ("fig5", 0.0)])
+def test_only_table_3_is_noisy(which, fraction):
+    """A fifth of Table 3's clients are noisy, with the task's usual noise, and the seed draws the split and who."""
+    spec = parse_data_spec(study_of(cells_of(which)[0], 7).data.format(index=1, count=200, seed=7))
+    assert (spec.noisy_fraction, spec.noise, spec.seed) == (fraction, None, 7)
+
+
+def test_cells_end_as_the_paper_ends_them():
+    """Tables end at 97 % of MNIST, 65 % of CIFAR-10 or 500 rounds, Fig. 5 after 200 rounds."""
+    ends = {(cell.where, cell.task, cell.target_ua, cell.max_rounds) for cell in ALL_CELLS}
+    assert ends == {
+        *((table, *end) for table in TABLES for end in (("mnist", 0.97, 500), ("cifar10", 0.65, 500))),
+        *(("fig5", task, None, 200) for task in ("mnist", "cifar10")),
+    }
+
+
+def test_cheap_cells_come_first_and_every_cell_before_the_next_seed():
+    """What is soon there is computed first; no cell has a second seed before all have a first."""
+    order = in_order(cells_of("table2"), range(2))
+    first = [cell for cell, seed in order if seed == 0]
+    assert [seed for _, seed in order] == [0] * 96 + [1] * 96
+    assert (first[0].task, first[-1].task) == ("mnist", "cifar10")
+    assert sorted(first, key=str) == sorted(cells_of("table2"), key=str)

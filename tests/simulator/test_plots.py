@@ -1,0 +1,81 @@
+"""The pictures of a study."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from shared.errors import UsageError
+from simulator import plots
+from simulator.study import Outcome, Point, Study
+
+STUDY = Study("digits", 4, "fedavg", "affine", "shard:{index}/{count}", 0.5, 3, 0.8, 0, 0.5, 20)
+POINTS = tuple(Point(number, 0.1 + 0.25 * number, 0.1, 0.0, 4, None, 0.1) for number in range(4))
+
+
+def _axes(outcome: Outcome) -> Any:
+    (axes,) = plots.draw_outcome(outcome).axes
+    return axes
+
+
+def _labels(outcome: Outcome) -> list[str]:
+    axes = _axes(outcome)
+    return [text.get_text() for text in axes.get_legend().get_texts()]
+
+
+def test_the_mean_the_tenth_percentile_and_the_lowest_are_drawn_by_completed_rounds():
+    """From round 0 on."""
+    axes = _axes(Outcome(STUDY, POINTS, True))
+    mean, p10, lowest, target = axes.lines
+    assert list(mean.get_xdata()) == [0, 1, 2, 3]
+    assert list(mean.get_ydata()) == [point.user_accuracy for point in POINTS]
+    assert list(p10.get_ydata()) == [0.1] * 4
+    assert list(lowest.get_ydata()) == [0.0] * 4
+    assert set(target.get_ydata()) == {0.8}
+    assert axes.get_title() == "digits, fedavg, private affine, W=4, C=0.5"
+
+
+def test_the_target_says_whether_it_was_reached():
+    """Without a target there is no such line."""
+    assert "target, reached after 3" in _labels(Outcome(STUDY, POINTS, True))
+    assert "target, not reached" in _labels(Outcome(STUDY, POINTS[:3], True))
+    without = replace(STUDY, target_ua=None)
+    assert _labels(Outcome(without, POINTS, True)) == ["mean", "10th percentile", "lowest"]
+
+
+def test_a_study_stopped_before_its_first_point_has_a_picture_too():
+    """An empty one."""
+    assert plots.as_png(plots.draw_outcome(Outcome(STUDY, (), False))).startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("form", [plots.as_png, plots.as_svg])
+def test_the_same_outcome_gives_the_same_picture(form):
+    """To the last byte: neither a date nor random ids change it."""
+    first, second = (form(plots.draw_outcome(Outcome(STUDY, POINTS, True))) for _ in range(2))
+    assert first == second
+
+
+def test_the_svg_is_whole():
+    """And no line of it ends in a blank."""
+    svg = plots.as_svg(plots.draw_outcome(Outcome(STUDY, POINTS, True)))
+    assert ET.fromstring(svg).tag == "{http://www.w3.org/2000/svg}svg"
+    assert not any(line.endswith(b" ") for line in svg.splitlines())
+
+
+def test_matplotlib_is_loaded_only_to_draw():
+    """Nor is a display looked for."""
+    program = "import sys, simulator.plots; simulator.plots.require_matplotlib(); print('matplotlib' in sys.modules)"
+    result = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "False"
+
+
+def test_where_matplotlib_is_not_installed_the_mend_is_told(monkeypatch):
+    """With the name of the extra."""
+    monkeypatch.setattr(plots, "find_spec", lambda _: None)
+    with pytest.raises(UsageError, match=r"pip install 'fedpatch\[simulator\]'"):
+        plots.require_matplotlib()

@@ -1,0 +1,230 @@
+"""A population holds what every client would load by itself, in blocks that processes share."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.multiprocessing as mp
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.errors import DataError, UsageError
+from shared.task import DeviceData, Task
+from shared.tasks import cifar10, digits, mnist
+from simulator.population import Population, load_population
+
+NOWHERE = Path("/nonexistent")
+PARTS = ("train_x", "train_y", "test_x", "test_y")
+
+
+def _unused(*_: object) -> None:
+    raise AssertionError("a population needs no model")
+
+
+def _task(load: Callable[[int], DeviceData]) -> Task:
+    """A task of somebody's own: client i's spec is just its number, and there is no `load_many`."""
+    return Task("own", "for tests", _unused, lambda spec, root: load(int(spec)), _unused, _unused)  # type: ignore[arg-type]
+
+
+def _data(train: int, test: int, first: int = 0, dtype: type = np.float32, wide: int = 3) -> DeviceData:
+    """Inputs whose values are all different, counted from `first`; a target is its input's first value."""
+    values: np.ndarray = np.arange(first, first + (train + test) * wide).reshape(-1, wide).astype(dtype)
+    return DeviceData(values[:train], values[:train, 0], values[train:], values[train:, 0])
+
+
+def _own(sizes: list[tuple[int, int]]) -> Population:
+    task = _task(lambda index: _data(*sizes[index], first=1000 * index))
+    return load_population(task, "{index}", len(sizes), 0, NOWHERE)
+
+
+def _fill_the_inputs_of_client_1(population: Population) -> None:
+    population.of(1).train_x.fill_(7.0)
+
+
+@pytest.mark.parametrize("options", ["", ",noisy-fraction=0.3"])
+def test_each_client_has_what_its_device_would_load(options):
+    """Client i of a simulation has, bit for bit, the data of the device with that spec."""
+    population = load_population(digits.TASK, digits.TASK.simulation_data + options, 10, 3, NOWHERE)
+    assert population.clients == 10
+    for index in range(10):
+        alone = digits.TASK.load_data(f"shard:{index}/10,seed=3{options}", NOWHERE)
+        mine = population.of(index)
+        assert all(np.array_equal(getattr(mine, part).numpy(), getattr(alone, part)) for part in PARTS)
+        assert population.num_examples[index] == len(alone.train_x)
+        assert population.counts_in_ua[index] == alone.counts_in_ua
+    assert population.counts_in_ua.count(False) == (3 if options else 0)
+    assert {getattr(population, part).dtype for part in PARTS} == {torch.float32, torch.int64}
+
+
+@given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 3)), min_size=1, max_size=6))
+def test_clients_lie_one_after_another_and_lose_nothing(sizes):
+    """With whatever numbers of examples: the clients' parts, joined, are the blocks, and each has its own examples."""
+    population = _own(sizes)
+    assert population.num_examples == [train for train, _ in sizes]
+    clients = [population.of(index) for index in range(population.clients)]
+    for part in PARTS:
+        assert torch.equal(torch.cat([getattr(client, part) for client in clients]), getattr(population, part))
+    for index, client in enumerate(clients):
+        assert client.train_x[0, 0] == client.train_y[0] == 1000 * index
+        assert len(client.test_x) == len(client.test_y) == sizes[index][1]
+
+
+def test_a_client_is_a_view_of_blocks_in_shared_memory():
+    """Asking for a client copies nothing, so that every process may ask in every round."""
+    population = _own([(4, 2), (3, 1)])
+    for part in PARTS:
+        block, view = getattr(population, part), getattr(population.of(1), part)
+        assert block.is_shared()
+        assert view.untyped_storage().data_ptr() == block.untyped_storage().data_ptr()
+
+
+def test_another_process_gets_the_same_memory():
+    """A population that is handed to a spawned process is not copied: what is written there is seen here."""
+    population = _own([(4, 2), (3, 1), (2, 2)])
+    others = [population.of(index).train_x.clone() for index in (0, 2)]
+    process = mp.get_context("spawn").Process(target=_fill_the_inputs_of_client_1, args=(population,))
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0
+    assert population.of(1).train_x.tolist() == [[7.0] * 3] * 3
+    assert all(torch.equal(population.of(index).train_x, known) for index, known in zip((0, 2), others, strict=True))
+
+
+def test_arrays_of_any_layout_are_taken():
+    """Read-only, reversed or strided arrays are a task's own business."""
+    values = np.arange(24, dtype=np.float32).reshape(6, 4)
+    values.flags.writeable = False
+    population = load_population(
+        _task(lambda index: DeviceData(values[::-1], values[:, 1], values[::2], values[:3, 0])),
+        "{index}",
+        2,
+        0,
+        NOWHERE,
+    )
+    assert np.array_equal(population.of(1).train_x.numpy(), values[::-1])
+    assert np.array_equal(population.of(1).test_y.numpy(), values[:3, 0])
+
+
+@pytest.mark.parametrize(
+    ("template", "problem"),
+    [
+        ("shard:0/10", r"'shard:0/10' lacks \{index\}, so that every client would have the same data"),
+        ("shard:{{index}}/{count}", r"lacks \{index\}"),
+        ("shard:{index}/{cuont}", r"there is no field \{cuont\} \(known: \{index\}, \{count\}, \{seed\}\)"),
+        ("shard:{}/{count}", r"there is no field \{\}"),
+        ("shard:{index.real}/{count}", r"there is no field \{index\.real\}"),
+        ("shard:{index}/{count", r"cannot be filled in \(expected '\}' before end of string\)"),
+        ("shard:{index}/count}", "cannot be filled in .*a brace of its own is doubled"),
+        ("shard:{index:q}/{count}", "cannot be filled in"),
+        ("shard:{index:{width}}/{count}", "cannot be filled in"),
+        ("shrad:{index}/{count}", "data spec 'shrad:0/10': kind 'shrad' is unknown"),
+    ],
+)
+def test_a_template_that_names_no_data_says_what_is_wrong(template, problem):
+    """Each way to mistype a template has its sentence; a spec that the task cannot read, the task's own."""
+    with pytest.raises(UsageError, match=problem):
+        load_population(digits.TASK, template, 10, 0, NOWHERE)
+
+
+def test_a_population_has_a_client():
+    """Nobody's data cannot be loaded."""
+    with pytest.raises(UsageError, match="a population of 0 clients is none; take at least 1"):
+        load_population(digits.TASK, digits.TASK.simulation_data, 0, 0, NOWHERE)
+
+
+def test_a_field_may_be_formatted_and_a_brace_doubled():
+    """Templates are Python's format strings: a number may have leading zeros, a spec braces."""
+    seen: list[str] = []
+
+    def load_many(specs: Sequence[str], root: Path) -> list[DeviceData]:
+        seen.extend(specs)
+        return [_data(2, 1) for _ in specs]
+
+    task = replace(_task(lambda _: _data(2, 1)), load_many=load_many)
+    load_population(task, "{{{index:03d}}}@{seed}", 2, 8, NOWHERE)
+    assert seen == ["{000}@8", "{001}@8"]
+
+
+@pytest.mark.parametrize(
+    ("other", "problem"),
+    [
+        (
+            _data(2, 1, wide=4),
+            r"client 2: its training inputs are float32 of shape \(4,\) each, .* float32 of shape \(3,\)",
+        ),
+        (_data(2, 1, dtype=np.float64), "client 2: its training inputs are float64 .* those of client 0 float32"),
+        (replace(_data(2, 1), test_y=np.array([1])), "client 2: its test targets are int64"),
+        (replace(_data(2, 1), test_x=np.zeros((1, 5), np.float32)), "client 2: its test inputs are"),
+    ],
+)
+def test_clients_of_different_kinds_are_told_apart(other, problem):
+    """One shape and one dtype for all: the first client that differs is named, with both."""
+    with pytest.raises(DataError, match=problem):
+        load_population(_task(lambda index: other if index == 2 else _data(3, 2)), "{index}", 4, 0, NOWHERE)
+
+
+def test_data_that_no_tensor_can_hold_are_told():
+    """Text as a target is found here, not in the middle of a simulation."""
+    named = DeviceData(np.zeros((2, 3)), np.array(["cat", "dog"]), np.zeros((1, 3)), np.array(["cat"]))
+    with pytest.raises(DataError, match="its training targets are <U3, which no tensor can hold"):
+        load_population(_task(lambda _: named), "{index}", 2, 0, NOWHERE)
+
+
+def test_data_beyond_the_shared_memory_are_told_with_the_mend():
+    """In a container /dev/shm is small; the message says what was wanted and what to do."""
+    vast = np.broadcast_to(np.float32(0), (2**48, 1))
+    data = DeviceData(vast, vast, vast, vast)
+    with pytest.raises(DataError, match=r"training inputs of all clients, \d+ GB, do not fit .*make /dev/shm larger"):
+        load_population(_task(lambda _: data), "{index}", 1, 0, NOWHERE)
+
+
+def test_a_task_that_miscounts_is_told():
+    """`load_many` answers every spec, or clients would get each other's data."""
+    task = replace(_task(lambda _: _data(2, 1)), load_many=lambda specs, root: [_data(2, 1)])
+    with pytest.raises(DataError, match="task 'own': load_many gave the data of 1 devices for 3 specs"):
+        load_population(task, "{index}", 3, 0, NOWHERE)
+
+
+def test_too_few_examples_are_told_as_the_split_tells_it():
+    """The digits cannot be shared out among more than 180 clients."""
+    with pytest.raises(DataError, match="360 test examples cannot be cut into 362 shards; at most 180 devices"):
+        load_population(digits.TASK, digits.TASK.simulation_data, 181, 0, NOWHERE)
+
+
+def test_an_absent_file_is_told_as_the_task_tells_it(tmp_path, monkeypatch):
+    """The message names the file, where it belongs, and the other way to bring it."""
+    monkeypatch.setattr(mnist, "TRAIN_IMAGES", replace(mnist.TRAIN_IMAGES, urls=()))
+    with pytest.raises(DataError) as caught:
+        load_population(mnist.TASK, mnist.TASK.simulation_data, 2, 0, tmp_path)
+    message = str(caught.value)
+    assert message.startswith("mnist: train-images-idx3-ubyte.gz could not be downloaded")
+    assert f"as {tmp_path}/mnist/train-images-idx3-ubyte.gz, or set FEDPATCH_DATA" in message
+
+
+@pytest.mark.parametrize("task", [mnist.TASK, cifar10.TASK], ids=lambda task: task.name)
+def test_a_file_with_a_wrong_checksum_is_told_as_the_task_tells_it(tmp_path, task):
+    """Damaged data never enter a simulation: the message names the file, both checksums and the mend."""
+    file = {"mnist": mnist.TRAIN_IMAGES, "cifar10": cifar10.ARCHIVE}[task.name]
+    path = file.path(tmp_path)
+    path.parent.mkdir()
+    path.write_bytes(b"not what was promised")
+    with pytest.raises(DataError, match=rf"{task.name}: {file.name} has sha256 \w+, expected {file.sha256}; delete it"):
+        load_population(task, task.simulation_data, 2, 0, tmp_path)
+
+
+def test_a_verified_file_that_is_damaged_inside_is_told_as_the_task_tells_it(tmp_path, monkeypatch):
+    """What passes for genuine and is still no data set names the file too."""
+    path = cifar10.ARCHIVE.path(tmp_path)
+    path.parent.mkdir()
+    with tarfile.open(path, "w:gz") as archive:
+        archive.addfile(tarfile.TarInfo("readme"), io.BytesIO())
+    monkeypatch.setattr("shared.tasks.files.verify", lambda file, path: None)
+    with pytest.raises(DataError, match=f"cifar10: {path} is not CIFAR-10's binary archive"):
+        load_population(cifar10.TASK, cifar10.TASK.simulation_data, 2, 0, tmp_path)

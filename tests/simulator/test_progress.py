@@ -1,0 +1,102 @@
+"""What is seen of a simulation while it goes on."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+
+from simulator.progress import Bar, Lines, make_progress
+from simulator.study import Point, Study
+
+STUDY = Study("digits", 4, "fedavg", "affine", "shard:{index}/{count}", 1.0, 100, 0.97, 0, 0.5, 20)
+
+
+class Terminal(io.StringIO):
+    """A stderr that is a terminal."""
+
+    encoding = "utf-8"
+
+    def isatty(self) -> bool:
+        """It is."""
+        return True
+
+
+def _point(number: int, seconds: float = 0.5) -> Point:
+    return Point(number, 0.9, 0.8, 0.7, 4, None, seconds)
+
+
+def _lines(study: Study, every_s: float, points: int) -> list[str]:
+    stderr, now = io.StringIO(), [0.0]
+    with Lines(stderr, study, clock=lambda: now[0]) as lines:
+        for number in range(points):
+            now[0] += every_s
+            lines.show(_point(number))
+    return stderr.getvalue().splitlines()
+
+
+def test_outside_a_terminal_a_line_comes_every_ten_seconds_at_most():
+    """However fast the rounds are."""
+    said = _lines(STUDY, 4.0, 10)
+    assert [line.split(":")[0] for line in said] == ["round 2/100", "round 5/100", "round 8/100"]
+
+
+def test_slow_rounds_have_a_line_each():
+    """None is left out, and none said twice."""
+    assert len(_lines(STUDY, 60.0, 3)) == 3
+
+
+def test_a_line_tells_accuracy_target_pace_and_what_is_left():
+    """The target may end it earlier, so what is left is a bound."""
+    said = _lines(STUDY, 60.0, 3)
+    assert said[0] == "round 0/100: UA 0.900 (target 0.970)"
+    assert said[2] == "round 2/100: UA 0.900 (target 0.970), 500 ms a round, at most 49 s left"
+
+
+def test_without_a_target_what_is_left_is_an_estimate():
+    """All rounds will be played."""
+    study = Study.from_dict(STUDY.to_dict() | {"target_ua": None})
+    assert _lines(study, 60.0, 2)[1] == "round 1/100: UA 0.900, 500 ms a round, 50 s left"
+
+
+def test_the_pace_is_that_of_the_last_rounds():
+    """A slow beginning is forgotten."""
+    stderr, now = io.StringIO(), [0.0]
+    lines = Lines(stderr, STUDY, clock=lambda: now[0])
+    lines.show(_point(1, seconds=1000.0))
+    for number in range(2, 20):
+        lines.show(_point(number, seconds=2.0))
+    now[0] = 60.0
+    lines.show(_point(20, seconds=2.0))
+    assert "2.0 s a round, at most 2 min 40 s left" in stderr.getvalue()
+
+
+def test_in_a_terminal_a_bar_is_drawn(monkeypatch):
+    """With the last state on it, and what is said above it."""
+    monkeypatch.setenv("TERM", "xterm")
+    stderr = Terminal()
+    with make_progress(stderr, STUDY) as progress:
+        assert isinstance(progress, Bar)
+        progress.say("goes on after round 4 [sic]")
+        progress.show(_point(5))
+    drawn = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stderr.getvalue())
+    assert "goes on after round 4 [sic]\n" in drawn
+    assert re.search(r"round 5/100 .* UA 0.900 \(target 0.970\)", drawn)
+
+
+@pytest.mark.parametrize(("term", "plain"), [("dumb", False), ("xterm", True)])
+def test_where_nothing_can_be_drawn_or_logs_are_wanted_there_are_lines(monkeypatch, term, plain):
+    """TERM=dumb turns the drawing off, and so does --debug."""
+    monkeypatch.setenv("TERM", term)
+    assert isinstance(make_progress(Terminal(), STUDY, plain=plain), Lines)
+
+
+def test_a_reader_that_has_gone_stops_nothing():
+    """A closed pipe is no reason to stop computing."""
+
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    Lines(Gone(), STUDY).say("round 1")

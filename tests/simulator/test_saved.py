@@ -1,0 +1,218 @@
+"""A simulation that is interrupted, however rudely, goes on to the outcome that it would have had."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.errors import StateError, UsageError
+from simulator import saved as states
+from simulator.simulate import simulate
+from simulator.study import Outcome, Point, Study
+from tests.simulator.studies import assert_close, simulation_of, study_of
+from tests.system.fleet import ROOT
+
+ROUNDS = 4
+
+
+def without_seconds(outcome: Outcome) -> tuple[Study, list[Point], bool]:
+    """What does not depend on the machine's speed."""
+    return outcome.study, [replace(one, seconds=0.0) for one in outcome.points], outcome.complete
+
+
+def play_on(study: Study, folder: Path, points: int, **options) -> Outcome:
+    """Simulate until so many points are known, those from before included."""
+    known: list[Point] = []
+    return simulate(study, on_point=known.append, stopped=lambda: len(known) >= points, saved=folder, **options)
+
+
+@pytest.mark.parametrize(
+    "study",
+    [
+        study_of("fedavg", "affine", rounds=ROUNDS),
+        study_of("fedadam", "stats", rounds=ROUNDS),
+        study_of("fedavg-adam", "all", rounds=ROUNDS),
+        study_of("independent", rounds=ROUNDS),
+    ],
+    ids=lambda study: study.strategy,
+)
+def test_an_interruption_after_every_round_changes_nothing(tmp_path, study):
+    """The curve, the model, the server's moments and every patch are those of a simulation that was left alone."""
+    for points in range(ROUNDS + 1):
+        outcome = play_on(study, tmp_path / "stopped", points)
+        assert (len(outcome.points), outcome.complete) == (points, False)
+    outcome = simulate(study, saved=tmp_path / "stopped")
+    assert without_seconds(outcome) == without_seconds(simulate(study, saved=tmp_path / "alone"))
+    found, expected = (states.load(tmp_path / name, study) for name in ("stopped", "alone"))
+    assert found is not None
+    assert expected is not None
+    assert_close(found.server.tensors, expected.server.tensors, 0)
+    assert_close(found.server.server, expected.server.server, 0)
+    assert_close(found.patches, expected.patches, 0)
+    assert found.batches == expected.batches
+
+
+def test_what_was_known_before_is_told_again(tmp_path):
+    """Whoever watches hears the whole curve, from its first point."""
+    study, told = study_of(rounds=ROUNDS), list[Point]()
+    play_on(study, tmp_path, 3)
+    outcome = simulate(study, saved=tmp_path, on_point=told.append)
+    assert told == list(outcome.points)
+
+
+def test_a_finished_simulation_gives_its_outcome_again(tmp_path):
+    """Until its folder is deleted, so that nothing is lost between the end and the writing of a result."""
+    study = study_of(rounds=ROUNDS)
+    first = simulate(study, saved=tmp_path)
+    again = simulate(study, saved=tmp_path, stopped=lambda: True)
+    assert (again.points, again.complete) == (first.points, True)
+
+
+@pytest.mark.slow
+def test_several_processes_go_on_where_they_were(tmp_path):
+    """Interrupted and taken up again by two workers, then by one: the outcome of one process alone."""
+    study = study_of("fedavg-adam", "affine", rounds=ROUNDS, clients=21)
+    play_on(study, tmp_path, 2, workers=2)
+    play_on(study, tmp_path, 4, workers=2)
+    assert without_seconds(simulate(study, saved=tmp_path)) == without_seconds(simulate(study))
+
+
+_KILLED = """
+from pathlib import Path
+import sys
+import simulator.simulate
+from tests.simulator.studies import study_of
+simulator.simulate.SAVE_EVERY_S = 0.0
+simulator.simulate.simulate(study_of("fedavg-adam", "affine", rounds=300), saved=Path(sys.argv[1]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment_s", [0.0, 0.137, 0.511])
+def test_a_power_cut_at_any_moment_loses_a_few_rounds_at_most(tmp_path, moment_s):
+    """Killed while it computes or saves, it goes on from the last state and leaves no unfinished file behind."""
+    process = subprocess.Popen([sys.executable, "-c", _KILLED, str(tmp_path)], cwd=ROOT)
+    try:
+        give_up_at = time.monotonic() + 60
+        while not (tmp_path / states.STATE_FILE).exists():
+            assert process.poll() is None
+            assert time.monotonic() < give_up_at
+            time.sleep(0.01)
+        time.sleep(moment_s)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    study = study_of("fedavg-adam", "affine", rounds=300)
+    found = states.load(tmp_path, study)
+    assert found is not None
+    reached = found.server.round + 2
+    outcome = play_on(study, tmp_path, reached + 1)
+    alone: list[Point] = []
+    expected = simulate(study, on_point=alone.append, stopped=lambda: len(alone) >= reached + 1)
+    assert without_seconds(outcome)[1] == without_seconds(expected)[1]
+    assert os.listdir(tmp_path) == [states.STATE_FILE]
+
+
+def test_another_study_needs_another_folder(tmp_path):
+    """The error says in which term the two differ, and the state stays what it is."""
+    play_on(study_of(rounds=ROUNDS), tmp_path, 2)
+    before = (tmp_path / states.STATE_FILE).read_bytes()
+    with pytest.raises(UsageError, match=r"seed is 3 there and 4 now.*another folder"):
+        simulate(study_of(rounds=ROUNDS, seed=4), saved=tmp_path)
+    assert (tmp_path / states.STATE_FILE).read_bytes() == before
+
+
+def state_file(folder: Path) -> tuple[Study, Path, bytes]:
+    """One state of a simulation, as it is written."""
+    study = study_of("fedadam", "affine", rounds=ROUNDS)
+    simulation = simulation_of(study)
+    simulation.step(), simulation.step()
+    states.save(folder, study, simulation.state())
+    path = folder / states.STATE_FILE
+    return study, path, path.read_bytes()
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """A study, its state's path and its bytes."""
+    return state_file(tmp_path_factory.mktemp("state"))
+
+
+@given(data=st.data())
+def test_a_damaged_state_is_told_apart_from_a_whole_one(written, data):
+    """Whatever byte is wrong or wherever it ends: it is read as it was written, or refused by its name with the mend."""
+    study, path, whole = written
+    damaged = bytearray(whole)
+    if data.draw(st.booleans(), "cut off"):
+        del damaged[data.draw(st.integers(0, len(whole) - 1)) :]
+    else:
+        place = data.draw(st.integers(0, len(whole) - 1) | st.integers(len(whole) - 2000, len(whole) - 1))
+        damaged[place] ^= data.draw(st.integers(1, 255))
+    path.write_bytes(whole)
+    expected = states.load(path.parent, study)
+    path.write_bytes(damaged)
+    with contextlib.suppress(UsageError):
+        try:
+            found = states.load(path.parent, study)
+        except UsageError as error:
+            assert str(path) in str(error)
+            assert "delete it" in str(error) or "another" in str(error)
+            raise
+        assert found is not None
+        assert expected is not None
+        assert (found.points, found.batches) == (expected.points, expected.batches)
+        assert_close(found.patches, expected.patches, 0)
+        assert_close(found.server.tensors, expected.server.tensors, 0)
+
+
+@pytest.mark.parametrize("content", [b"", b"no state at all", b"PK\x05\x06" + bytes(18)])
+def test_a_file_that_is_no_state_is_named(tmp_path, content):
+    """With what to do about it."""
+    (tmp_path / states.STATE_FILE).write_bytes(content)
+    with pytest.raises(UsageError, match=f"{states.STATE_FILE} cannot be read .*; delete it"):
+        states.load(tmp_path, study_of())
+
+
+def test_a_state_of_another_version_is_named(tmp_path, monkeypatch):
+    """A term that this version does not know is told with the file that has it."""
+    study = study_of(rounds=ROUNDS)
+    to_dict = Study.to_dict
+    monkeypatch.setattr(Study, "to_dict", lambda self: to_dict(self) | {"colour": "red"})
+    play_on(study, tmp_path, 1)
+    monkeypatch.undo()
+    with pytest.raises(UsageError, match=f"{states.STATE_FILE}.*colour.*; delete it"):
+        states.load(tmp_path, study)
+
+
+def test_a_state_of_another_model_is_refused(tmp_path):
+    """A task whose model has changed since cannot go on with the values of the old one."""
+    study = study_of("fedadam", "affine", rounds=ROUNDS)
+    simulation = simulation_of(study)
+    simulation.step(), simulation.step()
+    state = simulation.state()
+    model = {name: np.zeros((2, 3)) for name in state.server.tensors}
+    states.save(tmp_path, study, replace(state, server=replace(state.server, tensors=model)))
+    with pytest.raises(UsageError, match=r"another version of the task.*delete"):
+        simulate(study, saved=tmp_path)
+    states.save(tmp_path, study, replace(state, patches={}))
+    with pytest.raises(UsageError, match=r"another version of the task.*delete"):
+        simulate(study, saved=tmp_path)
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+    """A file in the folder's place is told as such, not as a traceback."""
+    place = tmp_path / "occupied"
+    place.write_text("a file")
+    with pytest.raises(StateError, match="occupied"):
+        simulate(study_of(rounds=1), saved=place)

@@ -1,0 +1,266 @@
+"""Training many clients in stacked tensors gives what training one after another gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from coordinator.strategies import find_strategy
+from shared.errors import DataError, UpdateRefused, UsageError
+from shared.task import DeviceData, Task
+from shared.tasks.classification import accuracy, cross_entropy
+from simulator.cohort import Cohort, InProcess, make_learner
+from simulator.ground import Ground
+from simulator.one_by_one import OneByOneLearner
+from simulator.population import load_population
+from simulator.simulate import Simulation
+from simulator.stacked import StackedCohort
+from simulator.stacked_model import StackedModel
+from simulator.study import STRATEGIES_OF_MTFL, Study
+
+FEATURES, CLASSES = 6, 3
+EXAMPLES = (23, 9, 40, 4, 23, 16, 31)  # of each client: other numbers of steps, and one with less than a batch
+
+
+class Residual(nn.Module):
+    """A residual connection, a tied layer, an average that is assigned anew, and a layer that nothing depends on."""
+
+    running: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into = nn.Linear(FEATURES, 5)
+        self.bn1 = nn.BatchNorm1d(5)
+        self.block = nn.Linear(5, 5)
+        self.again = self.block
+        self.unused = nn.Linear(2, 2)
+        self.out = nn.Linear(5, CLASSES)
+        self.register_buffer("running", torch.zeros(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        x = self.bn1(torch.tanh(self.into(x)))
+        x = x + torch.tanh(self.again(torch.tanh(self.block(x))))
+        if self.training:
+            self.running = 0.9 * self.running + 0.1 * x.detach().mean(0)
+        logits: Tensor = self.out(x - self.running)
+        return logits
+
+
+def _sequential() -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(FEATURES, 8), nn.Tanh(), nn.BatchNorm1d(8), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, CLASSES)
+    )
+
+
+# A bias before a batch norm has no gradient but rounding, which Adam makes as large as any: hence bias=False.
+
+
+def _convolutional() -> nn.Module:
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 2, 3)),
+        nn.Conv2d(1, 4, 2, bias=False),
+        nn.BatchNorm2d(4),
+        nn.Tanh(),
+        nn.Flatten(),
+        nn.Linear(8, CLASSES),
+    )
+
+
+def _unstackable() -> nn.Module:
+    class Branching(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) if float(x.sum()) > -1e9 else x
+
+    return Branching(FEATURES, CLASSES)
+
+
+def _noisy() -> nn.Module:
+    return nn.Sequential(nn.Linear(FEATURES, 8), nn.Dropout(0.5), nn.Linear(8, CLASSES))
+
+
+def _batch_normed_by_examples() -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(FEATURES, 8, bias=False), nn.BatchNorm1d(8, track_running_stats=False), nn.Linear(8, CLASSES)
+    )
+
+
+def _load(spec: str, _: Path) -> DeviceData:
+    client = int(spec)
+    rng = np.random.default_rng(client)
+
+    def part(count: int) -> tuple[np.ndarray, np.ndarray]:
+        x = rng.normal(size=(count, FEATURES)).astype(np.float32)
+        x[:, FEATURES - 2 * (client % 2) :] = 0  # features that some clients do not use
+        return x, (x[:, : 1 + client % 2].sum(1) > 0).astype(np.int64) + client % 2
+
+    return DeviceData(*part(EXAMPLES[client]), *part(3 + 2 * (client % 3)))
+
+
+def _task(build_model: Callable[[], nn.Module]) -> Task:
+    return Task("toy", "a toy", build_model, _load, cross_entropy, accuracy)
+
+
+def _study(strategy: str, private: str = "none", **terms) -> Study:
+    rate = 0.02 if strategy == "fedavg-adam" else 0.2
+    study = Study("toy", len(EXAMPLES), strategy, private, "{index}", 1.0, 2, None, 5, rate, 8)
+    return replace(study, **terms)
+
+
+class Played(Simulation):
+    """A study played to its last round."""
+
+    def __init__(self, study: Study, task: Task, make_cohort: Callable[[Task, Ground], Cohort]) -> None:
+        population = load_population(task, study.data, study.clients, study.seed, Path())
+        super().__init__(study, task, population, make_cohort)
+        while not self.over:
+            self.step()
+        self.close()
+
+    def require_like(self, other: Played) -> None:
+        """Models, moments, patches, accuracies and losses are the same but for rounding."""
+        assert self.server.tensors.keys() == other.server.tensors.keys()
+        for name, value in self.server.tensors.items():
+            np.testing.assert_allclose(value, other.server.tensors[name], rtol=1e-5, atol=1e-5, err_msg=name)
+        for name, block in self.patches.values.items():
+            np.testing.assert_allclose(block, other.patches.values[name], rtol=1e-5, atol=1e-5, err_msg=name)
+        np.testing.assert_allclose(self.numbers, other.numbers, rtol=1e-5, atol=1e-5)
+
+    @property
+    def numbers(self) -> list[float]:
+        """Accuracies and losses of all rounds."""
+        return [value for one in self.points for value in (one.user_accuracy, one.lowest, one.train_loss or 0.0)]
+
+
+def _one_at_a_time(task: Task, ground: Ground) -> Cohort:
+    return InProcess(make_learner(task, ground))
+
+
+def _stacked(group: int | None) -> Callable[[Task, Ground], Cohort]:
+    return lambda task, ground: StackedCohort(task, ground, "cpu", group=group)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES_OF_MTFL)
+@pytest.mark.parametrize("private", ["none", "stats", "affine", "all", "names:3.*,0.bias"])
+def test_a_plain_sequence_is_trained_as_one_client_at_a_time(strategy, private):
+    """Models, patches, moments, losses and accuracies are those of the fused layers, for clients of uneven data."""
+    study, task = _study(strategy, private), _task(_sequential)
+    Played(study, task, _stacked(3)).require_like(Played(study, task, _one_at_a_time))
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES_OF_MTFL)
+@pytest.mark.parametrize("private", ["none", "stats", "affine", "all", "names:out.*,running"])
+def test_any_model_is_trained_as_the_device_does_it(strategy, private):
+    """The device's own code gives the same for residual connections, tied layers and buffers that are assigned anew."""
+    study, task = _study(strategy, private), _task(Residual)
+    one_by_one = Played(study, task, lambda task, ground: InProcess(OneByOneLearner(task, ground)))
+    Played(study, task, _stacked(4)).require_like(one_by_one)
+
+
+@pytest.mark.parametrize("build_model", [_convolutional, _batch_normed_by_examples])
+def test_convolutions_and_batch_norms_without_memory_are_trained_too(build_model):
+    """What maps over clients in a way of its own still gives the same."""
+    study, task = _study("fedavg-adam", "none"), _task(build_model)
+    Played(study, task, _stacked(len(EXAMPLES))).require_like(Played(study, task, _one_at_a_time))
+
+
+@pytest.mark.parametrize("group", [None, 1, 2, len(EXAMPLES), 100])
+def test_the_size_of_groups_changes_nothing(group):
+    """One client at a time, all at once, or more than there are: the round is the same but for rounding."""
+    study, task = _study("fedavg-adam", "all"), _task(_sequential)
+    Played(study, task, _stacked(group)).require_like(Played(study, task, _stacked(3)))
+
+
+def test_the_same_groups_give_the_same_bits():
+    """A simulation that is repeated ends with the same values."""
+    study, task = _study("fedavg-adam", "stats"), _task(_sequential)
+    one, other = (Played(study, task, _stacked(3)) for _ in range(2))
+    assert all(np.array_equal(value, other.server.tensors[name]) for name, value in one.server.tensors.items())
+    assert one.numbers == other.numbers
+
+
+def test_clients_on_their_own_are_trained_with_nothing_sent():
+    """Independent learning keeps every tensor in the patches."""
+    study, task = _study("independent"), _task(Residual)
+    stacked = Played(study, task, _stacked(3))
+    assert not stacked.server.tensors
+    stacked.require_like(Played(study, task, _one_at_a_time))
+
+
+@pytest.mark.parametrize("terms", [{"steps": 3}, {"epochs": 2}])
+def test_rounds_of_other_lengths_are_those_of_the_plan(terms):
+    """A number of steps that all clients share, and several passes over the data."""
+    study, task = _study("fedavg", "stats", **terms), _task(_sequential)
+    Played(study, task, _stacked(3)).require_like(Played(study, task, _one_at_a_time))
+
+
+@pytest.mark.parametrize(("free", "smallest", "largest"), [(1, 1, 1), (100_000, 2, 20), (10**9, 1000, 10**6)])
+def test_a_gpu_takes_as_many_at_once_as_fit(monkeypatch, free, smallest, largest):
+    """Little memory makes small groups, down to one, and leaves the examples where they are; the result stays the same."""
+    monkeypatch.setattr("simulator.stacked._free_bytes", lambda device: free)
+    made: list[StackedCohort] = []
+
+    def make(task: Task, ground: Ground) -> Cohort:
+        made.append(StackedCohort(task, ground, "cpu"))
+        return made[0]
+
+    study, task = _study("fedavg-adam", "all"), _task(_sequential)
+    Played(study, task, make).require_like(Played(study, task, _stacked(3)))
+    assert smallest <= made[0].group <= largest
+
+
+def test_the_memory_of_a_client_covers_what_its_training_holds():
+    """Values, moments and gradients of each trained tensor at least, and more for Adam and for larger batches."""
+    task, device = _task(_sequential), torch.device("cpu")
+    values = sum(value.nbytes for value in _sequential().parameters())
+
+    def nbytes(strategy: str, examples: int) -> int:
+        plan = find_strategy(strategy).plan(0.1, examples, 1, 0, 0)
+        x, y = torch.zeros((examples, FEATURES)), torch.zeros(examples, dtype=torch.int64)
+        return StackedModel(task, plan, device).nbytes_per_client(x, y)
+
+    assert nbytes("fedavg", 4) > 2 * values
+    assert nbytes("fedavg-adam", 4) > 4 * values
+    assert nbytes("fedavg", 8) - nbytes("fedavg", 4) > 4 * 4 * (FEATURES + 2 * 8 + CLASSES)
+
+
+@pytest.mark.parametrize("strategy", ["per-fedavg", "pfedme"])
+def test_a_local_update_of_another_kind_is_refused(strategy):
+    """The baselines have steps of their own, which are not made in stacks."""
+    with pytest.raises(UsageError, match=f"{strategy} .*--device cpu"):
+        Played(_study(strategy), _task(_sequential), _stacked(3))
+
+
+@pytest.mark.parametrize("build_model", [_unstackable, _noisy])
+def test_a_model_that_cannot_be_mapped_is_told(build_model):
+    """Branches that depend on values, and random numbers, are for one client at a time."""
+    with pytest.raises(
+        UsageError, match=r"task 'toy': its model cannot be computed for many clients at once .*--device cpu"
+    ):
+        Played(_study("fedavg"), _task(build_model), _stacked(3))
+
+
+def test_a_device_that_is_not_there_is_told():
+    """The name of the device is in the message, and what to take in its place."""
+    with pytest.raises(UsageError, match=r"device 'toaster' cannot be used here .*--device cpu"):
+        Played(_study("fedavg"), _task(_sequential), lambda task, ground: StackedCohort(task, ground, "toaster"))
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_a_client_that_diverges_ends_the_round(steps):
+    """A loss that is not finite names the client; so does a value, where only the next loss would show it."""
+    task = replace(_task(Residual), loss=lambda outputs, targets: 1e10 * cross_entropy(outputs, targets))
+    with pytest.raises(UpdateRefused, match=r"training client \d diverged.*smaller learning rate"):
+        Played(_study("fedavg", learning_rate=1e30, steps=steps), task, _stacked(3))
+
+
+def test_batch_norm_cannot_learn_from_one_example():
+    """The reason is the data's, not that of the stacks."""
+    with pytest.raises(DataError, match="batch norm cannot learn from a batch of one example"):
+        Played(_study("fedavg", batch_size=1), _task(_sequential), _stacked(3))

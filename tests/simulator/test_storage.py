@@ -1,0 +1,111 @@
+"""A model in flat memory loses nothing on the way there and back, whatever stays private."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.model import schema_of
+from shared.patches import parse_policy
+from simulator.sequences import layers_of
+from simulator.storage import Layout, WorkingModel
+from tests.simulator.studies import FEATURES, POLICIES, build_cnn, build_model
+
+MODELS = {"2nn": build_model, "cnn": build_cnn}
+COMMON_POLICIES = ("none", "stats", "affine", "all")
+
+
+def layout_of(build, private):
+    """The layout of a model under a policy, and the model."""
+    model = build()
+    layers = layers_of(model)
+    assert layers is not None
+    return Layout(model, layers, parse_policy(private).private_names(schema_of(model))), model
+
+
+def random_state(model):
+    """Random values for everything in the model's state that is no count."""
+    return {name: torch.randn_like(value) for name, value in model.state_dict().items() if value.is_floating_point()}
+
+
+@pytest.mark.parametrize("private", COMMON_POLICIES)
+@pytest.mark.parametrize("build", MODELS.values(), ids=MODELS)
+def test_unflatten_undoes_flatten(build, private):
+    """Every public tensor comes back whole, in its own shape; no private one is in the vector."""
+    layout, model = layout_of(build, private)
+    state = random_state(model)
+    back = layout.unflatten(layout.flatten(state))
+    assert set(back) == set(layout.public)
+    assert set(layout.public) | set(layout.private) == set(state)
+    assert layout.public_size + layout.private_size == sum(value.numel() for value in state.values())
+    for name, value in back.items():
+        assert value.is_contiguous()
+        torch.testing.assert_close(value, state[name], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("private", COMMON_POLICIES)
+def test_moments_lie_where_their_values_lie(private):
+    """The moments of what is trained come back; statistics, which have none, are zero in the vector."""
+    layout, model = layout_of(build_model, private)
+    state = {f"{name}:exp_avg": value for name, value in random_state(model).items() if name in layout.trained}
+    flat = layout.flatten(state, ":exp_avg")
+    back = layout.unflatten(flat, ":exp_avg")
+    assert set(back) == {f"{name}:exp_avg" for name in layout.public if name in layout.trained}
+    for name, value in back.items():
+        torch.testing.assert_close(value, state[name], rtol=0, atol=0)
+    assert not flat[: layout.trained_from].any()
+
+
+@pytest.mark.parametrize("private", COMMON_POLICIES)
+@pytest.mark.parametrize("build", MODELS.values(), ids=MODELS)
+def test_trained_values_lie_in_one_piece_after_the_statistics(build, private):
+    """An optimizer steps a slice of the vector, and that slice holds all that is trained and nothing else."""
+    layout, _ = layout_of(build, private)
+    for places, trained_from in (
+        (layout.public, layout.trained_from),
+        (layout.private, layout.private_trained_from),
+    ):
+        starts = [place.start for place in places.values()]
+        assert starts == sorted(starts)
+        assert all((place.start >= trained_from) is (name in layout.trained) for name, place in places.items())
+
+
+def test_what_comes_out_of_a_vector_is_a_copy():
+    """Writing to the vector later changes no tensor that was taken out of it."""
+    layout, model = layout_of(build_model, "none")
+    flat = layout.flatten(random_state(model))
+    taken = layout.unflatten(flat)
+    before = {name: value.clone() for name, value in taken.items()}
+    flat.zero_()
+    for name, value in taken.items():
+        torch.testing.assert_close(value, before[name], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("private", ["names:fc1.weight", "names:fc1.*"])
+def test_private_first_weights_keep_all_their_rows(private):
+    """Features can be left out only of weights that travel: a patch is kept whole."""
+    assert layout_of(build_model, private)[0].rows is None
+    assert layout_of(build_model, "all")[0].rows is not None
+    assert layout_of(build_cnn, "none")[0].rows is None
+
+
+@given(used=st.sets(st.integers(0, FEATURES - 1)), private=st.sampled_from(POLICIES[:4]))
+def test_a_model_with_fewer_features_is_the_whole_one_on_such_inputs(used, private):
+    """With the rows of unused features left out, the outputs are those of the model for inputs that are zero there."""
+    layout, model = layout_of(build_model, private)
+    layers = layers_of(model)
+    assert layers is not None
+    working = WorkingModel(model, layers, layout.private, grads=False)
+    rows, chosen = working.layout.rows, torch.tensor(sorted(used), dtype=torch.int64)
+    assert rows is not None
+    whole = layout.flatten(model.state_dict())
+    for name, place in layout.private.items():
+        place.canonical(working.private).copy_(model.state_dict()[name])
+    working.use_features(len(used))
+    working.public[: rows.start] = whole[: rows.start]
+    working.public[rows.start : working.length] = rows.stored(whole)[chosen].reshape(-1)
+    x = torch.zeros(5, FEATURES, dtype=torch.float64)
+    x[:, chosen] = torch.randn(5, len(used), dtype=torch.float64)
+    torch.testing.assert_close(working.infer(x[:, chosen]), model.eval()(x))

@@ -1,0 +1,212 @@
+"""How the terms of a study are filled in, and what they may not be."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.errors import ConfigError, UsageError
+from shared.task import Task
+from shared.tasks.cifar10 import TASK as CIFAR10
+from shared.tasks.digits import TASK as DIGITS
+from shared.tasks.mnist import TASK as MNIST
+from simulator.paper import cells_of, study_of
+from simulator.study import ALGORITHMS, BASELINES, STRATEGIES_OF_MTFL, Study
+from simulator.terms import make_study
+
+TASKS = {"mnist": MNIST, "cifar10": CIFAR10}
+
+
+def _study(task: Task = MNIST, **terms: Any) -> Study:
+    return make_study(**{"task": task, "task_ref": task.name, "clients": 200, "strategy": "fedavg", **terms})
+
+
+def test_what_is_not_said_comes_from_the_task():
+    """Rate, batch size and the data spec of the simulation; the rest as in the paper's tables."""
+    assert _study(private=" affine ") == Study(
+        task="mnist",
+        clients=200,
+        strategy="fedavg",
+        private="affine",
+        data="shard:{index}/{count},seed={seed}",
+        participation=1.0,
+        rounds=500,
+        target_ua=None,
+        seed=0,
+        learning_rate=0.3,
+        batch_size=20,
+    )
+
+
+def test_what_is_said_holds():
+    """Against the task's values and the published ones."""
+    study = _study(strategy="pfedme", learning_rate=0.2, proximity=5.0, batch_size=7, steps=4, data="mine:{index}")
+    assert (study.learning_rate, study.proximity, study.batch_size, study.steps) == (0.2, 5.0, 7, 4)
+    assert study.data == "mine:{index}"
+
+
+def test_a_task_named_by_module_keeps_that_name_in_the_study():
+    """Another process has to find it again."""
+    assert _study(task_ref="my_tasks.moons:TASK").task == "my_tasks.moons:TASK"
+
+
+@pytest.mark.parametrize("where", ["table2", "table3", "fig5"])
+def test_a_study_with_the_terms_of_a_cell_of_the_paper_is_that_cells_study(where):
+    """One's own study of a published setting steps by the published numbers."""
+    for cell in cells_of(where):
+        own = make_study(
+            task=TASKS[cell.task],
+            task_ref=cell.task,
+            clients=cell.clients,
+            strategy=cell.strategy,
+            private=cell.private,
+            participation=cell.participation,
+            rounds=cell.max_rounds,
+            target_ua=cell.target_ua,
+            seed=3,
+            noisy_fraction=0.2 if where == "table3" else 0.0,
+        )
+        assert own == study_of(cell, 3)
+
+
+@pytest.mark.parametrize(
+    ("clients", "participation", "numbers"),
+    [(200, 0.5, (0.1, 1.0)), (20, 0.4, (0.1, 1.0)), (250, 0.9, (0.03, 3.0)), (2000, 0.1, (0.03, 3.0))],
+)
+def test_beside_the_published_settings_the_nearest_one_counts(clients, participation, numbers):
+    """Nearest in the ratio of clients first, then in participation."""
+    study = _study(strategy="pfedme", clients=clients, participation=participation)
+    assert (study.learning_rate, study.proximity) == numbers
+
+
+@pytest.mark.parametrize("strategy", ["per-fedavg", "pfedme"])
+def test_a_task_may_name_the_learning_rate_of_a_baseline(strategy):
+    """It goes before the published one."""
+    task = replace(MNIST, learning_rates={strategy: 0.07})
+    assert _study(task, strategy=strategy).learning_rate == 0.07
+
+
+def test_independent_learning_takes_the_rate_of_fedavg():
+    """It is the same local update, without the server."""
+    assert _study(DIGITS, strategy="independent").learning_rate == DIGITS.learning_rates["fedavg"]
+
+
+def test_the_server_of_fedadam_steps_by_its_own_rate_where_a_task_names_none():
+    """That of the strategy."""
+    assert _study(replace(MNIST, server_learning_rates={}), strategy="fedadam").server_learning_rate == 0.01
+
+
+@pytest.mark.parametrize(
+    ("strategy", "needed"),
+    [
+        ("per-fedavg", "--learning-rate and --adaptation-rate"),
+        ("pfedme", "--learning-rate and --proximity"),
+    ],
+)
+def test_a_baseline_on_a_task_without_published_numbers_needs_them(strategy, needed):
+    """Nobody knows better than the user."""
+    with pytest.raises(UsageError, match=f"{strategy} on task 'digits' needs {needed}"):
+        _study(DIGITS, strategy=strategy)
+
+
+@pytest.mark.parametrize(
+    ("terms", "begins"),
+    [
+        ({"clients": 0}, "--clients: 0"),
+        ({"participation": 0.0}, "--participation: 0.0"),
+        ({"participation": float("nan")}, "--participation: nan"),
+        ({"participation": 1.5}, "--participation: 1.5"),
+        ({"participation": 0.004}, "--participation: 0.004 of 200 clients is nobody; 0.005 is one"),
+        ({"rounds": 0}, "--rounds: 0"),
+        ({"target_ua": 97.0}, "--target-ua: 97.0"),
+        ({"seed": -1}, "--seed: -1"),
+        ({"learning_rate": 0.0}, "--learning-rate: 0.0"),
+        ({"learning_rate": float("inf")}, "--learning-rate: inf"),
+        ({"strategy": "fedadam", "server_learning_rate": -1.0}, "--server-learning-rate: -1.0"),
+        ({"server_learning_rate": 0.1}, "--server-learning-rate: fedavg has no use for it, only fedadam"),
+        ({"adaptation_rate": 0.1}, "--adaptation-rate: fedavg has no use for it, only per-fedavg"),
+        ({"strategy": "per-fedavg", "proximity": 1.0}, "--proximity: per-fedavg has no use for it, only pfedme"),
+        ({"strategy": "independent", "private": "affine"}, "--private: independent keeps no patch private"),
+        ({"batch_size": 0}, "--batch-size: 0"),
+        ({"epochs": 0}, "--epochs: 0"),
+        ({"steps": -1}, "--steps: -1"),
+        ({"steps": 10, "epochs": 2}, "--steps: 10 steps take the place of --epochs 2"),
+        ({"noisy_fraction": 1.2}, "--noisy-fraction: 1.2"),
+        ({"noisy_fraction": 0.2, "data": "shard:{index}/{count}"}, "--noisy-fraction: it adds to the task's own"),
+    ],
+)
+def test_a_term_that_cannot_be_is_told_with_its_option(terms, begins):
+    """And with what it may be."""
+    with pytest.raises(ConfigError) as caught:
+        _study(**terms)
+    (problem,) = caught.value.problems
+    assert problem.startswith(begins)
+
+
+def test_all_wrong_terms_are_told_together():
+    """Nobody has to find them one after the other."""
+    with pytest.raises(ConfigError) as caught:
+        _study(clients=0, rounds=0, target_ua=2.0, proximity=1.0)
+    assert [one.partition(":")[0] for one in caught.value.problems] == [
+        "--clients",
+        "--target-ua",
+        "--rounds",
+        "--proximity",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("terms", "words"),
+    [
+        ({"strategy": "fedavg_adam"}, "did you mean 'fedavg-adam'"),
+        ({"private": "afine"}, "did you mean 'affine'"),
+        ({"data": "shard:0/200"}, "is the same for every client"),
+        ({"data": "shard:{client}/{count}"}, "{index}, {count} and {seed}"),
+        ({"data": "shard:{}/{count}"}, "{index}, {count} and {seed}"),
+        ({"data": "shard:{index/{count}"}, "{index}, {count} and {seed}"),
+    ],
+)
+def test_a_name_or_a_template_that_cannot_be_is_told_with_the_mend(terms, words):
+    """As a sentence, before anything is computed."""
+    with pytest.raises(UsageError) as caught:
+        _study(**terms)
+    assert words in str(caught.value)
+
+
+def test_a_task_without_a_data_spec_needs_one():
+    """The data of its demo will do."""
+    bare = replace(MNIST, simulation_data="", demo_data="")
+    with pytest.raises(UsageError, match="--data"):
+        _study(bare)
+    assert _study(replace(bare, demo_data="d:{index}")).data == "d:{index}"
+
+
+def test_noise_cannot_be_added_to_the_data_specs_of_another_kind():
+    """What a spec means is the task's own business."""
+    with pytest.raises(UsageError, match="not those of the bundled tasks"):
+        _study(replace(MNIST, simulation_data="sensor:{index}"), noisy_fraction=0.2)
+
+
+@given(
+    strategy=st.sampled_from(ALGORITHMS),
+    private=st.sampled_from(["none", "stats", "affine", "all", "names:fc1.*"]),
+    clients=st.integers(2, 10_000),
+    participation=st.floats(0.5, 1.0),
+)
+def test_every_strategy_gets_the_numbers_it_steps_by_and_no_others(strategy, private, clients, participation):
+    """Whatever the fleet; a patch only where the strategy has one."""
+    private = "none" if strategy in BASELINES else private
+    study = _study(strategy=strategy, private=private, clients=clients, participation=participation)
+    assert study.learning_rate > 0
+    owners = {
+        "fedadam": study.server_learning_rate,
+        "per-fedavg": study.adaptation_rate,
+        "pfedme": study.proximity,
+    }
+    assert {name for name, value in owners.items() if value is not None} == {strategy} & set(owners)
+    assert (study.private == "none") or strategy in STRATEGIES_OF_MTFL
+    assert Study.from_dict(study.to_dict()) == study

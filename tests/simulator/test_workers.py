@@ -1,0 +1,147 @@
+"""Several processes give what one gives, end with their parent, and are missed when they die."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from shared.errors import DataError, FedpatchError, UpdateRefused, UsageError
+from simulator import saved as states
+from simulator.simulate import simulate
+from simulator.study import Point, Study
+from simulator.workers import _raise, _told
+from tests.simulator.studies import SIZES, assert_close, study_of
+from tests.system.fleet import ROOT
+
+slow = pytest.mark.slow
+STUDY = study_of("fedavg-adam", "affine", clients=6 * len(SIZES), participation=0.9, rounds=3)
+"""Enough clients for many chunks, and for more than one part when they are measured."""
+
+
+def computed(study: Study, folder: Path, workers: int) -> tuple[list[Point], states.Saved]:
+    """Curve and last state of a study over so many workers."""
+    outcome = simulate(study, workers=workers, saved=folder)
+    state = states.load(folder, study)
+    assert state is not None
+    return [replace(one, seconds=0.0) for one in outcome.points], state
+
+
+@slow
+def test_the_number_of_workers_changes_no_bit(tmp_path):
+    """Curve, global model, moments and patches of one, two and three processes are the same to the last bit."""
+    points, state = computed(STUDY, tmp_path / "1", 1)
+    for workers in (2, 3):
+        found_points, found = computed(STUDY, tmp_path / str(workers), workers)
+        assert found_points == points
+        assert_close(found.server.tensors, state.server.tensors, 0)
+        assert_close(found.patches, state.patches, 0)
+        assert found.batches == state.batches
+
+
+@slow
+def test_a_worker_that_is_killed_ends_the_simulation():
+    """With the exit code and what to do, without waiting for ever, and with no process left."""
+
+    def kill_one(point: Point) -> None:
+        if point.round == 1:
+            multiprocessing.active_children()[0].kill()
+
+    with pytest.raises(FedpatchError, match=r"a worker process ended with exit code -9.*fewer --workers"):
+        simulate(replace(STUDY, rounds=10_000), workers=2, on_point=kill_one)
+    assert multiprocessing.active_children() == []
+
+
+@slow
+@pytest.mark.parametrize("special", ["lonely-2", "hollow-2"])
+def test_an_error_in_a_worker_is_that_of_one_process(special):
+    """Type, reason and sentence are the same, and no process is left."""
+    study = study_of(data="{seed}/{index};" + special, participation=1.0)
+    with pytest.raises(FedpatchError) as alone:
+        simulate(study)
+    with pytest.raises(FedpatchError) as among_two:
+        simulate(study, workers=2)
+    assert type(among_two.value) is type(alone.value)
+    assert (str(among_two.value), vars(among_two.value)) == (str(alone.value), vars(alone.value))
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.parametrize(
+    "error", [DataError("absent"), UsageError("no such"), UpdateRefused("not_finite", "diverged")], ids=repr
+)
+def test_our_own_errors_come_whole_from_another_process(error):
+    """As plain words on the way, and as themselves at the end."""
+    with pytest.raises(type(error)) as raised:
+        _raise(*_told(error))
+    assert (str(raised.value), vars(raised.value)) == (str(error), vars(error))
+
+
+def test_an_error_that_is_not_ours_names_its_kind():
+    """What a task's own code raises is told with its type, without which `'x'` would say nothing."""
+    with pytest.raises(FedpatchError, match="a worker process failed: KeyError: 'no such column'"):
+        _raise(*_told(KeyError("no such column")))
+
+
+_PARENT = """
+import multiprocessing, os, signal, sys, time
+from dataclasses import replace
+from simulator.simulate import simulate
+from simulator.workers import Workers
+from tests.simulator.studies import study_of
+
+if __name__ == "__main__":
+    def tell(point):
+        print(*(one.pid for one in multiprocessing.active_children()), flush=True)
+    clients = int(sys.argv[1])
+    if clients > 1000:  # die when all is handed out and nothing is taken back
+        def die(self):
+            tell(None)
+            time.sleep(1)
+            os.kill(os.getpid(), signal.SIGKILL)
+        Workers._next = die
+    study = study_of("fedavg", "none", clients=clients, participation=1.0, rounds=100_000)
+    simulate(study, workers=2, on_point=tell)
+"""
+
+
+@slow
+@pytest.mark.parametrize("clients", [21, 10_000])
+def test_workers_end_when_their_parent_is_killed(tmp_path, clients):
+    """However it went, and even when more results wait than a pipe can hold, no worker outlives it for long."""
+    program = tmp_path / "parent.py"
+    program.write_text(_PARENT)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        [sys.executable, str(program), str(clients)], cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        workers = [int(pid) for pid in parent.stdout.readline().split()]
+        if clients < 1000:
+            parent.kill()
+        parent.wait()
+    try:
+        assert len(workers) == 2
+        give_up_at = time.monotonic() + 60
+        while any(_exists(pid) for pid in workers):
+            assert time.monotonic() < give_up_at
+            time.sleep(0.1)
+    finally:
+        for pid in workers:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _exists(pid: int) -> bool:
+    """Whether the process is there and no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,129 @@
+"""A simulation and a run of the deployed system, over a real broker, give the same model and the same patches."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from coordinator.checkpoint import load_checkpoint
+from coordinator.records import RunSummary
+from coordinator.runs import run_directory, start_run
+from coordinator.settings import RunSettings
+from coordinator.strategies import ServerState
+from device_agent.patch_store import PatchKey, PatchState, PatchStore
+from shared.model import schema_of
+from shared.task import find_task
+from shared.tensors import Tensors
+from simulator.cohort import InProcess, make_learner
+from simulator.population import load_population
+from simulator.simulate import Simulation
+from simulator.study import Study, client_id
+from simulator.terms import make_study
+from tests.brokers import Mosquitto
+from tests.system.fleet import Fleet
+from tests.system.views import Silent
+
+pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.slow]
+
+TASK = "tests.system.wide_digits_task:TASK"
+CLIENTS, ROUNDS, SEED = 4, 3, 5
+TOLERANCE = 1e-6
+STRATEGIES = ("fedavg", "fedadam", "fedavg-adam")
+POLICIES = ("none", "stats", "affine", "all")
+
+
+def study_of(strategy: str, private: str) -> Study:
+    """Half of the clients take part in a round; the rest are the task's own terms."""
+    return make_study(
+        task=find_task(TASK),
+        task_ref=TASK,
+        clients=CLIENTS,
+        strategy=strategy,
+        private=private,
+        participation=0.5,
+        rounds=ROUNDS,
+        seed=SEED,
+    )
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """One agent for each client, with its name and its data; they serve all tests, since it takes them seconds to start."""
+    data = study_of("fedavg", "none").data
+    with Mosquitto() as broker, Fleet(broker.url, tmp_path_factory.mktemp("fleet")) as fleet:
+        for index in range(CLIENTS):
+            fleet.start(client_id(index), TASK, data.format(index=index, count=CLIENTS, seed=SEED))
+        fleet.wait_ready()
+        yield fleet
+
+
+def deployed(fleet: Fleet, study: Study, state_dir: Path) -> tuple[RunSummary, ServerState]:
+    """The study as a run over the network, from initial patches, and the coordinator's state after it."""
+    for agent in fleet.agents.values():
+        for patch in agent.patches.iterdir():
+            patch.unlink()
+    settings = RunSettings(
+        broker=fleet.broker,
+        fleet=fleet.name,
+        state_dir=state_dir,
+        task=TASK,
+        strategy=study.strategy,
+        private=study.private,
+        seed=study.seed,
+        rounds=study.rounds,
+        devices=CLIENTS,
+        participation=study.participation,
+        over_select=1.0,
+        quorum=1.0,
+    )
+    summary = start_run(settings, Silent())
+    state, _, _ = load_checkpoint(run_directory(state_dir, summary.run))
+    return summary, state
+
+
+def simulated(study: Study) -> Simulation:
+    """The study as a simulation, played to its end."""
+    task = find_task(study.task)
+    population = load_population(task, study.data, study.clients, study.seed, Path(os.devnull))
+    simulation = Simulation(study, task, population, lambda task, ground: InProcess(make_learner(task, ground)))
+    while not simulation.over:
+        simulation.step()
+    return simulation
+
+
+def patch_of(fleet: Fleet, client: int, private: str) -> PatchState:
+    """What the device keeps to itself."""
+    task = find_task(TASK)
+    key = PatchKey(task.name, schema_of(task.build_model()).digest, private)
+    return PatchStore(fleet.agents[client_id(client)].patches).load(key, "another run", 0)
+
+
+def assert_close(found: Tensors, expected: Tensors) -> None:
+    """The same names, dtypes and values."""
+    assert set(found) == set(expected)
+    for name, value in expected.items():
+        assert found[name].dtype == value.dtype
+        np.testing.assert_allclose(found[name], value, rtol=TOLERANCE, atol=TOLERANCE, err_msg=name)
+
+
+@pytest.mark.parametrize("private", POLICIES)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_simulation_is_the_deployed_system_without_the_network(fleet, tmp_path, strategy, private):
+    """Global model, moments of clients and server, patches and the curve of user accuracy are the same."""
+    study = study_of(strategy, private)
+    summary, state = deployed(fleet, study, tmp_path)
+    simulation = simulated(study)
+    assert [(one.outcome, one.reported) for one in summary.rounds] == [("aggregated", CLIENTS // 2)] * ROUNDS
+    assert [one.user_accuracy for one in summary.rounds] == pytest.approx(
+        [point.user_accuracy for point in simulation.points[:-1]]
+    )
+    assert_close(simulation.server.tensors, state.tensors)
+    assert_close(simulation.server.server, state.server)
+    for client in range(CLIENTS):
+        kept = patch_of(fleet, client, private)
+        if kept.batches_done:  # who never took part has no patch yet
+            assert_close(simulation.patches.of(client), kept.values)
