@@ -22,7 +22,12 @@ PIP_ARGS ?=
 # Options of `fedpatch demo`.
 ARGS ?= --out demo-out
 
-.PHONY: help setup system-deps demo test lint types imports format precommit clean FORCE
+# pfl and Flower, for the benchmark to time, in an environment of their own.
+PEERS := .venv-peers
+# Options of the benchmark.
+BENCH_ARGS ?= --out results/benchmarks/simulation.json
+
+.PHONY: help setup system-deps demo test lint types imports format precommit bench bench-peers clean FORCE
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,6 +58,21 @@ format: setup ## mend style and layout where that is safe
 precommit: setup ## run the quick checks now, and from now on before each commit
 	@$(BIN)/pre-commit install
 	$(BIN)/pre-commit run --all-files
+
+bench: setup ## time a simulated round beside other ways to do it (options: make bench BENCH_ARGS="--help")
+	@$(BIN)/python -m benchmarks.simulation $(BENCH_ARGS)
+
+bench-peers: setup ## build .venv-peers, with pfl and Flower for `make bench` to time
+	@if ! $(BIN)/python -c 'import sys; sys.exit(sys.version_info >= (3, 13))'; then
+		echo "make: pfl needs Python 3.11 or 3.12, and $(VENV) has another" >&2
+		exit 1
+	fi
+	echo "make: installing pfl, Flower and what they need into $(PEERS); this takes minutes"
+	$(BIN)/python -m venv --clear $(PEERS)
+	install() { $(PEERS)/bin/python -m pip install --disable-pip-version-check -q "$$@" $(PIP_ARGS); }
+	install 'torch==2.13.0'
+	install -r benchmarks/peers-requirements.txt
+	install --no-deps 'flwr==1.42.*' 'pfl==0.6.*'
 
 clean: ## remove caches, builds and the demo's output, but not .venv
 	@rm -rf .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist demo-out

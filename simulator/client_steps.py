@@ -148,9 +148,10 @@ def _cross_entropy(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
 def _by_autograd(loss: Callable[[Tensor, Tensor], Tensor]) -> LossAndGrad:
     def both(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        with torch.enable_grad():
-            leaf = outputs.detach().requires_grad_()
-            value = loss(leaf, targets)
+        # What is made in inference mode, which saves a tenth of the time, autograd will not touch.
+        with torch.inference_mode(False), torch.enable_grad():
+            leaf = outputs.clone().requires_grad_()
+            value = loss(leaf, targets.clone())
             (grad,) = torch.autograd.grad(value, leaf)
         return value.detach(), grad
 

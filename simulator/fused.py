@@ -90,7 +90,7 @@ class FusedLearner:
 
     def measure(self, client: int) -> float:
         """User accuracy of the model that this client would use: the global one with its patch, or its own."""
-        with torch.no_grad():
+        with torch.inference_mode():
             _, x, test_x = self._load(client)
             batches = partial(self._batches, client, x, self._population.of(client).train_y)
             self._steps.personalise(client, batches, self._loss)
@@ -99,7 +99,7 @@ class FusedLearner:
 
     def train(self, client: int, first_batch: int, weight: float) -> float:
         """LocalUpdate; the patch is kept, the rest is added to the sums. Returns the mean loss over the steps."""
-        with torch.no_grad():
+        with torch.inference_mode():
             used, x, _ = self._load(client)
             self._load_moments(client, used)
             y = self._population.of(client).train_y

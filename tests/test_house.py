@@ -27,7 +27,7 @@ LONG_FUNCTIONS: Mapping[str, str] = {
 
 
 def _sources() -> list[Path]:
-    return sorted(path for folder in (*PACKAGES, "tests") for path in (ROOT / folder).rglob("*.py"))
+    return sorted(path for folder in (*PACKAGES, "benchmarks", "tests") for path in (ROOT / folder).rglob("*.py"))
 
 
 def _long_files() -> Iterator[str]:
