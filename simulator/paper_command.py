@@ -238,9 +238,9 @@ def _draw_measured(
 
 def _measure(which: str, folder: Path, rounds: int | None, seed: int) -> dict[str, Any]:
     """Measures and saves it, below `folder`."""
-    from simulator import inspection
+    from simulator.inspection import run_fig3, run_fig4
 
-    run = {"fig3": inspection.run_fig3, "fig4": inspection.run_fig4}[which]
+    run = {"fig3": run_fig3, "fig4": run_fig4}[which]
     with interruptible():
         return run(folder, seed, rounds, _say)
 
