@@ -67,10 +67,11 @@ class WeightedMean:
         """Mean of all updates so far in the schema's dtypes, integers rounded. Raises ValueError if there is none."""
         if not self.num_updates:
             raise ValueError("the mean of no updates is undefined; close the round without an aggregate instead")
-        return {spec.name: _stored(self._sums[spec.name] / self.num_examples, spec) for spec in self.schema.specs}
+        return {spec.name: stored(self._sums[spec.name] / self.num_examples, spec) for spec in self.schema.specs}
 
 
-def _stored(mean: Array, spec: TensorSpec) -> Array:
+def stored(mean: Array, spec: TensorSpec) -> Array:
+    """A mean in float64 as a tensor of the schema: in its dtype, integers rounded."""
     if np.dtype(spec.dtype).kind != "f":
         # The greatest int64 becomes 2**63 in float64, which would wrap round to the least.
         mean = np.minimum(np.rint(mean), np.nextafter(2.0**63, 0))

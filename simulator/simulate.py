@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from coordinator.aggregation import stored
 from coordinator.selection import select
 from coordinator.strategies import FedAvg, ServerState, Strategy, find_strategy
 from device_agent.batches import steps_for
@@ -109,8 +110,7 @@ class Simulation:
             model = task.build_model()
         check_baseline(study, model)
         _check_steps(study)
-        self._counting = {one: True for one, counts in enumerate(population.counts_in_ua) if counts}
-        if not self._counting:
+        if not any(population.counts_in_ua):
             raise DataError("no client counts in user accuracy; take fewer noisy ones")
         schema = schema_of(model)
         initial = initial_tensors(task, study.seed)
@@ -143,7 +143,10 @@ class Simulation:
         loss = self._train() if self.points else None
         self._cohort.begin(_as_torch(self.server.tensors))
         # Where every client of a small cohort is noisy, all who count in UA stand in for them.
-        counting = [one for one in self._selected() if one in self._counting] or list(self._counting)
+        counts = self.population.counts_in_ua
+        counting = [one for one in self._selected() if counts[one]] or [
+            one for one in range(len(counts)) if counts[one]
+        ]
         accuracies = np.array(self._cohort.measure(counting))
         _check_fractions(self.study.task, counting, accuracies)
         point = Point(
@@ -204,8 +207,10 @@ class Simulation:
             )
         for one in members:
             self._batches[one.client] += self._batches_per_round[one.client]
+        travelling = self.strategy.travelling(self.public)
+        aggregate = {spec.name: stored(mean[spec.name].numpy(), spec) for spec in travelling.specs}
         self.server = (
-            self.strategy.finish(self.server, _stored(mean, self.strategy.travelling(self.public)), self.public)
+            self.strategy.finish(self.server, aggregate, self.public)
             if len(self.public)
             else replace(self.server, round=self.server.round + 1)
         )
@@ -266,12 +271,3 @@ def _private_names(study: Study, schema: Schema) -> frozenset[str]:
 
 def _as_torch(tensors: Mapping[str, Array]) -> dict[str, Tensor]:
     return {name: torch.from_numpy(np.array(array, order="C")) for name, array in tensors.items()}
-
-
-def _stored(mean: Mapping[str, Tensor], schema: Schema) -> dict[str, Array]:
-    """The mean in the schema's dtypes, integers rounded (as coordinator.aggregation does)."""
-    stored = {}
-    for spec in schema.specs:
-        array = mean[spec.name].numpy()
-        stored[spec.name] = np.asarray(array if spec.dtype.startswith("float") else np.rint(array)).astype(spec.dtype)
-    return stored
