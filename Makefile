@@ -27,7 +27,20 @@ PEERS := .venv-peers
 # Options of the benchmark.
 BENCH_ARGS ?= --out results/benchmarks/simulation.json
 
-.PHONY: help setup system-deps demo test lint types imports format precommit bench bench-peers clean FORCE
+# Fuzzing: how many times the examples of the ordinary tests, seconds for each decoder, which decoders (none: all).
+FUZZ_EFFORT ?= 20
+FUZZ_SECONDS ?= 60
+FUZZ_TARGETS ?=
+# Has wheels for Linux on x86_64, Python 3.11 to 3.13, and takes a clang with libFuzzer to be built elsewhere.
+ATHERIS := atheris==3.0.0
+
+# Seeds of the schedules of faults that `make faults` plays, e.g. 7 or 1,100..200.
+FAULT_SEEDS ?= 0..31
+# Soaking: rounds to play, and minutes after which it ends in any case.
+SOAK_ROUNDS ?= 500
+SOAK_MINUTES ?= 60
+
+.PHONY: help setup system-deps demo test lint types imports format precommit bench bench-peers fuzz faults soak clean FORCE
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,8 +48,8 @@ help: ## list the targets
 demo: setup ## train a small fleet on this machine (options: make demo ARGS="--help")
 	@$(BIN)/fedpatch demo $(ARGS)
 
-test: setup system-deps lint types imports ## run every check, then the tests
-	@$(BIN)/python -m pytest
+test: setup system-deps lint types imports ## run every check, then the tests (with CI=true also those that take long)
+	@$(BIN)/python -m pytest $(if $(CI),,-m 'not faults')
 
 setup: $(STAMP) ## build .venv with all that constraints.txt pins
 	@:
@@ -73,6 +86,22 @@ bench-peers: setup ## build .venv-peers, with pfl and Flower for `make bench` to
 	install 'torch==2.13.0'
 	install -r benchmarks/peers-requirements.txt
 	install --no-deps 'flwr==1.42.*' 'pfl==0.6.*'
+
+fuzz: setup ## look for bytes and messages that break the decoders and state machines (make fuzz FUZZ_SECONDS=600)
+	@$(BIN)/python -c 'import atheris' 2>/dev/null || $(BIN)/python -m pip install --disable-pip-version-check -q \
+		--only-binary :all: '$(ATHERIS)' $(PIP_ARGS) || echo "make: no atheris for this system" >&2
+	FEDPATCH_FUZZ_EFFORT=$(FUZZ_EFFORT) $(BIN)/python -m pytest --timeout 0 tests/fuzz
+	if $(BIN)/python -c 'import atheris' 2>/dev/null; then
+		$(BIN)/python -m tests.fuzz.guided --seconds $(FUZZ_SECONDS) $(FUZZ_TARGETS)
+	else
+		echo "make: without atheris, only what Hypothesis draws was tried"
+	fi
+
+faults: setup ## kill real processes while rounds go on, by schedules drawn from seeds (make faults FAULT_SEEDS=100..200)
+	@FAULT_SEEDS=$(FAULT_SEEDS) $(BIN)/python -m pytest tests/faults/test_kills.py
+
+soak: setup ## play hundreds of rounds while the broker is killed, and say what grows (SOAK_ROUNDS, SOAK_MINUTES)
+	@$(BIN)/python -m tests.faults.soak --rounds $(SOAK_ROUNDS) --minutes $(SOAK_MINUTES) --out results/robustness/soak.json
 
 clean: ## remove caches, builds and the demo's output, but not .venv
 	@rm -rf .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist demo-out
@@ -134,7 +163,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[dev]' $(PIP_ARGS)
 	echo "$(CURDIR)" >$@
 
-system-deps: ## install the MQTT broker that tests start (where that needs no password)
+system-deps: ## install the MQTT brokers and faketime, for the tests (where that needs no password)
 	@$(apt_install)
 	PATH="$$PATH:/usr/sbin:/usr/local/sbin"
 	found() { command -v mosquitto && command -v mosquitto_pub; } >/dev/null
@@ -142,4 +171,30 @@ system-deps: ## install the MQTT broker that tests start (where that needs no pa
 	if ! found; then
 		echo "make: no mosquitto here, so the tests that need a real MQTT broker will be skipped"
 		echo "make: on Debian: apt install mosquitto mosquitto-clients"
+	fi
+	found() { compgen -G '/usr/lib/*/faketime/libfaketime.so.1'; } >/dev/null
+	found || apt_install faketime || true
+	found || echo "make: no faketime here, so the tests of wrong clocks will be skipped (on Debian: apt install faketime)"
+	# ejabberd and Erlang's epmd are services, which Debian starts at once and at each boot. Only the program is wanted.
+	found() { command -v erl && compgen -G '/usr/lib/*/ejabberd-*/ebin'; } >/dev/null
+	if ! found && command -v apt-get >/dev/null; then
+		as_root=; [ "$$(id -u)" = 0 ] || as_root="sudo -n"
+		units=ejabberd.service
+		dpkg -s erlang-base >/dev/null 2>&1 || units="$$units epmd.service epmd.socket"
+		if $$as_root true 2>/dev/null && [ ! -e /usr/sbin/policy-rc.d ]; then
+			trap '$$as_root rm -f /usr/sbin/policy-rc.d' EXIT
+			printf '#!/bin/sh\nexit 101\n' | $$as_root install -m 755 /dev/stdin /usr/sbin/policy-rc.d
+		fi
+		if apt_install ejabberd; then
+			if command -v systemctl >/dev/null; then
+				$$as_root systemctl disable --quiet $$units 2>/dev/null || true
+			else
+				$$as_root update-rc.d ejabberd disable || true
+			fi
+			echo "make: ejabberd is there for the tests; as a service it is off, now and after a reboot"
+		fi
+	fi
+	if ! found; then
+		echo "make: no ejabberd here, so the tests that play rounds over it will be skipped"
+		echo "make: on Debian: apt install ejabberd (that starts it as a service, too)"
 	fi

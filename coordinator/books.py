@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from coordinator.records import RoundRecord
-from coordinator.round import Round, State
+from coordinator.round import Round
+from coordinator.round_states import State
 from shared.messages import UpdateReport
 
 

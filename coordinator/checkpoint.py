@@ -26,7 +26,7 @@ import numpy as np
 from coordinator.strategies import ServerState
 from shared.compression import pack, unpack
 from shared.errors import SchemaMismatch, StateError, WireError
-from shared.files import remove_unfinished, sync_directory, write_atomic
+from shared.files import mend_of, remove_unfinished, sync_directory, write_atomic
 from shared.settings import NAME
 from shared.tensors import Schema, Tensors, TensorSpec, base_name
 
@@ -56,9 +56,11 @@ def save_checkpoint(directory: Path, state: ServerState, schema: Schema, meta: M
     path = directory / f"checkpoint-{state.round:06d}.fp"
     with _told(directory):
         remove_unfinished(directory)
+        if path.is_dir():  # a repaired file system may hold anything; a rename cannot replace a directory by a file
+            path.rename(path.with_name(f"{path.name}.damaged"))
     _write(path, _CHECKPOINT, msgpack.packb(content))
     with _told(directory):
-        older = [found for found in _checkpoints(directory) if found != path]
+        older = [found for found in _checkpoints(directory) if found != path and not found.is_dir()]
         for stale in older[KEPT - 1 :]:
             stale.unlink(missing_ok=True)
     return path
@@ -82,6 +84,11 @@ def load_checkpoint(directory: Path) -> tuple[ServerState, Schema, dict[str, Any
     if problems:
         raise StateError("\n".join([*problems, f"no checkpoint in {directory} is whole; {_NEW_RUN}"]))
     raise StateError(f"{directory}: holds no checkpoint, so there is nothing to resume from; {_NEW_RUN}")
+
+
+def has_checkpoint(directory: Path) -> bool:
+    """Whether there is one, whole or not."""
+    return bool(_checkpoints(directory))
 
 
 def export_model(path: Path, tensors: Tensors) -> None:
@@ -120,6 +127,19 @@ def drop_round(directory: Path, round: int) -> None:
             for path in spool.iterdir():
                 path.unlink(missing_ok=True)
             spool.rmdir()
+
+
+def kept_rounds(directory: Path) -> list[int]:
+    """Numbers of the rounds of which there are updates."""
+    with _told(directory):
+        spools = (directory / "updates").glob("[0-9]*")
+        return sorted(int(path.name) for path in spools if path.name.isdecimal())
+
+
+def kept_devices(directory: Path, round: int) -> list[str]:
+    """Devices of which there is an update of a round."""
+    with _told(directory):
+        return sorted(path.stem for path in _update_path(directory, round, "any").parent.glob("*.fp"))
 
 
 def _update_path(directory: Path, round: int, device: str) -> Path:
@@ -171,7 +191,7 @@ def _make_directory(path: Path) -> None:
 
 
 def _read(path: Path, magic: bytes) -> memoryview:
-    with _told(path):
+    with _told(path, "make sure that it may be read"):
         data = memoryview(path.read_bytes())
     kind = magic.rstrip(b"\n0123456789")
     if data[: len(magic)] != magic:
@@ -185,12 +205,11 @@ def _read(path: Path, magic: bytes) -> memoryview:
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
+def _told(path: Path, mend: str = "make sure there is space and that it may be written") -> Iterator[None]:
     """Errors of the disk, with the path, the system's words and what to do."""
     try:
         yield
     except FileNotFoundError as error:
         raise StateError(f"{error.filename or path}: is not there") from error
     except OSError as error:
-        mend = "make sure there is space and that it may be written"
-        raise StateError(f"{error.filename or path}: {error.strerror or error}; {mend}") from error
+        raise StateError(f"{error.filename or path}: {error.strerror or error}; {mend_of(error, mend)}") from error

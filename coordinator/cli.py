@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from coordinator.doctor_cli import add_doctor
 from coordinator.settings import DemoSettings, RunSettings
 from shared.command import (
     EXIT_INTERRUPTED,
@@ -85,13 +86,20 @@ def demo(settings: DemoSettings, as_json: AsJson = False) -> None:
 
 @command(app, "run", example="fedpatch run --broker mqtt://broker.local --task digits --devices 4 --target-ua 0.97")
 @cli_options(RunSettings)
-def run(settings: RunSettings, as_json: AsJson = False) -> None:
-    """Begin a run with the devices of a fleet, and stay until it ends."""
-    from coordinator.runs import start_run
+def run(
+    settings: RunSettings,
+    new: Annotated[bool, typer.Option("--new", help="Begin a new run even where the last one was cut short.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train with the devices of a fleet, and stay until the run ends.
+
+    A run with the same settings whose coordinator was killed is taken up where it was.
+    """
+    from coordinator.runs import run_or_go_on
 
     with interruptible():
         with _view() as view:
-            summary = start_run(settings, view)
+            summary = run_or_go_on(settings, view, new=new)
             ignore_signals()
         _say_how_to_resume(summary, settings.state_dir)
         _end(summary, as_json)
@@ -106,16 +114,17 @@ def resume(
     target_ua: Annotated[float | None, typer.Option(min=0.0, max=1.0, help="Another user accuracy to end at.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Take a run up again after its last finished round, with the settings it began with.
+    """Take a run up again where it was, with the settings it began with.
 
     Where the broker wants a password, it is read from FEDPATCH_PASSWORD: a run does not keep it.
     """
-    from coordinator.registry import REGISTRY_FILE, Registry
+    from coordinator.database import must_exist
+    from coordinator.registry import REGISTRY_FILE
     from coordinator.runs import resume_run
     from coordinator.state_dirs import find_to_resume
 
     found = find_to_resume(state_dir, run)
-    Registry(found / REGISTRY_FILE, readonly=True).close()  # where there is none, none is to be made
+    must_exist(found / REGISTRY_FILE)  # where there is none, none is to be made
     password = os.environ.get("FEDPATCH_PASSWORD") or None
     with interruptible():
         with _view() as view:
@@ -145,7 +154,7 @@ def show(run: Run, state_dir: StateDir = None, as_json: AsJson = False) -> None:
 
     with _registry(state_dir, run) as registry:
         info = registry.run(run)
-        rounds = registry.rounds(info.id)
+        rounds = registry.rounds.records(info.id)
     if as_json:
         typer.echo(summary_of(info, rounds).to_json())
     else:
@@ -243,6 +252,9 @@ def broker_acl(
     from shared.topics import mosquitto_acl
 
     typer.echo(mosquitto_acl(fleet, coordinator_user, device or None), nl=False)
+
+
+add_doctor(app)
 
 
 def _view() -> RunView:

@@ -12,15 +12,16 @@ from queue import SimpleQueue
 from types import FrameType
 from typing import Self
 
+from coordinator.claim import CONNECT_TIMEOUT_S, body_of, claim_fleet, client_id
 from coordinator.settings import RunSettings
 from shared import topics
 from shared.codec import encode
-from shared.link import Connected, LinkEvent, MqttLink
-from shared.messages import CoordinatorState, Envelope
+from shared.link import Connected, Disconnected, LinkEvent, MqttLink, Received
+from shared.link_faults import SAME_NAME
+from shared.messages import Claim, CoordinatorState, Envelope
 
 _log = logging.getLogger("fedpatch.coordinator")
 
-CONNECT_TIMEOUT_S = 10.0
 # Publishes that may wait for the broker: a model in chunks, and a message to each device.
 _MAX_QUEUED = 20_000
 
@@ -33,21 +34,23 @@ Inbox = SimpleQueue[LinkEvent | Interrupt]
 
 
 class Connection:
-    """Entered when the broker has answered; left without a last will. Raises BrokerError when it does not answer.
+    """Entered when the broker has answered and no other coordinator of the fleet has; left without a last will.
 
-    While it is open, SIGINT and SIGTERM come as events too, to the very end: what the run came to is not lost to somebody
-    who presses Ctrl-C while it says goodbye.
+    Raises BrokerError when the broker does not answer, and UsageError when another coordinator does. While it is open,
+    SIGINT and SIGTERM come as events too, to the very end: what the run came to is not lost to somebody who presses
+    Ctrl-C while it says goodbye.
     """
 
     def __init__(self, settings: RunSettings) -> None:
         self.inbox: Inbox = SimpleQueue()
         self.fleet = settings.fleet
+        self._settings = settings
         self._boot = secrets.token_hex(8)
         self._presence = topics.coordinator_state(settings.fleet)
         self.link = MqttLink(
             settings.broker,
-            client_id=f"fedpatch.{settings.fleet}.coordinator",  # no device is called so: names hold no dot
-            events=self.inbox.put,
+            client_id=client_id(settings.fleet),
+            events=self._take,
             will=(self._presence, self._state(online=False)),
             username=settings.username,
             password=settings.password,
@@ -57,10 +60,12 @@ class Connection:
         )
         self.link.subscribe(*topics.coordinator_filters(settings.fleet))
         self._open = ExitStack()
+        self._connects = 0
 
     def __enter__(self) -> Self:
-        self.link.start()
         try:
+            claim_fleet(self._settings, self._boot)
+            self.link.start()
             self.established: Connected = self.link.wait_connected(CONNECT_TIMEOUT_S)
             self._open.enter_context(interrupts_into(self.inbox))
         except BaseException:
@@ -81,6 +86,29 @@ class Connection:
         """A message to a device. One that finds the queue full is lost, as it may be on its way: devices are asked again."""
         if not self.link.publish(topics.down(self.fleet, device), encode(envelope)):
             _log.warning("outgoing queue is full; %s will hear later", device)
+
+    def _take(self, event: LinkEvent) -> None:
+        """In the link's thread: what coordinators say to each other is answered here, everything else goes to the inbox."""
+        if isinstance(event, Received) and event.topic == self._presence:
+            self._on_coordinator(event)
+            return
+        self._connects += isinstance(event, Connected)
+        if isinstance(event, Disconnected) and SAME_NAME in event.reason:
+            event = Disconnected(f"another coordinator of fleet {self.fleet!r} took our connection; end one of the two")
+        self.inbox.put(event)
+
+    def _on_coordinator(self, event: Received) -> None:
+        body = body_of(event)
+        if not isinstance(body, Claim | CoordinatorState) or body.boot == self._boot:
+            return
+        if isinstance(body, Claim):
+            # Not retained: the broker has it already, and devices know this boot.
+            self.link.publish(self._presence, self._state(online=True))
+        elif event.retained and self._connects > 1:
+            # Not every broker says why it closed a connection; but whoever had it in between has left a presence.
+            _log.warning(
+                "another coordinator of fleet %r was at work while we were away; end one of the two", self.fleet
+            )
 
     def _state(self, *, online: bool) -> bytes:
         return encode(Envelope(CoordinatorState(online=online, boot=self._boot)))

@@ -137,5 +137,6 @@ def _starting(settings: DemoSettings, there: int) -> Snapshot:
         user_accuracy=None,
         eta_s=None,
         elapsed_s=0.0,
+        pause_s=0.0,
         records=(),
     )

@@ -54,7 +54,7 @@ class DemoDevice:
     def _status(self) -> dict[str, Any]:
         try:
             status = json.loads((self.state_dir / "status.json").read_bytes())
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return {}
         return status if isinstance(status, dict) else {}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from coordinator.ledger import Ledger
 from coordinator.records import RoundRecord
 from coordinator.run_spec import Stopped
 from shared.messages import Envelope, Manifest
@@ -22,6 +23,20 @@ class PublishModel:
     """Pack the global model and publish its chunks; then `Engine.model_published`."""
 
     round: int
+
+
+@dataclass(frozen=True)
+class Open:
+    """Keep the ledger of a round that begins, or goes on, before anybody is invited."""
+
+    ledger: Ledger
+
+
+@dataclass(frozen=True)
+class Pause:
+    """The operator stops: the open round has used `spent_s` of its deadline, and uses no more until it is taken up again."""
+
+    spent_s: float
 
 
 @dataclass(frozen=True)
@@ -48,7 +63,7 @@ class Store:
 
 @dataclass(frozen=True)
 class Aggregate:
-    """Make the new global model from these devices' stored updates, save it; then `Engine.aggregated`."""
+    """Take no more updates; make the new global model from these devices' stored ones, save it; then `Engine.aggregated`."""
 
     round: int
     devices: tuple[str, ...]
@@ -79,4 +94,4 @@ class Finish:
     detail: str
 
 
-Effect = Send | PublishModel | Republish | RetractModel | Store | Aggregate | Record | Count | Finish
+Effect = Send | PublishModel | Open | Pause | Republish | RetractModel | Store | Aggregate | Record | Count | Finish

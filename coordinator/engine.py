@@ -9,13 +9,15 @@ from __future__ import annotations
 import random
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 
-from coordinator.effects import Aggregate, Effect, Finish, PublishModel, Record, RetractModel
+from coordinator.effects import Aggregate, Effect, Finish, Pause, PublishModel, Record, RetractModel
 from coordinator.fleet import Fleet
+from coordinator.ledger import Ledger, Opening
 from coordinator.open_round import OpenRound
 from coordinator.post import Post
 from coordinator.records import RoundRecord
-from coordinator.round import Phase
+from coordinator.round_states import Phase
 from coordinator.run_spec import RunSpec, Stopped
 from coordinator.selection import select
 from shared.messages import DeviceState, Envelope, Manifest, RefuseReason, UpdateReport
@@ -29,21 +31,33 @@ RETRY_S = 2.0
 class Engine:
     """Drive it with `start`, `on_state`, `on_message`, `on_chunk`, `tick`, `interrupt` and the call-backs of the effects.
 
-    Each returns the effects to perform, in order. `records` are those of earlier epochs of the run, if there were any.
+    Each returns the effects to perform, in order. `records` are those of earlier epochs of the run, if there were any, and
+    `unfinished` is the round that was open in the last of them, as it is when `start` is called.
     """
 
-    def __init__(self, spec: RunSpec, *, records: Sequence[RoundRecord] = (), jitter: random.Random) -> None:
+    def __init__(
+        self,
+        spec: RunSpec,
+        *,
+        records: Sequence[RoundRecord] = (),
+        unfinished: Opening | None = None,
+        jitter: random.Random,
+    ) -> None:
         self.spec = spec
         self.fleet = Fleet(spec.task)
         self.open: OpenRound | None = None
         self.records = list(records)
         self.stopped: Stopped | None = None
         self._resumed = len(self.records)
+        self._unfinished = unfinished
+        self._taken_up = bool(self.records) or unfinished is not None
+        self._selected = False
         self._post = Post(spec)
         self._jitter = jitter
         self._started_at = 0.0
         self._wait_until: float | None = None
         self._pause_until: float | None = None
+        self._next_round_at = 0.0
         self._connected = True
         self._quorum_seconds: list[float] = []
 
@@ -56,15 +70,21 @@ class Engine:
 
     def on_state(self, device: str, state: DeviceState, now: float) -> list[Effect]:
         """A device's presence: it came, went, or came back."""
+        known = self.fleet.members.get(device)
         known_boot = self.fleet.boot(device)
+        # A broker gives what it retained again after each reconnect: of a device that is at work, that is the past.
+        repeated = known is not None and known.state == state
         if not self.fleet.see(device, state):
             return []
-        effects = self.open.on_presence(device, known_boot, state, now) if self.open else []
+        effects = self.open.on_presence(device, known_boot, state, now) if self.open and not repeated else []
         return effects + self._settle(now)
 
     def on_message(self, device: str, envelope: Envelope, now: float) -> list[Effect]:
         """A message from a device's `up` topic."""
         stale = self._stale(device, envelope)
+        if stale is RefuseReason.STALE_EPOCH and self.open is not None and self.open.awaits(device, envelope):
+            # It works for a coordinator that was killed. This one asks for the same, and then it is this one's.
+            return self.open.ask([device], now)
         if stale is not None or self.open is None:
             return self._post.settle_stale(device, envelope, stale or RefuseReason.LATE)
         return self.open.on_message(device, envelope.body, now) + self._settle(now)
@@ -75,7 +95,7 @@ class Engine:
 
     def tick(self, now: float) -> list[Effect]:
         """Lets time pass."""
-        effects = self.open.tick(now) if self.open else []
+        effects = self.open.tick(now, connected=self._connected) if self.open else []
         return effects + self._settle(now)
 
     def on_link(self, *, connected: bool, now: float) -> list[Effect]:
@@ -84,15 +104,22 @@ class Engine:
         return self._settle(now)
 
     def interrupt(self, now: float) -> list[Effect]:
-        """The operator wants to stop: the open round is given up without a record, to be played again by a resume."""
+        """The operator wants to stop: the devices may do something else, and a resume goes on with the open round."""
         if self.stopped:
             return []
         effects: list[Effect] = []
         if self.open is not None:
+            spent_s = self.open.spent_s(now)
             self.open.round.abandon(now, "interrupted")
-            effects = [*self.open.dismiss(), RetractModel()]
+            effects = [Pause(spent_s), *self.open.dismiss(), RetractModel()]
             self.open = None
         return [*effects, *self._stop(Stopped.INTERRUPTED, "")]
+
+    def suspend(self, now: float) -> list[Effect]:
+        """The coordinator cannot go on, for now: its devices work on and keep their updates until a resume takes them."""
+        pause = [] if self.open is None else [Pause(self.open.spent_s(now))]
+        self.open = None
+        return [*pause, *self._stop(Stopped.FAILED, "")]
 
     def model_published(self, manifest: Manifest, now: float) -> list[Effect]:
         """The global model of the round lies on the broker: invite."""
@@ -133,6 +160,10 @@ class Engine:
             return None
         return max(0.0, statistics.median(self._quorum_seconds[-10:]) - self.open.round.elapsed_s(now))
 
+    def pause_s(self, now: float) -> float:
+        """Seconds until the next round may begin; 0 while one is open."""
+        return 0.0 if self.open is not None or self._pause_until is None else max(0.0, self._pause_until - now)
+
     @property
     def last_round(self) -> int:
         """Number of the last round that began (0: none)."""
@@ -142,8 +173,10 @@ class Engine:
 
     def wanted(self) -> int:
         """Devices that must be there for the next round to begin."""
-        first = len(self.records) == self._resumed
-        return max(1, self.spec.policy.min_cohort, self.spec.devices if first else 0)
+        return max(self._least(), 0 if self._selected else self.spec.devices)
+
+    def _least(self) -> int:
+        return max(1, self.spec.policy.min_cohort)
 
     @property
     def _ends_at(self) -> float | None:
@@ -184,20 +217,33 @@ class Engine:
         if not self._connected:
             self._wait_until = None
             return []
+        if self._unfinished is not None:
+            opening, self._unfinished = self._unfinished, None
+            spent_s = opening.ledger.spent_s + now - self._started_at
+            return self._open_round(replace(opening, ledger=replace(opening.ledger, spent_s=spent_s)), now)
         spec = self.spec
         if self.fleet.present < self.wanted():
             if self._wait_until is None:
                 self._wait_until = now + spec.wait_s
-            return [] if now < self._wait_until else self._stop(Stopped.FAILED, self._who_is_missing())
+            if now < self._wait_until:
+                return []
+            # A run that had begun with more of them goes on with those that are left.
+            if not self._taken_up or self.fleet.present < self._least():
+                return self._stop(Stopped.FAILED, self._who_is_missing())
         self._wait_until = None
         if self._pause_until is not None:
             return []
         number = self.last_round + 1
         eligible, policy = self.fleet.eligible(), spec.policy
         chosen = select(eligible, spec.participation, spec.over_select, policy.min_cohort, spec.seed, number)
+        self._selected = True
+        return self._open_round(Opening(Ledger(number, chosen.target, chosen.invited, base="")), now)
+
+    def _open_round(self, opening: Opening, now: float) -> list[Effect]:
         left_s = None if self._ends_at is None else self._ends_at - now
-        self.open = OpenRound(spec, number, chosen, self.fleet, self._post, self._jitter, left_s, now)
-        return [PublishModel(number)]
+        self._next_round_at = now - opening.ledger.spent_s + self.spec.round_interval_s
+        self.open = OpenRound(self.spec, opening, self.fleet, self._post, self._jitter, left_s, now)
+        return [PublishModel(opening.ledger.round)]
 
     def _why_stop(self, now: float) -> tuple[Stopped, str] | None:
         spec, records = self.spec, self.records
@@ -233,9 +279,11 @@ class Engine:
         record = self.open.record(outcome)
         self.open = None
         self.records.append(record)
+        self._pause_until = self._next_round_at
         if outcome == "failed":
             # Owners change their minds, links come back: not at once, but with time.
-            self._pause_until = now + min(self.spec.wait_s, RETRY_S * 2 ** min(self._failures() - 1, 30))
+            pause_s = min(self.spec.wait_s, RETRY_S * 2 ** min(self._failures() - 1, 30))
+            self._pause_until = max(self._pause_until, now + pause_s)
         return [*effects, RetractModel(), Record(record)]
 
     def _stop(self, reason: Stopped, detail: str) -> list[Effect]:

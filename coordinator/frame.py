@@ -12,7 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from coordinator.round import State
+from coordinator.round_states import State
 from coordinator.round_text import add_round, rounds_table
 from coordinator.snapshot import DeviceLine, Snapshot
 from shared.quantities import accuracy, counted, duration
@@ -65,6 +65,8 @@ def _headline(snapshot: Snapshot, over: bool) -> Text:
     if not over:
         waiting = snapshot.phase == "waiting" and snapshot.present < snapshot.wanted
         text.append("  waiting for devices" if waiting else f"  {snapshot.phase}", style="cyan")
+        if snapshot.pause_s:
+            text.append(f"  next round in {duration(snapshot.pause_s)}")
         if snapshot.devices:
             text.append(f"  {duration(snapshot.elapsed_s)}")
     return text

@@ -9,8 +9,9 @@ from coordinator.aggregation import check_private, check_update
 from shared.codec import from_plain
 from shared.compression import unpack
 from shared.errors import SchemaMismatch, UpdateRefused, WireError
-from shared.messages import RefuseReason, UpdateReport
+from shared.messages import Manifest, RefuseReason, UpdateReport
 from shared.tensors import Array, Schema, UnexpectedTensors
+from shared.transfer import check_manifest
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,18 @@ class Terms:
     schema: Schema
     private_names: Collection[str]
     base: str
+
+
+def check_offer(manifest: Manifest, *, schema: str, encoding: str, max_bytes: int) -> None:
+    """What can be told before the first chunk. Raises UpdateRefused with a RefuseReason."""
+    try:
+        check_manifest(manifest, max_bytes)
+    except WireError as error:
+        large = max(manifest.size_bytes, manifest.raw_bytes) > max_bytes
+        raise UpdateRefused(RefuseReason.TOO_LARGE if large else RefuseReason.DAMAGED, str(error)) from error
+    if (manifest.schema, manifest.encoding) != (schema, encoding):
+        offered = f"offered schema {manifest.schema[:12]} in {manifest.encoding}"
+        raise UpdateRefused(RefuseReason.SCHEMA_MISMATCH, f"{offered}, asked for {schema[:12]} in {encoding}")
 
 
 def read_update(blob: bytes, terms: Terms, *, encoding: str, raw_bytes: int) -> tuple[UpdateReport, dict[str, Array]]:

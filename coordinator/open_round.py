@@ -10,15 +10,18 @@ import random
 from dataclasses import replace
 
 from coordinator.books import Traffic, mean_accuracy, write_record
-from coordinator.effects import Count, Effect, Republish, Store
+from coordinator.effects import Count, Effect, Open, Republish, Store
 from coordinator.fleet import Fleet
+from coordinator.intake import check_offer
+from coordinator.ledger import Opening
 from coordinator.post import Post
 from coordinator.records import RoundRecord
-from coordinator.round import AT_WORK, Event, Round, State
+from coordinator.repairs import Repairs
+from coordinator.round import Round
+from coordinator.round_states import AT_WORK, EVENT_OF_JOB, Event, State
 from coordinator.run_spec import RunSpec
-from coordinator.selection import Selection
 from coordinator.uploads import Complete, UploadDesk
-from shared.errors import WireError
+from shared.errors import UpdateRefused
 from shared.messages import (
     Accept,
     Body,
@@ -27,9 +30,9 @@ from shared.messages import (
     Decline,
     DeclineReason,
     DeviceState,
+    Envelope,
     Failed,
     FailReason,
-    JobPhase,
     Manifest,
     Need,
     Offer,
@@ -39,13 +42,13 @@ from shared.messages import (
     UpdateReport,
     WorkRequest,
 )
-from shared.transfer import Bitmap, Chunk, check_manifest
+from shared.transfer import Chunk
 
 # A request or its answer may be lost (brokers drop from full queues): ask again while a device has not answered.
 REINVITE_S = 3.0
 UPLOAD_IDLE_S = 30.0
-# Shorter than the pause after which a device asks again (shared.transfer.Download).
-REPUBLISH_S = 0.8
+# A device at work tells of it all the time: from one that does not, a word may have been lost.
+SILENCE_S = 30.0
 
 # Asking again cannot help until the device itself changes.
 _LASTING_DECLINES = frozenset(DeclineReason) - {DeclineReason.UNWILLING}
@@ -57,11 +60,6 @@ _MENDS = {
     FailReason.NOT_FINITE: "training diverged; try a smaller --learning-rate",
     FailReason.STORAGE: "its disk refused; its log says why",
 }
-_EVENT_OF_JOB = {
-    JobPhase.DOWNLOADING: Event.ACCEPT,
-    JobPhase.TRAINING: Event.TRAIN,
-    JobPhase.UPLOADING: Event.OFFER,
-}
 
 
 class OpenRound:
@@ -70,20 +68,20 @@ class OpenRound:
     def __init__(
         self,
         spec: RunSpec,
-        number: int,
-        chosen: Selection,
+        opening: Opening,
         fleet: Fleet,
         post: Post,
         jitter: random.Random,
         limit_s: float | None,
         now: float,
     ) -> None:
-        deadline_s = spec.policy.deadline_s if limit_s is None else min(spec.policy.deadline_s, limit_s)
-        self.round = Round(number, replace(spec.policy, target=chosen.target, deadline_s=deadline_s), now)
+        ledger = opening.ledger
+        deadline_s = min(spec.policy.deadline_s, math.inf if limit_s is None else ledger.spent_s + limit_s)
+        self.round = Round(ledger.round, replace(spec.policy, target=ledger.target, deadline_s=deadline_s), now)
         self.reports: dict[str, UpdateReport] = {}
         self.dismissed = False
         self._spec = spec
-        self._invited = chosen.invited
+        self._opening = opening
         self._fleet = fleet
         self._post = post
         self._desk = UploadDesk(slots=spec.upload_slots, window=spec.upload_window, idle_s=UPLOAD_IDLE_S, jitter=jitter)
@@ -91,13 +89,29 @@ class OpenRound:
         self._invite_at = now
         self._refused: dict[str, int] = {}
         self._bytes_up = 0
-        self._sent_again_at: dict[int, float] = {}
+        self._repairs: Repairs | None = None
+        self._listen_at = now + SILENCE_S
+        self._heard_at: dict[str, float] = {}
 
     def begin(self, model: Manifest, now: float) -> list[Effect]:
-        """The global model lies on the broker: invite."""
-        self._model = model
-        self.round.begin(self._invited, now)
-        return [Count(device, "invited") for device in self._invited] + self._invite(now)
+        """The global model lies on the broker: keep the ledger, and ask everybody who has not reported."""
+        self._model, self._repairs = model, Repairs(model)
+        known, updates = self._opening.ledger, self._opening.updates
+        if known.base:
+            self.round.take_up(known, updates, now)
+        else:
+            self.round.begin(known.invited, now)
+        for device, update in updates.items():
+            self.reports[device] = update.report
+            self._post.committed[device] = update.digest
+            self._bytes_up += update.size_bytes
+        counts = [] if known.base else [Count(device, "invited") for device in known.invited]
+        ledger = replace(known, base=model.digest, spent_s=self.round.spent_s(now))
+        return [Open(ledger), *counts, *self.ask(self.round.devices(*AT_WORK), now)]
+
+    def spent_s(self, now: float) -> float:
+        """Seconds of the deadline that have passed, also before the model is published."""
+        return self.round.spent_s(now) + (self._opening.ledger.spent_s if self._model is None else 0.0)
 
     def on_message(self, device: str, body: Body, now: float) -> list[Effect]:
         """A message of this very round from one of its participants."""
@@ -115,13 +129,25 @@ class OpenRound:
             case Offer():
                 return self._offered(device, body.manifest, now)
             case Need():
-                return self._needed(body, now)
+                wanted = self._repairs.wanted(body, now) if self._repairs else ()
+                return [Republish(wanted)] if wanted else []
             case Failed():
                 self._desk.release(device)
                 failed = self.round.handle(device, Event.FAIL, now, body.reason)
                 return [Count(device, "failed", body.reason, _MENDS[body.reason])] if failed else []
             case _:
                 return []
+
+    def awaits(self, device: str, envelope: Envelope) -> bool:
+        """Whether a message of an earlier epoch is about this round, of a device that has still to report."""
+        participant = self.round.participants.get(device)
+        return participant is not None and participant.state in AT_WORK and envelope.round == self.round.number
+
+    def ask(self, devices: list[str], now: float) -> list[Effect]:
+        """The request, for the first time or once more: harmless to a device that is on it."""
+        if now >= self._invite_at:
+            self._invite_at = now + REINVITE_S
+        return [self._send(device, self._request(now)) for device in devices]
 
     def on_chunk(self, device: str, chunk: Chunk, now: float) -> list[Effect]:
         """A chunk of a participant's update."""
@@ -151,7 +177,7 @@ class OpenRound:
         effects: list[Effect] = []
         ours = (self._spec.run, self._spec.epoch, self.round.number)
         if job is not None and (job.run, job.epoch, job.round) == ours:
-            effects += self._seen(device, _EVENT_OF_JOB[job.phase], now)
+            effects += self._seen(device, EVENT_OF_JOB[job.phase], now)
         else:
             # Asked until it answers. A retained presence may be older than its job: then the answer says so.
             self.round.handle(device, Event.RESTART, now)
@@ -169,29 +195,36 @@ class OpenRound:
         self._desk.release(device)
         self._post.committed[device] = digest
         self.reports[device] = report
-        return [self._send(device, Committed(digest)), Count(device, "reported")]
+        rest_s = max(0.0, self._spec.round_interval_s - self.round.spent_s(now))
+        return [self._send(device, Committed(digest, rest_s)), Count(device, "reported")]
 
     def refuse(self, device: str, digest: str, reason: RefuseReason, detail: str, now: float) -> list[Effect]:
         """An update is not acceptable: the device is told, and counted as failed."""
         self._refused[reason] = self._refused.get(reason, 0) + 1
         self._desk.release(device)
         self.round.handle(device, Event.FAIL, now, reason)
-        told = self._send(device, Refused(digest, reason, detail[:500]))
-        return [told, Count(device, "refused", reason, detail)]
+        return [self._send(device, Refused(digest, reason, detail[:500])), Count(device, "refused", reason, detail)]
 
     def grant(self, now: float) -> list[Effect]:
         """Hands free upload slots to those who wait."""
         return [self._send(device, grant) for device, grant in self._desk.next_grants(now)]
 
-    def tick(self, now: float) -> list[Effect]:
-        """Lets time pass; asks again those who have not answered."""
+    def tick(self, now: float, *, connected: bool = True) -> list[Effect]:
+        """Lets time pass; asks again those who have not answered, and those who have fallen silent, if they can hear it."""
         self.round.tick(now)
-        return self._invite(now) if now >= self._invite_at and self._model is not None else []
+        asked = self.round.devices(State.INVITED) if now >= self._invite_at else []
+        if now >= self._listen_at:
+            self._listen_at = now + SILENCE_S / 2
+            silent_since = now - SILENCE_S
+            at_work = self.round.devices(State.ACCEPTED, State.TRAINING)
+            asked += [device for device in at_work if self._heard_at[device] <= silent_since]
+        return self.ask(asked if connected else [], now) if self._model is not None else []
 
     def next_deadline(self) -> float | None:
         """When `tick` or `grant` has something to do."""
         invite_at = self._invite_at if self.round.count(State.INVITED) else None
-        candidates = (self.round.next_deadline(), self._desk.next_deadline(), invite_at)
+        listen_at = self._listen_at if self.round.count(State.ACCEPTED, State.TRAINING) else None
+        candidates = (self.round.next_deadline(), self._desk.next_deadline(), invite_at, listen_at)
         return min((c for c in candidates if c is not None), default=None)
 
     def dismiss(self) -> list[Effect]:
@@ -210,10 +243,6 @@ class OpenRound:
         traffic = Traffic(self.round.downloads() * model_bytes, self._bytes_up)
         return write_record(self.round, outcome, list(self.reports.values()), traffic, self._refused)
 
-    def _invite(self, now: float) -> list[Effect]:
-        self._invite_at = now + REINVITE_S
-        return [self._send(device, self._request(now)) for device in self.round.devices(State.INVITED)]
-
     def _request(self, now: float) -> WorkRequest:
         assert self._model is not None
         remaining_s = self.round.remaining_s(now)
@@ -229,6 +258,7 @@ class OpenRound:
 
     def _seen(self, device: str, event: Event, now: float) -> list[Effect]:
         """A sign of work, which says that the device accepted even if the word itself was lost or overtaken."""
+        self._heard_at[device] = now
         participant = self.round.participants[device]
         before = participant.accepted
         self.round.handle(device, event, now)
@@ -245,7 +275,7 @@ class OpenRound:
     def _progress(self, device: str, body: Progress, now: float) -> list[Effect]:
         if device in self._fleet.members and body.total:
             self._fleet.members[device].progress = min(1.0, body.done / body.total)
-        return self._seen(device, _EVENT_OF_JOB[body.phase], now)
+        return self._seen(device, EVENT_OF_JOB[body.phase], now)
 
     def _offered(self, device: str, manifest: Manifest, now: float) -> list[Effect]:
         if device in self.reports:
@@ -256,30 +286,13 @@ class OpenRound:
         if self.round.participants[device].state in (State.LATE, State.DECLINED, State.FAILED):
             refused = Refused(manifest.digest, RefuseReason.LATE, "the round went on without this device")
             return [self._send(device, refused), Count(device, "late", RefuseReason.LATE)]
+        spec = self._spec
         try:
-            check_manifest(manifest, self._spec.max_blob_bytes)
-        except WireError as error:
-            large = max(manifest.size_bytes, manifest.raw_bytes) > self._spec.max_blob_bytes
-            reason = RefuseReason.TOO_LARGE if large else RefuseReason.DAMAGED
-            return self.refuse(device, manifest.digest, reason, str(error), now)
-        offered, asked = (manifest.schema, manifest.encoding), (self._spec.public_schema, self._spec.encoding)
-        if offered != asked:
-            detail = f"offered schema {offered[0][:12]} in {offered[1]}, asked for {asked[0][:12]} in {asked[1]}"
-            return self.refuse(device, manifest.digest, RefuseReason.SCHEMA_MISMATCH, detail, now)
+            check_offer(manifest, schema=spec.public_schema, encoding=spec.encoding, max_bytes=spec.max_blob_bytes)
+        except UpdateRefused as error:
+            return self.refuse(device, manifest.digest, RefuseReason(error.reason), str(error), now)
         accepted = self._seen(device, Event.OFFER, now)
         return [*accepted, self._send(device, self._desk.offer(device, manifest, now))]
-
-    def _needed(self, body: Need, now: float) -> list[Effect]:
-        if self._model is None or body.digest != self._model.digest:
-            return []
-        try:
-            missing = Bitmap.from_bytes(self._model.chunk_count, body.missing)
-        except WireError:
-            return []
-        # Whoever asks gets what all subscribers get: devices that miss the same chunk are served at once.
-        wanted = tuple(i for i in missing if now >= self._sent_again_at.get(i, -math.inf) + REPUBLISH_S)
-        self._sent_again_at.update(dict.fromkeys(wanted, now))
-        return [Republish(wanted)] if wanted else []
 
     def _send(self, device: str, body: Body) -> Effect:
         return self._post.send(device, self.round.number, body)

@@ -14,6 +14,8 @@ from coordinator.effects import (
     Count,
     Effect,
     Finish,
+    Open,
+    Pause,
     PublishModel,
     Record,
     Republish,
@@ -22,18 +24,18 @@ from coordinator.effects import (
     Store,
 )
 from coordinator.engine import Engine
-from coordinator.intake import Terms, read_update
+from coordinator.intake import read_update
+from coordinator.moments import Moment
 from coordinator.preparation import Prepared
 from coordinator.publisher import ModelPublisher
-from coordinator.records import StoredUpdate
+from coordinator.records import RoundRecord, StoredUpdate
+from coordinator.recovery import pack_model, terms_of
 from coordinator.registry import Registry
 from coordinator.snapshot import View
 from coordinator.strategies import ServerState
-from shared.compression import pack
 from shared.errors import UpdateRefused
 from shared.messages import Manifest, RefuseReason, UpdateReport
 from shared.tensors import Array
-from shared.transfer import describe
 
 _TOLD = ("declined", "failed", "refused")
 
@@ -64,6 +66,7 @@ class Performer:
         # Digest of the global model that the open round trains on.
         self.base = ""
         self._counts: list[Count] = []
+        self._accepted: set[str] = set()
 
     def perform(self, effects: list[Effect]) -> None:
         """All of `effects`, and those that follow from them."""
@@ -79,12 +82,12 @@ class Performer:
                 self.count(effect)
             case PublishModel() | Store() | Aggregate():
                 return self._work(effect)
+            case Open() | Pause() | Record():
+                self._keep(effect)
             case Republish():
                 self._publisher.republish(effect.indices)
             case RetractModel():
                 self._publisher.retract()
-            case Record():
-                self._record(effect)
             case Finish():
                 self.flush_counts()
                 if effect.detail:
@@ -101,15 +104,32 @@ class Performer:
             case Aggregate():
                 return self._aggregate(effect)
 
+    def _keep(self, effect: Open | Pause | Record) -> None:
+        """What the registry has to know at once."""
+        run = self._engine.spec.run
+        match effect:
+            case Open():
+                self._accepted.clear()
+                self._registry.rounds.open(run, effect.ledger, Moment.now())
+            case Pause():
+                self._registry.rounds.pause(run, effect.spent_s)
+            case Record():
+                self._record(run, effect.record)
+
     def flush_counts(self) -> None:
         """Writes the counters; called when there is time, since each write waits for the disk."""
         if self._counts:
             self._registry.count(self._connection.fleet, *((one.device, one.what, one.reason) for one in self._counts))
             self._counts.clear()
+        if self._accepted:
+            self._registry.rounds.accept(self._engine.spec.run, self._accepted)
+            self._accepted.clear()
 
     def count(self, effect: Count) -> None:
         """Adds to a device's counters with the next flush, and tells what a person should know."""
         self._counts.append(effect)
+        if effect.what == "accepted":
+            self._accepted.add(effect.device)
         if effect.what in _TOLD:
             self._tell(f"{effect.device} {effect.what}: {effect.reason} {effect.detail}".rstrip())
 
@@ -118,16 +138,8 @@ class Performer:
         self._view.say("".join(char if char.isprintable() else "?" for char in line))
 
     def _publish_model(self, number: int) -> Manifest:
-        spec, travelling = self._engine.spec, self._prepared.travelling
-        packed = pack(self.state.tensors, travelling, {"round": number}, spec.encoding)
-        manifest = describe(
-            packed.blob,
-            chunk_bytes=spec.chunk_bytes,
-            encoding=packed.encoding,
-            raw_bytes=packed.raw_bytes,
-            schema=travelling.digest,
-        )
-        self._publisher.publish(packed.blob, manifest)
+        blob, manifest = pack_model(self.state, self._prepared, self._engine.spec, number)
+        self._publisher.publish(blob, manifest)
         self.base = manifest.digest
         return manifest
 
@@ -136,21 +148,25 @@ class Performer:
         manifest, device = effect.manifest, effect.device
         try:
             report, _ = self._read(effect.blob, manifest.raw_bytes)
+            store_update(self._directory, effect.round, device, effect.blob)
+            update = StoredUpdate(effect.round, device, manifest.digest, manifest.raw_bytes, report.num_examples)
+            self._registry.rounds.add_update(self._engine.spec.run, update, self._accepted)
         except UpdateRefused as error:
             reason = RefuseReason(error.reason)
             return self._engine.refused(device, manifest.digest, reason, str(error), time.monotonic())
-        store_update(self._directory, effect.round, device, effect.blob)
-        update = StoredUpdate(effect.round, device, manifest.digest, manifest.raw_bytes, report.num_examples)
-        self._registry.add_update(self._engine.spec.run, update)
+        self._accepted.clear()
         return self._engine.stored(device, manifest.digest, report, time.monotonic())
 
     def _read(self, blob: bytes, raw_bytes: int) -> tuple[UpdateReport, dict[str, Array]]:
-        terms = Terms(self._prepared.travelling, self._prepared.private_names, self.base)
+        terms = terms_of(self._prepared, self.base)
         return read_update(blob, terms, encoding=self._engine.spec.encoding, raw_bytes=raw_bytes)
 
     def _aggregate(self, effect: Aggregate) -> list[Effect]:
         """Folds in one update at a time, in the order of device names: the same updates give the same bits."""
-        stored = {update.device: update for update in self._registry.updates(self._engine.spec.run, effect.round)}
+        self._registry.rounds.close(self._engine.spec.run)
+        stored = {
+            update.device: update for update in self._registry.rounds.updates(self._engine.spec.run, effect.round)
+        }
         mean = WeightedMean(self._prepared.travelling)
         for device in effect.devices:
             blob = load_update(self._directory, effect.round, device)
@@ -159,13 +175,11 @@ class Performer:
         self._next = self._prepared.strategy.finish(self.state, mean.result(), self._prepared.public)
         return self._engine.aggregated(time.monotonic())
 
-    def _record(self, effect: Record) -> None:
+    def _record(self, run: str, record: RoundRecord) -> None:
         """Model and record become durable together, in the checkpoint; the registry may lag behind by a crash."""
-        run, record = self._engine.spec.run, effect.record
         if record.outcome == "aggregated":
             save_checkpoint(self._directory, self._next, self._prepared.public, {"record": record.to_dict()})
             self.state = self._next
         self.flush_counts()
-        self._registry.add_round(run, record)
-        self._registry.drop_updates(run, record.round)
+        self._registry.rounds.finish(run, record)
         drop_round(self._directory, record.round)

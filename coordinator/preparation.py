@@ -107,4 +107,5 @@ def run_spec(run: str, epoch: int, settings: RunSettings, prepared: Prepared, ch
         upload_slots=settings.upload_slots,
         upload_window=settings.upload_window,
         seed=settings.seed,
+        round_interval_s=settings.round_interval_s,
     )

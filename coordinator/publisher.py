@@ -1,5 +1,7 @@
 """The global model's chunks on the broker: retained while the round lasts, published once for all devices.
 
+A broker that retains nothing gets only what devices ask for: at the beginning of a round nobody has subscribed yet.
+
 What is retained outlives this process. So its name stands in a file from before the first chunk is published until the
 broker has taken all of it back; whoever starts next in this directory takes off what is left. The file has a line for each
 model: its digest and its number of chunks.
@@ -14,6 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from shared.errors import BrokerError
 from shared.files import write_atomic
 from shared.link import Link
 from shared.messages import MAX_CHUNKS, Manifest
@@ -36,7 +39,10 @@ class _Leaving:
 
 
 class ModelPublisher:
-    """One model at a time; `note` is the file that remembers what may be retained. `retain` follows what the broker offers."""
+    """One model at a time; `note` is the file that remembers what may be retained.
+
+    `retain` follows what the broker offers; it must be set before the first call.
+    """
 
     def __init__(self, link: Link, fleet: str, note: Path) -> None:
         self.retain = True
@@ -46,10 +52,9 @@ class ModelPublisher:
         self._current: Manifest | None = None
         self._blob = b""
         self._leaving = self._read_note()
-        self._take_back()
 
     def publish(self, blob: bytes, manifest: Manifest) -> None:
-        """Takes the former model back and publishes all chunks of this one."""
+        """Takes the former model back and publishes all chunks of this one, if the broker keeps them."""
         self._let_go()
         self._forget_what_left()
         self._current, self._blob = manifest, blob
@@ -59,12 +64,14 @@ class ModelPublisher:
         self.republish()
 
     def republish(self, indices: Iterable[int] | None = None) -> None:
-        """Publishes these chunks again (None: all), for whoever missed them."""
-        if self._current is None:
+        """Publishes these chunks again, for whoever missed them; None: all that the broker should keep.
+
+        BrokerError when the broker takes no packets of that size any more.
+        """
+        if self._current is None or (indices is None and not self.retain):
             return
         for index in range(self._current.chunk_count) if indices is None else indices:
-            topic = model_chunk(self._fleet, self._current.digest, index)
-            if not self._link.publish(topic, encode_chunk(cut(self._blob, self._current, index)), retain=self.retain):
+            if not self._publish_chunk(self._current, index):
                 # Devices ask for what they miss; pushing on would only fill the queue further.
                 _log.warning("outgoing queue is full at chunk %d of %d", index, self._current.chunk_count)
                 return
@@ -87,6 +94,13 @@ class ModelPublisher:
         while self._leaving and time.monotonic() < give_up_at:
             time.sleep(0.01)
             self.settle()
+
+    def _publish_chunk(self, manifest: Manifest, index: int) -> bool:
+        payload = encode_chunk(cut(self._blob, manifest, index))
+        try:
+            return self._link.publish(model_chunk(self._fleet, manifest.digest, index), payload, retain=self.retain)
+        except BrokerError as error:
+            raise BrokerError(f"{error}; `fedpatch resume` will cut them to fit, or set --chunk-kib") from error
 
     def _let_go(self) -> None:
         if self._current is not None:

@@ -28,10 +28,10 @@ class PhaseSeconds:
 class RoundRecord:
     """The books on one round.
 
-    `outcome` is aggregated or failed; only a failed round has a `failure`: too_few_accepted, quorum_missed, no_devices.
+    `outcome` is aggregated or failed; only a failed round has a `failure`: too_few_accepted or quorum_missed.
     User accuracies are the mean and the minimum over the devices that reported, of the global model with each device's
     patch, before LocalUpdate, and the mean after it; None where no device measured one. `bytes_down` and `bytes_up` are
-    bytes as they travelled. The maps count devices by reason; `late` counts updates that came when the round was over.
+    bytes as they travelled. The maps count devices by reason; `late` counts devices that the round left behind.
     """
 
     round: int

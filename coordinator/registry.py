@@ -1,4 +1,4 @@
-"""Runs, rounds, devices and stored updates, in one SQLite file that survives a power cut.
+"""Runs, their rounds and devices, in one SQLite file that survives a power cut.
 
 Every method is one transaction, on the disk when it returns (WAL, synchronous=FULL). One thread at a time may use a
 Registry; other processes may read the file meanwhile. Times are unix seconds, passed in.
@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import json
 import secrets
-import sqlite3
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from coordinator.database import COUNTERS, damaged, open_database, told
-from coordinator.records import DeviceInfo, RoundRecord, RunInfo, StoredUpdate
-from shared.errors import UpdateRefused, UsageError, unknown_name
-from shared.messages import RefuseReason
+from coordinator.database import COUNTERS, keep_copy, open_database
+from coordinator.records import DeviceInfo, RunInfo
+from coordinator.round_ledger import RoundLedger
+from coordinator.tables import Tables
+from shared.errors import UsageError, unknown_name
 
 REGISTRY_FILE = "registry.sqlite3"
 LAST = "last"
@@ -26,16 +25,16 @@ _RUN = "id, created_at, task, strategy, private, settings, schema, epoch, status
 _DEVICE = f"id, fleet, first_seen, last_seen, online, version, tasks, {', '.join(COUNTERS)}, last_reason"
 
 
-class Registry:
+class Registry(Tables):
     """The registry in the file `path`, made where absent.
 
     With `readonly` nothing is made or changed, and an absent file is a UsageError. Raises StateError for a file that is
-    damaged, foreign or of a newer version, and wherever the disk refuses.
+    damaged, foreign or of a newer version, and wherever the disk refuses. `rounds` is what it knows of rounds.
     """
 
     def __init__(self, path: Path, *, readonly: bool = False) -> None:
-        self.path = path
-        self._db = open_database(path, readonly)
+        super().__init__(open_database(path, readonly), path)
+        self.rounds = RoundLedger(self._db, path)
 
     def close(self) -> None:
         """Release the file."""
@@ -60,13 +59,16 @@ class Registry:
                 " VALUES (?, ?, ?, ?, ?, ?, ?, 1, 'running')",
                 row,
             )
+        keep_copy(self._db, self.path)
         return self.run(run)
 
     def next_epoch(self, run: str) -> int:
         """Take the next epoch of a run, for whoever carries it on: what answers an older one is refused."""
         with self._change() as db:
             rows = db.execute("UPDATE runs SET epoch = epoch + 1 WHERE id = ? RETURNING epoch", (run,)).fetchall()
-        return int(_only(rows, run)[0])
+        epoch = int(_only(rows, run)[0])
+        keep_copy(self._db, self.path)  # an older copy would give out this epoch a second time
+        return epoch
 
     def finish_run(self, run: str, *, stopped_because: str, user_accuracy: float | None, model: str | None) -> None:
         """Write down how a run ended; its status follows from `stopped_because` (as in records.RunSummary)."""
@@ -87,6 +89,18 @@ class Registry:
             ).fetchall()
         _only(rows, run)
 
+    def left_unfinished(self, fleet: str) -> RunInfo | None:
+        """The newest run of a fleet, unless it came to its end: its coordinator is at work, was killed, stopped, or failed."""
+        newest = next((run for run in self.runs() if run.settings.get("fleet") == fleet), None)
+        return newest if newest is not None and newest.status != "finished" else None
+
+    def abandon_running(self, fleet: str) -> None:
+        """Runs of a fleet that were cut short are over; called by whoever holds the fleet, so none is at work."""
+        left = [(run.id,) for run in self.runs() if run.status == "running" and run.settings.get("fleet") == fleet]
+        with self._change() as db:
+            sql = "UPDATE runs SET status = 'interrupted', stopped_because = 'interrupted' WHERE id = ?"
+            db.executemany(sql, left)
+
     def run(self, name: str) -> RunInfo:
         """The run with that id, or whose id alone begins so, or the newest for "last"; UsageError if there is none."""
         runs = self.runs()
@@ -106,24 +120,7 @@ class Registry:
     def runs(self) -> list[RunInfo]:
         """All runs, the newest first."""
         rows = self._read(f"SELECT {_RUN} FROM runs ORDER BY number DESC")
-        return [RunInfo(**{**row, "settings": self._json(row["settings"])}) for row in rows]
-
-    def add_round(self, run: str, record: RoundRecord) -> None:
-        """Keep the record of a round; one that is played again after a crash replaces what was known of it."""
-        with self._change() as db:
-            db.execute(
-                "INSERT INTO rounds (run, round, record) VALUES (?, ?, ?)"
-                " ON CONFLICT (run, round) DO UPDATE SET record = excluded.record",
-                (run, record.round, json.dumps(record.to_dict(), allow_nan=False)),
-            )
-
-    def rounds(self, run: str) -> list[RoundRecord]:
-        """The records of a run, by round."""
-        rows = self._read("SELECT record FROM rounds WHERE run = ? ORDER BY round", (run,))
-        try:
-            return [RoundRecord.from_dict(self._json(row["record"])) for row in rows]
-        except (KeyError, TypeError, AttributeError) as error:
-            raise damaged(self.path, error) from error
+        return [RunInfo(**{**row, "settings": self._json(row["settings"], dict)}) for row in rows]
 
     def seen_device(
         self, device: str, *, fleet: str, now: float, online: bool, version: str = "", tasks: Sequence[str] = ()
@@ -162,61 +159,9 @@ class Registry:
         """All devices ever seen, by id, and by fleet where several have one of that id."""
         rows = self._read(f"SELECT {_DEVICE} FROM devices ORDER BY id, fleet")
         return [
-            DeviceInfo(**{**row, "online": bool(row["online"]), "tasks": tuple(self._json(row["tasks"]))})
+            DeviceInfo(**{**row, "online": bool(row["online"]), "tasks": tuple(self._json(row["tasks"], list))})
             for row in rows
         ]
-
-    def add_update(self, run: str, update: StoredUpdate) -> bool:
-        """Keep an update whose blob is on the disk; False where the very same is there already.
-
-        Raises UpdateRefused for other bytes from a device whose update of that round is committed.
-        """
-        key = (run, update.round, update.device)
-        with self._change() as db:
-            found = db.execute("SELECT digest FROM updates WHERE (run, round, device) = (?, ?, ?)", key).fetchone()
-            if found is None:
-                values = (*key, update.digest, update.raw_bytes, update.num_examples)
-                db.execute("INSERT INTO updates VALUES (?, ?, ?, ?, ?, ?)", values)
-        if found is not None and found[0] != update.digest:
-            detail = f"{update.device} has already given {found[0][:12]} in round {update.round}"
-            raise UpdateRefused(RefuseReason.ALREADY_COMMITTED, detail)
-        return found is None
-
-    def updates(self, run: str, round: int) -> list[StoredUpdate]:
-        """The updates of a round, by device."""
-        columns = "round, device, digest, raw_bytes, num_examples"
-        query = f"SELECT {columns} FROM updates WHERE (run, round) = (?, ?) ORDER BY device"
-        return [StoredUpdate(**row) for row in self._read(query, (run, round))]
-
-    def drop_updates(self, run: str, round: int) -> None:
-        """Forget the updates of a round; their blobs are checkpoint.drop_round's."""
-        with self._change() as db:
-            db.execute("DELETE FROM updates WHERE (run, round) = (?, ?)", (run, round))
-
-    @contextmanager
-    def _change(self) -> Iterator[sqlite3.Connection]:
-        """One transaction: all of it, or nothing."""
-        with told(self.path):
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                yield self._db
-                self._db.execute("COMMIT")
-            except BaseException:
-                if self._db.in_transaction:
-                    self._db.execute("ROLLBACK")
-                raise
-
-    def _read(self, query: str, values: Sequence[Any] = ()) -> list[dict[str, Any]]:
-        with told(self.path):
-            answer = self._db.execute(query, values)
-            names = [column[0] for column in answer.description]
-            return [dict(zip(names, row, strict=True)) for row in answer]
-
-    def _json(self, text: str) -> Any:
-        try:
-            return json.loads(text)
-        except ValueError as error:
-            raise damaged(self.path, error) from error
 
 
 def _only(rows: list[Any], run: str) -> Any:

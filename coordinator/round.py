@@ -13,70 +13,21 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field
-from enum import StrEnum
 from itertools import accumulate, pairwise
 
+from coordinator.ledger import Ledger
 from coordinator.records import PhaseSeconds
+from coordinator.round_states import AT_WORK, TABLE, Event, Phase, State
 from shared.errors import IllegalTransition
 
+# The longest pause after which an agent comes back to a broker that was away too (its reconnect_max_s).
+RETURN_S = 60.0
 
-class Phase(StrEnum):
-    """Of the round."""
-
-    SELECTING = "selecting"
-    RECRUITING = "recruiting"
-    COLLECTING = "collecting"
-    AGGREGATING = "aggregating"
-    CLOSED = "closed"
-    FAILED = "failed"
-
-
-class State(StrEnum):
-    """Of a participant."""
-
-    INVITED = "invited"
-    ACCEPTED = "accepted"
-    TRAINING = "training"
-    UPLOADING = "uploading"
-    REPORTED = "reported"
-    DECLINED = "declined"
-    FAILED = "failed"
-    LOST = "lost"
-    LATE = "late"
-
-
-class Event(StrEnum):
-    """What a device did, or what was noticed of it."""
-
-    ACCEPT = "accept"
-    DECLINE = "decline"
-    TRAIN = "train"
-    OFFER = "offer"
-    REPORT = "report"
-    FAIL = "fail"
-    VANISH = "vanish"
-    RESTART = "restart"
-
-
-_I, _A, _T, _U, _L = State.INVITED, State.ACCEPTED, State.TRAINING, State.UPLOADING, State.LOST
-AT_WORK = (_I, _A, _T, _U, _L)
-
-# (state, event) -> state; a pair that is not here leaves the state as it is: a duplicate, or too late to matter.
-TABLE: dict[tuple[State, Event], State] = {
-    **{(state, Event.ACCEPT): _A for state in (_I, _L)},
-    **{(state, Event.DECLINE): State.DECLINED for state in (_I, _A, _L)},
-    # A message may overtake the one before it, so later signs of life imply the earlier ones.
-    **{(state, Event.TRAIN): _T for state in (_I, _A, _L)},
-    **{(state, Event.OFFER): _U for state in (_I, _A, _T, _L)},
-    **{(state, Event.REPORT): State.REPORTED for state in AT_WORK},
-    **{(state, Event.FAIL): State.FAILED for state in AT_WORK},
-    **{(state, Event.VANISH): _L for state in (_I, _A, _T, _U)},
-    **{(state, Event.RESTART): _I for state in AT_WORK},
-}
-
-_ACCEPTED = frozenset({_A, _T, _U, State.REPORTED})
-_HAD_MODEL = frozenset({_T, _U, State.REPORTED})
+_I, _U, _L = State.INVITED, State.UPLOADING, State.LOST
+_HAD_MODEL = frozenset({State.TRAINING, _U, State.REPORTED})
+_ACCEPTED = _HAD_MODEL | {State.ACCEPTED}
 
 
 @dataclass(frozen=True)
@@ -118,7 +69,7 @@ class Round:
         self.failure = ""
         self._in: dict[State, set[str]] = {state: set() for state in State}
         self._accepted = 0
-        self._started_at = self._invited_at = now
+        self._started_at = self._invited_at = self._asked_at = now
         self._quorum_at: float | None = None
         self._closing_at = self._closed_at = now
 
@@ -128,7 +79,32 @@ class Round:
         self.participants = {device: Participant(since={State.INVITED: now}) for device in invited}
         self._in[State.INVITED].update(invited)
         self.phase = Phase.RECRUITING
-        self._invited_at = now
+        self._invited_at = self._asked_at = now
+        self._advance(now)
+
+    def take_up(self, ledger: Ledger, reported: Collection[str], now: float) -> None:
+        """Goes on with a round that another coordinator had open: `reported` count, the others have to be asked again.
+
+        Its deadline is what it was. But whoever lost the broker too needs RETURN_S to be back: for so long at least
+        everybody has time to answer, and nobody who had accepted is missed.
+        """
+        self._require(Phase.SELECTING, "take up")
+        self.participants = {device: Participant(since={State.INVITED: now}) for device in ledger.invited}
+        self._in[State.INVITED].update(ledger.invited)
+        self.phase = Phase.RECRUITING
+        self._started_at = self._invited_at = now - ledger.spent_s
+        self._asked_at = now + max(0.0, RETURN_S - self.policy.recruit_deadline_s)
+        for device in self.participants.keys() & (ledger.accepted | set(reported)):
+            participant = self.participants[device]
+            participant.accepted = True
+            participant.lost_at = now + max(0.0, RETURN_S - self.policy.rejoin_s)
+            self._accepted += 1
+            self._move(device, State.REPORTED if device in reported else State.LOST, "")
+            participant.since[participant.state] = now
+        if ledger.closing:
+            self._quorum_at = self._closing_at = now
+            self._leave_behind()
+            self.phase = Phase.AGGREGATING
         self._advance(now)
 
     def handle(self, device: str, event: Event, now: float, reason: str = "") -> bool:
@@ -205,6 +181,10 @@ class Round:
         """Seconds from the round's beginning to its quorum, None while it is missed."""
         return None if self._quorum_at is None else self._quorum_at - self._started_at
 
+    def spent_s(self, now: float) -> float:
+        """Seconds of the deadline that have passed."""
+        return now - self._invited_at
+
     def remaining_s(self, now: float) -> float:
         """Seconds to the deadline, as a work request states them."""
         return max(0.0, self._invited_at + self.policy.deadline_s - now)
@@ -217,7 +197,7 @@ class Round:
         return min([end, *(self.participants[lost].lost_at + self.policy.rejoin_s for lost in self._in[_L])])
 
     def _recruiting_ends_at(self) -> float:
-        return self._invited_at + min(self.policy.recruit_deadline_s, self.policy.deadline_s)
+        return min(self._asked_at + self.policy.recruit_deadline_s, self._invited_at + self.policy.deadline_s)
 
     def _collecting_ends_at(self) -> float:
         """At the latest, as things stand now."""
@@ -294,7 +274,7 @@ class Round:
             return PhaseSeconds(select, self._closing_at - self._invited_at, 0.0, 0.0, 0.0, aggregate)
         last = max(reported, key=lambda p: p.since[State.REPORTED]).since
         # A message that was lost or overtaken leaves a gap: that part then has no length.
-        seen = (last.get(state, -math.inf) for state in (_A, _T, _U))
+        seen = (last.get(state, -math.inf) for state in (State.ACCEPTED, State.TRAINING, _U))
         marks = accumulate((self._invited_at, *seen, self._closing_at), max)
         recruit, download, train, upload = (b - a for a, b in pairwise(marks))
         return PhaseSeconds(select, recruit, download, train, upload, aggregate)

@@ -24,6 +24,7 @@ class RunSpec:
     """The terms of a run. `epoch` grows with each resume; digests are of the whole model's and of the public schema.
 
     `devices` are waited for before the first round, for `wait_s` at most; `policy` is that of a round with an open target.
+    Rounds begin at least `round_interval_s` apart.
     """
 
     run: str
@@ -48,3 +49,4 @@ class RunSpec:
     upload_slots: int
     upload_window: int
     seed: int
+    round_interval_s: float = 0.0

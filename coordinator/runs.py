@@ -6,28 +6,30 @@ import hashlib
 import random
 import secrets
 import time
-from collections.abc import Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from coordinator.checkpoint import drop_round, export_model, load_checkpoint, save_checkpoint
+from coordinator.checkpoint import export_model, load_checkpoint, save_checkpoint
 from coordinator.connection import Connection
+from coordinator.database import exists
 from coordinator.engine import Engine
 from coordinator.performing import Performer
 from coordinator.preparation import Prepared, prepare, run_spec
 from coordinator.publisher import ModelPublisher
-from coordinator.records import RoundRecord, RunSummary, last_user_accuracy
+from coordinator.records import RunInfo, RunSummary, last_user_accuracy
+from coordinator.recovery import reconcile, take_up_round
 from coordinator.registry import REGISTRY_FILE, Registry
 from coordinator.run_spec import RunSpec, Stopped
 from coordinator.service import Service
 from coordinator.settings import RunSettings
 from coordinator.snapshot import View
 from coordinator.state_dirs import remember
+from shared.broker_settings import BrokerSettings
 from shared.config import load, public_values
-from shared.errors import FedpatchError, SchemaMismatch
-from shared.files import remove_unfinished
+from shared.errors import FedpatchError, SchemaMismatch, StateError
+from shared.files import refusals_of
 from shared.locks import FileLock
 from shared.transfer import chunk_bytes_within
 
@@ -39,7 +41,26 @@ def run_directory(state_dir: Path, run: str) -> Path:
 
 def _fleet_lock(state_dir: Path, fleet: str) -> FileLock:
     held = f"{state_dir}: another fedpatch is working with fleet {fleet!r}; wait for it, or end it first"
-    return FileLock(state_dir / f"fleet-{fleet}.lock", held)
+    with refusals_of(state_dir):
+        return FileLock(state_dir / f"fleet-{fleet}.lock", held)
+
+
+def run_or_go_on(settings: RunSettings, view: View, *, new: bool = False) -> RunSummary:
+    """Takes up the fleet's last run if it did not come to its end and has these settings; else begins one.
+
+    So a service that is started again goes on where it was. With `new` a run is begun in any case.
+    """
+    registry_file = settings.state_dir.absolute() / REGISTRY_FILE
+    if not new and exists(registry_file):
+        with Registry(registry_file) as registry:
+            left = registry.left_unfinished(settings.fleet)
+            if left is not None and _same_terms(left, settings):
+                view.say(f"run {left.id} was not finished; going on with it (--new begins another)")
+                return _go_on(registry, left, settings, view)
+        if left is not None:
+            other = f"`fedpatch resume {left.id}` goes on with it"
+            view.say(f"run {left.id} was not finished and has other settings, so a new one begins; {other}")
+    return start_run(settings, view)
 
 
 def start_run(settings: RunSettings, view: View) -> RunSummary:
@@ -54,10 +75,12 @@ def start_run(settings: RunSettings, view: View) -> RunSummary:
         connection = stack.enter_context(Connection(settings))
         chunk_bytes = _chunk_bytes(settings, connection)
         if fresh:
-            state_dir.mkdir(parents=True, exist_ok=True)
+            with refusals_of(state_dir):
+                state_dir.mkdir(parents=True, exist_ok=True)
             locks.enter_context(_fleet_lock(state_dir, settings.fleet))
         remember(state_dir)
         with Registry(state_dir / REGISTRY_FILE) as registry:
+            registry.abandon_running(settings.fleet)
             run = registry.create_run(
                 created_at=time.time(),
                 task=prepared.task.name,
@@ -84,28 +107,40 @@ def resume_run(
     rounds: int | None = None,
     target_ua: float | None = None,
 ) -> RunSummary:
-    """Takes a run up after its last completed round, with its own settings except those given here."""
+    """Takes a run up where it was, with its own settings except those given here."""
     state_dir = state_dir.absolute()
     with Registry(state_dir / REGISTRY_FILE) as registry:
         run = registry.run(name)
         changes: dict[str, Any] = {"broker": broker, "rounds": rounds, "target_ua": target_ua}
         flags = {**run.settings, **{name: value for name, value in changes.items() if value is not None}}
         settings = load(RunSettings, file=None, environ={}, flags={**flags, "state_dir": str(state_dir)})
-        settings = replace(settings, password=password)
-        prepared = prepare(settings)
-        if prepared.schema.digest != run.schema:
-            raise SchemaMismatch(
-                f"task {run.task!r} has schema {prepared.schema.digest[:12]} now, but run {run.id} was begun with "
-                f"{run.schema[:12]}; install the version of the task that it was begun with, or start a new run"
-            )
-        with _fleet_lock(state_dir, settings.fleet), Connection(settings) as connection:
-            chunk_bytes = _chunk_bytes(settings, connection)
-            _catch_up(registry, run.id, load_checkpoint(run_directory(state_dir, run.id))[2])
-            registry.reopen(run.id)
-            epoch = registry.next_epoch(run.id)
-            view.say(f"run {run.id}: going on after round {len(registry.rounds(run.id))}, epoch {epoch}")
-            spec = run_spec(run.id, epoch, settings, prepared, chunk_bytes)
-            return _play(spec, settings, prepared, registry, connection, view)
+        return _go_on(registry, run, replace(settings, password=password), view)
+
+
+def _go_on(registry: Registry, run: RunInfo, settings: RunSettings, view: View) -> RunSummary:
+    state_dir = settings.state_dir.absolute()
+    prepared = prepare(settings)
+    if prepared.schema.digest != run.schema:
+        raise SchemaMismatch(
+            f"task {run.task!r} has schema {prepared.schema.digest[:12]} now, but run {run.id} was begun with "
+            f"{run.schema[:12]}; install the version of the task that it was begun with, or start a new run"
+        )
+    with _fleet_lock(state_dir, settings.fleet), Connection(settings) as connection:
+        chunk_bytes = _chunk_bytes(settings, connection)
+        reconcile(registry, run.id, run_directory(state_dir, run.id), prepared, view.say)
+        registry.reopen(run.id)
+        epoch = registry.next_epoch(run.id)
+        last = max((record.round for record in registry.rounds.records(run.id)), default=0)
+        view.say(f"run {run.id}: going on after round {last}, epoch {epoch}")
+        spec = run_spec(run.id, epoch, settings, prepared, chunk_bytes)
+        return _play(spec, settings, prepared, registry, connection, view)
+
+
+def _same_terms(run: RunInfo, settings: RunSettings) -> bool:
+    """Whether a run was begun with these settings, but for how the broker is reached."""
+    anywhere = {one.name for one in fields(BrokerSettings)} | {"state_dir"}
+    now = public_values(settings)
+    return all(run.settings[name] == now[name] for name in now.keys() & run.settings.keys() - anywhere)
 
 
 def _from_anywhere(settings: RunSettings) -> RunSettings:
@@ -128,9 +163,12 @@ def _play(
     except (FedpatchError, OSError) as error:
         view.say(f"the run cannot go on: {error}")
     model = _export(directory, prepared, view)
-    records = registry.rounds(spec.run)
+    records = registry.rounds.records(spec.run)
     user_accuracy = last_user_accuracy(records)
-    registry.finish_run(spec.run, stopped_because=stopped, user_accuracy=user_accuracy, model=model)
+    try:
+        registry.finish_run(spec.run, stopped_because=stopped, user_accuracy=user_accuracy, model=model)
+    except StateError as error:  # it stays a run that was cut short, as after a power cut
+        view.say(str(error))
     return RunSummary(spec.run, stopped.value, user_accuracy, model, records)
 
 
@@ -139,16 +177,18 @@ def _play_rounds(
 ) -> Stopped:
     state_dir = settings.state_dir.absolute()
     directory = run_directory(state_dir, spec.run)
-    engine = Engine(spec, records=registry.rounds(spec.run), jitter=random.Random(secrets.randbits(64)))
-    _drop_unfinished(registry, spec.run, directory, engine.last_round + 1)
-    remove_unfinished(state_dir)
+    state = load_checkpoint(directory)[0]
+    unfinished = take_up_round(registry, directory, spec, prepared, state, view.say)
+    records = registry.rounds.records(spec.run)
+    engine = Engine(spec, records=records, unfinished=unfinished, jitter=random.Random(secrets.randbits(64)))
     # Notes of another broker are for whoever comes back to it.
     broker = hashlib.sha256(str(connection.link.broker).encode()).hexdigest()[:8]
     publisher = ModelPublisher(connection.link, settings.fleet, state_dir / f"published-{settings.fleet}-{broker}.txt")
+    publisher.retain = connection.established.retain_available
     performer = Performer(
         engine,
         prepared,
-        load_checkpoint(directory)[0],
+        state,
         connection=connection,
         publisher=publisher,
         registry=registry,
@@ -157,7 +197,11 @@ def _play_rounds(
     )
     try:
         Service(engine, performer, connection=connection, publisher=publisher, registry=registry, view=view).run()
-    except (FedpatchError, OSError):
+    except (StateError, OSError):
+        with suppress(FedpatchError, OSError):
+            performer.perform(engine.suspend(time.monotonic()))
+        raise
+    except FedpatchError:
         with suppress(FedpatchError, OSError):
             performer.perform(engine.interrupt(time.monotonic()))
         raise
@@ -177,17 +221,3 @@ def _export(directory: Path, prepared: Prepared, view: View) -> str:
         view.say(str(error))
         return ""
     return str(path)
-
-
-def _drop_unfinished(registry: Registry, run: str, directory: Path, number: int) -> None:
-    """Forgets what a predecessor left of a round that is played again."""
-    registry.drop_updates(run, number)
-    drop_round(directory, number)
-
-
-def _catch_up(registry: Registry, run: str, meta: Mapping[str, Any]) -> None:
-    """Model and record are saved together in the checkpoint; a crash may have kept the record from the registry."""
-    if "record" in meta:
-        record = RoundRecord.from_dict(meta["record"])
-        if record.round > max((known.round for known in registry.rounds(run)), default=0):
-            registry.add_round(run, record)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import replace
 from queue import Empty
 
 from coordinator.connection import Connection, Interrupt
@@ -53,6 +54,9 @@ class Service:
 
     def run(self) -> None:
         """Returns when the engine has stopped; its `stopped` says why."""
+        if self._engine.records:
+            # The view is to know the rounds of before, and so tell one that closes with the very start.
+            self._view.show(replace(take_snapshot(self._engine, time.monotonic()), phase="starting"))
         self._performer.perform(self._engine.start(time.monotonic()))
         while not self._engine.stopped:
             event = self._next_event()

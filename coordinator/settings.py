@@ -85,6 +85,14 @@ class RoundSettings(Settings):
     quorum: float = setting(
         0.8, group=_ROUNDS, gt=0.0, le=1.0, help="Share of the cohort that must report, else the round fails."
     )
+    round_interval_s: float = setting(
+        0.0,
+        group=_ROUNDS,
+        ge=0.0,
+        le=_YEAR_S,
+        unit="seconds",
+        help="Least time from the beginning of a round to that of the next; devices that are done hear how long they may rest.",
+    )
     max_failed_rounds: int = setting(
         3, group=_ROUNDS, ge=1, le=1_000_000, unit="rounds", help="Failed rounds in a row after which the run fails."
     )
@@ -143,7 +151,8 @@ class RoundSettings(Settings):
         ge=1,
         le=MAX_CHUNKS_IN_FLIGHT,
         unit="devices",
-        help="Devices that may upload at the same time.",
+        help="Devices that may upload long updates at the same time; shorter ones share the chunks, "
+        "upload_slots x upload_window in all.",
     )
     upload_window: int = setting(
         8, group=_TRANSFER, ge=1, le=MAX_CHUNKS_IN_FLIGHT, unit="chunks", help="Chunks a device may have under way."

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from coordinator.engine import Engine
 from coordinator.records import RoundRecord
-from coordinator.round import State
+from coordinator.round_states import State
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,8 @@ class Snapshot:
     """The run now. `phase` is "waiting" between rounds, else the round's. User accuracies are fractions.
 
     `reported` of `needed` updates make the quorum, expected in `eta_s` seconds (None: not known yet). While waiting,
-    `present` of `wanted` devices are there. `records` are the rounds so far.
+    `present` of `wanted` devices are there, and the next round begins in `pause_s` at the earliest. `records` are
+    the rounds so far.
     """
 
     run: str
@@ -41,6 +42,7 @@ class Snapshot:
     user_accuracy: float | None
     eta_s: float | None
     elapsed_s: float
+    pause_s: float
     records: tuple[RoundRecord, ...]
 
 
@@ -79,5 +81,6 @@ def take_snapshot(engine: Engine, now: float) -> Snapshot:
         user_accuracy=current.user_accuracy() if current else None,
         eta_s=engine.eta_s(now),
         elapsed_s=current.round.elapsed_s(now) if current else 0.0,
+        pause_s=engine.pause_s(now),
         records=tuple(engine.records),
     )

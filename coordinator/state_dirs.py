@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from coordinator.database import exists
 from coordinator.registry import LAST, REGISTRY_FILE, Registry
 from coordinator.settings import RunSettings
 from shared.errors import StateError, UsageError
@@ -101,7 +102,7 @@ def _place_of(run: str, places: Sequence[Path]) -> Path:
 
 
 def _has_runs(place: Path) -> bool:
-    return (place / REGISTRY_FILE).is_file()
+    return exists(place / REGISTRY_FILE)
 
 
 def _notes() -> Path:

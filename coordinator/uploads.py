@@ -1,6 +1,9 @@
-"""The receiving end of updates: K devices at a time, each with a window of chunks; everyone else waits in line.
+"""The receiving end of updates: a few devices at a time, each with a window of chunks; everyone else waits in line.
 
-Memory is K updates, whatever the size of the fleet, and K x window chunks are in flight, well under a broker's queue.
+What is shared out is chunks in flight: slots x window of them, well under a broker's queue. A device takes as many as it can
+have under way, so that `slots` devices with long updates upload at once, and more of them where updates are shorter
+than a window. Memory is bounded by the same shares, whatever the size of the fleet: `slots` updates that are longer
+than a window, or slots x window chunks.
 """
 
 from __future__ import annotations
@@ -14,6 +17,11 @@ from dataclasses import dataclass
 from shared.messages import Ack, Grant, Manifest, RetryAfter
 from shared.transfer import Bitmap, Chunk, fits
 
+# However long the line, a device asks again within a minute or two: a grant may be lost, and with it its turn.
+MAX_RETRY_S = 60.0
+# No device is asked for larger chunks. One that offers its update in fewer is taken to have as many as this makes of it.
+_LARGEST_CHUNK_BYTES = 2**20
+
 
 @dataclass(frozen=True)
 class Complete:
@@ -25,8 +33,9 @@ class Complete:
 
 
 class _Slot:
-    def __init__(self, manifest: Manifest, now: float) -> None:
+    def __init__(self, manifest: Manifest, share: int, now: float) -> None:
         self.manifest = manifest
+        self.share = share
         self.have = Bitmap(manifest.chunk_count)
         self.buffer = bytearray(manifest.size_bytes)
         self.heard_at = now
@@ -34,15 +43,20 @@ class _Slot:
 
 
 class UploadDesk:
-    """Who may upload now. `slots` devices at once, `window` chunks each; a silent slot is given away after `idle_s`."""
+    """Who may upload now: slots x window chunks in flight, at most `window` of them of one device.
+
+    A place whose device is silent for `idle_s` is given to the next in line, and that device waits for another turn.
+    `idle_s` must hold several of the pauses after which a granted device speaks again (shared.transfer).
+    """
 
     def __init__(self, *, slots: int, window: int, idle_s: float, jitter: random.Random) -> None:
-        self._slots = slots
+        self._in_flight = slots * window
         self._window = window
         self._idle_s = idle_s
         self._jitter = jitter
         self._active: dict[str, _Slot] = {}
         self._waiting: OrderedDict[str, Manifest] = OrderedDict()
+        self._taken = 0
 
     @property
     def waiting(self) -> int:
@@ -56,15 +70,15 @@ class UploadDesk:
             slot.heard_at = now
             slot.unacked = 0
             return self._grant(slot)
-        self._active.pop(device, None)
+        self._leave(device)
         # Whoever waits already keeps its place.
         self._waiting[device] = manifest
         self._evict_idle(now)
-        if len(self._active) < self._slots and next(iter(self._waiting)) == device:
+        if self._next_fits() == device:
             return self._admit(device, now)
-        # Spread over the line's length, so that those who wait do not come back together.
-        delay_s = 1.0 + self.waiting / self._slots * self._jitter.uniform(0.5, 1.5)
-        return RetryAfter(manifest.digest, delay_s)
+        # A guess of a second for each turn, drawn so that those who wait do not come back together.
+        turns = self.waiting * self._share(manifest) / self._in_flight
+        return RetryAfter(manifest.digest, 1.0 + min(turns, MAX_RETRY_S) * self._jitter.uniform(0.5, 1.5))
 
     def chunk(self, device: str, chunk: Chunk, now: float) -> Ack | Complete | None:
         """None for a chunk that is nobody's; Complete frees the slot."""
@@ -77,7 +91,7 @@ class UploadDesk:
             slot.buffer[start : start + len(chunk.data)] = chunk.data
             slot.unacked += 1
             if slot.have.full:
-                del self._active[device]
+                self._leave(device)
                 blob = bytes(slot.buffer)
                 return Complete(slot.manifest, blob, hashlib.sha256(blob).hexdigest() == slot.manifest.digest)
             if slot.unacked < max(1, self._window // 4):
@@ -86,44 +100,65 @@ class UploadDesk:
         return Ack(slot.manifest.digest, slot.have.to_bytes())
 
     def next_grants(self, now: float) -> list[tuple[str, Grant]]:
-        """Hands free slots to those who wait; called after anything that may have freed one."""
+        """Hands free places to those who wait; called after anything that may have freed one."""
         self._evict_idle(now)
         grants: list[tuple[str, Grant]] = []
-        while self._waiting and len(self._active) < self._slots:
-            device = next(iter(self._waiting))
+        while (device := self._next_fits()) is not None:
             grants.append((device, self._admit(device, now)))
         return grants
 
     def suspend(self, device: str) -> None:
-        """The device is gone: whoever waits may have its slot; until then, what arrived is kept for its return."""
+        """The device is gone: whoever waits may have its place; until then, what arrived is kept for its return."""
         self._waiting.pop(device, None)
         if device in self._active:
             self._active[device].heard_at = -math.inf
 
     def release(self, device: str) -> None:
         """Forgets a device's upload."""
-        self._active.pop(device, None)
+        self._leave(device)
         self._waiting.pop(device, None)
 
     def clear(self) -> None:
         """The round is over."""
         self._active.clear()
         self._waiting.clear()
+        self._taken = 0
 
     def next_deadline(self) -> float | None:
-        """When a silent slot could be given to somebody who waits."""
+        """When a silent place could be given to somebody who waits."""
         if not self._waiting or not self._active:
             return None
         return min(slot.heard_at for slot in self._active.values()) + self._idle_s
 
     def _evict_idle(self, now: float) -> None:
-        if self._waiting:
-            for device in [d for d, s in self._active.items() if now >= s.heard_at + self._idle_s]:
-                del self._active[device]
+        if not self._waiting:
+            return
+        for device in [d for d, s in self._active.items() if now >= s.heard_at + self._idle_s]:
+            slot = self._leave(device)
+            # Perhaps only its grant was lost: it gets another one in turn. Who is gone offers when it is back.
+            if slot is not None and slot.heard_at != -math.inf:
+                self._waiting[device] = slot.manifest
+
+    def _next_fits(self) -> str | None:
+        """The first in line, if its share is free: nobody overtakes it, however small."""
+        for device, manifest in self._waiting.items():
+            return device if self._taken + self._share(manifest) <= self._in_flight else None
+        return None
 
     def _admit(self, device: str, now: float) -> Grant:
-        slot = self._active[device] = _Slot(self._waiting.pop(device), now)
+        manifest = self._waiting.pop(device)
+        slot = self._active[device] = _Slot(manifest, self._share(manifest), now)
+        self._taken += slot.share
         return self._grant(slot)
+
+    def _leave(self, device: str) -> _Slot | None:
+        slot = self._active.pop(device, None)
+        self._taken -= slot.share if slot else 0
+        return slot
+
+    def _share(self, manifest: Manifest) -> int:
+        """Chunks that a device may have under way."""
+        return min(self._window, max(manifest.chunk_count, -(-manifest.size_bytes // _LARGEST_CHUNK_BYTES)))
 
     def _grant(self, slot: _Slot) -> Grant:
         return Grant(slot.manifest.digest, self._window, slot.have.to_bytes())

@@ -7,30 +7,26 @@ the network and no private value: data, patch and torch are in the training proc
 from __future__ import annotations
 
 import logging
-import os
-import signal
-import sys
-import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from typing import Protocol
 
-from device_agent.admission import Order, Verdict, decide, parse_order
+from device_agent.admission import Order, Verdict, decide
 from device_agent.effects import Effect
-from device_agent.job import Job, JobState
-from device_agent.performing import Identity, Performer
-from device_agent.presence import StatusFile, host_as_device_id, lock_state_dir
-from device_agent.settings import AgentSettings
+from device_agent.namesake import Namesake
+from device_agent.performing import Performer
+from device_agent.presence import StatusFile
 from device_agent.trainer import Died, Trainer, TrainerEvent
-from device_agent.training_channel import Ready, Setup, SetupFailed, TrainCancelled, Trained, TrainFailed, TrainProgress
+from device_agent.training_channel import Ready, SetupFailed, TrainCancelled, Trained, TrainFailed, TrainProgress
 from shared import __version__, topics
 from shared.codec import UnknownMessage, decode, encode
 from shared.errors import DataError, UsageError, WireError
-from shared.files import remove_unfinished
-from shared.link import Connected, Disconnected, Link, LinkEvent, MqttLink, Received
+from shared.link_events import Connected, Disconnected, Link, LinkEvent, Received
 from shared.messages import (
     ENCODINGS,
+    Body,
     CoordinatorState,
     DeviceState,
     Envelope,
@@ -53,24 +49,32 @@ class Stop:
 Event = LinkEvent | TrainerEvent | Stop
 Inbox = SimpleQueue[Event]
 
+# Training processes that may be killed before the first is ready.
+EARLY_DEATHS = 3
+
+
+class AgentLink(Link, Protocol):
+    """A link that can be told to take its time."""
+
+    def be_patient(self, patient: bool) -> None:
+        """Whether to wait for as long as is allowed before each further attempt to connect."""
+
 
 class Agent:
     """Runs until it is told to stop."""
 
     def __init__(
         self,
-        identity: Identity,
-        job: Job,
         performer: Performer,
         *,
-        link: Link,
+        link: AgentLink,
         inbox: Inbox,
         trainer: Trainer,
         order: Order,
         status: StatusFile,
+        namesake: Namesake,
     ) -> None:
-        self._me = identity
-        self._job = job
+        self._me, self._job = performer.me, performer.job
         self._performer = performer
         self._link = link
         self._inbox = inbox
@@ -81,6 +85,9 @@ class Agent:
         self._retain = True
         self._connected = False
         self._coordinator_boot = ""
+        self._namesake = namesake
+        self._problem = ""
+        self._early_deaths = 0
 
     def run(self) -> int:
         """The exit code. Raises DataError when the task or its data cannot be used at all."""
@@ -106,11 +113,14 @@ class Agent:
                 return event.exit_code
             effects = self._handle(event, time.monotonic()) if event is not None else []
             self._performer.perform(effects)
+            if self._namesake.tick(time.monotonic()):
+                self._note_namesake()
             if self._connected:
                 self._performer.perform(self._job.tick(time.monotonic()))
 
     def _next_event(self) -> Event | None:
-        deadline = self._job.next_deadline() if self._connected else None
+        wanted = (self._job.next_deadline() if self._connected else None, self._namesake.next_deadline())
+        deadline = min((one for one in wanted if one is not None), default=None)
         try:
             return self._inbox.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
         except Empty:
@@ -121,6 +131,7 @@ class Agent:
             case Connected():
                 _log.info("connected to the broker, MQTT %s", event.protocol)
                 self._connected, self._retain = True, event.retain_available
+                self._namesake.connected()
                 self._tell_state()
                 self._job.reconnected(now)
             case Disconnected(reason=reason):
@@ -143,11 +154,16 @@ class Agent:
             case SetupFailed() if not self._tasks:
                 raise (UsageError if event.exit_code == UsageError.exit_code else DataError)(event.detail)
             case Died() if not self._tasks:
-                raise DataError(f"{event.detail} before it was ready")
+                self._start_again(event)
             case SetupFailed() | Died():  # the next round starts another process, which may fare better
-                return self._job.give_up(FailReason.TRAINING, event.detail) if self._training else []
+                if not event.lost:
+                    _log.warning("%s, without a round to work on", event.detail)
+                failed = (self._job.training_failed(key, FailReason.TRAINING, event.detail) for key in event.lost)
+                return [effect for effects in failed for effect in effects]
             case TrainProgress():
-                return self._job.progress(event.key, event.done, event.total)
+                told = self._job.progress(event.key, event.done, event.total)
+                # Without a connection they would fill the queue that our presence has to pass when there is one again.
+                return told if self._connected else []
             case Trained():
                 return self._job.trained(event.key, event.manifest, now)
             case TrainFailed():
@@ -156,9 +172,13 @@ class Agent:
                 pass
         return []
 
-    @property
-    def _training(self) -> bool:
-        return self._job.state is JobState.TRAINING
+    def _start_again(self, died: Died) -> None:
+        """To load torch takes half a minute in which memory may run out, or somebody end the process."""
+        if not died.killed or self._early_deaths == EARLY_DEATHS:
+            raise DataError(f"{died.detail} before it was ready")
+        self._early_deaths += 1
+        _log.warning("%s before it was ready; starting another", died.detail)
+        self._trainer.start()
 
     def _tell_state(self) -> None:
         if not self._connected or not self._tasks:
@@ -183,8 +203,8 @@ class Agent:
             if topic.kind == "model_chunk":
                 return self._job.on_chunk(decode_chunk(event.payload), now)
             envelope = decode(event.payload)
-            if topic.kind == "coordinator_state" and isinstance(envelope.body, CoordinatorState):
-                self._on_coordinator(envelope.body, now)
+            if topic.kind in ("coordinator_state", "device_state"):
+                self._on_state(envelope.body, now)
             elif topic.kind == "down" and isinstance(envelope.body, WorkRequest):
                 if not self._tasks:
                     return []  # not ready yet; the coordinator asks again
@@ -197,10 +217,28 @@ class Agent:
             _log.warning("%s: ignored, %s", event.topic, error)
         return []
 
-    def _on_coordinator(self, state: CoordinatorState, now: float) -> None:
-        if state.online and state.boot != self._coordinator_boot:
+    def _on_state(self, state: Body, now: float) -> None:
+        """The coordinator's, or what stands on our own topic: anybody may have written that who uses our id."""
+        if isinstance(state, DeviceState):
+            if self._namesake.heard(state, now):
+                self._note_namesake()
+        elif isinstance(state, CoordinatorState) and state.online and state.boot != self._coordinator_boot:
             self._coordinator_boot = state.boot
+            # Not every broker retains what a device said of itself before this coordinator was there.
+            self._tell_state()
             self._job.reconnected(now)
+
+    def _note_namesake(self) -> None:
+        """Which of the two is right nobody knows: both stay, but they stop fighting for the connection."""
+        found = self._namesake.found
+        me = self._me
+        text = f"another agent uses the device id {me.device!r} in fleet {me.fleet!r}; give one of them another --device-id"
+        self._problem = text if found else ""
+        if found:
+            _log.error("%s", text)
+        else:
+            _log.info("the other agent with the device id %r has not been heard for a while", me.device)
+        self._link.be_patient(found)
 
     def _verdict(self) -> Verdict:
         text = None
@@ -221,64 +259,6 @@ class Agent:
                 "round": job.round if job else None,
                 "tasks": [{"task": t.task, "schema": t.schema, "num_examples": t.num_examples} for t in self._tasks],
                 "last_outcome": self._performer.last_outcome,
+                "problem": self._problem if state != "stopped" else "",
             }
         )
-
-
-def run_agent(settings: AgentSettings, *, until_stdin_closes: bool = False) -> int:
-    """Runs one device's agent until SIGTERM (exit code 0) or SIGINT (130); raises FedpatchErrors before it is at work.
-
-    With `until_stdin_closes` it also ends with whoever started it.
-    """
-    order = parse_order(settings.admission)
-    identity = Identity.new(settings.fleet, settings.device_id or host_as_device_id())
-    directory = settings.state_dir.absolute()
-    lock = lock_state_dir(directory)
-    remove_unfinished(directory)
-    inbox: Inbox = SimpleQueue()
-    link = MqttLink(
-        settings.broker,
-        client_id=identity.client_id,
-        events=inbox.put,
-        will=identity.will(),
-        username=settings.username,
-        password=settings.password,
-        ca_file=settings.ca_file,
-        reconnect_delay_s=(settings.reconnect_min_s, settings.reconnect_max_s),
-    )
-    trainer = Trainer(
-        Setup(
-            task_ref=settings.task,
-            data=settings.data,
-            data_root=str((settings.data_root or _data_root()).absolute()),
-            patch_dir=str(directory / "patches"),
-            device_id=identity.device,
-            threads=settings.threads,
-        ),
-        inbox.put,
-    )
-    job = Job(max_blob_bytes=settings.max_model_mib * 2**20)
-    performer = Performer(identity, job, link=link, trainer=trainer, directory=directory)
-    fixed = {"device_id": identity.device, "fleet": identity.fleet, "broker": settings.broker, "version": __version__}
-    status = StatusFile(directory, fixed)
-    agent = Agent(identity, job, performer, link=link, inbox=inbox, trainer=trainer, order=order, status=status)
-    for number, exit_code in ((signal.SIGTERM, 0), (signal.SIGINT, 130)):
-        signal.signal(number, lambda *_, code=exit_code: inbox.put(Stop(code)))
-    if until_stdin_closes:
-        threading.Thread(target=_stop_at_end_of_stdin, args=(inbox,), daemon=True).start()
-    try:
-        return agent.run()
-    finally:
-        lock.release()
-
-
-def _data_root() -> Path:
-    from shared.task import data_root
-
-    return data_root()
-
-
-def _stop_at_end_of_stdin(inbox: Inbox) -> None:
-    while os.read(sys.stdin.fileno(), 4096):
-        pass
-    inbox.put(Stop(0))

@@ -30,14 +30,15 @@ def batch_indices(
     number, offset = divmod(first_batch * size, num_examples)
     current = _one_pass(num_examples, number, stream_seed)
     for _ in range(count):
+        if offset == num_examples:
+            number, offset = number + 1, 0
+            current = _one_pass(num_examples, number, stream_seed)
         batch = current[offset : offset + size]
         offset += size
-        if offset >= num_examples:
-            offset -= num_examples
-            number += 1
+        if offset > num_examples:
+            number, offset = number + 1, offset - num_examples
             current = _one_pass(num_examples, number, stream_seed)
-            if len(batch) < size:
-                batch = np.concatenate([batch, current[:offset]])
+            batch = np.concatenate([batch, current[:offset]])
         yield batch
 
 

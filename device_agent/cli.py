@@ -16,7 +16,7 @@ import typer
 
 from device_agent.settings import AgentSettings
 from device_agent.standing import Standing, read_standing
-from shared.command import command, make_app, run_app
+from shared.command import command, interruptible, make_app, run_app
 from shared.config import cli_options
 from shared.quantities import age, size
 
@@ -52,9 +52,20 @@ def run(
     ] = False,
 ) -> None:
     """Serve a fleet with this device's data, until SIGTERM or Ctrl-C."""
-    from device_agent.agent import run_agent
+    from device_agent.running import run_agent
 
     raise typer.Exit(run_agent(settings, until_stdin_closes=until_stdin_closes))
+
+
+@command(app, "doctor", example="fedpatch-agent doctor --config agent.toml")
+@cli_options(AgentSettings)
+def doctor(settings: AgentSettings, as_json: AsJson = False) -> None:
+    """Check the installation, the data, the disk and the broker, and tell a mend for whatever fails."""
+    from device_agent.doctor import examine
+    from shared.checkup import conduct
+
+    with interruptible():
+        raise typer.Exit(conduct(lambda checkup: examine(settings, checkup), as_json=as_json))
 
 
 @command(app, "status", example="fedpatch-agent status --state-dir /var/lib/fedpatch-agent")
@@ -99,6 +110,8 @@ def _in_words(standing: Standing, now: float) -> list[str]:
         lines = [f"{name} is running (process {told.get('pid')}), {link} {told.get('broker')}"]
         job = f", run {told['run']}, round {told['round']}" if told.get("run") else ""
         lines.append(f"it is {told.get('state')}{job} (last change: {since})")
+    if standing.running and told.get("problem"):
+        lines.append(f"problem: {told['problem']}")
     for task in told.get("tasks", ()):
         lines.append(f"task {task['task']}: {task['num_examples']} training examples")
     if told.get("last_outcome"):

@@ -55,18 +55,26 @@ class StopTraining:
 
 @dataclass(frozen=True)
 class Spool:
-    """Remember across restarts that this update waits to be committed."""
+    """Remember across restarts that this update waits to be committed, and to which request it is the answer.
+
+    Said again when the job goes on in a newer epoch.
+    """
 
     key: JobKey
     manifest: Manifest
+    request: WorkRequest | None = None
 
 
 @dataclass(frozen=True)
 class Forget:
-    """The job is over: drop the spooled update and the global model. `outcome` is for the device's own log."""
+    """The job is over: drop the spooled update and the global model. `outcome` is for the device's own log.
+
+    Nothing more will be asked for `rest_s`, as far as the coordinator can tell.
+    """
 
     outcome: str
     gave_up: bool = False
+    rest_s: float = 0.0
 
 
 Effect = Reply | Fetch | Keep | Train | StopTraining | Spool | Forget | SendChunk

@@ -3,8 +3,8 @@
     IDLE -> DOWNLOADING -> TRAINING -> UPLOADING -> IDLE
 
 Messages and the time go in, effects come out; device_agent.performing performs them. The coordinator may say anything at
-any time and more than once: the same request again is answered again, a newer one replaces the job, an answer to another
-job is ignored.
+any time and more than once: the same request again is answered again, the same work in a newer epoch goes on there, any
+other newer request replaces the job, an answer to another job is ignored.
 """
 
 from __future__ import annotations
@@ -13,16 +13,13 @@ from enum import StrEnum
 
 from device_agent.admission import Verdict
 from device_agent.effects import Effect, Fetch, Forget, JobKey, Keep, Reply, Spool, StopTraining, Train
-from shared.errors import WireError
+from device_agent.requests import Past, goes_on, reason_to_decline
 from shared.messages import (
-    ENCODINGS,
     Accept,
     Ack,
     Body,
     Cancel,
     Committed,
-    Decline,
-    DeclineReason,
     Envelope,
     Failed,
     FailReason,
@@ -37,7 +34,7 @@ from shared.messages import (
     TaskCapability,
     WorkRequest,
 )
-from shared.transfer import Chunk, Download, SendChunk, Upload, check_manifest
+from shared.transfer import Chunk, Download, SendChunk, Upload
 
 
 class JobState(StrEnum):
@@ -62,8 +59,10 @@ class Job:
         self._request: WorkRequest | None = None
         self._download: Download | None = None
         self._upload: Upload | None = None
-        self._last_key: JobKey | None = None
-        self._settled = False
+        self._past = Past()
+        # What the training process was told: its answers bear it, also when the job has gone on in a newer epoch.
+        self._training_key: JobKey | None = None
+        self._trained = (0, 1)
         self._deadline = 0.0
         self._accepted_at = 0.0
         self._num_examples = 1
@@ -79,17 +78,23 @@ class Job:
         assert isinstance(request, WorkRequest)
         key = JobKey(envelope.run, envelope.epoch, envelope.round, envelope.task)
         if self.key == key:
-            return [] if self.state is JobState.UPLOADING else [self._accept()]
+            return self._where_it_is()
+        said = self._past.answer(key)
+        if said is not None:
+            return [self._reply(key, said)]
         # Without tasks this device is not ready yet, and a decline would be held against it: it will be asked again.
-        if self._is_over(key) or not tasks:
+        if self._past.is_over(key) or not tasks:
             return []
-        declined = self._check(key, request, tasks, verdict)
+        if goes_on(self.key, self._request, key, request, downloading=self.state is JobState.DOWNLOADING):
+            return self._take_over(key, request, tasks, now)
+        declined = reason_to_decline(key.task, request, tasks, verdict, self._max_blob_bytes)
         if declined is not None:
             # What is being done goes on: its own coordinator says when it is of no use.
+            self._past.declined(key, declined)
             return [self._reply(key, declined)]
         effects = self._drop("superseded")
         self.state, self.key, self._request = JobState.DOWNLOADING, key, request
-        self._last_key, self._settled = key, False
+        self._past.took(key)
         self._deadline, self._accepted_at = now + request.deadline_s, now
         self._num_examples = next(t.num_examples for t in tasks if t.task == key.task)
         return [*effects, self._accept(), Fetch(request.model)]
@@ -102,26 +107,20 @@ class Job:
         body = envelope.body
         if isinstance(body, Cancel):
             return self._settle(f"cancelled: {body.reason}")
-        if self._upload is None:
+        if self._upload is None or getattr(body, "digest", "") != self._upload.manifest.digest:
             return []
         match body:
-            case Grant() | Ack() | RetryAfter() | Committed() | Refused() if (
-                body.digest != self._upload.manifest.digest
-            ):
-                return []
             case Grant():
                 return self._sends(self._upload.on_grant(body, now))
             case Ack():
                 return self._sends(self._upload.on_ack(body, now))
             case RetryAfter():
                 self._upload.on_retry_after(body.delay_s, now)
-                return []
             case Committed():
-                return self._settle("committed")
+                return self._settle("committed", body.rest_s)
             case Refused():
                 return self._settle(f"refused: {body.reason} {body.detail}".rstrip())
-            case _:
-                return []
+        return []
 
     def on_chunk(self, chunk: Chunk, now: float) -> list[Effect]:
         """A chunk of the global model."""
@@ -131,6 +130,8 @@ class Job:
 
     def reconnected(self, now: float) -> None:
         """The link is back: what was in flight may be lost."""
+        if self._download is not None:
+            self._download.on_reconnect(now)
         if self._upload is not None:
             self._upload.on_reconnect(now)
 
@@ -154,21 +155,24 @@ class Job:
         """The update lies on disk: remember it, then offer it."""
         if not self._trains(key):
             return []
+        assert self.key is not None
         self.state = JobState.UPLOADING
         self._upload = Upload(manifest, now)
-        return [Spool(key, manifest), *self._sends(self._upload.tick(now))]
+        return [Spool(self.key, manifest, self._request), *self._sends(self._upload.tick(now))]
 
-    def resume(self, key: JobKey, manifest: Manifest, now: float) -> None:
-        """An update from before a restart is still to be committed."""
-        self.state, self.key, self._last_key = JobState.UPLOADING, key, key
+    def resume(self, key: JobKey, manifest: Manifest, now: float, request: WorkRequest | None = None) -> None:
+        """An update from before a restart is still to be committed; without its request, for no other epoch."""
+        self.state, self.key, self._request = JobState.UPLOADING, key, request
+        self._past.took(key)
         self._upload = Upload(manifest, now)
 
     def give_up(self, reason: FailReason, detail: str) -> list[Effect]:
         """The device cannot go on with this job; nothing happens while idle. `detail` stays on the device."""
         if self.key is None:
             return []
-        failed = self._reply(self.key, Failed(reason))
-        return [failed, *self._drop(f"gave up: {reason}: {detail}", gave_up=True)]
+        failed = Failed(reason)
+        self._past.gave_up(failed)
+        return [self._reply(self.key, failed), *self._drop(f"gave up: {reason}: {detail}", gave_up=True)]
 
     def training_failed(self, key: JobKey, reason: FailReason, detail: str) -> list[Effect]:
         """LocalUpdate failed; of no interest if it was another job's."""
@@ -176,7 +180,10 @@ class Job:
 
     def progress(self, key: JobKey, done: int, total: int) -> list[Effect]:
         """A sign of life from training."""
-        return [self._reply(key, Progress(JobPhase.TRAINING, done, total))] if self._trains(key) else []
+        if not self._trains(key):
+            return []
+        self._trained = (done, total)
+        return [self._progress()]
 
     # ---- time
 
@@ -206,42 +213,48 @@ class Job:
 
     # ---- within
 
-    def _check(
-        self, key: JobKey, request: WorkRequest, tasks: tuple[TaskCapability, ...], verdict: Verdict
-    ) -> Decline | None:
-        """A reason to decline, or None."""
-        own = next((t for t in tasks if t.task == key.task), None)
-        if own is None:
-            offered = ", ".join(t.task for t in tasks)
-            detail = f"task {key.task!r} is not installed here (here: {offered})"
-            return Decline(DeclineReason.UNKNOWN_TASK, detail[:500])
-        if own.schema != request.schema:
-            detail = (
-                f"coordinator has {request.schema}, this device {own.schema}; install the same task version on both"
-            )
-            return Decline(DeclineReason.SCHEMA_MISMATCH, detail)
-        foreign = {request.encoding, request.model.encoding}.difference(ENCODINGS)
-        if foreign:
-            return Decline(DeclineReason.UNSUPPORTED, f"encoding {min(foreign)!r} is not known here")
-        try:
-            check_manifest(request.model, self._max_blob_bytes)
-        except WireError as error:
-            return Decline(DeclineReason.UNSUPPORTED, str(error))
-        if own.num_examples < 1:
-            return Decline(DeclineReason.TOO_LITTLE_DATA, "no training examples here")
-        return None if verdict.accept else Decline(DeclineReason.UNWILLING, verdict.why[:500])
+    def _where_it_is(self) -> list[Effect]:
+        """What a coordinator that asks again has to know; an upload speaks for itself, by its offers."""
+        match self.state:
+            case JobState.DOWNLOADING:
+                return [self._accept()]
+            case JobState.TRAINING:
+                return [self._accept(), self._progress()]
+            case _:
+                return []
+
+    def _take_over(
+        self, key: JobKey, request: WorkRequest, tasks: tuple[TaskCapability, ...], now: float
+    ) -> list[Effect]:
+        """The coordinator came back, and goes on with the round: so does the job, in the newer epoch."""
+        self.key, self._request = key, request
+        # An update from before a restart does not say of how many examples it is.
+        self._num_examples = next((t.num_examples for t in tasks if t.task == key.task), 0) or self._num_examples
+        self._past.took(key)
+        self._deadline = now + request.deadline_s
+        if self._download is not None:
+            # The chunks are on the broker again: what is missing need not wait for a pause that has grown long.
+            self._download = Download(request.model, now, have=self._download.have)
+        if self._upload is None:
+            return self._where_it_is()
+        self._upload = Upload(self._upload.manifest, now)
+        offer = self._sends(self._upload.tick(now))
+        return [Spool(key, self._upload.manifest, request), self._accept(), *offer]
 
     def _accept(self) -> Effect:
         assert self.key is not None
         return self._reply(self.key, Accept(self._num_examples))
 
+    def _progress(self) -> Effect:
+        assert self.key is not None
+        return self._reply(self.key, Progress(JobPhase.TRAINING, *self._trained))
+
     def _train_when_whole(self, now: float) -> list[Effect]:
         if self._download is None or not self._download.complete or self._request is None or self.key is None:
             return []
         self._download = None
-        self.state = JobState.TRAINING
-        begun = self._reply(self.key, Progress(JobPhase.TRAINING, 0, 1))
-        return [begun, Train(self.key, self._request, now - self._accepted_at)]
+        self.state, self._training_key, self._trained = JobState.TRAINING, self.key, (0, 1)
+        return [self._progress(), Train(self.key, self._request, now - self._accepted_at)]
 
     def _sends(self, parts: list[Offer | SendChunk]) -> list[Effect]:
         assert self.key is not None
@@ -249,27 +262,20 @@ class Job:
 
     def _trains(self, key: JobKey) -> bool:
         """Whether it is this job's training, and not that of the same round of an earlier epoch, from another base."""
-        return self.state is JobState.TRAINING and self.key == key
+        return self.state is JobState.TRAINING and self._training_key == key
 
-    def _is_over(self, key: JobKey) -> bool:
-        """Whether a request was overtaken by a newer one of its run, or the coordinator is done with it already."""
-        last = self._last_key
-        if last is None or last.run != key.run:
-            return False
-        return (key.epoch, key.round) < (last.epoch, last.round) or (key == last and self._settled)
-
-    def _settle(self, outcome: str) -> list[Effect]:
+    def _settle(self, outcome: str, rest_s: float = 0.0) -> list[Effect]:
         """The coordinator has said its last word on the job."""
-        self._settled = True
-        return self._drop(outcome)
+        self._past.settled()
+        return self._drop(outcome, rest_s=rest_s)
 
-    def _drop(self, outcome: str, *, gave_up: bool = False) -> list[Effect]:
+    def _drop(self, outcome: str, *, gave_up: bool = False, rest_s: float = 0.0) -> list[Effect]:
         if self.key is None:
             return []
-        training = self.state is JobState.TRAINING
-        self.state, self.key = JobState.IDLE, None
-        self._request = self._download = self._upload = None
-        return [*([StopTraining()] if training else []), Forget(outcome, gave_up)]
+        stop: list[Effect] = [StopTraining()] if self.state is JobState.TRAINING else []
+        self.state = JobState.IDLE
+        self.key = self._request = self._download = self._upload = self._training_key = None
+        return [*stop, Forget(outcome, gave_up, rest_s)]
 
     def _reply(self, key: JobKey, body: Body) -> Reply:
         self._last_id += 1

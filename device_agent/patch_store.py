@@ -1,9 +1,9 @@
 """Private patches on disk: P and W of Algorithm 1 (lines 7 and 13), the values and moments that never leave the device.
 
-There is one file per task, model schema and patch policy, and one kept version of it before the last save. A file
-holds the patch before and after the round that wrote it: when a round is repeated, because the device crashed before
-its update was uploaded or because the coordinator asks again, training starts from the same patch again and is not
-applied twice.
+There is one file per task, model schema and patch policy, and one kept version of it, from an earlier round or another
+run. A file holds the patch before and after the round that wrote it: when a round is repeated, because the device
+crashed before its update was uploaded or because the coordinator went back to an earlier model, training starts from
+the same patch again and is not applied twice.
 
 A file is a line that tells the format, the SHA-256 of what follows, a msgpack map (task, schema, policy, run, round),
 and then the two states. What is damaged is found out, set aside as `.damaged`, and the version before it is used.
@@ -106,49 +106,76 @@ class PatchStore:
     def load(self, key: PatchKey, run: str, round: int) -> PatchState:
         """Patch to train round `round` of `run` from; the empty state where there is none yet.
 
+        After a coordinator went back, that is the patch from before the asked round, exactly, if it is the round of either
+        version or lies between them; else the oldest patch that is known of the run. Then rounds that no longer count
+        have left their trace in it, which does no harm: a patch is values that fit this device's own data, no round's
+        property, and the model it is merged with is the coordinator's. It is merely trained a little further.
+
         Raises StateError where there is a patch but no version of it can be read.
         """
-        record = self._newest(key)
-        if record is None:
-            return PatchState()
-        return record.before if (record.run, record.round) == (run, round) else record.after
+        try:
+            newest = self._newest(key)
+            if newest is None:
+                return PatchState()
+            if newest.run != run or newest.round < round:
+                return newest.after
+            previous = self._earlier(key, newest) if newest.round > round else None
+        except OSError as error:
+            raise StateError(f"{error.filename}: {error.strerror}; make it readable for the agent's user") from error
+        if previous is None:
+            return newest.before
+        return previous.after if previous.round < round else previous.before
 
     def save(self, record: PatchRecord) -> None:
-        """Write a record durably and keep the version before it; nothing is written where nothing changes."""
+        """Write a record durably and keep the version before it; nothing is written where nothing changes.
+
+        A version of the same run that is not older than the record is of a round that is repeated: it is replaced, and
+        the kept version stays. Raises StateError where the disk refuses; then all versions are as they were.
+        """
         path = self._directory / record.key.file_name
         data = _encode(record)
         with refusals_of(path):
-            if path.exists():
-                if path.read_bytes() == data:
-                    return
-                os.replace(path, _previous(path))
-            write_atomic(path, data)
+            written = path.read_bytes() if path.exists() else None
+            if written == data:
+                return
+            if written is None or _is_repeated(path, written, record):
+                write_atomic(path, data)
+                return
+            # Whole and durable before anything is renamed: a disk that is full costs no version.
+            unfinished = path.with_name(f".{path.name}.tmp")
+            write_atomic(unfinished, data)
+            os.replace(path, _previous(path))
+            os.replace(unfinished, path)
+            sync_directory(self._directory)
 
     def _newest(self, key: PatchKey) -> PatchRecord | None:
         path = self._directory / key.file_name
         problems = []
         for candidate in (path, _previous(path)):
             try:
-                _tighten(candidate, 0o600)
-                record = _decode(candidate, candidate.read_bytes())
-                if record.key != key:
-                    raise StateError(f"{candidate}: is the patch of {record.key}, not of {key}")
-            except FileNotFoundError:
-                continue
-            except OSError as error:
-                raise StateError(f"{candidate}: {error.strerror}; make it readable for the agent's user") from error
+                record = _read(candidate, key)
             except StateError as error:
                 problems.append(str(error))
                 continue
+            if record is None:
+                continue
             if problems:
                 self._set_aside(path)
-                log.warning(
-                    "%s; using the version before it, of run %s, round %d", problems[0], record.run, record.round
-                )
+                what = f"using the version before it, of run {record.run}, round {record.round}"
+                log.warning("%s; %s", problems[0], what)
             return record
         if problems:
             raise StateError(f"{problems[0]}; delete it to begin again with the initial patch")
         return None
+
+    def _earlier(self, key: PatchKey, newest: PatchRecord) -> PatchRecord | None:
+        """The kept version, if it leads up to the newest."""
+        try:
+            kept = _read(_previous(self._directory / key.file_name), key)
+        except StateError as error:
+            log.warning("%s; using what the version after it began with", error)
+            return None
+        return kept if kept is not None and kept.run == newest.run and kept.round <= newest.round else None
 
     def _set_aside(self, path: Path) -> None:
         """Keep a damaged file from becoming the version before the next one."""
@@ -178,6 +205,27 @@ def list_patches(directory: Path) -> list[PatchEntry]:
 
 def _previous(path: Path) -> Path:
     return path.with_name(path.name + ".previous")
+
+
+def _read(path: Path, key: PatchKey) -> PatchRecord | None:
+    """None where there is no file; StateError where it is damaged, or not the patch of `key`. OSError."""
+    try:
+        _tighten(path, 0o600)
+        record = _decode(path, path.read_bytes())
+    except FileNotFoundError:
+        return None
+    if record.key != key:
+        raise StateError(f"{path}: is the patch of {record.key}, not of {key}")
+    return record
+
+
+def _is_repeated(path: Path, written: bytes, record: PatchRecord) -> bool:
+    """Whether what lies at `path` is of the record's run and of no earlier round; what is damaged is not kept either."""
+    try:
+        header = _header(path, _unpacker(path, written))
+    except StateError:
+        return True
+    return bool(header["run"] == record.run and header["round"] >= record.round)
 
 
 def _encode(record: PatchRecord) -> bytes:

@@ -26,6 +26,9 @@ from shared.transfer import SendChunk, encode_chunk
 
 _log = logging.getLogger("fedpatch.agent")
 
+# A process that has torch loaded holds hundreds of megabytes; to start another takes a Pi half a minute.
+LONG_REST_S = 300.0
+
 
 @dataclass(frozen=True)
 class Identity:
@@ -53,12 +56,12 @@ class Identity:
 
 
 class Performer:
-    """The hands of one agent. `directory` holds downloads and the spool; `last_outcome` says how the last job ended."""
+    """The hands of one agent, `me`. `directory` holds downloads and the spool; `last_outcome` says how the last job ended."""
 
     def __init__(self, identity: Identity, job: Job, *, link: Link, trainer: Trainer, directory: Path) -> None:
         self.last_outcome = ""
-        self._me = identity
-        self._job = job
+        self.me = identity
+        self.job = job
         self._link = link
         self._trainer = trainer
         self._directory = directory
@@ -72,7 +75,7 @@ class Performer:
         if spooled is not None:
             _log.info("an update of %s round %d waits to be committed", spooled.key.run, spooled.key.round)
             self._update = spooled.manifest
-            self._job.resume(spooled.key, spooled.manifest, time.monotonic())
+            self.job.resume(spooled.key, spooled.manifest, time.monotonic(), spooled.request)
 
     def perform(self, effects: Sequence[Effect]) -> None:
         """All of `effects`, and those that follow from them.
@@ -85,17 +88,17 @@ class Performer:
             try:
                 queue.extend(self._do(queue.popleft()))
             except (StateError, BrokerError, OSError) as error:
-                if self._job.key is None:
+                if self.job.key is None:
                     _log.error("%s", error)
                 else:
-                    queue = deque(self._job.give_up(_fail_reason(error), str(error)))
+                    queue = deque(self.job.give_up(_fail_reason(error), str(error)))
 
     def _do(self, effect: Effect) -> list[Effect]:
         match effect:
             case Reply():
                 if isinstance(effect.envelope.body, Decline):
                     _log.info("declined: %s %s", effect.envelope.body.reason, effect.envelope.body.detail)
-                self._link.publish(topics.up(self._me.fleet, self._me.device), encode(effect.envelope))
+                self._link.publish(topics.up(self.me.fleet, self.me.device), encode(effect.envelope))
             case Fetch():
                 return self._fetch(effect.manifest)
             case Keep() if self._blob is not None:
@@ -105,35 +108,50 @@ class Performer:
             case StopTraining():
                 self._trainer.cancel()
             case Spool():
-                self._update = effect.manifest
-                self._spool.save(Spooled(effect.key, effect.manifest))
-                self._drop_blob()
+                self._keep_update(effect)
             case SendChunk() if self._update is not None:
                 chunk = cut_from_file(self._spool.update_path, self._update, effect.index)
-                topic = topics.update_chunk(self._me.fleet, self._me.device, chunk.digest, chunk.index)
+                topic = topics.update_chunk(self.me.fleet, self.me.device, chunk.digest, chunk.index)
                 self._link.publish(topic, encode_chunk(chunk))
             case Forget():
-                _log.log(logging.WARNING if effect.gave_up else logging.INFO, "job over: %s", effect.outcome)
-                self.last_outcome = effect.outcome
-                self._update = None
-                self._drop_blob()
-                self._spool.clear()
+                self._end_job(effect)
         return []
+
+    def _end_job(self, effect: Forget) -> None:
+        _log.log(logging.WARNING if effect.gave_up else logging.INFO, "job over: %s", effect.outcome)
+        self.last_outcome = effect.outcome
+        self._update = None
+        self._drop_blob()
+        self._spool.clear()
+        if effect.rest_s >= LONG_REST_S:
+            _log.info("no work for %.0f s: giving the memory of training back", effect.rest_s)
+            self._trainer.stop()
+
+    def _keep_update(self, effect: Spool) -> None:
+        known, self._update = self._update, effect.manifest
+        try:
+            self._spool.save(Spooled(effect.key, effect.manifest, effect.request))
+        except StateError as error:
+            if known != effect.manifest:
+                raise
+            # It is noted for the epoch before; after a reboot, the newer one would have to ask for it once more.
+            _log.warning("%s", error)
+        self._drop_blob()
 
     def _fetch(self, manifest: Manifest) -> list[Effect]:
         self._drop_blob(keep=True)
         self._blob = PartialBlob(self._directory / "downloads", manifest)
-        self._link.subscribe(topics.model_chunks_filter(self._me.fleet, manifest.digest))
-        return self._job.fetching(self._blob.have, time.monotonic())
+        self._link.subscribe(topics.model_chunks_filter(self.me.fleet, manifest.digest))
+        return self.job.fetching(self._blob.have, time.monotonic())
 
     def _train(self, effect: Train) -> list[Effect]:
         assert self._blob is not None
         request = effect.request
-        self._link.unsubscribe(topics.model_chunks_filter(self._me.fleet, request.model.digest))
+        self._link.unsubscribe(topics.model_chunks_filter(self.me.fleet, request.model.digest))
         if not self._blob.verified():
             _log.warning("the global model arrived damaged; downloading it again")
             self._drop_blob()
-            return self._job.damaged()
+            return self.job.damaged()
         _log.info("%s round %d: training", effect.key.run, effect.key.round)
         self._trainer.train(
             TrainCommand(
@@ -156,7 +174,7 @@ class Performer:
         blob, self._blob = self._blob, None
         if blob is None:
             return
-        self._link.unsubscribe(topics.model_chunks_filter(self._me.fleet, blob.digest))
+        self._link.unsubscribe(topics.model_chunks_filter(self.me.fleet, blob.digest))
         if keep:
             blob.close()
         else:

@@ -11,17 +11,18 @@ from shared.blobs import file_digest
 from shared.codec import from_bytes, to_bytes
 from shared.errors import WireError
 from shared.files import refusals_of, remove_unfinished, write_atomic
-from shared.messages import Manifest
+from shared.messages import Manifest, WorkRequest
 
 _log = logging.getLogger("fedpatch.agent")
 
 
 @dataclass(frozen=True)
 class Spooled:
-    """Which job the update belongs to, and what it is."""
+    """Which job the update belongs to, what it is, and the request that it answers (None: noted by an older version)."""
 
     key: JobKey
     manifest: Manifest
+    request: WorkRequest | None = None
 
 
 class Spool:
@@ -63,3 +64,5 @@ class Spool:
         with refusals_of(self._note):
             self._note.unlink(missing_ok=True)
             self.update_path.unlink(missing_ok=True)
+            # A training process that was killed while it wrote has left half an update.
+            remove_unfinished(self._note.parent)

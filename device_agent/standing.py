@@ -55,7 +55,7 @@ def _read_status(path: Path) -> Mapping[str, Any]:
         status = json.loads(path.read_bytes())
     except FileNotFoundError:
         return {}
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise StateError(f"{path}: is damaged ({error}); restart the agent") from error
     if not isinstance(status, dict) or not all(key in status for key in _IDENTITY):
         raise StateError(f"{path}: is not what an agent wrote; restart the agent")

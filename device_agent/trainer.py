@@ -13,16 +13,20 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import BinaryIO, cast
 
+from device_agent.effects import JobKey
 from device_agent.training_channel import (
     Answer,
     CancelTraining,
     Command,
     Setup,
     SetupFailed,
+    TrainCancelled,
     TrainCommand,
+    Trained,
+    TrainFailed,
     read_answer,
     write_message,
 )
@@ -39,9 +43,15 @@ log = logging.getLogger("fedpatch.trainer")
 
 @dataclass(frozen=True)
 class Died:
-    """The training process ended by itself; a round that it was working on is lost. `detail` says how, in words."""
+    """A training process ended by itself, or was `killed`; `detail` says how, in words.
+
+    `lost` are the rounds that this very process was given and had not answered: by the time this is heard, another may be
+    at work.
+    """
 
     detail: str
+    lost: tuple[JobKey, ...] = ()
+    killed: bool = False
 
 
 TrainerEvent = Answer | Died
@@ -52,7 +62,7 @@ class Trainer:
 
     `events` is called on threads of this object and should do no more than enqueue. Each `start` that starts a
     process leads to one `Ready`, `SetupFailed` or `Died`; each `train` to any number of `TrainProgress` and then one
-    `Trained`, `TrainFailed`, `TrainCancelled`, `SetupFailed` or `Died`.
+    `Trained`, `TrainFailed`, `TrainCancelled`, or a `SetupFailed` or `Died` that names its round.
     """
 
     def __init__(self, setup: Setup, events: Callable[[TrainerEvent], None]) -> None:
@@ -75,7 +85,7 @@ class Trainer:
     def train(self, command: TrainCommand) -> None:
         """Begin a round, in a new process where there is none; OSError where the system allows none."""
         with self._lock:
-            self._running_child().send(command)
+            self._running_child().train(command)
 
     def cancel(self) -> None:
         """Stop the round at its next step; without a process there is nothing to stop."""
@@ -116,6 +126,7 @@ class _Child:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
+        self._owed: list[JobKey] = []
         self._last_words = ""
         self._log_thread = threading.Thread(target=self._copy_log, name="trainer-log", daemon=True)
         self._answer_thread = threading.Thread(target=self._read_answers, name="trainer-answers", daemon=True)
@@ -127,6 +138,11 @@ class _Child:
         """Write a command; to a process that has just died, in vain: its end is the answer."""
         with contextlib.suppress(OSError, ValueError):  # ValueError: its end was seen, and the pipe closed, meanwhile
             write_message(cast(BinaryIO, self.process.stdin), command)
+
+    def train(self, command: TrainCommand) -> None:
+        """Give it a round, which it owes an answer from now on."""
+        self._owed.append(command.key)
+        self.send(command)
 
     def stop(self) -> None:
         """End the process by ending its input, and wait for it."""
@@ -144,16 +160,21 @@ class _Child:
                 while failed is None and (answer := read_answer(stream)) is not None:
                     if isinstance(answer, SetupFailed):
                         failed = answer
-                    else:
-                        self._events(answer)
+                        continue
+                    if isinstance(answer, Trained | TrainFailed | TrainCancelled) and answer.key in self._owed:
+                        self._owed.remove(answer.key)
+                    self._events(answer)
             except WireError as error:
                 log.error("%s", error)
                 self.process.kill()
             self._wait()
         with contextlib.suppress(OSError):
             cast(BinaryIO, self.process.stdin).close()
+        # Once it is forgotten, it is given nothing more: what it owes now is lost.
         if self._forget(self):
-            self._events(failed or Died(self._how_it_ended()))
+            lost = tuple(self._owed)
+            died = Died(self._how_it_ended(), lost, killed=self.process.returncode < 0)
+            self._events(replace(failed, lost=lost) if failed else died)
 
     def _copy_log(self) -> None:
         """Put what the process says on standard error into our log; the first word may be a level."""

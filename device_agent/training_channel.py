@@ -77,10 +77,14 @@ class Ready:
 
 @dataclass(frozen=True)
 class SetupFailed:
-    """Answer to `Setup` that cannot be followed; the process ends. `exit_code` is that of the error (shared.errors)."""
+    """Answer to `Setup` that cannot be followed; the process ends. `exit_code` is that of the error (shared.errors).
+
+    `lost` are the rounds that it had been given; who gave them fills it in.
+    """
 
     detail: str
     exit_code: int
+    lost: tuple[JobKey, ...] = ()
 
 
 @dataclass(frozen=True)

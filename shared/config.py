@@ -139,6 +139,9 @@ class _Reader:
             line, words = syntax_problem(text, error)
             self.problems.append(f"{file}:{line}: not TOML: {words}")
             return
+        except (ValueError, RecursionError) as error:  # numbers of thousands of digits, lists in lists without end
+            self.problems.append(f"{file}: cannot be read: {error}")
+            return
         except ConfigError as error:
             self.problems.extend(error.problems)
             return

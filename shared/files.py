@@ -8,6 +8,7 @@ since it is what holds the name.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import tempfile
 from collections.abc import Iterator
@@ -16,7 +17,13 @@ from typing import BinaryIO
 
 from shared.errors import StateError
 
-_UNFINISHED = ".tmp"
+UNFINISHED = ".tmp"
+_FULL_BYTES = 64 * 1024
+_MENDS = {
+    errno.ENOSPC: "free some space on this disk",
+    errno.EDQUOT: "free some space on this disk, or have your quota raised",
+    errno.EROFS: "this disk is read-only, as one becomes that is damaged: see the system's log, then mount it read-write",
+}
 
 
 def write_atomic(path: Path, data: bytes, *, mode: int = 0o600) -> None:
@@ -34,7 +41,7 @@ def open_atomic(path: Path, *, mode: int = 0o600) -> Iterator[BinaryIO]:
     """As `write_atomic`, for what is written bit by bit: it is at `path` when the block ends, unless by an error."""
     unfinished: str | None = None
     try:
-        fd, unfinished = tempfile.mkstemp(prefix=f".{path.name}.", suffix=_UNFINISHED, dir=path.parent)
+        fd, unfinished = tempfile.mkstemp(prefix=f".{path.name}.", suffix=UNFINISHED, dir=path.parent)
         with os.fdopen(fd, "wb") as file:
             os.fchmod(fd, mode)
             yield file
@@ -57,10 +64,24 @@ def refusals_of(place: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StateError(
-            f"{error.filename or place}: {error.strerror or error}; make it writable, free some space or choose "
-            "another state directory"
-        ) from error
+        mend = mend_of(error, "make it writable, free some space or choose another state directory")
+        raise StateError(f"{error.filename or place}: {error.strerror or error}; {mend}") from error
+
+
+def mend_of(error: OSError, otherwise: str) -> str:
+    """What to do about a disk that refuses, where its error says what is wrong with it."""
+    return _MENDS.get(error.errno or 0, otherwise)
+
+
+def mend_at(directory: Path, otherwise: str) -> str:
+    """The same where no error says it, as of SQLite: the disk of `directory` is looked at."""
+    try:
+        disk = os.statvfs(directory)
+    except OSError as error:
+        return mend_of(error, otherwise)
+    if disk.f_flag & os.ST_RDONLY:
+        return _MENDS[errno.EROFS]
+    return _MENDS[errno.ENOSPC] if disk.f_bavail * disk.f_frsize < _FULL_BYTES else otherwise
 
 
 def sync_directory(directory: Path) -> None:
@@ -77,5 +98,5 @@ def remove_unfinished(directory: Path) -> None:
 
     For the one owner of the directory to call, before it writes there.
     """
-    for leftover in directory.glob(f".*{_UNFINISHED}"):
+    for leftover in directory.glob(f".*{UNFINISHED}"):
         leftover.unlink(missing_ok=True)

@@ -18,6 +18,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,7 @@ class MqttLink:
         self._username, self._password = username or self.broker.username, password
         self._client_id, self._events, self._will = client_id, events, will
         self._keepalive_s, self._clean_start = keepalive_s, clean_start
+        self._retains = True
         self._desk = Desk(self.broker, max_queued)
         self._loop = SocketLoop()
         self._attempts = Attempts(self._desk, reconnect_delay_s, self._connect, self._emit)
@@ -102,6 +104,10 @@ class MqttLink:
         """Give `filters` up; nothing more is received on them, even if it is on its way."""
         self._desk.unsubscribe(filters)
         self._loop.wake()
+
+    def be_patient(self, patient: bool) -> None:
+        """Whether to wait for as long as is allowed before each further attempt to connect; callable from any thread."""
+        self._attempts.patient = patient
 
     def wait_connected(self, timeout_s: float) -> Connected:
         """Block until connected; BrokerError with the last reason after `timeout_s`, or once waiting is no use."""
@@ -140,7 +146,13 @@ class MqttLink:
             if left is not None:
                 left.close()
         for message in self._desk.disconnected():
-            log.warning("gave up %s: the connection to %s breaks whenever it is sent", message, self.broker)
+            log.warning(
+                "gave up %s: the connection to %s breaks whenever it is sent; if the broker takes no messages of that "
+                "size, %s",
+                message,
+                self.broker,
+                link_faults.USE_SMALLER_CHUNKS,
+            )
 
     def _turn(self, client: mqtt.Client, attempt: Attempt) -> bool:
         """What to do before waiting for the socket; False to give the connection up."""
@@ -163,7 +175,8 @@ class MqttLink:
             if complaint := self._desk.complaint(message):
                 log.warning("dropped a message: %s", complaint)
                 continue
-            info = client.publish(message.topic, message.payload, message.qos, message.retain)
+            # A broker that retains nothing would close the connection at a message that wants it.
+            info = client.publish(message.topic, message.payload, message.qos, message.retain and self._retains)
             if message.qos > 0:
                 self._desk.sent(info.mid, message)
 
@@ -194,7 +207,7 @@ class MqttLink:
         if self._tls is not None:
             client.tls_set_context(self._tls)
         if self._will is not None:
-            client.will_set(*self._will, qos=1, retain=True)
+            client.will_set(*self._will, qos=1, retain=self._retains)
         client.on_socket_open = _no_delay
         client.on_connect = lambda _client, _data, flags, reason, properties: self._on_connect(
             attempt, flags.session_present, reason, properties
@@ -213,13 +226,17 @@ class MqttLink:
         self, attempt: Attempt, session_present: bool, reason: ReasonCode, properties: Properties | None
     ) -> None:
         if reason.is_failure:
-            attempt.blame(link_faults.refused(self.broker, self._username, reason))
+            fault = link_faults.refused(self.broker, self._username, reason)
+            # Once: a broker that refuses a will that is not retained too is tried again like any other.
+            attempt.blame(fault if self._retains else replace(fault, retains_nothing=False))
+            self._retains = self._retains and not fault.retains_nothing
             return
+        self._retains = bool(getattr(properties, "RetainAvailable", 1))
         attempt.window = getattr(properties, "ReceiveMaximum", MAX_IN_FLIGHT)
         attempt.connected = Connected(
             protocol=attempt.protocol,
             max_packet_bytes=getattr(properties, "MaximumPacketSize", None),
-            retain_available=bool(getattr(properties, "RetainAvailable", 1)),
+            retain_available=self._retains,
             session_present=session_present,
         )
         self._desk.connected(attempt.connected)

@@ -40,7 +40,10 @@ class Attempt:
 
 
 class Attempts:
-    """Makes attempts until the link is stopped. `make` makes one and returns when that connection is over."""
+    """Makes attempts until the link is stopped. `make` makes one and returns when that connection is over.
+
+    While `patient` is set, from any thread, the pause before each attempt is the longest that is allowed.
+    """
 
     def __init__(
         self,
@@ -50,6 +53,7 @@ class Attempts:
         events: Callable[[Disconnected], None],
     ) -> None:
         self.protocol: ProtocolVersion = "5"
+        self.patient = False
         self._agreed = False
         self._desk = desk
         self._shortest_s, self._longest_s = delays_s
@@ -77,10 +81,12 @@ class Attempts:
                 pause_s = self._shortest_s
             # Drawn anew each time, so that a fleet which lost its broker at one moment comes back spread out.
             pause_s = min(self._longest_s, random.uniform(self._shortest_s, 3 * pause_s))
-            self._desk.stopping.wait(pause_s)
+            self._desk.stopping.wait(self._longest_s if self.patient else pause_s)
 
     def _change_protocol(self, attempt: Attempt, fault: Fault) -> bool:
-        """Take the other version for the next attempt, if this one may be why the broker did not accept."""
+        """Come back at once, with another version or without a retained will, if that may be why it did not accept."""
+        if fault.retains_nothing:
+            return True
         maybe_version = fault.wrong_version or (fault.unanswered and not self._agreed)
         if attempt.connected is not None or not maybe_version:
             return False

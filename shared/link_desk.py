@@ -39,7 +39,7 @@ class Desk:
             raise ValueError(f"not a topic to publish on: {message.topic!r}")
         with self._changed:
             if message.packet_bytes > self._packet_limit_bytes:
-                raise BrokerError(f"{self._too_large(message)}; use smaller chunks")
+                raise BrokerError(f"{self._too_large(message)}; {link_faults.USE_SMALLER_CHUNKS}")
             return not self.stopping.is_set() and self._outbox.put(message)
 
     def subscribe(self, filters: tuple[str, ...]) -> None:

@@ -9,9 +9,12 @@ from typing import Protocol
 
 from shared.broker_url import BrokerUrl
 
+SAME_NAME = "another client has our name"
+USE_SMALLER_CHUNKS = "use smaller chunks (fedpatch run --chunk-kib)"
+
 _NOT_ANSWERED_YET = "closed the connection without an answer; is it an MQTT broker?"
 _UNSUPPORTED_VERSION, _BAD_CLIENT_ID, _BAD_PASSWORD, _NOT_AUTHORIZED, _BANNED = 0x84, 0x85, 0x86, 0x87, 0x8A
-_KEEPALIVE_TIMEOUT, _TAKEN_OVER, _PACKET_TOO_LARGE = 0x8D, 0x8E, 0x95
+_KEEPALIVE_TIMEOUT, _TAKEN_OVER, _PACKET_TOO_LARGE, _RETAINS_NOTHING = 0x8D, 0x8E, 0x95, 0x9A
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,7 @@ class Fault:
     lasting: bool = False
     wrong_version: bool = False
     unanswered: bool = False
+    retains_nothing: bool = False
 
 
 class Reason(Protocol):
@@ -64,6 +68,8 @@ def refused(broker: BrokerUrl, username: str | None, reason: Reason) -> Fault:
         return Fault(f"{broker} refused our client id; check the name of this device", lasting=True)
     if code == _BANNED:
         return Fault(f"{broker} has banned us; ask whoever runs it", lasting=True)
+    if code == _RETAINS_NOTHING:
+        return Fault(f"{broker} retains no messages, not even a last will", retains_nothing=True)
     return Fault(f"{broker} refused the connection: {str(reason).lower()}")
 
 
@@ -76,9 +82,9 @@ def lost(broker: BrokerUrl, reason: Reason, by_broker: bool, accepted: bool) -> 
         silence = code == _KEEPALIVE_TIMEOUT
         return Fault(f"{broker} has been silent for too long") if silence else lost_silently(broker)
     if code == _TAKEN_OVER:
-        return Fault(f"{broker} closed the connection: another client has our name; give every device its own")
+        return Fault(f"{broker} closed the connection: {SAME_NAME}; give every device its own")
     if code == _PACKET_TOO_LARGE:
-        return Fault(f"{broker} closed the connection: a message was too large; use smaller chunks")
+        return Fault(f"{broker} closed the connection: a message was too large; {USE_SMALLER_CHUNKS}")
     return Fault(f"{broker} closed the connection: {str(reason).lower()}")
 
 

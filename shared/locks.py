@@ -65,3 +65,32 @@ def is_held(path: Path) -> bool:
     finally:
         os.close(fd)
     return False
+
+
+class SharedLock:
+    """A lock that many processes share, or that one has alone; held from `take` to `release`.
+
+    `path` is made (mode 0600) where absent and stays. Raises OSError where it cannot be made.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+
+    def take(self) -> bool:
+        """Take it alone where nobody has it (True); or else share it, once nobody has it alone (False)."""
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            fcntl.flock(self._fd, fcntl.LOCK_SH)
+            return False
+        return True
+
+    def share(self) -> None:
+        """Let others share what was had alone."""
+        fcntl.flock(self._fd, fcntl.LOCK_SH)
+
+    def release(self) -> None:
+        """For others; once is enough, more do nothing."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1

@@ -13,10 +13,7 @@ from typing import Annotated
 from msgspec import Meta
 
 PROTOCOL_VERSION = 1
-
-# How tensors may travel (shared.compression); the first is the default.
-ENCODINGS = ("fp32+zstd", "fp16+zstd", "fp32", "fp16")
-
+ENCODINGS = ("fp32+zstd", "fp16+zstd", "fp32", "fp16")  # how tensors may travel; the first is the default
 MAX_CHUNKS = 65_536
 MAX_BLOB_BYTES = 2**31
 
@@ -79,10 +76,9 @@ class JobPhase(StrEnum):
 
 @dataclass(frozen=True)
 class Manifest:
-    """Announces a blob before any of its chunks; checked against ceilings before a byte is allocated.
+    """Announces a blob before its chunks; checked against ceilings before a byte is allocated.
 
-    `digest` is the SHA-256 of the whole blob as it travels; `raw_bytes` its size when decompressed; `schema` the digest of the
-    schema of the tensors inside.
+    `digest` is the SHA-256 of the blob as it travels, `raw_bytes` its size when decompressed, `schema` that of its tensors.
     """
 
     digest: Digest
@@ -146,9 +142,10 @@ class Ack:
 
 @dataclass(frozen=True)
 class Committed:
-    """`digest` is on the coordinator's disk (after fsync); only now may the device forget it."""
+    """`digest` is on the coordinator's disk (after fsync): now the device may forget it, and rest for `rest_s`."""
 
     digest: Digest
+    rest_s: Seconds = 0.0
 
 
 @dataclass(frozen=True)
@@ -230,6 +227,13 @@ class CoordinatorState:
 
 
 @dataclass(frozen=True)
+class Claim:
+    """A coordinator that is about to start asks whether another is at work, which then says that it is online."""
+
+    boot: Word
+
+
+@dataclass(frozen=True)
 class TaskCapability:
     """A task that a device can train: its own schema and how much data it holds."""
 
@@ -264,8 +268,7 @@ class DeviceState:
 class UpdateReport:
     """What travels inside an update's blob beside its tensors, and so under the same digest.
 
-    `base` is the digest of the global model that was trained on. User accuracies are those of the personalised model on the
-    device's own test data, before and after LocalUpdate; None where the device does not count (paper, noisy clients).
+    `base` is the digest of the global model. User accuracies are of the personalised model; None if the device does not count.
     """
 
     base: Digest
@@ -280,7 +283,7 @@ class UpdateReport:
 
 DownBody = WorkRequest | Grant | Ack | Committed | Refused | RetryAfter | Cancel
 UpBody = Accept | Decline | Need | Progress | Offer | Failed
-StateBody = CoordinatorState | DeviceState
+StateBody = CoordinatorState | Claim | DeviceState
 Body = DownBody | UpBody | StateBody
 
 

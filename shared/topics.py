@@ -34,7 +34,7 @@ class Topic:
     name: Kind
     pattern: str
     writer: Party
-    reader: Party
+    readers: tuple[Party, ...]
     qos: TopicQos
     retain: bool
     purpose: str
@@ -55,25 +55,25 @@ TOPICS: tuple[Topic, ...] = (
         "coordinator_state",
         "fedpatch/1/{fleet}/coord",
         writer="coordinator",
-        reader="device",
+        readers=("device", "coordinator"),
         qos=1,
         retain=True,
-        purpose="presence of the coordinator and the nonce of its start; its last will",
+        purpose="presence of the coordinator and the nonce of its start; its last will; the claim of another one",
     ),
     Topic(
         "device_state",
         "fedpatch/1/{fleet}/dev/{device}/state",
         writer="device",
-        reader="coordinator",
+        readers=("coordinator", "device"),
         qos=1,
         retain=True,
-        purpose="presence and capabilities of a device and the nonce of its start; its last will",
+        purpose="presence and capabilities of a device and the nonce of its start; its last will; shows it a namesake",
     ),
     Topic(
         "down",
         "fedpatch/1/{fleet}/dev/{device}/dn",
         writer="coordinator",
-        reader="device",
+        readers=("device",),
         qos=1,
         retain=False,
         purpose="messages to one device: work request, grant, ack, committed, refused, retry-after, cancel",
@@ -82,7 +82,7 @@ TOPICS: tuple[Topic, ...] = (
         "up",
         "fedpatch/1/{fleet}/dev/{device}/up",
         writer="device",
-        reader="coordinator",
+        readers=("coordinator",),
         qos=1,
         retain=False,
         purpose="messages of one device: accept, decline, need, progress, offer, failed",
@@ -91,7 +91,7 @@ TOPICS: tuple[Topic, ...] = (
         "model_chunk",
         "fedpatch/1/{fleet}/blob/{digest}/{index}",
         writer="coordinator",
-        reader="device",
+        readers=("device",),
         qos=1,
         retain=True,
         purpose="chunks of the global model, published once for all devices and kept while the round lasts",
@@ -100,7 +100,7 @@ TOPICS: tuple[Topic, ...] = (
         "update_chunk",
         "fedpatch/1/{fleet}/dev/{device}/blob/{transfer}/{index}",
         writer="device",
-        reader="coordinator",
+        readers=("coordinator",),
         qos=1,
         retain=False,
         purpose="chunks of a device's update; the transfer id is the first 16 digits of its digest",
@@ -153,14 +153,17 @@ def update_chunk(fleet: str, device: str, digest: str, index: int) -> str:
 
 
 def coordinator_filters(fleet: str) -> tuple[str, ...]:
-    """What a coordinator subscribes to: everything that devices write."""
+    """What a coordinator subscribes to: everything that devices write, and what another coordinator would."""
     check_name("fleet", fleet)
-    return tuple(_acl_filter(row, fleet, "+") for row in TOPICS if row.reader == "coordinator")
+    return tuple(_acl_filter(row, fleet, "+") for row in TOPICS if "coordinator" in row.readers)
 
 
 def device_filters(fleet: str, device: str) -> tuple[str, ...]:
-    """What a device subscribes to for as long as it runs; the chunks of a model only while it needs them."""
-    return (coordinator_state(fleet), down(fleet, device))
+    """What a device subscribes to for as long as it runs; the chunks of a model only while it needs them.
+
+    Its own state tells it whether somebody else writes there.
+    """
+    return (coordinator_state(fleet), device_state(fleet, device), down(fleet, device))
 
 
 def model_chunks_filter(fleet: str, digest: str) -> str:
@@ -208,8 +211,11 @@ def mosquitto_acl(fleet: str, coordinator_user: str = "coordinator", devices: Se
 
 
 def _rules(party: Party, fleet: str, device: str, word: str) -> list[str]:
-    access = {True: "write", False: "read"}
-    return [f"{word} {access[row.writer == party]} {_acl_filter(row, fleet, device)}" for row in TOPICS]
+    lines = []
+    for row in TOPICS:
+        access = ("read" if party in row.readers else "") + ("write" if row.writer == party else "")
+        lines.append(f"{word} {access} {_acl_filter(row, fleet, device)}")
+    return lines
 
 
 def _acl_filter(row: Topic, fleet: str, device: str) -> str:

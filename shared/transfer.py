@@ -1,4 +1,4 @@
-"""Chunked, content-addressed transfer: chunk layout, bitmap, and the two ends as state machines without IO.
+"""Chunked, content-addressed transfer: manifests, and the two ends as state machines without IO.
 
 A PUBACK proves nothing about the other end, so both directions repair themselves: whoever lacks chunks says which. Down,
 a device asks for what is missing when the flow has been quiet (`Download`). Up, a device sends at most a window of chunks
@@ -9,65 +9,37 @@ coordinator.uploads. Neither side holds more than its window in flight.
 from __future__ import annotations
 
 import hashlib
-import struct
-import zlib
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from shared.chunks import CHUNK_OVERHEAD_BYTES, Bitmap, Chunk, decode_chunk, encode_chunk
 from shared.errors import BrokerError, UsageError, WireError
 from shared.messages import MAX_CHUNKS, Ack, Grant, Manifest, Need, Offer
 
-# magic, version, flags (0), SHA-256 of the blob, index, count, length of the data, CRC-32 of the data; network order.
-_HEADER = struct.Struct(">2sBB32sIIII")
-_MAGIC = b"fp"
-_CHUNK_VERSION = 1
+__all__ = [
+    "CHUNK_OVERHEAD_BYTES",
+    "Bitmap",
+    "Chunk",
+    "Download",
+    "SendChunk",
+    "Upload",
+    "check_manifest",
+    "chunk_bytes_within",
+    "cut",
+    "decode_chunk",
+    "describe",
+    "encode_chunk",
+    "fits",
+]
 
-CHUNK_OVERHEAD_BYTES = _HEADER.size
 # Topic, fixed header and MQTT 5 properties of a publish; generous: a packet over the broker's limit poisons a session.
 _PACKET_OVERHEAD_BYTES = 512
 MIN_CHUNK_BYTES = 8 * 1024
 
 MAX_QUIET_S = 30.0
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """Part `index` of `count` of the blob with SHA-256 `digest`."""
-
-    digest: str
-    index: int
-    count: int
-    data: bytes
-
-
-def encode_chunk(chunk: Chunk) -> bytes:
-    """52 bytes of header, then the data."""
-    head = _HEADER.pack(
-        _MAGIC,
-        _CHUNK_VERSION,
-        0,
-        bytes.fromhex(chunk.digest),
-        chunk.index,
-        chunk.count,
-        len(chunk.data),
-        zlib.crc32(chunk.data),
-    )
-    return head + chunk.data
-
-
-def decode_chunk(payload: bytes) -> Chunk:
-    """The chunk in `payload`; WireError when it is not one, is cut off, or its CRC does not fit."""
-    if len(payload) < _HEADER.size:
-        raise WireError(f"chunk of {len(payload)} bytes is shorter than its header")
-    magic, version, flags, digest, index, count, length, crc = _HEADER.unpack_from(payload)
-    if magic != _MAGIC or version != _CHUNK_VERSION or flags != 0:
-        raise WireError("not a chunk of this protocol version")
-    data = payload[_HEADER.size :]
-    if not 0 < count <= MAX_CHUNKS or index >= count:
-        raise WireError(f"chunk {index} of {count} cannot be")
-    if len(data) != length or zlib.crc32(data) != crc:
-        raise WireError(f"chunk {index} of {count} is damaged")
-    return Chunk(digest.hex(), index, count, data)
+# Of a device that holds a place among the uploads: it must be heard several times before its place is given away.
+GRANTED_QUIET_S = 5.0
 
 
 def chunk_bytes_within(configured_bytes: int, max_packet_bytes: int | None) -> int:
@@ -116,60 +88,6 @@ def cut(blob: bytes, manifest: Manifest, index: int) -> Chunk:
     return Chunk(manifest.digest, index, manifest.chunk_count, blob[start : start + manifest.chunk_bytes])
 
 
-class Bitmap:
-    """A set of chunk indices below `count`; bit i of the wire form is bit i % 8 of byte i // 8."""
-
-    def __init__(self, count: int, indices: Iterable[int] = ()) -> None:
-        self.count = count
-        self._set: set[int] = {i for i in indices if 0 <= i < count}
-
-    @classmethod
-    def from_bytes(cls, count: int, data: bytes) -> Bitmap:
-        """WireError unless `data` is exactly `count` bits, padded with zeros."""
-        value = int.from_bytes(data, "little")
-        if len(data) != (count + 7) // 8 or value >> count:
-            raise WireError(f"bitmap of {len(data)} bytes does not fit {count} chunks")
-        return cls(count, (i for i in range(count) if value >> i & 1))
-
-    def to_bytes(self) -> bytes:
-        """The wire form, (count + 7) // 8 bytes."""
-        data = bytearray((self.count + 7) // 8)
-        for i in self._set:
-            data[i // 8] |= 1 << i % 8
-        return bytes(data)
-
-    def add(self, index: int) -> bool:
-        """True when `index` was not there yet."""
-        if index in self._set:
-            return False
-        self._set.add(index)
-        return True
-
-    def __contains__(self, index: int) -> bool:
-        return index in self._set
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(sorted(self._set))
-
-    def __len__(self) -> int:
-        return len(self._set)
-
-    @property
-    def full(self) -> bool:
-        """Nothing is missing."""
-        return len(self._set) == self.count
-
-    def missing(self, limit: int) -> list[int]:
-        """The first `limit` indices that are not in the set."""
-        found: list[int] = []
-        for i in range(self.count):
-            if len(found) == limit:
-                break
-            if i not in self._set:
-                found.append(i)
-        return found
-
-
 def fits(chunk: Chunk, manifest: Manifest) -> bool:
     """Whether a chunk belongs to the announced blob and has the length its place demands."""
     if chunk.digest != manifest.digest or chunk.count != manifest.chunk_count:
@@ -181,8 +99,10 @@ def fits(chunk: Chunk, manifest: Manifest) -> bool:
 class Download:
     """The receiving end of the global model: which chunks are here, and when to ask for the others.
 
-    `have` are chunks kept from before a restart. `tick` returns a Need once nothing new came for a while; the pause
-    doubles up to 30 s while asking has no effect, and starts over with each new chunk.
+    `have` are chunks kept from before a restart. `tick` returns a Need once nothing new came for a while: `quiet_s`,
+    or twice the time that a chunk takes on a line so slow that this is longer. The pause doubles up to 30 s while
+    asking has no effect, and starts over with each new chunk. Where chunks come only because they are asked for, as
+    from a broker that retains nothing, the next window is asked for as soon as the last one is here.
     """
 
     def __init__(
@@ -194,6 +114,11 @@ class Download:
         self._first_quiet_s = quiet_s
         self._quiet_s = quiet_s
         self._ask_at = now + quiet_s
+        self._asked: set[int] = set()
+        self._unasked = False  # whether a chunk came that had not been asked for, since the last Need
+        self._pulling = False  # whether that was so before it
+        self._last_at = now
+        self._pace_s = math.inf  # the shortest time that a chunk took after the one before
 
     @property
     def complete(self) -> bool:
@@ -204,8 +129,14 @@ class Download:
         """True when the chunk is new and fits: the caller stores it."""
         if not fits(chunk, self.manifest) or not self.have.add(chunk.index):
             return False
-        self._quiet_s = self._first_quiet_s
+        self._pace_s = min(self._pace_s, now - self._last_at)
+        self._last_at = now
+        self._quiet_s = min(max(self._first_quiet_s, 2 * self._pace_s), MAX_QUIET_S)
         self._ask_at = now + self._quiet_s
+        if chunk.index not in self._asked:
+            self._unasked = True
+        elif self._window_is_here(chunk.index) and self._pulling and not self._unasked:
+            self._ask_at = now
         return True
 
     def next_deadline(self) -> float | None:
@@ -213,13 +144,24 @@ class Download:
         return None if self.complete else self._ask_at
 
     def tick(self, now: float) -> Need | None:
-        """What to ask for, if the flow has been quiet for too long."""
+        """What to ask for, if the flow has been quiet for too long, or ended with what was asked for."""
         if self.complete or now < self._ask_at:
             return None
         self._quiet_s = min(2 * self._quiet_s, MAX_QUIET_S)
         self._ask_at = now + self._quiet_s
+        self._pulling, self._unasked = not self._unasked, False
         wanted = Bitmap(self.manifest.chunk_count, self.have.missing(self._window))
+        self._asked = set(wanted)
         return Need(self.manifest.digest, wanted.to_bytes())
+
+    def on_reconnect(self, now: float) -> None:
+        """The link was down, and with it what was asked for: ask after the first pause, however long the last one was."""
+        self._quiet_s = self._first_quiet_s
+        self._ask_at = min(self._ask_at, now + self._quiet_s)
+
+    def _window_is_here(self, arrived: int) -> bool:
+        self._asked.discard(arrived)
+        return not self._asked
 
 
 @dataclass(frozen=True)
@@ -233,7 +175,8 @@ class Upload:
     """The sending end of an update: offer, send within the window, offer again when it has gone quiet.
 
     Done is what the coordinator's Committed (or Refused) says, not what this machine believes; until then it keeps
-    offering. Only an offer gives up what is in flight: it travels behind those chunks, so its Grant knows of them.
+    offering. Only an offer gives up what is in flight: it travels behind those chunks, so its Grant knows of them. Its
+    pauses double up to 30 s while nobody answers, and up to 5 s while it holds a place that others wait for.
     """
 
     def __init__(self, manifest: Manifest, now: float, *, quiet_s: float = 3.0) -> None:
@@ -243,6 +186,7 @@ class Upload:
         self._window = 0
         self._first_quiet_s = quiet_s
         self._quiet_s = quiet_s
+        self._longest_s = MAX_QUIET_S
         self._offer_at = now
 
     def next_deadline(self) -> float:
@@ -256,7 +200,7 @@ class Upload:
         self._in_flight.clear()
         self._window = 0
         self._offer_at = now + self._quiet_s
-        self._quiet_s = min(2 * self._quiet_s, MAX_QUIET_S)
+        self._quiet_s = min(2 * self._quiet_s, self._longest_s)
         return [Offer(self.manifest)]
 
     def on_reconnect(self, now: float) -> None:
@@ -268,6 +212,7 @@ class Upload:
         """Opens the window. WireError when the bitmap does not fit."""
         have = Bitmap.from_bytes(self.manifest.chunk_count, grant.have)
         self._window = grant.window
+        self._longest_s = GRANTED_QUIET_S
         return self._heard(have, now)
 
     def on_ack(self, ack: Ack, now: float) -> list[Offer | SendChunk]:
@@ -275,7 +220,8 @@ class Upload:
         return self._heard(Bitmap.from_bytes(self.manifest.chunk_count, ack.have), now)
 
     def on_retry_after(self, delay_s: float, now: float) -> None:
-        """All slots are taken: offer again later."""
+        """Others upload: offer again later."""
+        self._longest_s = MAX_QUIET_S
         self._offer_at = now + max(delay_s, 0.1)
 
     def _heard(self, have: Bitmap, now: float) -> list[Offer | SendChunk]:
@@ -284,6 +230,7 @@ class Upload:
         self._in_flight.difference_update(self._acked)
         if len(self._acked) > before:
             self._quiet_s = self._first_quiet_s
+        self._quiet_s = min(self._quiet_s, self._longest_s)
         self._offer_at = now + self._quiet_s
         sends: list[Offer | SendChunk] = []
         for index in range(self.manifest.chunk_count):

@@ -79,7 +79,7 @@ class FleetDevice:
         self._fate: Fate | None = None
         self._parts: dict[int, bytes] = {}
         self._parts_of = ""
-        self._update: tuple[JobKey, Manifest] | None = None
+        self._update: Spool | None = None
 
     def start(self) -> None:
         """Switched on: an update in the spool is taken up."""
@@ -87,7 +87,8 @@ class FleetDevice:
         self.online = True
         self.job = Job(max_blob_bytes=MAX_BLOB_BYTES)
         if self._update is not None:
-            self.job.resume(*self._update, self._agenda.now)
+            waits = self._update
+            self.job.resume(waits.key, waits.manifest, self._agenda.now, waits.request)
         state = DeviceState(True, self._boot, tasks=self._tasks, job=self.job.status())
         self._up.send(MESSAGE_BYTES, partial(self._world.on_state, self.name, self._pass(state)), safe=True)
         self._alarm.set(self.job.next_deadline())
@@ -123,8 +124,8 @@ class FleetDevice:
             self._perform(self.job.tick(self._agenda.now))
 
     def _go_off(self, job: Job, key: JobKey, away_s: float) -> None:
-        """In the middle of a job, if it is still at that."""
-        if job is not self.job or job.key != key:
+        """In the middle of a job, if it is still at that; in which epoch makes no difference."""
+        if job is not self.job or job.key is None or (job.key.run, job.key.round) != (key.run, key.round):
             return
         self.online = False
         self._up.cut()
@@ -158,7 +159,7 @@ class FleetDevice:
             case Train():
                 return self._train(effect)
             case Spool():
-                self._update = (effect.key, effect.manifest)
+                self._update = effect
             case SendChunk():
                 self._send_chunk(effect.index)
             case Forget():
@@ -196,7 +197,7 @@ class FleetDevice:
 
     def _send_chunk(self, index: int) -> None:
         assert self._update is not None
-        key, manifest = self._update
+        key, manifest = self._update.key, self._update.manifest
         stand_in = self._world.updates
         chunk = self._world.wire.chunk(stand_in.chunk(manifest, tag_of(self._number, key.round), index))
         arrive = partial(self._world.on_chunk, self.name, chunk, stand_in.real_bytes(index))

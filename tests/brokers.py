@@ -80,7 +80,7 @@ class Mosquitto:
         with log.open("ab") as out:
             self._process = subprocess.Popen([self._binary, "-c", self._config], stdout=out, stderr=out)
         until = time.monotonic() + PATIENCE_S
-        while not _listening(self.port):
+        while not listening(self.port):
             if self._process.poll() is not None or time.monotonic() > until:
                 raise RuntimeError(f"mosquitto did not start:\n{log.read_text()}")
             time.sleep(0.01)
@@ -196,6 +196,7 @@ def client(url: str, client_id: str, *filters: str, **options: Any) -> Iterator[
         one.link.stop()
 
 
-def _listening(port: int) -> bool:
+def listening(port: int) -> bool:
+    """Whether somebody listens on a port of this machine."""
     with socket.socket() as probe:
         return probe.connect_ex((HOST, port)) == 0

@@ -177,7 +177,7 @@ class Exchange:
         while queue:
             queue.extend(self._do(queue.popleft()))
         if self.engine.open is not None:
-            assert len(self.engine.open._desk._active) <= self.spec.upload_slots
+            assert self.engine.open._desk._taken <= self.spec.upload_slots * self.spec.upload_window
 
     def _do(self, effect: do.Effect) -> list[do.Effect]:
         match effect:

@@ -41,6 +41,7 @@ class Device:
         self._ready = False
         self._parts: dict[int, bytes] = {}
         self._update: tuple[JobKey, Manifest, bytes] | None = None
+        self._request: WorkRequest | None = None
         self._fresh = b""
         self._under_way: Counter[int] = Counter()
         self._committed: set[str] = set()
@@ -56,7 +57,7 @@ class Device:
         self._settled = set()
         self._under_way.clear()
         if self._update is not None:
-            self.job.resume(self._update[0], self._update[1], self._world.now)
+            self.job.resume(self._update[0], self._update[1], self._world.now, self._request)
         self._world.agenda.after(READY_S, partial(self._become_ready, self._boots))
 
     def restart(self, down_s: float, torn: bool = False) -> None:
@@ -109,6 +110,7 @@ class Device:
     def on_coordinator(self) -> None:
         """A coordinator has started."""
         if self.online:
+            self.tell_state()
             self.job.reconnected(self._world.now)
 
     # ---- what it hears
@@ -164,7 +166,9 @@ class Device:
             case Train():
                 return self._train(effect)
             case Spool():
-                self._update = (effect.key, effect.manifest, self._fresh)
+                known = self._update is not None and self._update[1] == effect.manifest
+                blob = self._update[2] if known and self._update is not None else self._fresh
+                self._update, self._request = (effect.key, effect.manifest, blob), effect.request
             case SendChunk() if self._update is not None:
                 self._under_way[effect.index] += 1
                 _, manifest, blob = self._update

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Iterable
 from functools import partial
+from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.uploads import Complete, UploadDesk
-from shared.messages import Ack, Committed, Grant, Manifest, Need, Offer, RetryAfter
+from shared.messages import Ack, Committed, Grant, Manifest, Offer, RetryAfter
 from shared.transfer import Bitmap, Chunk, Download, SendChunk, Upload, cut, describe
 from simulator.agenda import Agenda
-from tests.virtual_time import Faults, FaultyLink
+from tests.virtual_time import LATENCY_S, Faults, FaultyLink
 
 LIMIT_S = 50_000.0
 
@@ -31,36 +34,77 @@ def announced(blob: bytes) -> Manifest:
     return describe(blob, chunk_bytes=10, encoding="fp32", raw_bytes=len(blob), schema="5c" * 32)
 
 
-@given(faults, seeds, st.integers(1, 300), st.integers(1, 8), st.sets(st.integers(0, 29)))
-def test_a_download_arrives(bad, seed, size, window, kept):
-    """The coordinator publishes once and then only what is asked for; the device ends with the whole blob."""
-    rng, agenda = random.Random(seed), Agenda(3.3)
-    link = FaultyLink(agenda, rng, bad)
-    blob = rng.randbytes(size)
-    manifest = announced(blob)
-    parts = {i: cut(blob, manifest, i).data for i in kept if i < manifest.chunk_count}
-    download = Download(manifest, agenda.now, have=parts, window=window)
+class Receiver:
+    """A device that downloads, and a coordinator that publishes what it asks for; `retained`: all of it at once, before."""
 
-    def arrive(chunk: Chunk) -> None:
-        if download.take(chunk, agenda.now):
-            assert chunk.index not in parts
-            parts[chunk.index] = chunk.data
+    def __init__(self, bad: Faults, seed: int, size: int, window: int, kept: set[int]) -> None:
+        rng = random.Random(seed)
+        self.agenda = Agenda(3.3)
+        self.link = FaultyLink(self.agenda, rng, bad)
+        self.blob = rng.randbytes(size)
+        self.manifest = announced(self.blob)
+        self.parts = {i: cut(self.blob, self.manifest, i).data for i in kept if i < self.manifest.chunk_count}
+        self.missing = self.manifest.chunk_count - len(self.parts)
+        self.download = Download(self.manifest, self.agenda.now, have=self.parts, window=window)
+        self.window = window
+        self.asked_at: list[float] = []
 
-    def publish(need: Need) -> None:
-        for index in Bitmap.from_bytes(manifest.chunk_count, need.missing):
-            link.send(partial(arrive, cut(blob, manifest, index)))
+    def publish(self, indices: Iterable[int]) -> None:
+        """Chunks go over the bad link."""
+        for index in indices:
+            self.link.send(partial(self.arrive, cut(self.blob, self.manifest, index)))
 
-    publish(Need(manifest.digest, Bitmap(manifest.chunk_count, range(manifest.chunk_count)).to_bytes()))
-    while (deadline := download.next_deadline()) is not None:
-        assert deadline < LIMIT_S
-        while (at := agenda.next_at()) is not None and at <= deadline:
-            agenda.run_next()
-        agenda.now = max(agenda.now, deadline)
-        need = download.tick(agenda.now)
-        if need is not None:
-            assert len(Bitmap.from_bytes(manifest.chunk_count, need.missing)) <= window
-            link.send(partial(publish, need))
-    assert b"".join(parts[i] for i in sorted(parts)) == blob
+    def arrive(self, chunk: Chunk) -> None:
+        """What is new is stored, once."""
+        if self.download.take(chunk, self.agenda.now):
+            assert chunk.index not in self.parts
+            self.parts[chunk.index] = chunk.data
+
+    def run(self, *, retained: bool) -> None:
+        """Until all is here; never more is asked for than a window."""
+        if retained:
+            self.publish(range(self.manifest.chunk_count))
+        while (deadline := self.download.next_deadline()) is not None:
+            assert deadline < LIMIT_S
+            if (at := self.agenda.next_at()) is not None and at <= deadline:
+                self.agenda.run_next()
+                continue
+            self.agenda.now = max(self.agenda.now, deadline)
+            need = self.download.tick(self.agenda.now)
+            if need is not None:
+                wanted = list(Bitmap.from_bytes(self.manifest.chunk_count, need.missing))
+                assert 0 < len(wanted) <= self.window
+                self.asked_at.append(self.agenda.now)
+                self.link.send(partial(self.publish, wanted))
+        assert b"".join(self.parts[i] for i in sorted(self.parts)) == self.blob
+
+
+@given(faults, seeds, st.integers(1, 300), st.integers(1, 8), st.sets(st.integers(0, 29)), st.booleans())
+def test_a_download_arrives_and_its_requests_are_bounded(bad, seed, size, window, kept, retained):
+    """Retained or not, it ends with the whole blob; without a second's pause there is one request for each window."""
+    receiver = Receiver(bad, seed, size, window, kept)
+    receiver.run(retained=retained)
+    at_once = sum(later - earlier < 1.0 for earlier, later in pairwise(receiver.asked_at))
+    assert at_once <= receiver.missing // window
+
+
+@given(seeds, st.integers(1, 300), st.integers(1, 8), st.sets(st.integers(0, 29)))
+def test_where_nothing_is_retained_a_download_waits_once(seed, size, window, kept):
+    """After the first pause the windows follow each other as fast as the link allows, and no chunk is asked for twice."""
+    receiver = Receiver(Faults(), seed, size, window, kept)
+    receiver.run(retained=False)
+    windows = -(-receiver.missing // window)
+    assert len(receiver.asked_at) == windows
+    if windows:
+        assert receiver.agenda.now == pytest.approx(3.3 + 1.0 + windows * 2 * LATENCY_S)
+
+
+@given(seeds, st.integers(1, 300), st.integers(1, 8), st.sampled_from((0.0, 0.5)))
+def test_what_is_retained_is_not_asked_for(seed, size, window, delay_s):
+    """On a link that loses nothing, all chunks come by themselves."""
+    receiver = Receiver(Faults(delay_s=delay_s), seed, size, window, set())
+    receiver.run(retained=True)
+    assert receiver.asked_at == []
 
 
 class Sender:
@@ -113,7 +157,7 @@ class Uploads:
 
     def __init__(self, bad: Faults, seed: int, slots: int, window: int) -> None:
         rng = random.Random(seed)
-        self.slots = slots
+        self.in_flight = slots * window
         self.window = window
         self.agenda = Agenda(7.7)
         self.link = FaultyLink(self.agenda, rng, bad)
@@ -145,8 +189,9 @@ class Uploads:
             self.answer(sender, answer)
 
     def answer(self, sender: Sender, body: Grant | RetryAfter | Ack | Committed) -> None:
-        """Over the bad link."""
-        assert len(self.desk._active) <= self.slots
+        """Over the bad link, while those who may send at all share the chunks in flight."""
+        granted = [min(self.window, slot.manifest.chunk_count) for slot in self.desk._active.values()]
+        assert sum(granted) <= self.in_flight
         self.link.send(partial(sender.hear, body))
 
     def run(self, senders: list[Sender]) -> None:
@@ -169,7 +214,7 @@ class Uploads:
 
 @given(faults, seeds, st.lists(st.integers(1, 200), min_size=1, max_size=5), st.integers(1, 3), st.integers(1, 9))
 def test_uploads_arrive(bad, seed, sizes, slots, window):
-    """Every device gets its update through and is told so, within its window and in one of the slots."""
+    """Every device gets its update through and is told so, within its window and its share of the chunks in flight."""
     world = Uploads(bad, seed, slots, window)
     senders = [Sender(f"pi-{number}", world, size) for number, size in enumerate(sizes)]
     world.run(senders)
@@ -183,3 +228,13 @@ def test_without_faults_nothing_is_sent_twice(seed, size, window):
     sender = Sender("pi", world, size)
     world.run([sender])
     assert (world.offers, world.chunks) == (1, sender.manifest.chunk_count)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_devices_in_line_do_not_take_each_others_places_for_ever(seed):
+    """Where more than half of all messages are lost, whoever holds a place is still heard often enough to keep it."""
+    world = Uploads(Faults(drop=0.6), seed, slots=2, window=8)
+    senders = [Sender(f"pi-{number}", world, 200) for number in range(8)]
+    world.run(senders)
+    # With pauses as long as the time after which a place is given away it takes more than 20,000 s.
+    assert world.agenda.now < 6000.0

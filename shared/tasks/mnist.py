@@ -88,7 +88,10 @@ def read_idx(path: Path) -> np.ndarray:
     announced = int(np.prod(shape, dtype=object))
     if len(values) != announced:
         raise DataError(f"mnist: {path} announces {announced} values, holds {len(values)}; delete it to fetch it again")
-    return values.reshape(shape)
+    try:
+        return values.reshape(shape)
+    except ValueError as error:  # more axes than numpy has, or lengths beyond it beside one of 0
+        raise DataError(f"mnist: {path} has a shape that cannot be ({error}); delete it to fetch it again") from error
 
 
 def _images(images: Path, labels: Path) -> Images:

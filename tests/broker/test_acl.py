@@ -37,8 +37,8 @@ WRITERS = {
     "update_chunk": {OWNER},
 }
 READERS = {
-    "coordinator_state": {OWNER, OTHER},
-    "device_state": {COORDINATOR},
+    "coordinator_state": {OWNER, OTHER, COORDINATOR},
+    "device_state": {COORDINATOR, OWNER},
     "down": {OWNER},
     "up": {COORDINATOR},
     "model_chunk": {OWNER, OTHER},
@@ -131,6 +131,7 @@ def test_both_ends_can_subscribe_as_they_do(guarded):
         for name in ("device_state", "up", "update_chunk"):
             device.link.publish(EXAMPLES[name], b"")
             coordinator.received(EXAMPLES[name])
+        device.received(EXAMPLES["device_state"])
         for name in ("coordinator_state", "down", "model_chunk"):
             coordinator.link.publish(EXAMPLES[name], b"")
             device.received(EXAMPLES[name])

@@ -7,10 +7,10 @@ from typing import Any
 
 from coordinator.effects import Effect
 from coordinator.fleet import Fleet
+from coordinator.ledger import Ledger, Opening
 from coordinator.open_round import OpenRound
 from coordinator.post import Post
-from coordinator.round import State
-from coordinator.selection import Selection
+from coordinator.round_states import State
 from shared.messages import Accept, Body, DeviceState, Grant, Offer
 from shared.transfer import cut
 from tests.specs import TASK, model, run_spec, there, told, update
@@ -27,8 +27,8 @@ class Bench:
             self.fleet.see(device, there())
         spec = run_spec(**changes)
         self.post = Post(spec)
-        chosen = Selection(target or len(devices), tuple(devices))
-        self.open = OpenRound(spec, 1, chosen, self.fleet, self.post, random.Random(1), limit_s, 0.0)
+        opening = Opening(Ledger(1, target or len(devices), tuple(devices), base=""))
+        self.open = OpenRound(spec, opening, self.fleet, self.post, random.Random(1), limit_s, 0.0)
         self.begun = self.open.begin(model(), 0.0)
 
     def hear(self, device: str, *bodies: Body, now: float = 1.0) -> list[Effect]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import resource
 import subprocess
 import sys
@@ -127,6 +129,47 @@ def test_falling_back_is_told_in_the_log_and_mended_by_the_next_save(tmp_path, c
     )
     save_checkpoint(tmp_path, state_of(2, fill=7.0), PUBLIC, {})
     assert equal(load_checkpoint(tmp_path)[0], state_of(2, fill=7.0))
+
+
+@pytest.mark.parametrize("left", [b"", b"\0" * 100, None], ids=["empty", "zeros", "a directory"])
+def test_whatever_lies_in_the_place_of_the_newest_the_one_before_is_used(tmp_path, caplog, left):
+    """As a repaired file system leaves it; the round is played again, and its checkpoint takes that place."""
+    save_checkpoint(tmp_path, state_of(1), PUBLIC, {})
+    damaged = save_checkpoint(tmp_path, state_of(2), PUBLIC, {})
+    damaged.unlink()
+    damaged.mkdir() if left is None else damaged.write_bytes(left)
+    assert equal(load_checkpoint(tmp_path)[0], state_of(1))
+    assert f"{damaged}: " in caplog.text and "carrying on from round 1" in caplog.text
+    for number in (2, 3):
+        save_checkpoint(tmp_path, state_of(number), PUBLIC, {})
+    assert sorted(path.name for path in tmp_path.glob("*.fp")) == ["checkpoint-000002.fp", "checkpoint-000003.fp"]
+
+
+def test_a_checkpoint_that_may_not_be_read_is_passed_over(tmp_path, caplog, monkeypatch):
+    """It may be another user's, or lie on a bad sector; the mend is not about writing."""
+    save_checkpoint(tmp_path, state_of(1), PUBLIC, {})
+    newest = save_checkpoint(tmp_path, state_of(2), PUBLIC, {})
+    read = Path.read_bytes
+
+    def refuse(path):
+        if path == newest:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    assert equal(load_checkpoint(tmp_path)[0], state_of(1))
+    (line,) = caplog.messages
+    assert line.startswith(f"{newest}: Input/output error; make sure that it may be read; carrying on from round 1")
+
+
+def test_damage_to_the_older_one_is_of_no_interest(tmp_path, caplog):
+    """It is not even read, and goes when its time has come."""
+    older = save_checkpoint(tmp_path, state_of(1), PUBLIC, {})
+    save_checkpoint(tmp_path, state_of(2), PUBLIC, {})
+    flip(older, 0.5)
+    assert equal(load_checkpoint(tmp_path)[0], state_of(2))
+    save_checkpoint(tmp_path, state_of(3), PUBLIC, {})
+    assert (older.exists(), caplog.messages) == (False, [])
 
 
 def test_where_no_checkpoint_is_whole_each_is_told(tmp_path):

@@ -64,7 +64,7 @@ def state_dir(tmp_path: Path) -> Path:
     with Registry(tmp_path / REGISTRY_FILE) as registry:
         first = registry.create_run(created_at=1.0e9, **terms).id
         for record in ROUNDS:
-            registry.add_round(first, record)
+            registry.rounds.finish(first, record)
         registry.finish_run(first, stopped_because="target_ua", user_accuracy=0.9125, model="/models/a.npz")
         registry.create_run(created_at=1.1e9, **terms)
         registry.seen_device("pi-1", fleet="kitchen", now=1.0e9, online=True, version="1", tasks=["digits"])
@@ -98,7 +98,7 @@ def test_show_takes_no_user_accuracy_from_a_round_that_failed(fedpatch, state_di
     """It was measured on a part of its devices, so the run did not print it either."""
     run = _first_run(state_dir)
     with Registry(state_dir / REGISTRY_FILE) as registry:
-        registry.add_round(run, replace(ROUNDS[1], round=3, outcome="failed", user_accuracy=0.1, failure="x"))
+        registry.rounds.finish(run, replace(ROUNDS[1], round=3, outcome="failed", user_accuracy=0.1, failure="x"))
     assert json.loads(fedpatch("show", run, "--state-dir", state_dir, "--json").out)["user_accuracy"] == 0.9125
 
 
@@ -198,7 +198,7 @@ def test_strategies_lists_all_of_them(fedpatch):
 def test_the_exit_code_of_a_run_tells_how_it_ended(fedpatch, tmp_path, monkeypatch, because, code):
     """The JSON object is alone on stdout; only a run that did not get there says how to go on."""
     summary = RunSummary("a-run", because, 0.5, "m.npz", ROUNDS)
-    monkeypatch.setattr("coordinator.runs.start_run", lambda settings, view: summary)
+    monkeypatch.setattr("coordinator.runs.run_or_go_on", lambda settings, view, new: summary)
     ended = fedpatch("run", "--json", "--state-dir", tmp_path)
     assert (ended.code, ended.out) == (code, summary.to_json() + "\n")
     assert ("fedpatch resume a-run" in ended.err) is (code != 0)
@@ -208,7 +208,7 @@ def test_the_exit_code_of_a_run_tells_how_it_ended(fedpatch, tmp_path, monkeypat
 def test_the_result_of_a_run_is_not_lost_to_a_signal(fedpatch, tmp_path, monkeypatch, number):
     """Once there is one, it is printed, and the exit code is the run's."""
     summary = RunSummary("a-run", "target_ua", 0.5, "m.npz", ROUNDS)
-    monkeypatch.setattr("coordinator.runs.start_run", lambda settings, view: summary)
+    monkeypatch.setattr("coordinator.runs.run_or_go_on", lambda settings, view, new: summary)
     monkeypatch.setattr("coordinator.cli._say_how_to_resume", lambda *_: os.kill(os.getpid(), number))
     ended = fedpatch("run", "--json", "--state-dir", tmp_path)
     assert (ended.code, ended.out) == (0, summary.to_json() + "\n")

@@ -10,11 +10,12 @@ import pytest
 
 from coordinator.effects import Effect, Finish, PublishModel, Record
 from coordinator.engine import RETRY_S, Engine
+from coordinator.ledger import Ledger, Opening
 from coordinator.records import RoundRecord
 from coordinator.run_spec import Stopped
-from shared.messages import Accept, Decline, DeclineReason, Offer
+from shared.messages import Accept, Body, Committed, Decline, DeclineReason, Offer
 from shared.transfer import cut
-from tests.specs import model, report, run_spec, said, there, update
+from tests.specs import model, report, run_spec, said, there, told, update
 
 
 def engine(*devices: str, records: tuple[RoundRecord, ...] = (), **changes: Any) -> Engine:
@@ -154,3 +155,53 @@ class TestEnd:
         again = Engine(replace(current.spec, epoch=2), records=current.records, jitter=random.Random(1))
         again.start(0.0)
         assert opened(again.on_state("a", there(), 0.0)) == [1]
+
+
+class TestInterval:
+    """The pace of a run: `round_interval_s`."""
+
+    def test_keeps_rounds_apart(self):
+        """The next one begins that long after the beginning of the last; until then a person sees how long."""
+        current = engine("a", round_interval_s=100.0, rounds=2)
+        assert play(current, "a", 10.0) == []
+        assert (current.next_deadline(), current.pause_s(40.0)) == (100.0, 60.0)
+        assert opened(current.tick(99.9)) == []
+        assert opened(current.tick(100.0)) == [2]
+        assert current.pause_s(100.0) == 0.0
+
+    def test_tells_devices_how_long_they_may_rest(self):
+        """What is left of it when their update is committed."""
+        current = engine("a", round_interval_s=100.0)
+        heard: list[Body] = []
+        play(current, "a", 10.0, heard)
+        assert heard == [Committed(update().digest, 90.0)]
+
+    def test_delays_no_round_that_took_longer(self):
+        """It is no pause between rounds."""
+        current = engine("a", round_interval_s=100.0, rounds=2)
+        assert play(current, "a", 150.0) == [2]
+
+    def test_is_counted_from_the_first_beginning_of_a_round_that_was_taken_up(self):
+        """A crash does not slow a fleet down."""
+        ledger = Ledger(1, 1, ("a",), model().digest, spent_s=30.0)
+        current = Engine(
+            run_spec(round_interval_s=100.0, rounds=2), unfinished=Opening(ledger), jitter=random.Random(1)
+        )
+        current.start(0.0)
+        current.on_state("a", there(), 0.0)
+        assert play(current, "a", 10.0) == []
+        assert current.next_deadline() == 70.0
+
+
+def play(current: Engine, device: str, now: float, heard: list[Body] | None = None) -> list[int]:
+    """The open round, in which one device reports at `now`; numbers of the rounds that begin then."""
+    current.model_published(model(), 0.0)
+    number, manifest = current.last_round, update()
+    current.on_message(device, said(Accept(10), number), now)
+    current.on_message(device, said(Offer(manifest), number), now)
+    for index in range(manifest.chunk_count):
+        current.on_chunk(device, cut(b"u" * 350, manifest, index), now)
+    effects = current.stored(device, manifest.digest, report(), now)
+    if heard is not None:
+        heard += [body for _, body in told(effects)]
+    return opened(current.aggregated(now))

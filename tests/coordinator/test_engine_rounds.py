@@ -6,7 +6,7 @@ import pytest
 
 from coordinator.effects import Aggregate, Finish, PublishModel, Record, RetractModel
 from coordinator.records import RoundRecord
-from coordinator.round import Phase
+from coordinator.round_states import Phase
 from coordinator.run_spec import Stopped
 from shared.errors import IllegalTransition
 from shared.messages import (
@@ -158,7 +158,7 @@ class TestStaleMessages:
     @pytest.mark.parametrize(
         ("changes", "reason"),
         [
-            ({"epoch": 1}, RefuseReason.STALE_EPOCH),
+            ({"epoch": 1, "number": 9}, RefuseReason.STALE_EPOCH),
             ({"epoch": 3}, RefuseReason.LATE),
             ({"run": "run-0"}, RefuseReason.LATE),
             ({"number": 9}, RefuseReason.LATE),

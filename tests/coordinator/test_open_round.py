@@ -6,7 +6,7 @@ import pytest
 
 from coordinator.effects import Republish
 from coordinator.open_round import REINVITE_S
-from coordinator.round import Phase, State
+from coordinator.round_states import Phase, State
 from shared.messages import (
     Accept,
     Ack,
@@ -61,7 +61,7 @@ class TestInvitations:
         assert isinstance(request, WorkRequest)
         assert request.deadline_s == 40.0
         bench.accept_all()
-        assert bench.open.next_deadline() == 40.0
+        assert bench.open.round.next_deadline() == 40.0
 
 
 class TestAnswers:

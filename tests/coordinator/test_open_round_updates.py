@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from coordinator.effects import Republish, Store
-from coordinator.open_round import REPUBLISH_S, UPLOAD_IDLE_S
-from coordinator.round import Phase, State
+from coordinator.open_round import UPLOAD_IDLE_S
+from coordinator.repairs import REPUBLISH_S
+from coordinator.round_states import Phase, State
 from shared.messages import (
     Accept,
     Ack,

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.publisher import ModelPublisher
+from shared.errors import BrokerError
 from shared.transfer import decode_chunk
 from tests.coordinator.links import RecordedLink
 from tests.specs import model
@@ -52,10 +53,20 @@ def test_the_next_model_replaces_the_former(link, tmp_path):
 
 
 def test_what_a_killed_coordinator_left_is_taken_back_by_the_next(link, tmp_path):
-    """It finds the name in its directory."""
+    """It finds the name in its directory, and acts when it knows whether the broker retains anything."""
     publisher(link, tmp_path).publish(BLOB, model())
-    publisher(link, tmp_path)
+    publisher(link, tmp_path).settle()
     assert link.retained() == set()
+
+
+def test_a_broker_that_retains_nothing_is_told_nothing_of_what_was_left(link, tmp_path):
+    """It would close the connection at each retained message, even at an empty one."""
+    publisher(link, tmp_path).publish(BLOB, model())
+    later = RecordedLink()
+    current = publisher(later, tmp_path)
+    current.retain = False
+    current.settle()
+    assert later.published == []
 
 
 def test_a_model_is_remembered_until_the_broker_has_taken_it_back(link, tmp_path, monkeypatch):
@@ -66,19 +77,32 @@ def test_a_model_is_remembered_until_the_broker_has_taken_it_back(link, tmp_path
     link.idle = False
     current.close()
     later = RecordedLink()
-    publisher(later, tmp_path)
+    publisher(later, tmp_path).settle()
     assert [(payload, retain) for _, payload, retain in later.published] == [(b"", True)] * 3
 
 
 def test_nothing_is_retained_where_the_broker_cannot(link, tmp_path):
-    """Such a broker would close the connection; devices ask for the chunks instead."""
+    """Such a broker would close the connection; devices ask for the chunks instead, and get those and no others."""
     current = publisher(link, tmp_path)
     current.retain = False
     current.publish(BLOB, model())
+    current.republish()
+    assert link.published == []
     current.republish((1,))
     current.close()
+    assert [decode_chunk(payload).index for _, payload, _ in link.published] == [1]
     assert link.retained() == set()
-    assert len(link.published) == 4
+
+
+def test_a_broker_that_takes_smaller_packets_than_before_ends_the_run_with_the_mend(link, tmp_path, monkeypatch):
+    """Its configuration may change while a run goes on; a resume measures again."""
+
+    def refuse(*_: object, **__: object) -> bool:
+        raise BrokerError("localhost:1883 takes packets of 9000 bytes, less than a message; use smaller chunks")
+
+    monkeypatch.setattr(link, "publish", refuse)
+    with pytest.raises(BrokerError, match=r"fedpatch resume.*--chunk-kib"):
+        publisher(link, tmp_path).publish(BLOB, model())
 
 
 def test_a_full_queue_stops_the_flow_and_nothing_else(link, tmp_path):
@@ -99,7 +123,7 @@ def test_any_number_of_models_is_remembered(link, tmp_path):
     for blob in blobs:
         current.publish(blob, model(blob))
     later = RecordedLink()
-    publisher(later, tmp_path)
+    publisher(later, tmp_path).settle()
     assert len({topic for topic, payload, _ in later.published if payload == b""}) == 200
 
 
@@ -131,5 +155,5 @@ def test_the_same_model_again_is_not_taken_back(link, tmp_path):
 def test_a_damaged_note_costs_the_damaged_lines(link, tmp_path):
     """What can be read is taken back."""
     (tmp_path / "published.txt").write_text(f"{model().digest} 3\n{model().digest} 99999\nrubbish\n")
-    publisher(link, tmp_path)
+    publisher(link, tmp_path).settle()
     assert len(link.published) == 3

@@ -13,7 +13,8 @@ import pytest
 
 from coordinator.records import PhaseSeconds, RoundRecord, StoredUpdate
 from coordinator.registry import REGISTRY_FILE, Registry
-from shared.errors import StateError, UpdateRefused, UsageError
+from coordinator.registry_copy import copy_of
+from shared.errors import StateError, UsageError
 
 DIGEST = "ab" * 32
 
@@ -31,14 +32,14 @@ def registry(path: Path):
         yield opened
 
 
-def new_run(registry: Registry, created_at: float = 1_700_000_000.0):
+def new_run(registry: Registry, created_at: float = 1_700_000_000.0, fleet: str = "default"):
     """A run of whatever."""
     return registry.create_run(
         created_at=created_at,
         task="digits",
         strategy="fedavg",
         private="affine",
-        settings={"rounds": 3, "target_ua": None},
+        settings={"rounds": 3, "target_ua": None, "fleet": fleet},
         schema=DIGEST,
     )
 
@@ -59,7 +60,7 @@ def test_a_new_run_is_running_in_epoch_one(registry):
     assert run.id.startswith("20231114-221320-")
     assert (run.created_at, run.epoch, run.status, run.stopped_because) == (1_700_000_000.0, 1, "running", None)
     assert (run.task, run.strategy, run.private, run.schema) == ("digits", "fedavg", "affine", DIGEST)
-    assert run.settings == {"rounds": 3, "target_ua": None}
+    assert run.settings == {"rounds": 3, "target_ua": None, "fleet": "default"}
     assert registry.runs() == [run]
 
 
@@ -118,21 +119,21 @@ def test_an_unknown_run_cannot_be_changed(registry):
         with pytest.raises(UsageError, match="unknown run 'x'"):
             change()
     with pytest.raises(StateError, match="not in this registry"):
-        registry.add_round("x", record_of(1))
+        registry.rounds.finish("x", record_of(1))
 
 
 def test_rounds_come_back_as_they_were_in_order(registry):
     """A round that is played again after a crash replaces what was known of it."""
     run, other = new_run(registry).id, new_run(registry).id
     for number in (2, 1, 3):
-        registry.add_round(run, record_of(number, decline_reasons={"busy": number}))
-    registry.add_round(run, record_of(3, late=2))
-    assert registry.rounds(run) == [
+        registry.rounds.finish(run, record_of(number, decline_reasons={"busy": number}))
+    registry.rounds.finish(run, record_of(3, late=2))
+    assert registry.rounds.records(run) == [
         record_of(1, decline_reasons={"busy": 1}),
         record_of(2, decline_reasons={"busy": 2}),
         record_of(3, late=2),
     ]
-    assert registry.rounds(other) == []
+    assert registry.rounds.records(other) == []
 
 
 def test_a_device_is_remembered_with_what_came_of_asking_it(registry):
@@ -163,29 +164,28 @@ def test_devices_of_two_fleets_may_have_the_same_name(registry):
     ]
 
 
-def test_an_update_counts_once_and_other_bytes_are_refused(registry):
-    """The same again is fine, a second opinion is not; another round or device is another matter."""
-    run = new_run(registry).id
-    assert registry.add_update(run, update_of())
-    assert not registry.add_update(run, update_of())
-    with pytest.raises(UpdateRefused) as refused:
-        registry.add_update(run, update_of(digest="cd" * 32))
-    assert refused.value.reason == "already_committed"
-    assert registry.add_update(run, update_of(device="pi-0"))
-    assert registry.add_update(run, update_of(digest="cd" * 32, round=2))
-    assert registry.updates(run, 1) == [update_of(device="pi-0"), update_of()]
-    registry.drop_updates(run, 1)
-    assert (registry.updates(run, 1), len(registry.updates(run, 2))) == ([], 1)
+def test_a_run_that_did_not_come_to_its_end_is_found_and_can_be_given_up(registry):
+    """Only the newest of a fleet: what was left behind before it was left for good."""
+    assert registry.left_unfinished("fleet") is None
+    old = new_run(registry, fleet="fleet")
+    assert registry.left_unfinished("fleet") == old
+    assert registry.left_unfinished("other") is None
+    new = new_run(registry, fleet="fleet")
+    for how, left in (("interrupted", True), ("failed", True), ("max_rounds", False), ("target_ua", False)):
+        registry.finish_run(new.id, stopped_because=how, user_accuracy=None, model=None)
+        assert (registry.left_unfinished("fleet") is not None) is left
+    registry.abandon_running("fleet")
+    assert registry.run(old.id).status == "interrupted"
 
 
 def test_everything_is_there_when_the_file_is_opened_again(path):
     """A second start makes no new tables and loses nothing."""
     with Registry(path) as registry:
         run = new_run(registry)
-        registry.add_round(run.id, record_of(1))
+        registry.rounds.finish(run.id, record_of(1))
     with Registry(path) as registry:
         assert registry.runs() == [run]
-        assert registry.rounds(run.id) == [record_of(1)]
+        assert registry.rounds.records(run.id) == [record_of(1)]
 
 
 def test_what_a_method_did_outlasts_a_kill(path):
@@ -197,7 +197,7 @@ from coordinator.records import RoundRecord
 from coordinator.registry import Registry
 registry = Registry(Path({str(path)!r}))
 run = registry.create_run(created_at=0.0, task="t", strategy="s", private="none", settings={{}}, schema="")
-registry.add_round(run.id, RoundRecord(1, "aggregated", 1, 1, 0, 1))
+registry.rounds.finish(run.id, RoundRecord(1, "aggregated", 1, 1, 0, 1))
 registry.next_epoch(run.id)
 os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -205,7 +205,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert killed.returncode == -signal.SIGKILL
     with Registry(path) as registry:
         run = registry.run("last")
-        assert (run.epoch, registry.rounds(run.id)) == (2, [RoundRecord(1, "aggregated", 1, 1, 0, 1)])
+        assert (run.epoch, registry.rounds.records(run.id)) == (2, [RoundRecord(1, "aggregated", 1, 1, 0, 1)])
 
 
 def test_reading_sees_a_run_in_progress_and_changes_nothing(registry, path):
@@ -213,8 +213,8 @@ def test_reading_sees_a_run_in_progress_and_changes_nothing(registry, path):
     run = new_run(registry)
     with Registry(path, readonly=True) as reader:
         assert reader.runs() == [run]
-        registry.add_round(run.id, record_of(1))
-        assert len(reader.rounds(run.id)) == 1
+        registry.rounds.finish(run.id, record_of(1))
+        assert len(reader.rounds.records(run.id)) == 1
         with pytest.raises(StateError, match="readonly"):
             reader.reopen(run.id)
 
@@ -254,16 +254,17 @@ def test_a_file_that_is_no_registry_is_left_alone(path, readonly):
 
 
 def test_a_damaged_page_is_told_with_the_file(path):
-    """An SD card at the end of its life."""
+    """An SD card at the end of its life, which has the copy too."""
     with Registry(path) as registry:
         run = new_run(registry).id
         for number in range(1, 60):
-            registry.add_round(run, record_of(number))
-    data = bytearray(path.read_bytes())
-    data[4096:] = os.urandom(len(data) - 4096)
-    path.write_bytes(data)
+            registry.rounds.finish(run, record_of(number))
+    for file in (path, copy_of(path)):
+        data = bytearray(file.read_bytes())
+        data[4096:] = os.urandom(len(data) - 4096)
+        file.write_bytes(data)
     with pytest.raises(StateError, match=f"{path}: "), Registry(path) as registry:
-        registry.rounds(run)
+        registry.rounds.records(run)
 
 
 def test_a_full_disk_is_told_and_what_was_there_stays(registry, path):
@@ -273,8 +274,8 @@ def test_a_full_disk_is_told_and_what_was_there_stays(registry, path):
     registry._db.execute(f"PRAGMA max_page_count = {pages}")
     with pytest.raises(StateError, match=rf"{path}: cannot be used: .*full; .*space"):
         for number in range(1, 1000):
-            registry.add_round(run, record_of(number))
-    known = registry.rounds(run)
+            registry.rounds.finish(run, record_of(number))
+    known = registry.rounds.records(run)
     assert [record.round for record in known] == list(range(1, len(known) + 1))
 
 

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.round import TABLE, Event, Phase, Round, RoundPolicy, State
+from coordinator.round import Round, RoundPolicy
+from coordinator.round_states import TABLE, Event, Phase, State
 from shared.errors import IllegalTransition
 
 # A row per state, a column per event: the next state, "-" where the event changes nothing.

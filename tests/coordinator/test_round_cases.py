@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.round import Event, Participant, Phase, Round, RoundPolicy, State
+from coordinator.round import Participant, Round, RoundPolicy
+from coordinator.round_states import Event, Phase, State
 
 POLICY = RoundPolicy(
     target=4, min_cohort=1, quorum=0.75, recruit_deadline_s=10.0, deadline_s=100.0, grace_s=20.0, rejoin_s=15.0

@@ -1,52 +1,123 @@
-"""Taking a run up again after a crash at the worst moment."""
+"""Whether `fedpatch run` begins a run, or takes up the one that did not come to its end."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from coordinator.records import RoundRecord
+from coordinator import runs
 from coordinator.registry import REGISTRY_FILE, Registry
-from coordinator.runs import _catch_up
+from coordinator.settings import RunSettings
+from shared.config import public_values
+
+
+class Recorded:
+    """What was called, with which run and settings."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun: list[RunSettings] = []
+        self.gone_on: list[tuple[str, RunSettings]] = []
+        self.said: list[str] = []
+        monkeypatch.setattr(runs, "start_run", lambda settings, view: self.begun.append(settings))
+        monkeypatch.setattr(
+            runs, "_go_on", lambda registry, run, settings, view: self.gone_on.append((run.id, settings))
+        )
+
+    def run(self, settings: RunSettings, *, new: bool = False) -> None:
+        """`fedpatch run`."""
+        view: Any = SimpleNamespace(say=self.said.append)
+        runs.run_or_go_on(settings, view, new=new)
 
 
 @pytest.fixture
-def registry(tmp_path: Path) -> Iterator[Registry]:
-    """A registry of one run, in which one round was played."""
-    with Registry(tmp_path / REGISTRY_FILE) as opened:
-        yield opened
+def recorded(monkeypatch: pytest.MonkeyPatch) -> Recorded:
+    """Nothing is really run."""
+    return Recorded(monkeypatch)
 
 
-def begin(registry: Registry) -> str:
-    """A run with one record."""
-    info = registry.create_run(
-        created_at=0.0, task="digits", strategy="fedavg", private="none", settings={}, schema="0" * 64
-    )
-    registry.add_round(info.id, RoundRecord(1, "aggregated", 2, 2, 0, 2, user_accuracy=0.5))
-    return info.id
+@pytest.fixture
+def settings(tmp_path: Path) -> RunSettings:
+    """Those of a run that was cut short."""
+    return RunSettings(state_dir=tmp_path / "state", fleet="lab", rounds=9, seed=3, broker="mqtt://old:1883")
 
 
-def test_a_record_that_only_the_checkpoint_has_is_entered(registry):
-    """Else the round would be played twice: the model has it already."""
-    run = begin(registry)
-    saved = RoundRecord(2, "aggregated", 2, 2, 0, 2, user_accuracy=0.75)
-    _catch_up(registry, run, {"record": saved.to_dict()})
-    assert registry.rounds(run)[-1] == saved
+def cut_short(settings: RunSettings) -> str:
+    """The id of a run whose coordinator was killed."""
+    with Registry(settings.state_dir / REGISTRY_FILE) as registry:
+        return registry.create_run(
+            created_at=0.0, task="digits", strategy="s", private="none", settings=public_values(settings), schema=""
+        ).id
 
 
-def test_rounds_that_failed_after_the_checkpoint_stay(registry):
-    """A failed round makes no checkpoint; the last one is then older than the registry."""
-    run = begin(registry)
-    failed = RoundRecord(2, "failed", 2, 0, 2, 0, failure="too_few_accepted")
-    registry.add_round(run, failed)
-    _catch_up(registry, run, {"record": registry.rounds(run)[0].to_dict()})
-    assert [record.outcome for record in registry.rounds(run)] == ["aggregated", "failed"]
+def test_the_same_command_goes_on_with_a_run_that_was_cut_short(recorded, settings):
+    """So that a service that is started again does not begin from nothing."""
+    run = cut_short(settings)
+    recorded.run(settings)
+    assert (recorded.begun, recorded.gone_on) == ([], [(run, settings)])
+    assert recorded.said == [f"run {run} was not finished; going on with it (--new begins another)"]
 
 
-def test_a_run_before_its_first_round_has_nothing_to_enter(registry):
-    """Its checkpoint is the initial model."""
-    run = begin(registry)
-    _catch_up(registry, run, {})
-    assert len(registry.rounds(run)) == 1
+def test_the_broker_may_be_reached_in_another_way(recorded, settings):
+    """It has moved, its password was changed: the run is the same."""
+    run = cut_short(settings)
+    moved = replace(settings, broker="mqtt://new:1883", username="me", password="secret")
+    recorded.run(moved)
+    assert recorded.gone_on == [(run, moved)]
+
+
+@pytest.mark.parametrize("changes", [{"rounds": 10}, {"seed": 4}, {"target_ua": 0.9}, {"private": "none"}], ids=str)
+def test_other_settings_begin_another_run_and_say_so(recorded, settings, changes):
+    """Nothing of the old run is lost: the line says how to go on with it."""
+    run = cut_short(settings)
+    recorded.run(replace(settings, **changes))
+    assert (len(recorded.begun), recorded.gone_on) == (1, [])
+    assert recorded.said[0].endswith(f"`fedpatch resume {run}` goes on with it")
+
+
+def test_a_new_run_can_be_insisted_on(recorded, settings):
+    """`--new`."""
+    cut_short(settings)
+    recorded.run(settings, new=True)
+    assert (recorded.begun, recorded.gone_on, recorded.said) == ([settings], [], [])
+
+
+def ended(settings: RunSettings, how: str) -> str:
+    """The id of a run that ended so."""
+    run = cut_short(settings)
+    with Registry(settings.state_dir / REGISTRY_FILE) as registry:
+        registry.finish_run(run, stopped_because=how, user_accuracy=None, model=None)
+    return run
+
+
+@pytest.mark.parametrize("how", ["interrupted", "failed"])
+def test_a_run_that_was_stopped_is_taken_up_too(recorded, settings, how):
+    """An orderly reboot, a full disk: a service that is started again is not to begin from nothing."""
+    run = ended(settings, how)
+    recorded.run(settings)
+    assert (recorded.begun, recorded.gone_on) == ([], [(run, settings)])
+
+
+@pytest.mark.parametrize("how", ["max_rounds", "target_ua", "deadline"])
+def test_a_run_that_came_to_its_end_is_not_taken_up(recorded, settings, how):
+    """The same command again means another run."""
+    ended(settings, how)
+    recorded.run(settings)
+    assert (recorded.begun, recorded.gone_on, recorded.said) == ([settings], [], [])
+
+
+def test_a_run_of_another_fleet_is_left_alone(recorded, settings):
+    """One directory may serve several."""
+    cut_short(replace(settings, fleet="other"))
+    recorded.run(settings)
+    assert recorded.begun == [settings]
+
+
+def test_without_a_registry_none_is_made(recorded, settings):
+    """A broker that cannot be reached leaves no trace."""
+    recorded.run(settings)
+    assert recorded.begun == [settings]
+    assert not settings.state_dir.exists()

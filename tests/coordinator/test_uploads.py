@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
-from coordinator.uploads import Complete, UploadDesk
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.uploads import MAX_RETRY_S, Complete, UploadDesk
 from shared.messages import Ack, Grant, Manifest, RetryAfter
 from shared.transfer import Bitmap, Chunk, cut, describe
 
@@ -113,6 +117,62 @@ class TestUpload:
         assert counter.offer("b", manifest_of("b"), 1.0) == granted(device="b")
 
 
+class TestShares:
+    def test_let_more_devices_in_where_updates_are_short(self):
+        """Two slots of eight chunks hold five updates of three, and never more chunks than that."""
+        counter = desk(slots=2, window=8)
+        answers = [counter.offer(f"pi-{i}", manifest_of("a", 25), 0.0) for i in range(7)]
+        assert [type(answer) for answer in answers] == [Grant] * 5 + [RetryAfter] * 2
+        counter.release("pi-0")
+        assert [device for device, _ in counter.next_grants(1.0)] == ["pi-5"]
+
+    def test_are_given_in_turn(self):
+        """A short update does not overtake a long one that waits for a whole window."""
+        counter = desk(slots=1, window=8)
+        counter.offer("short", manifest_of("a", 25), 0.0)
+        assert isinstance(counter.offer("long", manifest_of("b"), 0.0), RetryAfter)
+        assert isinstance(counter.offer("later", manifest_of("c", 5), 0.0), RetryAfter)
+        counter.release("short")
+        assert [device for device, _ in counter.next_grants(1.0)] == ["long"]
+
+    def test_of_an_update_in_one_enormous_chunk_are_those_of_its_size(self):
+        """Nobody is asked for such chunks; memory stays bounded if somebody sends them."""
+        counter = desk(slots=1, window=8)
+        size = 8 * 2**20
+        enormous = Manifest("aa" * 32, size, size, 1, "fp32", size, "5c" * 32)
+        assert isinstance(counter.offer("a", enormous, 0.0), Grant)
+        assert isinstance(counter.offer("b", manifest_of("b", 5), 0.0), RetryAfter)
+
+    @given(
+        st.integers(1, 4),
+        st.integers(1, 9),
+        st.lists(
+            st.tuples(st.sampled_from(("offer", "release", "suspend", "late", "grants", "chunk")), st.integers(0, 9))
+        ),
+    )
+    def test_never_come_to_more_than_there_are(self, slots, window, story):
+        """Whatever happens, nobody has a place twice, and what is taken is what those inside may send."""
+        counter, now = desk(slots, window), 0.0
+        for what, number in story:
+            device, size = f"pi-{number}", 10 * number + 5
+            match what:
+                case "offer":
+                    counter.offer(device, manifest_of(device, size), now)
+                case "release":
+                    counter.release(device)
+                case "suspend":
+                    counter.suspend(device)
+                case "chunk":
+                    counter.chunk(device, cut(blob_of(device, size), manifest_of(device, size), 0), now)
+                case "late":
+                    now += 20.0
+                case "grants":
+                    counter.next_grants(now)
+            inside = {d: min(window, slot.manifest.chunk_count) for d, slot in counter._active.items()}
+            assert counter._taken == sum(inside.values()) <= slots * window
+            assert inside.keys().isdisjoint(counter._waiting)
+
+
 class TestLine:
     def test_forms_when_all_slots_are_taken(self):
         """One more device than slots has to wait, longer the longer the line."""
@@ -126,6 +186,31 @@ class TestLine:
             delays.append(answer.delay_s)
         assert counter.waiting == 4
         assert 1.0 < min(delays) < max(delays) < 1.0 + 1.5 * 4 / 2
+
+    def test_sends_nobody_away_for_long(self):
+        """However long it is, and spread out: a device whose grant is lost must come back by itself."""
+        counter = desk()
+        delays = []
+        for number in range(5000):
+            answer = counter.offer(f"pi-{number}", manifest_of("a"), 0.0)
+            if isinstance(answer, RetryAfter):
+                delays.append(answer.delay_s - 1.0)
+        late = sorted(delays[200:])
+        assert 0.5 * MAX_RETRY_S <= late[0] < late[-1] <= 1.5 * MAX_RETRY_S
+        gaps = [later - earlier for earlier, later in pairwise(late)]
+        assert max(gaps) < 1.0  # of 4,800 draws over 60 s
+
+    def test_calls_again_who_did_not_answer(self):
+        """Perhaps only the grant was lost: the device has another turn, after those who wait; one that is gone has none."""
+        counter = desk(idle_s=30.0)
+        for device in "abc":
+            counter.offer(device, manifest_of(device), 0.0)
+        assert [device for device, _ in counter.next_grants(30.0)] == ["b"]
+        counter.suspend("b")
+        assert [device for device, _ in counter.next_grants(30.0)] == ["c"]
+        counter.release("c")
+        assert counter.next_grants(31.0) == [("a", granted(device="a"))]
+        assert counter.waiting == 0
 
     def test_is_served_in_turn(self):
         """A free slot goes to the device that has waited longest, unasked."""

@@ -21,7 +21,7 @@ from rich.console import Console
 
 from coordinator.frame import MAX_DEVICES, SPARKS, draw, sparkline
 from coordinator.records import PhaseSeconds, RoundRecord
-from coordinator.round import State
+from coordinator.round_states import State
 from coordinator.snapshot import DeviceLine, Snapshot
 from coordinator.view import LiveView, PlainView, make_view
 
@@ -39,6 +39,7 @@ WAITING = Snapshot(
     user_accuracy=None,
     eta_s=None,
     elapsed_s=0.0,
+    pause_s=0.0,
     records=(),
 )
 

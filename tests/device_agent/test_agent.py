@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 import pytest
 
 from device_agent.admission import Order
-from device_agent.agent import Agent, Inbox, Stop
+from device_agent.agent import EARLY_DEATHS, Agent, Inbox, Stop
 from device_agent.effects import JobKey
 from device_agent.job import Job
+from device_agent.namesake import Namesake
 from device_agent.performing import Identity, Performer
 from device_agent.presence import StatusFile
 from device_agent.trainer import Died, Trainer
@@ -17,8 +19,20 @@ from device_agent.training_channel import Ready, Setup, SetupFailed, TrainFailed
 from shared import topics
 from shared.codec import encode
 from shared.errors import DataError, UsageError
-from shared.link import Connected, Received
-from shared.messages import Accept, Failed, FailReason, JobPhase, Progress
+from shared.link import Connected, Disconnected, Received
+from shared.messages import (
+    Accept,
+    Claim,
+    CoordinatorState,
+    DeviceState,
+    Envelope,
+    Failed,
+    FailReason,
+    JobPhase,
+    JobStatus,
+    Progress,
+    WorkRequest,
+)
 from shared.transfer import cut, encode_chunk
 from tests.device_agent.jobs import BLOB, REQUEST
 from tests.device_agent.wire import Wire
@@ -26,14 +40,23 @@ from tests.specs import RUN, SCHEMA, TASK, model, said
 
 READY = Ready(TASK, SCHEMA, 10)
 DOWN = topics.down("lab", "pi")
+CONNECTED = Connected("5", None, retain_available=True, session_present=False)
+ECHO = "what the agent said of itself"
 
 
-def asked(round_number: int = 1, epoch: int = 1) -> list[Received]:
+def asked(round_number: int = 1, epoch: int = 1, request: WorkRequest = REQUEST) -> list[Received]:
     """A work request and the chunks of its model."""
     digest = model().digest
     chunks = [encode_chunk(cut(BLOB, model(), index)) for index in range(3)]
-    request = Received(DOWN, encode(said(REQUEST, round_number, epoch=epoch)), False)
-    return [request, *(Received(topics.model_chunk("lab", digest, i), chunk, True) for i, chunk in enumerate(chunks))]
+    work = Received(DOWN, encode(said(request, round_number, epoch=epoch)), False)
+    return [work, *(Received(topics.model_chunk("lab", digest, i), chunk, True) for i, chunk in enumerate(chunks))]
+
+
+def stated(state: DeviceState | CoordinatorState) -> Received:
+    """Presence, on the topic of whoever it is of."""
+    device = isinstance(state, DeviceState)
+    topic = topics.device_state("lab", "pi") if device else topics.coordinator_state("lab")
+    return Received(topic, encode(Envelope(state)), True)
 
 
 @pytest.fixture
@@ -44,22 +67,35 @@ def played(tmp_path, monkeypatch):
     program.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(program))
 
-    def play(*events) -> list:
-        identity, wire, inbox, job = Identity.new("lab", "pi"), Wire(), Inbox(), Job(max_blob_bytes=10_000)
+    def play(*events, wire: Wire | None = None) -> list:
+        identity, wire, inbox, job = Identity.new("lab", "pi"), wire or Wire(), Inbox(), Job(max_blob_bytes=10_000)
         trainer = Trainer(Setup("none", "", "", "", "pi"), inbox.put)
         performer = Performer(identity, job, link=wire, trainer=trainer, directory=tmp_path)
         status = StatusFile(tmp_path, {})
-        order = Order(always=True)
-        agent = Agent(identity, job, performer, link=wire, inbox=inbox, trainer=trainer, order=order, status=status)
-        for event in (Connected("5", None, retain_available=True, session_present=False), *events, Stop(7)):
-            inbox.put(event)
+        agent = Agent(
+            performer,
+            link=wire,
+            inbox=inbox,
+            trainer=trainer,
+            order=Order(always=True),
+            status=status,
+            namesake=Namesake(identity.boot, 3600.0),
+        )
+        own = DeviceState(online=True, boot=identity.boot)
+        for event in (CONNECTED, *events, Stop(7)):
+            inbox.put(stated(own) if event == ECHO else event)
         assert agent.run() == 7
         return wire.up
 
     return play
 
 
-@pytest.mark.parametrize("end", [SetupFailed("no memory for torch", 1), Died("ended by SIGKILL")], ids=str)
+KEY = JobKey(RUN, 1, 1, TASK)
+
+
+@pytest.mark.parametrize(
+    "end", [SetupFailed("no memory for torch", 1, (KEY,)), Died("ended by SIGKILL", (KEY,))], ids=str
+)
 def test_a_training_process_that_fails_costs_the_round_and_not_the_agent(played, end):
     """The next round is taken, with another process."""
     assert played(READY, *asked(), end, *asked(2)) == [
@@ -82,9 +118,108 @@ def test_a_device_that_never_was_ready_has_nothing_to_live_for(played, end, erro
         played(end)
 
 
-def test_news_of_the_same_round_from_an_earlier_epoch_are_passed_over(played):
-    """The coordinator came back and asked again from another base; the old training is none of the new one's business."""
-    old = JobKey(RUN, 1, 1, TASK)
-    events = [TrainProgress(old, 3, 5), TrainFailed(old, FailReason.NOT_FINITE, "late")]
-    answers = played(READY, *asked(), *asked(epoch=2), *events)
+def test_a_training_process_that_is_killed_while_it_loads_is_started_again(played):
+    """Loading torch takes half a minute in which memory may run out; one that is killed each time is given up."""
+    killed = Died("ended by SIGKILL", killed=True)
+    assert played(*[killed] * EARLY_DEATHS, READY, *asked())[0] == Accept(10)
+    with pytest.raises(DataError, match="before it was ready"):
+        played(*[killed] * (EARLY_DEATHS + 1))
+
+
+def test_progress_without_a_connection_is_not_kept(played):
+    """Hours of it would fill the queue, and our presence find no room when the connection is back."""
+    progress = [TrainProgress(KEY, step, 9) for step in range(1, 6)]
+    answers = played(READY, *asked(), Disconnected("gone"), *progress[:4], CONNECTED, progress[4])
+    assert answers[-1] == Progress(JobPhase.TRAINING, 5, 9)
+    assert len(answers) == 3
+
+
+@pytest.mark.parametrize("lost", [(), (JobKey(RUN, 1, 2, TASK),)], ids=["idle", "of another round"])
+def test_the_end_of_another_training_process_costs_no_round(played, lost):
+    """Its successor was started for this round before the agent heard of it."""
+    answers = played(READY, *asked(), Died("ended by SIGKILL", lost), TrainProgress(KEY, 1, 2))
+    assert answers == [Accept(10), Progress(JobPhase.TRAINING, 0, 1), Progress(JobPhase.TRAINING, 1, 2)]
+
+
+def test_a_coordinator_that_came_back_takes_over_what_is_trained(played):
+    """The training process answers under the key that it was given, and the coordinator hears of it in its own epoch."""
+    again = asked(epoch=2)[0]
+    answers = played(READY, *asked(), again, TrainProgress(KEY, 3, 5), TrainFailed(KEY, FailReason.NOT_FINITE, "late"))
+    assert answers == [
+        *[Accept(10), Progress(JobPhase.TRAINING, 0, 1)] * 2,
+        Progress(JobPhase.TRAINING, 3, 5),
+        Failed(FailReason.NOT_FINITE),
+    ]
+
+
+def test_news_of_the_same_round_with_other_work_are_passed_over(played):
+    """The coordinator came back with another plan; the old training is none of the new one's business."""
+    other = replace(REQUEST, private="none")
+    events = [TrainProgress(KEY, 3, 5), TrainFailed(KEY, FailReason.NOT_FINITE, "late")]
+    answers = played(READY, *asked(), *asked(epoch=2, request=other), *events)
     assert answers == [Accept(10), Progress(JobPhase.TRAINING, 0, 1)] * 2
+
+
+class TestPresence:
+    def test_is_told_again_to_a_coordinator_that_has_just_started(self, played):
+        """A broker that retains nothing told it nothing; the job that is under way is told with it, and goes on."""
+        wire = Wire()
+        here, gone = (CoordinatorState(online, "c1") for online in (True, False))
+        answers = played(READY, *asked(), *map(stated, (here, here, gone, here)), wire=wire)
+        assert answers == [Accept(10), Progress(JobPhase.TRAINING, 0, 1)]
+        jobs = [state.job for state in wire.states if isinstance(state, DeviceState) and state.online]
+        assert jobs == [None, JobStatus(RUN, 1, 1, JobPhase.TRAINING)]
+
+    def test_is_told_to_each_coordinator_once(self, played):
+        """Another boot is another coordinator; one that only asks whether another is there is none."""
+        wire = Wire()
+        start = Received(topics.coordinator_state("lab"), encode(Envelope(Claim("c3"))), False)
+        played(READY, stated(CoordinatorState(True, "c1")), stated(CoordinatorState(True, "c2")), start, wire=wire)
+        assert len([state for state in wire.states if isinstance(state, DeviceState) and state.online]) == 3
+
+    def test_waits_for_the_task(self, played):
+        """A device that is not ready yet has nothing to tell."""
+        wire = Wire()
+        played(stated(CoordinatorState(True, "c1")), wire=wire)
+        assert [state for state in wire.states if isinstance(state, DeviceState) and state.online] == []
+
+
+class TestNamesake:
+    OTHER = stated(DeviceState(online=True, boot="another"))
+
+    def test_is_named_and_no_longer_fought(self, played, tmp_path, caplog):
+        """The log and the status tell the id and the mend, and the link takes its time from now on."""
+        wire, again = Wire(), (Disconnected("it was lost"), CONNECTED)
+        with pytest.raises(_Seen) as seen, pytest.MonkeyPatch.context() as patch:
+            patch.setattr(StatusFile, "write", _see)
+            played(READY, ECHO, *again, self.OTHER, *again, self.OTHER, wire=wire)
+        assert wire.patient
+        [line] = [one for one in caplog.records if one.levelname == "ERROR"]
+        assert line.getMessage() == seen.value.problem
+        assert seen.value.problem == (
+            "another agent uses the device id 'pi' in fleet 'lab'; give one of them another --device-id"
+        )
+
+    @pytest.mark.parametrize(
+        "events",
+        [[OTHER, ECHO], [ECHO, OTHER, OTHER], [ECHO, Disconnected("it was lost"), CONNECTED, OTHER, OTHER]],
+        ids=["before it was heard itself", "on one connection", "once later"],
+    )
+    def test_is_not_seen_in_ones_own_former_life(self, played, events):
+        """Which may stand on the topic when the agent starts, or when a broker comes back with an old copy."""
+        wire = Wire()
+        played(READY, *events, wire=wire)
+        assert not wire.patient
+
+
+class _Seen(Exception):
+    """The status tells of a problem."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(problem)
+        self.problem = problem
+
+
+def _see(self: StatusFile, changing: dict) -> None:
+    if changing["problem"] and changing["state"] != "stopped":
+        raise _Seen(changing["problem"])

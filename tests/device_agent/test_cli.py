@@ -56,6 +56,18 @@ def test_a_running_agent_tells_what_it_is_doing(agent, state_dir):
     assert "private affine" in out and "round 2 of run a-run" in out
 
 
+def test_a_problem_is_told_while_the_agent_runs(agent, state_dir):
+    """In words and for programs; what was wrong when it ended is no longer anybody's problem."""
+    fixed = {"device_id": "pi-1", "fleet": "kitchen", "broker": "mqtt://broker:1883", "version": "1"}
+    StatusFile(state_dir, fixed).write({**TRAINING, "problem": "another agent uses the device id 'pi-1'"})
+    lock = lock_state_dir(state_dir)
+    assert "problem: another agent uses the device id 'pi-1'\n" in agent("status", "--state-dir", state_dir).out
+    told = json.loads(agent("status", "--state-dir", state_dir, "--json").out)
+    lock.release()
+    assert told["problem"] == "another agent uses the device id 'pi-1'"
+    assert "problem:" not in agent("status", "--state-dir", state_dir).out
+
+
 def test_an_agent_that_was_killed_is_not_running(agent, state_dir):
     """Whatever it wrote last: the lock is free."""
     out = agent("status", "--state-dir", state_dir).out

@@ -97,7 +97,7 @@ class TestTraining:
         """What must survive a restart is remembered before it is offered."""
         job = training()
         spool, offer = job.trained(KEY, update(), 20.0)
-        assert (spool, said_back([offer])) == (Spool(KEY, update()), [Offer(update())])
+        assert (spool, said_back([offer])) == (Spool(KEY, update(), REQUEST), [Offer(update())])
         assert job.status() == JobStatus(RUN, 1, 1, JobPhase.UPLOADING)
 
     def test_that_fails_is_told(self):

@@ -12,9 +12,9 @@ from device_agent.job import Job, JobState
 from shared.messages import (
     Accept,
     Committed,
-    FailReason,
     JobPhase,
     JobStatus,
+    Progress,
     Refused,
     RefuseReason,
 )
@@ -40,20 +40,26 @@ class TestRequest:
         assert effects == [Reply(said(Accept(10), 2, epoch=3, id=1)), Fetch(model())]
         assert job.status() == JobStatus(RUN, 3, 2, JobPhase.DOWNLOADING)
 
-    @pytest.mark.parametrize("make", [downloading, training], ids=lambda make: make.__name__)
-    def test_again_is_answered_again(self, make):
+    def test_again_is_answered_again(self):
         """The answer was lost; the work goes on as it was, whatever the owner says now."""
-        job = make()
-        state = job.state
+        job = downloading()
         assert said_back(ask(job, accept=False)) == [Accept(10)]
-        assert job.state is state
+        assert job.state is JobState.DOWNLOADING
+
+    def test_again_while_training_is_answered_with_how_far_it_is(self):
+        """What was last told of it may be lost, too."""
+        job = training()
+        assert said_back(ask(job, accept=False)) == [Accept(10), Progress(JobPhase.TRAINING, 0, 1)]
+        job.progress(KEY, 3, 5)
+        assert said_back(ask(job)) == [Accept(10), Progress(JobPhase.TRAINING, 3, 5)]
+        assert job.state is JobState.TRAINING
 
     def test_again_while_uploading_is_answered_by_the_offer(self):
         """An acceptance would be a step back."""
         assert ask(uploading()) == []
 
     @pytest.mark.parametrize("make", IN_EACH_STATE, ids=lambda make: make.__name__)
-    @pytest.mark.parametrize("newer", [{"round_number": 2}, {"epoch": 2}, {"run": "run-2"}], ids=str)
+    @pytest.mark.parametrize("newer", [{"round_number": 2}, {"round_number": 2, "epoch": 2}, {"run": "run-2"}], ids=str)
     def test_that_is_newer_replaces_the_job(self, make, newer):
         """The old round is over; its training stops, its update is forgotten."""
         job = make()
@@ -80,12 +86,6 @@ class TestRequest:
         assert ask(job) == []
         assert job.state is JobState.IDLE
         assert said_back(ask(job, 2)) == [Accept(10)]
-
-    def test_after_giving_up_is_a_second_chance(self):
-        """The coordinator asks again only where it did not hear of the end."""
-        job = training()
-        job.give_up(FailReason.TRAINING, "")
-        assert said_back(ask(job)) == [Accept(10)]
 
     def test_before_the_device_is_ready_is_not_answered(self):
         """It will be sent again; declining for want of tasks would be held against the device."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,9 @@ from hypothesis import strategies as st
 from device_agent.admission import Verdict
 from device_agent.effects import Effect
 from device_agent.job import Job, JobState
-from device_agent.performing import Identity, Performer
+from device_agent.performing import LONG_REST_S, Identity, Performer
+from device_agent.spool import Spool as UpdateSpool
+from device_agent.spool import Spooled
 from device_agent.trainer import Trainer
 from device_agent.training_channel import Setup
 from shared.messages import Accept, Body, Committed, Failed, FailReason, JobPhase, Offer, Progress
@@ -57,12 +60,22 @@ class Device:
         """An update from before a restart waits to be committed."""
         spool = self.directory / "spool"
         (spool / "update.bin").write_bytes(UPDATE)
-        self.job.resume(KEY, update(UPDATE), 0.0)
+        self.job.resume(KEY, update(UPDATE), 0.0, REQUEST)
         assert isinstance(self.perform(self.job.tick(0.0))[0], Offer)
+
+
+def waiting(device: Device) -> None:
+    """It was switched off and on again while its update waited."""
+    spool = UpdateSpool(device.directory / "spool")
+    spool.update_path.write_bytes(UPDATE)
+    spool.save(Spooled(KEY, update(UPDATE), REQUEST))
+    device.performer.take_up_spooled()
+    assert device.job.state is JobState.UPLOADING
 
 
 def stuck(device: Device) -> None:
     """The spool's note can be neither deleted nor replaced."""
+    (device.directory / "spool" / "offer.msgpack").unlink(missing_ok=True)
     (device.directory / "spool" / "offer.msgpack" / "in the way").mkdir(parents=True)
 
 
@@ -115,6 +128,40 @@ def test_after_a_failure_the_rest_of_a_batch_is_not_done(device):
     assert device.ask(2) == [Failed(FailReason.STORAGE)]
     assert device.job.state is JobState.IDLE
     assert not (device.directory / "downloads").exists()
+
+
+def test_an_update_that_a_newer_epoch_took_over_is_noted_so(device):
+    """Whoever takes it up after a reboot offers it in the epoch that is current."""
+    waiting(device)
+    taken_over = device.job.on_request(said(REQUEST, epoch=2), TASKS, Verdict(True), 1.0)
+    newer = Spooled(replace(KEY, epoch=2), update(UPDATE), REQUEST)
+    assert device.perform(taken_over) == [Accept(10), Offer(update(UPDATE))]
+    assert UpdateSpool(device.directory / "spool").load() == newer
+    again = Device(device.directory)
+    again.performer.take_up_spooled()
+    assert again.job.key == newer.key
+    thrice = again.job.on_request(said(REQUEST, epoch=3), TASKS, Verdict(True), 2.0)
+    assert again.perform(thrice) == [Accept(10), Offer(update(UPDATE))]
+
+
+def test_a_newer_epoch_that_cannot_be_noted_costs_no_update(device, caplog):
+    """After a reboot it would be found under the epoch before, and asked for once more."""
+    waiting(device)
+    stuck(device)
+    taken_over = device.job.on_request(said(REQUEST, epoch=2), TASKS, Verdict(True), 1.0)
+    assert device.perform(taken_over) == [Accept(10), Offer(update(UPDATE))]
+    assert "offer.msgpack" in caplog.text
+
+
+@pytest.mark.parametrize(("rest_s", "stopped"), [(0.0, False), (LONG_REST_S - 1, False), (LONG_REST_S, True)])
+def test_a_long_rest_gives_the_memory_of_training_back(device, monkeypatch, rest_s, stopped):
+    """Applications on the device have use for it; a short rest is not worth loading torch again."""
+    stops: list[bool] = []
+    monkeypatch.setattr(Trainer, "stop", lambda _: stops.append(True))
+    device.upload()
+    device.perform(device.job.on_message(said(Committed(update(UPDATE).digest, rest_s)), 1.0))
+    assert device.job.state is JobState.IDLE
+    assert bool(stops) is stopped
 
 
 def test_a_training_process_that_cannot_be_started_is_no_matter_of_the_disk(device, monkeypatch):

@@ -18,6 +18,7 @@ from device_agent.patch_store import PatchKey, PatchStore
 from device_agent.trainer import Died, Trainer
 from device_agent.training_channel import Ready, Setup, SetupFailed, TrainCancelled, Trained, TrainFailed, TrainProgress
 from device_agent.training_process import PROGRESS_EVERY_S
+from shared.errors import DataError
 from shared.messages import FailReason
 from tests.device_agent.rounds import ADAM, POLICIES, SGD, Scene, key, raw_update, traces
 from tests.device_agent.toy_tasks import SLOW
@@ -190,6 +191,7 @@ def test_a_kill_in_mid_training_is_seen_and_the_patch_survives(idle, tmp_path):
     died = idle.outcome()
     assert isinstance(died, Died)
     assert "SIGKILL" in died.detail and "out of memory?" in died.detail
+    assert died.lost == (key(21),)
     assert idle.trainer.pid is None
 
     after_kill = patch_values(idle, scene)
@@ -200,6 +202,31 @@ def test_a_kill_in_mid_training_is_seen_and_the_patch_survives(idle, tmp_path):
     assert isinstance(idle.outcome(), Trained)
     assert idle.trainer.pid not in (None, pid)
     assert patch_values(idle, scene)["bn.weight:step"] == patch["bn.weight:step"] + 5
+
+
+def test_the_end_of_an_idle_process_costs_no_round(fresh, tmp_path):
+    """Not even one that another process has begun by the time that the end is heard of."""
+    watched = fresh("tests.device_agent.toy_tasks:SLOW", "ann:23")
+    scene = Scene(tmp_path, SLOW, SGD, "none")
+    watched.trainer.train(scene.command(round=1))
+    assert isinstance(watched.outcome(), Trained)
+    os.kill(watched.trainer.pid, signal.SIGKILL)
+    while watched.trainer.pid is not None:
+        time.sleep(0.001)
+    watched.trainer.train(scene.command(round=2))
+    died = watched.outcome()
+    assert isinstance(died, Died) and died.lost == ()
+    trained = watched.outcome()
+    assert isinstance(trained, Trained) and trained.key == key(2)
+
+
+def test_a_process_that_cannot_be_set_up_loses_the_round_that_it_was_started_for(installed, tmp_path, monkeypatch):
+    """Both commands were written before it could answer the first."""
+    watched = Watched(tmp_path, "tests.device_agent.toy_tasks:TOY", "absent:5")
+    watched.trainer.train(Scene(tmp_path, SLOW, SGD, "none").command(round=4))
+    failed = watched.outcome()
+    watched.trainer.stop()
+    assert failed == SetupFailed("toy: examples.npz is absent; fetch it first", DataError.exit_code, (key(4),))
 
 
 def test_what_a_task_prints_goes_to_the_log(idle, tmp_path, caplog):
@@ -230,7 +257,7 @@ def test_an_unknown_task_is_told_with_the_exit_code_of_wrong_usage(fresh):
     watched = fresh("device_agent:TOY", "ann:5")
     failed = watched.next()
     assert isinstance(failed, SetupFailed)
-    assert "no attribute 'TOY'" in failed.detail and failed.exit_code == 2
+    assert "no attribute 'TOY'" in failed.detail and (failed.exit_code, failed.lost) == (2, ())
     assert watched.trainer.pid is None
 
 

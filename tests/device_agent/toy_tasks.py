@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import resource
+import signal
 import time
 import zlib
 from collections import OrderedDict
@@ -64,7 +66,34 @@ def _slow_chatty_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(outputs, targets)
 
 
+def _run_out_of(what: str) -> None:
+    """Allocate without end, as far as 256 MiB beyond what is in use."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 2**28, hard))
+    hoard: list[object] = []
+    try:
+        while True:
+            hoard.append(torch.ones(2**22) if what == "torch" else np.ones(2**22))
+    finally:
+        hoard.clear()
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def _mishap_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """What the file $TOY_MISHAP says happens, once."""
+    order = Path(os.environ["TOY_MISHAP"])
+    if order.exists():
+        what = order.read_text()
+        order.unlink()
+        if what == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        _run_out_of(what)
+    return F.cross_entropy(outputs, targets)
+
+
 TOY = Task("toy", "random numbers", build_model, load_data, F.cross_entropy, accuracy, batch_size=5)
 SLOW = Task("toy", "takes its time and prints", build_model, load_data, _slow_chatty_loss, accuracy, batch_size=5)
+MISHAP = Task("toy", "runs out of memory", build_model, load_data, _mishap_loss, accuracy, batch_size=5)
 
 torch.set_num_threads(1)

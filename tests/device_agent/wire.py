@@ -12,6 +12,8 @@ class Wire:
 
     def __init__(self) -> None:
         self.up: list[Body] = []
+        self.states: list[Body] = []
+        self.patient = False
 
     def start(self) -> None:
         """Nothing to connect to."""
@@ -30,8 +32,14 @@ class Wire:
     def unsubscribe(self, *filters: str) -> None:
         """As before."""
 
+    def be_patient(self, patient: bool) -> None:
+        """There is no connection to lose."""
+        self.patient = patient
+
     def publish(self, topic: str, payload: bytes, *, qos: int = 1, retain: bool = False) -> bool:
-        """Keep it, if it is for the coordinator alone."""
+        """Keep it, unless it is a chunk."""
         if topic == topics.up("lab", "pi"):
             self.up.append(decode(payload).body)
+        if topic == topics.device_state("lab", "pi"):
+            self.states.append(decode(payload).body)
         return True

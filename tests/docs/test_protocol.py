@@ -10,8 +10,9 @@ from typing import get_type_hints
 
 import pytest
 
-from coordinator.open_round import REINVITE_S, REPUBLISH_S, UPLOAD_IDLE_S
-from coordinator.round import TABLE, Event, State
+from coordinator.open_round import REINVITE_S, UPLOAD_IDLE_S
+from coordinator.repairs import REPUBLISH_S
+from coordinator.round_states import TABLE, Event, State
 from shared import messages
 from shared.codec import BODY_TYPES, MAX_MESSAGE_BYTES, _Frame
 from shared.messages import ENCODINGS, MAX_CHUNKS, JobStatus, Manifest, TaskCapability, TrainPlan, UpdateReport

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import subprocess
@@ -10,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from shared.files import remove_unfinished, write_atomic
+from shared.files import mend_at, mend_of, remove_unfinished, write_atomic
+from tests.disks import small_disk
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -99,3 +101,17 @@ def test_only_unfinished_files_are_cleared_away(tmp_path):
         (tmp_path / name).touch()
     remove_unfinished(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == [".hidden", "file", "notes.tmp"]
+
+
+def test_a_mend_says_what_the_disk_suffers_from(tmp_path: Path):
+    """Told by the system's error, or found by looking at the disk; otherwise the caller knows better."""
+    full, readonly = "free some space on this disk", "this disk is read-only"
+    for number, mend in ((errno.ENOSPC, full), (errno.EROFS, readonly), (errno.EACCES, "say please")):
+        assert mend_of(OSError(number, "no"), "say please").startswith(mend)
+    with small_disk(tmp_path / "disk", "256k") as disk:
+        assert mend_at(disk.path, "say please") == "say please"
+        disk.fill()
+        assert mend_at(disk.path, "say please") == full
+        disk.make_readonly()
+        assert mend_at(disk.path, "say please").startswith(readonly)
+    assert mend_at(tmp_path / "absent", "say please") == "say please"

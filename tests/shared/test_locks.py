@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from shared.errors import UsageError
-from shared.locks import FileLock, is_held
+from shared.locks import FileLock, SharedLock, is_held
 
 HELD = "somebody is at work here; go elsewhere"
 HOLDER = """
@@ -93,3 +93,36 @@ def test_asking_changes_nothing_and_two_may_ask(path: Path):
     fcntl.flock(fd, fcntl.LOCK_SH)
     assert not is_held(path)
     os.close(fd)
+
+
+def test_a_shared_lock_is_had_alone_by_the_first_and_shared_by_the_rest(path: Path):
+    """Who comes first may look into what it guards before others use it."""
+    first, second = SharedLock(path), SharedLock(path)
+    assert first.take()
+    first.share()
+    assert not second.take()
+    first.release()
+    third = SharedLock(path)
+    assert not third.take()
+    second.release()
+    third.release()
+    third.release()
+    fourth = SharedLock(path)
+    assert fourth.take()
+    fourth.release()
+
+
+def test_sharing_waits_for_whoever_has_it_alone(path: Path):
+    """What is being looked into is not used meanwhile."""
+    first, second = SharedLock(path), SharedLock(path)
+    assert first.take()
+    taken: list[bool] = []
+    waiting = threading.Thread(target=lambda: taken.append(second.take()))
+    waiting.start()
+    waiting.join(0.2)
+    assert taken == []
+    first.share()
+    waiting.join()
+    assert taken == [False]
+    first.release()
+    second.release()

@@ -15,6 +15,7 @@ from shared.messages import (
     Ack,
     Body,
     Cancel,
+    Claim,
     Committed,
     CoordinatorState,
     Decline,
@@ -33,6 +34,7 @@ from shared.messages import (
     Refused,
     RefuseReason,
     RetryAfter,
+    StateBody,
     TaskCapability,
     TrainPlan,
     WorkRequest,
@@ -51,7 +53,7 @@ BODIES: dict[str, Body] = {
     "work_request": WorkRequest(SCHEMA, "affine", PLAN, MANIFEST, "fp16+zstd", 98_304, 600.0),
     "grant": Grant(UPDATE, 8, b"\x05"),
     "ack": Ack(UPDATE, b"\x0f"),
-    "committed": Committed(UPDATE),
+    "committed": Committed(UPDATE, 90.5),
     "refused": Refused(UPDATE, RefuseReason.NOT_FINITE, "fc1.weight holds NaN"),
     "retry_after": RetryAfter(UPDATE, 2.5),
     "cancel": Cancel("late"),
@@ -62,6 +64,7 @@ BODIES: dict[str, Body] = {
     "offer": Offer(Manifest(UPDATE, 200_000, 98_304, 3, "fp16+zstd", 400_000, SCHEMA)),
     "failed": Failed(FailReason.TRAINING),
     "coordinator_state": CoordinatorState(True, "c0ffee"),
+    "claim": Claim("c0ffee"),
     "device_state": DeviceState(
         True,
         "b007",
@@ -77,7 +80,7 @@ CHUNK = Chunk(UPDATE, 1, 3, b"patches stay at home")
 def envelope(name: str) -> Envelope:
     """The message of a golden file. Presence belongs to no run."""
     body = BODIES[name]
-    if isinstance(body, CoordinatorState | DeviceState):
+    if isinstance(body, StateBody):
         return Envelope(body)
     return Envelope(body, id=9, task="mnist", run="run-1", epoch=2, round=3)
 

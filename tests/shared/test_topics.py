@@ -88,13 +88,18 @@ def test_no_topic_is_deeper_than_every_broker_allows():
 
 
 def test_both_ends_subscribe_to_what_the_table_lets_them_read():
-    """The coordinator reads all that devices write; a device its own messages, and models when it asks."""
+    """The coordinator reads all that devices write; a device its own messages and state, and models when it asks."""
     assert topics.coordinator_filters("home") == (
+        "fedpatch/1/home/coord",
         "fedpatch/1/home/dev/+/state",
         "fedpatch/1/home/dev/+/up",
         "fedpatch/1/home/dev/+/blob/+/+",
     )
-    assert topics.device_filters("home", "pi-1") == ("fedpatch/1/home/coord", "fedpatch/1/home/dev/pi-1/dn")
+    assert topics.device_filters("home", "pi-1") == (
+        "fedpatch/1/home/coord",
+        "fedpatch/1/home/dev/pi-1/state",
+        "fedpatch/1/home/dev/pi-1/dn",
+    )
     assert topics.model_chunks_filter("home", DIGEST) == f"fedpatch/1/home/blob/{DIGEST}/+"
 
 
@@ -103,7 +108,7 @@ def test_access_rules_name_each_device_and_nobody_else():
     text = topics.mosquitto_acl("home", devices=["pi-1", "pi-2"])
     assert text.splitlines()[1:9] == [
         "user coordinator",
-        "topic write fedpatch/1/home/coord",
+        "topic readwrite fedpatch/1/home/coord",
         "topic read fedpatch/1/home/dev/+/state",
         "topic write fedpatch/1/home/dev/+/dn",
         "topic read fedpatch/1/home/dev/+/up",
@@ -112,7 +117,7 @@ def test_access_rules_name_each_device_and_nobody_else():
         "",
     ]
     assert "pattern" not in text
-    assert "topic write fedpatch/1/home/dev/pi-2/state\n" in text
+    assert "topic readwrite fedpatch/1/home/dev/pi-2/state\n" in text
 
 
 def test_access_rules_without_a_list_are_patterns_over_the_user_name():

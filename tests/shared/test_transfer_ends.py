@@ -6,9 +6,10 @@ from itertools import pairwise
 
 import pytest
 
+from coordinator.open_round import UPLOAD_IDLE_S
 from shared.errors import WireError
 from shared.messages import Ack, Grant, Need, Offer
-from shared.transfer import MAX_QUIET_S, Bitmap, Chunk, Download, SendChunk, Upload, cut, describe
+from shared.transfer import GRANTED_QUIET_S, MAX_QUIET_S, Bitmap, Chunk, Download, SendChunk, Upload, cut, describe
 
 SCHEMA = "5c" * 32
 BLOB = bytes(range(250))
@@ -34,12 +35,62 @@ class TestDownload:
     def test_a_new_chunk_starts_the_pause_over(self):
         """What flows is not asked for; a duplicate or a stranger is no flow."""
         download = Download(MANIFEST, 0.0, quiet_s=1.0)
-        assert download.tick(1.0) is not None
+        assert download.take(cut(BLOB, MANIFEST, 2), 0.1)
+        assert download.tick(1.1) is not None
         assert download.take(cut(BLOB, MANIFEST, 1), 2.0)
         assert download.next_deadline() == 3.0
         assert not download.take(cut(BLOB, MANIFEST, 1), 2.5)
         assert not download.take(Chunk("00" * 32, 0, 3, bytes(100)), 2.5)
         assert download.next_deadline() == 3.0
+
+    def test_asks_for_the_next_window_at_once_where_chunks_come_only_when_asked_for(self):
+        """With the last chunk of a window that came by itself; not before, and not at a stranger's."""
+        download = Download(LONG, 0.0, window=4)
+        assert download.tick(1.0) == Need(LONG.digest, Bitmap(10, range(4)).to_bytes())
+        for index in (3, 1, 0):
+            download.take(cut(bytes(1000), LONG, index), 1.1)
+        assert download.next_deadline() == pytest.approx(2.1)
+        download.take(cut(bytes(1000), LONG, 2), 1.2)
+        assert download.next_deadline() == 1.2
+        assert download.tick(1.2) == Need(LONG.digest, Bitmap(10, range(4, 8)).to_bytes())
+
+    def test_waits_for_the_pause_where_chunks_flow(self):
+        """A flow that stalls and goes on brings what was asked for too; asking on would bring all of it twice."""
+        download = Download(LONG, 0.0, window=4)
+        for index in (0, 1):
+            download.take(cut(bytes(1000), LONG, index), 0.5)
+        assert download.tick(1.5) is not None
+        for index in (2, 3, 4, 5):
+            download.take(cut(bytes(1000), LONG, index), 2.0)
+        assert download.next_deadline() == 3.0
+
+    def test_waits_for_the_pause_when_others_ask_too(self):
+        """What came unasked may go on coming."""
+        download = Download(LONG, 0.0, window=4)
+        assert download.tick(1.0) is not None
+        for index in (0, 7, 1, 2, 3):
+            download.take(cut(bytes(1000), LONG, index), 1.1)
+        assert download.next_deadline() == pytest.approx(2.1)
+
+    def test_is_patient_on_a_slow_line(self):
+        """Where chunks come three seconds apart, a second of quiet means nothing."""
+        download = Download(LONG, 0.0)
+        download.take(cut(bytes(1000), LONG, 0), 4.0)
+        assert download.next_deadline() == 12.0
+        download.take(cut(bytes(1000), LONG, 1), 7.0)
+        assert download.next_deadline() == 13.0
+        download.take(cut(bytes(1000), LONG, 2), 7.2)
+        assert download.next_deadline() == pytest.approx(8.2)
+
+    def test_asks_soon_when_the_link_is_back(self):
+        """However long its pause had become; but what was about to be asked for does not wait longer."""
+        download = Download(LONG, 0.0)
+        for _ in range(5):
+            download.tick(download.next_deadline() or 0.0)
+        download.on_reconnect(40.0)
+        assert download.next_deadline() == 41.0
+        download.on_reconnect(40.5)
+        assert download.next_deadline() == 41.0
 
     def test_is_silent_when_whole(self):
         """With every chunk here there is nothing to ask and nothing to wait for."""
@@ -111,6 +162,21 @@ class TestUpload:
         assert upload.next_deadline() == 8.0
         upload.on_retry_after(0.0, 1.0)
         assert upload.next_deadline() > 1.0
+
+    def test_speaks_often_while_it_holds_a_place(self):
+        """Granted, it must be heard several times before its place is given away; waiting or alone, it need not."""
+        upload = self.granted()
+        pauses = [self.next_pause(upload) for _ in range(4)]
+        assert pauses == [GRANTED_QUIET_S] * 4
+        assert 4 * GRANTED_QUIET_S < UPLOAD_IDLE_S
+        upload.on_retry_after(50.0, upload.next_deadline())
+        assert [self.next_pause(upload) for _ in range(4)] == [GRANTED_QUIET_S, 10.0, 20.0, MAX_QUIET_S]
+
+    def next_pause(self, upload: Upload) -> float:
+        """From the next offer to the one after it."""
+        at = upload.next_deadline()
+        assert upload.tick(at) == [Offer(LONG)]
+        return upload.next_deadline() - at
 
     def test_offers_at_once_when_the_link_is_back(self):
         """A reconnect is no time to wait out a pause."""

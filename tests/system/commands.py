@@ -77,9 +77,12 @@ class Command:
     def wait(self, fits: Callable[[], object], what: str, patience_s: float = PATIENCE_S) -> None:
         """Return once `fits()` is true; TimeoutError with its errors if it never is, or the process ends before."""
         give_up_at = time.monotonic() + patience_s
-        while not fits():
-            if not self.running or time.monotonic() > give_up_at:
-                state = "still runs" if self.running else f"ended with {self._process.returncode}"
+        while True:
+            running = self.running  # looked at first: what fits may come about right before the end
+            if fits():
+                return
+            if not running or time.monotonic() > give_up_at:
+                state = "still runs" if running else f"ended with {self._process.returncode}"
                 raise TimeoutError(f"it {state}, and never: {what}; standard error:\n{self.err}")
             time.sleep(_POLL_S)
 

@@ -6,7 +6,6 @@ twice: neither in the model nor in a patch.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -83,13 +82,6 @@ class Stage:
 def wait_state(agent: AgentProcess, state: str) -> None:
     """Return once an agent is in a state of its job."""
     agent.wait(lambda: agent.status["state"] == state, f"is {state}")
-
-
-def assert_stays(agent: AgentProcess, state: str, round: int) -> None:
-    """An agent's job does not change, for a moment: what might change it has happened, and may not be seen at once."""
-    for _ in range(100):
-        assert (agent.status["state"], agent.status["round"]) == (state, round)
-        time.sleep(0.02)
 
 
 def outcomes(document: dict[str, Any]) -> list[tuple[int, str, int]]:

@@ -1,0 +1,91 @@
+"""Makes sure that no other coordinator is at work for a fleet before this one takes their common client id.
+
+Two that had it would throw each other out for ever. So the question is asked under another id. Where the broker's retained
+presence says that nobody is online it costs nothing; a coordinator that died with its broker costs one wait.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from queue import Empty, SimpleQueue
+
+from coordinator.settings import RunSettings
+from shared import topics
+from shared.codec import decode, encode
+from shared.errors import UsageError, WireError
+from shared.link import LinkEvent, MqttLink, Received
+from shared.messages import Body, Claim, CoordinatorState, Envelope
+
+ANSWER_S = 2.0
+CONNECT_TIMEOUT_S = 10.0
+# For the broker to give our own claim back, behind what it had retained.
+_ECHO_S = 2.0
+
+_log = logging.getLogger("fedpatch.coordinator")
+
+
+def client_id(fleet: str) -> str:
+    """Of the coordinator of `fleet`; no device is called so: names hold no dot."""
+    return f"fedpatch.{fleet}.coordinator"
+
+
+def claim_fleet(settings: RunSettings, boot: str) -> None:
+    """Returns where nobody else is at work. Raises UsageError where somebody is, BrokerError without a broker."""
+    heard: SimpleQueue[LinkEvent] = SimpleQueue()
+    topic = topics.coordinator_state(settings.fleet)
+    link = MqttLink(
+        settings.broker,
+        client_id=f"{client_id(settings.fleet)}.{boot}",
+        events=heard.put,
+        username=settings.username,
+        password=settings.password,
+        ca_file=settings.ca_file,
+        clean_start=True,
+    )
+    link.subscribe(topic)
+    link.start()
+    try:
+        retains = link.wait_connected(CONNECT_TIMEOUT_S).retain_available
+        link.publish(topic, encode(Envelope(Claim(boot))))
+        if _answered(heard, boot, retains=retains):
+            raise UsageError(
+                f"{link.broker}: another coordinator is at work for fleet {settings.fleet!r} (on another machine, or in "
+                "another state directory); wait for it, end it first, or use another --fleet"
+            )
+    finally:
+        link.stop()
+
+
+def body_of(event: Received) -> Body | None:
+    """What a coordinator says on the topic of its presence, if it is anything."""
+    try:
+        return decode(event.payload).body
+    except WireError:
+        return None
+
+
+def _answered(heard: SimpleQueue[LinkEvent], boot: str, *, retains: bool) -> bool:
+    """Whether somebody says that it is at work: not what the broker kept of it, but now."""
+    asked, maybe_there = False, not retains
+    until = time.monotonic() + _ECHO_S
+    while (left_s := until - time.monotonic()) > 0 and (maybe_there or not asked):
+        try:
+            event = heard.get(timeout=left_s)
+        except Empty:
+            break
+        if not isinstance(event, Received):
+            continue
+        body = body_of(event)
+        if isinstance(body, CoordinatorState):
+            maybe_there = body.online
+            if body.online and not event.retained:
+                return True
+        elif isinstance(body, Claim) and body.boot == boot:
+            asked, until = True, time.monotonic() + ANSWER_S
+    if not asked:
+        _log.warning(
+            "whether another coordinator is at work cannot be seen: the broker lets nobody read the coordinator's own "
+            "topic; where it has an acl_file, write it anew with `fedpatch broker acl`"
+        )
+    return False

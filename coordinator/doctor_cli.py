@@ -1,0 +1,27 @@
+"""`fedpatch doctor`, a command of its own file: what it looks at is imported when it runs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from coordinator.settings import RunSettings
+from shared.command import command, interruptible
+from shared.config import cli_options
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
+
+
+def add_doctor(app: typer.Typer) -> None:
+    """Give `app` the command."""
+
+    @command(app, "doctor", example="fedpatch doctor --config fedpatch.toml")
+    @cli_options(RunSettings)
+    def doctor(settings: RunSettings, as_json: AsJson = False) -> None:
+        """Check the installation, the disk, the broker and the devices, and tell a mend for whatever fails."""
+        from coordinator.doctor import examine
+        from shared.checkup import conduct
+
+        with interruptible():
+            raise typer.Exit(conduct(lambda checkup: examine(settings, checkup), as_json=as_json))

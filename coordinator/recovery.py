@@ -1,0 +1,142 @@
+"""What a coordinator finds when it takes up a run: how far it really came, and the round that was open.
+
+The checkpoint decides: model and record are saved in it together. The registry may be a round behind it, after a crash
+between the two, or ahead of it, when the newest checkpoint is damaged. An open round goes on only where it can: with the
+very model that its updates were trained on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from coordinator.checkpoint import (
+    drop_round,
+    has_checkpoint,
+    kept_devices,
+    kept_rounds,
+    load_checkpoint,
+    load_update,
+    save_checkpoint,
+)
+from coordinator.intake import Terms, read_update
+from coordinator.ledger import KeptUpdate, Ledger, Opening
+from coordinator.moments import Moment
+from coordinator.preparation import Prepared
+from coordinator.records import RoundRecord, StoredUpdate
+from coordinator.registry import Registry
+from coordinator.run_spec import RunSpec
+from coordinator.strategies import ServerState
+from shared.compression import pack
+from shared.errors import StateError, UpdateRefused
+from shared.messages import Manifest
+from shared.transfer import describe
+
+Say = Callable[[str], None]
+
+
+def reconcile(registry: Registry, run: str, directory: Path, prepared: Prepared, say: Say) -> None:
+    """Brings the registry to the newest state that is whole: a round on, or back to where that was made."""
+    if not has_checkpoint(directory) and not registry.rounds.records(run):
+        # Killed before the first was written.
+        save_checkpoint(directory, prepared.initial, prepared.public, {})
+    meta = load_checkpoint(directory)[2]
+    reached = _reached(meta)
+    known = [record.round for record in registry.rounds.records(run) if record.outcome == "aggregated"]
+    if reached is not None and reached.round > max(known, default=0):
+        registry.rounds.finish(run, reached)
+    lost = [number for number in known if number > (reached.round if reached else 0)]
+    if lost:
+        last = reached.round if reached else 0
+        # A round that failed in between changed no model, and was for nothing once more.
+        registry.rounds.roll_back(run, lost[0] - 1)
+        again = f"going back to that of round {last}, to play again what came after"
+        say(f"the model of round {lost[-1]} is damaged or lost; {again}")
+
+
+def take_up_round(
+    registry: Registry, directory: Path, spec: RunSpec, prepared: Prepared, state: ServerState, say: Say
+) -> Opening | None:
+    """The round to go on with, if one was open; what the disk still holds of other rounds is dropped."""
+    ledger = registry.rounds.unfinished(spec.run, Moment.now())
+    opening = None
+    if ledger is not None:
+        _, model = pack_model(state, prepared, spec, ledger.round)
+        if model.digest == ledger.base:
+            stored = registry.rounds.updates(spec.run, ledger.round)
+            kept = _kept_updates(registry, directory, spec, prepared, ledger, say)
+            # With an update less, its device is to be asked again: so the round collects once more.
+            opening = Opening(replace(ledger, closing=ledger.closing and len(kept) == len(stored)), kept)
+            say(_in_words(opening, spec))
+        else:
+            say(f"round {ledger.round} was open with another model; it is played from its beginning")
+            registry.rounds.roll_back(spec.run, ledger.round - 1)
+    for number in kept_rounds(directory):
+        _tell_lost(registry, directory, spec.run, number, say)
+        if opening is None or number != opening.ledger.round:
+            drop_round(directory, number)
+    return opening
+
+
+def pack_model(state: ServerState, prepared: Prepared, spec: RunSpec, number: int) -> tuple[bytes, Manifest]:
+    """The global model that round `number` trains on, as it travels: the same state gives the same bytes."""
+    travelling = prepared.travelling
+    packed = pack(state.tensors, travelling, {"round": number}, spec.encoding)
+    manifest = describe(
+        packed.blob,
+        chunk_bytes=spec.chunk_bytes,
+        encoding=packed.encoding,
+        raw_bytes=packed.raw_bytes,
+        schema=travelling.digest,
+    )
+    return packed.blob, manifest
+
+
+def terms_of(prepared: Prepared, base: str) -> Terms:
+    """What an update must be that was trained on the model `base`."""
+    return Terms(prepared.travelling, prepared.private_names, base)
+
+
+def _reached(meta: Mapping[str, Any]) -> RoundRecord | None:
+    return RoundRecord.from_dict(meta["record"]) if "record" in meta else None
+
+
+def _kept_updates(
+    registry: Registry, directory: Path, spec: RunSpec, prepared: Prepared, ledger: Ledger, say: Say
+) -> dict[str, KeptUpdate]:
+    kept: dict[str, KeptUpdate] = {}
+    terms = terms_of(prepared, ledger.base)
+    for update in registry.rounds.updates(spec.run, ledger.round):
+        try:
+            kept[update.device] = _read_back(directory, update, terms, spec.encoding)
+        except (StateError, UpdateRefused) as error:
+            # Its device is asked again, like any that has not reported.
+            say(f"the update of {update.device} in round {ledger.round} cannot be read back: {error}")
+            registry.rounds.drop_update(spec.run, ledger.round, update.device)
+    return kept
+
+
+def _tell_lost(registry: Registry, directory: Path, run: str, number: int, say: Say) -> None:
+    """Files without a row: the last one written before a kill, which nobody was promised, or what a damaged registry forgot."""
+    if number in {record.round for record in registry.rounds.records(run)}:
+        return
+    known = {update.device for update in registry.rounds.updates(run, number)}
+    for device in sorted(set(kept_devices(directory, number)) - known):
+        say(f"the update of {device} in round {number} is not in the registry; its device is asked again")
+
+
+def _read_back(directory: Path, update: StoredUpdate, terms: Terms, encoding: str) -> KeptUpdate:
+    blob = load_update(directory, update.round, update.device)
+    report, _ = read_update(blob, terms, encoding=encoding, raw_bytes=update.raw_bytes)
+    return KeptUpdate(update.digest, len(blob), report)
+
+
+def _in_words(opening: Opening, spec: RunSpec) -> str:
+    ledger = opening.ledger
+    have = f"round {ledger.round} goes on with {len(opening.updates)} of {ledger.target} updates"
+    if ledger.closing:
+        return f"{have}: all that were collected"
+    left_s = max(0.0, spec.policy.deadline_s - ledger.spent_s)
+    return f"{have}, {left_s:.0f} s to its deadline"

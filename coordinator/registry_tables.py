@@ -1,0 +1,104 @@
+"""The tables of the registry, version by version, and how one version becomes the next."""
+
+from __future__ import annotations
+
+import sqlite3
+
+from coordinator import row_sums
+
+COUNTERS = ("invited", "accepted", "declined", "reported", "lost", "failed", "refused", "late", "ignored")
+
+_VERSION_1 = """
+CREATE TABLE runs (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE,
+    created_at REAL NOT NULL,
+    task TEXT NOT NULL,
+    strategy TEXT NOT NULL,
+    private TEXT NOT NULL,
+    settings TEXT NOT NULL,
+    schema TEXT NOT NULL,
+    epoch INTEGER NOT NULL,
+    status TEXT NOT NULL CHECK (status IN ('running', 'finished', 'interrupted', 'failed')),
+    stopped_because TEXT,
+    user_accuracy REAL,
+    model TEXT
+);
+CREATE TABLE rounds (
+    run TEXT NOT NULL REFERENCES runs (id),
+    round INTEGER NOT NULL,
+    record TEXT NOT NULL,
+    PRIMARY KEY (run, round)
+);
+CREATE TABLE devices (
+    id TEXT NOT NULL,
+    fleet TEXT NOT NULL,
+    first_seen REAL NOT NULL,
+    last_seen REAL NOT NULL,
+    online INTEGER NOT NULL,
+    version TEXT NOT NULL,
+    tasks TEXT NOT NULL,
+    invited INTEGER NOT NULL DEFAULT 0,
+    accepted INTEGER NOT NULL DEFAULT 0,
+    declined INTEGER NOT NULL DEFAULT 0,
+    reported INTEGER NOT NULL DEFAULT 0,
+    lost INTEGER NOT NULL DEFAULT 0,
+    failed INTEGER NOT NULL DEFAULT 0,
+    refused INTEGER NOT NULL DEFAULT 0,
+    late INTEGER NOT NULL DEFAULT 0,
+    ignored INTEGER NOT NULL DEFAULT 0,
+    last_reason TEXT NOT NULL DEFAULT '',
+    PRIMARY KEY (fleet, id)
+);
+CREATE TABLE updates (
+    run TEXT NOT NULL REFERENCES runs (id),
+    round INTEGER NOT NULL,
+    device TEXT NOT NULL,
+    digest TEXT NOT NULL,
+    raw_bytes INTEGER NOT NULL,
+    num_examples INTEGER NOT NULL,
+    PRIMARY KEY (run, round, device)
+);
+"""
+_VERSION_2 = f"""
+{row_sums.TABLE}
+CREATE TABLE open_rounds (
+    run TEXT PRIMARY KEY REFERENCES runs (id),
+    round INTEGER NOT NULL,
+    target INTEGER NOT NULL,
+    invited TEXT NOT NULL,
+    base TEXT NOT NULL,
+    spent_s REAL NOT NULL,
+    boot TEXT NOT NULL,
+    uptime_s REAL NOT NULL,
+    unix_s REAL NOT NULL,
+    closing INTEGER NOT NULL DEFAULT 0,
+    paused INTEGER NOT NULL DEFAULT 0
+);
+CREATE TABLE acceptances (
+    run TEXT NOT NULL REFERENCES runs (id),
+    device TEXT NOT NULL,
+    PRIMARY KEY (run, device)
+);
+"""
+# Entry i brings version i + 1 to i + 2, in one transaction and after a copy was kept. What was released is not changed.
+_MIGRATIONS: tuple[str, ...] = (_VERSION_2,)
+SCHEMA_VERSION = 1 + len(_MIGRATIONS)
+
+
+def script(before: int, version: int = SCHEMA_VERSION) -> str:
+    """What brings the tables of version `before` (0: none) to `version`."""
+    return " ".join((_VERSION_1, *_MIGRATIONS)[before:version])
+
+
+def migrate(db: sqlite3.Connection, version: int) -> None:
+    """Brings `db` from `version` (0: it is empty) to the present one, or leaves it as it is and raises sqlite3.Error."""
+    try:
+        db.executescript(f"BEGIN IMMEDIATE; {script(version)}")
+        row_sums.fill(db)
+        db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        db.execute("COMMIT")
+    except BaseException:
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+        raise

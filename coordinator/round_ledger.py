@@ -1,0 +1,143 @@
+"""The rounds of runs in the registry: records of those that are over, the ledger and the updates of the one that is open.
+
+A round changes hands between these tables in single transactions: there is no moment at which it is both open and over, or
+neither.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Collection
+from typing import Any
+
+from coordinator.database import damaged, keep_copy
+from coordinator.ledger import Ledger
+from coordinator.moments import Moment
+from coordinator.records import RoundRecord, StoredUpdate
+from coordinator.tables import Tables
+from shared.errors import UpdateRefused
+from shared.messages import RefuseReason
+
+
+class RoundLedger(Tables):
+    """Every method is one transaction, on the disk when it returns."""
+
+    def open(self, run: str, ledger: Ledger, now: Moment) -> None:
+        """The round begins, or goes on in another epoch. Updates of other rounds that somebody left behind are forgotten."""
+        row = (
+            run,
+            ledger.round,
+            ledger.target,
+            json.dumps(ledger.invited),
+            ledger.base,
+            ledger.spent_s,
+            ledger.closing,
+        )
+        with self._change() as db:
+            _forget(db, run, keep_updates_of=ledger.round)
+            db.execute(
+                "INSERT INTO open_rounds (run, round, target, invited, base, spent_s, closing, boot, uptime_s, unix_s)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (*row, now.boot, now.uptime_s, now.unix_s),
+            )
+            _accept(db, run, ledger.accepted)
+
+    def accept(self, run: str, devices: Collection[str]) -> None:
+        """These devices take part in the open round."""
+        with self._change() as db:
+            _accept(db, run, devices)
+
+    def add_update(self, run: str, update: StoredUpdate, accepted: Collection[str] = ()) -> bool:
+        """Keep an update whose blob is on the disk, and who accepted; False where the very same is there already.
+
+        Raises UpdateRefused for other bytes from a device whose update of that round is committed.
+        """
+        key = (run, update.round, update.device)
+        with self._change() as db:
+            found = db.execute("SELECT digest FROM updates WHERE (run, round, device) = (?, ?, ?)", key).fetchone()
+            if found is None:
+                values = (*key, update.digest, update.raw_bytes, update.num_examples)
+                db.execute("INSERT INTO updates VALUES (?, ?, ?, ?, ?, ?)", values)
+            _accept(db, run, accepted)
+        if found is not None and found[0] != update.digest:
+            detail = f"{update.device} has already given {found[0][:12]} in round {update.round}"
+            raise UpdateRefused(RefuseReason.ALREADY_COMMITTED, detail)
+        return found is None
+
+    def updates(self, run: str, round: int) -> list[StoredUpdate]:
+        """The updates of a round, by device."""
+        columns = "round, device, digest, raw_bytes, num_examples"
+        query = f"SELECT {columns} FROM updates WHERE (run, round) = (?, ?) ORDER BY device"
+        return [StoredUpdate(**row) for row in self._read(query, (run, round))]
+
+    def drop_update(self, run: str, round: int, device: str) -> None:
+        """Forget one update."""
+        with self._change() as db:
+            db.execute("DELETE FROM updates WHERE (run, round, device) = (?, ?, ?)", (run, round, device))
+
+    def close(self, run: str) -> None:
+        """The aggregation begins: what comes later does not count."""
+        with self._change() as db:
+            db.execute("UPDATE open_rounds SET closing = 1 WHERE run = ?", (run,))
+
+    def pause(self, run: str, spent_s: float) -> None:
+        """The operator stops the coordinator: until it is back, the deadline does not come nearer."""
+        with self._change() as db:
+            db.execute("UPDATE open_rounds SET paused = 1, spent_s = ? WHERE run = ?", (spent_s, run))
+
+    def unfinished(self, run: str, now: Moment) -> Ledger | None:
+        """The round that was open when the coordinator ended, and what has passed of its deadline by now."""
+        rows = self._read("SELECT * FROM open_rounds WHERE run = ?", (run,))
+        if not rows:
+            return None
+        row = rows[0]
+        away_s = 0.0 if row["paused"] else now.since(Moment(row["boot"], row["uptime_s"], row["unix_s"]))
+        accepted = self._read("SELECT device FROM acceptances WHERE run = ?", (run,))
+        return Ledger(
+            round=row["round"],
+            target=row["target"],
+            invited=tuple(self._json(row["invited"], list)),
+            base=row["base"],
+            accepted=frozenset(one["device"] for one in accepted),
+            spent_s=row["spent_s"] + away_s,
+            closing=bool(row["closing"]),
+        )
+
+    def finish(self, run: str, record: RoundRecord) -> None:
+        """The round is over: its record is kept, its ledger and its updates are not. A record of that number is replaced."""
+        with self._change() as db:
+            _forget(db, run)
+            db.execute(
+                "INSERT INTO rounds (run, round, record) VALUES (?, ?, ?)"
+                " ON CONFLICT (run, round) DO UPDATE SET record = excluded.record",
+                (run, record.round, json.dumps(record.to_dict(), allow_nan=False)),
+            )
+        # Of a long run not after each round: all copies together are to be no more than a few times its rounds.
+        if record.round % max(1, record.round // 50) == 0:
+            keep_copy(self._db, self.path)
+
+    def roll_back(self, run: str, round: int) -> None:
+        """Forget all that came after a round, to play it again."""
+        with self._change() as db:
+            _forget(db, run)
+            db.execute("DELETE FROM rounds WHERE run = ? AND round > ?", (run, round))
+
+    def records(self, run: str) -> list[RoundRecord]:
+        """Of the rounds that are over, by round."""
+        rows = self._read("SELECT record FROM rounds WHERE run = ? ORDER BY round", (run,))
+        try:
+            return [RoundRecord.from_dict(self._json(row["record"], dict)) for row in rows]
+        except (KeyError, TypeError, AttributeError) as error:
+            raise damaged(self.path, error) from error
+
+
+def _forget(db: sqlite3.Connection, run: str, keep_updates_of: int | None = None) -> None:
+    db.execute("DELETE FROM acceptances WHERE run = ?", (run,))
+    db.execute("DELETE FROM open_rounds WHERE run = ?", (run,))
+    db.execute("DELETE FROM updates WHERE run = ? AND round IS NOT ?", (run, keep_updates_of))
+
+
+def _accept(db: sqlite3.Connection, run: str, devices: Collection[str]) -> None:
+    rows: list[tuple[Any, ...]] = [(run, device) for device in sorted(devices)]
+    db.executemany("INSERT OR IGNORE INTO acceptances (run, device) VALUES (?, ?)", rows)

@@ -1,0 +1,51 @@
+"""What those who keep tables in the registry's file have in common: transactions, rows as dictionaries, errors in words."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from coordinator.database import damaged, told
+
+T = TypeVar("T")
+
+
+class Tables:
+    """Some tables of the database `db`, whose file is `path`; StateError where the disk refuses or the file is damaged."""
+
+    def __init__(self, db: sqlite3.Connection, path: Path) -> None:
+        self.path = path
+        self._db = db
+
+    @contextmanager
+    def _change(self) -> Iterator[sqlite3.Connection]:
+        """One transaction: all of it, or nothing."""
+        with told(self.path):
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._db
+                self._db.execute("COMMIT")
+            except BaseException:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                raise
+
+    def _read(self, query: str, values: Sequence[Any] = ()) -> list[dict[str, Any]]:
+        with told(self.path):
+            answer = self._db.execute(query, values)
+            names = [column[0] for column in answer.description]
+            return [dict(zip(names, row, strict=True)) for row in answer]
+
+    def _json(self, text: str, kind: type[T]) -> T:
+        """What a column keeps as JSON, an object or a list; SQLite itself keeps anything anywhere."""
+        try:
+            value = json.loads(text)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise damaged(self.path, error) from error
+        if not isinstance(value, kind):
+            raise damaged(self.path, f"there is no {kind.__name__} where one was written")
+        return value

@@ -1,0 +1,243 @@
+"""`fedpatch-agent doctor`: is everything here that an agent needs, and does the broker let it do its work?
+
+It asks what an agent asks, in the same way: the task and its data are loaded by the training process, so this process imports
+neither torch nor numpy. An agent that is at work is left alone: its task is not loaded a second time, and the doctor is
+another client to the broker.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from queue import Empty, SimpleQueue
+
+from device_agent.performing import Identity
+from device_agent.presence import LOCK_NAME, host_as_device_id
+from device_agent.settings import AgentSettings
+from device_agent.standing import read_standing
+from device_agent.trainer import Died, Trainer, TrainerEvent
+from device_agent.training_channel import Ready, Setup, SetupFailed
+from shared import topics
+from shared.broker_checkup import Asked, check_broker
+from shared.broker_rights import Side
+from shared.broker_url import parse_broker_url
+from shared.checkup import Checkup
+from shared.codec import decode, encode
+from shared.errors import BrokerError, FedpatchError, UsageError, WireError
+from shared.host_checkup import Space, check_clock, check_memory, check_state_dir, check_versions, resident_memory
+from shared.link_events import Received
+from shared.locks import is_held
+from shared.messages import Cancel, CoordinatorState, DeviceState, Envelope, JobPhase, Progress
+from shared.probe import Probe
+from shared.quantities import size
+from shared.task import data_root
+
+CHUNK_BYTES = 96 * 1024
+"""What a coordinator sends and asks for, unless it is told otherwise."""
+TASK_TIMEOUT_S = 120.0
+ANSWER_TIMEOUT_S = 4.0
+
+# Measured with fedavg-adam and a model of 26 MB: rounds took 18 times that beyond what the loaded training process had held.
+TRAINING_FACTOR = 18
+_SMALL_MODEL_BYTES = 5e6
+_LEAST_DISK_BYTES = 16 * 2**20
+
+
+def examine(settings: AgentSettings, checkup: Checkup) -> None:
+    """All checks of a device. UsageError when its name is none that a topic can hold."""
+    identity = Identity.new(settings.fleet, settings.device_id or host_as_device_id())
+    broker = parse_broker_url(settings.broker)
+    directory = settings.state_dir.absolute()
+    checkup.good("device", f"this is {identity.device} of fleet {identity.fleet}")
+    check_versions("agent", checkup)
+    check_clock(checkup, tls=broker.tls)
+    model_bytes = settings.max_model_mib * 2**20
+    space = Space(_LEAST_DISK_BYTES, 3 * model_bytes, "a model, an update and a patch")
+    check_state_dir(directory, space, checkup, private=True)
+    running = _is_running(directory)
+    if running:
+        checkup.skip("task", f"{_told(directory)}; it is not loaded a second time")
+        checkup.skip("memory", "an agent is at work here, and has taken what it needs")
+        _check_broker(settings, identity, checkup, running)
+        return
+    # Importing torch takes a Raspberry Pi half a minute, in which the broker can be asked.
+    with _loading(settings, identity, checkup) as loaded:
+        _check_broker(settings, identity, checkup, running)
+        _check_task(settings, loaded, checkup)
+
+
+def _is_running(directory: Path) -> bool:
+    try:
+        return is_held(directory / LOCK_NAME)
+    except OSError:
+        return False
+
+
+def _told(directory: Path) -> str:
+    try:
+        status = read_standing(directory).status
+    except FedpatchError:
+        status = {}
+    tasks = [f"{one['task']} with {one['num_examples']} training examples" for one in status.get("tasks", ())]
+    return f"an agent is at work here: {', '.join(tasks) or 'its task is being loaded'}"
+
+
+class _Loading:
+    """The training process at work, and what it says."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.answers: SimpleQueue[TrainerEvent] = SimpleQueue()
+        self.trainer = Trainer(setup, self.answers.put)
+
+
+@contextmanager
+def _loading(settings: AgentSettings, identity: Identity, checkup: Checkup) -> Iterator[_Loading]:
+    checkup.say(f"loading task {settings.task} with data {settings.data} (torch takes its time)")
+    with tempfile.TemporaryDirectory(prefix="fedpatch-doctor-") as nowhere:
+        loading = _Loading(
+            Setup(
+                task_ref=settings.task,
+                data=settings.data,
+                data_root=str(_data_root(settings)),
+                patch_dir=str(Path(nowhere) / "patches"),
+                device_id=identity.device,
+                threads=settings.threads,
+            )
+        )
+        try:
+            loading.trainer.start()
+            yield loading
+        finally:
+            loading.trainer.stop()
+
+
+def _data_root(settings: AgentSettings) -> Path:
+    return (settings.data_root or data_root()).absolute()
+
+
+def _check_task(settings: AgentSettings, loading: _Loading, checkup: Checkup) -> None:
+    """The checks `task` and, where it could be loaded, `memory`."""
+    checkup.say("waiting for the training process")
+    what = f"task {settings.task} with data {settings.data}"
+    try:
+        answer = loading.answers.get(timeout=TASK_TIMEOUT_S)
+    except Empty:
+        mend = "see with --debug what it does; a first import from a slow SD card may take this long, so try again"
+        checkup.fail("task", f"{what} was not loaded within {TASK_TIMEOUT_S:g} s", mend)
+        return
+    match answer:
+        case Ready():
+            examples = f"{answer.num_examples} training examples and some to test with"
+            checkup.good("task", f"{answer.task} is loaded: {examples}, schema {answer.schema[:12]}")
+            _check_memory(loading.trainer, checkup)
+        case SetupFailed(exit_code=UsageError.exit_code):
+            mend = "correct --task and --data; `fedpatch tasks` lists what is installed, and why one cannot be used"
+            checkup.fail("task", answer.detail, mend)
+        case SetupFailed():
+            mend = (
+                f"put the data set below {_data_root(settings)} (or name its place with --data-root), or correct --data"
+            )
+            checkup.fail("task", answer.detail, mend)
+        case Died():
+            mend = (
+                "see with --debug what it said; SIGILL means a torch for another processor, SIGKILL too little memory"
+            )
+            checkup.fail("task", f"{what}: {answer.detail}", mend)
+        case _:
+            raise WireError(f"training channel: {type(answer).__name__} in answer to Setup")
+
+
+def _check_memory(trainer: Trainer, checkup: Checkup) -> None:
+    resident = resident_memory(trainer.pid) if trainer.pid is not None else None
+    held = f", which holds {size(resident)}," if resident else ""
+    what = f"beside the loaded training process{held} a model of {size(_SMALL_MODEL_BYTES)}"
+    check_memory(TRAINING_FACTOR * _SMALL_MODEL_BYTES, what, checkup)
+
+
+def _check_broker(settings: AgentSettings, identity: Identity, checkup: Checkup, running: bool) -> None:
+    user = settings.username or parse_broker_url(settings.broker).username
+    side = Side("device", identity.fleet, identity.device, identity.client_id, user)
+    asked = check_broker(settings, side, CHUNK_BYTES, checkup)
+    if asked is None:
+        checkup.skip("coordinator", "the broker was not asked for it")
+        return
+    checkup.skip("queue", "no broker tells how many messages it holds for a client; what it drops is asked for again")
+    if "coordinator_state" in asked.rights.foreign and not asked.reached.loopback:
+        mend = f"give the broker the rules of `fedpatch broker acl --fleet {identity.fleet}`, and every device its own user"
+        checkup.warn("access", "the broker lets a device speak as the coordinator: there are no access rules", mend)
+    _check_name(asked, identity, checkup, running)
+    _check_coordinator(settings, side, asked, checkup)
+
+
+def _check_name(asked: Asked, identity: Identity, checkup: Checkup, running: bool) -> None:
+    """Whether an agent of this name is online that is not the one in our state directory."""
+    state = _last(asked.presence, topics.device_state(identity.fleet, identity.device))
+    if not running and isinstance(state, DeviceState) and state.online:
+        text = (
+            f"an agent named {identity.device} is online in fleet {identity.fleet}, and not with this state directory"
+        )
+        mend = "give every device its own --device-id; if it runs here, name its --state-dir"
+        checkup.warn("device_name", text, mend)
+
+
+def _check_coordinator(settings: AgentSettings, side: Side, asked: Asked, checkup: Checkup) -> None:
+    state = _last(asked.presence, topics.coordinator_state(side.fleet))
+    if not isinstance(state, CoordinatorState):
+        text = f"no coordinator was ever seen in fleet {side.fleet} on this broker"
+        mend = "begin a run with `fedpatch run`; if one is going on, compare the fleet's name and the access rules"
+        checkup.warn("coordinator", text, f"{mend} (topic read {topics.coordinator_state(side.fleet)})")
+    elif not state.online:
+        checkup.good("coordinator", f"none is at work in fleet {side.fleet} now; an agent waits for one")
+    else:
+        # Where there are no rules it can be asked under a name that no device has, and so counts it for none.
+        name = side.stranger if "coordinator_state" in asked.rights.foreign else side.device
+        took_s = _ask_coordinator(settings, side, name)
+        if took_s is not None:
+            checkup.good(
+                "coordinator", f"one is at work in fleet {side.fleet}, and answered {name} in {1e3 * took_s:.0f} ms"
+            )
+        else:
+            text = f"one is at work in fleet {side.fleet}, but did not answer {name} within {ANSWER_TIMEOUT_S:g} s"
+            mend = (
+                "ask again, it may be busy; else make the acl_file anew with `fedpatch broker acl` and look at its log"
+            )
+            checkup.warn("coordinator", text, mend)
+
+
+def _ask_coordinator(settings: AgentSettings, side: Side, name: str) -> float | None:
+    """Tell it of work on a run that does not exist: it answers that this is cancelled. Seconds; None without an answer."""
+    question = Envelope(Progress(JobPhase.TRAINING, 0, 0), run=side.stranger)
+    down = topics.down(side.fleet, name)
+    try:
+        with Probe(settings, side.probe_id("c")) as probe:
+            probe.subscribe(down)
+            began = time.monotonic()
+            probe.publish(topics.up(side.fleet, name), encode(question))
+            while (left_s := began + ANSWER_TIMEOUT_S - time.monotonic()) > 0 and not probe.fault:
+                if any(_is_answer(one, side.stranger) for one in probe.received):
+                    return time.monotonic() - began
+                probe.received.clear()
+                probe.gets(down, timeout_s=left_s)
+    except BrokerError:
+        pass
+    return None
+
+
+def _is_answer(message: Received, run: str) -> bool:
+    try:
+        envelope = decode(message.payload)
+    except WireError:
+        return False
+    return envelope.run == run and isinstance(envelope.body, Cancel)
+
+
+def _last(presence: list[Received], topic: str) -> object:
+    """What was said last on a topic, None where it is nothing of ours."""
+    found = [one.payload for one in presence if one.topic == topic]
+    try:
+        return decode(found[-1]).body if found else None
+    except WireError:
+        return None

@@ -1,0 +1,91 @@
+"""What a device says to a work request, before any work is begun: whether it can, what it said before, what goes on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from device_agent.admission import Verdict
+from device_agent.effects import JobKey
+from shared.errors import WireError
+from shared.messages import ENCODINGS, Decline, DeclineReason, Failed, TaskCapability, WorkRequest
+from shared.transfer import check_manifest
+
+
+def reason_to_decline(
+    task: str, request: WorkRequest, tasks: tuple[TaskCapability, ...], verdict: Verdict, max_blob_bytes: int
+) -> Decline | None:
+    """The first that applies, or None. A lasting reason comes before a passing one."""
+    own = next((t for t in tasks if t.task == task), None)
+    if own is None:
+        offered = ", ".join(t.task for t in tasks)
+        detail = f"task {task!r} is not installed here (here: {offered})"
+        return Decline(DeclineReason.UNKNOWN_TASK, detail[:500])
+    if own.schema != request.schema:
+        detail = f"coordinator has {request.schema}, this device {own.schema}; install the same task version on both"
+        return Decline(DeclineReason.SCHEMA_MISMATCH, detail)
+    foreign = {request.encoding, request.model.encoding}.difference(ENCODINGS)
+    if foreign:
+        return Decline(DeclineReason.UNSUPPORTED, f"encoding {min(foreign)!r} is not known here")
+    try:
+        check_manifest(request.model, max_blob_bytes)
+    except WireError as error:
+        return Decline(DeclineReason.UNSUPPORTED, str(error))
+    if own.num_examples < 1:
+        return Decline(DeclineReason.TOO_LITTLE_DATA, "no training examples here")
+    return None if verdict.accept else Decline(DeclineReason.UNWILLING, verdict.why[:500])
+
+
+def goes_on(
+    job: JobKey | None, known: WorkRequest | None, key: JobKey, request: WorkRequest, *, downloading: bool
+) -> bool:
+    """Whether a request asks, in a newer epoch, for the very work that a job is on.
+
+    What time is left may differ, and how the model is cut into chunks unless they are still awaited.
+    """
+    if job is None or known is None or key.epoch <= job.epoch:
+        return False
+    if (key.run, key.round, key.task) != (job.run, job.round, job.task):
+        return False
+    same_model = request.model == known.model if downloading else request.model.digest == known.model.digest
+    return same_model and replace(request, model=known.model, deadline_s=known.deadline_s) == known
+
+
+class Past:
+    """What was decided on the last requests stays decided. Bounded: the last that was taken, and the last declined."""
+
+    def __init__(self) -> None:
+        self._taken: JobKey | None = None
+        self._settled = False
+        self._failed: Failed | None = None
+        self._declined: tuple[JobKey, Decline] | None = None
+
+    def took(self, key: JobKey) -> None:
+        """The device works on it."""
+        self._taken, self._settled, self._failed = key, False, None
+
+    def settled(self) -> None:
+        """The coordinator has said its last word on what was taken."""
+        self._settled = True
+
+    def gave_up(self, failed: Failed) -> None:
+        """The device has said its last word on what was taken."""
+        self._failed = failed
+
+    def declined(self, key: JobKey, decline: Decline) -> None:
+        """The device does not work on it, however often it is asked."""
+        self._declined = key, decline
+
+    def answer(self, key: JobKey) -> Decline | Failed | None:
+        """What was said to this very request at the end: the coordinator may not have heard it."""
+        if self._declined is not None and self._declined[0] == key:
+            return self._declined[1]
+        return self._failed if key == self._taken else None
+
+    def is_over(self, key: JobKey) -> bool:
+        """Whether a request was overtaken by a newer one of its run, or the coordinator is done with it already."""
+        if key == self._taken:
+            return self._settled
+        heard = (self._taken, self._declined[0] if self._declined else None)
+        return any(
+            one is not None and one.run == key.run and (key.epoch, key.round) < (one.epoch, one.round) for one in heard
+        )

@@ -1,0 +1,88 @@
+"""From settings to an agent that runs, and how it is told to end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from queue import SimpleQueue
+
+from device_agent.admission import Order, parse_order
+from device_agent.agent import Agent, Inbox, Stop
+from device_agent.job import Job
+from device_agent.namesake import Namesake
+from device_agent.performing import Identity, Performer
+from device_agent.presence import StatusFile, host_as_device_id, lock_state_dir
+from device_agent.settings import AgentSettings
+from device_agent.trainer import Trainer
+from device_agent.training_channel import Setup
+from shared import __version__
+from shared.link import MqttLink
+
+# Two agents that push each other off the broker, each after the longest pause, hear of each other every other pause.
+_FORGET_AFTER_PAUSES = 3.0
+
+
+def run_agent(settings: AgentSettings, *, until_stdin_closes: bool = False) -> int:
+    """Runs one device's agent until SIGTERM (exit code 0) or SIGINT (130); raises FedpatchErrors before it is at work.
+
+    With `until_stdin_closes` it also ends with whoever started it.
+    """
+    order = parse_order(settings.admission)
+    identity = Identity.new(settings.fleet, settings.device_id or host_as_device_id())
+    directory = settings.state_dir.absolute()
+    inbox: Inbox = SimpleQueue()
+    with lock_state_dir(directory):
+        agent = _make_agent(settings, identity, order, directory, inbox)
+        for number, exit_code in ((signal.SIGTERM, 0), (signal.SIGINT, 130)):
+            signal.signal(number, lambda *_, code=exit_code: inbox.put(Stop(code)))
+        if until_stdin_closes:
+            threading.Thread(target=_stop_at_end_of_stdin, args=(inbox,), daemon=True).start()
+        return agent.run()
+
+
+def _make_agent(settings: AgentSettings, identity: Identity, order: Order, directory: Path, inbox: Inbox) -> Agent:
+    link = MqttLink(
+        settings.broker,
+        client_id=identity.client_id,
+        events=inbox.put,
+        will=identity.will(),
+        username=settings.username,
+        password=settings.password,
+        ca_file=settings.ca_file,
+        reconnect_delay_s=(settings.reconnect_min_s, settings.reconnect_max_s),
+    )
+    setup = Setup(
+        task_ref=settings.task,
+        data=settings.data,
+        data_root=str((settings.data_root or _data_root()).absolute()),
+        patch_dir=str(directory / "patches"),
+        device_id=identity.device,
+        threads=settings.threads,
+    )
+    trainer = Trainer(setup, inbox.put)
+    job = Job(max_blob_bytes=settings.max_model_mib * 2**20)
+    fixed = {"device_id": identity.device, "fleet": identity.fleet, "broker": settings.broker, "version": __version__}
+    return Agent(
+        Performer(identity, job, link=link, trainer=trainer, directory=directory),
+        link=link,
+        inbox=inbox,
+        trainer=trainer,
+        order=order,
+        status=StatusFile(directory, fixed),
+        namesake=Namesake(identity.boot, _FORGET_AFTER_PAUSES * settings.reconnect_max_s),
+    )
+
+
+def _data_root() -> Path:
+    from shared.task import data_root
+
+    return data_root()
+
+
+def _stop_at_end_of_stdin(inbox: Inbox) -> None:
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
+    inbox.put(Stop(0))

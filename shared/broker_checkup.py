@@ -1,0 +1,238 @@
+"""What both sides' `doctor` asks of a broker, by doing it: log in, send and get back, keep messages and sessions.
+
+Nothing here disturbs a fleet at work. The doctor's connections have names of their own. What it publishes on topics that
+others listen to is empty, which both sides ignore, and never retained there; all else goes to chunk topics that nobody
+wants. Brokers grant a forbidden subscription and stay silent, so what can be proven is proven by a delivery, and what the
+access rules keep one side from seeing alone is said not to have been seen.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+from shared.broker_reach import Reached, reach
+from shared.broker_rights import Rights, Side, check_rights
+from shared.broker_settings import BrokerSettings
+from shared.broker_url import parse_broker_url
+from shared.checkup import Checkup, in_words
+from shared.errors import BrokerError
+from shared.link_events import Received
+from shared.probe import ANSWER_TIMEOUT_S, Probe
+from shared.quantities import size
+from shared.transfer import CHUNK_OVERHEAD_BYTES, chunk_bytes_within
+
+ROUND_TRIPS = 9
+SLOW_ROUND_TRIP_MS = 35.0
+"""Nagle's algorithm against a delayed acknowledgement costs 40 ms and more; a network of one house takes a few."""
+
+_QUIET_S = 0.5
+_SMALL = b"fedpatch doctor"
+_RULES = "the access rules let nobody read his own chunks"
+
+
+@dataclass
+class Asked:
+    """What is known of a broker afterwards. `presence` holds what it kept of what the side listens to."""
+
+    reached: Reached
+    protocol: str
+    rights: Rights
+    presence: list[Received] = field(default_factory=list)
+
+
+def check_broker(settings: BrokerSettings, side: Side, chunk_bytes: int, checkup: Checkup) -> Asked | None:
+    """All checks of a broker, for chunks of `chunk_bytes`; None where it cannot be reached, or does not let us in."""
+    broker = parse_broker_url(settings.broker)
+    checkup.say(f"asking the broker at {broker}")
+    reached = reach(broker, settings.ca_file, checkup)
+    if reached is None:
+        checkup.skip("broker_login", "the broker cannot be reached, so nothing was asked of it")
+        return None
+    with ExitStack() as stack:
+        try:
+            probe = stack.enter_context(Probe(settings, side.probe_id("a")))
+        except BrokerError as error:
+            checkup.fail("broker_login", in_words(error), _login_mend(settings, side, str(error)))
+            return None
+        user = settings.username or broker.username
+        login = f"as user {user!r}" if user else "without a user name"
+        checkup.good("broker_login", f"MQTT {probe.connected.protocol}, {login}")
+        try:
+            return _Broker(settings, side, checkup, probe, reached).ask(chunk_bytes)
+        except BrokerError as error:
+            checkup.fail("broker", f"the broker let us in, but then: {in_words(error)}", "look into the broker's log")
+            return None
+
+
+def _login_mend(settings: BrokerSettings, side: Side, text: str) -> str:
+    password = f"{settings.env_prefix}PASSWORD"
+    ties = f"; where the broker ties clients to their ids, it must take those that begin with {side.client_id}"
+    if "asks for a user name" in text:
+        return (
+            f"give --username, and the password in {password}; mosquitto_passwd adds users on the broker's host{ties}"
+        )
+    if "refused user" in text:
+        return f"correct --username and {password}, or set the password anew with mosquitto_passwd and reload{ties}"
+    if "client id" in text:
+        return f"let the broker take client ids that begin with {side.client_id}"
+    return "look into the broker's log; is it an MQTT broker, and is this its MQTT port?"
+
+
+class _Broker:
+    """One broker that has let us in."""
+
+    def __init__(self, settings: BrokerSettings, side: Side, checkup: Checkup, probe: Probe, reached: Reached) -> None:
+        self._settings = settings
+        self._side = side
+        self._checkup = checkup
+        self._probe = probe
+        self._reached = reached
+        self._echoes = False
+
+    def ask(self, chunk_bytes: int) -> Asked:
+        side, probe = self._side, self._probe
+        topic = side.echo_topic("first")
+        probe.subscribe(topic)
+        self._echoes = probe.publish(topic, _SMALL) == "taken" and probe.gets(topic, timeout_s=_QUIET_S) is not None
+        self._check_round_trip()
+        presence = self._presence()
+        rights = check_rights(self._settings, side, probe, self._checkup)
+        self._check_retained(any(one.retained for one in presence))
+        self._check_session()
+        self._check_chunk(chunk_bytes)  # last, for it may cost the connection
+        return Asked(self._reached, probe.connected.protocol, rights, presence)
+
+    def _presence(self) -> list[Received]:
+        probe = self._probe
+        known = len(probe.received)
+        probe.subscribe(*self._side.presence_filters())
+        probe.listen(_QUIET_S)
+        return [one for one in probe.received[known:] if one.payload]
+
+    def _check_round_trip(self) -> None:
+        """Question and answer between two connections, as coordinator and device talk; else the broker's own answer."""
+        try:
+            took_ms = sorted(self._echo_times_ms() if self._echoes else self._answer_times_ms())
+        except TimeoutError:
+            self._checkup.fail("round_trip", "messages of QoS 1 are not answered", "look into the broker's log")
+            return
+        median = statistics.median(took_ms)
+        what = "a message and its answer take" if self._echoes else "the broker acknowledges a message in"
+        text = f"{what} {median:.1f} ms (median of {len(took_ms)}, the slowest {took_ms[-1]:.1f} ms)"
+        if median > SLOW_ROUND_TRIP_MS and self._reached.nearby:
+            mend = "set `set_tcp_nodelay true` in mosquitto.conf (TCP_NODELAY elsewhere); if it is set, look at the network"
+            self._checkup.warn("round_trip", f"{text}, which is slow for a broker this near", mend)
+        else:
+            self._checkup.good("round_trip", text)
+
+    def _echo_times_ms(self) -> Iterator[float]:
+        ping, pong = self._side.echo_topic("ping"), self._side.echo_topic("pong")
+        with Probe(self._settings, self._side.probe_id("b")) as other:
+            other.subscribe(ping)
+            self._probe.subscribe(pong)
+            for number in range(ROUND_TRIPS):
+                payload = b"%d" % number
+                began = time.perf_counter()
+                self._probe.send(ping, payload)
+                if other.gets(ping, payload) is None:
+                    raise TimeoutError
+                other.send(pong, payload)
+                if self._probe.gets(pong, payload) is None:
+                    raise TimeoutError
+                yield 1e3 * (time.perf_counter() - began)
+
+    def _answer_times_ms(self) -> Iterator[float]:
+        topic = self._side.echo_topic("ping")
+        for _ in range(ROUND_TRIPS):
+            began = time.perf_counter()
+            if self._probe.publish(topic, _SMALL) == "lost":
+                raise TimeoutError
+            yield 1e3 * (time.perf_counter() - began)
+
+    def _check_retained(self, seen: bool) -> None:
+        costs = "devices and the coordinator find each other late, and models are asked for chunk by chunk"
+        mend = "set `retain_available true` in mosquitto.conf, or what allows retained messages on another broker"
+        if not self._probe.connected.retain_available:
+            self._checkup.warn("retained", f"the broker keeps no retained messages, so {costs}", mend)
+        elif seen:
+            self._checkup.good("retained", "the broker keeps retained messages: it had one of the fleet's")
+        elif not self._echoes:
+            self._checkup.skip(
+                "retained", f"the broker says that it keeps retained messages; {_RULES}, so it is not proven"
+            )
+        elif self._keeps():
+            self._checkup.good("retained", "the broker keeps retained messages: one came back to a later subscriber")
+        else:
+            self._checkup.warn("retained", f"a retained message was not there for a later subscriber, so {costs}", mend)
+
+    def _keeps(self) -> bool:
+        topic = self._side.echo_topic("kept")
+        try:
+            self._probe.publish(topic, _SMALL, retain=True)
+            with Probe(self._settings, self._side.probe_id("b")) as other:
+                other.subscribe(topic)
+                got = other.gets(topic, timeout_s=ANSWER_TIMEOUT_S)
+                return got is not None and got.retained
+        finally:
+            self._probe.publish(topic, b"", retain=True)
+
+    def _check_session(self) -> None:
+        """A subscriber that goes away, and comes back under its name."""
+        topic, name = self._side.echo_topic("away"), self._side.probe_id("s")
+        with Probe(self._settings, name, keeps_session=True) as one:
+            one.subscribe(topic)
+        self._probe.publish(topic, _SMALL)
+        with Probe(self._settings, name, keeps_session=True, topics=(topic,)) as again:
+            kept = again.connected.session_present
+            came = kept and self._echoes and again.gets(topic) is not None
+        with Probe(self._settings, name):
+            pass  # without a session to keep, the broker forgets it
+        costs = "what is sent while a device is away is asked for again when it is back, which takes longer"
+        if not kept:
+            mend = "let the broker keep sessions for an hour (mosquitto: persistent_client_expiration not below 1h)"
+            self._checkup.warn("session", f"the broker forgets who has left, so {costs}", mend)
+        elif came:
+            self._checkup.good("session", "the broker keeps sessions: a message sent meanwhile came after the return")
+        elif not self._echoes:
+            self._checkup.good("session", f"the broker keeps sessions; {_RULES}, so no message was sent meanwhile")
+        else:
+            mend = "let the broker queue messages for those who are away (mosquitto: max_queued_messages above 0)"
+            self._checkup.warn("session", f"the broker keeps sessions, but no messages in them, so {costs}", mend)
+
+    def _check_chunk(self, chunk_bytes: int) -> None:
+        limit = self._probe.connected.max_packet_bytes
+        stated = "the broker states no packet limit" if limit is None else f"the broker takes packets of {size(limit)}"
+        try:
+            fits = chunk_bytes_within(chunk_bytes, limit)
+        except BrokerError as error:
+            self._checkup.fail(
+                "chunk", in_words(error), "set max_packet_size in mosquitto.conf to 1000000, or take the line out"
+            )
+            return
+        passes = self._chunk_passes(fits)
+        text = f"{stated}, and a chunk of {size(fits)}"
+        if passes:
+            ways = "came back" if self._echoes else f"was taken ({_RULES})"
+            less = f"; chunks will be that small instead of {size(chunk_bytes)}" if fits < chunk_bytes else ""
+            self._checkup.good("chunk", f"{text} {ways}{less}")
+        else:
+            fault = f": {self._probe.fault}" if self._probe.fault else ""
+            mend = (
+                f"raise the broker's limit (mosquitto: message_size_limit) above {size(fits)}, or give the coordinator "
+            )
+            mend += "a smaller --chunk-kib"
+            self._checkup.fail("chunk", f"{text} does not pass{fault}", mend)
+
+    def _chunk_passes(self, chunk_bytes: int) -> bool:
+        topic = self._side.echo_topic("chunk")
+        payload = hashlib.sha256(topic.encode()).digest() * (-(-(chunk_bytes + CHUNK_OVERHEAD_BYTES) // 32))
+        payload = payload[: chunk_bytes + CHUNK_OVERHEAD_BYTES]
+        if self._echoes:
+            self._probe.subscribe(topic)
+        taken = self._probe.publish(topic, payload) == "taken"
+        return taken and (not self._echoes or self._probe.gets(topic, payload) is not None)

@@ -1,0 +1,160 @@
+"""How far one gets towards a broker before MQTT begins: its name, its port, its certificate."""
+
+from __future__ import annotations
+
+import ipaddress
+import queue
+import socket
+import ssl
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shared.broker_url import BrokerUrl
+from shared.checkup import Checkup
+from shared.errors import UsageError
+from shared.tls import tls_context
+
+STEP_TIMEOUT_S = 4.0
+CERTIFICATE_DAYS = 14
+
+_DAY_S = 86_400
+# Numbers of OpenSSL (X509_V_ERR_*), as SSLCertVerificationError.verify_code gives them.
+_NOT_YET_VALID, _EXPIRED, _OTHER_HOST, _OTHER_ADDRESS = 9, 10, 62, 64
+
+
+@dataclass(frozen=True)
+class Reached:
+    """A broker whose port is open; `nearby` when its address is a private one, `loopback` when it is this machine's."""
+
+    address: str
+    nearby: bool
+    loopback: bool
+
+
+def reach(broker: BrokerUrl, ca_file: Path | None, checkup: Checkup) -> Reached | None:
+    """Checks `broker_name`, `broker_port` and, with TLS, `broker_tls`; None where there is no way to go on."""
+    addresses = _resolve(broker, checkup)
+    sock = _connect(broker, addresses, checkup) if addresses else None
+    if sock is None:
+        return None
+    address = str(sock.getpeername()[0])
+    with sock:
+        if broker.tls and not _check_tls(broker, ca_file, sock, checkup):
+            return None
+    return Reached(address, nearby=_is_nearby(address), loopback=_is_loopback(address))
+
+
+def _resolve(broker: BrokerUrl, checkup: Checkup) -> list[Any]:
+    """Addresses of the broker. Asked in a thread: the system's resolver waits as long as it likes."""
+    found: queue.SimpleQueue[list[Any] | Exception] = queue.SimpleQueue()
+
+    def ask() -> None:
+        try:
+            found.put(socket.getaddrinfo(broker.host, broker.port, type=socket.SOCK_STREAM))
+        except (OSError, UnicodeError) as error:
+            found.put(error)
+
+    threading.Thread(target=ask, name="resolve", daemon=True).start()
+    mend = f"check the broker URL; `getent hosts {broker.host}` must print an address, or give the address itself"
+    try:
+        answer = found.get(timeout=STEP_TIMEOUT_S)
+    except queue.Empty:
+        checkup.fail("broker_name", f"nobody tells the address of {broker.host!r} in {STEP_TIMEOUT_S:g} s", mend)
+        return []
+    if isinstance(answer, Exception):
+        words = getattr(answer, "strerror", None) or str(answer)
+        checkup.fail("broker_name", f"the name {broker.host!r} cannot be resolved: {words}", mend)
+        return []
+    addresses = list(dict.fromkeys(str(one[4][0]) for one in answer))
+    if broker.host not in addresses:
+        checkup.good("broker_name", f"{broker.host} is {', '.join(addresses)}")
+    return answer
+
+
+def _connect(broker: BrokerUrl, addresses: list[Any], checkup: Checkup) -> socket.socket | None:
+    """A connection to the first address that takes one."""
+    give_up_at = time.monotonic() + STEP_TIMEOUT_S
+    fault: OSError = TimeoutError()
+    for family, kind, number, _name, address in addresses:
+        sock = socket.socket(family, kind, number)
+        sock.settimeout(max(0.5, give_up_at - time.monotonic()))
+        try:
+            sock.connect(address)
+        except OSError as error:
+            sock.close()
+            fault = error
+            continue
+        checkup.good("broker_port", f"{broker} takes connections")
+        return sock
+    if isinstance(fault, ConnectionRefusedError):
+        text = f"{broker} refuses connections: the host is there, and nothing listens on port {broker.port}"
+        mend = "start the broker (systemctl start mosquitto), or correct the port; mosquitto needs a `listener` line"
+        checkup.fail("broker_port", text, f"{mend} to be reached from other hosts")
+    elif isinstance(fault, TimeoutError):
+        text = f"{broker} does not answer within {STEP_TIMEOUT_S:g} s"
+        checkup.fail("broker_port", text, "check the address, that the host is on, and the firewalls in between")
+    else:
+        text = f"{broker} cannot be reached: {fault.strerror or fault}"
+        checkup.fail("broker_port", text, "check this machine's network (ip route) and the address of the broker")
+    return None
+
+
+def _check_tls(broker: BrokerUrl, ca_file: Path | None, sock: socket.socket, checkup: Checkup) -> bool:
+    try:
+        context = tls_context(broker, ca_file)
+    except UsageError as error:
+        checkup.fail(
+            "broker_tls", str(error), "give --ca-file the PEM file of the CA that signed the broker's certificate"
+        )
+        return False
+    assert context is not None
+    sock.settimeout(STEP_TIMEOUT_S)
+    try:
+        with context.wrap_socket(sock, server_hostname=broker.host) as secured:
+            certificate, version = secured.getpeercert() or {}, secured.version()
+    except ssl.SSLCertVerificationError as error:
+        checkup.fail(
+            "broker_tls", f"{broker} cannot be trusted: {error.verify_message}", _trust_mend(error, broker, ca_file)
+        )
+        return False
+    except (ssl.SSLError, OSError) as error:
+        words = getattr(error, "reason", None) or error.strerror or str(error)
+        mend = "use the port of the broker's TLS listener (8883 by custom), or mqtt:// for one without TLS"
+        checkup.fail("broker_tls", f"no TLS with {broker}: {words}", mend)
+        return False
+    _judge_certificate(str(certificate.get("notAfter", "")), f"{version} with {broker}", checkup)
+    return True
+
+
+def _trust_mend(error: ssl.SSLCertVerificationError, broker: BrokerUrl, ca_file: Path | None) -> str:
+    if error.verify_code == _EXPIRED:
+        return "renew the broker's certificate; where it is not old, set the clock of this machine (timedatectl)"
+    if error.verify_code == _NOT_YET_VALID:
+        return "set the clock of this machine (timedatectl), which is before the certificate's first day"
+    if error.verify_code in (_OTHER_HOST, _OTHER_ADDRESS):
+        return f"write a name of the certificate in the broker URL, or make one with {broker.host} among its names"
+    trusted = f"{ca_file} holds another CA; give" if ca_file else "the system does not know its CA; give"
+    return f"{trusted} --ca-file the PEM file of the CA that signed the broker's certificate"
+
+
+def _judge_certificate(not_after: str, what: str, checkup: Checkup) -> None:
+    if not not_after:
+        checkup.good("broker_tls", f"{what}, trusted")
+        return
+    left_days = int((ssl.cert_time_to_seconds(not_after) - time.time()) // _DAY_S)
+    text = f"{what}; its certificate is good for {left_days} more days"
+    if left_days < CERTIFICATE_DAYS:
+        checkup.warn("broker_tls", text, "renew the broker's certificate before devices refuse it")
+    else:
+        checkup.good("broker_tls", text)
+
+
+def _is_nearby(address: str) -> bool:
+    return ipaddress.ip_address(address.partition("%")[0]).is_private
+
+
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback

@@ -1,0 +1,182 @@
+"""Who may write and read what on a broker, found out without a word to anybody: every message here is empty.
+
+With MQTT 5 a broker says in its acknowledgement that a message was refused, so what a side may write is simply tried. What
+it may read shows by a delivery, for which somebody has to write: the doctor itself, where the broker lets it. A message
+that was taken, and is not delivered to a subscriber, means that a rule for reading is missing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from shared import topics
+from shared.broker_settings import BrokerSettings
+from shared.checkup import Checkup
+from shared.messages import MAX_CHUNKS
+from shared.probe import Probe, Taken, nonce
+from shared.settings import NAME
+from shared.topics import BY_KIND, TOPICS, Kind, Party
+
+_DELIVERY_S = 1.0
+
+
+@dataclass(frozen=True)
+class Side:
+    """Whose part the doctor takes. `device` is the name on a device, empty on the coordinator.
+
+    `client_id` is the name at the broker of whoever works in earnest; the doctor only adds to it.
+    """
+
+    party: Party
+    fleet: str
+    device: str
+    client_id: str
+    user: str | None
+    stranger: str = field(default_factory=lambda: f"doctor-{nonce()}")
+
+    def probe_id(self, which: str) -> str:
+        """A client id that nobody else has, for rules that look at how it begins."""
+        return f"{self.client_id}.{self.stranger}.{which}"
+
+    def echo_topic(self, which: str) -> str:
+        """A topic that the side may write, and to which nobody listens or pays heed: chunks of a blob that is none."""
+        digest = hashlib.sha256(f"{self.stranger} {which}".encode()).hexdigest()
+        return self.example("model_chunk" if self.party == "coordinator" else "update_chunk", self.device, digest)
+
+    def example(self, kind: Kind, device: str, digest: str = "") -> str:
+        """A topic of a row of the table, for `device`. Chunks have an index that no blob has: they are heeded by nobody."""
+        digest = digest or hashlib.sha256(self.stranger.encode()).hexdigest()
+        row = BY_KIND[kind].pattern
+        name = device or self.stranger
+        return row.format(
+            fleet=self.fleet, device=name, digest=digest, transfer=topics.transfer_id(digest), index=MAX_CHUNKS
+        )
+
+    def presence_filters(self) -> tuple[str, ...]:
+        """Where the other side says that it is there; on a device also where an agent of its name would."""
+        if self.party == "coordinator":
+            return (self.rule("device_state"), topics.coordinator_state(self.fleet))
+        return (topics.coordinator_state(self.fleet), topics.device_state(self.fleet, self.device))
+
+    def rule(self, kind: Kind) -> str:
+        """The filter of an access rule for a row of the table, as `fedpatch broker acl` prints it."""
+        return BY_KIND[kind].pattern.format(
+            fleet=self.fleet, device=self.device or "+", digest="+", transfer="+", index="+"
+        )
+
+    def rule_line(self, kind: Kind) -> str:
+        """The whole of that rule, for a user who is named above it."""
+        access = ("read" if self.reads(kind) else "") + ("write" if self.writes(kind) else "")
+        return f"topic {access} {self.rule(kind)}"
+
+    def writes(self, kind: Kind) -> bool:
+        """Whether the topic is the side's to write."""
+        return BY_KIND[kind].writer == self.party
+
+    def reads(self, kind: Kind) -> bool:
+        """Whether the topic is the side's to read."""
+        return self.party in BY_KIND[kind].readers
+
+
+@dataclass
+class Rights:
+    """What was found: `foreign` what the side may write though it is the other's to write."""
+
+    foreign: set[Kind] = field(default_factory=set)
+
+
+def check_rights(settings: BrokerSettings, side: Side, probe: Probe, checkup: Checkup) -> Rights:
+    """The checks `rights_write` and `rights_read`."""
+    tells = probe.connected.protocol == "5"
+    rights = Rights()
+    _check_writing(settings, side, checkup, tells)
+    _check_reading(settings, side, probe, checkup, rights, tells)
+    return rights
+
+
+def _check_writing(settings: BrokerSettings, side: Side, checkup: Checkup, tells: bool) -> None:
+    if not tells:
+        checkup.skip("rights_write", "in MQTT 3.1.1 a broker does not say that it refused a message")
+        return
+    kinds = [row.name for row in TOPICS if side.writes(row.name)]
+    refused = [kind for kind in kinds if _try_to_write(settings, side, side.example(kind, side.device)) != "taken"]
+    if not refused:
+        checkup.good("rights_write", "the broker takes messages on every topic that is ours to write")
+        return
+    text = f"{_who(side)} may not write {', '.join(side.rule(kind) for kind in refused)}"
+    checkup.fail("rights_write", text, _rules_mend(side, refused))
+
+
+def _check_reading(
+    settings: BrokerSettings, side: Side, probe: Probe, checkup: Checkup, rights: Rights, tells: bool
+) -> None:
+    kinds = [row.name for row in TOPICS if side.reads(row.name)]
+    known = {found.kind for one in probe.received if (found := topics.parse_topic(side.fleet, one.topic))}
+    # Single topics, not all that the fleet writes: a wildcard would bring the updates of a round that is under way.
+    wanted = {side.example(kind, name): kind for kind in kinds for name in _names_to_write_as(side, kind)}
+    missing = [kind for kind in kinds if kind in {wanted[topic] for topic in probe.subscribe(*wanted)}]
+    unshown: list[Kind] = []
+    for kind in kinds:
+        if kind in missing:
+            continue
+        delivered = _is_delivered(settings, side, probe, kind, rights)
+        if delivered or kind in known:
+            continue
+        (missing if delivered is False and tells else unshown).append(kind)
+    if missing:
+        text = f"{_who(side)} may not read {', '.join(side.rule(kind) for kind in missing)}"
+        checkup.fail("rights_read", text, _rules_mend(side, missing))
+    elif unshown:
+        names = ", ".join(side.rule(kind) for kind in unshown)
+        checkup.skip("rights_read", f"only the other side may write {names}, so no delivery could be tried alone")
+    else:
+        checkup.good("rights_read", "messages come on every topic that is ours to read")
+
+
+def _is_delivered(settings: BrokerSettings, side: Side, probe: Probe, kind: Kind, rights: Rights) -> bool | None:
+    """Whether a message that the broker took comes; None where it takes none of us."""
+    for device in _names_to_write_as(side, kind):
+        topic = side.example(kind, device)
+        if _try_to_write(settings, side, topic) == "taken":
+            if not side.writes(kind):
+                rights.foreign.add(kind)
+            return probe.gets(topic, timeout_s=_DELIVERY_S) is not None
+    return None
+
+
+def _names_to_write_as(side: Side, kind: Kind) -> Iterator[str]:
+    """Rules by pattern make every user the device of its own name, also the coordinator's.
+
+    But the state of a device that it is itself it may read for that reason, which says nothing about the others'.
+    """
+    if side.device:
+        yield side.device
+        return
+    yield side.stranger
+    if kind != "device_state" and side.user and re.fullmatch(NAME.regex, side.user):
+        yield side.user
+
+
+def _try_to_write(settings: BrokerSettings, side: Side, topic: str) -> Taken:
+    """On a connection of its own, for some brokers end it at a message that is not allowed."""
+    with Probe(settings, side.probe_id("w")) as probe:
+        return probe.publish(topic)
+
+
+def _who(side: Side) -> str:
+    return f"user {side.user!r}" if side.user else "a client without a user name"
+
+
+def _rules_mend(side: Side, kinds: list[Kind]) -> str:
+    if side.device and side.user and side.user != side.device:
+        return f"log in as the user {side.device!r}: the generated rules allow a device only what is under its own name"
+    lines = " and ".join(f"`{side.rule_line(kind)}`" for kind in kinds)
+    acl = f"fedpatch broker acl --fleet {side.fleet}"
+    acl += f" --device {side.device}" if side.device else f" --coordinator-user {side.user}" if side.user else ""
+    return (
+        f"add {lines} to the acl_file for that user, or make it anew with `{acl}`; rules that name client ids must fit "
+        f"{side.client_id}.*"
+    )

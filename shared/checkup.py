@@ -1,0 +1,110 @@
+"""What `doctor` finds: one finding per check, each failure with its mend, told as it is found or as one JSON document."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+import typer
+
+from shared.errors import FedpatchError
+
+Verdict = Literal["ok", "warn", "fail", "skip"]
+
+_COLOURS: dict[Verdict, str] = {"ok": "green", "warn": "yellow", "fail": "red", "skip": "blue"}
+_NAME_COLUMNS = 16
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one check came to: `detail` is a sentence that names the thing, `mend` what to do about it.
+
+    ValueError for a warning or a failure without a mend, and for a good verdict with one.
+    """
+
+    name: str
+    verdict: Verdict
+    detail: str
+    mend: str = ""
+
+    def __post_init__(self) -> None:
+        if bool(self.mend) != (self.verdict in ("warn", "fail")):
+            raise ValueError(f"{self.name}: a {self.verdict} with the mend {self.mend!r}; bad findings have one")
+
+
+class Checkup:
+    """Collects findings; `show` gets each as it is made, `say` what is being looked at meanwhile."""
+
+    def __init__(self, show: Callable[[Finding], None], say: Callable[[str], None]) -> None:
+        self.findings: list[Finding] = []
+        self.say = say
+        self._show = show
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing failed; warnings are allowed."""
+        return all(one.verdict != "fail" for one in self.findings)
+
+    def add(self, *findings: Finding) -> None:
+        """Take findings in, and show them."""
+        for one in findings:
+            self.findings.append(one)
+            self._show(one)
+
+    def good(self, name: str, detail: str) -> None:
+        """It is as it should be."""
+        self.add(Finding(name, "ok", detail))
+
+    def warn(self, name: str, detail: str, mend: str) -> None:
+        """It works, though not as well as it could, or perhaps not for long."""
+        self.add(Finding(name, "warn", detail, mend))
+
+    def fail(self, name: str, detail: str, mend: str) -> None:
+        """It does not work."""
+        self.add(Finding(name, "fail", detail, mend))
+
+    def skip(self, name: str, why: str) -> None:
+        """It could not be looked at, or must not be now."""
+        self.add(Finding(name, "skip", why))
+
+
+def in_words(error: FedpatchError | OSError) -> str:
+    """An error as one line."""
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename else ""
+        return f"{where}{error.strerror or error}"
+    return " ".join(str(error).split())
+
+
+def conduct(check: Callable[[Checkup], None], *, as_json: bool) -> int:
+    """Runs the checks that `check` makes and prints them; returns the exit code: 1 when one failed.
+
+    On stdout a line per finding as it comes, and one for its mend; with `as_json` one document at the end. What is being
+    looked at goes to stderr.
+    """
+    checkup = Checkup(show=(lambda _finding: None) if as_json else _print, say=lambda text: typer.echo(text, err=True))
+    check(checkup)
+    if as_json:
+        found = [asdict(one) for one in checkup.findings]
+        typer.echo(json.dumps({"ok": checkup.ok, "findings": found}, allow_nan=False))
+    else:
+        typer.echo(_summary(checkup.findings))
+    return 0 if checkup.ok else FedpatchError.exit_code
+
+
+def _print(one: Finding) -> None:
+    plain = False if os.environ.get("NO_COLOR") else None
+    verdict = typer.style(f"{one.verdict:<4}", fg=_COLOURS[one.verdict])
+    typer.echo(f"{verdict}  {one.name:<{_NAME_COLUMNS}}  {one.detail}", color=plain)
+    if one.mend:
+        typer.echo(f"{'':4}  {'':{_NAME_COLUMNS}}  mend: {one.mend}")
+
+
+def _summary(findings: list[Finding]) -> str:
+    count = {verdict: sum(one.verdict == verdict for one in findings) for verdict in _COLOURS}
+    failed = "1 check failed" if count["fail"] == 1 else f"{count['fail']} checks failed"
+    warned = "1 warning" if count["warn"] == 1 else f"{count['warn']} warnings"
+    return f"{failed}, {warned}, {count['ok']} good, {count['skip']} not made"

@@ -1,0 +1,203 @@
+"""What both sides' `doctor` looks at on the machine: versions, clock, state directory, memory."""
+
+from __future__ import annotations
+
+import errno
+import importlib.metadata
+import os
+import platform
+import shutil
+import stat
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import shared
+from shared.checkup import Checkup
+from shared.files import write_atomic
+from shared.quantities import size
+
+TIMEDATECTL_TIMEOUT_S = 3.0
+
+# torch 2.10 and later dies with SIGILL on the Cortex-A53 and A72 of a Pi 3 and a Pi 4 (see pyproject.toml).
+_LAST_TORCH_ON_AARCH64 = (2, 9)
+_PROBE_BYTES = 64 * 1024
+_SPARE_INODES = 100
+_MEMINFO = Path("/proc/meminfo")
+
+
+@dataclass(frozen=True)
+class Space:
+    """What a state directory must have room for: `least_bytes`, else it cannot work; `amply_bytes`, else perhaps not."""
+
+    least_bytes: int
+    amply_bytes: int
+    what: str
+
+
+def check_versions(extra: str, checkup: Checkup, machine: str = platform.machine()) -> None:
+    """What is installed; `extra` is the part of fedpatch that brings torch."""
+    found = {name: _version(name) for name in ("torch", "paho-mqtt", "numpy")}
+    text = f"fedpatch {shared.__version__}, Python {platform.python_version()}"
+    text += "".join(f", {name} {version}" for name, version in found.items() if version)
+    if not found["torch"]:
+        checkup.fail("versions", f"{text}; torch is not installed", f"pip install 'fedpatch[{extra}]'")
+    elif machine == "aarch64" and _is_beyond(found["torch"], _LAST_TORCH_ON_AARCH64):
+        mend = f"pip install 'fedpatch[{extra}]', which takes a torch before 2.10"
+        checkup.warn("versions", f"{text}; this torch dies with SIGILL on a Raspberry Pi 3 or 4", mend)
+    else:
+        checkup.good("versions", text)
+
+
+def _version(distribution: str) -> str:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _is_beyond(version: str, limit: tuple[int, int]) -> bool:
+    parts = version.split(".")[:2]
+    return all(part.isdigit() for part in parts) and tuple(int(part) for part in parts) > limit
+
+
+def check_clock(checkup: Checkup, *, tls: bool, now: float | None = None) -> None:
+    """Never a failure: fedpatch counts in durations. Certificates, though, are good from one date to another."""
+    now = time.time() if now is None else now
+    installed = Path(shared.__file__).stat().st_mtime
+    shown = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(now))
+    needs = "the broker's certificate is judged by it" if tls else "only times in lists and logs are wrong by that"
+    mend = "set it (sudo timedatectl set-ntp true), or give the device a clock that keeps time without power"
+    if now < installed:
+        checkup.warn("clock", f"{shown} is before fedpatch was installed here; {needs}", mend)
+        return
+    synchronised = _is_synchronised()
+    if synchronised is False:
+        checkup.warn("clock", f"{shown}, not synchronised with any time server; {needs}", mend)
+    else:
+        known = "synchronised" if synchronised else "whether it is synchronised is not known here"
+        checkup.good("clock", f"{shown}, {known}")
+
+
+def _is_synchronised() -> bool | None:
+    """As the kernel was told by systemd-timesyncd, chrony or ntpd; None where there is nobody to ask."""
+    program = shutil.which("timedatectl")
+    if program is None:
+        return None
+    command = [program, "show", "-p", "NTPSynchronized", "--value"]
+    try:
+        told = subprocess.run(command, capture_output=True, text=True, timeout=TIMEDATECTL_TIMEOUT_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return {"yes": True, "no": False}.get(told.stdout.strip())
+
+
+def check_state_dir(directory: Path, space: Space, checkup: Checkup, *, private: bool) -> None:
+    """Checks `state_dir` and `disk` by writing there; nothing stays. `private` where others must not read."""
+    directory = directory.absolute()
+    try:
+        with _made(directory) as fresh:
+            with tempfile.TemporaryDirectory(prefix=".doctor-", dir=directory) as inner:
+                write_atomic(Path(inner) / "probe", bytes(_PROBE_BYTES))
+            if not fresh:
+                _check_owner(directory, checkup, private)
+            else:
+                checkup.good("state_dir", f"{directory} can be made")
+            _check_space(directory, space, checkup)
+    except OSError as error:
+        checkup.fail("state_dir", f"nothing can be written in {directory}: {error.strerror}", _writing_mend(error))
+
+
+def _writing_mend(error: OSError) -> str:
+
+    if error.errno == errno.EROFS:
+        return (
+            "mount the file system for writing (a worn SD card turns read-only: dmesg), or choose another --state-dir"
+        )
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "free some space (df -h, df -i), or choose another --state-dir"
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return "run as the user that owns the directory (sudo -u USER), or give it to yours with chown"
+    return "make it a directory that can be written, or choose another --state-dir"
+
+
+@contextmanager
+def _made(directory: Path) -> Iterator[bool]:
+    """The directory exists within; yields whether it did not before, and then takes away what was made."""
+    absent = [one for one in (directory, *directory.parents) if not one.exists()]
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        yield bool(absent)
+    finally:
+        for one in absent:
+            with suppress(OSError):  # not empty: somebody has begun to use it
+                one.rmdir()
+
+
+def _check_owner(directory: Path, checkup: Checkup, private: bool) -> None:
+    found = directory.stat()
+    if found.st_uid != os.geteuid():
+        text = f"{directory} belongs to user {found.st_uid}, and this is user {os.geteuid()}"
+        checkup.warn("state_dir", text, "run fedpatch as one user always (sudo -u USER), or it will lack rights later")
+    elif private and stat.S_IMODE(found.st_mode) & 0o077:
+        text = f"{directory} is open to other users (mode {stat.S_IMODE(found.st_mode):o}), and holds private patches"
+        checkup.warn("state_dir", text, f"chmod 700 {directory}")
+    elif stat.S_IMODE(found.st_mode) & 0o002:
+        checkup.warn("state_dir", f"anybody may write in {directory}", f"chmod o-w {directory}")
+    else:
+        checkup.good("state_dir", f"{directory} can be written")
+
+
+def _check_space(directory: Path, space: Space, checkup: Checkup) -> None:
+    disk = os.statvfs(directory)
+    free = disk.f_bavail * disk.f_frsize
+    text = f"{size(free)} free for {space.what}"
+    if free < space.least_bytes:
+        checkup.fail(
+            "disk", f"{text}, which take {size(space.least_bytes)}", "free some space, or choose another --state-dir"
+        )
+    elif disk.f_files and disk.f_favail < _SPARE_INODES:
+        text = f"only {disk.f_favail} more files can be made (inodes)"
+        checkup.fail("disk", text, "delete files that nobody needs (df -i), or choose another --state-dir")
+    elif free < space.amply_bytes:
+        mend = "free some space, or lower --max-model-mib, so that a model which is too large is refused at once"
+        checkup.warn("disk", f"{text}, which may take up to {size(space.amply_bytes)}", mend)
+    else:
+        checkup.good("disk", text)
+
+
+def check_memory(needed_bytes: float, what: str, checkup: Checkup, meminfo: Path = _MEMINFO) -> None:
+    """Whether as much is available as was measured to be needed."""
+    available = available_memory(meminfo)
+    if available is None:
+        checkup.skip("memory", f"{meminfo} does not tell what is available")
+        return
+    text = f"{size(available)} available; {what} takes about {size(needed_bytes)}"
+    if available < needed_bytes:
+        mend = "end other programs, add swap or zram, or train a smaller model"
+        checkup.warn("memory", f"{text}, so that the kernel may end it", mend)
+    else:
+        checkup.good("memory", text)
+
+
+def available_memory(meminfo: Path = _MEMINFO) -> int | None:
+    """MemAvailable, in bytes."""
+    return _kib_of(meminfo, "MemAvailable")
+
+
+def resident_memory(pid: int) -> int | None:
+    """The most that a process has held at once so far, in bytes."""
+    return _kib_of(Path(f"/proc/{pid}/status"), "VmHWM")
+
+
+def _kib_of(path: Path, name: str) -> int | None:
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return None
+    found = next((line.split()[1] for line in lines if line.startswith(f"{name}:")), None)
+    return int(found) * 1024 if found and found.isdigit() else None

@@ -1,0 +1,145 @@
+"""A connection of the doctor's own, on which each step is waited for: taken, refused, delivered, lost."""
+
+from __future__ import annotations
+
+import queue
+import secrets
+import time
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from shared.broker_settings import BrokerSettings
+from shared.link import MqttLink
+from shared.link_events import Connected, Disconnected, LinkEvent, Received
+from shared.link_faults import Reason
+
+ANSWER_TIMEOUT_S = 3.0
+CONNECT_TIMEOUT_S = 6.0
+
+_FAILURE = 0x80
+
+Taken = Literal["taken", "refused", "lost"]
+
+
+@dataclass(frozen=True)
+class _Answered:
+    """The broker answered a PUBLISH or a SUBSCRIBE; `what` is the topic or the filter."""
+
+    what: str
+    refused: bool
+
+
+class _ProbeLink(MqttLink):
+    """A link that tells how the broker answers, instead of logging it."""
+
+    def __init__(self, url: str, *, events: queue.SimpleQueue[LinkEvent | _Answered], **options: Any) -> None:
+        super().__init__(url, events=events.put, **options)
+        self._answers = events
+
+    def _on_publish(self, mid: int, reason: Reason) -> None:
+        message = self._desk.acknowledged(mid)
+        if message is not None:
+            self._answers.put(_Answered(message.topic, reason.value >= _FAILURE))
+
+    def _on_subscribe(self, filters: tuple[str, ...], reasons: Any) -> None:
+        for one, reason in zip(filters, reasons, strict=False):
+            self._answers.put(_Answered(one, reason.value >= _FAILURE))
+
+
+class Probe:
+    """Connected within its `with`; BrokerError where that fails. Its name at the broker is never an agent's.
+
+    What a kept session holds comes at once, and is received only on `topics`, which are subscribed from the beginning.
+    """
+
+    def __init__(
+        self, settings: BrokerSettings, client_id: str, *, keeps_session: bool = False, topics: tuple[str, ...] = ()
+    ) -> None:
+        self._events: queue.SimpleQueue[LinkEvent | _Answered] = queue.SimpleQueue()
+        self._link = _ProbeLink(
+            settings.broker,
+            client_id=client_id,
+            events=self._events,
+            username=settings.username,
+            password=settings.password,
+            ca_file=settings.ca_file,
+            clean_start=not keeps_session,
+        )
+        self._link.subscribe(*topics)
+        self.received: list[Received] = []
+        self.fault = ""
+
+    def __enter__(self) -> Self:
+        self._link.start()
+        try:
+            self.connected: Connected = self._link.wait_connected(CONNECT_TIMEOUT_S)
+        except BaseException:
+            self._link.stop(0.0)
+            raise
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        self._link.stop(0.0 if self.fault else ANSWER_TIMEOUT_S)
+
+    def send(self, topic: str, payload: bytes = b"", *, retain: bool = False) -> None:
+        """Publish without waiting. BrokerError above the packet limit that the broker stated."""
+        self._link.publish(topic, payload, retain=retain)
+
+    def publish(self, topic: str, payload: bytes = b"", *, retain: bool = False) -> Taken:
+        """Publish and wait for what the broker says; `lost` when it closes the connection, or says nothing."""
+        self.send(topic, payload, retain=retain)
+        return self._answer(topic)
+
+    def subscribe(self, *filters: str) -> list[str]:
+        """Subscribe and wait; returns the filters that the broker refused."""
+        self._link.subscribe(*filters)
+        return [one for one in filters if self._answer(one) == "refused"]
+
+    def gets(self, topic: str, payload: bytes | None = None, timeout_s: float = ANSWER_TIMEOUT_S) -> Received | None:
+        """The message on `topic` (with `payload`, where given) that has come or comes in time."""
+
+        def fits(event: object) -> bool:
+            return isinstance(event, Received) and event.topic == topic and payload in (None, event.payload)
+
+        known = next((one for one in self.received if fits(one)), None)
+        found = known or self._wait(fits, timeout_s)
+        return found if isinstance(found, Received) else None
+
+    def listen(self, seconds: float) -> None:
+        """Take in what comes, until nothing has come for so long."""
+        while self._next(seconds) is not None:
+            pass
+
+    def _answer(self, what: str) -> Taken:
+        found = self._wait(lambda event: isinstance(event, _Answered) and event.what == what, ANSWER_TIMEOUT_S)
+        if not isinstance(found, _Answered):
+            self.fault = self.fault or f"no answer within {ANSWER_TIMEOUT_S:g} s"
+            return "lost"
+        return "refused" if found.refused else "taken"
+
+    def _wait(self, fits: Any, timeout_s: float) -> LinkEvent | _Answered | None:
+        give_up_at = time.monotonic() + timeout_s
+        while not self.fault:
+            event = self._next(give_up_at - time.monotonic())
+            if event is None or fits(event):
+                return event
+        return None
+
+    def _next(self, timeout_s: float) -> LinkEvent | _Answered | None:
+        try:
+            event = self._events.get(timeout=max(0.0, timeout_s))
+        except queue.Empty:
+            return None
+        if isinstance(event, Received):
+            self.received.append(event)
+        if isinstance(event, Disconnected):
+            self.fault = event.reason
+        return event
+
+
+def nonce() -> str:
+    """Part of a name that nobody else has."""
+    return secrets.token_hex(4)

@@ -1,0 +1,25 @@
+"""One broker after the other, each for all tests; and a fleet of its own for each test, since brokers remember."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+
+from tests.broker.contract.targets import TARGETS, Target
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="session", params=TARGETS)
+def target(request: pytest.FixtureRequest) -> Iterator[Target]:
+    """A running broker."""
+    with TARGETS[request.param](request.param) as target:
+        yield target
+
+
+@pytest.fixture
+def fleet() -> str:
+    """A name that no other test uses."""
+    return f"fleet-{next(_numbers)}"

@@ -1,0 +1,111 @@
+"""The brokers that fedpatch is held against, and what is different about each: docs/brokers.md has it as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import pytest
+
+from coordinator.embedded_broker import EmbeddedBroker
+from shared.link_events import ProtocolVersion
+from tests.broker.ejabberd import PASSWORD, USERNAME, Ejabberd
+from tests.broker.relay import Relay
+from tests.brokers import Client, Mosquitto, client
+
+AWS_PACKET_BYTES = 131_072
+
+
+class Broker(Protocol):
+    """What all of them can."""
+
+    port: int
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+
+    def start(self) -> None:
+        """Run it until it answers."""
+
+
+@dataclass
+class Target:
+    """A running broker. `speaks` what a link agrees on with it; `announces` a limit of packets or None.
+
+    `retains` is what it does with a retained message, `says_so` whether it tells a client that it does not;
+    `tells_takeover` whether a client hears that another one has come with its name.
+    """
+
+    name: str
+    url: str
+    port: int
+    speaks: ProtocolVersion
+    restart: Callable[[], None]
+    retains: bool = True
+    says_so: bool = True
+    announces: int | None = None
+    tells_takeover: bool = False
+    login: dict[str, str] = field(default_factory=dict)
+
+    @contextmanager
+    def client(self, client_id: str, *filters: str, url: str = "", **options: object) -> Iterator[Client]:
+        """A started and finally stopped client, which may come through a relay at `url`."""
+        with client(url or self.url, client_id, *filters, **self.login, **options) as one:
+            yield one
+
+
+@contextmanager
+def _mosquitto(name: str, options: str = "", **about: object) -> Iterator[Target]:
+    with Mosquitto(options) as broker:
+        yield Target(name, broker.url, broker.port, "5", broker.restart, **about)  # type: ignore[arg-type]
+
+
+@contextmanager
+def _old(name: str, *, forgetful: bool) -> Iterator[Target]:
+    with Mosquitto() as broker, Relay(broker.port, old=True, forgetful=forgetful) as relay:
+        yield Target(name, relay.url, relay.port, "3.1.1", broker.restart, retains=not forgetful, says_so=not forgetful)
+
+
+@contextmanager
+def _amqtt(name: str) -> Iterator[Target]:
+    pytest.importorskip("amqtt", reason="the built-in broker is not installed (pip install 'fedpatch[demo]')")
+    broker = EmbeddedBroker(port=0)
+
+    def restart() -> None:
+        broker.stop()
+        broker.start()
+
+    with ExitStack() as stack:
+        broker.start()
+        stack.callback(broker.stop)
+        yield Target(name, broker.url, broker.port, "3.1.1", restart)
+
+
+@contextmanager
+def _ejabberd(name: str) -> Iterator[Target]:
+    with Ejabberd() as broker:
+
+        def restart() -> None:
+            broker.kill()
+            broker.start()
+
+        login = {"username": USERNAME, "password": PASSWORD}
+        yield Target(name, broker.url, broker.port, "5", restart, tells_takeover=True, login=login)
+
+
+# Those that speak MQTT 5 first: a link that has come down to 3.1.1 keeps to it.
+TARGETS: dict[str, Callable[[str], AbstractContextManager[Target]]] = {
+    "mosquitto": _mosquitto,
+    "small-packets": lambda name: _mosquitto(name, f"max_packet_size {AWS_PACKET_BYTES}", announces=AWS_PACKET_BYTES),
+    "short-queues": lambda name: _mosquitto(
+        name, "max_queued_messages 100\nmax_queued_bytes 16000000\nmemory_limit 64000000"
+    ),
+    "nothing-retained": lambda name: _mosquitto(name, "retain_available false", retains=False),
+    "ejabberd": _ejabberd,
+    "mosquitto-3.1.1": lambda name: _old(name, forgetful=False),
+    "forgetful-3.1.1": lambda name: _old(name, forgetful=True),
+    "amqtt": _amqtt,
+}

@@ -1,0 +1,75 @@
+"""A whole run over each broker: `fedpatch run`, and three agents that were there before it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.broker.contract.targets import Target
+from tests.broker.ejabberd import PASSWORD, USERNAME
+from tests.broker.relay import Relay
+from tests.brokers import free_port
+from tests.system.commands import Command
+from tests.system.fleet import Fleet
+from tests.system.stage import PATIENT, outcomes
+
+pytestmark = [pytest.mark.broker, pytest.mark.system]
+
+CONNECTED = "connected to the broker"
+TASK = "tests.system.oracle_task:TASK"
+DEVICES = {"ann": "n=37,test=20,seed=1", "bob": "n=23,test=20,seed=2", "eve": "n=29,test=20,seed=3"}
+
+
+PATIENCE_S = 60.0
+
+
+@dataclass
+class Agents:
+    """Three agents, whose training processes are warm, behind a relay that leads to one broker after the other."""
+
+    fleet: Fleet
+    relay: Relay
+
+    def move_to(self, target: Target) -> None:
+        """Return once all of them have left the former broker and are connected to this one."""
+        heard = {name: agent.log.count(CONNECTED) for name, agent in self.fleet.agents.items()}
+        self.relay.redirect(target.port)
+        for name, agent in self.fleet.agents.items():
+            if not agent.running:
+                agent.start()
+            agent.wait(partial(self._came, name, heard[name]), f"is connected to {target.name}", PATIENCE_S)
+        self.fleet.wait_ready()
+
+    def _came(self, name: str, before: int) -> bool:
+        return self.fleet.agents[name].log.count(CONNECTED) > before
+
+
+@pytest.fixture(scope="session")
+def agents(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agents]:
+    """They start with the first broker, and stay until the last one; a password is no harm where none is asked for."""
+    directory = tmp_path_factory.mktemp("contract-agents")
+    config = directory / "login.toml"
+    config.write_text(f'username = "{USERNAME}"\npassword = "{PASSWORD}"\n')
+    config.chmod(0o600)
+    with Relay(free_port()) as relay, Fleet(relay.url, directory, name="contract") as fleet:
+        for device, data in DEVICES.items():
+            fleet.start(device, TASK, data, options=["--config", str(config)])
+        yield Agents(fleet, relay)
+
+
+def test_two_rounds_with_three_devices(target: Target, agents: Agents, tmp_path: Path):
+    """Devices that were there before the coordinator are found, get the model, and are committed in both rounds."""
+    agents.move_to(target)
+    config = tmp_path / "login.toml"
+    config.write_text("".join(f'{key} = "{value}"\n' for key, value in target.login.items()))
+    config.chmod(0o600)
+    given = {"broker": target.url, "fleet": agents.fleet.name, "state-dir": tmp_path / "coordinator", "config": config}
+    given |= {"task": TASK, "rounds": 2, "devices": len(DEVICES), **PATIENT}
+    with Command("fedpatch", "run", "--json", *(f"--{key}={value}" for key, value in given.items())) as run:
+        done = run.done()
+    assert done.code == 0, done.err
+    assert outcomes(done.document) == [(1, "aggregated", 3), (2, "aggregated", 3)]

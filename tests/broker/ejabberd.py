@@ -1,0 +1,112 @@
+"""A real ejabberd of one's own: its MQTT broker alone, on loopback, in a directory of its own, and gone without a trace.
+
+It is started by `erl` itself and not by ejabberdctl: without a node name there is no Erlang distribution, hence no cookie, no
+epmd, and no port but that of MQTT.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+
+import pytest
+
+from tests.brokers import HOST, free_port, listening
+
+START_PATIENCE_S = 60.0
+USERNAME, PASSWORD = "fedpatch@localhost", "anything"
+
+# Its users are names at a host; an anonymous one may choose its own, but must give some password.
+_CONFIG = """\
+hosts: [localhost]
+loglevel: warning
+listen:
+  - port: {port}
+    ip: "{host}"
+    module: mod_mqtt
+    backlog: 128
+auth_method: anonymous
+anonymous_protocol: login_anon
+allow_multiple_connections: true
+acme:
+  auto: false
+modules:
+  mod_mqtt: {{}}
+"""
+
+
+class Ejabberd:
+    """Start it with `start` or `with`; `kill` is a power cut. Skips the test where it is not installed."""
+
+    def __init__(self) -> None:
+        libraries = next(Path("/usr/lib").glob("*/ejabberd-*/ebin"), None)
+        erl = shutil.which("erl")
+        if libraries is None or erl is None:
+            pytest.skip("ejabberd is not installed (make system-deps, or: apt install ejabberd)")
+        self._erl, self._libraries = erl, libraries.parents[1]
+        self._files = contextlib.ExitStack()
+        self.directory = Path(self._files.enter_context(tempfile.TemporaryDirectory(prefix="fedpatch-ejabberd-")))
+        self.port = free_port()
+        (self.directory / "ejabberd.yml").write_text(_CONFIG.format(port=self.port, host=HOST))
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return f"mqtt://{HOST}:{self.port}"
+
+    def start(self) -> None:
+        """Run it until it listens; the port stays the same from start to start."""
+        here = self.directory
+        settings = {
+            "HOME": str(here),
+            "ERL_LIBS": str(self._libraries),
+            "ERL_CRASH_DUMP_BYTES": "0",
+            "EJABBERD_CONFIG_PATH": str(here / "ejabberd.yml"),
+            "EJABBERD_LOG_PATH": str(here / "ejabberd.log"),
+            "EJABBERD_PID_PATH": str(here / "ejabberd.pid"),
+            "CONTRIB_MODULES_PATH": str(here),
+        }
+        options = ["-noinput", "+S", "2", "-mnesia", "dir", f'"{here / "spool"}"', "-s", "ejabberd"]
+        with (here / "output").open("ab") as out:
+            self._process = subprocess.Popen(
+                [self._erl, *options],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                env={**os.environ, **settings},
+                cwd=here,
+                start_new_session=True,
+            )
+        give_up_at = time.monotonic() + START_PATIENCE_S
+        while not listening(self.port):
+            if self._process.poll() is not None or time.monotonic() > give_up_at:
+                text = (here / "output").read_text(errors="replace")
+                self.kill()
+                raise RuntimeError(f"ejabberd did not start:\n{text[-4000:]}")
+            time.sleep(0.05)
+
+    def kill(self) -> None:
+        """End it like a power cut, and the small processes that it started."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+
+    def __enter__(self) -> Ejabberd:
+        self.start()
+        return self
+
+    def __exit__(
+        self, _type: type[BaseException] | None, _error: BaseException | None, _tb: TracebackType | None
+    ) -> None:
+        self.kill()
+        self._files.close()

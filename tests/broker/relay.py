@@ -1,0 +1,158 @@
+"""A relay before a broker: its connections can be cut, and it can make the broker look like an old one.
+
+It runs in threads of the test's process, so it takes its share of the machine; the bytes that pass it are real.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from types import TracebackType
+
+from tests.brokers import HOST
+
+_CONNECT, _PUBLISH = 1, 3
+_MQTT_3_1_1 = 4
+_WRONG_VERSION = b"\x20\x02\x00\x01"
+_RETAIN_OF_A_PUBLISH, _RETAIN_OF_A_WILL = 0x01, 0x20
+
+
+class Relay:
+    """Passes on what it gets, in front of the broker on `port`.
+
+    With `old` it refuses MQTT 5, in the words of brokers that know 3.1.1 only. With `forgetful` it takes the wish to
+    retain out of every message and every last will, as a broker does that drops it without a word; for 3.1.1 only.
+    """
+
+    def __init__(self, port: int, *, old: bool = False, forgetful: bool = False) -> None:
+        self._broker_port = port
+        self._old, self._forgetful = old, forgetful
+        self._listener = socket.create_server((HOST, 0), backlog=128)
+        self.port = int(self._listener.getsockname()[1])
+        self._lock = threading.Lock()
+        self._open: set[socket.socket] = set()
+        self._threads: list[threading.Thread] = []
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return f"mqtt://{HOST}:{self.port}"
+
+    def cut(self) -> None:
+        """End all connections, as when a cable is pulled out and put in again: nobody says goodbye."""
+        with self._lock:
+            ends = list(self._open)
+        for end in ends:
+            _shut(end)
+
+    def redirect(self, port: int) -> None:
+        """Stand in front of another broker from now on."""
+        self._broker_port = port
+        self.cut()
+
+    def __enter__(self) -> Relay:
+        self._spawn(self._accept)
+        return self
+
+    def __exit__(
+        self, _type: type[BaseException] | None, _error: BaseException | None, _tb: TracebackType | None
+    ) -> None:
+        _shut(self._listener)
+        self._listener.close()
+        self.cut()
+        for thread in self._threads:
+            thread.join()
+
+    def _spawn(self, target: object, *args: object) -> None:
+        thread = threading.Thread(target=target, args=args, daemon=True)  # type: ignore[arg-type]
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                try:
+                    broker = socket.create_connection((HOST, self._broker_port))
+                except OSError:
+                    client.close()
+                    continue
+                for end in (client, broker):
+                    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                with self._lock:
+                    self._open |= {client, broker}
+                self._spawn(self._serve, client, broker)
+
+    def _serve(self, client: socket.socket, broker: socket.socket) -> None:
+        back = threading.Thread(target=_copy, args=(broker, client), daemon=True)
+        back.start()
+        with contextlib.suppress(OSError, EOFError):
+            self._forward(client, broker)
+        _shut(client)
+        _shut(broker)
+        back.join()
+        with self._lock:
+            self._open -= {client, broker}
+        client.close()
+        broker.close()
+
+    def _forward(self, client: socket.socket, broker: socket.socket) -> None:
+        with client.makefile("rb") as stream:
+            while True:
+                packet = _read_packet(stream.read)
+                kind = packet[0] >> 4
+                if kind == _CONNECT and self._old and _level(packet) != _MQTT_3_1_1:
+                    client.sendall(_WRONG_VERSION)
+                    return
+                if self._forgetful:
+                    _forget(packet, kind)
+                broker.sendall(packet)
+
+
+def _read_packet(read: object) -> bytearray:
+    def exactly(size: int) -> bytes:
+        part: bytes = read(size)  # type: ignore[operator]
+        if len(part) < size:
+            raise EOFError
+        return part
+
+    packet = bytearray(exactly(2))
+    while packet[-1] & 0x80:
+        packet += exactly(1)
+    size = sum((byte & 0x7F) << 7 * place for place, byte in enumerate(packet[1:]))
+    return packet + exactly(size)
+
+
+def _body(packet: bytearray) -> int:
+    """Where the body begins: after the kind and the bytes of the length."""
+    at = 1
+    while packet[at] & 0x80:
+        at += 1
+    return at + 1
+
+
+def _level(packet: bytearray) -> int:
+    """The protocol level of a CONNECT, after the protocol's name."""
+    at = _body(packet)
+    return packet[at + 2 + int.from_bytes(packet[at : at + 2], "big")]
+
+
+def _forget(packet: bytearray, kind: int) -> None:
+    if kind == _PUBLISH:
+        packet[0] &= ~_RETAIN_OF_A_PUBLISH
+    elif kind == _CONNECT:
+        at = _body(packet)
+        packet[at + 3 + int.from_bytes(packet[at : at + 2], "big")] &= ~_RETAIN_OF_A_WILL
+
+
+def _copy(source: socket.socket, target: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while part := source.recv(2**16):
+            target.sendall(part)
+    _shut(target)
+
+
+def _shut(end: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        end.shutdown(socket.SHUT_RDWR)

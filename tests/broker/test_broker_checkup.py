@@ -1,0 +1,219 @@
+"""What `doctor` finds at brokers in many states, good and bad, and that it leaves nothing there and disturbs nobody."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from shared import topics
+from shared.broker_checkup import check_broker
+from shared.broker_rights import Side
+from shared.checkup import Checkup, Finding
+from shared.codec import encode
+from shared.link import Received
+from shared.messages import CoordinatorState, Envelope
+from shared.topics import mosquitto_acl
+from tests.brokers import Mosquitto, client
+from tests.checkups import COORDINATOR, DEVICE, FLEET, PASSWORDS, SIDES, ask, guarded, logged_in, settings_for, verdicts
+
+pytestmark = pytest.mark.broker
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_all_is_well_with_an_open_broker(mosquitto, side):
+    """Every check is made, on both sides, and each of them is good."""
+    found = ask(settings_for(side, mosquitto.url), side)
+    made = ("broker_port", "broker_login", "rights_write", "rights_read", "retained", "session", "chunk", "round_trip")
+    assert {name: verdict for name, verdict in verdicts(found).items() if verdict != "ok"} == {}
+    assert set(found) == set(made)
+    assert "came back" in found["chunk"].detail
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("form", ["listed", "pattern"])
+def test_nothing_fails_under_the_generated_rules(side, form):
+    """What the rules keep one side from seeing alone is said not to have been seen, rather than guessed."""
+    with guarded(mosquitto_acl(FLEET, devices=[DEVICE] if form == "listed" else None)) as broker:
+        found = ask(logged_in(side, broker.url), side)
+    assert {"warn", "fail"}.isdisjoint(verdicts(found).values())
+    assert found["rights_write"].verdict == "ok"
+    skipped = found["rights_read"].detail.split(",")[0]
+    assert found["rights_read"].verdict == "skip" and skipped.startswith(
+        "only the other side may write fedpatch/1/home/"
+    )
+
+
+def rules_of(side: str, access: str) -> list[str]:
+    """Lines of the generated rules that allow `access`."""
+    text = mosquitto_acl(FLEET, devices=[DEVICE])
+    own = text.split(f"user {DEVICE}\n")[1 if side == "device" else 0]
+    return [line for line in own.splitlines() if line.startswith("topic ") and access in line.split()[1]]
+
+
+@pytest.mark.parametrize(
+    ("side", "rule"),
+    [(side, rule) for side in SIDES for rule in rules_of(side, "write")],
+    ids=lambda text: text[-30:],
+)
+def test_a_missing_rule_for_writing_is_found(side, rule):
+    """MQTT 5 tells it: the finding names the user and the topic, and the mend is the line that is missing."""
+    with guarded(mosquitto_acl(FLEET, devices=[DEVICE]).replace(f"{rule}\n", "")) as broker:
+        found = ask(logged_in(side, broker.url), side)["rights_write"]
+    assert found.verdict == "fail"
+    assert rule.split()[2] in found.detail
+    assert f"`{rule}`" in found.mend and "fedpatch broker acl --fleet home" in found.mend
+
+
+@pytest.mark.parametrize("rule", ["dev/+/up", "dev/+/blob/+/+"])
+def test_a_missing_rule_for_reading_is_found_by_what_does_not_come(rule):
+    """The subscription is granted and stays silent; where the coordinator can write there too, that shows."""
+    line = f"topic read fedpatch/1/{FLEET}/{rule}"
+    with guarded(mosquitto_acl(FLEET).replace(f"{line}\n", "")) as broker:
+        found = ask(logged_in("coordinator", broker.url), "coordinator")["rights_read"]
+    assert found.verdict == "fail"
+    assert line.split()[2] in found.detail
+    assert f"`{line}`" in found.mend
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_half_a_rule_is_found(side):
+    """Presence is written and read by the same side: a rule for writing alone is silent too."""
+    with guarded(mosquitto_acl(FLEET, devices=[DEVICE]).replace("readwrite", "write")) as broker:
+        found = ask(logged_in(side, broker.url), side)
+    assert found["rights_write"].verdict == "ok"
+    assert found["rights_read"].verdict == "fail"
+    assert "`topic readwrite fedpatch/1/home/" in found["rights_read"].mend
+
+
+def test_a_rule_that_nothing_can_be_said_of_is_named():
+    """By pattern the coordinator reads its own state as a device, which says nothing about all others'."""
+    line = f"topic read fedpatch/1/{FLEET}/dev/+/state"
+    with guarded(mosquitto_acl(FLEET).replace(f"{line}\n", "")) as broker:
+        found = ask(logged_in("coordinator", broker.url), "coordinator")["rights_read"]
+    assert found.verdict == "skip" and line.split()[2] in found.detail
+
+
+def test_a_user_of_another_name_than_the_device_is_told_so():
+    """The most likely mistake under the generated rules, whose mend is no rule."""
+    with guarded(mosquitto_acl(FLEET)) as broker:
+        found = ask(logged_in("device", broker.url), "device", device="pi-7")["rights_write"]
+    assert found.verdict == "fail"
+    assert "log in as the user 'pi-7'" in found.mend
+
+
+def test_a_retained_message_of_the_other_side_proves_what_the_doctor_cannot_try():
+    """A device that may not read what it writes still sees that the coordinator's presence was kept."""
+    with guarded(mosquitto_acl(FLEET, devices=[DEVICE])) as broker:
+        login = {"username": COORDINATOR, "password": PASSWORDS[COORDINATOR]}
+        with client(broker.url, "there", **login) as there:
+            state = encode(Envelope(CoordinatorState(online=True, boot="x")))
+            there.link.publish(topics.coordinator_state(FLEET), state, retain=True)
+            while not there.link.idle:
+                time.sleep(0.01)
+            found = ask(logged_in("device", broker.url), "device")
+    assert found["retained"].verdict == "ok"
+    assert topics.coordinator_state(FLEET) not in found["rights_read"].detail
+
+
+@pytest.mark.parametrize(
+    ("side", "login", "mend"),
+    [
+        ("device", {}, "FEDPATCH_AGENT_PASSWORD"),
+        ("coordinator", {}, "FEDPATCH_PASSWORD"),
+        ("device", {"username": DEVICE, "password": "wrong"}, "mosquitto_passwd"),
+    ],
+)
+def test_a_broker_that_lets_us_not_in(side, login, mend):
+    """Without a user, or with a wrong password: the mend names the variable of that side."""
+    with guarded(mosquitto_acl(FLEET)) as broker:
+        found = ask(settings_for(side, broker.url, **login), side)
+    assert verdicts(found) == {"broker_port": "ok", "broker_login": "fail"}
+    assert mend in found["broker_login"].mend
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_a_broker_without_retained_messages(side):
+    """It says so in MQTT 5; that is a warning, for fedpatch works without."""
+    with Mosquitto("retain_available false") as broker:
+        found = ask(settings_for(side, broker.url), side)["retained"]
+    assert found.verdict == "warn"
+    assert "retain_available true" in found.mend
+
+
+@pytest.mark.parametrize(
+    ("limit", "verdict", "words"),
+    [
+        ("max_packet_size 5000", "fail", "max_packet_size"),
+        ("max_packet_size 50000", "ok", ""),
+        ("message_size_limit 50000", "fail", "--chunk-kib"),
+    ],
+)
+def test_packet_limits(limit, verdict, words):
+    """Stated ones make chunks smaller, down to a least size; one that is not stated shows as a chunk that is lost."""
+    with Mosquitto(limit) as broker:
+        found = ask(settings_for("coordinator", broker.url), "coordinator")["chunk"]
+    assert found.verdict == verdict, found
+    assert words in found.mend
+    assert verdict == "fail" or "instead of 98 kB" in found.detail
+
+
+def test_a_broker_that_waits_before_small_packets():
+    """Nagle's algorithm costs 40 ms in every exchange, and the mend names mosquitto's line."""
+    with Mosquitto() as broker:
+        config = broker.directory / "mosquitto.conf"
+        config.write_text(config.read_text().replace("set_tcp_nodelay true", "set_tcp_nodelay false"))
+        broker.restart()
+        found = ask(settings_for("device", broker.url), "device")["round_trip"]
+    assert found.verdict == "warn"
+    assert "set_tcp_nodelay true" in found.mend
+
+
+def test_a_broker_of_the_older_protocol_that_keeps_no_sessions(amqtt):
+    """The built-in one: what cannot be told in 3.1.1 is not told, and what it does not keep is a warning."""
+    found = ask(settings_for("device", amqtt.url), "device")
+    assert "MQTT 3.1.1" in found["broker_login"].detail
+    assert found["rights_write"].verdict == "skip"
+    assert found["session"].verdict == "warn" and "persistent_client_expiration" in found["session"].mend
+    assert {name for name, verdict in verdicts(found).items() if verdict == "fail"} == set()
+
+
+def test_nothing_is_left_behind_and_nobody_is_disturbed(mosquitto):
+    """Whatever a fleet at work would take for its own is empty, nothing is retained afterwards, and no session is kept."""
+    with client(mosquitto.url, "auditor", "#", "$SYS/broker/clients/total") as auditor:
+        auditor.settle()
+        for side in SIDES:
+            ask(settings_for(side, mosquitto.url), side)
+        auditor.settle()
+        came = [event for event in auditor.seen if isinstance(event, Received) and event.topic.startswith("fedpatch/")]
+    heeded = [event for event in came if topics.parse_topic(FLEET, event.topic) and event.payload]
+    assert came and heeded == []
+    with client(mosquitto.url, "later", "fedpatch/#") as later:
+        later.settle()
+        assert [topic for topic in later.topics if topic.startswith("fedpatch/")] == []
+    mosquitto.stop()
+    assert b"doctor" not in (mosquitto.directory / "mosquitto.db").read_bytes()
+
+
+def test_a_broker_that_freezes_meanwhile(mosquitto):
+    """It is told once, and the rest is not waited for one by one."""
+
+    def freeze(finding: Finding) -> None:
+        if finding.name == "broker_login":
+            mosquitto.freeze()
+
+    checkup = Checkup(show=freeze, say=lambda text: None)
+    side = Side("device", FLEET, DEVICE, "one", None)
+    assert check_broker(settings_for("device", mosquitto.url), side, 100_000, checkup) is None
+    mosquitto.thaw()
+    found = {one.name: one for one in checkup.findings}
+    assert found["broker"].verdict == "fail"
+    assert "does not answer" in found["broker"].detail and "log" in found["broker"].mend
+
+
+def test_a_client_id_that_the_broker_does_not_take():
+    """Where it lets only some names in, the mend says with what ours begin."""
+    with Mosquitto("clientid_prefixes sensor-") as broker:
+        found = ask(settings_for("device", broker.url), "device")["broker_login"]
+    assert found.verdict == "fail"
+    assert f"fedpatch.{FLEET}.device.{DEVICE}" in found.mend

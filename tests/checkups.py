@@ -1,0 +1,63 @@
+"""What tests of `doctor` share: the checks of a broker as one side makes them, and a broker with passwords and rules."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from coordinator.settings import RunSettings
+from device_agent.settings import AgentSettings
+from shared.broker_checkup import check_broker
+from shared.broker_rights import Side
+from shared.broker_settings import BrokerSettings
+from shared.checkup import Checkup, Finding
+from tests.brokers import Mosquitto
+
+FLEET, DEVICE, COORDINATOR = "home", "pi-1", "coordinator"
+CHUNK_BYTES = 96 * 1024
+PASSWORDS = {DEVICE: "device-word", COORDINATOR: "coordinator-word"}
+SIDES = ("coordinator", "device")
+
+
+def quiet_checkup() -> Checkup:
+    """One that shows nothing."""
+    return Checkup(show=lambda finding: None, say=lambda text: None)
+
+
+def ask(settings: BrokerSettings, side: str, device: str = DEVICE) -> dict[str, Finding]:
+    """Findings by name of one side's checks of a broker."""
+    checkup = quiet_checkup()
+    user = settings.username
+    party = (
+        Side("coordinator", FLEET, "", f"fedpatch.{FLEET}.coordinator", user)
+        if side == "coordinator"
+        else Side("device", FLEET, device, f"fedpatch.{FLEET}.device.{device}", user)
+    )
+    check_broker(settings, party, CHUNK_BYTES, checkup)
+    return {one.name: one for one in checkup.findings}
+
+
+def settings_for(side: str, url: str, **more: Any) -> BrokerSettings:
+    """Settings of one side for a broker, without a user."""
+    base = RunSettings(broker=url) if side == "coordinator" else AgentSettings(broker=url, data="shard:0/10")
+    return replace(base, **more)
+
+
+def logged_in(side: str, url: str) -> BrokerSettings:
+    """The same, with the user that the generated rules are for."""
+    user = COORDINATOR if side == "coordinator" else DEVICE
+    return settings_for(side, url, username=user, password=PASSWORDS[user])
+
+
+def verdicts(found: dict[str, Finding]) -> dict[str, str]:
+    """Only those, by name."""
+    return {name: one.verdict for name, one in found.items()}
+
+
+@contextlib.contextmanager
+def guarded(acl: str, options: str = "") -> Iterator[Mosquitto]:
+    """A mosquitto with passwords and these rules."""
+    with Mosquitto(options, acl=acl, passwords=PASSWORDS) as broker:
+        yield broker

@@ -1,0 +1,114 @@
+"""A coordinator without a broker: a real engine and performer with real files, and devices that are played by hand."""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from coordinator.checkpoint import load_checkpoint
+from coordinator.engine import Engine
+from coordinator.performing import Performer
+from coordinator.preparation import Prepared, run_spec
+from coordinator.publisher import ModelPublisher
+from coordinator.recovery import reconcile, take_up_round
+from coordinator.registry import Registry
+from coordinator.settings import RunSettings
+from shared.codec import to_plain
+from shared.compression import pack
+from shared.messages import Accept, Envelope, Offer, UpdateReport
+from shared.transfer import cut, describe
+from tests.coordinator.links import RecordedLink
+from tests.specs import there
+
+
+class Bench:
+    """A round with devices a and b that wait for nothing else; `again` is what the next process makes of it after a kill."""
+
+    def __init__(self, directory: Path, prepared: Prepared, registry: Registry, run: str = "", **changes: Any) -> None:
+        self.prepared, self.registry, self.directory = prepared, registry, directory
+        self.said: list[str] = []
+        settings = RunSettings(**{"devices": 2, "rounds": 1, "quorum": 0.1, **changes})
+        run = (
+            run
+            or registry.create_run(
+                created_at=0.0,
+                task="digits",
+                strategy="fedavg",
+                private="none",
+                settings={},
+                schema=prepared.schema.digest,
+            ).id
+        )
+        reconcile(registry, run, directory, prepared, self.said.append)
+        spec = run_spec(run, registry.next_epoch(run), settings, prepared, 2**16)
+        state = load_checkpoint(directory)[0]
+        unfinished = take_up_round(registry, directory, spec, prepared, state, self.said.append)
+        records = registry.rounds.records(run)
+        self.engine = Engine(spec, records=records, unfinished=unfinished, jitter=random.Random(1))
+        link = RecordedLink()
+        self.sent: list[tuple[str, Any]] = []
+        connection: Any = SimpleNamespace(send=lambda *sent: self.sent.append(sent), fleet="demo", link=link)
+        view: Any = SimpleNamespace(say=self.said.append)
+        self.performer = Performer(
+            self.engine,
+            prepared,
+            state,
+            connection=connection,
+            publisher=ModelPublisher(link, "demo", directory / "note"),
+            registry=registry,
+            directory=directory,
+            view=view,
+        )
+        self._changes = changes
+        self.perform(self.engine.start(time.monotonic()))
+
+    def begin(self) -> Bench:
+        """Both devices are there, and accept."""
+        for device in "ab":
+            self.perform(self.engine.on_state(device, there(), time.monotonic()))
+        for device in "ab":
+            self.hear(device, Accept(10))
+        return self
+
+    def again(self, **changes: Any) -> Bench:
+        """The coordinator was killed; another takes up what it finds on the disk."""
+        return Bench(self.directory, self.prepared, self.registry, self.engine.spec.run, **{**self._changes, **changes})
+
+    def perform(self, effects: list[Any]) -> None:
+        """As the service does."""
+        self.performer.perform(effects)
+
+    def hear(self, device: str, body: Any) -> None:
+        """A message of the open round."""
+        spec = self.engine.spec
+        envelope = Envelope(body, task=spec.task, run=spec.run, epoch=spec.epoch, round=self.engine.last_round)
+        self.perform(self.engine.on_message(device, envelope, time.monotonic()))
+
+    def reported(self, number: int) -> set[str]:
+        """Devices that need do no more in a round, because it has their updates or is over."""
+        current = self.engine.open
+        return set("ab") if current is None or current.round.number != number else set(current.reports)
+
+    def update(self, value: float) -> tuple[bytes, Any]:
+        """An update in which everything is `value`."""
+        assert self.engine.open is not None
+        schema = self.prepared.travelling
+        tensors = {spec.name: np.full(spec.shape, value, spec.dtype) for spec in schema.specs}
+        report = UpdateReport(self.performer.base, 10, 1, 0.5, 0.5, 0.5, 0.0, 0.0)
+        packed = pack(tensors, schema, to_plain(report), "fp32+zstd")
+        manifest = describe(
+            packed.blob, chunk_bytes=2**16, encoding="fp32+zstd", raw_bytes=packed.raw_bytes, schema=schema.digest
+        )
+        return packed.blob, manifest
+
+    def upload(self, device: str, value: float) -> None:
+        """The update arrives whole."""
+        blob, manifest = self.update(value)
+        self.hear(device, Offer(manifest))
+        for index in range(manifest.chunk_count):
+            self.perform(self.engine.on_chunk(device, cut(blob, manifest, index), time.monotonic()))

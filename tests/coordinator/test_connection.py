@@ -1,0 +1,211 @@
+"""Two coordinators of one fleet: the second asks before it takes the client id of the first, and leaves it in peace."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from coordinator import claim
+from coordinator.connection import Connection
+from coordinator.settings import RunSettings
+from shared import topics
+from shared.codec import encode
+from shared.errors import UsageError
+from shared.link import Connected, Disconnected, LinkEvent, Received
+from shared.messages import Body, Claim, CoordinatorState, Envelope
+from shared.topics import mosquitto_acl
+from tests.brokers import PATIENCE_S, Mosquitto, client
+
+pytestmark = pytest.mark.broker
+
+PRESENCE = topics.coordinator_state("home")
+REFUSED = "another coordinator is at work for fleet 'home'.*; wait for it, end it first, or use another --fleet"
+
+
+def connection_to(url: str, *, fleet: str = "home", user: str | None = None) -> Connection:
+    """Of a coordinator, not yet entered."""
+    return Connection(RunSettings(broker=url, fleet=fleet, state_dir=Path("nowhere"), username=user, password=user))
+
+
+@contextlib.contextmanager
+def at_work(url: str, *, fleet: str = "home", user: str | None = None) -> Iterator[Connection]:
+    """A coordinator that has said that it is online."""
+    with connection_to(url, fleet=fleet, user=user) as one:
+        one.announce(online=True)
+        yield one
+
+
+def refused_at(url: str, **values: str) -> bool:
+    """Whether another coordinator may not begin."""
+    try:
+        with connection_to(url, **values):
+            return False
+    except UsageError:
+        return True
+
+
+def events_of(connection: Connection) -> list[object]:
+    """What lies in the inbox, the connecting apart."""
+    found: list[object] = []
+    with contextlib.suppress(queue.Empty):
+        while True:
+            event = connection.inbox.get_nowait()
+            if not isinstance(event, Connected):
+                found.append(event)
+    return found
+
+
+def eventually(fits: Callable[[], bool]) -> bool:
+    """Whether it comes to be."""
+    until = time.monotonic() + PATIENCE_S
+    while not fits() and time.monotonic() < until:
+        time.sleep(0.02)
+    return fits()
+
+
+def retained_presence(url: str, state: CoordinatorState) -> None:
+    """What a coordinator left on the broker."""
+    with client(url, "medium", "barrier/medium") as medium:
+        medium.link.publish(PRESENCE, encode(Envelope(state)), retain=True)
+        medium.settle()
+
+
+@pytest.fixture
+def waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits for an answer that does not come is found out by the time limit of the test."""
+    monkeypatch.setattr(claim, "ANSWER_S", 3600.0)
+
+
+@pytest.fixture
+def waits_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no answer is to come, nobody need wait long for it."""
+    monkeypatch.setattr(claim, "ANSWER_S", 0.2)
+
+
+def test_a_second_coordinator_refuses_and_the_first_does_not_notice(broker: str, waits_for_ever: None):
+    """The message names the fleet and the mend; the first keeps its connection, and nothing reaches its inbox."""
+    with at_work(broker) as first:
+        for _ in range(2):
+            with pytest.raises(UsageError, match=REFUSED), connection_to(broker):
+                pass
+        assert events_of(first) == []
+        with client(broker, "witness", PRESENCE) as witness:
+            assert witness.received(PRESENCE).payload == first._state(online=True)
+
+
+def test_one_that_has_left_is_not_waited_for(mosquitto: Mosquitto, waits_for_ever: None):
+    """Neither at first, nor after a goodbye: the broker says that nobody is online."""
+    for _ in range(3):
+        with at_work(mosquitto.url):
+            pass
+
+
+def test_one_that_was_killed_is_not_waited_for(mosquitto: Mosquitto, waits_for_ever: None):
+    """Its last will says that it is gone."""
+    retained_presence(mosquitto.url, CoordinatorState(False, "dead"))
+    with at_work(mosquitto.url):
+        pass
+
+
+def test_another_fleet_is_no_rival(mosquitto: Mosquitto, waits_for_ever: None):
+    """A broker serves several fleets."""
+    with at_work(mosquitto.url) as first, at_work(mosquitto.url, fleet="away") as second:
+        assert events_of(first) == events_of(second) == []
+
+
+def test_one_that_died_with_its_broker_costs_a_single_wait(mosquitto: Mosquitto, monkeypatch: pytest.MonkeyPatch):
+    """The broker was killed before it could send the last will, and still retains that somebody is online."""
+    retained_presence(mosquitto.url, CoordinatorState(True, "dead"))
+    monkeypatch.setattr(claim, "ANSWER_S", 0.2)
+    with at_work(mosquitto.url):
+        pass
+    monkeypatch.setattr(claim, "ANSWER_S", 3600.0)
+    with at_work(mosquitto.url):
+        pass
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_where_a_broker_retains_nothing_only_the_answer_tells(there: bool, waits_a_moment: None):
+    """Silence means that nobody is there, once one has waited."""
+    heard: queue.SimpleQueue[LinkEvent] = queue.SimpleQueue()
+    bodies: list[Body] = [Claim("mine"), Claim("another's"), *([CoordinatorState(True, "first")] if there else [])]
+    for body in bodies:
+        heard.put(Received(PRESENCE, encode(Envelope(body)), retained=False))
+    assert claim._answered(heard, "mine", retains=False) == there
+
+
+def test_one_that_says_goodbye_while_it_is_asked_is_not_waited_for(waits_for_ever: None):
+    """What the broker retains is overtaken by what happens."""
+    heard: queue.SimpleQueue[LinkEvent] = queue.SimpleQueue()
+    for body, retained in (
+        (CoordinatorState(True, "first"), True),
+        (Claim("mine"), False),
+        (CoordinatorState(False, "first"), False),
+    ):
+        heard.put(Received(PRESENCE, encode(Envelope(body)), retained))
+    assert not claim._answered(heard, "mine", retains=True)
+
+
+@pytest.mark.parametrize("form", ["listed", "pattern"])
+def test_the_generated_access_rules_let_coordinators_see_each_other(form: str, waits_for_ever: None):
+    """With the devices listed, and by pattern."""
+    acl = mosquitto_acl("home", devices=["pi-1"] if form == "listed" else None)
+    with Mosquitto(acl=acl, passwords={"coordinator": "coordinator"}) as mosquitto:
+        with at_work(mosquitto.url, user="coordinator"):
+            assert refused_at(mosquitto.url, user="coordinator")
+        assert not refused_at(mosquitto.url, user="coordinator")
+
+
+def test_older_access_rules_are_told_and_cost_a_wait(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
+    """They let nobody but devices read the coordinator's topic: the run begins, as it did before."""
+    monkeypatch.setattr(claim, "_ECHO_S", 0.2)
+    acl = mosquitto_acl("home", devices=["pi-1"]).replace("readwrite", "write")
+    with Mosquitto(acl=acl, passwords={"coordinator": "coordinator"}) as mosquitto:
+        assert not refused_at(mosquitto.url, user="coordinator")
+    assert "write it anew with `fedpatch broker acl`" in caplog.messages[0]
+
+
+def test_one_that_is_thrown_out_says_by_whom(
+    mosquitto: Mosquitto, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """By a program that does not ask first; a broker that does not say so shows it by what it retains afterwards."""
+    monkeypatch.setattr("coordinator.connection.claim_fleet", lambda _settings, _boot: None)
+    with at_work(mosquitto.url) as first, at_work(mosquitto.url):
+        told = "another coordinator of fleet 'home' was at work while we were away; end one of the two"
+        assert eventually(lambda: told in caplog.messages)
+    first._take(
+        Disconnected("broker.lan closed the connection: another client has our name; give every device its own")
+    )
+    assert events_of(first)[-1] == Disconnected(
+        "another coordinator of fleet 'home' took our connection; end one of the two"
+    )
+
+
+def test_a_broker_that_comes_back_is_no_other_coordinator(mosquitto: Mosquitto, caplog: pytest.LogCaptureFixture):
+    """What it retains is our own presence."""
+    with at_work(mosquitto.url) as first:
+        mosquitto.stop()
+        mosquitto.start()
+        assert eventually(lambda: first._connects == 2)
+        first.announce(online=True)
+        assert refused_at(mosquitto.url)
+    assert [line for line in caplog.messages if "another coordinator" in line] == []
+
+
+def test_nobody_answers_its_own_claim_or_what_is_no_message(mosquitto: Mosquitto):
+    """Only another coordinator's claim makes it speak; nothing of it comes to the inbox."""
+    with at_work(mosquitto.url) as first, client(mosquitto.url, "witness", PRESENCE, "barrier/witness") as witness:
+        witness.received(PRESENCE)
+        for payload in (encode(Envelope(Claim(first._boot))), b"", b"\xff", encode(Envelope(Claim("other")))):
+            witness.link.publish(PRESENCE, payload)
+        state = witness.wait(Received, lambda event: event.payload == first._state(online=True))
+        assert not state.retained
+        witness.settle()
+        said = [one for one in witness.seen if isinstance(one, Received) and one.payload == first._state(online=True)]
+        assert len(said) == 2
+        assert events_of(first) == []

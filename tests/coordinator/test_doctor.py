@@ -1,0 +1,175 @@
+"""`fedpatch doctor`: what it finds of the task, the devices and the disk; brokers are in tests/broker."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator.doctor import examine
+from coordinator.preparation import prepare
+from coordinator.settings import RunSettings
+from shared import __version__, topics
+from shared.checkup import Finding
+from shared.codec import encode
+from shared.locks import FileLock
+from shared.messages import ENCODINGS, CoordinatorState, DeviceState, Envelope, TaskCapability
+from tests.brokers import HOST, Mosquitto, client, free_port
+from tests.checkups import FLEET, quiet_checkup
+
+TASKS = """
+from dataclasses import replace
+from shared.tasks import digits
+
+def build_model():
+    raise ValueError("no such layer")
+
+TASK = replace(digits.TASK, name="broken", build_model=build_model)
+"""
+
+
+@pytest.fixture(scope="module")
+def schema() -> str:
+    """Of the model that the default settings build."""
+    return prepare(RunSettings()).schema.digest
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> RunSettings:
+    """For a broker that is not there."""
+    return RunSettings(broker=f"mqtt://{HOST}:{free_port()}", fleet=FLEET, state_dir=tmp_path / "state")
+
+
+def find(settings: RunSettings) -> dict[str, Finding]:
+    """Findings by name."""
+    checkup = quiet_checkup()
+    examine(settings, checkup)
+    return {one.name: one for one in checkup.findings}
+
+
+@contextlib.contextmanager
+def told(settings: RunSettings, **states: DeviceState) -> Iterator[RunSettings]:
+    """The settings for a broker that has kept these states of devices."""
+    with Mosquitto() as broker, client(broker.url, "there") as there:
+        for device, state in states.items():
+            topic = topics.device_state(FLEET, device.replace("_", "-"))
+            there.link.publish(topic, encode(Envelope(state)), retain=True)
+        there.settle()
+        yield replace(settings, broker=broker.url)
+
+
+def state(schema: str, **more: Any) -> DeviceState:
+    """Of a device that fits."""
+    fits = DeviceState(True, "x", __version__, (TaskCapability("digits", schema, 144),), ENCODINGS)
+    return replace(fits, **more)
+
+
+@pytest.mark.broker
+def test_devices_that_fit(settings, schema):
+    """They are counted and named, and those that are offline are not."""
+    with told(settings, pi_1=state(schema), pi_2=state(schema), pi_3=DeviceState(False, "x")) as there:
+        found = find(replace(there, devices=2))
+    assert found["devices"].verdict == "ok"
+    assert found["devices"].detail == "2 online in fleet home: pi-1, pi-2"
+    assert not any(name.startswith("device_") for name in found)
+    assert all(one.verdict in ("ok", "skip") for one in found.values())
+
+
+@pytest.mark.broker
+def test_devices_that_do_not_fit_are_named(settings, schema):
+    """Another schema, another task, another version, another encoding: each a warning of its own, with its own mend."""
+    odd = {
+        "pi_1": state("f" * 64),
+        "pi_2": state(schema, tasks=(TaskCapability("mnist", schema, 1),)),
+        "pi_3": state(schema, version="0.0.1"),
+        "pi_4": state(schema, encodings=("fp32",)),
+        "pi_5": state(schema),
+    }
+    with told(settings, **odd) as there:
+        found = find(there)
+    misfits = {name: one for name, one in found.items() if name.startswith("device_")}
+    assert {name: one.detail.split()[0] for name, one in misfits.items()} == {
+        "device_schema": "pi-1",
+        "device_task": "pi-2",
+        "device_version": "pi-3",
+        "device_encoding": "pi-4",
+    }
+    assert {one.verdict for one in misfits.values()} == {"warn"}
+    assert "ffffffffffff" in found["device_schema"].detail and schema[:12] in found["device_schema"].detail
+    assert "same version of the task digits" in found["device_schema"].mend
+    assert "--task digits" in found["device_task"].mend
+
+
+@pytest.mark.broker
+def test_a_fleet_of_too_few_devices_or_none(settings, schema):
+    """A run would wait; where there is nobody at all, the device's own doctor is the mend."""
+    with told(settings, pi_1=state(schema)) as there:
+        few, none = find(replace(there, devices=3))["devices"], find(replace(there, fleet="garden"))["devices"]
+    assert few.verdict == "warn" and "waits for 3" in few.detail and "--devices" in few.mend
+    assert none.verdict == "warn" and "fedpatch-agent doctor" in none.mend
+
+
+@pytest.mark.broker
+def test_another_coordinator_in_the_fleet(settings):
+    """One that is online, and whose state is not in our directory."""
+    with Mosquitto() as broker, client(broker.url, "there") as there:
+        online = encode(Envelope(CoordinatorState(online=True, boot="x")))
+        there.link.publish(topics.coordinator_state(FLEET), online, retain=True)
+        there.settle()
+        found = find(replace(settings, broker=broker.url))["coordinator"]
+    assert found.verdict == "warn" and "its own --fleet" in found.mend
+
+
+def test_a_coordinator_at_work_is_left_alone(settings):
+    """No model is built beside it, and that is said."""
+    settings.state_dir.mkdir()
+    with FileLock(settings.state_dir / f"fleet-{FLEET}.lock", "held"):
+        found = find(settings)
+    assert found["task"].verdict == found["memory"].verdict == "skip"
+    assert "a coordinator is at work with fleet home" in found["task"].detail
+
+
+def test_the_lock_that_it_looks_at_is_that_of_a_run():
+    """Else it would never see one."""
+    source = (Path(__file__).resolve().parents[2] / "coordinator" / "runs.py").read_text("utf-8")
+    assert 'f"fleet-{fleet}.lock"' in source
+
+
+@pytest.mark.parametrize(
+    ("task", "words"),
+    [("no_such_module:TASK", "cannot be imported"), ("broken_tasks:TASK", "ValueError: no such layer")],
+)
+def test_a_task_that_cannot_be_used(settings, tmp_path, monkeypatch, task, words):
+    """Neither a missing module nor the user's own exception ends the doctor: the other checks are made too."""
+    (tmp_path / "broken_tasks.py").write_text(TASKS)
+    monkeypatch.chdir(tmp_path)
+    found = find(replace(settings, task=task))
+    assert found["task"].verdict == "fail" and words in found["task"].detail and found["task"].mend
+    assert found["broker_port"].verdict == "fail" and found["state_dir"].verdict == "ok"
+
+
+def test_a_disk_too_small_for_the_updates_of_a_cohort(settings, tmp_path):
+    """The need grows with the number of devices."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=30m", "tmpfs", disk]
+    if subprocess.run(mount, check=False, capture_output=True).returncode != 0:
+        pytest.skip("mounting a file system needs root")
+    try:
+        few, many = (find(replace(settings, state_dir=disk, devices=count))["disk"] for count in (2, 1000))
+    finally:
+        subprocess.run(["umount", disk], check=True)
+    assert few.verdict == "ok"
+    assert many.verdict == "fail" and "updates of 1000 devices" in many.detail and "free some space" in many.mend
+
+
+def test_without_a_broker_the_rest_is_looked_at(settings):
+    """The failure is told, and what could not be asked."""
+    found = find(settings)
+    assert (found["broker_port"].verdict, found["devices"].verdict) == ("fail", "skip")
+    assert found["task"].verdict == found["state_dir"].verdict == "ok"

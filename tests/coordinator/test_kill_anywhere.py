@@ -1,0 +1,131 @@
+"""A coordinator that is killed at any write, and once more while the next one takes up what it left."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator import checkpoint
+from coordinator.checkpoint import load_checkpoint
+from coordinator.preparation import Prepared, prepare
+from coordinator.registry import REGISTRY_FILE, Registry
+from coordinator.settings import RunSettings
+from coordinator.tables import Tables
+from shared.files import write_atomic
+from tests.coordinator.performers import Bench
+
+ROUNDS = 2
+VALUES = {"a": 0.1, "b": 0.7}
+
+
+class Killed(BaseException):
+    """The process is gone: nothing catches it, and nothing is tidied up."""
+
+
+class Guillotine:
+    """Kills before the `fatal`-th thing that is written to the disk (0: never); `writes` counts them."""
+
+    def __init__(self, fatal: int) -> None:
+        self.fatal = fatal
+        self.writes = 0
+
+    def before(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        """`real`, which is a write."""
+
+        def write(*args: Any, **given: Any) -> Any:
+            self.writes += 1
+            if self.writes == self.fatal:
+                raise Killed
+            return real(*args, **given)
+
+        return write
+
+    def installed(self, patch: pytest.MonkeyPatch) -> None:
+        """At every transaction, before it and at its commit, at every file that is written, renamed or deleted."""
+        patch.setattr(checkpoint, "write_atomic", self.before(write_atomic))
+        patch.setattr(Path, "unlink", self.before(Path.unlink))
+        patch.setattr(Path, "rmdir", self.before(Path.rmdir))
+        patch.setattr(os, "replace", self.before(os.replace))
+        real = Tables._change
+        guillotine = self
+
+        @contextmanager
+        def change(tables: Tables) -> Iterator[sqlite3.Connection]:
+            guillotine.before(lambda: None)()
+            with real(tables) as db:
+                yield db
+                guillotine.before(lambda: None)()
+
+        patch.setattr(Tables, "_change", change)
+
+
+@pytest.fixture(scope="module")
+def prepared() -> Prepared:
+    """FedAvg of the whole digits model."""
+    return prepare(RunSettings(strategy="fedavg", private="none"))
+
+
+def play(bench: Bench) -> None:
+    """Both devices do their part until the run is over; one that had its update committed does nothing more."""
+    while not bench.engine.stopped:
+        bench.begin()
+        number = bench.engine.last_round
+        for device, value in VALUES.items():
+            if device not in bench.reported(number):
+                bench.upload(device, value * number)
+
+
+def play_with_kills(
+    directory: Path, prepared: Prepared, fatal: tuple[int, ...]
+) -> tuple[dict[str, bytes], list[Any], int]:
+    """Final model and records; and how many of the kills came about. Each process dies at its own fatal write."""
+    run = ""
+    directory.mkdir()
+    kills = 0
+    for fatal_write in (*fatal, 0):
+        guillotine = Guillotine(fatal_write)
+        with Registry(directory / REGISTRY_FILE) as registry, pytest.MonkeyPatch.context() as patch:
+            run = (
+                run
+                or registry.create_run(
+                    created_at=0.0, task="digits", strategy="fedavg", private="none", settings={}, schema="0" * 64
+                ).id
+            )
+            guillotine.installed(patch)
+            try:
+                play(Bench(directory, prepared, registry, run, rounds=ROUNDS, quorum=1.0))
+            except Killed:
+                kills += 1
+                continue
+            records = registry.rounds.records(run)
+            break
+    model = {name: array.tobytes() for name, array in load_checkpoint(directory)[0].tensors.items()}
+    return model, [(one.round, one.outcome, one.reported, one.num_examples) for one in records], kills
+
+
+def test_every_write_may_be_the_last(tmp_path, prepared):
+    """Wherever it is killed, the run ends with the model and the books of one that nobody killed."""
+    whole = play_with_kills(tmp_path / "whole", prepared, ())
+    assert [record[0] for record in whole[1]] == list(range(1, ROUNDS + 1))
+    for fatal in itertools.count(1):
+        model, records, kills = play_with_kills(tmp_path / f"killed-{fatal}", prepared, (fatal,))
+        assert (model, records) == whole[:2], f"killed before write {fatal}"
+        if kills == 0:
+            assert fatal > 20
+            break
+
+
+@pytest.mark.parametrize("second", [1, 2, 3, 5, 8])
+def test_taking_up_may_be_cut_short_too(tmp_path, prepared, second):
+    """The second kill comes while the first one's traces are read."""
+    whole = play_with_kills(tmp_path / "whole", prepared, ())
+    for fatal in range(4, 40, 5):
+        model, records, _ = play_with_kills(tmp_path / f"killed-{fatal}", prepared, (fatal, second))
+        assert (model, records) == whole[:2], f"killed before writes {fatal} and {second}"

@@ -1,0 +1,297 @@
+"""A registry whose file is damaged: it is whole when it is opened, or its copy is there instead and the log says so."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coordinator.database import keep_copy, must_exist
+from coordinator.records import RoundRecord, StoredUpdate
+from coordinator.registry import REGISTRY_FILE, Registry
+from coordinator.registry_copy import copy_of
+from shared.errors import StateError, UsageError
+from tests.disks import small_disk
+
+Content = dict[str, list[tuple[Any, ...]]]
+LOG = "fedpatch.registry"
+
+
+def content_of(db: sqlite3.Connection) -> Content:
+    """All rows of all tables but the sums."""
+    names = [name for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'").fetchall()]
+    return {name: db.execute(f"SELECT * FROM {name}").fetchall() for name in names if name != "sums"}
+
+
+def record_of(number: int) -> RoundRecord:
+    """A round's record."""
+    return RoundRecord(number, "aggregated", 4, 3, 1, 3, 0.5)
+
+
+def files_of(directory: Path) -> dict[str, bytes]:
+    """What lies there, by name."""
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+class Story:
+    """A registry that was copied after five rounds and went on; its files after a clean end, and after a power cut."""
+
+    def __init__(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / REGISTRY_FILE
+            registry = Registry(path)
+            run = registry.create_run(
+                created_at=0.0, task="digits", strategy="fedavg", private="none", settings={"rounds": 9}, schema="5c"
+            ).id
+            registry.seen_device("pi-1", fleet="lab", now=3.5, online=True, version="1.0", tasks=["digits"])
+            for number in range(1, 6):
+                registry.rounds.finish(run, record_of(number))
+            self.copied = content_of(registry._db)
+            registry.count("lab", ("pi-1", "reported", ""))
+            registry.rounds.add_update(run, StoredUpdate(7, "pi-1", "ab" * 32, 99, 40))
+            self.full = content_of(registry._db)
+            self.cut = files_of(path.parent)
+            registry.close()
+            self.ended = files_of(path.parent)
+
+
+@pytest.fixture(scope="module")
+def story() -> Story:
+    """Made once; every test works on files of its own."""
+    return Story()
+
+
+@contextmanager
+def laid_out(files: Mapping[str, bytes]) -> Iterator[Path]:
+    """The registry's path, among these files."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name, data in files.items():
+            (Path(folder) / name).write_bytes(data)
+        yield Path(folder) / REGISTRY_FILE
+
+
+class Told(logging.Handler):
+    """What the registry's log says within a `with`."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep it."""
+        self.lines.append(record.getMessage())
+
+    def __enter__(self) -> list[str]:
+        logging.getLogger(LOG).addHandler(self)
+        return self.lines
+
+    def __exit__(self, *_: object) -> None:
+        logging.getLogger(LOG).removeHandler(self)
+
+
+def opened(path: Path) -> tuple[Content, list[str]]:
+    """What is in the registry once it is open, and what was told on the way; it can be written to."""
+    with Told() as lines, Registry(path) as registry:
+        found = content_of(registry._db)
+        registry.seen_device("pi-9", fleet="lab", now=1.0, online=True)
+    return found, lines
+
+
+@st.composite
+def damages(draw: st.DrawFn) -> tuple[float, bytes]:
+    """An end that is missing (its place), or bytes in the place of others."""
+    place = draw(st.floats(0, 1, exclude_max=True))
+    what = draw(st.sampled_from(["bit", "zeros", "ones", "noise", "cut"]))
+    if what == "bit":
+        return place, bytes([1 << draw(st.integers(0, 7))])
+    if what == "cut":
+        return place, b""
+    length = draw(st.sampled_from([1, 16, 512, 4096, 20_000]))
+    noise = draw(st.integers(0, 255))
+    return place, {"zeros": bytes(length), "ones": b"\xff" * length}.get(what) or bytes(
+        (i * i + noise) % 251 for i in range(length)
+    )
+
+
+def with_damage(data: bytes, damage: tuple[float, bytes]) -> bytes:
+    """A single byte is turned over in its bits, more replace what was there, none cut the rest off."""
+    at = int(damage[0] * len(data))
+    new = damage[1]
+    if len(new) == 1:
+        new = bytes([data[at] ^ new[0]])
+    return data[:at] + new + data[at + len(new) :] if new else data[:at]
+
+
+def assert_whole_or_copied(story: Story, path: Path) -> None:
+    """Nothing that was acknowledged is missing, or the copy took the place of what is set aside, and that was said."""
+    bytes_before = path.read_bytes()
+    found, lines = opened(path)
+    if not lines:
+        assert found == story.full
+        return
+    assert found == story.copied
+    (line,) = lines
+    assert line.startswith(f"{path}: is damaged (")
+    assert f"it is now {REGISTRY_FILE}.damaged, and its copy {REGISTRY_FILE}.before is in its place" in line
+    assert path.with_name(f"{REGISTRY_FILE}.damaged").read_bytes() == bytes_before
+    assert opened(path)[1] == []
+
+
+@settings(max_examples=60, deadline=None)
+@given(damage=damages())
+def test_damage_anywhere_in_the_file_is_found(story: Story, damage: tuple[float, bytes]):
+    """A bit turned over, a page of zeros or noise, an end that is missing: what a dying SD card does."""
+    with laid_out(story.ended) as path:
+        path.write_bytes(with_damage(path.read_bytes(), damage))
+        assert_whole_or_copied(story, path)
+
+
+def test_damage_anywhere_in_the_header_is_found(story: Story):
+    """The one place where a bit changes what the file is taken for: its version, its page size, the way it is written."""
+    for at in range(100):
+        with laid_out(story.ended) as path:
+            data = bytearray(path.read_bytes())
+            data[at] ^= 1 << at % 3
+            path.write_bytes(data)
+            assert_whole_or_copied(story, path)
+
+
+@settings(max_examples=40, deadline=None)
+@given(damage=damages().filter(lambda damage: damage[1]))
+def test_damage_anywhere_in_the_log_is_told(story: Story, damage: tuple[float, bytes]):
+    """After a power cut the last transactions are in SQLite's log, which it reads no further than it is whole."""
+    with laid_out(story.cut) as path:
+        log = path.with_name(f"{REGISTRY_FILE}-wal")
+        log.write_bytes(with_damage(log.read_bytes(), damage))
+        found, lines = opened(path)
+        if not lines:
+            assert found == story.full
+        else:
+            assert "is damaged" in lines[0]
+            assert len(found["rounds"]) >= len(story.copied["rounds"])
+
+
+def test_what_a_power_cut_left_is_whole(story: Story):
+    """A log that nobody emptied is no damage."""
+    with laid_out(story.cut) as path:
+        assert opened(path) == (story.full, [])
+
+
+@pytest.mark.parametrize("left", [b"", None], ids=["empty", "absent"])
+def test_a_file_that_is_gone_is_replaced_by_its_copy(story: Story, left: bytes | None):
+    """Empty or absent would otherwise be a new registry, and all runs forgotten."""
+    with laid_out(story.cut) as path:
+        path.unlink() if left is None else path.write_bytes(left)
+        found, (line,) = opened(path)
+        assert found == story.copied
+        assert ("it is empty" if left is not None else "it is not there") in line
+
+
+def test_being_stopped_in_the_middle_of_the_mend_costs_nothing(story: Story):
+    """The file is set aside before its log: whoever comes next finds it absent, not one without its log."""
+    with laid_out(story.cut) as path:
+        path.rename(path.with_name(f"{REGISTRY_FILE}.damaged"))
+        found, (line,) = opened(path)
+        assert found == story.copied
+        assert "it is not there" in line
+
+
+def test_without_a_copy_the_file_is_left_alone(story: Story):
+    """Somebody may still get something out of it; the mend is told."""
+    with laid_out({REGISTRY_FILE: story.ended[REGISTRY_FILE][:5000]}) as path:
+        with pytest.raises(StateError, match=rf"{path}: is damaged .*; move it away, or use another --state-dir"):
+            Registry(path)
+        assert path.read_bytes() == story.ended[REGISTRY_FILE][:5000]
+
+
+def test_a_damaged_copy_takes_no_ones_place(story: Story):
+    """Both are named."""
+    with laid_out(story.ended) as path:
+        for one in (path, copy_of(path)):
+            one.write_bytes(one.read_bytes()[:5000])
+        with pytest.raises(StateError, match=rf"{path}: is damaged .* so is its copy {copy_of(path)} .*move both away"):
+            Registry(path)
+        assert len(path.read_bytes()) == 5000
+
+
+def test_those_who_only_read_are_told_who_mends_it(story: Story):
+    """`fedpatch runs` changes nothing on the disk."""
+    with laid_out(story.ended) as path:
+        mend = "`fedpatch run` or `fedpatch resume` puts its copy registry.sqlite3.before in its place"
+        for data, why in ((b"?" * 5000, "file is not a database"), (b"", "it is empty"), (None, "it is not there")):
+            path.unlink() if data is None else path.write_bytes(data)
+            before = files_of(path.parent)
+            with pytest.raises(StateError, match=rf"{path}: is damaged \({why}\); {mend}"):
+                Registry(path, readonly=True)
+            assert files_of(path.parent) == before
+            must_exist(path)
+        copy_of(path).unlink()
+        with pytest.raises(UsageError, match="no runs in"):
+            must_exist(path)
+
+
+def test_nothing_is_put_in_the_place_of_a_file_that_is_in_use(story: Story):
+    """Another fleet's coordinator works in the same directory: what it writes must not go to a file that is set aside."""
+    with laid_out(story.ended) as path, Registry(path) as other:
+        path.write_bytes(path.read_bytes()[:4096])
+        with pytest.raises(StateError, match=f"{path}: is damaged"), Registry(path) as registry:
+            registry.devices()
+        assert not path.with_name(f"{REGISTRY_FILE}.damaged").exists()
+        other.close()
+        found, (line,) = opened(path)
+        assert found == story.copied
+        assert "is in its place" in line
+
+
+def test_a_copy_that_cannot_be_made_is_told_and_the_one_before_stays(story: Story, caplog: pytest.LogCaptureFixture):
+    """The run is not to end for that."""
+    with laid_out(story.ended) as path, Registry(path) as registry:
+        before = files_of(path.parent)
+        with caplog.at_level(logging.WARNING, LOG):
+            keep_copy(registry._db, path.parent / "absent" / REGISTRY_FILE)
+        assert "no new copy could be made: " in caplog.messages[0]
+        assert copy_of(path).read_bytes() == before[copy_of(path).name]
+
+
+def test_a_registry_on_a_disk_that_cannot_be_written_can_be_read(story: Story, tmp_path: Path):
+    """Read-only or full, after a clean end or a power cut: there SQLite has no room for the files it makes beside it."""
+    with small_disk(tmp_path / "disk", "2m") as disk:
+        path = disk.path / REGISTRY_FILE
+        for files in (story.ended, story.cut):
+            for name in (REGISTRY_FILE, f"{REGISTRY_FILE}-wal"):
+                path.with_name(name).unlink(missing_ok=True)
+                if name in files:
+                    path.with_name(name).write_bytes(files[name])
+            path.with_name(f"{REGISTRY_FILE}-shm").unlink(missing_ok=True)
+            for hinder, mend in ((disk.fill, disk.empty), (disk.make_readonly, disk.make_writable)):
+                hinder()
+                with Registry(path, readonly=True) as registry:
+                    assert content_of(registry._db) == story.full
+                    with pytest.raises(StateError, match="readonly"):
+                        registry.reopen(registry.run("last").id)
+                mend()
+
+
+def test_a_disk_that_cannot_be_written_is_told_with_the_mend(story: Story, tmp_path: Path):
+    """Full, or read-only."""
+    with small_disk(tmp_path / "disk", "2m") as disk:
+        path = disk.path / REGISTRY_FILE
+        path.write_bytes(story.ended[REGISTRY_FILE])
+        disk.fill()
+        with pytest.raises(StateError, match=f"^{path}.*; free some space on this disk"), Registry(path) as registry:
+            for number in range(9):
+                registry.seen_device(f"pi-{number}", fleet="lab", now=1.0, online=True)
+        disk.empty()
+        disk.make_readonly()
+        with pytest.raises(StateError, match=f"^{path}.*: Read-only file system; this disk is read-only"):
+            Registry(path)
+        disk.make_writable()
+        assert opened(path) == (story.full, [])

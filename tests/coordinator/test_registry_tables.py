@@ -1,0 +1,76 @@
+"""The registry's tables: an older version becomes the present one, or stays what it is."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from coordinator import row_sums
+from coordinator.database import open_database
+from coordinator.registry import REGISTRY_FILE, Registry
+from coordinator.registry_copy import copy_of
+from coordinator.registry_tables import SCHEMA_VERSION, script
+from shared.errors import StateError
+from tests.coordinator.test_registry_damage import Content, Told, content_of, opened
+
+
+def old_registry(path: Path) -> Content:
+    """A registry of version 1, as the first release wrote it."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        db.executescript(f"BEGIN; {script(0, 1)} PRAGMA user_version = 1; COMMIT; PRAGMA journal_mode = WAL;")
+        row = ("r-1", 0.0, "digits", "fedavg", "none", "{}", "5c", 1, "failed")
+        columns = "id, created_at, task, strategy, private, settings, schema, epoch, status"
+        db.execute(f"INSERT INTO runs ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+        return content_of(db)
+
+
+def test_an_older_registry_is_brought_to_the_present_version(tmp_path: Path):
+    """Nothing is lost, and the copy is what it was before."""
+    path = tmp_path / REGISTRY_FILE
+    known = old_registry(path)
+    with Told() as lines, Registry(path) as registry:
+        assert {name: content_of(registry._db)[name] for name in known} == known
+        assert registry._db.execute("PRAGMA user_version").fetchone()[0] == SCHEMA_VERSION
+        assert row_sums.wrong(registry._db) is None
+    with closing(sqlite3.connect(copy_of(path))) as copy:
+        assert (copy.execute("PRAGMA user_version").fetchone()[0], content_of(copy)) == (1, known)
+    assert (lines, opened(path)[1]) == ([], [])
+
+
+def test_an_older_registry_is_read_as_it_is(tmp_path: Path):
+    """In the present version, and without a change to the file."""
+    path = tmp_path / REGISTRY_FILE
+    old_registry(path)
+    data = path.read_bytes()
+    with Registry(path, readonly=True) as registry:
+        assert registry.run("last").id == "r-1"
+        assert registry.rounds.records("r-1") == []
+        with pytest.raises(StateError, match="readonly"):
+            registry.reopen("r-1")
+    assert path.read_bytes() == data
+
+
+def test_a_migration_that_fails_changes_nothing(tmp_path: Path):
+    """All of it, or none: the disk is full in the middle."""
+    path = tmp_path / REGISTRY_FILE
+    known = old_registry(path)
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        db.execute("CREATE TABLE sums (mine TEXT)")  # stands in the way of the present version's
+    with pytest.raises(StateError):
+        open_database(path, readonly=False)
+    with closing(sqlite3.connect(path)) as db:
+        assert db.execute("PRAGMA user_version").fetchone()[0] == 1
+        assert content_of(db) == known
+
+
+def test_a_registry_that_was_killed_while_it_was_made_is_made(tmp_path: Path):
+    """There is a file with SQLite's header, and nothing in it yet."""
+    path = tmp_path / REGISTRY_FILE
+    db = sqlite3.connect(path)
+    db.execute("PRAGMA journal_mode = WAL")
+    db.close()
+    with Registry(path) as registry:
+        assert registry.runs() == []

@@ -1,0 +1,164 @@
+"""`fedpatch-agent doctor`: what it finds of the task, its data, the name and the coordinator; brokers are in tests/broker."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from coordinator.settings import RunSettings
+from device_agent.doctor import CHUNK_BYTES, examine
+from device_agent.presence import StatusFile, lock_state_dir
+from device_agent.settings import AgentSettings
+from shared import topics
+from shared.checkup import Finding
+from shared.codec import encode
+from shared.errors import UsageError
+from shared.messages import CoordinatorState, DeviceState, Envelope
+from shared.topics import mosquitto_acl
+from tests.brokers import HOST, Mosquitto, client, free_port
+from tests.checkups import COORDINATOR, DEVICE, FLEET, PASSWORDS, guarded, quiet_checkup
+
+pytestmark = pytest.mark.usefixtures("installed")
+
+TASKS = """
+import os
+from dataclasses import replace
+from shared.errors import DataError
+from shared.tasks import digits
+
+def load_data(spec, root):
+    raise DataError(f"{root}/examples.csv: no such file")
+
+TASK = replace(digits.TASK, name="dataless", load_data=load_data)
+"""
+DEADLY = "import os; os._exit(7)"
+# Fails before torch is imported, for tests that are about something else.
+QUICK = "no_such_module:TASK"
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AgentSettings:
+    """For a broker that is not there, in a directory with odd tasks."""
+    (tmp_path / "dataless.py").write_text(TASKS)
+    (tmp_path / "deadly.py").write_text(DEADLY)
+    monkeypatch.chdir(tmp_path)
+    return AgentSettings(
+        broker=f"mqtt://{HOST}:{free_port()}",
+        fleet=FLEET,
+        device_id=DEVICE,
+        task=QUICK,
+        data="shard:0/10",
+        state_dir=tmp_path / "state",
+    )
+
+
+def find(settings: AgentSettings) -> dict[str, Finding]:
+    """Findings by name."""
+    checkup = quiet_checkup()
+    examine(settings, checkup)
+    return {one.name: one for one in checkup.findings}
+
+
+def test_a_task_and_its_data_are_loaded_as_an_agent_does(settings):
+    """How many examples there are, and the schema that a coordinator compares; the state directory is left as it was."""
+    found = find(replace(settings, task="digits"))
+    assert found["task"].verdict == "ok"
+    assert "143 training examples" in found["task"].detail and "schema " in found["task"].detail
+    assert "training process, which holds" in found["memory"].detail
+    assert not settings.state_dir.exists()
+
+
+@pytest.mark.parametrize(
+    ("task", "words", "mend"),
+    [
+        (QUICK, "cannot be imported", "--task"),
+        ("dataless:TASK", "/nowhere/examples.csv: no such file", "below /nowhere"),
+        ("deadly:TASK", "exit code 7", "--debug"),
+    ],
+)
+def test_a_task_that_cannot_be_used(settings, task, words, mend):
+    """Absent, without its data, or deadly to the training process: told with a mend, and the broker is asked too."""
+    found = find(replace(settings, task=task, data_root=Path("/nowhere")))
+    assert found["task"].verdict == "fail"
+    assert words in found["task"].detail and mend in found["task"].mend
+    assert found["broker_port"].verdict == "fail"
+
+
+def test_an_agent_at_work_is_left_alone(settings):
+    """Its task is not loaded a second time: what the agent told is told again."""
+    with lock_state_dir(settings.state_dir):
+        fixed = {"device_id": DEVICE, "fleet": FLEET, "broker": settings.broker, "version": "1"}
+        tasks = [{"task": "digits", "schema": "0" * 64, "num_examples": 144}]
+        StatusFile(settings.state_dir, fixed).write({"state": "idle", "tasks": tasks})
+        found = find(settings)
+    assert found["task"].verdict == found["memory"].verdict == "skip"
+    assert "an agent is at work here: digits with 144 training examples" in found["task"].detail
+
+
+@pytest.mark.broker
+def test_a_name_that_another_agent_has(settings, mosquitto):
+    """Somebody of our name is online, and nobody runs here."""
+    online = encode(Envelope(DeviceState(online=True, boot="x")))
+    with client(mosquitto.url, "other") as other:
+        other.link.publish(topics.device_state(FLEET, DEVICE), online, retain=True)
+        other.settle()
+        found = find(replace(settings, broker=mosquitto.url))
+    assert found["device_name"].verdict == "warn"
+    assert "--device-id" in found["device_name"].mend
+
+
+@pytest.mark.broker
+@pytest.mark.parametrize(
+    ("online", "verdict", "words"),
+    [
+        (None, "warn", "no coordinator was ever seen"),
+        (False, "ok", "none is at work"),
+        (True, "warn", "did not answer"),
+    ],
+)
+def test_the_coordinator_as_its_presence_tells(settings, online, verdict, words):
+    """None, one that left, and one that says that it is there but does not answer, under the generated rules."""
+    with guarded(mosquitto_acl(FLEET, devices=[DEVICE])) as broker:
+        login = {"username": COORDINATOR, "password": PASSWORDS[COORDINATOR]}
+        with client(broker.url, "there", **login) as there:
+            there.link.wait_connected(20.0)
+            if online is not None:
+                kept = encode(Envelope(CoordinatorState(online=online, boot="x")))
+                there.link.publish(topics.coordinator_state(FLEET), kept, retain=True)
+        ours = replace(settings, broker=broker.url, username=DEVICE, password=PASSWORDS[DEVICE])
+        found = find(ours)["coordinator"]
+    assert found.verdict == verdict
+    assert words in found.detail
+
+
+@pytest.mark.broker
+def test_a_broker_without_rules_is_told_where_it_is_not_only_ours(settings, monkeypatch):
+    """On this machine alone nobody else can speak as the coordinator; on a network anybody can."""
+    with Mosquitto() as broker:
+        ours = replace(settings, broker=broker.url)
+        assert "access" not in find(ours)
+        monkeypatch.setattr("shared.broker_reach._is_loopback", lambda place: False)
+        found = find(ours)["access"]
+    assert found.verdict == "warn" and "fedpatch broker acl --fleet home" in found.mend
+
+
+def test_a_name_that_no_topic_can_hold(settings):
+    """Bad usage, as it is for the agent."""
+    with pytest.raises(UsageError, match="is not possible"):
+        find(replace(settings, device_id="Pi/1"))
+
+
+def test_its_chunk_is_as_large_as_a_coordinators():
+    """What passes here must be what will be sent."""
+    assert RunSettings.chunk_kib * 1024 == CHUNK_BYTES
+
+
+def test_its_process_loads_neither_torch_nor_numpy():
+    """As the agent's does not: the task is loaded by the training process."""
+    program = "import sys, device_agent.doctor; print(*sorted({'numpy', 'torch'} & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""

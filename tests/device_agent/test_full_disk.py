@@ -1,0 +1,252 @@
+"""A real disk that is full, or can only be read: a round is lost, never what was there before, and space is all it needs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from device_agent.admission import Verdict
+from device_agent.effects import Effect
+from device_agent.job import Job, JobState
+from device_agent.local_update import LocalUpdate
+from device_agent.patch_store import PatchKey, PatchRecord, PatchState, PatchStore
+from device_agent.performing import Identity, Performer
+from device_agent.presence import StatusFile
+from device_agent.spool import Spool, Spooled
+from device_agent.trainer import Trainer
+from device_agent.training import LocalTrainer
+from device_agent.training_channel import Setup
+from shared.errors import StateError
+from shared.messages import Accept, Body, Failed, FailReason, JobPhase, Manifest, Offer, Progress
+from shared.transfer import cut, describe
+from tests.device_agent.jobs import KEY, REQUEST
+from tests.device_agent.rounds import SGD, Scene
+from tests.device_agent.toy_tasks import TOY, random_data
+from tests.device_agent.wire import Wire
+from tests.specs import PUBLIC_SCHEMA, TASKS, said, update
+
+PAGE_BYTES = 4096
+SIZE_BYTES = 64 * PAGE_BYTES
+BLOB = os.urandom(8 * PAGE_BYTES)
+PATCH = PatchKey("digits", "ab" * 32, "affine")
+
+
+class Disk:
+    """A file system of 256 KiB."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._filler = path / "filler"
+
+    def fill(self, but_pages: int = 0) -> None:
+        """Leave so many pages free, of what is free now."""
+        with self._filler.open("ab", buffering=0) as filler, contextlib.suppress(OSError):
+            while True:
+                filler.write(bytes(PAGE_BYTES))
+        if but_pages:
+            os.truncate(self._filler, self._filler.stat().st_size - but_pages * PAGE_BYTES)
+
+    def free(self) -> None:
+        """Somebody made room."""
+        self._filler.unlink()
+
+    def remount(self, how: str) -> None:
+        """`ro`, as ext4 does after an error of an SD card, or `rw`."""
+        subprocess.run(["mount", "-o", f"remount,{how}", str(self.path)], check=True)
+
+
+@pytest.fixture
+def disk(tmp_path) -> Iterator[Disk]:
+    """An empty one."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={SIZE_BYTES}", "fedpatch-test", str(path)]
+    try:
+        subprocess.run(mount, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"cannot mount a small disk here (it takes root): {error}")
+    try:
+        yield Disk(path)
+    finally:
+        subprocess.run(["umount", "--lazy", str(path)], check=True)
+
+
+def manifest() -> Manifest:
+    """A model of eight pages, in as many chunks."""
+    return describe(BLOB, chunk_bytes=PAGE_BYTES, encoding="fp32", raw_bytes=len(BLOB), schema=PUBLIC_SCHEMA)
+
+
+class Device:
+    """A job and its performer, whose training process never says a word."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.wire = Wire()
+        self.job = Job(max_blob_bytes=SIZE_BYTES)
+        trainer = Trainer(Setup("none", "", "", "", "pi"), lambda event: None)
+        trainer.train = lambda command: None  # type: ignore[method-assign]
+        self.performer = Performer(
+            Identity("lab", "pi", "b1"), self.job, link=self.wire, trainer=trainer, directory=directory
+        )
+
+    def perform(self, effects: list[Effect]) -> list[Body]:
+        """What was said meanwhile."""
+        before = len(self.wire.up)
+        self.performer.perform(effects)
+        return self.wire.up[before:]
+
+    def ask(self, round_number: int = 1, epoch: int = 1) -> list[Body]:
+        """A work request; what the device answers."""
+        request = said(replace(REQUEST, model=manifest()), round_number, epoch=epoch)
+        return self.perform(self.job.on_request(request, TASKS, Verdict(True), 0.0))
+
+    def download(self) -> list[Body]:
+        """All chunks of the model, as far as they are wanted."""
+        chunks = [cut(BLOB, manifest(), index) for index in range(manifest().chunk_count)]
+        return [body for chunk in chunks for body in self.perform(self.job.on_chunk(chunk, 1.0))]
+
+    def train(self, blob: bytes) -> list[Body]:
+        """Training has written its update."""
+        assert self.job.key is not None
+        (self.directory / "spool" / "update.bin").write_bytes(blob)
+        return self.perform(self.job.trained(self.job.key, update(blob), 2.0))
+
+
+class TestDownload:
+    def test_that_finds_no_room_fails_the_round_and_gives_back_what_it_took(self, disk):
+        """The coordinator hears `storage`; nothing of the model stays, and with room the next round is taken."""
+        device = Device(disk.path)
+        device.ask()
+        disk.fill(but_pages=3)
+        assert device.download() == [Failed(FailReason.STORAGE)]
+        assert device.job.state is JobState.IDLE
+        assert list((disk.path / "downloads").iterdir()) == []
+        assert device.ask() == [Failed(FailReason.STORAGE)]
+        disk.free()
+        assert device.ask(2) == [Accept(10)]
+        assert device.download() == [Progress(JobPhase.TRAINING, 0, 1)]
+
+    def test_that_finds_no_room_at_all_is_accepted_all_the_same_and_then_failed(self, disk):
+        """That there is room shows only by writing."""
+        device = Device(disk.path)
+        disk.fill()
+        assert [device.ask(), device.download()] == [[Accept(10)], [Failed(FailReason.STORAGE)]]
+
+    def test_to_a_disk_that_can_only_be_read_by_now_fails_the_round(self, disk):
+        """As an SD card's file system becomes after an error; once it is mended, the next round is taken."""
+        device = Device(disk.path)
+        disk.remount("ro")
+        assert device.ask() == [Accept(10), Failed(FailReason.STORAGE)]
+        disk.remount("rw")
+        assert device.ask(2) == [Accept(10)]
+        assert device.download() == [Progress(JobPhase.TRAINING, 0, 1)]
+
+
+class TestSpool:
+    def test_that_cannot_be_written_fails_the_round(self, disk):
+        """An update that a reboot would not know of is not offered; no half of it stays."""
+        device = Device(disk.path)
+        device.ask()
+        device.download()
+        (disk.path / "spool" / "update.bin").write_bytes(b"u")
+        disk.fill()
+        assert device.train(b"u") == [Failed(FailReason.STORAGE)]
+        assert list((disk.path / "spool").iterdir()) == []
+        disk.free()
+        device.ask(2)
+        device.download()
+        assert device.train(b"u") == [Offer(update(b"u"))]
+        assert Spool(disk.path / "spool").load() is not None
+
+    def test_that_cannot_be_rewritten_keeps_the_update_and_its_old_note(self, disk):
+        """The newer epoch gets its offer; a reboot would offer it in the epoch before, and be asked again."""
+        device = Device(disk.path)
+        device.ask()
+        device.download()
+        device.train(b"u")
+        disk.fill()
+        assert device.ask(epoch=2) == [Accept(10), Offer(update(b"u"))]
+        waits = Spool(disk.path / "spool").load()
+        assert waits == Spooled(KEY, update(b"u"), replace(REQUEST, model=manifest()))
+
+
+def after(number: int) -> PatchState:
+    """A patch that fills a page, and can be told from others."""
+    return PatchState({"bn.weight": np.full(PAGE_BYTES // 8, number, np.float32)}, number)
+
+
+def saved(store: PatchStore, *rounds: int) -> None:
+    """Rounds that the store has seen."""
+    for number in rounds:
+        store.save(PatchRecord(PATCH, "run", number, after(number - 1), after(number)))
+
+
+class TestPatch:
+    @pytest.mark.parametrize("again", [3, 2], ids=["the next round", "the same round"])
+    @pytest.mark.parametrize("pages", [0, 1])
+    def test_that_cannot_be_saved_leaves_all_versions_as_they_were(self, disk, again, pages):
+        """Not a byte of the new one stays; the former is found, and the way back to the one before it."""
+        directory = disk.path / "patches"
+        store = PatchStore(directory)
+        saved(store, 1, 2)
+        before = {path.name: path.read_bytes() for path in directory.iterdir()}
+        disk.fill(but_pages=pages)
+        changed = PatchRecord(PATCH, "run", again, after(2), after(7))
+        with pytest.raises(StateError, match="No space left on device; "):
+            store.save(changed)
+        assert {path.name: path.read_bytes() for path in directory.iterdir()} == before
+        assert [store.load(PATCH, "run", asked).batches_done for asked in (3, 2, 1)] == [2, 1, 0]
+        disk.free()
+        store.save(changed)
+        assert store.load(PATCH, "run", again + 1).batches_done == 7
+
+    def test_is_as_it_was_when_a_round_of_training_finds_no_room(self, disk, tmp_path):
+        """LocalUpdate fails as a whole, and with room does the same round from where it began."""
+        scene = Scene(tmp_path, TOY, SGD, "all")
+        command = scene.command(update_path=str(disk.path / "update"))
+        local_update = LocalUpdate(LocalTrainer(TOY, random_data("ann", 23)), PatchStore(disk.path / "patches"), "ann")
+        disk.fill()
+        with pytest.raises(StateError, match="No space left"):
+            local_update.run(command, lambda done, total: None, lambda: False)
+        assert list((disk.path / "patches").iterdir()) == []
+        disk.free()
+        assert local_update.run(command, lambda done, total: None, lambda: False) is not None
+
+
+def test_a_status_that_cannot_be_written_waits_for_room(disk):
+    """It is for people; the agent's work goes on."""
+    status = StatusFile(disk.path, {})
+    status.write({"state": "idle"})
+    disk.fill()
+    status.write({"state": "training"})
+    assert b"idle" in (disk.path / "status.json").read_bytes()
+    disk.free()
+    status.write({"state": "training"})
+    assert b"training" in (disk.path / "status.json").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "code"), [(Disk.fill, 0), (lambda disk: disk.remount("ro"), 1)], ids=["full", "read-only"]
+)
+def test_an_agent_starts_on_a_full_disk_and_says_what_it_needs_on_one_that_is_read_only(
+    installed, disk: Disk, spoil: Callable[[Disk], None], code: int
+):
+    """Room may be made while it runs; a disk that can only be read needs a person. No traceback in either case."""
+    spoil(disk)
+    options = ["--broker", "mqtt://127.0.0.1:9", "--data", "shard:0/10", "--state-dir", str(disk.path / "agent")]
+    command = [sys.executable, "-P", "-m", "device_agent", "run", "--until-stdin-closes", *options]
+    ended = subprocess.run(command, input=b"", capture_output=True, check=False, timeout=60)
+    said_so = ended.stderr.decode()
+    assert ended.returncode == code, said_so
+    assert "Traceback" not in said_so
+    if code:
+        assert said_so.startswith(f"fedpatch-agent: {disk.path / 'agent'}: Read-only file system; ")
+        assert said_so.count("\n") == 1

@@ -1,0 +1,97 @@
+"""Another agent with the same id is told from one's own former life."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from device_agent.namesake import Namesake
+from shared.messages import DeviceState
+
+ME, OTHER = (DeviceState(online=True, boot=boot) for boot in ("mine", "another"))
+WILL = DeviceState(online=False, boot="another")
+
+
+def heard_before() -> Namesake:
+    """On its second connection; it was heard on the first."""
+    namesake = Namesake("mine", 100.0)
+    namesake.connected()
+    assert not namesake.heard(ME, 1.0)
+    namesake.connected()
+    return namesake
+
+
+def found() -> Namesake:
+    """Another was heard at seconds 2 and 10."""
+    namesake = heard_before()
+    assert not namesake.heard(OTHER, 2.0)
+    namesake.connected()
+    assert namesake.heard(OTHER, 10.0)
+    return namesake
+
+
+def test_another_that_is_heard_on_two_later_connections_is_found_once():
+    """What is said again on the same connection, or on further ones, is no news."""
+    namesake = found()
+    assert namesake.found
+    namesake.connected()
+    assert not namesake.heard(OTHER, 20.0)
+    assert namesake.found
+
+
+def test_a_retained_state_of_a_former_life_is_not_another():
+    """It stands there when the agent starts, and until its own has arrived; a broken start shows it twice."""
+    namesake = Namesake("mine", 100.0)
+    for second in range(5):
+        namesake.connected()
+        assert not namesake.heard(OTHER, float(second))
+    assert not namesake.heard(ME, 6.0)
+    assert not namesake.found
+
+
+def test_a_will_is_not_another():
+    """That of a replaced connection may be delivered at any time."""
+    namesake = heard_before()
+    for second in range(5):
+        namesake.connected()
+        assert not namesake.heard(WILL, float(second))
+    assert not namesake.found
+
+
+def test_a_broker_that_came_back_with_an_old_copy_shows_no_other():
+    """One sighting is none, and is forgotten."""
+    namesake = heard_before()
+    assert not namesake.heard(OTHER, 2.0)
+    assert namesake.next_deadline() == 102.0
+    assert not namesake.tick(102.0)
+    namesake.connected()
+    assert not namesake.heard(OTHER, 200.0)
+    assert not namesake.found
+
+
+def test_another_that_is_not_heard_any_more_is_taken_to_be_gone():
+    """Somebody gave it a name of its own; if not, it is found again."""
+    namesake = found()
+    assert (namesake.tick(109.9), namesake.next_deadline()) == (False, 110.0)
+    assert namesake.tick(110.0)
+    assert (namesake.found, namesake.next_deadline(), namesake.tick(111.0)) == (False, None, False)
+    for second, new in ((112.0, False), (113.0, True)):
+        namesake.connected()
+        assert namesake.heard(OTHER, second) == new
+
+
+@given(st.lists(st.sampled_from(("connect", "echo", "will")), max_size=30), st.integers(0, 30))
+def test_an_agent_that_is_alone_never_finds_another(events, former):
+    """However often it reconnects, whatever wills are late, with its former life to be seen until it was heard."""
+    namesake, heard = Namesake("mine", 1e9), False
+    for second, event in enumerate(events):
+        if event == "connect":
+            namesake.connected()
+            if not heard and second < former:
+                namesake.heard(OTHER, float(second))
+        elif event == "will":
+            namesake.heard(WILL, float(second))
+        else:
+            namesake.heard(ME, float(second))
+            heard = True
+    assert not namesake.found

@@ -1,0 +1,163 @@
+"""Patches when a coordinator goes back to an earlier model: the same rounds come again, and are not applied twice."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from device_agent.patch_store import PatchKey, PatchRecord, PatchState, PatchStore
+from shared.errors import StateError
+
+KEY = PatchKey("digits", "ab" * 32, "affine")
+Rounds = tuple[int, ...]
+
+
+def patch(rounds: Rounds) -> PatchState:
+    """A patch that tells which rounds were applied to it."""
+    return PatchState({"bn.weight": np.array(rounds, np.float32)}, len(rounds))
+
+
+def applied(state: PatchState) -> Rounds:
+    """Which rounds were."""
+    return tuple(int(one) for one in state.values.get("bn.weight", ()))
+
+
+def train(store: PatchStore, round: int, run: str = "run") -> None:
+    """A round as LocalUpdate does it: load, train, save."""
+    before = applied(store.load(KEY, run, round))
+    store.save(PatchRecord(KEY, run, round, patch(before), patch((*before, round))))
+
+
+def trained(directory: Path, rounds: Iterable[int]) -> PatchStore:
+    """A store after these rounds."""
+    store = PatchStore(directory)
+    for round in rounds:
+        train(store, round)
+    return store
+
+
+@pytest.mark.parametrize(
+    ("rounds", "asked", "found"),
+    [
+        ([1, 2, 3], 4, (1, 2, 3)),
+        ([1, 2, 3], 3, (1, 2)),
+        ([1, 2, 3], 2, (1,)),
+        ([1, 3], 2, (1,)),
+        ([1, 2, 5], 4, (1, 2)),
+        ([2], 1, ()),
+        ([1, 2, 2, 2], 1, ()),
+        ([1, 2, 3, 2], 2, (1,)),
+        ([1, 2, 3, 2], 3, (1, 2)),
+        ([1, 2, 3, 2, 3], 2, (1,)),
+    ],
+    ids=str,
+)
+def test_a_round_that_comes_again_begins_as_it_did(tmp_path, rounds, asked, found):
+    """Back by one round or by two, or into a gap where this device was not asked, and after going back before."""
+    assert applied(trained(tmp_path, rounds).load(KEY, "run", asked)) == found
+
+
+@pytest.mark.parametrize(("rounds", "asked", "found"), [([1, 2, 3, 4], 2, (1, 2)), ([1, 2, 3, 1], 1, (1,))], ids=str)
+def test_beyond_what_is_kept_the_oldest_that_is_known_has_to_do(tmp_path, rounds, asked, found):
+    """Two versions are kept, and so three states of the patch; what is older is gone."""
+    assert applied(trained(tmp_path, rounds).load(KEY, "run", asked)) == found
+
+
+def test_an_earlier_run_is_not_gone_back_to(tmp_path):
+    """What the kept version says of another run is no answer for this one: the newest began where that one ended."""
+    store = trained(tmp_path, [5])
+    train(store, 3, "night")
+    assert applied(store.load(KEY, "night", 2)) == (5,)
+    assert applied(store.load(KEY, "run", 5)) == (5, 3)
+
+
+def test_a_repeated_round_leaves_the_kept_version_alone(tmp_path):
+    """However often the open round is trained, the way back to the round before it stays open."""
+    store = trained(tmp_path, [1, 2])
+    for number in range(3):
+        store.save(PatchRecord(KEY, "run", 2, patch((1,)), patch((1, 2, 100 + number))))
+    assert applied(store.load(KEY, "run", 2)) == (1,)
+    assert applied(store.load(KEY, "run", 1)) == ()
+
+
+def test_a_kept_version_that_is_damaged_is_told_and_done_without(tmp_path, caplog):
+    """It is only needed for going back."""
+    store = trained(tmp_path, [1, 2, 3])
+    kept = tmp_path / (KEY.file_name + ".previous")
+    kept.write_bytes(kept.read_bytes()[:-1])
+    assert applied(store.load(KEY, "run", 4)) == (1, 2, 3)
+    assert caplog.records == []
+    with caplog.at_level(logging.WARNING):
+        assert applied(store.load(KEY, "run", 2)) == (1, 2)
+    assert str(kept) in caplog.text
+
+
+def test_a_newest_that_was_damaged_does_not_become_the_kept_one(tmp_path):
+    """Between loading and saving, too."""
+    store = trained(tmp_path, [1, 2])
+    newest = tmp_path / KEY.file_name
+    newest.write_bytes(b"torn")
+    store.save(PatchRecord(KEY, "run", 3, patch((1, 2)), patch((1, 2, 3))))
+    assert applied(store.load(KEY, "run", 2)) == (1,)
+
+
+def test_a_patch_that_may_not_be_read_is_an_error_and_not_an_older_patch(tmp_path, monkeypatch):
+    """A disk that refuses for a moment must not cost a round of what the device has learned."""
+    store = trained(tmp_path, [1, 2])
+    monkeypatch.setattr(Path, "read_bytes", lambda path: (_ for _ in ()).throw(OSError(5, "I/O error", str(path))))
+    with pytest.raises(StateError, match=r"I/O error; make it readable"):
+        store.load(KEY, "run", 3)
+
+
+moves = st.lists(st.sampled_from(("train", "again", "crash", "skip", "back 1", "back 2")), max_size=25)
+
+
+@given(moves)
+def test_no_round_is_applied_twice_as_long_as_the_way_back_is_known(tmp_path_factory, moves):
+    """Any sequence of rounds, repeats, crashes before and after the save, and coordinators that go back by one or two.
+
+    The model: what each round that is known began with. It forgets as the store says that it does: a version is replaced
+    by one of the same round or an earlier one, and becomes the kept one before a later one.
+    """
+    directory = tmp_path_factory.mktemp("patches")
+    store = PatchStore(directory)
+    began: dict[int, Rounds] = {}
+    asked, way_back_known = 1, True
+    for move in moves:
+        if move == "skip":
+            asked += 1  # this device was not asked
+            continue
+        if move.startswith("back"):
+            asked = max(1, asked - int(move[-1]))
+        before = applied(store.load(KEY, "run", asked))
+        assert before == expected(began, asked)
+        twice = any(round >= asked for round in before)
+        way_back_known = way_back_known and (not began or asked >= min(began) or not twice)
+        assert not (way_back_known and twice)
+        if move == "crash":
+            store = PatchStore(directory)  # in mid-training: nothing was saved
+            continue
+        for _ in range(2 if move == "again" else 1):
+            store.save(PatchRecord(KEY, "run", asked, patch(before), patch((*before, asked))))
+        began = kept(began, asked, before)
+        asked += 1
+
+
+def expected(began: dict[int, Rounds], asked: int) -> Rounds:
+    """What a round has to begin with: as it did, else as the next one known did, else where the last one ended."""
+    later = [round for round in sorted(began) if round >= asked]
+    if later:
+        return began[later[0]]
+    return (*began[max(began)], max(began)) if began else ()
+
+
+def kept(began: dict[int, Rounds], saved: int, before: Rounds) -> dict[int, Rounds]:
+    """What is known after a save: the round itself, and the last one before it."""
+    earlier = [round for round in sorted(began) if round < saved][-1:]
+    return {**{round: began[round] for round in earlier}, saved: before}

@@ -1,0 +1,78 @@
+"""The update that waits to be committed, on disk."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from device_agent.spool import Spool, Spooled
+from shared.codec import to_bytes
+from shared.files import UNFINISHED
+from tests.device_agent.jobs import KEY, REQUEST
+from tests.specs import update
+
+UPDATE = b"u" * 350
+WAITS = Spooled(KEY, update(UPDATE), REQUEST)
+
+
+@pytest.fixture
+def spool(tmp_path):
+    """One in which an update lies that nobody has noted yet."""
+    spool = Spool(tmp_path / "spool")
+    spool.update_path.write_bytes(UPDATE)
+    return spool
+
+
+def reopened(spool: Spool) -> Spool:
+    """After a restart."""
+    return Spool(spool.update_path.parent)
+
+
+def test_what_was_noted_is_found_after_a_restart(spool):
+    """With the request that it answers, so that the same work is known again in a newer epoch."""
+    spool.save(WAITS)
+    assert reopened(spool).load() == WAITS
+
+
+def test_a_note_that_was_rewritten_keeps_the_newer_epoch(spool):
+    """The coordinator came back and took the job over."""
+    spool.save(WAITS)
+    newer = replace(WAITS, key=replace(KEY, epoch=2))
+    spool.save(newer)
+    assert reopened(spool).load() == newer
+
+
+def test_a_note_of_an_older_version_is_still_good(spool):
+    """It says nothing of the request; the update can be committed all the same."""
+    note = {"key": asdict(KEY), "manifest": asdict(update(UPDATE))}
+    (spool.update_path.parent / "offer.msgpack").write_bytes(to_bytes(note))
+    assert reopened(spool).load() == Spooled(KEY, update(UPDATE))
+
+
+def test_an_update_without_a_note_does_not_count(spool):
+    """Power was cut between the two; the round is trained again."""
+    assert reopened(spool).load() is None
+    assert list(spool.update_path.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["update.bin", "offer.msgpack"])
+def test_a_damaged_half_is_dropped_with_a_warning(spool, caplog, name):
+    """Nobody could use it."""
+    spool.save(WAITS)
+    damaged: Path = spool.update_path.parent / name
+    damaged.write_bytes(damaged.read_bytes()[:-7])
+    with caplog.at_level(logging.WARNING):
+        assert reopened(spool).load() is None
+    assert "damaged; dropped" in caplog.text
+    assert not spool.update_path.exists()
+
+
+def test_half_an_update_of_a_killed_training_process_goes_with_the_job(spool):
+    """It is as large as a model; each kill for lack of memory would leave another."""
+    half = spool.update_path.with_name(f".{spool.update_path.name}.x{UNFINISHED}")
+    half.write_bytes(UPDATE)
+    spool.clear()
+    assert list(spool.update_path.parent.iterdir()) == []

@@ -1,0 +1,59 @@
+"""Small disks for tests: a tmpfs of one's own, which can be filled and made read-only; gone when its `with` ends."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+
+class SmallDisk:
+    """A file system at `path`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._filler = path / "filler"
+
+    def fill(self) -> None:
+        """Leave not a byte."""
+        with suppress(OSError), self._filler.open("ab", buffering=0) as file:
+            for size in (2**16, 2**12, 1):
+                with suppress(OSError):
+                    while file.write(bytes(size)):
+                        pass
+
+    def empty(self) -> None:
+        """Give the space back."""
+        self._filler.unlink()
+
+    def make_readonly(self) -> None:
+        """Whoever has a file open to write keeps the kernel from it, as an error of a real disk would not."""
+        _mount("-o", "remount,ro", self.path)
+
+    def make_writable(self) -> None:
+        """As it was."""
+        _mount("-o", "remount,rw", self.path)
+
+
+@contextmanager
+def small_disk(path: Path, size: str) -> Iterator[SmallDisk]:
+    """A disk of `size` (as mount takes it) at `path`, which is made; skips where this user may not mount."""
+    if os.geteuid() != 0:
+        pytest.skip("only root may mount a disk")
+    path.mkdir(parents=True, exist_ok=True)
+    try:
+        _mount("-t", "tmpfs", "-o", f"size={size}", "fedpatch-test", path)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"cannot mount a tmpfs here: {error}")
+    try:
+        yield SmallDisk(path)
+    finally:
+        subprocess.run(["umount", "-l", path], check=True)
+
+
+def _mount(*arguments: str | Path) -> None:
+    subprocess.run(["mount", *arguments], check=True, capture_output=True)

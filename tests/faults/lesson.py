@@ -1,0 +1,68 @@
+"""What a fleet learns, round by round, by the oracle of Algorithm 1, where not everybody who trains is counted.
+
+A device keeps its patch as its training left it, also where its update came too late or its round failed: the patch is its own.
+So a round has those who trained, and among them those whose updates the new model is made of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import torch
+
+from shared.tensors import Array
+from tests import oracle
+from tests.faults.scene import PRIVATE, STRATEGY, data_spec
+from tests.faults.slow_task import TASK, build_model
+from tests.system.oracle_task import device_data
+
+_SEED = 0
+
+
+class Lesson:
+    """FedAvg-Adam; `omega` is the global model."""
+
+    def __init__(self, devices: Sequence[str]) -> None:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(_SEED)
+            self._net = build_model()
+        initial = {name: tensor.detach().numpy().copy() for name, tensor in self._net.state_dict().items()}
+        private = oracle.private_names(self._net, PRIVATE)
+        zeros = {name: oracle.zero_moments(initial[name]) for name, _ in self._net.named_parameters()}
+        self.omega, patch = oracle.without(initial, private), oracle.only(initial, private)
+        self._v, w = oracle.without(zeros, private), oracle.only(zeros, private)
+        self._clients = {device: oracle.Client(device, _data(device), patch, w) for device in devices}
+
+    def round(self, trained: Collection[str], reported: Collection[str]) -> None:
+        """One round; without reporters the model stays as it is."""
+        uploads = []
+        for device in sorted(trained):
+            client = self._clients[device]
+            rate = TASK.learning_rates[STRATEGY]
+            m, v, _ = oracle.client_round(self._net, self.omega, self._v, client, rate, TASK.batch_size, 1, _SEED)
+            if device in reported:
+                uploads.append((len(client.data[0]), m, v))
+        if uploads:
+            self.omega = {name: oracle.mean([(n, m[name]) for n, m, _ in uploads]) for name in self.omega}
+            self._v = {
+                name: {kind: oracle.mean([(n, v[name][kind]) for n, _, v in uploads]) for kind in kinds}
+                for name, kinds in self._v.items()
+            }
+
+    def model(self) -> dict[str, Array]:
+        """The global model with its moments, under the names that checkpoints have."""
+        return _flat(self.omega, self._v)
+
+    def patch(self, device: str) -> tuple[int, dict[str, Array]]:
+        """How many batches a device has seen, and its patch with its moments."""
+        client = self._clients[device]
+        return client.batches_done, _flat(client.p, client.w)
+
+
+def _data(device: str) -> oracle.ClientData:
+    data = device_data(data_spec(device))
+    return data.train_x, data.train_y, data.test_x, data.test_y
+
+
+def _flat(values: oracle.Values, moments: oracle.Moments) -> dict[str, Array]:
+    return {**values, **{f"{name}:{kind}": value for name, kinds in moments.items() for kind, value in kinds.items()}}

@@ -1,0 +1,125 @@
+"""What faults happen to: a few devices and a coordinator at a broker, and the settings that their rounds are played with.
+
+A device's number of examples is 23 plus a power of two, so that the books on a round, which give the sum over its
+reporters and how many they were, say who they were; and whether anybody was counted twice.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+from coordinator.records import RoundRecord
+from coordinator.registry import REGISTRY_FILE, Registry
+from coordinator.runs import run_directory
+from device_agent.patch_store import PatchKey, PatchState, PatchStore
+from shared.model import schema_of
+from tests.faults.slow_task import REFERENCE, TASK, build_model
+from tests.system.commands import Command
+from tests.system.fleet import Fleet
+from tests.system.oracle_task import device_data
+
+NAMES = ("ann", "bob", "cat", "dan")
+STRATEGY, PRIVATE = "fedavg-adam", "affine"  # which tests.faults.lesson plays too
+_BASE_EXAMPLES = 23
+
+# Nobody is left behind who can still take part, on a machine that is slow too.
+PATIENT = {"rejoin-s": 60, "grace-s": 60, "recruit-deadline-s": 60, "deadline-s": 120, "quorum": 0.3}
+# Who is away for long is left behind, and a round may fail.
+HASTY = {"rejoin-s": 1, "grace-s": 1, "recruit-deadline-s": 2, "deadline-s": 12, "quorum": 0.3}
+
+
+def data_spec(device: str) -> str:
+    """The data of a device, without a pause."""
+    number = NAMES.index(device)
+    return f"n={_BASE_EXAMPLES + 2**number},test=20,seed={number + 1}"
+
+
+def num_examples(device: str) -> int:
+    """Training examples of a device."""
+    return len(device_data(data_spec(device)).train_x)
+
+
+def reporters(record: RoundRecord, devices: Sequence[str]) -> tuple[str, ...]:
+    """Who the updates of an aggregated round came from; ValueError where no set of `devices` explains its books."""
+    left = record.num_examples - _BASE_EXAMPLES * record.reported
+    found = tuple(device for device in devices if left >= 0 and left >> NAMES.index(device) & 1)
+    # Powers of two of which one occurs twice add up to fewer powers than there are terms.
+    if sum(num_examples(device) for device in found) != record.num_examples or len(found) != record.reported:
+        raise ValueError(f"no {record.reported} devices, each once, have {record.num_examples} examples together")
+    return found
+
+
+def make_as_new(fleet: Fleet, on: Callable[[str], AbstractContextManager[None]] = lambda _: nullcontext()) -> None:
+    """Ready for another run: no agent has a patch or waits for a coordinator that is no more. `on` is where each runs."""
+    for device, agent in fleet.agents.items():
+        if not agent.running or agent.status.get("state") != "idle" or not agent.status.get("connected"):
+            agent.kill()
+            shutil.rmtree(agent.state_dir, ignore_errors=True)
+            with on(device):
+                agent.start()
+    fleet.wait_ready()
+    for agent in fleet.agents.values():
+        for path in agent.patches.glob("*"):
+            path.unlink()
+        agent.state_dir.with_suffix(".log").write_bytes(b"")
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Agents of `fleet` at a broker, and the place `directory` where a coordinator keeps one run."""
+
+    fleet: Fleet
+    directory: Path
+    devices: Sequence[str]
+
+    @property
+    def state_dir(self) -> Path:
+        """The coordinator's."""
+        return self.directory / "coordinator"
+
+    def start_agent(self, device: str, pause_ms: int, options: Sequence[str] = ()) -> None:
+        """Start the agent of a device; each step of its training takes `pause_ms` longer."""
+        self.fleet.start(device, REFERENCE, f"{data_spec(device)};pause_ms={pause_ms}", options=options)
+
+    def begin(self, rounds: int, terms: Mapping[str, object]) -> Command:
+        """`fedpatch run`; `terms` are further options."""
+        given = {"task": REFERENCE, "strategy": STRATEGY, "private": PRIVATE, "devices": len(self.devices)}
+        given |= {"broker": self.fleet.broker, "fleet": self.fleet.name, "state-dir": self.state_dir, "rounds": rounds}
+        given |= {"wait-s": 100, "max-failed-rounds": 1000, "chunk-kib": 8, **terms}
+        return Command("fedpatch", "run", "--json", *(f"--{name}={value}" for name, value in given.items()))
+
+    def resume(self) -> Command:
+        """`fedpatch resume last`."""
+        return Command("fedpatch", "resume", "last", "--state-dir", self.state_dir, "--json")
+
+    @property
+    def run(self) -> str:
+        """Id of the newest run, empty while there is none."""
+        return max((path.name for path in self.state_dir.glob("runs/*")), default="")
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the newest run has been written down as ended."""
+        with Registry(self.state_dir / REGISTRY_FILE, readonly=True) as registry:
+            return registry.run("last").status != "running"
+
+    def run_dir(self, run: str) -> Path:
+        """Where a run keeps checkpoints and updates."""
+        return run_directory(self.state_dir, run)
+
+    def log(self, device: str) -> Path:
+        """The log of a device's agent, over all its lives."""
+        return self.fleet.agents[device].state_dir.with_suffix(".log")
+
+    def offer(self, device: str) -> Path:
+        """The note on an update that waits to be committed, while there is one."""
+        return self.fleet.agents[device].state_dir / "spool" / "offer.msgpack"
+
+    def patch(self, device: str) -> PatchState:
+        """The private patch of a device, as the next round would find it."""
+        key = PatchKey(TASK.name, schema_of(build_model()).digest, PRIVATE)
+        return PatchStore(self.fleet.agents[device].patches).load(key, "another run", 0)

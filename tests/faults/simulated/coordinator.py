@@ -1,0 +1,211 @@
+"""The coordinator in a world: `fedpatch run` and `fedpatch resume` as they are, from registry to engine, in virtual time.
+
+Whenever its loop waits for the next event, the world goes on until there is one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from queue import Empty
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import coordinator.claim
+import coordinator.connection
+import coordinator.moments
+import coordinator.performing
+import coordinator.publisher
+import coordinator.registry
+import coordinator.runs
+import coordinator.service
+from coordinator.connection import Interrupt
+from coordinator.engine import Engine
+from coordinator.moments import Moment
+from coordinator.records import RunSummary
+from coordinator.runs import resume_run, run_or_go_on
+from coordinator.settings import RunSettings
+from shared.errors import BrokerError, UsageError
+from tests.faults.simulated.lesson import prepared
+from tests.faults.simulated.link import SimulatedLink
+from tests.faults.simulated.processes import Killed, Process
+from tests.faults.simulated.wire import Host
+
+if TYPE_CHECKING:
+    from tests.faults.simulated.world import World
+
+AGAIN_S = 5.0
+_SPINNING = 2_000
+
+
+class Inbox:
+    """A queue to whose reader the world's time is the only time."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._events: deque[Any] = deque()
+        self._spins, self._spun_at = 0, -1.0
+
+    def put(self, event: Any) -> None:
+        """One more."""
+        self._events.append(event)
+
+    def get(self, timeout: float | None = None) -> Any:
+        """The next one, or Empty once the time is up; Killed where the process is no more."""
+        world = self._world
+        self._spins = self._spins + 1 if world.now == self._spun_at else 0
+        self._spun_at = world.now
+        assert self._spins < _SPINNING, "the coordinator spins without time going on"
+        world.wait(lambda: bool(self._events), timeout)
+        if not self._events:
+            raise Empty
+        return self._events.popleft()
+
+
+class SimulatedCoordinator:
+    """On its own host; `wanted` says what is started next: run, resume, or nothing once the run is over."""
+
+    def __init__(self, world: World, directory: Path, settings: RunSettings) -> None:
+        self.directory = directory
+        self.settings = replace(settings, state_dir=directory)
+        self.host = Host("coordinator")
+        self.process: Process | None = None
+        self.wanted = "run"
+        self.start_at = 0.0
+        self.pause_s = 1.0
+        self.next_fuse: int | None = None
+        self.inbox: Inbox | None = None
+        self.engine: Any = None
+        self.summary: RunSummary | None = None
+        self.said: list[str] = []
+        self.started_at: list[float] = []
+        self.boot, self.booted_at, self.clock_off_s = "boot-1", 0.0, 0.0
+        self._world = world
+        self._links: list[SimulatedLink] = []
+
+    # ---- what happens to it
+
+    def kill(self, pause_s: float, fuse: int | None = None) -> None:
+        """At once, or before a later write; it is started again after a pause."""
+        self.pause_s = pause_s
+        if self.process is None:
+            return
+        self.process.fuse = fuse
+        if fuse is None:
+            self.process.dead = True
+
+    def die_here(self, pause_s: float) -> None:
+        """In the midst of what it does: nothing after this happens."""
+        assert self.process is not None
+        self.pause_s, self.process.dead = pause_s, True
+        raise Killed(self.process.name)
+
+    def interrupt(self, pause_s: float) -> None:
+        """Ctrl-C; somebody resumes it after a pause."""
+        self.pause_s = pause_s
+        if self.inbox is not None and self.process is not None:
+            self._world.say("Ctrl-C")
+            self.inbox.put(Interrupt())
+
+    def reboot(self, jump_s: float, pause_s: float) -> None:
+        """The machine too: its count of seconds begins anew, and its wall clock is another."""
+        self.kill(pause_s)
+        self.boot, self.booted_at = f"{self.boot}'", self._world.now
+        self.clock_off_s += jump_s
+
+    # ---- its life
+
+    def run(self) -> None:
+        """From its start to its end, whatever ends it."""
+        world = self._world
+        self.process = Process("coordinator", world.now)
+        self.process.fuse, self.next_fuse = self.next_fuse, None
+        self.started_at.append(world.now)
+        world.say(f"coordinator: {self.wanted}")
+        self.summary = None
+        try:
+            with world.turns.of(self.process):
+                self.summary = self._begin()
+        except Killed:
+            world.say("coordinator was killed")
+        except (BrokerError, UsageError) as error:
+            world.say(f"coordinator could not start: {error}")
+            self.pause_s = AGAIN_S
+        finally:
+            for link in self._links:
+                link.die()
+            self._links.clear()
+            self.process = self.inbox = self.engine = None
+        self._what_next()
+
+    def _begin(self) -> RunSummary:
+        view: Any = SimpleNamespace(show=lambda snapshot: None, say=self._say)
+        if self.wanted == "resume":
+            return resume_run(self.directory, "last", view)
+        return run_or_go_on(self.settings, view, new=self.wanted == "new")
+
+    def _what_next(self) -> None:
+        self.start_at = self._world.now + self.pause_s
+        self.pause_s = 1.0
+        if self.summary is None:
+            # Whoever starts it again says nothing of --new, even where the first words were.
+            self.wanted = "run" if self.wanted == "new" else self.wanted
+            return
+        self._world.say(f"run {self.summary.run} is over: {self.summary.stopped_because}")
+        self.wanted = "resume" if self.summary.stopped_because == "interrupted" else ""
+
+    def _say(self, line: str) -> None:
+        self.said.append(line)
+        self._world.say(f"coordinator says: {line}")
+
+    def now(self) -> Moment:
+        """Its machine's own clocks, of which the wall clock may be years off."""
+        return Moment(self.boot, self._world.now - self.booted_at, 1.7e9 + self._world.now + self.clock_off_s)
+
+    def installed(self, patch: pytest.MonkeyPatch) -> None:
+        """Time, randomness, link and task of the coordinator's modules are the world's."""
+        world = self._world
+        clock = SimpleNamespace(
+            monotonic=lambda: world.now - self.booted_at,
+            sleep=lambda seconds: world.wait(lambda: False, seconds),
+            time=lambda: self.now().unix_s,
+            strftime=time.strftime,
+            gmtime=time.gmtime,
+        )
+        chance = SimpleNamespace(
+            randbits=world.rng.getrandbits, token_hex=lambda size: f"{world.rng.getrandbits(8 * size):0{2 * size}x}"
+        )
+        modules: dict[str, Any] = dict(vars(coordinator))
+        for name in ("claim", "connection", "performing", "publisher", "registry", "runs", "service"):
+            module = modules[name]
+            for what, ours in (("time", clock), ("secrets", chance)):
+                if hasattr(module, what):
+                    patch.setattr(module, what, ours)
+        patch.setattr(Moment, "now", lambda: self.now())
+        for module in (coordinator.claim, coordinator.connection):
+            patch.setattr(module, "MqttLink", self._make_link)
+            patch.setattr(module, "SimpleQueue", lambda: Inbox(world))
+        patch.setattr(coordinator.connection, "interrupts_into", self._at_work)
+        patch.setattr(coordinator.runs, "prepare", lambda settings: prepared())
+        patch.setattr(coordinator.runs, "remember", lambda directory: None)
+        patch.setattr(coordinator.runs, "_chunk_bytes", lambda settings, connection: world.chunk_bytes)
+
+        def engine(*args: Any, **given: Any) -> Any:
+            self.engine = Engine(*args, **given)
+            return self.engine
+
+        patch.setattr(coordinator.runs, "Engine", engine)
+
+    def _make_link(self, _url: str, **given: Any) -> SimulatedLink:
+        link = SimulatedLink(self._world, self.host, **given)
+        self._links.append(link)
+        return link
+
+    def _at_work(self, inbox: Inbox) -> Any:
+        self.inbox = inbox
+        return nullcontext()

@@ -1,0 +1,145 @@
+"""A device in a world: the real agent, job and hands, with real files; its link, clock and training are the world's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from queue import SimpleQueue
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from device_agent.admission import Order
+from device_agent.agent import Agent
+from device_agent.effects import Effect
+from device_agent.job import Job
+from device_agent.namesake import Namesake
+from device_agent.performing import Identity
+from device_agent.performing import Performer as Hands
+from device_agent.trainer import TrainerEvent
+from shared import topics
+from shared.errors import DataError
+from shared.files import remove_unfinished
+from shared.link_events import LinkEvent
+from simulator.agenda import Alarm
+from tests.faults.simulated.link import SimulatedLink
+from tests.faults.simulated.processes import Killed, Process
+from tests.faults.simulated.trainer import SimulatedTrainer
+from tests.faults.simulated.wire import Host
+
+if TYPE_CHECKING:
+    from tests.faults.simulated.world import World
+
+FLEET = "demo"
+# Who ends by itself is started again, as by systemd.
+AGAIN_S = 5.0
+# A deadline on a clock that began at another moment may round to an instant before it.
+_ROUNDING_S = 1e-6
+
+
+class SimulatedDevice:
+    """`name`, with its files in `directory`. `kill` drops everything but those; `start` begins from them."""
+
+    def __init__(self, world: World, name: str, directory: Path) -> None:
+        self.name, self.directory = name, directory
+        self.host = Host(name)
+        self.process: Process | None = None
+        self.boots = 0
+        self._world = world
+
+    def start(self) -> None:
+        """Switched on."""
+        if self.process is not None:
+            return
+        self.boots += 1
+        world, boots = self._world, self.boots
+        self.process = Process(self.name, world.now)
+        identity = Identity(FLEET, self.name, f"{self.name}-boot-{boots}")
+        self.link = SimulatedLink(
+            world, self.host, client_id=identity.client_id, events=self._hearing(boots), will=identity.will()
+        )
+        self.trainer = SimulatedTrainer(world, self.name, self.directory / "patches", self._hearing(boots))
+        self.job = Job(max_blob_bytes=2**20)
+        link: Any = self.link
+        trainer: Any = self.trainer
+        self._alarm = Alarm(world.agenda, lambda: self._act(boots))
+        self._act(boots, lambda: self._set_up(identity, link, trainer))
+
+    def kill(self) -> None:
+        """With its training; what lies on the disk stays."""
+        if self.process is None:
+            return
+        self.process.dead = True
+        self.process = None
+        self.boots += 1
+        self.link.die()
+        self.trainer.kill(told=False)
+        blob = self._hands._blob if hasattr(self, "_hands") else None
+        if blob is not None:
+            blob.close()
+
+    def defuse(self) -> None:
+        """It lives on, and so does its training."""
+        for process in (self.process, self.trainer.process if self.process else None):
+            if process is not None:
+                process.fuse = None
+
+    @property
+    def idle(self) -> bool:
+        """It waits for nothing but a request."""
+        return self.process is not None and self.job.key is None
+
+    def _set_up(self, identity: Identity, link: Any, trainer: Any) -> list[Effect]:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        remove_unfinished(self.directory)
+        self._hands = Hands(identity, self.job, link=link, trainer=trainer, directory=self.directory)
+        status: Any = SimpleNamespace(write=lambda changing: None)
+        self.agent = Agent(
+            self._hands,
+            link=link,
+            inbox=SimpleQueue(),
+            trainer=trainer,
+            order=Order(always=True),
+            status=status,
+            namesake=Namesake(identity.boot, 180.0),
+        )
+        self._hands.take_up_spooled()
+        trainer.start()
+        link.subscribe(*topics.device_filters(FLEET, self.name))
+        link.start()
+        return []
+
+    def _hearing(self, boots: int) -> Any:
+        def hear(event: LinkEvent | TrainerEvent) -> None:
+            self._world.oracle.hears(self.name, event)
+            self._act(boots, lambda: self.agent._handle(event, self._clock()))
+
+        return hear
+
+    def _clock(self) -> float:
+        assert self.process is not None
+        return self._world.now - self.process.booted_at
+
+    def _act(self, boots: int, does: Any = None) -> None:
+        """One turn of the agent's loop; events of an earlier start are nobody's."""
+        if boots != self.boots or self.process is None:
+            return
+        try:
+            with self._world.turns.of(self.process):
+                effects: Sequence[Effect] = does() if does is not None else []
+                self._hands.perform(effects)
+                if self.agent._namesake.tick(self._clock()):
+                    self.agent._note_namesake()
+                if self.agent._connected:
+                    self._hands.perform(self.job.tick(self._clock()))
+        except Killed:
+            self._world.say(f"{self.name} was killed at a write")
+            self.kill()
+            return
+        except DataError as error:
+            self._world.say(f"{self.name} ends: {error}")
+            self.kill()
+            self._world.agenda.after(AGAIN_S, self.start)
+            return
+        if self.agent._connected and (deadline := self.job.next_deadline()) is not None:
+            at = max(deadline + self.process.booted_at, self._world.now) + _ROUNDING_S
+            self._alarm.set(at)

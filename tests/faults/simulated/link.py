@@ -1,0 +1,184 @@
+"""The link's place in a world: what shared.link.MqttLink promises, over a wire whose time is virtual.
+
+Outbox and subscriptions are the real ones; paho, threads and sockets are not there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from shared.errors import BrokerError
+from shared.link_events import Connected, Disconnected, LinkEvent, Received
+from shared.outbox import MAX_IN_FLIGHT, Outbox, Outgoing
+from shared.subscriptions import Subscriptions
+from tests.faults.simulated.broker import Message, Session
+from tests.faults.simulated.wire import Host, Wire
+
+if TYPE_CHECKING:
+    from tests.faults.simulated.world import World
+
+CONNACK_S = 10.0
+RETRY_S = (1.0, 10.0)
+
+
+class SimulatedLink:
+    """A client `client_id` on `host`; `events` is called in the turn of nobody."""
+
+    def __init__(
+        self,
+        world: World,
+        host: Host,
+        *,
+        client_id: str,
+        events: Callable[[LinkEvent], None],
+        will: tuple[str, bytes] | None = None,
+        clean_start: bool = False,
+        max_queued: int = 1000,
+        **_: Any,
+    ) -> None:
+        self.broker = "mqtt://simulated"
+        self.client_id, self.will, self.clean_start = client_id, will, clean_start
+        self._world, self._host, self._events = world, host, events
+        self._outbox = Outbox(max_queued)
+        self._subscriptions = Subscriptions()
+        self._wire: Wire | None = None
+        self._connected: Connected | None = None
+        self._stopped = False
+        self._last_key = 0
+        self._pause_s = RETRY_S[0]
+
+    # ---- for its owner
+
+    def start(self) -> None:
+        """Begin to connect."""
+        self._connect()
+
+    def publish(self, topic: str, payload: bytes, *, qos: int = 1, retain: bool = False) -> bool:
+        """Queue a message."""
+        queued = not self._stopped and self._outbox.put(Outgoing(topic, payload, qos, retain))
+        self._feed()
+        return queued
+
+    def subscribe(self, *filters: str) -> None:
+        """Want messages."""
+        self._subscriptions.add(filters)
+        self._feed()
+
+    def unsubscribe(self, *filters: str) -> None:
+        """Want no more of them."""
+        self._subscriptions.remove(filters)
+        self._feed()
+
+    @property
+    def idle(self) -> bool:
+        """Everything is acknowledged."""
+        return len(self._outbox) == 0
+
+    def wait_connected(self, timeout_s: float) -> Connected:
+        """Lets the world go on until the broker has answered."""
+        self._world.wait(lambda: self._connected is not None, timeout_s)
+        if self._connected is None:
+            raise BrokerError("the simulated broker does not answer")
+        return self._connected
+
+    def be_patient(self, patient: bool) -> None:
+        """Never, in a world in which each name has one device."""
+        assert not patient, f"{self.client_id} believes that another has its name"
+
+    def stop(self) -> None:
+        """Send what is queued, leave without a will."""
+        if self._stopped:
+            return
+        self._world.wait(lambda: self.idle or self._connected is None, 1.0)
+        if self._wire is not None and self._connected is not None:
+            self._wire.up(partial(self._world.broker.goodbye, self))
+        self.die()
+
+    def die(self) -> None:
+        """Its process is gone."""
+        self._stopped = True
+        wire, self._wire, self._connected = self._wire, None, None
+        if wire is not None:
+            wire.close_client()
+
+    # ---- the connection
+
+    def _connect(self) -> None:
+        if self._stopped or self._wire is not None:
+            return
+        if self._host.reach == "cut" or not self._world.broker.up:
+            self._failed()
+            return
+        wire = self._wire = self._world.wire()
+        wire.client_lost = partial(self._lost, wire)
+        self._host.connect(wire)
+        if self._host.reach == "silent":
+            wire.silent = True
+        wire.up(partial(self._world.broker.accept, self, wire))
+        self._world.agenda.after(CONNACK_S, partial(self._give_up, wire))
+
+    def _give_up(self, wire: Wire) -> None:
+        if self._wire is wire and self._connected is None:
+            wire.close_client()
+            self._lost(wire)
+
+    def _lost(self, wire: Wire) -> None:
+        if self._wire is wire:
+            self._wire = self._connected = None
+            self._outbox.connection_lost()
+            self._failed()
+
+    def _failed(self) -> None:
+        shortest_s, longest_s = RETRY_S
+        self._pause_s = min(longest_s, self._world.rng.uniform(shortest_s, 3 * self._pause_s))
+        self._world.agenda.after(self._pause_s, self._connect)
+        self._tell(Disconnected("the simulated connection is gone"))
+
+    def on_connack(self, wire: Wire, present: bool) -> None:
+        """The broker took us."""
+        if self._wire is wire:
+            self._pause_s = RETRY_S[0]
+            self._connected = Connected("5", None, True, present)
+            self._subscriptions.connected()
+            self._feed()
+            self._tell(self._connected)
+
+    def on_message(self, wire: Wire, message: Message, session: Session) -> None:
+        """Something was delivered, which the broker may forget once it hears so."""
+        if self._wire is wire:
+            wire.up(partial(_forget, session, message))
+            if self._subscriptions.want(message.topic):
+                self._tell(Received(message.topic, message.payload, message.retained))
+
+    def _acknowledged(self, wire: Wire, key: int) -> None:
+        if self._wire is wire:
+            self._outbox.acknowledged(key)
+            self._feed()
+
+    def _feed(self) -> None:
+        wire = self._wire
+        if wire is None or self._connected is None:
+            return
+        while wish := self._subscriptions.next():
+            does = self._world.broker.subscribe if wish.wanted else self._world.broker.unsubscribe
+            wire.up(partial(does, self, wish.filters))
+        while message := self._outbox.take(MAX_IN_FLIGHT):
+            self._last_key += 1
+            self._outbox.sent(self._last_key, message)
+            wire.up(partial(self._arrived, wire, self._last_key, message))
+
+    def _arrived(self, wire: Wire, key: int, message: Outgoing) -> None:
+        """At the broker."""
+        self._world.broker.publish(message.topic, message.payload, retain=message.retain)
+        wire.down(partial(self._acknowledged, wire, key))
+
+    def _tell(self, event: LinkEvent) -> None:
+        if not self._stopped:
+            self._events(event)
+
+
+def _forget(session: Session, message: Message) -> None:
+    if message in session.queue:
+        session.queue.remove(message)

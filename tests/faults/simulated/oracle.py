@@ -1,0 +1,250 @@
+"""What must be true of a world, said without fedpatch's own arithmetic: which updates count, what the models and patches are.
+
+The oracle hears of every commit of the registry, of every checkpoint and patch that takes its place on the disk, and of
+every word that reaches a device. It computes the same models and patches on its own and compares them bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from coordinator.checkpoint import _load
+from coordinator.ledger import Ledger
+from coordinator.moments import Moment
+from coordinator.records import RoundRecord, StoredUpdate
+from coordinator.registry import Registry
+from coordinator.round_ledger import RoundLedger
+from device_agent.patch_store import PatchState
+from device_agent.training_channel import TrainCommand
+from shared.codec import decode
+from shared.link_events import Received
+from shared.messages import Committed
+from shared.tensors import Array
+from tests.faults.simulated.lesson import FIRST_PATCH, INITIAL, examples, learned
+
+if TYPE_CHECKING:
+    from tests.faults.simulated.world import World
+
+Model = Mapping[str, Array]
+# Between the moment at which a round has to end and the record of it: a turn of the coordinator's loop.
+AT_ONCE_S = 1.0
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a device's patch was before and after a round that it finished."""
+
+    run: str
+    round: int
+    before: Model
+    after: Model
+
+
+class Oracle:
+    """Of one world. A claim that does not hold is an AssertionError that says which."""
+
+    def __init__(self, world: World) -> None:
+        self.models: dict[tuple[str, int], Model] = {}
+        self.committed: dict[tuple[str, int], dict[str, str]] = defaultdict(dict)
+        self.records: dict[tuple[str, int], RoundRecord] = {}
+        self.patches: dict[str, list[Trained]] = defaultdict(list)
+        self.damaged = False
+        self.run = ""
+        self._world = world
+        self._ever: set[tuple[str, str]] = set()
+        self._bases: dict[str, Model] = {}
+        self._base_named: dict[tuple[str, int], str] = {}
+        self._made: dict[tuple[str, str, int, str], Model] = {}
+        self._saving: dict[str, tuple[TrainCommand, PatchState]] = {}
+        self._opened: dict[tuple[str, int], float] = {}
+        self._ended: dict[tuple[str, int], float] = {}
+        self._last_opened = 0.0
+        self._stands_still_since: float | None = None
+
+    # ---- what happens
+
+    def installed(self, patch: pytest.MonkeyPatch) -> None:
+        """From now on the oracle hears of what is written to the registry, once it is."""
+        self._after(patch, RoundLedger, "open", self._open)
+        self._after(patch, RoundLedger, "add_update", self._add)
+        self._after(patch, RoundLedger, "finish", self._finish)
+        self._after(patch, RoundLedger, "pause", lambda run, spent_s: self.stands_still(self._world.now))
+        self._after(patch, RoundLedger, "roll_back", self._roll_back)
+        self._after(patch, RoundLedger, "drop_update", self._drop)
+        real = Registry.create_run
+
+        def create_run(registry: Registry, **given: Any) -> Any:
+            made = real(registry, **given)
+            self.run = made.id
+            return made
+
+        patch.setattr(Registry, "create_run", create_run)
+
+    def stands_still(self, since: float) -> None:
+        """Until the round is taken up again, what passes is not held against it."""
+        known = self._stands_still_since
+        self._stands_still_since = since if known is None else min(known, since)
+
+    def reboots(self) -> None:
+        """Its clocks may tell nothing of what has passed since the round was opened or taken up."""
+        self.stands_still(self._last_opened)
+
+    def saving(self, device: str, command: TrainCommand, after: PatchState) -> None:
+        """A device is about to save this patch."""
+        self._saving[device] = command, after
+
+    def replaced(self, path: str) -> None:
+        """A file is now what was written."""
+        place = Path(path)
+        if place.name.startswith("checkpoint-"):
+            self._checkpointed(place)
+        elif place.suffix == ".patch":
+            self._saved(place.parts[-3])
+
+    def hears(self, device: str, event: object) -> None:
+        """`committed` is a promise of what is in the registry."""
+        if isinstance(event, Received) and event.topic.endswith("/dn"):
+            envelope = decode(event.payload)
+            if isinstance(envelope.body, Committed):
+                known = (device, envelope.body.digest) in self._ever
+                assert known, f"{device} hears committed in round {envelope.round} of what the registry does not have"
+
+    # ---- the coordinator
+
+    def _after(self, patch: pytest.MonkeyPatch, owner: type, name: str, hear: Any) -> None:
+        real = getattr(owner, name)
+
+        def method(tables: Any, *args: Any, **given: Any) -> Any:
+            done = real(tables, *args, **given)
+            hear(*args, **given)
+            return done
+
+        patch.setattr(owner, name, method)
+
+    def _open(self, run: str, ledger: Ledger, now: Moment) -> None:
+        key = (run, ledger.round)
+        assert key not in self.records, f"round {ledger.round} opens though it is over"
+        if key not in self._opened:
+            self._opened[key] = self._world.now
+        elif self._stands_still_since is not None:
+            self._opened[key] += self._world.now - self._stands_still_since
+        self._stands_still_since = None
+        self._last_opened = self._world.now
+        base = self._base_of(run, ledger.round)
+        self._base_named[key] = ledger.base
+        known = self._bases.setdefault(ledger.base, base)
+        assert _same(known, base), f"round {ledger.round} opens with another model than its base"
+        self._world.say(
+            f"round {ledger.round} opens: {', '.join(ledger.invited)}; committed {_names(self.committed[key])}"
+        )
+
+    def _add(self, run: str, update: StoredUpdate, accepted: Collection[str] = ()) -> None:
+        key = (run, update.round)
+        assert key not in self.records, f"{update.device} is committed to round {update.round}, which is over"
+        before = self.committed[key].setdefault(update.device, update.digest)
+        assert before == update.digest, f"{update.device} is committed twice to round {update.round}"
+        self._ever.add((update.device, update.digest))
+        self._world.say(f"round {update.round}: the update of {update.device} is in the registry")
+
+    def _checkpointed(self, path: Path) -> None:
+        state, _, meta = _load(path)
+        if "record" not in meta:
+            assert _same(state.tensors, INITIAL), "the run does not begin with the initial model"
+            return
+        record = RoundRecord.from_dict(meta["record"])
+        key = (self.run, record.round)
+        self._books(record)
+        expected = self._mean(key)
+        assert _same(state.tensors, expected), (
+            f"the model after round {record.round} is not the mean of {_names(self.committed[key])}"
+        )
+        self.models[key] = expected
+        self._ended[key] = self._world.now
+
+    def _finish(self, run: str, record: RoundRecord) -> None:
+        key = (run, record.round)
+        self.records[key] = record
+        self._books(record)
+        self._world.say(f"round {record.round} is over: {record.outcome} {record.failure} of {record.reported} updates")
+        aggregated = record.outcome == "aggregated"
+        assert aggregated == (key in self.models), f"round {record.round} is {record.outcome}; is there a model of it?"
+        policy = self._world.coordinator.settings
+        due = self._opened[key] + policy.deadline_s + policy.grace_s
+        due = max(due, self._last_opened, self._world.coordinator.started_at[-1]) + AT_ONCE_S
+        # The checkpoint decides: after a crash between the two, the registry only follows it.
+        ended = self._ended.get(key, self._world.now)
+        assert ended <= due, f"round {record.round} ends {ended - due:.1f} s after it had to"
+
+    def _books(self, record: RoundRecord) -> None:
+        counted = self.committed[self.run, record.round]
+        in_books = (record.reported, record.num_examples)
+        expected = (len(counted), sum(map(examples, counted)))
+        assert in_books == expected, (
+            f"round {record.round} counts {in_books} updates and examples, committed are {expected}: {_names(counted)}"
+        )
+
+    def _roll_back(self, run: str, last: int) -> None:
+        assert self.damaged, f"the run goes back to round {last} though no checkpoint was damaged"
+        for known in (self.models, self.committed, self.records, self._opened, self._ended):
+            for key in [one for one in known if one[0] == run and one[1] > last]:
+                del known[key]
+
+    def _drop(self, run: str, number: int, device: str) -> None:
+        raise AssertionError(f"the update of {device} in round {number} is dropped though nobody damaged it")
+
+    def _base_of(self, run: str, number: int) -> Model:
+        before = [one for one in self.models if one[0] == run and one[1] < number]
+        return self.models[max(before)] if before else INITIAL
+
+    def _mean(self, key: tuple[str, int]) -> Model:
+        """Weighted by examples, in float64, in the order of names; integers rounded."""
+        base = self._base_named[key]
+        updates = {device: self._made[device, *key, base] for device in sorted(self.committed[key])}
+        total = sum(map(examples, updates))
+        mean: dict[str, Array] = {}
+        for name, like in INITIAL.items():
+            summed = np.zeros(like.shape, np.float64)
+            for device, update in updates.items():
+                summed += update[name].astype(np.float64) * float(examples(device))
+            value = summed / total
+            mean[name] = np.asarray(np.rint(value) if like.dtype.kind == "i" else value).astype(like.dtype)
+        return mean
+
+    # ---- the devices
+
+    def _saved(self, device: str) -> None:
+        command, state = self._saving.pop(device)
+        run, number = command.key.run, command.key.round
+        history = self.patches[device]
+        before = self.before(device, run, number)
+        while history and history[-1].run == run and history[-1].round >= number:
+            history.pop()
+        base = self._bases[command.base]
+        update, patch = learned(base, before, device, number)
+        self._made[device, run, number, command.base] = update
+        history.append(Trained(run, number, before, patch))
+        self._world.say(f"{device} saved its patch of round {number}")
+        rounds = ", ".join(str(one.round) for one in history)
+        assert _same(state.values, patch), f"the patch of {device} is not that of rounds {rounds}, each applied once"
+
+    def before(self, device: str, run: str, number: int) -> Model:
+        """The patch that round `number` is trained from: that of the rounds before it, each of them once."""
+        earlier = [one for one in self.patches[device] if one.run != run or one.round < number]
+        return earlier[-1].after if earlier else FIRST_PATCH
+
+
+def _same(one: Model, other: Model) -> bool:
+    return one.keys() == other.keys() and all(
+        one[name].dtype == other[name].dtype and one[name].tobytes() == other[name].tobytes() for name in one
+    )
+
+
+def _names(devices: Collection[str]) -> str:
+    return ", ".join(sorted(devices)) or "nobody"

@@ -1,0 +1,88 @@
+"""Processes that a world plays: whose turn it is, and what becomes of one that is killed.
+
+Whatever writes to the disk asks first whether its process still lives. So a kill may come before any write, and a process
+that was killed writes nothing more, however much tidying up is on its way out.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from coordinator.tables import Tables
+
+_WRITES = ("replace", "unlink", "rmdir", "mkdir", "fsync", "pwrite", "truncate")
+
+
+class Killed(BaseException):
+    """The process is gone: nothing catches it."""
+
+
+class Process:
+    """One that runs until it is killed; `fuse` counts the writes down that it may still do (None: any number)."""
+
+    def __init__(self, name: str, booted_at: float) -> None:
+        self.name = name
+        self.booted_at = booted_at
+        self.dead = False
+        self.fuse: int | None = None
+
+    def before_write(self) -> None:
+        """Raises Killed where this write is not to be."""
+        if self.fuse is not None and not self.dead:
+            self.dead = self.fuse <= 0
+            self.fuse -= 1
+        if self.dead:
+            raise Killed(self.name)
+
+
+class Turns:
+    """Which process acts now; `replaced` hears of each file that took its place, by its path."""
+
+    def __init__(self, replaced: Callable[[str], None]) -> None:
+        self.acting: Process | None = None
+        self._replaced = replaced
+
+    @contextmanager
+    def of(self, process: Process | None) -> Iterator[None]:
+        """Within, whatever is written is written by `process`."""
+        before, self.acting = self.acting, process
+        try:
+            yield
+        finally:
+            self.acting = before
+
+    def watch(self, patch: pytest.MonkeyPatch) -> None:
+        """From now on every write asks the process that acts."""
+        for name in _WRITES:
+            patch.setattr(os, name, self._asked(name, getattr(os, name)))
+        real = Tables._change
+        turns = self
+
+        @contextmanager
+        def change(tables: Tables) -> Iterator[sqlite3.Connection]:
+            turns._ask()
+            with real(tables) as db:
+                yield db
+                turns._ask()
+
+        patch.setattr(Tables, "_change", change)
+
+    def _ask(self) -> None:
+        if self.acting is not None:
+            self.acting.before_write()
+
+    def _asked(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def write(*args: Any, **given: Any) -> Any:
+            self._ask()
+            done = real(*args, **given)
+            if name == "replace":
+                self._replaced(str(args[1]))
+            return done
+
+        return write

@@ -1,0 +1,268 @@
+"""Schedules of faults: drawn from a seed, or written by hand; and how one is played."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from coordinator.settings import RunSettings
+from tests.faults.simulated.device import FLEET
+from tests.faults.simulated.verdict import judge
+from tests.faults.simulated.wire import Weather
+from tests.faults.simulated.world import Broken, World
+
+_MEMORY = Path("/dev/shm")
+_HORIZON_S = 90.0
+Fault = Callable[[World], None]
+
+
+@dataclass
+class Schedule:
+    """Faults at moments (seconds from the beginning), under these settings and this weather."""
+
+    seed: int
+    settings: RunSettings
+    weather: Weather = field(default_factory=Weather)
+    chunk_bytes: int = 100
+    faults: list[tuple[float, Fault]] = field(default_factory=list)
+
+    def at(self, moment_s: float, fault: Fault) -> Schedule:
+        """One more."""
+        self.faults.append((moment_s, fault))
+        return self
+
+
+class Failed(AssertionError):
+    """What did not hold, the log of what happened before, and how to play it again."""
+
+
+def play(schedule: Schedule, watch: Callable[[World], None] = lambda world: None) -> World:
+    """Plays a schedule and judges it; `watch` sees the world before it begins. Raises Failed with the log's end."""
+    with _directory() as directory:
+        rng = random.Random(schedule.seed)
+        with World(rng, directory, schedule.settings, schedule.weather, schedule.chunk_bytes) as world:
+            for device in world.devices.values():
+                world.at(rng.uniform(0.0, 5.0), device.start)
+            for moment_s, fault in schedule.faults:
+                world.at(moment_s, partial(_strike, world, fault))
+            watch(world)
+            try:
+                world.play()
+                judge(world)
+            except (Exception, Broken) as error:
+                end = "\n".join(world.log[-60:])
+                again = f"python -m tests.faults.simulated --seed {schedule.seed}"
+                raise Failed(f"{error}\nto play it again: {again}\n{end}") from error
+    return world
+
+
+def _strike(world: World, fault: Fault) -> None:
+    if not world.is_calm:
+        fault(world)
+
+
+@contextmanager
+def _directory() -> Iterator[Path]:
+    """In memory where there is such a place: to wait for a disk would tell nothing."""
+    place = _MEMORY if _MEMORY.is_dir() else None
+    with tempfile.TemporaryDirectory(prefix="fedpatch-simulated-", dir=place) as name:
+        yield Path(name)
+
+
+def settings(**changes: Any) -> RunSettings:
+    """Of a small run of FedAvg with a private affine."""
+    given: dict[str, Any] = {
+        "fleet": FLEET,
+        "strategy": "fedavg",
+        "private": "affine",
+        "devices": 3,
+        "rounds": 3,
+        "quorum": 1.0,
+        "recruit_deadline_s": 10.0,
+        "deadline_s": 60.0,
+        "grace_s": 10.0,
+        "rejoin_s": 20.0,
+        "wait_s": 240.0,
+        "max_failed_rounds": 6,
+        "upload_slots": 2,
+        "upload_window": 2,
+    }
+    return RunSettings(**{**given, **changes})
+
+
+def draw(seed: int) -> Schedule:
+    """A fleet, its weather and some faults, all from the seed."""
+    rng = random.Random(f"schedule {seed}")
+    devices = rng.randint(3, 6)
+    given = settings(
+        devices=devices,
+        rounds=rng.randint(3, 5),
+        quorum=rng.choice((0.3, 0.5, 0.7, 1.0)),
+        participation=rng.choice((0.5, 0.7, 1.0)),
+        over_select=rng.choice((1.0, 1.3, 2.0)),
+        min_cohort=rng.choice((1, 1, 2)),
+        deadline_s=rng.choice((25.0, 40.0, 90.0)),
+        grace_s=rng.choice((0.0, 5.0, 15.0)),
+        rejoin_s=rng.choice((5.0, 15.0, 40.0)),
+        upload_slots=rng.randint(1, 3),
+        upload_window=rng.randint(1, 4),
+    )
+    weather = Weather(
+        delay_s=rng.uniform(0.01, 0.1),
+        jitter_s=rng.choice((0.0, 0.05, 1.0)),
+        loss=rng.choice((0.0, 0.02, 0.1)),
+        twice=rng.choice((0.0, 0.05)),
+    )
+    schedule = Schedule(seed, given, weather, rng.choice((60, 150, 1000)))
+    names = [f"pi-{number}" for number in range(devices)]
+    for _ in range(rng.randint(2, 8)):
+        schedule.at(rng.uniform(1.0, _HORIZON_S), _draw_fault(rng, names, given.deadline_s))
+    return schedule
+
+
+def _draw_fault(rng: random.Random, names: list[str], deadline_s: float) -> Fault:
+    name = rng.choice(names)
+    pause_s = rng.choice((0.1, 1.0, 5.0, 20.0, deadline_s + 30.0))
+    fuse = rng.choice((None, rng.randint(0, 40)))
+    kinds: list[tuple[int, Fault]] = [
+        (6, partial(kill_coordinator, pause_s=pause_s, fuse=fuse)),
+        (2, partial(kill_coordinator, pause_s=pause_s, fuse=fuse, then=rng.randint(0, 30))),
+        (5, partial(kill_at_commit, pause_s=pause_s, fuse=rng.choice((None, rng.randint(0, 12))))),
+        (4, partial(kill_agent, name=name, pause_s=pause_s, fuse=rng.choice((None, rng.randint(0, 12))))),
+        (2, partial(kill_training, name=name, fuse=rng.choice((None, rng.randint(0, 8))))),
+        (2, partial(kill_broker, pause_s=min(pause_s, 20.0), forgets=rng.random() < 0.5)),
+        (3, partial(separate, name=name, reach=rng.choice(("cut", "silent")), seconds=rng.choice((2.0, 20.0, 70.0)))),
+        (2, partial(separate, name="", reach=rng.choice(("cut", "silent")), seconds=rng.choice((2.0, 20.0, 70.0)))),
+        (2, partial(interrupt, pause_s=pause_s)),
+        (1, partial(reboot, jump_s=rng.choice((-3e8, -10.0, 50.0, 3e8)), pause_s=pause_s)),
+        (1, partial(damage_checkpoint, pause_s=pause_s)),
+    ]
+    return rng.choices([fault for _, fault in kinds], [weight for weight, _ in kinds])[0]
+
+
+# ---- faults
+
+
+def kill_coordinator(world: World, *, pause_s: float, fuse: int | None = None, then: int | None = None) -> None:
+    """Now, or before the write that is `fuse` writes away; the next one before its own `then`-th write."""
+    world.say(f"fault: the coordinator is killed {_when(fuse)}, for {pause_s:g} s{_and_then(then)}")
+    world.coordinator.kill(pause_s, fuse)
+    world.coordinator.next_fuse = then
+
+
+def kill_at_commit(world: World, *, pause_s: float, fuse: int | None) -> None:
+    """At the next update that is in the registry: before its device can be told, or before a later write."""
+
+    def strike() -> None:
+        world.say(f"fault: the coordinator is killed {_when(fuse)}, for {pause_s:g} s")
+        if fuse is None:
+            world.coordinator.die_here(pause_s)
+        world.coordinator.kill(pause_s, fuse)
+
+    world.when("is in the registry", strike)
+
+
+def interrupt(world: World, *, pause_s: float) -> None:
+    """Ctrl-C, and `fedpatch resume` later."""
+    world.say(f"fault: Ctrl-C, for {pause_s:g} s")
+    world.coordinator.interrupt(pause_s)
+
+
+def reboot(world: World, *, jump_s: float, pause_s: float) -> None:
+    """The coordinator's machine starts again, with another wall clock."""
+    world.say(f"fault: the coordinator's machine reboots, for {pause_s:g} s, its clock jumps by {jump_s:g} s")
+    world.oracle.reboots()
+    world.coordinator.reboot(jump_s, pause_s)
+
+
+def kill_agent(world: World, *, name: str, pause_s: float, fuse: int | None = None) -> None:
+    """A device is switched off, now or before a later write, and on again."""
+    world.say(f"fault: {name} is killed {_when(fuse)}, for {pause_s:g} s")
+    device = world.devices[name]
+    if device.process is None:
+        return
+    if fuse is None:
+        device.kill()
+    else:
+        device.process.fuse = fuse
+    _keep_alive(world, name, pause_s)
+
+
+def _keep_alive(world: World, name: str, pause_s: float) -> None:
+    """Somebody looks after it: whenever it is found dead, it is started again."""
+
+    def look() -> None:
+        device = world.devices[name]
+        if device.process is None:
+            world.say(f"{name} is switched on")
+            device.start()
+        elif device.process.fuse is not None:
+            world.agenda.after(max(pause_s, 1.0), look)
+
+    world.agenda.after(pause_s, look)
+
+
+def kill_training(world: World, *, name: str, fuse: int | None = None) -> None:
+    """Only the process that trains; its agent starts another when it needs one."""
+    world.say(f"fault: the training of {name} is killed {_when(fuse)}")
+    device = world.devices[name]
+    if device.process is None:
+        return
+    if fuse is None:
+        device.trainer.kill()
+    elif device.trainer.process is not None:
+        device.trainer.process.fuse = fuse
+
+
+def kill_broker(world: World, *, pause_s: float, forgets: bool) -> None:
+    """What was queued and in flight is lost; with `forgets` also what it retained."""
+    world.say(f"fault: the broker is killed for {pause_s:g} s{' and forgets everything' if forgets else ''}")
+    world.broker.kill(forgets)
+
+    def back() -> None:
+        world.broker.up = True
+        world.say("the broker is back")
+
+    world.agenda.after(pause_s, back)
+
+
+def separate(world: World, *, name: str, reach: str, seconds: float) -> None:
+    """A device, or the coordinator (""), cannot reach the broker for a while."""
+    host = world.host(name)
+    world.say(f"fault: {host.name} is separated ({reach}) for {seconds:g} s")
+    if host.reach != "ok":
+        return
+    host.separate(reach)
+
+    def heal() -> None:
+        world.say(f"{host.name} is back on the network")
+        host.heal()
+
+    world.agenda.after(seconds, heal)
+
+
+def damage_checkpoint(world: World, *, pause_s: float) -> None:
+    """The coordinator is killed, and meanwhile its newest checkpoint is damaged, if there is one before it."""
+    world.coordinator.kill(pause_s)
+    found = sorted(world.coordinator.directory.glob("runs/*/checkpoint-*.fp"))
+    world.say(
+        f"fault: the coordinator is killed for {pause_s:g} s, and of {len(found)} checkpoints the last is damaged"
+    )
+    if len(found) > 1:
+        world.oracle.damaged = True
+        with found[-1].open("r+b") as file:
+            file.truncate(found[-1].stat().st_size - 1)
+
+
+def _when(fuse: int | None) -> str:
+    return "at once" if fuse is None else f"before its write number {fuse + 1}"
+
+
+def _and_then(then: int | None) -> str:
+    return "" if then is None else f", and the next one before its write number {then + 1}"

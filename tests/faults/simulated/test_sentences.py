@@ -1,0 +1,177 @@
+"""Schedules that each can be said in a sentence. What must hold of all of them, schedules.play checks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+
+from coordinator.records import RoundRecord
+from shared.codec import decode
+from shared.messages import Committed, Offer
+from tests.faults.simulated.schedules import Schedule, damage_checkpoint, kill_broker, play, settings
+from tests.faults.simulated.world import World
+
+Watch = Callable[[World], None]
+
+
+def played(watch: Watch, **changes: object) -> World:
+    """The world after a run of three devices."""
+    return play(Schedule(1, settings(**changes)), watch)
+
+
+def rounds(world: World) -> list[RoundRecord]:
+    """Of the run that the faults came upon."""
+    run = min(run for run, _ in world.oracle.records)
+    return [record for (of, _), record in sorted(world.oracle.records.items()) if of == run]
+
+
+def told(world: World, words: str) -> int:
+    """How often the log says this."""
+    return sum(words in line for line in world.log)
+
+
+def outcomes(world: World) -> list[tuple[str, int]]:
+    """Of all rounds."""
+    return [(record.outcome, record.reported) for record in rounds(world)]
+
+
+def is_up(kind: type, payload: bytes) -> bool:
+    """Whether this is a message of that kind."""
+    return isinstance(decode(payload).body, kind)
+
+
+def test_nobody_fails():
+    """Without faults everybody's update is in every round, and nobody trains twice."""
+    world = played(lambda world: None)
+    assert outcomes(world) == [("aggregated", 3)] * 3
+    assert told(world, "saved its patch") == 3 * (3 + 1)
+
+
+def test_the_coordinator_is_killed_while_the_last_update_is_on_its_way():
+    """The device sends it to the next one, and trains no second time."""
+
+    def watch(world: World) -> None:
+        def swallows(topic: str, payload: bytes) -> bool:
+            late = topic.split("/")[-3:-2] == ["blob"] or "/blob/" in topic.partition("/dev/")[2]
+            if late and len(world.oracle.committed[world.oracle.run, 1]) == 2:
+                world.broker.swallows = lambda topic, payload: False
+                world.coordinator.kill(3.0)
+            return False
+
+        world.broker.swallows = swallows
+
+    world = played(watch)
+    assert outcomes(world) == [("aggregated", 3)] * 3
+    assert told(world, "round 1 goes on with 2 of 3 updates") == 1
+    assert told(world, "saved its patch of round 1") == 3 + 3  # the calm run has a round 1 too
+
+
+def test_the_coordinator_is_killed_between_the_disk_and_the_word():
+    """What is in the registry counts; its device hears so from the next one."""
+
+    def watch(world: World) -> None:
+        world.when("round 1: the update of", partial(world.coordinator.die_here, 2.0))
+
+    world = played(watch)
+    assert outcomes(world) == [("aggregated", 3)] * 3
+    assert told(world, "round 1 goes on with 1 of 3 updates") == 1
+
+
+def test_the_word_committed_is_lost():
+    """Until the coordinator is killed, nobody hears it; the next one says it again, and nothing counts twice."""
+
+    def watch(world: World) -> None:
+        def swallows(topic: str, payload: bytes) -> bool:
+            return topic.endswith("/dn") and is_up(Committed, payload) and len(world.coordinator.started_at) == 1
+
+        world.broker.swallows = swallows
+        world.when("round 2: the update of", lambda: world.agenda.after(1.0, partial(world.coordinator.kill, 2.0)))
+
+    world = played(watch)
+    assert outcomes(world) == [("aggregated", 3)] * 3
+
+
+def test_the_coordinator_is_killed_twice_in_one_round():
+    """Each time what was committed is still there."""
+
+    def watch(world: World) -> None:
+        def again() -> None:
+            world.when("round 1: the update of", partial(world.coordinator.die_here, 2.0))
+            world.coordinator.die_here(2.0)
+
+        world.when("round 1: the update of", again)
+
+    world = played(watch)
+    assert outcomes(world) == [("aggregated", 3)] * 3
+    assert told(world, "round 1 goes on with 1 of 3 updates") == told(world, "round 1 goes on with 2 of 3 updates") == 1
+
+
+@pytest.mark.parametrize(("quorum", "first"), [(0.3, ("aggregated", 1)), (1.0, ("failed", 1))])
+def test_the_coordinator_comes_back_after_the_deadline(quorum, first):
+    """The round ends at once with what it has, if that is the quorum."""
+
+    def watch(world: World) -> None:
+        world.when("round 1: the update of", partial(world.coordinator.die_here, 100.0))
+
+    world = played(watch, quorum=quorum, grace_s=60.0)
+    assert outcomes(world)[0] == first
+    assert told(world, "round 1 goes on with 1 of 3 updates, 0 s to its deadline") == 1
+
+
+@pytest.mark.parametrize("at_s", [8.2, 9.0, 12.0, 18.0])
+def test_the_broker_forgets_everything(at_s):
+    """Subscriptions, presence, what it retained of the model, what was queued: all of it comes again."""
+    world = play(Schedule(1, settings(rejoin_s=40.0)).at(at_s, partial(kill_broker, pause_s=4.0, forgets=True)))
+    assert outcomes(world) == [("aggregated", 3)] * 3
+
+
+def test_a_device_reboots_while_its_update_waits_and_the_coordinator_is_in_its_next_epoch():
+    """The update on its disk answers the request of the new epoch: it is not trained again."""
+
+    def watch(world: World) -> None:
+        def swallows(topic: str, payload: bytes) -> bool:
+            if topic.endswith("/pi-1/up") and is_up(Offer, payload):
+                world.broker.swallows = lambda topic, payload: False
+                world.coordinator.kill(2.0)
+                world.devices["pi-1"].kill()
+                world.agenda.after(10.0, world.devices["pi-1"].start)
+                return True
+            return False
+
+        world.broker.swallows = swallows
+
+    world = played(watch)
+    assert outcomes(world) == [("aggregated", 3)] * 3
+    assert told(world, "pi-1 saved its patch of round 1") == 1 + 1
+
+
+def test_the_last_checkpoint_is_damaged_while_the_coordinator_is_down():
+    """The round is played again from the model before it, and from the patches before it."""
+
+    def watch(world: World) -> None:
+        def later() -> None:
+            world.agenda.after(0.5, partial(damage_checkpoint, world, pause_s=2.0))
+
+        world.when("round 2 is over", later)
+
+    world = played(watch)
+    assert outcomes(world) == [("aggregated", 3)] * 3
+    assert told(world, "going back to that of round 1") == 1
+    assert told(world, "round 2: the update of") == 3 + 3
+    assert all(len(history) == 4 for history in world.oracle.patches.values())
+
+
+def test_a_device_is_switched_off_between_its_patch_and_its_update():
+    """It trains the round again, from the patch before it."""
+
+    def watch(world: World) -> None:
+        def off() -> None:
+            world.devices["pi-1"].kill()
+            world.agenda.after(3.0, world.devices["pi-1"].start)
+
+        world.when("pi-1 saved its patch of round 2", off)
+
+    world = played(watch)
+    assert outcomes(world) == [("aggregated", 3)] * 3

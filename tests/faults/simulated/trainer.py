@@ -1,0 +1,183 @@
+"""The training process's place in a world: real files, in the order in which device_agent.local_update writes them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from device_agent.effects import JobKey
+from device_agent.patch_store import PatchKey, PatchRecord, PatchState, PatchStore
+from device_agent.trainer import Died, TrainerEvent
+from device_agent.training_channel import Ready, TrainCancelled, TrainCommand, Trained, TrainFailed, TrainProgress
+from shared.compression import pack, unpack
+from shared.errors import FedpatchError, StateError, WireError
+from shared.files import refusals_of, write_atomic
+from shared.messages import FailReason, Manifest, UpdateReport
+from shared.tensors import Array
+from shared.transfer import describe
+from tests.faults.simulated.lesson import FIRST_PATCH, POLICY, PUBLIC, SCHEMA, examples, learned
+from tests.faults.simulated.processes import Killed, Process
+
+if TYPE_CHECKING:
+    from tests.faults.simulated.world import World
+
+PIPE_S = 0.002
+SET_UP_S = (0.5, 3.0)
+
+
+class _Lesson:
+    """A command, and what has come of it so far."""
+
+    def __init__(self, command: TrainCommand) -> None:
+        self.command = command
+        self.cancelled = False
+        self.record: PatchRecord | None = None
+        self.update: dict[str, Array] = {}
+
+
+class SimulatedTrainer:
+    """Of a device: a process that is kept, can be killed, and is started again when it is needed."""
+
+    def __init__(self, world: World, device: str, patches: Path, events: Callable[[TrainerEvent], None]) -> None:
+        self._world, self._device, self._patches, self._events = world, device, patches, events
+        self._process: Process | None = None
+        self._store: PatchStore | None = None
+        self._lessons: list[_Lesson] = []
+
+    # ---- for the agent
+
+    def start(self) -> None:
+        """Starts the process, unless there is one."""
+        if self._process is None:
+            self._process = Process(f"{self._device}'s training", self._world.now)
+            self._later(self._world.rng.uniform(*SET_UP_S), self._set_up)
+
+    def train(self, command: TrainCommand) -> None:
+        """One more round to do."""
+        self.start()
+        self._lessons.append(_Lesson(command))
+        if len(self._lessons) == 1 and self._store is not None:
+            self._later(PIPE_S, self._begin)
+
+    def cancel(self) -> None:
+        """The last one that was given is of no use any more."""
+        if self._lessons:
+            self._lessons[-1].cancelled = True
+
+    # ---- what happens to it
+
+    def kill(self, *, told: bool = True) -> None:
+        """Gone at once; the agent hears of it, if it is still there."""
+        process, self._process, self._store = self._process, None, None
+        owed, self._lessons = tuple(one.command.key for one in self._lessons), []
+        if process is not None:
+            process.dead = True
+            if told:
+                self._world.agenda.after(PIPE_S, partial(self._events, Died("killed", owed)))
+
+    @property
+    def process(self) -> Process | None:
+        """None while there is none."""
+        return self._process
+
+    # ---- its life
+
+    def _later(self, delay_s: float, action: Callable[[], None]) -> None:
+        self._world.agenda.after(delay_s, partial(self._in_turn, self._process, action))
+
+    def _in_turn(self, process: Process | None, action: Callable[[], None]) -> None:
+        if process is None or process is not self._process:
+            return
+        try:
+            with self._world.turns.of(process):
+                action()
+        except Killed:
+            self._world.say(f"{process.name} was killed at a write")
+            self.kill()
+        except FedpatchError as error:
+            lesson = self._lessons[0]
+            self._answer(TrainFailed(lesson.command.key, _reason(error), str(error)))
+            self._next()
+
+    def _answer(self, event: TrainerEvent) -> None:
+        self._world.agenda.after(PIPE_S, partial(self._hear, self._process, event))
+
+    def _hear(self, process: Process | None, event: TrainerEvent) -> None:
+        self._events(event)
+
+    def _set_up(self) -> None:
+        self._store = PatchStore(self._patches)
+        self._answer(Ready("digits", SCHEMA.digest, examples(self._device)))
+        if self._lessons:
+            self._begin()
+
+    def _next(self) -> None:
+        self._lessons.pop(0)
+        if self._lessons:
+            self._later(PIPE_S, self._begin)
+
+    def _begin(self) -> None:
+        """Loads patch and model; the training itself is done at once, and takes its time afterwards."""
+        assert self._store is not None
+        lesson = self._lessons[0]
+        command = lesson.command
+        key = PatchKey("digits", SCHEMA.digest, str(POLICY))
+        before = self._store.load(key, command.key.run, command.key.round)
+        model = _read_model(Path(command.model_path), command.model)
+        values = before.values or FIRST_PATCH
+        lesson.update, patch = learned(model, values, self._device, command.key.round)
+        after = PatchState(patch, before.batches_done + 1)
+        lesson.record = PatchRecord(key, command.key.run, command.key.round, before, after)
+        seconds = self._world.rng.uniform(*self._world.train_s)
+        self._later(seconds / 2, partial(self._show, command.key))
+        self._later(seconds, self._save)
+
+    def _show(self, key: JobKey) -> None:
+        if self._lessons and self._lessons[0].command.key == key and not self._lessons[0].cancelled:
+            self._answer(TrainProgress(key, 1, 2))
+
+    def _save(self) -> None:
+        assert self._store is not None
+        lesson = self._lessons[0]
+        assert lesson.record is not None
+        if lesson.cancelled:
+            self._answer(TrainCancelled(lesson.command.key))
+            self._next()
+            return
+        self._world.oracle.saving(self._device, lesson.command, lesson.record.after)
+        self._store.save(lesson.record)
+        self._later(0.01, self._write)
+
+    def _write(self) -> None:
+        lesson = self._lessons[0]
+        command = lesson.command
+        report = UpdateReport(command.base, examples(self._device), 1, 0.5, 0.5, 0.6, command.download_s, 1.0)
+        packed = pack(lesson.update, PUBLIC, asdict(report), command.encoding)
+        manifest = describe(
+            packed.blob,
+            chunk_bytes=command.chunk_bytes,
+            encoding=packed.encoding,
+            raw_bytes=packed.raw_bytes,
+            schema=PUBLIC.digest,
+        )
+        path = Path(command.update_path)
+        with refusals_of(path):
+            write_atomic(path, packed.blob)
+        self._answer(Trained(command.key, manifest, report))
+        self._next()
+
+
+def _reason(error: FedpatchError) -> FailReason:
+    return FailReason.STORAGE if isinstance(error, StateError) else FailReason.DOWNLOAD
+
+
+def _read_model(path: Path, manifest: Manifest) -> dict[str, Array]:
+    with refusals_of(path):
+        blob = path.read_bytes()
+    if hashlib.sha256(blob).hexdigest() != manifest.digest:
+        raise WireError(f"{path}: it has to be fetched again")
+    return unpack(blob, encoding=manifest.encoding, raw_bytes=manifest.raw_bytes, schema=PUBLIC)[1]

@@ -1,0 +1,141 @@
+"""One TCP connection to the broker, which may be slow, fall silent or be cut; and the host at its end."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from simulator.agenda import Action, Agenda
+
+KEEPALIVE_S = 30.0
+NOTICED_S = 1.5 * KEEPALIVE_S
+
+
+@dataclass(frozen=True)
+class Weather:
+    """Of the way to the broker and back: delay and jitter each way, and what the broker loses or delivers twice."""
+
+    delay_s: float = 0.02
+    jitter_s: float = 0.0
+    loss: float = 0.0
+    twice: float = 0.0
+
+
+class Wire:
+    """In order, or not at all. An end is told by its `lost` once it can know that the other one is gone."""
+
+    def __init__(self, agenda: Agenda, rng: random.Random, weather: Weather) -> None:
+        self._agenda, self._rng, self._weather = agenda, rng, weather
+        self.client_open = self.broker_open = True
+        self.client_lost: Callable[[], None] = lambda: None
+        self.broker_lost: Callable[[], None] = lambda: None
+        self._free_at = {True: 0.0, False: 0.0}
+        self._held: list[tuple[bool, Action]] = []
+        self._silences = 0
+        self.silent = False
+
+    def up(self, action: Action) -> None:
+        """Does `action` at the broker's end."""
+        self._carry(True, action)
+
+    def down(self, action: Action) -> None:
+        """Does `action` at the client's end."""
+        self._carry(False, action)
+
+    def close_client(self) -> None:
+        """The client's process ends, or it gives up: the broker notices, unless nothing passes."""
+        if self.client_open:
+            self.client_open = False
+            self.up(self._broker_notices)
+
+    def close_broker(self) -> None:
+        """The broker ends, or throws the client out."""
+        if self.broker_open:
+            self.broker_open = False
+            self.down(self._client_notices)
+
+    def cut(self) -> None:
+        """Both ends notice at once, and what was on its way is lost."""
+        self._held.clear()
+        self.silent = False
+        self._broker_notices()
+        self._client_notices()
+
+    def fall_silent(self) -> None:
+        """Nothing passes any more; each end notices when it has heard nothing for long enough."""
+        self._silences += 1
+        self.silent = True
+        for notices in (self._broker_notices, self._client_notices):
+            self._agenda.after(NOTICED_S * self._rng.uniform(0.8, 1.2), partial(self._after, self._silences, notices))
+
+    def heal(self) -> None:
+        """What was held passes now, in order; an end whose other is gone hears of that."""
+        self.silent = False
+        held, self._held = self._held, []
+        for upwards, action in held:
+            self._arrive(upwards, action)
+        if self.client_open and not self.broker_open:
+            self._client_notices()
+        if self.broker_open and not self.client_open:
+            self._broker_notices()
+
+    def _after(self, silence: int, notices: Action) -> None:
+        if self.silent and silence == self._silences:
+            notices()
+
+    def _carry(self, upwards: bool, action: Action) -> None:
+        at = self._agenda.now + self._weather.delay_s + self._rng.random() * self._weather.jitter_s
+        at = self._free_at[upwards] = max(at, self._free_at[upwards])
+        self._agenda.at(at, partial(self._arrive, upwards, action))
+
+    def _arrive(self, upwards: bool, action: Action) -> None:
+        if self.silent:
+            self._held.append((upwards, action))
+        elif (self.broker_open if upwards else self.client_open) or action in (
+            self._broker_notices,
+            self._client_notices,
+        ):
+            action()
+
+    def _broker_notices(self) -> None:
+        if self.broker_open:
+            self.broker_open = False
+            self.broker_lost()
+
+    def _client_notices(self) -> None:
+        if self.client_open:
+            self.client_open = False
+            self.client_lost()
+
+
+class Host:
+    """A machine on the network: its wires share its fate. `reach` is ok, cut or silent."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.reach = "ok"
+        self.wires: list[Wire] = []
+
+    def separate(self, reach: str) -> None:
+        """The cable is cut, or the way to the broker falls silent."""
+        if self.reach != "ok":
+            return
+        self.reach = reach
+        for wire in self.wires:
+            if reach == "cut":
+                wire.cut()
+            else:
+                wire.fall_silent()
+
+    def heal(self) -> None:
+        """The way is open again."""
+        self.reach = "ok"
+        for wire in list(self.wires):
+            wire.heal()
+
+    def connect(self, wire: Wire) -> None:
+        """One more wire; those that are over are forgotten."""
+        self.wires = [one for one in self.wires if one.client_open or one.broker_open]
+        self.wires.append(wire)

@@ -1,0 +1,155 @@
+"""A fleet, its broker and its coordinator in virtual time; everything but time, network and training is the real thing."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import device_agent.agent
+import device_agent.performing
+from coordinator.settings import RunSettings
+from simulator.agenda import Action, Agenda
+from tests.faults.simulated.broker import Broker
+from tests.faults.simulated.coordinator import SimulatedCoordinator
+from tests.faults.simulated.device import SimulatedDevice
+from tests.faults.simulated.oracle import Oracle
+from tests.faults.simulated.processes import Killed, Turns
+from tests.faults.simulated.wire import Host, Weather, Wire
+
+LIMIT_S = 4 * 3600.0
+_BEGAN_S = 1000.1
+
+
+class Broken(BaseException):
+    """Something in the world failed: nobody within it may catch that and go on."""
+
+
+class World:
+    """`settings` are the run's; `directory` holds everybody's files. Everything random follows from `rng`."""
+
+    def __init__(
+        self, rng: random.Random, directory: Path, settings: RunSettings, weather: Weather, chunk_bytes: int = 100
+    ) -> None:
+        self.rng, self.settings, self.chunk_bytes = rng, settings, chunk_bytes
+        self.train_s = (2.0, 12.0)
+        self.agenda = Agenda(_BEGAN_S)
+        self.is_calm = False
+        self._triggers: list[tuple[str, Action]] = []
+        self.log: list[str] = []
+        self.oracle = Oracle(self)
+        self.turns = Turns(self.oracle.replaced)
+        self.broker = Broker(rng, weather)
+        self.coordinator = SimulatedCoordinator(self, directory / "coordinator", settings)
+        names = [f"pi-{number}" for number in range(settings.devices)]
+        self.devices = {name: SimulatedDevice(self, name, directory / "devices" / name) for name in names}
+        self._patch = pytest.MonkeyPatch()
+
+    def __enter__(self) -> World:
+        self.oracle.installed(self._patch)
+        self.coordinator.installed(self._patch)
+        for module in (device_agent.agent, device_agent.performing):
+            self._patch.setattr(module, "time", SimpleNamespace(monotonic=self._device_clock, time=_no_wall_clock))
+        self.turns.watch(self._patch)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._patch.undo()
+        for device in self.devices.values():
+            device.kill()
+
+    # ---- time
+
+    @property
+    def now(self) -> float:
+        """Seconds of the world's clock, which nobody in it sees."""
+        return self.agenda.now
+
+    def at(self, moment_s: float, action: Action) -> None:
+        """Does this `moment_s` seconds after the world began."""
+        self.agenda.at(_BEGAN_S + moment_s, action)
+
+    def say(self, line: str) -> None:
+        """For whoever reads what happened."""
+        self.log.append(f"{self.now - _BEGAN_S:9.3f}  {line}")
+        for trigger in [one for one in self._triggers if one[0] in line]:
+            self._triggers.remove(trigger)
+            trigger[1]()
+
+    def when(self, words: str, action: Action) -> None:
+        """Does this at the very moment at which the log says these words for the first time from now on."""
+        self._triggers.append((words, action))
+
+    def wait(self, until: Callable[[], bool], timeout_s: float | None) -> None:
+        """Whoever acts waits: the world goes on until something is so, or time is up, or the waiting process is killed."""
+        waiting = self.turns.acting
+        end = _BEGAN_S + LIMIT_S if timeout_s is None else self.now + max(0.0, timeout_s)
+        with self.turns.of(None):
+            while not until() and not (waiting is not None and waiting.dead) and self._step(end):
+                pass
+        if waiting is not None and waiting.dead:
+            raise Killed(waiting.name)
+
+    def _step(self, end: float) -> bool:
+        at = self.agenda.next_at()
+        if at is None or at > end:
+            self.agenda.now = max(self.now, end)
+            return False
+        if at > _BEGAN_S + LIMIT_S:
+            raise Broken("the run never ends")
+        try:
+            self.agenda.run_next()
+            self._check_memory()
+        except Exception as error:
+            raise Broken(f"{type(error).__name__}: {error}") from error
+        return True
+
+    def _check_memory(self) -> None:
+        """Of updates that are under way, the coordinator holds no more than it has places for."""
+        engine = self.coordinator.engine
+        if engine is not None and engine.open is not None:
+            places = engine.spec.upload_slots * engine.spec.upload_window
+            active = engine.open._desk._active.values()
+            held = sum(min(engine.spec.upload_window, slot.manifest.chunk_count) for slot in active)
+            assert held <= places, f"{held} chunks of updates are held, there is room for {places}"
+
+    # ---- what is in it
+
+    def wire(self) -> Wire:
+        """A new connection to the broker."""
+        return Wire(self.agenda, self.rng, self.broker.weather)
+
+    def host(self, name: str) -> Host:
+        """Of a device, or of the coordinator."""
+        return self.devices[name].host if name in self.devices else self.coordinator.host
+
+    def play(self) -> None:
+        """Until the run is over."""
+        while self.coordinator.wanted:
+            self.wait(lambda: False, self.coordinator.start_at - self.now)
+            self.coordinator.run()
+
+    def calm(self) -> None:
+        """The faults are over: everything is switched on again and connected."""
+        self.say("all is calm from here on")
+        self.is_calm = True
+        self.broker.up = True
+        self.broker.weather = Weather()
+        for host in (self.coordinator.host, *(device.host for device in self.devices.values())):
+            host.heal()
+        self.coordinator.next_fuse = None
+        self._triggers.clear()
+        for device in self.devices.values():
+            device.defuse()
+            device.start()
+
+    def _device_clock(self) -> float:
+        assert self.turns.acting is not None
+        return self.now - self.turns.acting.booted_at
+
+
+def _no_wall_clock() -> float:
+    raise AssertionError("a device asks for the time of day, which it does not know")

@@ -1,0 +1,189 @@
+"""Soak: hundreds of short rounds while the broker is killed every minute, and whether anything grows that should not.
+
+    python -m tests.faults.soak --rounds 500 --out results/robustness/soak.json
+
+The bounds are on the growth per 100 rounds after a warm-up (tests.faults.slopes); what is significantly above one is told, and
+the exit code is 1. Memory may grow by what is remembered of each round, and by what allocators do in a short time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from benchmarks.report import machine
+from shared.files import write_atomic
+from tests.brokers import Mosquitto
+from tests.faults.gauges import (
+    files,
+    open_files,
+    registry_kib_beyond_the_ledger,
+    resident_kib,
+    retained_topics,
+    rows_beyond_the_ledger,
+    training_processes,
+)
+from tests.faults.slopes import SIGNIFICANT, Slope, slope
+from tests.system.commands import Command
+from tests.system.fleet import Fleet
+from tests.system.oracle_task import REFERENCE
+
+SAMPLE_EVERY_S = 0.5
+COUNT_RETAINED_EVERY = 2
+"""Samples; each is a connection of its own."""
+TERMS = {"rejoin-s": 10, "grace-s": 5, "recruit-deadline-s": 5, "deadline-s": 30, "quorum": 0.5, "wait-s": 60}
+
+BOUNDS: Mapping[str, float] = {
+    "coordinator_resident_kib": 1024,
+    "agent_resident_kib": 256,
+    "training_resident_kib": 512,
+    "coordinator_open_files": 0.5,
+    "agent_open_files": 0.2,
+    "training_open_files": 0.2,
+    "coordinator_files": 0.5,
+    "agent_files": 0.2,
+    "registry_rows": 0.5,
+    "registry_kib": 40,
+    "retained_topics": 0.5,
+}
+"""Per 100 rounds; what belongs to agents is the mean over them. The registry's KiB hold page slack of the records."""
+
+_ROUND = re.compile(r"^round (\d+)/", re.MULTILINE)
+
+
+@dataclass
+class Soak:
+    """What was measured; `samples` have the round, the seconds since the beginning and the gauges' values."""
+
+    agents: int
+    machine: dict[str, Any] = field(default_factory=machine)
+    broker_kills: int = 0
+    rounds: int = 0
+    aggregated: int = 0
+    seconds: float = 0.0
+    samples: list[dict[str, float]] = field(default_factory=list)
+
+    def slopes(self) -> dict[str, Slope]:
+        """Of each gauge."""
+        found = {}
+        for name in BOUNDS:
+            kept = [(one["round"], one[name]) for one in self.samples if name in one]
+            found[name] = slope([x for x, _ in kept], [y for _, y in kept])
+        return found
+
+    def to_dict(self, command: str) -> dict[str, Any]:
+        """Plain values for JSON; a slope in words is its gauge's unit per 100 rounds."""
+        plain = {"command": command, "terms": TERMS, "significant_standard_errors": SIGNIFICANT}
+        plain |= asdict(self)
+        plain["slopes"] = {
+            name: {**asdict(one), "bound": BOUNDS[name], "exceeds": one.exceeds(BOUNDS[name])}
+            for name, one in self.slopes().items()
+        }
+        return plain
+
+
+def soak(directory: Path, *, agents: int, rounds: int, limit_s: float, kill_every_s: float) -> Soak:
+    """Play rounds until there are enough, or `limit_s` have passed. Raises RuntimeError if the run fails."""
+    with Mosquitto(autosave=True) as broker, Fleet(broker.url, directory) as fleet:
+        for number in range(agents):
+            fleet.start(f"pi-{number:02d}", REFERENCE, f"n={20 + number},test=20,seed={number}")
+        fleet.wait_ready(patience_s=60.0 + 10.0 * agents)
+        given = {**TERMS, "broker": broker.url, "fleet": fleet.name, "state-dir": directory / "coordinator"}
+        given |= {"task": REFERENCE, "devices": agents, "rounds": rounds, "max-failed-rounds": rounds}
+        given |= {"time-limit-s": limit_s}
+        with Command("fedpatch", "run", "--json", *(f"--{name}={value}" for name, value in given.items())) as command:
+            measured = _watch(command, broker, fleet, directory, kill_every_s)
+            done = command.done()
+    if done.code != 0:
+        raise RuntimeError(f"the run ended with {done.code}:\n{done.err}")
+    outcomes = [one["outcome"] for one in done.document["rounds"]]
+    measured.rounds, measured.aggregated = len(outcomes), outcomes.count("aggregated")
+    return measured
+
+
+def _watch(command: Command, broker: Mosquitto, fleet: Fleet, directory: Path, kill_every_s: float) -> Soak:
+    measured = Soak(len(fleet.agents))
+    began = time.monotonic()
+    kill_at = began + kill_every_s
+    while command.running:
+        if time.monotonic() >= kill_at:
+            broker.restart()
+            measured.broker_kills += 1
+            kill_at += kill_every_s
+        number = max(map(int, _ROUND.findall(command.err)), default=0)
+        sample: dict[str, float] = {"round": number, "seconds": round(time.monotonic() - began, 1)}
+        # What ends while it is looked at is no sample.
+        with contextlib.suppress(ProcessLookupError, OSError, TimeoutError):
+            if number:
+                sample |= _gauged(command._process.pid, fleet, directory)
+                if len(measured.samples) % COUNT_RETAINED_EVERY == 0:
+                    sample["retained_topics"] = retained_topics(broker.url, fleet.name)
+                measured.samples.append(sample)
+        time.sleep(SAMPLE_EVERY_S)
+    measured.seconds = round(time.monotonic() - began, 1)
+    return measured
+
+
+def _gauged(coordinator: int, fleet: Fleet, directory: Path) -> dict[str, float]:
+    agents = [agent.pid for agent in fleet.agents.values()]
+    training = training_processes(agents)
+    state_dir = directory / "coordinator"
+
+    def mean(gauge: Callable[[int], float], pids: list[int]) -> float:
+        return round(sum(map(gauge, pids)) / len(pids), 2)
+
+    return {
+        "coordinator_resident_kib": resident_kib(coordinator),
+        "agent_resident_kib": mean(resident_kib, agents),
+        "training_resident_kib": mean(resident_kib, training),
+        "coordinator_open_files": open_files(coordinator),
+        "agent_open_files": mean(open_files, agents),
+        "training_open_files": mean(open_files, training),
+        "coordinator_files": files([state_dir]),
+        "agent_files": files(agent.state_dir for agent in fleet.agents.values()) / len(agents),
+        "registry_rows": rows_beyond_the_ledger(state_dir),
+        "registry_kib": registry_kib_beyond_the_ledger(state_dir),
+    }
+
+
+def lines(measured: Soak) -> Iterator[str]:
+    """What was found, for people."""
+    yield f"{measured.rounds} rounds, {measured.aggregated} aggregated, in {measured.seconds:g} s"
+    yield f"{measured.agents} agents; the broker was killed {measured.broker_kills} times"
+    for name, one in measured.slopes().items():
+        verdict = "GROWS" if one.exceeds(BOUNDS[name]) else "ok"
+        growth = f"{one.per_100_rounds:+.3g} ± {SIGNIFICANT * one.standard_error:.2g} per 100 rounds"
+        yield f"{name:26} {growth:38} bound {BOUNDS[name]:<6g} last {one.last:<9.6g} {verdict}"
+
+
+def main(
+    agents: Annotated[int, typer.Option(min=1)] = 10,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds to play.")] = 500,
+    minutes: Annotated[float, typer.Option(help="Minutes after which it ends in any case.")] = 60.0,
+    kill_every_s: Annotated[float, typer.Option(help="Seconds between two kills of the broker.")] = 60.0,
+    out: Annotated[Path, typer.Option(help="Where the samples and the slopes go.")] = Path("soak.json"),
+) -> None:
+    """Play rounds for a long time, and say what grows."""
+    with tempfile.TemporaryDirectory(prefix="fedpatch-soak-") as directory:
+        measured = soak(Path(directory), agents=agents, rounds=rounds, limit_s=60 * minutes, kill_every_s=kill_every_s)
+    command = " ".join(["python -m tests.faults.soak", *sys.argv[1:]])
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(out, (json.dumps(measured.to_dict(command), indent=1) + os.linesep).encode(), mode=0o644)
+    for line in lines(measured):
+        typer.echo(line)
+    raise typer.Exit(any(one.exceeds(BOUNDS[name]) for name, one in measured.slopes().items()))
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,76 @@
+"""kill -9, again and again, of everything: the books of each round stay true, and its model is the one they tell of.
+
+`make faults` plays the schedules of the suite, `make faults FAULT_SEEDS=100..200` others, and
+`make faults FAULT_SEEDS=137` one that failed once more.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.faults.drill import DEVICES, Lane
+from tests.faults.schedules import draw, seeds
+
+SEEDS = seeds(os.environ.get("FAULT_SEEDS", "0..31"))
+LANES = min(3, len(SEEDS))
+"""Runs at a time: most of a run is waiting."""
+
+pytestmark = [
+    pytest.mark.faults,
+    pytest.mark.broker,
+    pytest.mark.system,
+    pytest.mark.slow,
+    pytest.mark.timeout(300 + 60 * len(SEEDS)),
+]
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    """Outlasts the test where it holds what a failed schedule left behind."""
+    found = Path(tempfile.mkdtemp(prefix="fedpatch-faults-"))
+    yield found
+    for path in [*found.glob("*/*"), *found.glob("*"), found]:
+        if not path.is_dir():
+            path.unlink(missing_ok=True)
+        elif not list(path.rglob("what.txt")):
+            shutil.rmtree(path)
+
+
+def test_whatever_is_killed_nothing_is_lost_and_nothing_counts_twice(directory: Path):
+    """Coordinator, broker, agents and training processes are killed at random moments; every run ends as its books say."""
+    waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for seed in SEEDS:
+        waiting.put(seed)
+    failed: list[str] = []
+    lanes = [threading.Thread(target=_play, args=(directory / f"lane-{i}", waiting, failed)) for i in range(LANES)]
+    for lane in lanes:
+        lane.start()
+    for lane in lanes:
+        lane.join()
+    assert waiting.empty(), f"lanes ended before their work: {failed}"
+    assert not failed, "\n\n".join([f"{len(failed)} of {len(SEEDS)} schedules failed", *failed])
+
+
+def _play(directory: Path, waiting: queue.SimpleQueue[int], failed: list[str]) -> None:
+    with Lane(directory) as lane:
+        while True:
+            try:
+                schedule = draw(waiting.get_nowait(), DEVICES)
+            except queue.Empty:
+                return
+            problems = lane.play(schedule)
+            if problems:
+                failed.append(_report(str(schedule), schedule.seed, lane.kept(schedule), problems))
+
+
+def _report(schedule: str, seed: int, kept: Path, problems: Sequence[str]) -> str:
+    again = f"make faults FAULT_SEEDS={seed}"
+    return "\n".join([schedule, *(f"  WRONG: {one}" for one in problems), f"  kept: {kept}", f"  again: {again}"])

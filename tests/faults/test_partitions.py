@@ -1,0 +1,188 @@
+"""One end is cut off in each phase of a round, and healed later: the run goes on, and its models are what its books say."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.brokers import Mosquitto
+from tests.faults.lab import Cut, Lab
+from tests.faults.netem import LineTerms
+from tests.faults.scene import HASTY, NAMES, PATIENT, Scene, make_as_new
+from tests.faults.verdict import judge
+from tests.faults.watch import Happening, Seen, Watch
+from tests.system.commands import Command
+from tests.system.fleet import AgentProcess, Fleet
+
+pytestmark = [
+    pytest.mark.faults,
+    pytest.mark.lab,
+    pytest.mark.broker,
+    pytest.mark.system,
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+]
+
+DEVICES = NAMES[:3]
+VICTIM = "ann"
+CUTS = (Cut.SILENT, Cut.CABLE)
+# Slow enough that a model is a second under way, and that what was just sent can still be cut off.
+LINE = LineTerms(delay_s=0.1, rate_bit_s=4e5)
+UPLOADS_S = 0.3
+"""After this much time an upload is in its middle."""
+PHASES: Mapping[str, tuple[str, ...]] = {
+    "recruit": ("idle",),
+    "download": ("downloading",),
+    "training": ("training",),
+    "upload": ("uploading",),
+    "committed": ("uploading",),
+    "aggregate": ("idle", "uploading"),
+}
+"""What the device is doing in the middle of each phase of its round."""
+_PORT = 1883
+_POLL_S = 0.005
+_SETTLING_S = 0.5
+
+
+@dataclass(frozen=True)
+class Town:
+    """A lab with a broker and agents in it that are ready."""
+
+    lab: Lab
+    fleet: Fleet
+
+    def phase_is(self, phase: str, number: int, seen: Sequence[Seen]) -> bool:
+        """Whether round `number` is entering that phase, as far as the device is concerned, or was found beyond it."""
+        moments = {
+            "recruit": Seen(Happening.SAVED, number - 1),
+            "training": Seen(Happening.TRAINING, number, VICTIM),
+            "upload": Seen(Happening.TRAINED, number, VICTIM),
+            "committed": Seen(Happening.STORED, number, VICTIM),
+            "aggregate": Seen(Happening.SAVED, number),
+        }
+        # A moment may be shorter than a look takes: an update that closes its round is gone from the spool at once.
+        later = list(PHASES)[list(PHASES).index(phase) :]
+        if any(moments[one] in seen for one in later if one in moments):
+            return True
+        status = self.fleet.agents[VICTIM].status
+        return phase == "download" and (status.get("state"), status.get("round")) == ("downloading", number)
+
+
+@pytest.fixture(scope="module")
+def town(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Town]:
+    """Its agents serve one run after the other."""
+    directory = tmp_path_factory.mktemp("town")
+    with Lab(["broker", "coordinator", *DEVICES], seed=11) as lab, ExitStack() as stack:
+        with lab.inside("broker"):
+            stack.enter_context(Mosquitto(f"listener {_PORT} {lab.address('broker')}"))
+        fleet = stack.enter_context(Fleet(f"mqtt://{lab.address('broker')}:{_PORT}", directory))
+        scene = Scene(fleet, directory, DEVICES)
+        for device in DEVICES:
+            with lab.inside(device):
+                scene.start_agent(device, pause_ms=60)
+        fleet.wait_ready()
+        for host in ("coordinator", *DEVICES):
+            lab.shape(host, LINE)
+        yield Town(lab, fleet)
+
+
+@pytest.fixture
+def scene(town: Town, tmp_path: Path) -> Scene:
+    """No patch is there yet."""
+    make_as_new(town.fleet, on=town.lab.inside)
+    return Scene(town.fleet, tmp_path, DEVICES)
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_device_that_is_back_in_time_takes_part(town: Town, scene: Scene, phase: str):
+    """Cut off for three seconds, silently in one round and by the cable in the next, it reports in both."""
+    document, problems = _play(town, scene, VICTIM, phase, PATIENT, for_s=3.0)
+    assert problems == []
+    assert [one["reported"] for one in document["rounds"]] == [len(DEVICES)] * len(CUTS)
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_device_that_is_away_for_longer_holds_nobody_up(town: Town, scene: Scene, phase: str):
+    """Cut off for longer than the others need, it counts in the rounds that have its update, and in no others."""
+    document, problems = _play(town, scene, VICTIM, phase, HASTY, for_s=5.0, cuts=[Cut.SILENT], more_rounds=2)
+    assert problems == []
+    assert all(one["outcome"] == "aggregated" for one in document["rounds"])
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_coordinator_that_is_cut_off_loses_nobody(town: Town, scene: Scene, phase: str):
+    """Cut off from its broker for three seconds in each round, it ends both with every device."""
+    document, problems = _play(town, scene, "coordinator", phase, PATIENT, for_s=3.0)
+    assert problems == []
+    assert [one["reported"] for one in document["rounds"]] == [len(DEVICES)] * len(CUTS)
+
+
+def test_a_round_ends_by_its_deadline_though_nobody_can_be_heard(town: Town, scene: Scene):
+    """A coordinator that is cut off for longer than a round may take ends the round, and goes on once it is healed."""
+    terms = {**HASTY, "deadline-s": 6}
+    document, problems = _play(
+        town, scene, "coordinator", "training", terms, for_s=9.0, cuts=[Cut.SILENT], more_rounds=3
+    )
+    assert problems == []
+    outcomes = [one["outcome"] for one in document["rounds"]]
+    assert (outcomes[0], outcomes[-1]) == ("failed", "aggregated")
+
+
+def _play(
+    town: Town,
+    scene: Scene,
+    host: str,
+    phase: str,
+    terms: Mapping[str, float],
+    *,
+    for_s: float,
+    cuts: Sequence[Cut] = CUTS,
+    more_rounds: int = 0,
+) -> tuple[Any, list[str]]:
+    """A run in which `host` is cut off in each of the first rounds; what it printed, and what is wrong with it."""
+    watch, rounds = Watch(scene), len(cuts) + more_rounds
+    with town.lab.inside("coordinator"), scene.begin(rounds, terms) as coordinator:
+        try:
+            for number, how in enumerate(cuts, 1):
+                _wait_for(town, watch, coordinator, phase, number)
+                town.lab.cut(host, how)
+                _go_on(watch, coordinator, for_s)
+                town.lab.heal(host)
+            while coordinator.running:
+                _go_on(watch, coordinator, _POLL_S)
+            done = coordinator.done()
+            assert done.code == 0, done.err
+        finally:
+            town.lab.heal(host)
+    for agent in town.fleet.agents.values():
+        agent.wait(partial(_has_settled, agent), "has heard the end")
+    watch.poll()
+    return done.document, judge(scene, watch, done.document, rounds, terms)
+
+
+def _has_settled(agent: AgentProcess) -> bool:
+    return agent.status["state"] in ("idle", "uploading")
+
+
+def _wait_for(town: Town, watch: Watch, coordinator: Command, phase: str, number: int) -> None:
+    coordinator.wait(lambda: town.phase_is(phase, number, watch.poll()), f"is in the phase {phase} of round {number}")
+    if phase == "upload":
+        _go_on(watch, coordinator, UPLOADS_S)
+    # An agent writes down what it does right after it has begun to; one that was quicker than this look is cut off later.
+    until = time.monotonic() + _SETTLING_S
+    while town.fleet.agents[VICTIM].status["state"] not in PHASES[phase] and time.monotonic() < until:
+        _go_on(watch, coordinator, _POLL_S)
+
+
+def _go_on(watch: Watch, coordinator: Command, for_s: float) -> None:
+    until = time.monotonic() + for_s
+    while coordinator.running and time.monotonic() < until:
+        watch.poll()
+        time.sleep(_POLL_S)

@@ -1,0 +1,218 @@
+"""Every function that reads bytes or words which others may have written, what it may raise, and what it should read.
+
+What comes over the network is here; what lies in files is in tests.fuzz.file_decoders.
+"""
+
+from __future__ import annotations
+
+import io
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import msgpack
+import numpy as np
+
+from coordinator.intake import Terms, read_update
+from device_agent.admission import decide, parse_order
+from device_agent.effects import JobKey
+from device_agent.training_channel import Ready, Setup, Trained, read_answer, read_command, write_message
+from shared.broker_url import parse_broker_url
+from shared.codec import decode, from_bytes, to_bytes, to_plain
+from shared.compression import pack, unpack
+from shared.errors import SchemaMismatch, UpdateRefused, UsageError, WireError
+from shared.messages import ENCODINGS, MAX_CHUNKS, Manifest, UpdateReport
+from shared.patches import parse_policy
+from shared.tasks.partition import parse_data_spec
+from shared.tensors import Schema, TensorSpec
+from shared.topics import parse_topic
+from shared.transfer import Bitmap, Chunk, decode_chunk, encode_chunk
+from tests.specs import model, report
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden"
+PUBLIC = Schema(
+    (
+        TensorSpec("fc.weight", (3, 2), "float32", "weight"),
+        TensorSpec("bn.running_var", (3,), "float32", "stats"),
+        TensorSpec("bn.num_batches_tracked", (), "int64", "stats"),
+    )
+)
+TENSORS = {spec.name: np.ones(spec.shape, spec.dtype) for spec in PUBLIC.specs}
+
+Form = Literal["bytes", "msgpack", "json", "text"]
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """One reader: `run(data, folder)` may raise `errors` and nothing else; `folder` is an empty place for those `on_disk`.
+
+    `seeds` are what it should read, `form` is how they are built, so that damage can keep to the form. With `frugal`, memory is
+    bounded by the bytes that are there, whatever they state. `found` are such as once raised something else.
+    """
+
+    name: str
+    run: Callable[[bytes, Path], Any]
+    errors: tuple[type[Exception], ...]
+    seeds: tuple[bytes, ...]
+    form: Form = "bytes"
+    frugal: bool = True
+    on_disk: bool = False
+    found: tuple[bytes, ...] = ()
+
+
+# Files for a moment only: in memory, where the system has such a place.
+_SCRATCH = "/dev/shm" if Path("/dev/shm").is_dir() else None
+
+
+def attempt(decoder: Decoder, data: bytes) -> Exception | None:
+    """The documented error that `decoder` raises, if it raises one; any other goes on its way."""
+    try:
+        if not decoder.on_disk:
+            decoder.run(data, Path())
+        else:
+            with tempfile.TemporaryDirectory(prefix="fedpatch-fuzz-", dir=_SCRATCH) as folder:
+                decoder.run(data, Path(folder))
+    except decoder.errors as error:
+        return error
+    return None
+
+
+def blob_of(encoding: str, **meta: Any) -> bytes:
+    """An update's blob behind the place of its encoding and its stated size."""
+    packed = pack(TENSORS, PUBLIC, meta or to_plain(report()), encoding)
+    return bytes([ENCODINGS.index(encoding)]) + packed.raw_bytes.to_bytes(4, "big") + packed.blob
+
+
+def _announced(data: bytes) -> tuple[bytes, str, int]:
+    """The blob, its encoding and its stated size, of any bytes."""
+    return data[5:], ENCODINGS[data[0] % len(ENCODINGS)] if data else "", int.from_bytes(data[1:5], "big")
+
+
+def _unpack(data: bytes, _: Path) -> None:
+    blob, encoding, raw_bytes = _announced(data)
+    tensors = unpack(blob, encoding=encoding, raw_bytes=raw_bytes, schema=PUBLIC)[1]
+    PUBLIC.check(tensors)
+
+
+def _read_update(data: bytes, _: Path) -> None:
+    blob, encoding, raw_bytes = _announced(data)
+    terms = Terms(PUBLIC, ("bn.weight",), model().digest)
+    got, tensors = read_update(blob, terms, encoding=encoding, raw_bytes=raw_bytes)
+    assert got.base == model().digest
+    assert all(np.isfinite(array).all() for array in tensors.values())
+
+
+def _read_raw_update(data: bytes, folder: Path) -> None:
+    """With a size that is stated as it is, so that what follows is looked at too."""
+    _read_update(bytes([ENCODINGS.index("fp32")]) + len(data).to_bytes(4, "big") + data, folder)
+
+
+def _decode_message(data: bytes, _: Path) -> None:
+    decode(data)
+
+
+def _decode_chunk(data: bytes, _: Path) -> None:
+    assert encode_chunk(decode_chunk(data)) == data
+
+
+def _bitmap(data: bytes, _: Path) -> None:
+    count = 1 + int.from_bytes(data[:2], "big") % MAX_CHUNKS
+    assert Bitmap.from_bytes(count, data[2:]).to_bytes() == data[2:]
+
+
+def _schema(data: bytes, _: Path) -> None:
+    try:
+        lists = msgpack.unpackb(data)
+    except Exception:  # what msgpack makes of it is not the matter here
+        return
+    schema = Schema.from_lists(lists)
+    assert Schema.from_lists(schema.to_lists()) == schema
+
+
+def _kept(kind: type) -> Callable[[bytes, Path], Any]:
+    return lambda data, _: from_bytes(data, kind)
+
+
+def _words(read: Callable[[str], Any]) -> Callable[[bytes, Path], Any]:
+    """A reader of words, fed with what the system makes of bytes."""
+    return lambda data, _: read(data.decode("utf-8", "surrogateescape"))
+
+
+def _topic(text: str) -> None:
+    parsed = parse_topic("field", text)
+    assert parsed is None or 0 <= parsed.index < MAX_CHUNKS
+
+
+def _order(text: str) -> None:
+    decide(parse_order("file:/order"), text)
+    if text in ("always", "never") or text.startswith("file:"):
+        decide(parse_order(text), None)
+
+
+def _stream(read: Callable[[io.BytesIO], object | None]) -> Callable[[bytes, Path], Any]:
+    """All messages of a pipe, to its end."""
+
+    def run(data: bytes, _: Path) -> None:
+        stream = io.BytesIO(data)
+        while read(stream) is not None:
+            pass
+
+    return run
+
+
+def _frames(*messages: Any) -> bytes:
+    stream = io.BytesIO()
+    for message in messages:
+        write_message(stream, message)
+    return stream.getvalue()
+
+
+_KEY = JobKey("run", 1, 2, "digits")
+_MESSAGES = tuple(
+    bytes.fromhex(path.read_text("ascii")) for path in sorted(GOLDEN.glob("*.hex")) if path.stem != "chunk"
+)
+_DIGEST = model().digest
+_TOPICS = ("coord", "dev/pi-1/state", "dev/pi-1/up", f"blob/{_DIGEST}/3", f"dev/pi-1/blob/{_DIGEST[:16]}/65535")
+
+WIRE_DECODERS: tuple[Decoder, ...] = (
+    Decoder("message", _decode_message, (WireError,), _MESSAGES, "msgpack"),
+    Decoder("report", _kept(UpdateReport), (WireError,), (to_bytes(report()),), "msgpack"),
+    Decoder("manifest", _kept(Manifest), (WireError,), (to_bytes(model()),), "msgpack"),
+    Decoder(
+        "chunk",
+        _decode_chunk,
+        (WireError,),
+        (bytes.fromhex((GOLDEN / "chunk.hex").read_text("ascii")), encode_chunk(Chunk(_DIGEST, 2, 5, b"data" * 9))),
+    ),
+    Decoder("bitmap", _bitmap, (WireError,), (b"\0\x0b\xff\x0f", b"\x0f\xff" + bytes(512))),
+    Decoder("blob", _unpack, (WireError, SchemaMismatch), tuple(map(blob_of, ENCODINGS))),
+    Decoder("update", _read_update, (UpdateRefused,), tuple(map(blob_of, ENCODINGS))),
+    Decoder("raw update", _read_raw_update, (UpdateRefused,), (blob_of("fp32")[5:],), "msgpack"),
+    Decoder("schema", _schema, (WireError,), (msgpack.packb(PUBLIC.to_lists()),), "msgpack"),
+    Decoder("topic", _words(_topic), (), tuple(f"fedpatch/1/field/{end}".encode() for end in _TOPICS), "text"),
+    Decoder("policy", _words(parse_policy), (UsageError,), (b"affine", b"names:fc2.*,bn1.[wb]*"), "text"),
+    Decoder(
+        "broker URL",
+        _words(parse_broker_url),
+        (UsageError,),
+        (b"mqtt://localhost", b"mqtts://pi%40home@[fe80::1]:8883/"),
+        "text",
+    ),
+    Decoder(
+        "data spec",
+        _words(parse_data_spec),
+        (UsageError,),
+        (b"shard:0/10", b"aligned:3/200,seed=7,noise=2.5,noisy-fraction=0.2"),
+        "text",
+    ),
+    Decoder("order", _words(_order), (UsageError,), (b"always", b"file:/run/order", b"decline: asleep\n"), "text"),
+    Decoder("command", _stream(read_command), (WireError,), (_frames(Setup("digits", "shard:0/1", "/d", "/p", "a")),)),
+    Decoder(
+        "answer",
+        _stream(read_answer),
+        (WireError,),
+        (_frames(Ready("digits", _DIGEST, 10), Trained(_KEY, model(), report())),),
+    ),
+)

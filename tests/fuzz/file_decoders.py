@@ -1,0 +1,294 @@
+"""Readers of files: what fedpatch wrote itself, perhaps in another version, on a disk that lies; what a user wrote; data sets.
+
+A file that carries its own checksum is read twice: as it is, and with a checksum that fits whatever it holds (`sealed`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import hashlib
+import io
+import json
+import sqlite3
+import tarfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from coordinator import row_sums
+from coordinator.checkpoint import load_checkpoint, load_update, save_checkpoint, store_update
+from coordinator.ledger import Ledger
+from coordinator.moments import Moment
+from coordinator.publisher import ModelPublisher
+from coordinator.records import RoundRecord
+from coordinator.registry import Registry
+from coordinator.settings import RunSettings
+from coordinator.strategies import ServerState
+from device_agent.patch_store import MAGIC, PatchKey, PatchRecord, PatchState, PatchStore, list_patches
+from device_agent.settings import AgentSettings
+from device_agent.spool import Spool, Spooled
+from device_agent.standing import read_standing
+from shared.blobs import PartialBlob
+from shared.codec import to_bytes
+from shared.config import load, to_toml
+from shared.errors import ConfigError, DataError, StateError, UsageError
+from shared.settings import Settings
+from shared.tasks.cifar10 import read_archive
+from shared.tasks.mnist import read_idx
+from simulator import saved as simulation
+from simulator.outcome_files import OUTCOME_FILE, StudyFolder, to_json
+from simulator.paper import select_cells, study_of
+from simulator.results import Result, Results
+from simulator.study import Outcome, Point, Study
+from tests.coordinator.links import RecordedLink
+from tests.fuzz.decoders import _KEY, PUBLIC, TENSORS, Decoder
+from tests.specs import model
+
+_PATCH = PatchKey("digits", "ab" * 32, "affine")
+_CHECKPOINT = b"fedpatch checkpoint 1\n"
+_UPDATE = b"fedpatch update 1\n"
+_CELL = select_cells("table2", None)[0]
+_STUDY = Study("digits", 2, "fedavg", "none", "shard:{index}/{count}", 1.0, 1, None, 0, 0.1, 20)
+_POINT = Point(0, 0.5, 0.5, 0.5, 2, None, 1.0)
+_RECORD = RoundRecord(1, "aggregated", 2, 2, 0, 2)
+_NOW = Moment("boot", 1.0, 2.0)
+
+
+def _sealed(magic: bytes, content: bytes) -> bytes:
+    return magic + hashlib.sha256(content).digest() + content
+
+
+def _patch(data: bytes, folder: Path) -> None:
+    path = folder / _PATCH.file_name
+    path.write_bytes(data)
+    path.chmod(0o600)
+    list_patches(folder)
+    PatchStore(folder).load(_PATCH, "run", 1)
+
+
+def _checkpoint(data: bytes, folder: Path) -> None:
+    (folder / "checkpoint-000001.fp").write_bytes(data)
+    load_checkpoint(folder)
+
+
+def _stored_update(data: bytes, folder: Path) -> None:
+    store_update(folder, 1, "a", b"")
+    (folder / "updates" / "000001" / "a.fp").write_bytes(data)
+    load_update(folder, 1, "a")
+
+
+def _spool(data: bytes, folder: Path) -> None:
+    (folder / "offer.msgpack").write_bytes(data)
+    (folder / "update.bin").write_bytes(b"m" * 250)
+    spooled = Spool(folder).load()
+    assert spooled is None or spooled.manifest.digest == model().digest
+
+
+def _partial(data: bytes, folder: Path) -> None:
+    (folder / f"{model().digest}.part").write_bytes(b"m" * 250)
+    (folder / f"{model().digest}.have").write_bytes(data)
+    with contextlib.closing(PartialBlob(folder, model())) as blob:
+        assert blob.have <= frozenset(range(3))
+
+
+def _publisher_note(data: bytes, folder: Path) -> None:
+    (folder / "note").write_bytes(data)
+    link = RecordedLink()
+    link.full = True
+    ModelPublisher(link, "field", folder / "note")
+
+
+def _read_registry(path: Path) -> None:
+    with Registry(path, readonly=True) as registry:
+        for run in registry.runs():
+            registry.rounds.records(run.id)
+            registry.rounds.updates(run.id, 1)
+            registry.rounds.unfinished(run.id, _NOW)
+        registry.devices()
+
+
+def _registry(data: bytes, folder: Path) -> None:
+    (folder / "registry.sqlite3").write_bytes(data)
+    _read_registry(folder / "registry.sqlite3")
+
+
+@cache
+def _registry_file() -> bytes:
+    """A registry with something in each table, in one file."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as place:
+        path = Path(place) / "registry.sqlite3"
+        with Registry(path) as registry:
+            run = registry.create_run(
+                created_at=0.0, task="digits", strategy="fedavg", private="affine", settings={"rounds": 1}, schema="ab"
+            )
+            registry.rounds.finish(run.id, _RECORD)
+            registry.rounds.open(run.id, Ledger(2, 1, ("a",), "ab" * 32, frozenset("a")), _NOW)
+            registry.seen_device("a", fleet="field", now=0.0, online=True, version="1", tasks=["digits"])
+        with contextlib.closing(sqlite3.connect(path)) as db:
+            db.execute("PRAGMA journal_mode = DELETE")
+        return path.read_bytes()
+
+
+def _row(table: str, column: str, data: bytes, folder: Path) -> None:
+    """A registry whose sums fit, but for what stands in one column: SQLite keeps any type in any of them."""
+    path = folder / "registry.sqlite3"
+    path.write_bytes(_registry_file())
+    value: Any = data.decode("utf-8", "replace")
+    if data[:1] == b"\xff":  # not JSON's first byte: then it is the type that is damaged
+        value = (None, 7, 1.5, data)[len(data) % 4]
+    with contextlib.closing(sqlite3.connect(path)) as db, contextlib.suppress(sqlite3.IntegrityError):
+        row_sums.keep(db)
+        db.execute(f"UPDATE {table} SET {column} = ?", (value,))
+        db.commit()
+    _read_registry(path)
+
+
+def _settings(kind: type[Settings], data: bytes, folder: Path) -> None:
+    (folder / "settings.toml").write_bytes(data)
+    load(kind, file=folder / "settings.toml", environ={}, flags={})
+
+
+def _status(data: bytes, folder: Path) -> None:
+    (folder / "agent.lock").touch()
+    (folder / "patches").mkdir(exist_ok=True)
+    (folder / "status.json").write_bytes(data)
+    read_standing(folder)
+
+
+def _outcome(data: bytes, folder: Path) -> None:
+    (folder / OUTCOME_FILE).write_bytes(data)
+    StudyFolder(folder, _STUDY)
+
+
+def _result(data: bytes, folder: Path) -> None:
+    results = Results(folder)
+    results.path(_CELL, 0).parent.mkdir(parents=True, exist_ok=True)
+    results.path(_CELL, 0).write_bytes(data)
+    results.read(_CELL, 0)
+
+
+def _saved(data: bytes, folder: Path) -> None:
+    (folder / simulation.STATE_FILE).write_bytes(data)
+    simulation.load(folder, _STUDY)
+
+
+def _saved_meta(data: bytes, folder: Path) -> None:
+    with (folder / simulation.STATE_FILE).open("wb") as file:
+        model_part: dict[str, Any] = {f"model/{name}": array for name, array in TENSORS.items()}
+        np.savez(file, meta=np.frombuffer(data, np.uint8), **model_part)
+    simulation.load(folder, _STUDY)
+
+
+def _data_file(read: Callable[[Path], Any], pack: Callable[[bytes], bytes], data: bytes, folder: Path) -> None:
+    (folder / "data").write_bytes(pack(data))
+    read(folder / "data")
+
+
+def _as_it_is(data: bytes) -> bytes:
+    return data
+
+
+def _zipped(data: bytes) -> bytes:
+    return gzip.compress(data, 1)
+
+
+def _archive() -> bytes:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w:gz") as archive:
+        for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"):
+            info = tarfile.TarInfo(f"cifar-10-batches-bin/{name}.bin")
+            info.size = 3073
+            archive.addfile(info, io.BytesIO(bytes(3073)))
+    return stream.getvalue()
+
+
+def _kept_bytes(write: Callable[[Path], Path]) -> bytes:
+    """What a writer of ours puts into its file."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as place:
+        return write(Path(place)).read_bytes()
+
+
+def _written_patch(folder: Path) -> Path:
+    state = PatchState({"bn.weight": np.ones(3, np.float32)}, 4)
+    PatchStore(folder).save(PatchRecord(_PATCH, "run", 1, PatchState(), state))
+    return folder / _PATCH.file_name
+
+
+def _written_result(folder: Path) -> Path:
+    study = study_of(_CELL, 0)
+    curve = (0.5,) * (study.rounds + 1)
+    result = Result(
+        cell=_CELL.name, dataset="MNIST", study=study, rounds_to_target=None, user_accuracy=0.5, seconds=1.0,
+        curve=curve, p10=curve, train_loss=curve[1:], started_at="", command="", workers=1, device="cpu",
+        fedpatch="1", versions={},
+    )  # fmt: skip
+    results = Results(folder)
+    results.write(_CELL, 0, result)
+    return results.path(_CELL, 0)
+
+
+def _written_state(folder: Path) -> Path:
+    simulation.save(folder, _STUDY, simulation.Saved(ServerState(0, TENSORS, {}), {}, [1, 2], (_POINT,)))
+    return folder / simulation.STATE_FILE
+
+
+def _meta(state: bytes) -> bytes:
+    with np.load(io.BytesIO(state), allow_pickle=False) as file:
+        return bytes(file["meta"].tobytes())
+
+
+def _file_decoders() -> Iterator[Decoder]:
+    state, update = (StateError,), _kept_bytes(lambda folder: store_update(folder, 1, "a", b"blob"))
+    patch = _kept_bytes(_written_patch)
+    kept = _kept_bytes(
+        lambda folder: save_checkpoint(folder, ServerState(1, TENSORS, {"beta": np.array(0.9)}), PUBLIC, {"a": 1})
+    )
+    yield Decoder("patch", _patch, state, (patch,))
+    yield Decoder("sealed patch", lambda data, folder: _patch(_sealed(MAGIC, data), folder), state,
+                  (patch[len(MAGIC) + 32 :],), "msgpack", frugal=False)  # fmt: skip
+    yield Decoder("checkpoint", _checkpoint, state, (kept,))
+    yield Decoder("sealed checkpoint", lambda data, folder: _checkpoint(_sealed(_CHECKPOINT, data), folder), state,
+                  (kept[len(_CHECKPOINT) + 32 :],), "msgpack", frugal=False)  # fmt: skip
+    yield Decoder("stored update", _stored_update, state, (update,))
+    yield Decoder("spool", _spool, (), (to_bytes(Spooled(_KEY, model())),), "msgpack")
+    yield Decoder("partial download", _partial, (), (bytes(12), b"\0\0\0\2\0\0\0\1\0\0"))
+    yield Decoder("publisher's note", _publisher_note, (), (f"{'ab' * 32} 7\n{'cd' * 32} 65536\n".encode(),), "text")
+    yield Decoder("registry", _registry, (StateError, UsageError), (_registry_file(),))
+    rows = {("runs", "settings"): b'{"rounds": 1}', ("devices", "tasks"): b'["digits"]', ("open_rounds", "invited"): b'["a"]',
+            ("rounds", "record"): json.dumps(_RECORD.to_dict()).encode()}  # fmt: skip
+    for (table, column), seed in rows.items():
+        yield Decoder(f"registry, {table}", partial(_row, table, column), state, (seed,), "json",
+                      found=(b"\xff", b"\xff\xff", b"null", b"7"))  # fmt: skip
+    terms = {"url": "mqtt://localhost"}
+    for kind, flags in ((RunSettings, terms), (AgentSettings, terms | {"data": "shard:0/10"})):
+        given = {name: value for name, value in flags.items() if name in kind.__dataclass_fields__}
+        text = to_toml(load(kind, file=None, environ={}, flags=given)).encode()
+        yield Decoder(f"settings, {kind.__name__}", partial(_settings, kind), (ConfigError,), (text,), "text")
+    yield Decoder("status", _status, state, (b'{"device_id": "a", "fleet": "field", "tasks": []}',), "json")
+    outcome = to_json(Outcome(_STUDY, (_POINT,), complete=False))
+    yield Decoder("outcome", _outcome, (UsageError,), (outcome.encode(),), "json")
+    yield Decoder("result", _result, (UsageError,), (_kept_bytes(_written_result),), "json")
+    saved = _kept_bytes(_written_state)
+    yield Decoder("simulation", _saved, (UsageError,), (saved,), frugal=False)
+    yield Decoder("simulation's terms", _saved_meta, (UsageError,), (_meta(saved),), "json")
+    idx = b"\0\0\x08\x02" + b"\0\0\0\2\0\0\0\3" + bytes(6)
+    yield Decoder("idx file", partial(_data_file, read_idx, _as_it_is), (DataError,), (_zipped(idx),))
+    many_axes = b"\0\0\x08\x50" + b"\0\0\0\1" * 0x50 + b"\0"
+    long_axes = b"\0\0\x08\x04" + bytes(4) + b"\xff" * 12
+    yield Decoder("zipped idx file", partial(_data_file, read_idx, _zipped), (DataError,), (idx,),
+                  found=(many_axes, long_axes))  # fmt: skip
+    yield Decoder("archive", partial(_data_file, read_archive, _as_it_is), (DataError,), (_archive(),), frugal=False)
+    yield Decoder("zipped archive", partial(_data_file, read_archive, _zipped), (DataError,),
+                  (gzip.decompress(_archive()),), frugal=False)  # fmt: skip
+
+
+FILE_DECODERS = tuple(replace(one, on_disk=True) for one in _file_decoders())

@@ -1,0 +1,253 @@
+"""A coordinator that says anything in any order: the device stays within the wire, and takes up honest work afterwards."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import replace
+from typing import get_args
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from device_agent.admission import Verdict
+from device_agent.effects import Effect, Fetch, Forget, JobKey, Reply, Spool, Train
+from device_agent.job import Job, JobState
+from shared.codec import decode, encode
+from shared.errors import WireError
+from shared.messages import (
+    ENCODINGS,
+    Ack,
+    Cancel,
+    Committed,
+    FailReason,
+    Grant,
+    Manifest,
+    Refused,
+    RefuseReason,
+    RetryAfter,
+    TaskCapability,
+    UpBody,
+    WorkRequest,
+)
+from shared.transfer import SendChunk, check_manifest, cut
+from tests.fuzz.effort import tries
+from tests.fuzz.hostile_messages import (
+    BITMAPS,
+    BLOBS,
+    DIGESTS,
+    EPOCHS,
+    MANIFESTS,
+    MODEL,
+    RUNS,
+    addressed,
+    chunks,
+    weight,
+)
+from tests.shared.arbitrary_messages import envelopes, of_message
+from tests.specs import CHUNK_BYTES, SCHEMA, TASK, TASKS, model, run_spec, said, update
+
+# Bytes that are long on purpose are long to print, too.
+pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")
+
+MAX_BLOB_BYTES = 10_000
+MAX_WEIGHT = 100_000
+FLOOD = 30
+ROUNDS = st.integers(0, 3) | st.just(2**53)
+STEPS_S = (0.0, 0.5, 3.0, 31.0, 301.0, 1e6)
+REQUEST = WorkRequest(SCHEMA, "affine", run_spec().plan, model(MODEL), "fp32", CHUNK_BYTES, 300.0)
+REQUESTS = st.one_of(
+    st.builds(
+        replace,
+        st.just(REQUEST),
+        model=st.just(model(MODEL)) | MANIFESTS,
+        deadline_s=st.sampled_from([0.0, 1.0, 300.0, 1e9]),
+        chunk_bytes=st.sampled_from([1, CHUNK_BYTES, 2**53]),
+        encoding=st.sampled_from(["fp32", "fp32", "~" * 64]),
+        schema=st.sampled_from([SCHEMA, SCHEMA, "00" * 32]),
+    ),
+    of_message(WorkRequest),
+)
+CAPABILITIES = st.sampled_from([TASKS, TASKS, (), (TaskCapability("~" * 64, SCHEMA, 0),) * 64])
+KEYS = st.builds(JobKey, st.sampled_from(RUNS), st.sampled_from(EPOCHS), ROUNDS, st.just(TASK))
+VERDICTS = st.sampled_from([Verdict(True), Verdict(True), Verdict(False, "\U0001f353" * 600)])
+ANSWERS = st.one_of(
+    st.builds(Grant, DIGESTS, st.sampled_from([1, 4, 4096]), BITMAPS),
+    st.builds(Ack, DIGESTS, BITMAPS),
+    st.builds(Committed, DIGESTS),
+    st.builds(Refused, DIGESTS, st.sampled_from(RefuseReason)),
+    st.builds(RetryAfter, DIGESTS, st.sampled_from([0.0, 5.0, 1e9])),
+    st.builds(Cancel, st.just("late")),
+    envelopes().map(lambda envelope: envelope.body),
+)
+
+
+class HostileCoordinator(RuleBasedStateMachine):
+    """A job with what its shell does; training is a rule of its own, so that it may end whenever it likes."""
+
+    @initialize()
+    def begin(self) -> None:
+        """A device that was just switched on."""
+        self.job = Job(max_blob_bytes=MAX_BLOB_BYTES)
+        self.now = 0.0
+        self.trains: Train | None = None
+        self.update: Manifest | None = None
+        self.chunks: list[int] = []
+
+    # ---- what the coordinator does
+
+    @rule(envelope=addressed(REQUESTS, ROUNDS), tasks=CAPABILITIES, verdict=VERDICTS)
+    def ask(self, envelope, tasks, verdict):
+        """A work request of any run and round."""
+        self.perform(self.job.on_request(envelope, tasks, verdict, self.now))
+
+    @rule(manifest=st.just(model(MODEL)) | MANIFESTS, number=st.integers(1, 9))
+    def ask_properly(self, manifest, number):
+        """A request that can be followed, but perhaps for its model."""
+        self.ask(said(replace(REQUEST, model=manifest), number), TASKS, Verdict(True))
+
+    @rule(envelope=addressed(ANSWERS, ROUNDS))
+    def answer(self, envelope):
+        """Any other message, to any job."""
+        self._hear(envelope)
+
+    @rule(envelope=addressed(REQUESTS, ROUNDS), verdict=VERDICTS)
+    def flood(self, envelope, verdict):
+        """The same request over and over, which leaves no more behind than the first."""
+        self.ask(envelope, TASKS, verdict)
+        before = weight(self.job)
+        for _ in range(FLOOD):
+            self.ask(envelope, TASKS, verdict)
+        assert weight(self.job) < before + FLOOD
+
+    @rule(body=ANSWERS)
+    def answer_now(self, body):
+        """A message to the present job."""
+        if self.job.key is not None:
+            key = self.job.key
+            self._hear(said(body, key.round, run=key.run, epoch=key.epoch, task=key.task))
+
+    @rule(chunk=chunks((MODEL, *BLOBS)))
+    def deliver(self, chunk):
+        """A chunk of a model, of this one or of another."""
+        self.perform(self.job.on_chunk(chunk, self.now))
+
+    @rule()
+    def deliver_all(self):
+        """The whole model that is usually meant."""
+        for index in range(3):
+            self.deliver(cut(MODEL, model(MODEL), index))
+
+    # ---- what the device itself does
+
+    @rule(blob=st.sampled_from(BLOBS), key=st.none() | KEYS)
+    def train(self, blob, key):
+        """Training ends: that of the present job, or one that was thought to have been stopped."""
+        if self.trains is not None:
+            self.perform(self.job.trained(key or self.trains.key, update(blob), self.now))
+
+    @rule(reason=st.sampled_from(FailReason), key=st.none() | KEYS)
+    def fail(self, reason, key):
+        """Training fails, perhaps that of another job."""
+        if self.trains is not None:
+            self.perform(self.job.training_failed(key or self.trains.key, reason, "private words"))
+
+    @rule()
+    def find_damage(self):
+        """The model's SHA-256 was wrong after all."""
+        self.perform(self.job.damaged())
+
+    @rule(done=st.integers(0, 2**53), total=st.integers(0, 2**53), key=KEYS)
+    def show_progress(self, done, total, key):
+        """A sign of life from training."""
+        self.perform(self.job.progress(self.trains.key if self.trains else key, done, total))
+
+    @rule(seconds=st.sampled_from(STEPS_S), reconnected=st.booleans())
+    def wait(self, seconds, reconnected):
+        """Time passes; the link may have been away."""
+        self.now += seconds
+        if reconnected:
+            self.job.reconnected(self.now)
+        self.perform(self.job.tick(self.now))
+
+    # ---- what must hold
+
+    @invariant()
+    def wakes_in_the_future(self):
+        """After a tick the job waits for a moment to come, or for nothing."""
+        deadline = self.job.next_deadline()
+        if deadline is not None and deadline <= self.now:
+            self.perform(self.job.tick(self.now))
+            deadline = self.job.next_deadline()
+        assert deadline is None or deadline > self.now
+
+    @invariant()
+    def knows_what_it_is_on(self):
+        """A job has a key exactly while there is something to do, and its presence tells it."""
+        assert (self.job.state is JobState.IDLE) == (self.job.key is None) == (self.job.status() is None)
+
+    @invariant()
+    def memory_is_bounded(self):
+        """What the job remembers does not grow with what it is told."""
+        assert weight(self.job) <= MAX_WEIGHT
+
+    # ---- the shell
+
+    def _hear(self, envelope) -> None:
+        try:
+            effects = self.job.on_message(envelope, self.now)
+        except WireError:
+            return
+        if isinstance(envelope.body, Grant):
+            assert sum(isinstance(effect, SendChunk) for effect in effects) <= envelope.body.window
+        self.perform(effects)
+
+    def perform(self, effects: list[Effect]) -> None:
+        """All of them, and those that follow."""
+        queue = deque(effects)
+        while queue:
+            queue.extend(self._do(queue.popleft()))
+
+    def _do(self, effect: Effect) -> list[Effect]:
+        match effect:
+            case Reply():
+                assert isinstance(effect.envelope.body, get_args(UpBody)), "a device says only what a device may say"
+                assert decode(encode(effect.envelope)) == effect.envelope, "beyond the limits of the wire"
+                assert "private" not in repr(effect.envelope)
+            case Fetch():
+                check_manifest(effect.manifest, MAX_BLOB_BYTES)
+                return self.job.fetching(frozenset(range(0, effect.manifest.chunk_count, 2)), self.now)
+            case Train():
+                assert {effect.request.encoding, effect.request.model.encoding} <= set(ENCODINGS)
+                self.trains = effect
+            case Spool():
+                self.update = effect.manifest
+            case SendChunk():
+                assert self.update is not None
+                assert 0 <= effect.index < self.update.chunk_count
+                self.chunks.append(effect.index)
+            case Forget():
+                self.update = self.trains = None
+        return []
+
+    # ---- and afterwards
+
+    def teardown(self) -> None:
+        """An honest coordinator's run begins, and the device plays its part from request to committed."""
+        if not hasattr(self, "job"):
+            return
+        key = JobKey("honest", 1, 1, TASK)
+        self.perform(self.job.on_request(said(REQUEST, run="honest"), TASKS, Verdict(True), self.now))
+        assert self.job.key == key
+        self.deliver_all()
+        assert self.trains is not None
+        self.perform(self.job.trained(self.trains.key, update(), self.now))
+        self.chunks.clear()
+        self._hear(said(Grant(update().digest, 4, b"\0"), run="honest"))
+        assert sorted(self.chunks) == [0, 1, 2, 3]
+        self._hear(said(Committed(update().digest), run="honest"))
+        assert self.job.key is None
+
+
+TestHostileCoordinator = HostileCoordinator.TestCase
+TestHostileCoordinator.settings = tries(80, stateful_step_count=40)

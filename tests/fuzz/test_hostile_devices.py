@@ -1,0 +1,234 @@
+"""Devices that say anything in any order: the coordinator's rounds end, count right, stay small, and go on."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections import deque
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from coordinator import effects as do
+from coordinator.engine import Engine
+from coordinator.round_states import Phase
+from shared.messages import Accept, Committed, Grant, Offer, RefuseReason
+from shared.transfer import cut
+from tests.fuzz.effort import tries
+from tests.fuzz.hostile_messages import BLOBS, MODEL, addressed, chunks, presences, up_bodies, weight
+from tests.specs import gone, model, report, run_spec, said, there, told, update
+
+# Bytes that are long on purpose are long to print, too.
+pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")
+
+FOES = ("a", "b", "c")
+LOYAL = "loyal"
+ROUNDS = st.integers(0, 6) | st.just(2**53)
+STEPS_S = (0.0, 0.5, 1.0, 1.0, 3.0, 3.0, 11.0, 31.0, 301.0, 1e6)
+# What a device's presence may hold at most, of 64 tasks with digests and 64 words, and its uploads beside their buffers.
+PER_DEVICE = 64 * (64 + 64 + 8) + 64 * 64 + 4096
+PER_SLOT = 10_000 * 2 + 4096
+FIXED = 20_000
+FLOOD = 30
+
+
+class HostileDevices(RuleBasedStateMachine):
+    """An engine with all that its shell does, and devices that only their names can be trusted in."""
+
+    @initialize(slots=st.integers(1, 3), quorum=st.sampled_from([0.5, 1.0]), grace_s=st.sampled_from([0.0, 20.0]))
+    def begin(self, slots: int, quorum: float, grace_s: float) -> None:
+        """A run without an end; one device is always there, so that it never waits for devices in vain."""
+        self.spec = run_spec(
+            rounds=10**6, max_failed_rounds=10**6, wait_s=4.0, upload_slots=slots, quorum=quorum, grace_s=grace_s
+        )
+        self.now = 0.0
+        self.begun_at = 0.0
+        self.refusing = False
+        self.stored: set[tuple[str, str]] = set()
+        self.committed: dict[int, dict[str, str]] = {}
+        self.aggregated: list[int] = []
+        self.engine = Engine(self.spec, jitter=random.Random(1))
+        self.perform(self.engine.start(0.0))
+        for device in (*FOES, LOYAL):
+            self.see(device, there())
+
+    # ---- what the devices do
+
+    @rule(device=st.sampled_from(FOES), envelope=addressed(up_bodies(), ROUNDS))
+    def say(self, device, envelope):
+        """A message with any body, addressed to any round."""
+        self.perform(self.engine.on_message(device, envelope, self.now))
+
+    @rule(device=st.sampled_from(FOES), body=up_bodies())
+    def say_now(self, device, body):
+        """A message to the round that is open."""
+        self.perform(self.engine.on_message(device, said(body, self.engine.last_round), self.now))
+
+    @rule(device=st.sampled_from(FOES), envelope=addressed(up_bodies(), ROUNDS))
+    def flood(self, device, envelope):
+        """The same message over and over, which leaves no more behind than the first."""
+        self.say(device, envelope)
+        before = weight(self.engine)
+        for _ in range(FLOOD):
+            self.say(device, envelope)
+        assert weight(self.engine) < before + FLOOD
+
+    @rule(device=st.sampled_from(FOES), chunk=chunks())
+    def send_chunk(self, device, chunk):
+        """A chunk, granted or not."""
+        self.perform(self.engine.on_chunk(device, chunk, self.now))
+
+    @rule(device=st.sampled_from(FOES), blob=st.sampled_from(BLOBS), count=st.sampled_from([0, 1, 3, 9, 9]))
+    def upload(self, device, blob, count):
+        """An offer and as many of its chunks as the device likes, whatever it is answered."""
+        self.say_now(device, Offer(update(blob)))
+        for index in range(min(count, update(blob).chunk_count)):
+            self.send_chunk(device, cut(blob, update(blob), index))
+
+    @rule(device=st.sampled_from((*FOES, LOYAL)))
+    def accept(self, device):
+        """A device that keeps the round waiting for it."""
+        self.say_now(device, Accept(10))
+
+    @rule(device=st.sampled_from(FOES), state=presences(ROUNDS))
+    def see(self, device, state):
+        """A presence."""
+        self.perform(self.engine.on_state(device, state, self.now))
+
+    @rule(device=st.sampled_from(FOES))
+    def arrive(self, device):
+        """A device that behaves for once."""
+        self.see(device, there())
+
+    # ---- what else happens
+
+    @rule(seconds=st.sampled_from(STEPS_S))
+    def wait(self, seconds):
+        """Time passes, perhaps far beyond what the engine asked for."""
+        self.now += seconds
+        self.perform(self.engine.tick(self.now))
+
+    @rule(connected=st.booleans())
+    def link(self, connected):
+        """The broker goes or comes."""
+        self.perform(self.engine.on_link(connected=connected, now=self.now))
+
+    @rule(refusing=st.booleans())
+    def judge(self, refusing):
+        """Whether what is uploaded from now on is acceptable."""
+        self.refusing = refusing
+
+    # ---- what must hold
+
+    @invariant()
+    def wakes_in_the_future(self):
+        """After a tick the engine waits for a moment to come, or for nothing."""
+        deadline = self.engine.next_deadline()
+        if deadline is not None and deadline <= self.now:
+            self.perform(self.engine.tick(self.now))
+            deadline = self.engine.next_deadline()
+        assert deadline is None or deadline > self.now
+
+    @invariant()
+    def the_round_ends(self):
+        """No round is open beyond its deadline and its grace."""
+        current, policy = self.engine.open, self.spec.policy
+        assert current is None or self.now < self.begun_at + policy.deadline_s + policy.grace_s
+
+    @invariant()
+    def few_upload(self):
+        """No more devices hold a buffer than there are slots."""
+        if self.engine.open is not None:
+            assert len(self.engine.open._desk._active) <= self.spec.upload_slots
+
+    @invariant()
+    def memory_is_bounded(self):
+        """What the engine remembers grows with the names of devices, the slots and the rounds, not with what they say."""
+        # Records are what a run is about; all else must not grow with its length.
+        rounds = sum(map(weight, self.engine.records)) + 64 * len(self.engine.records)
+        limit = FIXED + PER_DEVICE * (len(FOES) + 1) + PER_SLOT * self.spec.upload_slots + rounds
+        assert weight(self.engine) <= limit
+
+    # ---- the shell
+
+    def perform(self, effects: list[do.Effect]) -> None:
+        """All of them, and those that follow."""
+        queue = deque(effects)
+        while queue:
+            queue.extend(self._do(queue.popleft()))
+
+    def _do(self, effect: do.Effect) -> list[do.Effect]:
+        match effect:
+            case do.Send(device=device) if isinstance(effect.envelope.body, Committed):
+                assert (device, effect.envelope.body.digest) in self.stored, "committed before it was stored"
+            case do.PublishModel():
+                self.begun_at = self.now
+                return self.engine.model_published(model(MODEL), self.now)
+            case do.Store():
+                return self._store(effect)
+            case do.Aggregate():
+                assert list(effect.devices) == sorted(self.committed[effect.round])
+                self.aggregated.append(effect.round)
+                return self.engine.aggregated(self.now)
+            case do.Record():
+                assert effect.record.reported == len(self.committed.get(effect.record.round, {}))
+            case do.Finish():
+                raise AssertionError(f"devices ended the run: {effect}")
+        return []
+
+    def _store(self, effect: do.Store) -> list[do.Effect]:
+        digest = effect.manifest.digest
+        assert hashlib.sha256(effect.blob).hexdigest() == digest
+        if self.refusing:
+            return self.engine.refused(effect.device, digest, RefuseReason.NOT_FINITE, "as planned", self.now)
+        effects = self.engine.stored(effect.device, digest, report(), self.now)
+        if (effect.device, Committed(digest)) in told(effects):
+            self.stored.add((effect.device, digest))
+            counted = self.committed.setdefault(effect.round, {})
+            assert counted.setdefault(effect.device, digest) == digest, "counted twice"
+        return effects
+
+    # ---- and afterwards
+
+    def teardown(self) -> None:
+        """The foes leave; the loyal device's round is played as if nothing had been."""
+        if not hasattr(self, "engine"):
+            return
+        self.refusing = False
+        self.link(connected=True)
+        self._outlast()
+        for device in FOES:
+            self.see(device, gone(self.engine.fleet.boot(device)))
+        before = len(self.aggregated)
+        for _ in range(50):
+            current = self.engine.open
+            if current is not None and current.round.phase in (Phase.RECRUITING, Phase.COLLECTING):
+                self._work_honestly(LOYAL)
+            if len(self.aggregated) > before:
+                return
+            deadline = self.engine.next_deadline()
+            self.wait(1.0 if deadline is None else deadline - self.now)
+            self.wakes_in_the_future()
+            self.the_round_ends()
+        raise AssertionError("an honest round no longer works")
+
+    def _outlast(self) -> None:
+        """One device accepts and is silent, another reports: not even then is a round open beyond its time."""
+        self.accept(LOYAL)
+        self.upload(FOES[0], BLOBS[0], len(BLOBS[0]))
+        self.wait(self.spec.policy.deadline_s + self.spec.policy.grace_s)
+        self.the_round_ends()
+
+    def _work_honestly(self, device: str) -> None:
+        number = self.engine.last_round
+        self.perform(self.engine.on_message(device, said(Accept(10), number), self.now))
+        answer = self.engine.on_message(device, said(Offer(update()), number), self.now)
+        self.perform(answer)
+        if any(isinstance(body, Grant) for to, body in told(answer) if to == device):
+            for index in range(update().chunk_count):
+                self.perform(self.engine.on_chunk(device, cut(b"u" * 350, update(), index), self.now))
+
+
+TestHostileDevices = HostileDevices.TestCase
+TestHostileDevices.settings = tries(40, stateful_step_count=50)

@@ -1,0 +1,56 @@
+"""Findings, and how they are printed."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from shared.checkup import Checkup, Finding, conduct
+
+
+def examine(checkup: Checkup) -> None:
+    """One finding of each kind."""
+    checkup.say("looking")
+    checkup.good("one", "it is there")
+    checkup.warn("two", "it is slow", "make it fast")
+    checkup.fail("three", "it is absent", "put it there")
+    checkup.skip("four", "nobody knows")
+
+
+@pytest.mark.parametrize(("verdict", "mend"), [("fail", ""), ("warn", ""), ("ok", "do"), ("skip", "do")])
+def test_what_is_bad_has_a_mend_and_nothing_else_has(verdict, mend):
+    """A finding cannot be made otherwise."""
+    with pytest.raises(ValueError, match="have one"):
+        Finding("disk", verdict, "text", mend)
+
+
+def test_findings_are_lines_and_mends_stand_below(capsys):
+    """Stdout holds them and a count, stderr what is being looked at; a failure is exit code 1."""
+    assert conduct(examine, as_json=False) == 1
+    written = capsys.readouterr()
+    assert written.err == "looking\n"
+    lines = [line.split() for line in written.out.splitlines()]
+    assert lines[1] == ["warn", "two", "it", "is", "slow"]
+    assert lines[2] == ["mend:", "make", "it", "fast"]
+    assert written.out.splitlines()[-1] == "1 check failed, 1 warning, 1 good, 1 not made"
+
+
+def test_findings_for_programs(capsys):
+    """One document, all of them in it."""
+    assert conduct(examine, as_json=True) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert document["ok"] is False
+    assert document["findings"][2] == {
+        "name": "three",
+        "verdict": "fail",
+        "detail": "it is absent",
+        "mend": "put it there",
+    }
+    assert len(document["findings"]) == 4
+
+
+def test_warnings_are_no_failure(capsys):
+    """The exit code is 0 and `ok` true."""
+    assert conduct(lambda checkup: checkup.warn("two", "it is slow", "make it fast"), as_json=True) == 0
+    assert json.loads(capsys.readouterr().out)["ok"] is True

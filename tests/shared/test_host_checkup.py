@@ -1,0 +1,178 @@
+"""What `doctor` finds on machines in many states: disks, clocks, memory, versions."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shared import host_checkup
+from shared.checkup import Checkup, Finding
+from shared.host_checkup import Space, check_clock, check_memory, check_state_dir, check_versions, resident_memory
+
+SPACE = Space(2**20, 4 * 2**20, "a model")
+
+
+@pytest.fixture
+def checkup() -> Checkup:
+    """One that shows nothing."""
+    return Checkup(show=lambda finding: None, say=lambda text: None)
+
+
+def named(checkup: Checkup, name: str) -> Finding:
+    """The finding of that name."""
+    return next(one for one in checkup.findings if one.name == name)
+
+
+@contextlib.contextmanager
+def tmpfs(place: Path, options: str) -> Iterator[Path]:
+    """A small file system of its own."""
+    place.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", place], check=False, capture_output=True)
+    if done.returncode != 0:
+        pytest.skip("mounting a file system needs root")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", place], check=True)
+
+
+def test_a_state_directory_that_is_absent_is_tried_and_not_left(checkup, tmp_path):
+    """Nothing is there afterwards, not even its parents."""
+    check_state_dir(tmp_path / "a" / "b", SPACE, checkup, private=True)
+    assert [one.verdict for one in checkup.findings] == ["ok", "ok"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_state_directory_that_others_can_read(checkup, tmp_path):
+    """It holds private patches, so that is a warning; a coordinator's does not."""
+    tmp_path.chmod(0o755)
+    check_state_dir(tmp_path, SPACE, checkup, private=True)
+    assert named(checkup, "state_dir").mend == f"chmod 700 {tmp_path}"
+    checkup.findings.clear()
+    check_state_dir(tmp_path, SPACE, checkup, private=False)
+    assert named(checkup, "state_dir").verdict == "ok"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_state_directory_of_somebody_else(checkup, tmp_path):
+    """Root can write it, but what root leaves there its owner cannot."""
+    if os.geteuid() != 0:
+        pytest.skip("giving files away needs root")
+    os.chown(tmp_path, 12345, 12345)
+    check_state_dir(tmp_path, SPACE, checkup, private=True)
+    found = named(checkup, "state_dir")
+    assert found.verdict == "warn" and "user 12345" in found.detail and "sudo -u" in found.mend
+
+
+def test_a_state_directory_that_is_a_file(checkup, tmp_path):
+    """Told with its name, not as a traceback."""
+    (tmp_path / "file").touch()
+    check_state_dir(tmp_path / "file", SPACE, checkup, private=True)
+    found = named(checkup, "state_dir")
+    assert found.verdict == "fail" and str(tmp_path / "file") in found.detail and "--state-dir" in found.mend
+
+
+def test_a_read_only_file_system(checkup, tmp_path):
+    """As an SD card turns when it is worn."""
+    with tmpfs(tmp_path / "disk", "ro,size=8m") as disk:
+        check_state_dir(disk / "state", SPACE, checkup, private=True)
+    found = named(checkup, "state_dir")
+    assert found.verdict == "fail" and "Read-only" in found.detail and "SD card" in found.mend
+
+
+def test_a_full_disk(checkup, tmp_path):
+    """Not even the probe can be written."""
+    with tmpfs(tmp_path / "disk", "size=1m,mode=700") as disk:
+        with contextlib.suppress(OSError):
+            (disk / "big").write_bytes(bytes(2**21))
+        check_state_dir(disk, SPACE, checkup, private=True)
+    found = named(checkup, "state_dir")
+    assert found.verdict == "fail" and "No space left" in found.detail and "free some space" in found.mend
+
+
+@pytest.mark.parametrize(
+    ("options", "verdict", "words"), [("size=900k", "fail", "which take"), ("size=3m", "warn", "up to")]
+)
+def test_a_disk_that_is_too_small(checkup, tmp_path, options, verdict, words):
+    """Too small for the least is a failure, for the most a warning."""
+    with tmpfs(tmp_path / "disk", f"{options},mode=700") as disk:
+        check_state_dir(disk, SPACE, checkup, private=True)
+    found = named(checkup, "disk")
+    assert found.verdict == verdict and words in found.detail and "free some space" in found.mend
+
+
+def test_a_disk_without_inodes(checkup, tmp_path):
+    """Bytes are not all that a file needs."""
+    with tmpfs(tmp_path / "disk", "size=8m,nr_inodes=20,mode=700") as disk:
+        check_state_dir(disk, SPACE, checkup, private=True)
+    found = named(checkup, "disk")
+    assert found.verdict == "fail" and "inodes" in found.detail and "df -i" in found.mend
+
+
+def test_a_clock_that_began_in_1970(checkup):
+    """A Raspberry Pi without network; with TLS the certificate suffers. Never a failure."""
+    check_clock(checkup, tls=True, now=1000.0)
+    found = named(checkup, "clock")
+    assert found.verdict == "warn" and "1970-01-01" in found.detail and "certificate" in found.detail
+    assert "timedatectl" in found.mend
+
+
+@pytest.mark.parametrize(("told", "verdict"), [("yes", "ok"), ("no", "warn"), ("", "ok"), (None, "ok")])
+def test_what_the_system_says_of_its_clock(checkup, tmp_path, monkeypatch, told, verdict):
+    """Only a plain no is a warning; None: there is no timedatectl."""
+    if told is not None:
+        program = tmp_path / "timedatectl"
+        program.write_text(f"#!/bin/sh\n[ \"$*\" = 'show -p NTPSynchronized --value' ] && echo {told}\n")
+        program.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin" if told is not None else str(tmp_path))
+    check_clock(checkup, tls=False)
+    assert named(checkup, "clock").verdict == verdict
+
+
+def test_memory_that_is_short(checkup, tmp_path):
+    """What is available, what is needed, and a mend."""
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal:  900000 kB\nMemAvailable:     50000 kB\n")
+    check_memory(90e6, "training", checkup, meminfo)
+    found = named(checkup, "memory")
+    assert found.verdict == "warn" and found.detail.startswith("51 MB available; training takes about 90 MB")
+    assert "swap" in found.mend
+    checkup.findings.clear()
+    check_memory(40e6, "training", checkup, meminfo)
+    check_memory(40e6, "training", checkup, tmp_path / "absent")
+    assert [one.verdict for one in checkup.findings] == ["ok", "skip"]
+
+
+def test_memory_of_a_process():
+    """Of one that is there."""
+    assert (resident_memory(os.getpid()) or 0) > 10e6
+    assert resident_memory(2**30) is None
+
+
+def test_a_machine_without_torch(checkup, monkeypatch):
+    """The mend names the part of fedpatch that brings it."""
+    monkeypatch.setattr(host_checkup, "_version", lambda name: "" if name == "torch" else "1.0")
+    check_versions("agent", checkup)
+    found = named(checkup, "versions")
+    assert found.verdict == "fail" and found.mend == "pip install 'fedpatch[agent]'"
+
+
+@pytest.mark.parametrize(
+    ("machine", "version", "verdict"),
+    [
+        ("aarch64", "2.10.0", "warn"),
+        ("aarch64", "2.9.1", "ok"),
+        ("x86_64", "2.13.0+cpu", "ok"),
+        ("aarch64", "main", "ok"),
+    ],
+)
+def test_a_torch_that_ends_a_raspberry_pi_with_sigill(checkup, monkeypatch, machine, version, verdict):
+    """From 2.10 on, on that processor only."""
+    monkeypatch.setattr(host_checkup, "_version", lambda name: version)
+    check_versions("agent", checkup, machine)
+    assert named(checkup, "versions").verdict == verdict

@@ -1,0 +1,58 @@
+"""How long a link waits before it tries again."""
+
+from __future__ import annotations
+
+import threading
+
+from shared.broker_url import parse_broker_url
+from shared.link_attempts import Attempt, Attempts
+from shared.link_desk import Desk
+
+SHORTEST_S, LONGEST_S = 1.0, 60.0
+
+
+class Pauses(threading.Event):
+    """Takes note of each pause instead of making it; ends after so many."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.seconds: list[float] = []
+        self._count = count
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """No time passes."""
+        assert timeout is not None
+        self.seconds.append(timeout)
+        if len(self.seconds) == self._count:
+            self.set()
+        return self.is_set()
+
+
+def pauses(count: int, patient_from: int) -> list[float]:
+    """Of connections that break at once, of a link that is told to be patient in its so-manieth attempt."""
+    desk = Desk(parse_broker_url("mqtt://broker.local"), 10)
+    desk.stopping = waited = Pauses(count)
+    made: list[Attempt] = []
+
+    def make(attempt: Attempt) -> None:
+        made.append(attempt)
+        attempts.patient = len(made) >= patient_from
+
+    attempts = Attempts(desk, (SHORTEST_S, LONGEST_S), make, lambda event: None)
+    attempts.run()
+    return waited.seconds
+
+
+def test_pauses_are_drawn_and_grow_up_to_the_longest():
+    """So that a fleet which lost its broker at one moment comes back spread out."""
+    seconds = pauses(200, patient_from=1000)
+    assert all(SHORTEST_S <= one <= LONGEST_S for one in seconds)
+    assert seconds[0] <= 3 * SHORTEST_S
+    assert len(set(seconds)) > 20
+
+
+def test_a_patient_link_waits_for_as_long_as_it_may():
+    """From when it is told, and each time."""
+    seconds = pauses(10, patient_from=4)
+    assert seconds[3:] == [LONGEST_S] * 7
+    assert max(seconds[:3]) < LONGEST_S

@@ -1,0 +1,56 @@
+"""Clocks that are years off: a Pi has none of its own, and what it believes until somebody tells it is anything.
+
+Nothing that travels is a point in time, and nothing that waits looks at the wall clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.brokers import Mosquitto
+from tests.system.fleet import Fleet
+from tests.system.stage import ROUNDS, Stage, all_went_well, assert_like_oracle, outcomes
+
+LIBRARIES = sorted(Path("/usr/lib").glob("**/libfaketime.so.1"))
+
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.broker,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(not LIBRARIES, reason="libfaketime is missing; install Debian's package faketime"),
+]
+
+
+@contextmanager
+def clock(offset: str) -> Iterator[None]:
+    """What is started meanwhile has a wall clock that is `offset` away from ours."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LD_PRELOAD", str(LIBRARIES[0]))
+        patch.setenv("FAKETIME", offset)
+        patch.setenv("FAKETIME_DONT_FAKE_MONOTONIC", "1")
+        yield
+
+
+@pytest.mark.parametrize(
+    ("ann", "bob", "coordinator"), [("-10y", "+15y", "+0"), ("+0", "+0", "-20y")], ids=["devices", "coordinator"]
+)
+def test_no_clock_has_to_be_right(mosquitto: Mosquitto, tmp_path: Path, ann: str, bob: str, coordinator: str):
+    """Ten years behind or fifteen ahead, everybody takes part in every round, and is in time."""
+    with Fleet(mosquitto.url, tmp_path) as fleet:
+        stage = Stage(mosquitto, fleet, tmp_path)
+        stage.start_agents()
+        for device, offset in (("ann", ann), ("bob", bob)):
+            fleet.agents[device].kill()
+            with clock(offset):
+                fleet.agents[device].start()
+        fleet.wait_ready()
+        with clock(coordinator), stage.begin() as command:
+            done = command.done()
+        assert done.code == 0
+        assert outcomes(done.document) == all_went_well()
+        assert all(0 <= sum(one["phase_seconds"].values()) < 300 for one in done.document["rounds"])
+        assert_like_oracle(stage, done.document, [["ann", "bob"]] * ROUNDS)

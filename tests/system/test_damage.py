@@ -1,0 +1,153 @@
+"""Disks that are full, read-only or damaged under the coordinator: what was committed is kept, and the run goes on later."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from coordinator.registry import REGISTRY_FILE
+from coordinator.runs import run_directory
+from tests.brokers import Mosquitto
+from tests.disks import SmallDisk, small_disk
+from tests.system.commands import run
+from tests.system.fleet import Fleet
+from tests.system.stage import (
+    DEVICES,
+    ROUNDS,
+    Stage,
+    all_went_well,
+    assert_like_oracle,
+    outcomes,
+    wait_state,
+)
+
+pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.timeout(600)]
+
+
+class DiskStage(Stage):
+    """A stage whose coordinator has a small disk of its own."""
+
+    @property
+    def state_dir(self) -> Path:
+        """On that disk."""
+        return self.directory / "disk" / "coordinator"
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[SmallDisk]:
+    """For the coordinator."""
+    with small_disk(tmp_path / "disk", "2m") as one:
+        yield one
+
+
+@pytest.fixture
+def stage(mosquitto: Mosquitto, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Stage]:
+    """Nothing but the broker runs yet."""
+    kind = DiskStage if "disk" in request.fixturenames else Stage
+    with Fleet(mosquitto.url, tmp_path) as fleet:
+        yield kind(mosquitto, fleet, tmp_path)
+
+
+def test_a_disk_that_is_full_in_mid_round_ends_the_run_until_there_is_space(disk: SmallDisk, stage: Stage):
+    """Nobody hears `committed`, devices keep their updates, and `resume` goes on as if nothing had happened."""
+    ann, bob = stage.start_agents()
+    for device in DEVICES:
+        stage.hold(device, round=2, step=2)
+    with stage.begin() as coordinator:
+        for device in DEVICES:
+            stage.wait_held(device, coordinator)
+        disk.fill()
+        stage.holds["bob"].release()
+        done = coordinator.done()
+    assert done.code == 1
+    assert "/updates/000002/bob.fp: No space left on device; free some space on this disk" in done.err
+    assert "fedpatch resume " in done.err
+    stage.holds["ann"].release()
+    for agent in (ann, bob):
+        wait_state(agent, "uploading")
+        assert agent.log.count("committed") == 1
+    assert run("fedpatch", "show", "last", "--state-dir", stage.state_dir).code == 0
+
+    full = run("fedpatch", "resume", "last", "--state-dir", stage.state_dir)
+    assert (full.code, "free some space on this disk" in full.err) == (1, True)
+
+    disk.empty()
+    with stage.resume() as coordinator:
+        done = coordinator.done()
+    assert done.code == 0
+    assert outcomes(done.document) == all_went_well()
+    assert ann.log.count("round 2: training") == bob.log.count("round 2: training") == 1
+    assert_like_oracle(stage, done.document, [["ann", "bob"]] * ROUNDS)
+
+
+def test_a_disk_that_becomes_read_only_ends_the_run_until_it_is_writable(disk: SmallDisk, stage: Stage):
+    """What is there can still be looked at."""
+    stage.start_agents()
+    stage.hold("ann", round=2, step=3)
+    with stage.begin() as coordinator:
+        stage.wait_held("ann", coordinator)
+        coordinator.kill()
+    disk.make_readonly()
+    refused = run("fedpatch", "resume", "last", "--state-dir", stage.state_dir)
+    assert refused.code == 1
+    assert f"{stage.state_dir}/" in refused.err
+    assert "this disk is read-only" in refused.err
+    shown = run("fedpatch", "show", "last", "--state-dir", stage.state_dir, "--json")
+    assert (shown.code, outcomes(shown.document)) == (0, all_went_well(1))
+    disk.make_writable()
+    stage.holds["ann"].release()
+    with stage.resume() as coordinator:
+        done = coordinator.done()
+    assert done.code == 0
+    assert outcomes(done.document) == all_went_well()
+
+
+def test_a_disk_that_is_read_only_from_the_start_is_told(disk: SmallDisk, stage: Stage):
+    """With the directory, and what to do."""
+    disk.make_readonly()
+    with stage.begin() as coordinator:
+        done = coordinator.done()
+    assert done.code == 1
+    assert f"fedpatch: {stage.state_dir}: Read-only file system; this disk is read-only" in done.err
+
+
+@pytest.mark.parametrize("damage", ["noise", "empty", "absent"])
+def test_a_registry_that_is_damaged_is_replaced_by_its_copy(stage: Stage, damage: str):
+    """The copy is of the end of the last round: the run goes on, and says what happened."""
+    stage.start_agents()
+    stage.hold("ann", round=3, step=2)
+    with stage.begin() as coordinator:
+        stage.wait_held("ann", coordinator)
+        coordinator.kill()
+    path = stage.state_dir / REGISTRY_FILE
+    size = path.stat().st_size
+    path.unlink() if damage == "absent" else path.write_bytes(os.urandom(size) if damage == "noise" else b"")
+    stage.holds["ann"].release()
+    with stage.resume() as coordinator:
+        done = coordinator.done()
+    assert done.code == 0
+    assert f"{path}: is damaged" in done.err
+    assert f"its copy {REGISTRY_FILE}.before is in its place" in done.err
+    assert outcomes(done.document) == all_went_well()
+    assert_like_oracle(stage, done.document, [["ann", "bob"]] * ROUNDS)
+
+
+def test_a_checkpoint_that_is_damaged_costs_its_round(stage: Stage):
+    """The run goes on from the one before, and that round is played again."""
+    stage.start_agents()
+    stage.hold("ann", round=3, step=2)
+    with stage.begin() as coordinator:
+        stage.wait_held("ann", coordinator)
+        coordinator.kill()
+    shown = run("fedpatch", "show", "last", "--state-dir", stage.state_dir, "--json")
+    newest = run_directory(stage.state_dir, shown.document["run"]) / "checkpoint-000002.fp"
+    newest.write_bytes(newest.read_bytes()[:-10])
+    stage.holds["ann"].release()
+    with stage.resume() as coordinator:
+        done = coordinator.done()
+    assert done.code == 0
+    assert f"{newest}: is damaged" in done.err
+    assert outcomes(done.document) == all_went_well()

@@ -1,0 +1,60 @@
+"""Two agents with one device id push each other off the broker: both find out, say so, and stop fighting."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.brokers import Mosquitto
+from tests.system.commands import run
+from tests.system.fleet import AgentProcess, Fleet
+from tests.system.oracle_task import REFERENCE
+
+pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.timeout(300)]
+
+DATA = "n=23,test=20,seed=2"
+PROBLEM = "another agent uses the device id 'pi-3' in fleet 'demo'; give one of them another --device-id"
+PAUSES = ("--reconnect-min-s", "0.2", "--reconnect-max-s", "2")
+
+
+@pytest.fixture
+def homes(mosquitto: Mosquitto, tmp_path: Path) -> Iterator[tuple[Fleet, Fleet]]:
+    """Two machines at one broker, whose owners know nothing of each other."""
+    with Fleet(mosquitto.url, tmp_path / "here") as here, Fleet(mosquitto.url, tmp_path / "there") as there:
+        yield here, there
+
+
+def told(agent: AgentProcess) -> str:
+    """What `fedpatch-agent status` tells its owner."""
+    return run("fedpatch-agent", "status", "--state-dir", agent.state_dir).out
+
+
+def test_two_agents_with_one_id_are_told_of_each_other_and_live_on(homes):
+    """Neither gives way, since which of them is right nobody knows; when one is gone, the other has no problem any more."""
+    here, there = (home.start("pi-3", REFERENCE, DATA, options=PAUSES) for home in homes)
+    for agent in (here, there):
+        agent.wait(lambda agent=agent: agent.status.get("problem") == PROBLEM, "knows of the other")
+        assert f"ERROR fedpatch.agent: {PROBLEM}" in agent.log
+    assert f"problem: {PROBLEM}" in told(here)
+    assert here.running and there.running
+    there.terminate()
+    here.wait(lambda: here.status["connected"] and not here.status["problem"], "is alone again")
+    assert "problem" not in told(here)
+
+
+def test_an_agent_that_comes_and_goes_is_not_its_own_namesake(homes, mosquitto):
+    """Killed and started again, by a broker that is killed, too, and keeps what it last wrote to its disk."""
+    home, _ = homes
+    agent = home.start("pi-3", REFERENCE, DATA, options=PAUSES)
+    home.wait_ready()
+    for _ in range(2):
+        agent.restart()
+        home.wait_ready()
+    for number in range(1, 4):
+        mosquitto.restart()
+        agent.wait(lambda number=number: agent.log.count("connected to the broker") >= 3 + number, "is back")
+    agent.wait(lambda: agent.status["connected"], "is back")
+    assert agent.status["problem"] == ""
+    assert "ERROR" not in agent.log

@@ -1,0 +1,85 @@
+"""Two coordinators for one fleet: the second refuses, and the first does not notice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shared.errors import UsageError
+from tests.brokers import Mosquitto
+from tests.system.fleet import Fleet
+from tests.system.stage import ROUNDS, Stage, all_went_well, assert_like_oracle, outcomes
+
+pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.timeout(600)]
+
+REFUSAL = "another coordinator is at work for fleet 'demo'"
+
+
+@pytest.fixture
+def stage(mosquitto: Mosquitto, tmp_path: Path) -> Iterator[Stage]:
+    """Nothing but the broker runs yet."""
+    with Fleet(mosquitto.url, tmp_path) as fleet:
+        yield Stage(mosquitto, fleet, tmp_path)
+
+
+def test_a_second_coordinator_elsewhere_refuses_and_the_first_finishes(stage: Stage):
+    """In another state directory, as on another machine: a sentence with fleet and mend, an exit code, no trace."""
+    stage.start_agents()
+    stage.hold("ann", round=2, step=3)
+    elsewhere = stage.directory / "elsewhere"
+    with stage.begin() as first:
+        stage.wait_held("ann", first)
+        for _ in range(2):
+            with stage.begin(state_dir=elsewhere) as second:
+                refused = second.done()
+            assert refused.code == UsageError.exit_code
+            assert f"fedpatch: {stage.broker.url.removeprefix('mqtt://')}: {REFUSAL}" in refused.err
+            assert "end it first, or use another --fleet" in refused.err
+            assert not elsewhere.exists()
+        stage.holds["ann"].release()
+        done = first.done()
+    assert done.code == 0
+    assert "broker:" not in done.err  # it never lost its connection
+    assert outcomes(done.document) == all_went_well()
+    assert_like_oracle(stage, done.document, [["ann", "bob"]] * ROUNDS)
+
+
+def test_a_resumed_run_is_no_exception(stage: Stage):
+    """Its last coordinator was killed; meanwhile another one plays with the fleet from another directory."""
+    stage.start_agents()
+    stage.hold("ann", round=1, step=2)
+    with stage.begin() as killed:
+        stage.wait_held("ann", killed)
+        killed.kill()
+    # Its last will was sent: the next one begins at once.
+    with stage.begin(rounds=2, state_dir=stage.directory / "elsewhere") as other:
+        other.wait_err("run ")
+        with stage.resume() as resumed:
+            refused = resumed.done()
+        assert (refused.code, REFUSAL in refused.err) == (UsageError.exit_code, True)
+        stage.holds["ann"].release()
+        done = other.done()
+    assert done.code == 0
+    assert "broker:" not in done.err
+    with stage.resume() as resumed:
+        assert resumed.done().code == 0
+
+
+def test_one_that_died_with_its_broker_does_not_stand_in_the_way(tmp_path: Path):
+    """The broker still retains that a coordinator is online, which nobody is: it costs a moment, once."""
+    with Mosquitto(autosave=True) as broker, Fleet(broker.url, tmp_path) as fleet:
+        stage = Stage(broker, fleet, tmp_path)
+        stage.start_agents()
+        stage.hold("ann", round=1, step=2)
+        with stage.begin(rounds=2) as killed:
+            stage.wait_held("ann", killed)
+            broker.stop()  # it saves what it retains; the coordinator is gone when it is back
+            killed.kill()
+        broker.start()
+        stage.holds["ann"].release()
+        with stage.begin(rounds=2, state_dir=stage.directory / "elsewhere") as other:
+            done = other.done()
+    assert done.code == 0
+    assert outcomes(done.document) == all_went_well(2)
