@@ -135,15 +135,30 @@ class AdamSteps(ClientSteps):
 
 def loss_and_grad(loss: Callable[[Tensor, Tensor], Tensor]) -> LossAndGrad:
     """Loss and its gradient by the outputs; written out for cross-entropy, by autograd for any other."""
-    return _cross_entropy if loss is cross_entropy else _by_autograd(loss)
+    return _CrossEntropy() if loss is cross_entropy else _by_autograd(loss)
 
 
-def _cross_entropy(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """softmax(outputs) - onehot(targets), over the number of examples."""
-    logs = torch.log_softmax(outputs, 1)
-    value = torch.nn.functional.nll_loss(logs, targets)
-    grad = logs.exp_().scatter_add_(1, targets[:, None], torch.full((len(targets), 1), -1.0, dtype=logs.dtype))
-    return value, grad.div_(len(targets))
+class _CrossEntropy:
+    """The gradient is softmax(outputs) - onehot(targets), over the number of examples; it and the loss hold until the next."""
+
+    def __init__(self) -> None:
+        self._like = torch.zeros(0)
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        if outputs.shape != self._like.shape or outputs.dtype != self._like.dtype:
+            self._make_room(outputs)
+        torch.log_softmax(outputs, 1, out=self._logs)
+        torch.index_select(self._shares, 0, targets, out=self._grad)
+        torch.dot(self._all_logs, self._all_grads, out=self._value)
+        self._grad.add_(self._logs.exp_(), alpha=self._share)
+        return self._value, self._grad
+
+    def _make_room(self, like: Tensor) -> None:
+        self._like, self._logs, self._grad = like, torch.zeros_like(like), torch.zeros_like(like)
+        self._all_logs, self._all_grads = self._logs.view(-1), self._grad.view(-1)
+        self._share = 1 / len(like)
+        self._shares = torch.eye(like.shape[1], dtype=like.dtype).mul_(-self._share)
+        self._value = torch.zeros((), dtype=like.dtype)
 
 
 def _by_autograd(loss: Callable[[Tensor, Tensor], Tensor]) -> LossAndGrad:

@@ -37,6 +37,10 @@ class FusedLearner:
         kind = kind_of_steps(ground.study.strategy, self._plan)
         self._model = WorkingModel(model, layers, self._patches.private_names, grads=kind.needs_grads)
         self._layout = self._model.layout
+        self._kept = [
+            (self._patches.values[name], place.canonical(self._model.private))
+            for name, place in self._layout.private.items()
+        ]
         self._features = ground.features if self._layout.rows is not None else None
         self._steps: ClientSteps = kind(ground, self._model)
         self._loss = loss_and_grad(task.loss)
@@ -116,9 +120,10 @@ class FusedLearner:
 
     def _batches(self, client: int, x: Tensor, y: Tensor, first_batch: int, count: int) -> Batches:
         seed = stream_seed(self._plan.seed, client_id(client))
+        room = self._model.room_for((min(self._plan.batch_size, len(x)), *x.shape[1:]))
         for indices in batch_indices(len(x), self._plan.batch_size, first_batch, count, seed):
             chosen = torch.from_numpy(indices)
-            yield x.index_select(0, chosen), y.index_select(0, chosen)
+            yield torch.index_select(x, 0, chosen, out=room), y.index_select(0, chosen)
 
     def _load(self, client: int) -> tuple[Tensor | None, Tensor, Tensor]:
         """Global values and the client's patch into the working model; its features, training and test inputs."""
@@ -127,8 +132,8 @@ class FusedLearner:
         if used is not None:
             model.use_features(len(used))
         self._copy_public(self._round[0], model.public, used)
-        for name, place in self._layout.private.items():
-            place.canonical(model.private).copy_(self._patches.values[name][client])
+        for block, working in self._kept:
+            working.copy_(block[client])
         return used, train_x, test_x
 
     def _copy_public(self, source: Tensor, target: Tensor, used: Tensor | None) -> None:
@@ -157,8 +162,8 @@ class FusedLearner:
             raise UpdateRefused(
                 "not_finite", f"the patch of client {client} became infinite; try a smaller learning rate"
             )
-        for name, place in self._layout.private.items():
-            values[name][client] = place.canonical(self._model.private)
+        for block, working in self._kept:
+            block[client].copy_(working)
         for name in self._layout.counters:
             if name in values:
                 values[name][client] += steps

@@ -187,7 +187,7 @@ def _read(path: Path, terms: Mapping[str, Any]) -> dict[str, Any]:
     """What was measured before on the same terms; else only these."""
     try:
         measured = json.loads(path.read_bytes())
-    except (FileNotFoundError, ValueError):
+    except (FileNotFoundError, ValueError, RecursionError):
         measured = {}
     if isinstance(measured, dict) and all(measured.get(name) == value for name, value in terms.items()):
         return measured

@@ -1,15 +1,18 @@
 """Forward and backward passes of the layers that the bundled models are made of, written out for speed.
 
-Autograd costs a small model more than its arithmetic does. Here every layer knows its own derivative and either adds
-its gradient, times minus the learning rate, to its weights in the same matrix product that computes it (plain SGD), or
-leaves it in `grads` for whoever needs it (Adam, pFedMe). Values lie in the order in which the products are fastest: weights of
-linear layers as (in, out), images and weights of convolutions with the channels last.
+Autograd costs a small model more than its arithmetic does, and so do new tensors and the way to each call. Here every layer
+knows its own derivative and writes down the calls that compute it, on tensors that stay; simulator.storage makes them
+again for every batch. A gradient, times minus the learning rate, is added to the weights in the same matrix product that
+computes it (plain SGD), or left in `grads` for whoever needs it (Adam, pFedMe). Values lie in the order in which the products
+are fastest: weights of linear layers as (in, out), images and weights of convolutions with the channels last.
 
 What is not here (dropout, residual connections, hooks) is for `simulator.one_by_one`, which trains any model.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,11 +20,17 @@ from torch import Tensor, nn
 
 from shared.errors import DataError
 
+Calls = list[Callable[[], object]]
+
 aten: Any = torch.ops.aten
 
 
 class Layer:
-    """A layer without weights; `forward` keeps what `backward` needs.
+    """A layer without weights.
+
+    `forward` and `backward` compute nothing: they add to `calls` what does, and say where its result will lie. Written down
+    again for inputs of the same shape, the calls are the same; for another number of examples, those of before no longer hold.
+    `backward` belongs to the last `forward`.
 
     `params`, `grads` and `buffers` are views into storage of the model, set by whoever owns that; by the names that the
     module gives them. `order`: the axes of the weight in the order in which they are to be stored; none: as they are. With
@@ -38,18 +47,34 @@ class Layer:
         self.params: dict[str, Tensor] = {}
         self.grads: dict[str, Tensor] = {}
         self.buffers: dict[str, Tensor] = {}
+        self._rooms: dict[str, Tensor] = {}
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, calls: Calls) -> Tensor:
         """Outputs in training mode."""
         raise NotImplementedError
 
     def infer(self, x: Tensor) -> Tensor:
-        """Outputs in evaluation mode."""
-        return self.forward(x)
+        """Outputs in evaluation mode, at once."""
+        raise NotImplementedError
 
-    def backward(self, grad: Tensor, learning_rate: float | None) -> Tensor:
+    def backward(self, grad: Tensor, learning_rate: float | None, calls: Calls) -> Tensor:
         """Gradient of the loss by this layer's input, from that by its output."""
         raise NotImplementedError
+
+    def _room(self, what: str, like: Tensor) -> Tensor:
+        """A tensor of this layer's own, of the shape and order of `like`; the same one until another shape is asked for."""
+        room = self._rooms.get(what)
+        if room is None or room.shape != like.shape or room.stride() != like.stride():
+            room = self._rooms[what] = torch.empty_like(like)
+        return room
+
+    def _laid(self, what: str, x: Tensor, order: torch.memory_format, calls: Calls) -> Tensor:
+        """`x` where it lies in that order already, else a copy that does."""
+        if x.is_contiguous(memory_format=order):
+            return x
+        room = self._room(what, x.contiguous(memory_format=order))
+        calls.append(partial(room.copy_, x))
+        return room
 
     def _learn(self, name: str, grad: Tensor, learning_rate: float | None) -> None:
         if learning_rate is None:
@@ -63,56 +88,39 @@ class Linear(Layer):
 
     order = (1, 0)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, calls: Calls) -> Tensor:
         """Shape (n, ..., in) to (n, ..., out)."""
-        self._shape = x.shape
-        self._x = x = x if x.dim() == 2 else x.flatten(0, -2)
-        bias = self.params.get("bias")
         weight = self.params["weight"]
-        out = torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)
-        return out if len(self._shape) == 2 else out.view(*self._shape[:-1], -1)
-
-    def backward(self, grad: Tensor, learning_rate: float | None) -> Tensor:
-        """The input's gradient is taken before the weights move."""
-        weight = self.params["weight"]
-        grad = grad if grad.dim() == 2 else grad.flatten(0, -2)
-        below = grad if self.first else torch.mm(grad, weight.t()).view(self._shape)
-        if learning_rate is None:
-            torch.mm(self._x.t(), grad, out=self.grads["weight"])
-        else:
-            weight.addmm_(self._x.t(), grad, alpha=-learning_rate)
+        self._x = x = self._laid("x", x, torch.contiguous_format, calls)
+        out = self._room("out", x.new_empty(*x.shape[:-1], weight.shape[1]))
+        calls.append(partial(torch.mm, _rows(x), weight, out=_rows(out)))
         if "bias" in self.params:
-            self._learn("bias", grad.sum(0), learning_rate)
-        return below
-
-
-class Conv2d(Layer):
-    """A two-dimensional convolution with zero padding."""
-
-    order = (0, 2, 3, 1)
-
-    def __init__(self, name: str, module: nn.Conv2d) -> None:
-        super().__init__(name, module)
-        self._shape: Any = module.stride, module.padding, module.dilation
-        self._groups = module.groups
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Shape (n, channels, height, width)."""
-        self._x = x = x.contiguous(memory_format=torch.channels_last)
-        out: Tensor = aten.conv2d(x, self.params["weight"], self.params.get("bias"), *self._shape, self._groups)
+            calls.append(partial(out.add_, self.params["bias"]))
         return out
 
-    def backward(self, grad: Tensor, learning_rate: float | None) -> Tensor:
-        """As `Linear.backward`."""
-        weight, has_bias = self.params["weight"], "bias" in self.params
-        bias_sizes, wanted = [weight.shape[0]] if has_bias else None, [not self.first, True, has_bias]
-        below, weight_grad, bias_grad = aten.convolution_backward(
-            grad, self._x, weight, bias_sizes, *self._shape, False, [0, 0], self._groups, wanted
-        )
-        self._learn("weight", weight_grad, learning_rate)
-        if has_bias:
-            self._learn("bias", bias_grad, learning_rate)
-        return grad if self.first else below
+    def infer(self, x: Tensor) -> Tensor:
+        """The same."""
+        out = torch.matmul(x, self.params["weight"])
+        return out.add_(self.params["bias"]) if "bias" in self.params else out
+
+    def backward(self, grad: Tensor, learning_rate: float | None, calls: Calls) -> Tensor:
+        """The input's gradient is taken before the weights move."""
+        weight, x = self.params["weight"], _rows(self._x)
+        grad = _rows(self._laid("grad", grad, torch.contiguous_format, calls))
+        below = grad
+        if not self.first:
+            below = self._room("below", self._x)
+            calls.append(partial(torch.mm, grad, weight.t(), out=_rows(below)))
+        bias = self.params.get("bias")
+        if learning_rate is None:
+            calls.append(partial(torch.mm, x.t(), grad, out=self.grads["weight"]))
+            if bias is not None:
+                calls.append(partial(torch.sum, grad, 0, out=self.grads["bias"]))
+        else:
+            calls.append(partial(weight.addmm_, x.t(), grad, alpha=-learning_rate))
+            if bias is not None:
+                calls.append(partial(bias.addmv_, grad.t(), grad.new_ones(len(grad)), alpha=-learning_rate))
+        return below
 
 
 class BatchNorm(Layer):
@@ -122,14 +130,16 @@ class BatchNorm(Layer):
         super().__init__(name, module)
         self._momentum, self._eps = module.momentum or 0.0, module.eps
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, calls: Calls) -> Tensor:
         """Normalises by the batch and moves the running statistics. Raises DataError for a batch of one value each."""
         if x.numel() == x.shape[1]:
             raise DataError(
                 f"batch norm {self.name} cannot learn from a batch of one example; "
                 "use a batch size and clients' data of at least 2"
             )
-        out, self._mean, self._invstd = torch.native_batch_norm(x, *self._values(), True, self._momentum, self._eps)
+        out, running = self._room("out", x), self.buffers["running_mean"]
+        into = out, self._room("mean", running), self._room("invstd", running)
+        calls.append(partial(torch.native_batch_norm, x, *self._values(), True, self._momentum, self._eps, out=into))
         self._x = x
         return out
 
@@ -137,23 +147,22 @@ class BatchNorm(Layer):
         """Normalises by the running statistics."""
         return torch.native_batch_norm(x, *self._values(), False, self._momentum, self._eps)[0]
 
-    def backward(self, grad: Tensor, learning_rate: float | None) -> Tensor:
+    def backward(self, grad: Tensor, learning_rate: float | None, calls: Calls) -> Tensor:
         """Gradient through the batch's own mean and variance."""
-        below: Tensor
-        below, weight_grad, bias_grad = aten.native_batch_norm_backward(
-            grad.contiguous(memory_format=_format(self._x)),
-            self._x,
-            self.params["weight"],
-            self.buffers["running_mean"],
-            self.buffers["running_var"],
-            self._mean,
-            self._invstd,
-            True,
-            self._eps,
-            [True, True, True],
-        )
-        self._learn("weight", weight_grad, learning_rate)
-        self._learn("bias", bias_grad, learning_rate)
+        x, below = self._x, self._room("below", self._x)
+        weight, _, *running = self._values()
+        batch = self._rooms["mean"], self._rooms["invstd"]
+        grad = self._laid("grad", grad, _order(x), calls)
+
+        def learn() -> None:
+            found, weight_grad, bias_grad = aten.native_batch_norm_backward.default(
+                grad, x, weight, *running, *batch, True, self._eps, [True, True, True]
+            )
+            below.copy_(found)
+            self._learn("weight", weight_grad, learning_rate)
+            self._learn("bias", bias_grad, learning_rate)
+
+        calls.append(learn)
         return below
 
     def _values(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -164,72 +173,65 @@ class BatchNorm(Layer):
 class ReLU(Layer):
     """max(x, 0)."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, calls: Calls) -> Tensor:
         """Any shape."""
-        self._y = torch.relu(x)
+        self._y = self._room("out", x)
+        calls.append(partial(torch.clamp_min, x, 0, out=self._y))
         return self._y
 
-    def backward(self, grad: Tensor, learning_rate: float | None) -> Tensor:
+    def infer(self, x: Tensor) -> Tensor:
+        """The same."""
+        return torch.relu(x)
+
+    def backward(self, grad: Tensor, learning_rate: float | None, calls: Calls) -> Tensor:
         """Zero where the output was."""
-        below: Tensor = aten.threshold_backward(grad, self._y, 0)
+        below = self._room("below", grad)
+        calls.append(partial(aten.threshold_backward.grad_input, grad, self._y, 0, grad_input=below))
         return below
 
 
 class Tanh(Layer):
     """tanh(x)."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, calls: Calls) -> Tensor:
         """Any shape."""
-        self._y = torch.tanh(x)
+        self._y = self._room("out", x)
+        calls.append(partial(torch.tanh, x, out=self._y))
         return self._y
 
-    def backward(self, grad: Tensor, learning_rate: float | None) -> Tensor:
+    def infer(self, x: Tensor) -> Tensor:
+        """The same."""
+        return torch.tanh(x)
+
+    def backward(self, grad: Tensor, learning_rate: float | None, calls: Calls) -> Tensor:
         """Grad * (1 - y^2)."""
-        below: Tensor = aten.tanh_backward(grad, self._y)
-        return below
-
-
-class MaxPool2d(Layer):
-    """The greatest value of each window."""
-
-    def __init__(self, name: str, module: nn.MaxPool2d) -> None:
-        super().__init__(name, module)
-        sizes = [_pair(size) for size in (module.kernel_size, module.stride, module.padding, module.dilation)]
-        self._shape = sizes, module.ceil_mode
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Shape (n, channels, height, width)."""
-        sizes, ceil_mode = self._shape
-        self._x = x
-        out: Tensor
-        out, self._indices = aten.max_pool2d_with_indices(x, *sizes, ceil_mode)
-        return out
-
-    def backward(self, grad: Tensor, learning_rate: float | None) -> Tensor:
-        """To where the greatest values came from."""
-        sizes, ceil_mode = self._shape
-        below: Tensor = aten.max_pool2d_with_indices_backward(grad, self._x, *sizes, ceil_mode, self._indices)
+        below = self._room("below", grad)
+        calls.append(partial(aten.tanh_backward.grad_input, grad, self._y, grad_input=below))
         return below
 
 
 class Flatten(Layer):
     """All axes but the first become one."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, calls: Calls) -> Tensor:
         """Shape (n, ...) to (n, features)."""
         self._shape = x.shape
+        return self._laid("x", x, torch.contiguous_format, calls).view(len(x), -1)
+
+    def infer(self, x: Tensor) -> Tensor:
+        """The same."""
         return x.reshape(len(x), -1)
 
-    def backward(self, grad: Tensor, learning_rate: float | None) -> Tensor:
+    def backward(self, grad: Tensor, learning_rate: float | None, calls: Calls) -> Tensor:
         """The shape that went in."""
-        return grad.reshape(self._shape)
+        return self._laid("grad", grad, torch.contiguous_format, calls).view(self._shape)
 
 
-def _pair(size: int | tuple[int, ...]) -> list[int]:
-    return [size, size] if isinstance(size, int) else list(size)
+def _rows(x: Tensor) -> Tensor:
+    return x if x.dim() == 2 else x.view(-1, x.shape[-1])
 
 
-def _format(x: Tensor) -> torch.memory_format:
+def _order(x: Tensor) -> torch.memory_format:
     if x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last):
         return torch.channels_last
     return torch.contiguous_format

@@ -48,7 +48,7 @@ class StudyFolder:
             return None
         try:
             return Outcome.from_dict(json.loads(file.read_text("utf-8")))
-        except (UsageError, ValueError, AttributeError) as error:
+        except (UsageError, ValueError, AttributeError, RecursionError) as error:
             raise UsageError(f"{file} is not the outcome of a study ({error}); choose another --out") from error
 
     def write(self, outcome: Outcome) -> None:

@@ -247,10 +247,12 @@ def _measure(which: str, folder: Path, rounds: int | None, seed: int) -> dict[st
 
 def _read_measured(path: Path) -> dict[str, Any]:
     try:
-        measured: dict[str, Any] = json.loads(path.read_bytes())
+        measured = json.loads(path.read_bytes())
+        if not isinstance(measured, dict):
+            raise ValueError("it holds no JSON object")
     except FileNotFoundError:
         raise UsageError(f"{path} is not there yet; leave out --summary to measure it") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is damaged ({error}); delete it to measure it again") from error
     return measured
 

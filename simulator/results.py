@@ -244,7 +244,7 @@ def _read_json(path: Path) -> dict[str, Any] | None:
         values = json.loads(path.read_bytes())
     except FileNotFoundError:
         return None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is damaged ({error}); delete it to compute it again") from error
     if not isinstance(values, dict):
         raise UsageError(f"{path} is damaged (it holds no JSON object); delete it to compute it again")

@@ -69,11 +69,12 @@ def load(folder: Path, study: Study) -> Saved | None:
         begun = Study.from_dict(meta["study"])
         points = tuple(Point(**one) for one in meta["points"])
         server = ServerState(meta["round"], parts["model"], parts["server"])
+        saved = Saved(server, parts["patch"], meta["batches"], points)
     except Exception as error:  # a damaged archive raises whatever its bytes lead to
         raise UsageError(f"{path} cannot be read ({error}); delete it to begin this simulation anew") from error
     if begun != study:
         raise UsageError(f"{path} belongs to another simulation{_difference(begun, study)}; use another folder")
-    return Saved(server, parts["patch"], meta["batches"], points)
+    return saved
 
 
 def _difference(begun: Study, study: Study) -> str:

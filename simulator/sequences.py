@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from simulator.layers import BatchNorm, Conv2d, Flatten, Layer, Linear, MaxPool2d, ReLU, Tanh
+from simulator.images import Conv2d, MaxPool2d
+from simulator.layers import BatchNorm, Flatten, Layer, Linear, ReLU, Tanh
 
 _LAYERS: dict[type[nn.Module], type[Layer]] = {
     nn.Linear: Linear,

@@ -8,13 +8,16 @@ rows out, and works on a shorter vector. Nothing is approximated: such a row has
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
-from simulator.layers import BatchNorm, Layer, Linear
+from simulator.layers import BatchNorm, Calls, Layer, Linear
+
+KEPT_PASSES = 256
+"""For so many shapes of inputs the passes are kept; clients that leave out features differ in shape."""
 
 
 @dataclass(frozen=True)
@@ -93,8 +96,19 @@ class Layout:
         }
 
 
+@dataclass
+class Passes:
+    """Forward and backward passes for inputs of one shape, as calls on tensors that stay."""
+
+    x: Tensor
+    outputs: Tensor
+    grad: Tensor
+    forward: Calls
+    backward: dict[float | None, Calls] = field(default_factory=dict)
+
+
 class WorkingModel:
-    """Layers over one set of vectors, which `begin` points at as many input features as a client has."""
+    """Layers over one set of vectors, and the calls that they have written down: tensors that stay, whoever trains."""
 
     def __init__(self, model: nn.Module, layers: list[Layer], private: Collection[str], *, grads: bool) -> None:
         self.layers = layers
@@ -105,6 +119,8 @@ class WorkingModel:
         self.public_grad = torch.zeros_like(self.public if grads else self.public[:0])
         self.private_grad = torch.zeros_like(self.private if grads else self.private[:0])
         self.length = layout.public_size
+        self._inputs = torch.zeros(0, dtype=layout.dtype)
+        self._passes: dict[torch.Size, Passes] = {}
         for layer in layers:
             self._point(layer, grads)
 
@@ -136,11 +152,18 @@ class WorkingModel:
         if len(self.public_grad):
             first.grads["weight"] = self.public_grad[rows.start : self.length].view(count, width)
 
+    def room_for(self, shape: Sequence[int]) -> Tensor:
+        """Where the inputs of a batch lie; `outputs` need not copy them if they are put there."""
+        return self._passes_of(torch.Size(shape)).x
+
     def outputs(self, x: Tensor) -> Tensor:
-        """Forward pass in training mode."""
-        for layer in self.layers:
-            x = layer.forward(x)
-        return x
+        """Forward pass in training mode; good until the next one."""
+        self._last = passes = self._passes_of(x.shape)
+        if x is not passes.x:
+            passes.x.copy_(x)
+        for call in passes.forward:
+            call()
+        return passes.outputs
 
     def infer(self, x: Tensor) -> Tensor:
         """Forward pass in evaluation mode."""
@@ -149,9 +172,37 @@ class WorkingModel:
         return x
 
     def backward(self, grad: Tensor, learning_rate: float | None) -> None:
-        """From the gradient by the outputs; the step is made where a learning rate is given, else gradients are left."""
+        """Of the last forward pass, from the gradient by its outputs: a step with that learning rate, or None: gradients."""
+        passes = self._last
+        if learning_rate not in passes.backward:
+            self._write_down(passes, learning_rate)
+        passes.grad.copy_(grad)
+        for call in passes.backward[learning_rate]:
+            call()
+
+    def _passes_of(self, shape: torch.Size) -> Passes:
+        passes = self._passes.get(shape)
+        if passes is None:
+            if len(self._passes) == KEPT_PASSES or any(other[0] != shape[0] for other in self._passes):
+                self._passes.clear()
+            size = shape.numel()
+            if size > len(self._inputs):
+                self._passes.clear()
+                self._inputs = torch.zeros(size, dtype=self.layout.dtype)
+            forward: Calls = []
+            x = outputs = self._inputs[:size].view(shape)
+            for layer in self.layers:
+                outputs = layer.forward(outputs, forward)
+            passes = self._passes[shape] = Passes(x, outputs, torch.empty_like(outputs), forward)
+        return passes
+
+    def _write_down(self, passes: Passes, learning_rate: float | None) -> None:
+        """The backward pass; forward once more before it, for a layer's backward belongs to its last forward."""
+        x, grad, calls = passes.x, passes.grad, passes.backward.setdefault(learning_rate, [])
+        for layer in self.layers:
+            x = layer.forward(x, [])
         for layer in reversed(self.layers):
-            grad = layer.backward(grad, learning_rate)
+            grad = layer.backward(grad, learning_rate, calls)
 
     @property
     def has_batch_norm(self) -> bool:

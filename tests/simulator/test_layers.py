@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from shared.task import DeviceData, Task
+from simulator.layers import Calls
 from simulator.sequences import layers_of
 from simulator.storage import WorkingModel
 from tests.simulator.studies import CLASSES, UNEVEN, assert_like_deployed, study_of
@@ -141,8 +142,13 @@ def test_each_layer_is_its_torch_module(data, shape, examples):
     layers[0].first = False  # it would keep the gradient by the data to itself
     x = torch.randn(examples, *shape, dtype=torch.float64)
     outputs, below, grads, grad = _by_autograd(module, x)
-    torch.testing.assert_close(layers[0].forward(x), outputs)
-    torch.testing.assert_close(layers[0].backward(grad, None), below)
+    calls: Calls = []
+    out = layers[0].forward(x, calls)
+    back = layers[0].backward(grad, None, calls)
+    for call in calls:
+        call()
+    torch.testing.assert_close(out, outputs)
+    torch.testing.assert_close(back, below)
     for name, value in grads.items():
         found = layers[0].grads[name]
         torch.testing.assert_close(found.t() if isinstance(module, nn.Linear) and name == "weight" else found, value)

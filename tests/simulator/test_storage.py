@@ -109,3 +109,48 @@ def test_a_model_with_fewer_features_is_the_whole_one_on_such_inputs(used, priva
     x = torch.zeros(5, FEATURES, dtype=torch.float64)
     x[:, chosen] = torch.randn(5, len(used), dtype=torch.float64)
     torch.testing.assert_close(working.infer(x[:, chosen]), model.eval()(x))
+
+
+@pytest.mark.parametrize("kept", [1, 256])
+@pytest.mark.parametrize("build", MODELS.values(), ids=MODELS)
+def test_passes_that_are_kept_are_those_of_a_new_model(monkeypatch, build, kept):
+    """Batches of all sizes and learning rates in any order, in the model's own room or not, give what each gives alone."""
+    monkeypatch.setattr("simulator.storage.KEPT_PASSES", kept)
+    model = build()
+    start = torch.cat([value.reshape(-1) for value in random_state(model).values()]).abs()
+    shape = (FEATURES,) if build is build_model else (1, 3, 4)
+    again = _working(model)
+    for number, (examples, rate) in enumerate([(6, 0.1), (6, None), (3, 0.1), (6, 0.2), (6, 0.1), (9, None)]):
+        x, grad = torch.randn(examples, *shape).double(), torch.randn(examples, 3).double()
+        anew = _working(model)
+        for one in (again, anew):
+            one.public.copy_(start)
+        inputs = again.room_for(x.shape).copy_(x) if number % 2 else x
+        torch.testing.assert_close(again.outputs(inputs), anew.outputs(x), rtol=0, atol=0)
+        again.backward(grad, rate), anew.backward(grad, rate)
+        torch.testing.assert_close(again.public, anew.public, rtol=0, atol=0)
+        if rate is None:
+            torch.testing.assert_close(again.public_grad, anew.public_grad, rtol=0, atol=0)
+
+
+def test_clients_with_unlike_features_take_turns_on_one_model():
+    """The passes of a client are its own: they read its rows of the first layer, however many another one had in between."""
+    model = build_model()
+    turns, start = _working(model), torch.randn(_working(model).layout.public_size).double().abs()
+    for count in (5, 12, 5, 7, 12):
+        x, grad = torch.randn(6, count).double(), torch.randn(6, 3).double()
+        alone = _working(model)
+        for one in (turns, alone):
+            one.public.copy_(start)
+            one.use_features(count)
+            one.outputs(x)
+            one.backward(grad, 0.1)
+        torch.testing.assert_close(turns.public, alone.public, rtol=0, atol=0)
+        assert not torch.equal(turns.public[: turns.length], start[: turns.length])
+        assert torch.equal(turns.public[turns.length :], start[turns.length :])
+
+
+def _working(model):
+    layers = layers_of(model)
+    assert layers is not None
+    return WorkingModel(model, layers, (), grads=True)
