@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable
 import numpy as np
 
 from shared.errors import SchemaMismatch, UpdateRefused
-from shared.messages import RefuseReason
+from shared.reasons import RefuseReason
 from shared.tensors import Array, Schema, Tensors, TensorSpec, base_name, listing, require_finite
 
 

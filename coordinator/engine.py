@@ -20,7 +20,8 @@ from coordinator.records import RoundRecord
 from coordinator.round_states import Phase
 from coordinator.run_spec import RunSpec, Stopped
 from coordinator.selection import select
-from shared.messages import DeviceState, Envelope, Manifest, RefuseReason, UpdateReport
+from shared.messages import DeviceState, Envelope, Manifest, UpdateReport
+from shared.reasons import RefuseReason
 from shared.transfer import Chunk
 
 _ROUNDING_S = 1e-3

@@ -9,7 +9,8 @@ from coordinator.aggregation import check_private, check_update
 from shared.codec import from_plain
 from shared.compression import unpack
 from shared.errors import SchemaMismatch, UpdateRefused, WireError
-from shared.messages import Manifest, RefuseReason, UpdateReport
+from shared.messages import Manifest, UpdateReport
+from shared.reasons import RefuseReason
 from shared.tensors import Array, Schema, UnexpectedTensors
 from shared.transfer import check_manifest
 

@@ -28,20 +28,18 @@ from shared.messages import (
     Cancel,
     Committed,
     Decline,
-    DeclineReason,
     DeviceState,
     Envelope,
     Failed,
-    FailReason,
     Manifest,
     Need,
     Offer,
     Progress,
     Refused,
-    RefuseReason,
     UpdateReport,
     WorkRequest,
 )
+from shared.reasons import DeclineReason, FailReason, RefuseReason
 from shared.transfer import Chunk
 
 # A request or its answer may be lost (brokers drop from full queues): ask again while a device has not answered.

@@ -34,7 +34,8 @@ from coordinator.registry import Registry
 from coordinator.snapshot import View
 from coordinator.strategies import ServerState
 from shared.errors import UpdateRefused
-from shared.messages import Manifest, RefuseReason, UpdateReport
+from shared.messages import Manifest, UpdateReport
+from shared.reasons import RefuseReason
 from shared.tensors import Array
 
 _TOLD = ("declined", "failed", "refused")

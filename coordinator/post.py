@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from coordinator.effects import Count, Effect, Send
 from coordinator.run_spec import RunSpec
-from shared.messages import Accept, Body, Cancel, Committed, Envelope, Need, Offer, Progress, Refused, RefuseReason
+from shared.messages import Accept, Body, Cancel, Committed, Envelope, Need, Offer, Progress, Refused
+from shared.reasons import RefuseReason
 
 
 class Post:

@@ -17,7 +17,7 @@ from coordinator.moments import Moment
 from coordinator.records import RoundRecord, StoredUpdate
 from coordinator.tables import Tables
 from shared.errors import UpdateRefused
-from shared.messages import RefuseReason
+from shared.reasons import RefuseReason
 
 
 class RoundLedger(Tables):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from shared.messages import JobPhase
+from shared.reasons import JobPhase
 
 
 class Phase(StrEnum):

@@ -24,16 +24,8 @@ from shared import __version__, topics
 from shared.codec import UnknownMessage, decode, encode
 from shared.errors import DataError, UsageError, WireError
 from shared.link_events import Connected, Disconnected, Link, LinkEvent, Received
-from shared.messages import (
-    ENCODINGS,
-    Body,
-    CoordinatorState,
-    DeviceState,
-    Envelope,
-    FailReason,
-    TaskCapability,
-    WorkRequest,
-)
+from shared.messages import ENCODINGS, Body, CoordinatorState, DeviceState, Envelope, TaskCapability, WorkRequest
+from shared.reasons import FailReason
 from shared.transfer import decode_chunk
 
 _log = logging.getLogger("fedpatch.agent")

@@ -30,9 +30,10 @@ from shared.errors import BrokerError, FedpatchError, UsageError, WireError
 from shared.host_checkup import Space, check_clock, check_memory, check_state_dir, check_versions, resident_memory
 from shared.link_events import Received
 from shared.locks import is_held
-from shared.messages import Cancel, CoordinatorState, DeviceState, Envelope, JobPhase, Progress
+from shared.messages import Cancel, CoordinatorState, DeviceState, Envelope, Progress
 from shared.probe import Probe
 from shared.quantities import size
+from shared.reasons import JobPhase
 from shared.task import data_root
 
 CHUNK_BYTES = 96 * 1024

@@ -22,9 +22,7 @@ from shared.messages import (
     Committed,
     Envelope,
     Failed,
-    FailReason,
     Grant,
-    JobPhase,
     JobStatus,
     Manifest,
     Offer,
@@ -34,6 +32,7 @@ from shared.messages import (
     TaskCapability,
     WorkRequest,
 )
+from shared.reasons import FailReason, JobPhase
 from shared.transfer import Chunk, Download, SendChunk, Upload
 
 

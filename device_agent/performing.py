@@ -21,7 +21,8 @@ from shared.blobs import PartialBlob, cut_from_file
 from shared.codec import encode
 from shared.errors import BrokerError, StateError
 from shared.link import Link
-from shared.messages import Decline, DeviceState, Envelope, FailReason, Manifest
+from shared.messages import Decline, DeviceState, Envelope, Manifest
+from shared.reasons import FailReason
 from shared.transfer import SendChunk, encode_chunk
 
 _log = logging.getLogger("fedpatch.agent")

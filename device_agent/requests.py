@@ -7,7 +7,8 @@ from dataclasses import replace
 from device_agent.admission import Verdict
 from device_agent.effects import JobKey
 from shared.errors import WireError
-from shared.messages import ENCODINGS, Decline, DeclineReason, Failed, TaskCapability, WorkRequest
+from shared.messages import ENCODINGS, Decline, Failed, TaskCapability, WorkRequest
+from shared.reasons import DeclineReason
 from shared.transfer import check_manifest
 
 

@@ -16,7 +16,8 @@ import msgspec
 
 from device_agent.effects import JobKey
 from shared.errors import WireError
-from shared.messages import FailReason, Manifest, TrainPlan, UpdateReport
+from shared.messages import Manifest, TrainPlan, UpdateReport
+from shared.reasons import FailReason
 
 MAX_FRAME_BYTES = 2**20
 _LENGTH = struct.Struct(">I")

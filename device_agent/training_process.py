@@ -34,7 +34,7 @@ from device_agent.training_channel import (
     write_message,
 )
 from shared.errors import DataError, FedpatchError, StateError, UpdateRefused, WireError
-from shared.messages import FailReason
+from shared.reasons import FailReason
 
 if TYPE_CHECKING:
     from device_agent.local_update import LocalUpdate

@@ -7,10 +7,11 @@ as seconds (`_s`), never as points in time: the clocks of devices cannot be trus
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Annotated
 
 from msgspec import Meta
+
+from shared.reasons import Condition, DeclineReason, FailReason, JobPhase, RefuseReason
 
 PROTOCOL_VERSION = 1
 ENCODINGS = ("fp32+zstd", "fp16+zstd", "fp32", "fp16")  # how tensors may travel; the first is the default
@@ -25,53 +26,7 @@ Positive = Annotated[int, Meta(ge=1, le=2**53)]
 Seconds = Annotated[float, Meta(ge=0.0, le=1e9)]
 MAX_MEASURE = 1e12
 Measure = Annotated[float, Meta(ge=-MAX_MEASURE, le=MAX_MEASURE)]
-Share = Annotated[float, Meta(ge=0.0, le=1.0)]
 Bitmap = Annotated[bytes, Meta(max_length=MAX_CHUNKS // 8)]
-
-
-class DeclineReason(StrEnum):
-    """Why a device will not take part in a round."""
-
-    UNWILLING = "unwilling"
-    UNKNOWN_TASK = "unknown_task"
-    SCHEMA_MISMATCH = "schema_mismatch"
-    UNSUPPORTED = "unsupported"
-    TOO_LITTLE_DATA = "too_little_data"
-
-
-class FailReason(StrEnum):
-    """Why a device that had accepted gave up."""
-
-    DOWNLOAD = "download"
-    TRAINING = "training"
-    DEADLINE = "deadline"
-    NOT_FINITE = "not_finite"
-    STORAGE = "storage"
-
-
-class RefuseReason(StrEnum):
-    """Why the coordinator will never take an update; the device may forget it."""
-
-    LATE = "late"
-    STALE_EPOCH = "stale_epoch"
-    NOT_INVITED = "not_invited"
-    ALREADY_COMMITTED = "already_committed"
-    TOO_LARGE = "too_large"
-    DAMAGED = "damaged"
-    SCHEMA_MISMATCH = "schema_mismatch"
-    PRIVATE_VALUE = "private_value"
-    NOT_FINITE = "not_finite"
-    OUT_OF_RANGE = "out_of_range"
-    NUM_EXAMPLES = "num_examples"
-    WRONG_BASE = "wrong_base"
-
-
-class JobPhase(StrEnum):
-    """What a device is doing for a round."""
-
-    DOWNLOADING = "downloading"
-    TRAINING = "training"
-    UPLOADING = "uploading"
 
 
 @dataclass(frozen=True)
@@ -181,10 +136,15 @@ class Accept:
 
 @dataclass(frozen=True)
 class Decline:
-    """The device does not take part."""
+    """The device does not take part: because of a `condition` of its owner's, where the reason is `unwilling` and one is named.
+
+    Before `retry_after_s` have passed it would say the same again; 0: nobody can tell.
+    """
 
     reason: DeclineReason
     detail: Text = ""
+    condition: Condition | None = None
+    retry_after_s: Seconds = 0.0
 
 
 @dataclass(frozen=True)
@@ -213,9 +173,13 @@ class Offer:
 
 @dataclass(frozen=True)
 class Failed:
-    """The device gives up on the round. An error's words may hold private names and values: they stay in its log."""
+    """The device gives up on the round. An error's words may hold private names and values: they stay in its log.
+
+    `condition` is what its owner's preferences missed, where the reason is `unwilling`.
+    """
 
     reason: FailReason
+    condition: Condition | None = None
 
 
 @dataclass(frozen=True)
@@ -254,7 +218,10 @@ class JobStatus:
 
 @dataclass(frozen=True)
 class DeviceState:
-    """Retained presence and capabilities of a device."""
+    """Retained presence and capabilities of a device.
+
+    `unwilling` is why it would decline now, or has paused its work; it tells anew when that changes.
+    """
 
     online: bool
     boot: Word
@@ -262,21 +229,23 @@ class DeviceState:
     tasks: Annotated[tuple[TaskCapability, ...], Meta(max_length=64)] = ()
     encodings: Annotated[tuple[Word, ...], Meta(max_length=64)] = ()
     job: JobStatus | None = None
+    unwilling: Condition | None = None
 
 
 @dataclass(frozen=True)
 class UpdateReport:
     """What travels inside an update's blob beside its tensors, and so under the same digest.
 
-    `base` is the digest of the global model. User accuracies are of the personalised model; None if the device does not count.
+    `base` is the digest of the global model. User accuracies, in the unit of the task's metric, are of the personalised model;
+    None if the device does not count.
     """
 
     base: Digest
     num_examples: Count
     steps: Count
     train_loss: Measure
-    user_accuracy_before: Share | None
-    user_accuracy_after: Share | None
+    user_accuracy_before: Measure | None
+    user_accuracy_after: Measure | None
     download_s: Seconds
     train_s: Seconds
 

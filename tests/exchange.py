@@ -18,7 +18,8 @@ from coordinator.engine import Engine
 from coordinator.records import RoundRecord
 from coordinator.run_spec import RunSpec
 from shared.codec import decode, encode
-from shared.messages import Committed, DeviceState, Manifest, RefuseReason
+from shared.messages import Committed, DeviceState, Manifest
+from shared.reasons import RefuseReason
 from shared.transfer import cut, decode_chunk, encode_chunk
 from simulator.agenda import Agenda
 from tests.exchange_device import Device

@@ -12,7 +12,8 @@ from device_agent.admission import Verdict
 from device_agent.effects import Effect, Fetch, Forget, JobKey, Keep, Reply, Spool, Train
 from device_agent.job import Job
 from shared.codec import decode, encode
-from shared.messages import Ack, Committed, Envelope, FailReason, Grant, Manifest, Offer, WorkRequest
+from shared.messages import Ack, Committed, Envelope, Grant, Manifest, Offer, WorkRequest
+from shared.reasons import FailReason
 from shared.transfer import Bitmap, SendChunk, cut, decode_chunk, encode_chunk
 from tests.specs import TASKS, gone, there, update
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from coordinator.run_spec import RunSpec, Stopped
 from device_agent.admission import Verdict
-from shared.messages import FailReason, RefuseReason
+from shared.reasons import FailReason, RefuseReason
 from tests.exchange import Exchange
 from tests.specs import TASKS, run_spec
 from tests.virtual_time import Faults

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from coordinator.aggregation import WeightedMean, check_private, check_update
 from shared.errors import SchemaMismatch, UpdateRefused
-from shared.messages import RefuseReason
+from shared.reasons import RefuseReason
 from shared.tensors import DTYPES, MOMENTS, Schema, TensorSpec
 from tests.shared.arbitrary_tensors import FLOATS, same, schemas, tensors_of
 

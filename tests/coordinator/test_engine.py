@@ -13,7 +13,8 @@ from coordinator.engine import RETRY_S, Engine
 from coordinator.ledger import Ledger, Opening
 from coordinator.records import RoundRecord
 from coordinator.run_spec import Stopped
-from shared.messages import Accept, Body, Committed, Decline, DeclineReason, Offer
+from shared.messages import Accept, Body, Committed, Decline, Offer
+from shared.reasons import DeclineReason
 from shared.transfer import cut
 from tests.specs import model, report, run_spec, said, there, told, update
 

@@ -9,20 +9,8 @@ from coordinator.records import RoundRecord
 from coordinator.round_states import Phase
 from coordinator.run_spec import Stopped
 from shared.errors import IllegalTransition
-from shared.messages import (
-    Accept,
-    Cancel,
-    Committed,
-    Failed,
-    FailReason,
-    Grant,
-    JobPhase,
-    Need,
-    Offer,
-    Progress,
-    Refused,
-    RefuseReason,
-)
+from shared.messages import Accept, Cancel, Committed, Failed, Grant, Need, Offer, Progress, Refused
+from shared.reasons import FailReason, JobPhase, RefuseReason
 from shared.transfer import cut
 from tests.coordinator.engines import BLOB, DIGEST, aggregating, asking, engine, kinds, report_of, send
 from tests.specs import counted, gone, model, there, told, update

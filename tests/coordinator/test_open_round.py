@@ -7,22 +7,8 @@ import pytest
 from coordinator.effects import Republish
 from coordinator.open_round import REINVITE_S
 from coordinator.round_states import Phase, State
-from shared.messages import (
-    Accept,
-    Ack,
-    Cancel,
-    Decline,
-    DeclineReason,
-    Failed,
-    FailReason,
-    Grant,
-    JobPhase,
-    JobStatus,
-    Need,
-    Offer,
-    Progress,
-    WorkRequest,
-)
+from shared.messages import Accept, Ack, Cancel, Decline, Failed, Grant, JobStatus, Need, Offer, Progress, WorkRequest
+from shared.reasons import DeclineReason, FailReason, JobPhase
 from shared.transfer import Bitmap, cut
 from tests.coordinator.open_rounds import BLOB, Bench
 from tests.specs import CHUNK_BYTES, RUN, SCHEMA, counted, gone, model, report, run_spec, there, told, update

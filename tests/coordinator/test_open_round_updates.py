@@ -16,17 +16,15 @@ from shared.messages import (
     Cancel,
     Committed,
     Decline,
-    DeclineReason,
     Failed,
-    FailReason,
     Grant,
     Manifest,
     Need,
     Offer,
     Refused,
-    RefuseReason,
     RetryAfter,
 )
+from shared.reasons import DeclineReason, FailReason, RefuseReason
 from shared.transfer import Bitmap, Chunk, cut
 from tests.coordinator.open_rounds import BLOB, Bench
 from tests.specs import counted, gone, model, report, told, update

@@ -15,7 +15,8 @@ from coordinator.registry import REGISTRY_FILE, Registry
 from coordinator.run_spec import Stopped
 from coordinator.settings import RunSettings
 from shared.errors import StateError
-from shared.messages import Failed, FailReason
+from shared.messages import Failed
+from shared.reasons import FailReason
 from tests.coordinator.performers import Bench
 
 

@@ -6,21 +6,8 @@ import pytest
 
 from coordinator.effects import Count, Send
 from coordinator.post import Post
-from shared.messages import (
-    Accept,
-    Cancel,
-    Committed,
-    Decline,
-    DeclineReason,
-    Failed,
-    FailReason,
-    JobPhase,
-    Need,
-    Offer,
-    Progress,
-    Refused,
-    RefuseReason,
-)
+from shared.messages import Accept, Cancel, Committed, Decline, Failed, Need, Offer, Progress, Refused
+from shared.reasons import DeclineReason, FailReason, JobPhase, RefuseReason
 from tests.specs import RUN, TASK, model, run_spec, said, told, update
 
 

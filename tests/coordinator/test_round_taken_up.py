@@ -14,7 +14,8 @@ from coordinator.ledger import KeptUpdate, Ledger, Opening
 from coordinator.open_round import SILENCE_S
 from coordinator.round import RETURN_S
 from coordinator.round_states import Phase, State
-from shared.messages import Accept, Committed, Failed, FailReason, JobPhase, Offer, Progress, WorkRequest
+from shared.messages import Accept, Committed, Failed, Offer, Progress, WorkRequest
+from shared.reasons import FailReason, JobPhase
 from shared.transfer import cut
 from tests.coordinator.engines import BLOB, DIGEST, asking, kinds, send
 from tests.specs import counted, model, report, run_spec, said, there, told, update

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from coordinator.snapshot import take_snapshot
-from shared.messages import (
-    Accept,
-    JobPhase,
-    Progress,
-)
+from shared.messages import Accept, Progress
+from shared.reasons import JobPhase
 from tests.coordinator.engines import asking, engine, report_of, send
 from tests.specs import model, there
 

@@ -27,12 +27,11 @@ from shared.messages import (
     DeviceState,
     Envelope,
     Failed,
-    FailReason,
-    JobPhase,
     JobStatus,
     Progress,
     WorkRequest,
 )
+from shared.reasons import FailReason, JobPhase
 from shared.transfer import cut, encode_chunk
 from tests.device_agent.jobs import BLOB, REQUEST
 from tests.device_agent.wire import Wire

@@ -25,7 +25,8 @@ from device_agent.trainer import Trainer
 from device_agent.training import LocalTrainer
 from device_agent.training_channel import Setup
 from shared.errors import StateError
-from shared.messages import Accept, Body, Failed, FailReason, JobPhase, Manifest, Offer, Progress
+from shared.messages import Accept, Body, Failed, Manifest, Offer, Progress
+from shared.reasons import FailReason, JobPhase
 from shared.transfer import cut, describe
 from tests.device_agent.jobs import KEY, REQUEST
 from tests.device_agent.rounds import SGD, Scene

@@ -15,17 +15,15 @@ from shared.messages import (
     Cancel,
     Committed,
     Failed,
-    FailReason,
     Grant,
-    JobPhase,
     JobStatus,
     Need,
     Offer,
     Progress,
     Refused,
-    RefuseReason,
     RetryAfter,
 )
+from shared.reasons import FailReason, JobPhase, RefuseReason
 from shared.transfer import SendChunk, cut
 from tests.device_agent.jobs import (
     BLOB,

@@ -12,20 +12,8 @@ from hypothesis import strategies as st
 from device_agent.admission import Verdict
 from device_agent.effects import Effect, Fetch, Forget, Keep, Reply, Spool, StopTraining, Train
 from device_agent.job import Job, JobState
-from shared.messages import (
-    Accept,
-    Cancel,
-    Committed,
-    Failed,
-    FailReason,
-    Grant,
-    JobPhase,
-    JobStatus,
-    Need,
-    Offer,
-    Progress,
-    WorkRequest,
-)
+from shared.messages import Accept, Cancel, Committed, Failed, Grant, JobStatus, Need, Offer, Progress, WorkRequest
+from shared.reasons import FailReason, JobPhase
 from shared.transfer import SendChunk, cut
 from tests.device_agent.jobs import (
     BLOB,

@@ -9,15 +9,8 @@ import pytest
 from device_agent.admission import Verdict
 from device_agent.effects import Fetch, Forget, Reply, StopTraining
 from device_agent.job import Job, JobState
-from shared.messages import (
-    Accept,
-    Committed,
-    JobPhase,
-    JobStatus,
-    Progress,
-    Refused,
-    RefuseReason,
-)
+from shared.messages import Accept, Committed, JobStatus, Progress, Refused
+from shared.reasons import JobPhase, RefuseReason
 from tests.device_agent.jobs import (
     DIGEST,
     IN_EACH_STATE,

@@ -9,7 +9,7 @@ import pytest
 
 from device_agent.trainer import Died, Trainer
 from device_agent.training_channel import Ready, Setup, Trained, TrainFailed, TrainProgress
-from shared.messages import FailReason
+from shared.reasons import FailReason
 from tests.device_agent.rounds import ADAM, Scene, key
 from tests.device_agent.toy_tasks import MISHAP
 

@@ -19,7 +19,8 @@ from device_agent.spool import Spool as UpdateSpool
 from device_agent.spool import Spooled
 from device_agent.trainer import Trainer
 from device_agent.training_channel import Setup
-from shared.messages import Accept, Body, Committed, Failed, FailReason, JobPhase, Offer, Progress
+from shared.messages import Accept, Body, Committed, Failed, Offer, Progress
+from shared.reasons import FailReason, JobPhase
 from shared.transfer import cut
 from tests.device_agent.jobs import BLOB, KEY, REQUEST
 from tests.device_agent.wire import Wire

@@ -19,7 +19,7 @@ from device_agent.trainer import Died, Trainer
 from device_agent.training_channel import Ready, Setup, SetupFailed, TrainCancelled, Trained, TrainFailed, TrainProgress
 from device_agent.training_process import PROGRESS_EVERY_S
 from shared.errors import DataError
-from shared.messages import FailReason
+from shared.reasons import FailReason
 from tests.device_agent.rounds import ADAM, POLICIES, SGD, Scene, key, raw_update, traces
 from tests.device_agent.toy_tasks import SLOW
 

@@ -12,7 +12,7 @@ import pytest
 from device_agent.training_channel import Ready, Setup, write_message
 from device_agent.training_process import fail_reason, in_words, set_up
 from shared.errors import DataError, SchemaMismatch, StateError, UpdateRefused, WireError
-from shared.messages import FailReason
+from shared.reasons import FailReason
 from tests.device_agent.rounds import ADAM, Scene
 from tests.device_agent.toy_tasks import TOY
 

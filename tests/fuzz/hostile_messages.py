@@ -15,7 +15,6 @@ from shared.messages import (
     DeviceState,
     Envelope,
     Failed,
-    JobPhase,
     JobStatus,
     Manifest,
     Need,
@@ -23,6 +22,7 @@ from shared.messages import (
     Progress,
     TaskCapability,
 )
+from shared.reasons import JobPhase
 from shared.transfer import Bitmap, Chunk, cut
 from tests.shared.arbitrary_messages import envelopes, of_message
 from tests.specs import RUN, SCHEMA, TASK, TASKS, model, update

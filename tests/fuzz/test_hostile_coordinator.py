@@ -20,16 +20,15 @@ from shared.messages import (
     Ack,
     Cancel,
     Committed,
-    FailReason,
     Grant,
     Manifest,
     Refused,
-    RefuseReason,
     RetryAfter,
     TaskCapability,
     UpBody,
     WorkRequest,
 )
+from shared.reasons import FailReason, RefuseReason
 from shared.transfer import SendChunk, check_manifest, cut
 from tests.fuzz.effort import tries
 from tests.fuzz.hostile_messages import (

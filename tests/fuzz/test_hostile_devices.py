@@ -13,7 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from coordinator import effects as do
 from coordinator.engine import Engine
 from coordinator.round_states import Phase
-from shared.messages import Accept, Committed, Grant, Offer, RefuseReason
+from shared.messages import Accept, Committed, Grant, Offer
+from shared.reasons import RefuseReason
 from shared.transfer import cut
 from tests.fuzz.effort import tries
 from tests.fuzz.hostile_messages import BLOBS, MODEL, addressed, chunks, presences, up_bodies, weight

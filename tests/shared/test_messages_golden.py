@@ -19,26 +19,23 @@ from shared.messages import (
     Committed,
     CoordinatorState,
     Decline,
-    DeclineReason,
     DeviceState,
     Envelope,
     Failed,
-    FailReason,
     Grant,
-    JobPhase,
     JobStatus,
     Manifest,
     Need,
     Offer,
     Progress,
     Refused,
-    RefuseReason,
     RetryAfter,
     StateBody,
     TaskCapability,
     TrainPlan,
     WorkRequest,
 )
+from shared.reasons import Condition, DeclineReason, FailReason, JobPhase, RefuseReason
 from shared.transfer import Chunk, decode_chunk, encode_chunk
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
@@ -58,11 +55,11 @@ BODIES: dict[str, Body] = {
     "retry_after": RetryAfter(UPDATE, 2.5),
     "cancel": Cancel("late"),
     "accept": Accept(600),
-    "decline": Decline(DeclineReason.UNWILLING, "on battery"),
+    "decline": Decline(DeclineReason.UNWILLING, "on battery", Condition.NOT_CHARGING, 60.5),
     "need": Need(MODEL, b"\x0a"),
     "progress": Progress(JobPhase.TRAINING, 15, 30),
     "offer": Offer(Manifest(UPDATE, 200_000, 98_304, 3, "fp16+zstd", 400_000, SCHEMA)),
-    "failed": Failed(FailReason.TRAINING),
+    "failed": Failed(FailReason.UNWILLING, Condition.PAUSED),
     "coordinator_state": CoordinatorState(True, "c0ffee"),
     "claim": Claim("c0ffee"),
     "device_state": DeviceState(
@@ -72,6 +69,7 @@ BODIES: dict[str, Body] = {
         (TaskCapability("mnist", SCHEMA, 600),),
         ("fp32+zstd", "fp16+zstd"),
         JobStatus("run-1", 2, 3, JobPhase.UPLOADING),
+        Condition.METERED,
     ),
 }
 CHUNK = Chunk(UPDATE, 1, 3, b"patches stay at home")

@@ -19,9 +19,10 @@ from coordinator.runs import run_directory, start_run
 from coordinator.settings import RunSettings
 from coordinator.strategies import ServerState
 from shared.codec import encode
-from shared.messages import Committed, Envelope, Refused, RefuseReason
+from shared.messages import Committed, Envelope, Refused
 from shared.model import schema_of
 from shared.patches import parse_policy
+from shared.reasons import RefuseReason
 from shared.tensors import MOMENTS
 from shared.transfer import Chunk, encode_chunk
 from tests import oracle

@@ -16,7 +16,8 @@ from device_agent.training_channel import Ready, TrainCancelled, TrainCommand, T
 from shared.compression import pack, unpack
 from shared.errors import FedpatchError, StateError, WireError
 from shared.files import refusals_of, write_atomic
-from shared.messages import FailReason, Manifest, UpdateReport
+from shared.messages import Manifest, UpdateReport
+from shared.reasons import FailReason
 from shared.tensors import Array
 from shared.transfer import describe
 from tests.faults.simulated.lesson import FIRST_PATCH, POLICY, PUBLIC, SCHEMA, examples, learned

@@ -1,0 +1,77 @@
+"""What is known of the device, as facts: each has a value, says where it comes from, and how far it can be trusted.
+
+A fact that nobody can tell is UNKNOWN: what that means is for the owner's preferences to say (device_agent.preferences).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Confidence(StrEnum):
+    """How far a fact can be trusted: it was measured, it is what is usual where nothing says otherwise, or nobody knows."""
+
+    MEASURED = "measured"
+    ASSUMED = "assumed"
+    UNKNOWN = "unknown"
+
+
+class LinkKind(StrEnum):
+    """What the route to the broker leaves the device by."""
+
+    LOOPBACK = "loopback"
+    ETHERNET = "ethernet"
+    WIFI = "wifi"
+    CELLULAR = "cellular"
+    OTHER = "other"
+
+
+@dataclass(frozen=True)
+class Fact(Generic[T]):
+    """`source` names the file, service or program that told it, or why nobody could; `value` is None where unknown."""
+
+    value: T | None
+    source: str
+    confidence: Confidence = Confidence.MEASURED
+
+    @classmethod
+    def unknown(cls, why: str) -> Fact[T]:
+        """Nobody could tell."""
+        return cls(None, why, Confidence.UNKNOWN)
+
+    @classmethod
+    def assumed(cls, value: T, why: str) -> Fact[T]:
+        """What is usual, since nothing says otherwise."""
+        return cls(value, why, Confidence.ASSUMED)
+
+    @property
+    def known(self) -> bool:
+        """Whether there is a value."""
+        return self.value is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """All that preferences may ask about, at one moment.
+
+    `battery_percent` is that of the battery that feeds this device, UNKNOWN where there is none. `load_per_cpu` is the mean
+    number of runnable processes over a minute, divided by the CPUs. `clock_set`: whether the clock was set from outside since boot.
+    """
+
+    external_power: Fact[bool]
+    battery_percent: Fact[float]
+    under_voltage: Fact[bool]
+    throttled: Fact[bool]
+    temperature_c: Fact[float]
+    link: Fact[LinkKind]
+    ssid: Fact[str]
+    metered: Fact[bool]
+    load_per_cpu: Fact[float]
+    free_memory_mib: Fact[float]
+    free_disk_mib: Fact[float]
+    clock_set: Fact[bool]
+    paused: Fact[bool]
