@@ -59,7 +59,8 @@ class Facts:
     """All that preferences may ask about, at one moment.
 
     `battery_percent` is that of the battery that feeds this device, UNKNOWN where there is none. `load_per_cpu` is the mean
-    number of runnable processes over a minute, divided by the CPUs. `clock_set`: whether the clock was set from outside since boot.
+    number of runnable processes over a minute, divided by the CPUs. `clock_set`: whether the clock was set from outside
+    since boot.
     """
 
     external_power: Fact[bool]
