@@ -10,7 +10,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from device_agent.effects import Effect, Fetch, Forget, Keep, Reply, Spool, StopTraining, Train
+from device_agent.effects import (
+    ContinueTraining,
+    Effect,
+    Fetch,
+    Forget,
+    Keep,
+    PauseTraining,
+    Reply,
+    Spool,
+    StopFetching,
+    StopTraining,
+    Train,
+)
 from device_agent.job import Job
 from device_agent.spool import Spool as UpdateSpool
 from device_agent.spool import Spooled
@@ -106,8 +118,6 @@ class Performer:
                 self._blob.write(effect.chunk)
             case Train():
                 return self._train(effect)
-            case StopTraining():
-                self._trainer.cancel()
             case Spool():
                 self._keep_update(effect)
             case SendChunk() if self._update is not None:
@@ -116,7 +126,21 @@ class Performer:
                 self._link.publish(topic, encode_chunk(chunk))
             case Forget():
                 self._end_job(effect)
+            case _:
+                self._steer(effect)
         return []
+
+    def _steer(self, effect: Effect) -> None:
+        """What is under way: shall it stop, wait, go on?"""
+        match effect:
+            case StopFetching():
+                self._drop_blob(keep=True)
+            case PauseTraining():
+                self._trainer.pause()
+            case ContinueTraining():
+                self._trainer.go_on()
+            case StopTraining():
+                self._trainer.cancel()
 
     def _end_job(self, effect: Forget) -> None:
         _log.log(logging.WARNING if effect.gave_up else logging.INFO, "job over: %s", effect.outcome)

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from device_agent.admission import Verdict
-from device_agent.effects import Effect
-from device_agent.job import Job, JobState
+from device_agent.effects import Effect, JobState
+from device_agent.job import Job
 from device_agent.local_update import LocalUpdate
 from device_agent.patch_store import PatchKey, PatchRecord, PatchState, PatchStore
 from device_agent.performing import Identity, Performer

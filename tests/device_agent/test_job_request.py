@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from device_agent.admission import Verdict
-from device_agent.effects import Fetch, Forget, Reply, StopTraining
-from device_agent.job import Job, JobState
+from device_agent.effects import Fetch, Forget, JobState, Reply, StopTraining
+from device_agent.job import Job
 from shared.messages import Accept, Committed, JobStatus, Progress, Refused
 from shared.reasons import JobPhase, RefuseReason
 from tests.device_agent.jobs import (

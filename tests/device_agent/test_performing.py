@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from device_agent.admission import Verdict
-from device_agent.effects import Effect
-from device_agent.job import Job, JobState
+from device_agent.effects import Effect, JobState
+from device_agent.job import Job
 from device_agent.performing import LONG_REST_S, Identity, Performer
 from device_agent.spool import Spool as UpdateSpool
 from device_agent.spool import Spooled
