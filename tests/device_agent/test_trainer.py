@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import queue
 import signal
 import sys
 import time
@@ -15,40 +14,16 @@ import numpy as np
 import pytest
 
 from device_agent.patch_store import PatchKey, PatchStore
-from device_agent.trainer import Died, Trainer
-from device_agent.training_channel import Ready, Setup, SetupFailed, TrainCancelled, Trained, TrainFailed, TrainProgress
+from device_agent.trainer import Died
+from device_agent.training_channel import Ready, SetupFailed, TrainCancelled, Trained, TrainFailed, TrainProgress
 from device_agent.training_process import PROGRESS_EVERY_S
 from shared.errors import DataError
 from shared.reasons import FailReason
 from tests.device_agent.rounds import ADAM, POLICIES, SGD, Scene, key, raw_update, traces
 from tests.device_agent.toy_tasks import SLOW
+from tests.device_agent.watched import Watched
 
 ROOT = Path(__file__).resolve().parents[2]
-TIMEOUT_S = 60
-
-
-class Watched:
-    """A Trainer and a queue of its events."""
-
-    def __init__(self, folder: Path, task: str = "tests.device_agent.toy_tasks:SLOW", data: str = "ann:23") -> None:
-        self.patches = folder / "patches"
-        self.events: queue.Queue = queue.Queue()
-        self.trainer = Trainer(Setup(task, data, str(folder), str(self.patches), "ann"), self.events.put)
-
-    def next(self):
-        """Next event."""
-        return self.events.get(timeout=TIMEOUT_S)
-
-    def outcome(self):
-        """Next event that is neither Ready nor TrainProgress."""
-        while isinstance(event := self.next(), Ready | TrainProgress):
-            pass
-        return event
-
-    def until_training(self) -> None:
-        """Wait for the first step."""
-        while not isinstance(event := self.next(), TrainProgress):
-            assert isinstance(event, Ready), event
 
 
 @pytest.fixture(scope="module")
@@ -135,33 +110,6 @@ def test_a_cancel_ends_the_round_and_the_next_one_is_trained(idle, tmp_path):
     trained = idle.outcome()
     assert isinstance(trained, Trained) and trained.key == key(9)
     assert patch_values(idle, scene)
-
-
-def test_a_pause_holds_the_steps_until_it_goes_on(idle, tmp_path):
-    """What is under way is ended; then no step is taken, and the next one is the next."""
-    idle.trainer.train(Scene(tmp_path, SLOW, replace(SGD, steps=100_000), "none").command())
-    idle.until_training()
-    idle.trainer.pause()
-    done = 1
-    with pytest.raises(queue.Empty):
-        while True:
-            done = idle.events.get(timeout=20 * PROGRESS_EVERY_S).done
-    idle.trainer.go_on()
-    assert done < idle.next().done < 100_000
-    idle.trainer.cancel()
-    assert isinstance(idle.outcome(), TrainCancelled)
-
-
-def test_a_cancel_ends_a_pause(idle, tmp_path):
-    """And the next round is not paused."""
-    scene = Scene(tmp_path, SLOW, replace(SGD, steps=100_000), "none")
-    idle.trainer.train(scene.command(round=8))
-    idle.until_training()
-    idle.trainer.pause()
-    idle.trainer.cancel()
-    assert idle.outcome() == TrainCancelled(key(8))
-    idle.trainer.train(replace(scene, plan=SGD).command(round=9))
-    assert isinstance(idle.outcome(), Trained)
 
 
 def test_a_cancel_that_comes_too_late_cancels_nothing(idle, tmp_path):
