@@ -177,7 +177,7 @@ system-deps: ## install the MQTT brokers, faketime and D-Bus, for the tests (whe
 	found || echo "make: no faketime here, so the tests of wrong clocks will be skipped (on Debian: apt install faketime)"
 	# The tests start a message bus of their own; whether this system has one running does not matter.
 	found() { command -v dbus-daemon && /usr/bin/python3 -c 'import dbusmock'; } >/dev/null 2>&1
-	found || apt_install dbus-daemon python3-dbusmock || apt_install dbus python3-dbusmock || true
+	found || apt_install dbus-daemon python3-dbusmock || true
 	if ! found; then
 		echo "make: no D-Bus or no dbusmock here, so the tests that ask a NetworkManager will be skipped"
 		echo "make: on Debian: apt install dbus python3-dbusmock"

@@ -31,8 +31,9 @@ class Told:
     ssid: str | None
 
 
-def ask_network_manager(bus: str, interface: str, *, wireless: bool, limit_s: float = LIMIT_S) -> Told:
+def ask_network_manager(bus: str, interface: str, *, wireless: bool, limit_s: float | None = None) -> Told:
     """`bus` is the address of a message bus. Raises CannotTell where nobody answers there, OSError where there is no bus."""
+    limit_s = LIMIT_S if limit_s is None else limit_s
     try:
         with _Bus(bus, time.monotonic() + limit_s) as line:
             device = line.call(_ROOT, _NAME, "GetDeviceByIpIface", "s", interface)

@@ -6,8 +6,9 @@ import os
 import socket
 import time
 
+from device_agent.conditions import programs
 from device_agent.conditions.bounded import CannotTell
-from device_agent.conditions.programs import LIMIT_S, run_program
+from device_agent.conditions.programs import run_program
 from device_agent.conditions.supplies import ATTRIBUTES, Power, battery_percent, external_power, parse_supply
 from device_agent.conditions.tree import Tree
 from device_agent.conditions.ups import (
@@ -67,7 +68,7 @@ def _output(argv: tuple[str, ...] | list[str], mend: str) -> str:
 def _ask_pisugar(ups: PiSugar) -> dict[str, str]:
     """One line for each question; lines that nobody asked for (somebody pressed the button) are passed over."""
     place = ups.socket or f"{ups.host}:{ups.port}"
-    deadline = time.monotonic() + LIMIT_S
+    deadline = time.monotonic() + programs.LIMIT_S
     try:
         with _connect(ups) as line:
             return {one: _ask_line(line, one, deadline) for one in PISUGAR_QUESTIONS}
@@ -77,10 +78,10 @@ def _ask_pisugar(ups: PiSugar) -> dict[str, str]:
 
 def _connect(ups: PiSugar) -> socket.socket:
     if not ups.socket:
-        return socket.create_connection((ups.host, ups.port), timeout=LIMIT_S)
+        return socket.create_connection((ups.host, ups.port), timeout=programs.LIMIT_S)
     line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        line.settimeout(LIMIT_S)
+        line.settimeout(programs.LIMIT_S)
         line.connect(ups.socket)
     except BaseException:
         line.close()

@@ -25,8 +25,9 @@ class Ended:
     text: str
 
 
-def run_program(argv: Sequence[str], limit_s: float = LIMIT_S) -> Ended:
-    """Run it without a shell, in the C locale; what it says on stderr is dropped. Raises CannotTell."""
+def run_program(argv: Sequence[str], limit_s: float | None = None) -> Ended:
+    """Run it without a shell, in the C locale, for LIMIT_S at most; what it says on stderr is dropped. Raises CannotTell."""
+    limit_s = LIMIT_S if limit_s is None else limit_s
     name = os.path.basename(argv[0])
     try:
         process = subprocess.Popen(

@@ -42,7 +42,7 @@ def message_bus(folder: Path) -> Iterator[str]:
     config = folder / "bus.conf"
     config.write_text(_CONFIG.format(socket=folder / "bus", services=folder / "services"))
     command = [daemon, "--nofork", "--nopidfile", "--print-address", f"--config-file={config}"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         try:
             assert process.stdout is not None
             address = process.stdout.readline().strip()
@@ -53,7 +53,7 @@ def message_bus(folder: Path) -> Iterator[str]:
 
 
 class NetworkManager:
-    """The NetworkManager on a bus, with the handle by which a test changes what it knows."""
+    """The NetworkManager on a bus, with the handle by which a test changes what it knows, and the paths of its objects."""
 
     def __init__(self, bus: str) -> None:
         from jeepney.io.blocking import open_dbus_connection
@@ -61,9 +61,11 @@ class NetworkManager:
         if subprocess.run([MOCK_PYTHON, "-c", "import dbusmock"], capture_output=True, check=False).returncode:
             pytest.skip("python-dbusmock is not installed (apt install python3-dbusmock)")
         self.bus = bus
+        self.wlan = self.usb = self.point = ""
         self._process = subprocess.Popen(
             [MOCK_PYTHON, "-m", "dbusmock", "--system", "--template", "networkmanager"],
             env={**os.environ, "DBUS_SYSTEM_BUS_ADDRESS": bus, "PYTHONPATH": "", "PYTHONWARNINGS": ""},
+            stdout=subprocess.DEVNULL,
         )
         self._line = open_dbus_connection(bus)
         until = time.monotonic() + PATIENCE_S

@@ -14,7 +14,7 @@ from device_agent.conditions.programs import run_program
 PATIENCE_S = 60.0
 
 
-def _shell(script: str, limit_s: float = PATIENCE_S):
+def _shell(script: str, limit_s: float | None = None):
     return run_program(["/bin/sh", "-c", script], limit_s)
 
 
@@ -27,10 +27,11 @@ def test_a_program_is_heard():
 def test_a_program_that_hangs_is_ended_with_all_it_started(tmp_path):
     """Not even a grandchild that keeps the output open is waited for, nor does it stay."""
     pid_file = tmp_path / "pid"
-    with pytest.raises(CannotTell, match="has not ended"):
-        _shell(f"sleep 1000 & echo $! > {pid_file}.new; mv {pid_file}.new {pid_file}; wait", limit_s=1.0)
-    if not pid_file.exists():
-        pytest.skip("this machine is too busy to start a shell within a second")
+    for limit_s in (0.3, 3.0, 30.0):  # a busy machine may take long to start a shell
+        with pytest.raises(CannotTell, match="has not ended"):
+            _shell(f"sleep 1000 & echo $! > {pid_file}.new; mv {pid_file}.new {pid_file}; wait", limit_s)
+        if pid_file.exists():
+            break
     until = time.monotonic() + PATIENCE_S
     while _runs(int(pid_file.read_text())):
         assert time.monotonic() < until, "a process of the program stayed behind"
@@ -47,7 +48,7 @@ def _runs(pid: int) -> bool:
 def test_a_program_that_closes_its_output_and_hangs_is_ended():
     """Its silence is no end."""
     with pytest.raises(CannotTell, match="has not ended"):
-        _shell("exec >&-; exec sleep 1000", limit_s=0.5)
+        _shell("exec >&-; exec sleep 1000", limit_s=0.3)
 
 
 def test_a_program_that_never_stops_talking_is_ended():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from device_agent.conditions.bounded import CannotTell
 from device_agent.conditions.power import ask_ups
+from device_agent.conditions.supplies import Power
 from device_agent.conditions.tree import Tree
 from device_agent.conditions.ups import (
     PISUGAR_QUESTIONS,
@@ -26,6 +28,12 @@ from tests.device_agent.conditions.pisugar_server import PiSugarServer
 from tests.device_agent.conditions.scenes import Scene
 
 ANYTHING = st.binary(max_size=200).map(lambda some: some.decode("utf-8", "replace"))
+
+
+def _ask(text: str, root: Path) -> Power:
+    ups = parse_ups(text)
+    assert ups is not None
+    return ask_ups(ups, Tree(root))
 
 
 @pytest.mark.parametrize(
@@ -104,7 +112,7 @@ def test_the_words_of_nut(status, external):
 def test_the_boards_of_pisugar(tmp_path, answers, external, percent):
     """Those that do not know whether they are plugged in are believed as to charging."""
     with PiSugarServer(**answers) as board:
-        power = ask_ups(parse_ups(board.ups), Tree(tmp_path))
+        power = _ask(board.ups, tmp_path)
     assert (power.external.value, power.battery_percent.value) == (external, percent)
 
 
@@ -123,7 +131,7 @@ def test_a_program_of_the_owner(tmp_path, printed, external, percent):
     program = tmp_path / "hat.py"
     program.write_text(f"#!{sys.executable}\nimport sys\nprint({printed!r}, end=sys.argv[1])\n")
     program.chmod(0o755)
-    power = ask_ups(parse_ups(f"command:{program} ''"), Tree(tmp_path))
+    power = _ask(f"command:{program} ''", tmp_path)
     assert (power.external.value, power.battery_percent.value) == (external, percent)
 
 
@@ -148,4 +156,4 @@ def test_a_pisugar_that_hangs_up_says_nothing(tmp_path):
     with PiSugarServer(tmp_path / "s") as board:
         place = board.ups
     with pytest.raises(CannotTell, match="does it run"):
-        ask_ups(parse_ups(place), Tree(tmp_path))
+        _ask(place, tmp_path)
