@@ -57,6 +57,13 @@ def test_a_pause_file_counts_whatever_it_is(tmp_path):
     assert read_pause(tmp_path / "pause").value is True
 
 
+def test_a_state_directory_that_is_a_file_is_no_crash(tmp_path):
+    """It pauses nobody, and its disk is known; other parts of the agent complain about it."""
+    (tmp_path / "state").write_text("")
+    assert read_pause(tmp_path / "state" / "pause").value is False
+    assert read_disk(tmp_path / "state" / "deeper").source == str(tmp_path / "state")
+
+
 @pytest.mark.parametrize(
     ("cpus", "count"), [("0-3", 4), ("0", 1), ("0-3,6", 5), ("0-1,4-7", 6), ("", None), ("3-0", None), ("a", None)]
 )

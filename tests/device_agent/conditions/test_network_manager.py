@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 import pytest
@@ -174,6 +176,39 @@ def test_a_bus_that_says_nothing_is_given_up():
         listener.listen()
         with pytest.raises(CannotTell, match=r"has not answered within 0\.2 s"):
             ask_network_manager(f"unix:path={folder}/bus", "wlan0", wireless=True, limit_s=0.2)
+
+
+def _drip(listener: socket.socket, over: threading.Event) -> None:
+    """Lets its caller in, and then says a message of a mebibyte, a byte at a time."""
+    line, _ = listener.accept()
+    with line:
+        line.sendall(b"OK 0123456789abcdef0123456789abcdef\r\n")
+        heard = b""
+        while b"BEGIN\r\n" not in heard and (piece := line.recv(4096)):
+            heard += piece
+        line.sendall(b"l\2\1\1" + (1 << 20).to_bytes(4, "little") + bytes(8))
+        with contextlib.suppress(OSError):  # until the caller gives up, or the test does
+            for _ in range(1000):
+                line.sendall(b"\0")
+                if over.wait(0.01):
+                    break
+
+
+def test_a_bus_that_never_comes_to_an_end_is_given_up():
+    """Every byte is in time, but the whole is not."""
+    pytest.importorskip("jeepney", reason="jeepney is not installed (pip install 'fedpatch[agent]')")
+    over = threading.Event()
+    with tempfile.TemporaryDirectory(prefix="bus-") as folder, socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"{folder}/bus")
+        listener.listen()
+        dripping = threading.Thread(target=_drip, args=(listener, over))
+        dripping.start()
+        try:
+            with pytest.raises(CannotTell, match=r"has not answered within 0\.5 s"):
+                ask_network_manager(f"unix:path={folder}/bus", "wlan0", wireless=True, limit_s=0.5)
+        finally:
+            over.set()
+            dripping.join()
 
 
 @pytest.mark.parametrize("address", ["tcp:host=x,port=1", "unix:", "nonsense", "unix:tmpdir=/tmp"])

@@ -73,6 +73,13 @@ def test_an_answer_of_the_kernel_names_the_interface():
     assert route_answer(ANSWER) == 2
 
 
+def test_attributes_of_an_answer_begin_at_multiples_of_four_bytes():
+    """One of five bytes is followed by three that say nothing."""
+    odd = bytes.fromhex("0500160001000000")
+    longer = (len(ANSWER) + len(odd)).to_bytes(4, "little")
+    assert route_answer(longer + ANSWER[4:28] + odd + ANSWER[28:]) == 2
+
+
 def test_a_refusal_of_the_kernel_is_an_error_number():
     """As where there is no route."""
     refusal = b"\x24\0\0\0\x02\0\0\0\x01\0\0\0\0\0\0\0" + (-errno.ENETUNREACH).to_bytes(4, "little", signed=True)
