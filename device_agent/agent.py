@@ -97,6 +97,7 @@ class Agent:
                 self._link.publish(topic, gone, retain=self._retain)
             self._link.stop()
             self._trainer.stop()
+            self._owner.stop(time.monotonic())
             self._write_status("stopped")
 
     def _loop(self) -> int:

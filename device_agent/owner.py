@@ -85,7 +85,7 @@ class Owner:
     def consider(self, task: str, request: WorkRequest, now: float) -> Verdict | None:
         """Whether to take an offer; None until there are fresh facts: ask again after the next `see`."""
         if not self._order.by_preferences:
-            return decide(self._order, _text_of(self._order))
+            return decide(self._order, text_of(self._order))
         if self._facts is None or now - self._seen_at > FRESH_S:
             self._ask()
             return None
@@ -111,6 +111,10 @@ class Owner:
         due = self.next_deadline(job)
         if due is not None and now >= due:
             self._ask()
+
+    def stop(self, now: float) -> None:
+        """The agent ends: what its job has taken so far is noted."""
+        self._usage.note(self.meter.take(now))
 
     def next_deadline(self, job: Job) -> float | None:
         """When to look again; None while a look is under way, or where nobody asks for facts."""
@@ -175,7 +179,7 @@ def _of_concern(objections: tuple[Objection, ...], state: JobState) -> tuple[Obj
             return objections
 
 
-def _text_of(order: Order) -> str | None:
+def text_of(order: Order) -> str | None:
     """What the order's file holds now, None where there is none to read."""
     if not order.path:
         return None

@@ -72,6 +72,7 @@ def _make_agent(settings: AgentSettings, identity: Identity, directory: Path, in
     trainer = Trainer(setup, inbox.put)
     job = Job(max_blob_bytes=settings.max_model_mib * 2**20)
     fixed = {"device_id": identity.device, "fleet": identity.fleet, "broker": settings.broker, "version": __version__}
+    fixed["admission"] = settings.admission
     owner = _make_owner(settings, directory, inbox, trainer, root)
     return Agent(
         Performer(identity, job, link=link, trainer=trainer, meter=owner.meter, directory=directory),
