@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from device_agent.conditions import programs
 from device_agent.conditions.power import ask_ups
 from device_agent.conditions.tree import Tree
 from device_agent.conditions.ups import Command, parse_ups
 from device_agent.facts import Facts
 
 PAGE = (Path(__file__).parents[2] / "docs" / "conditions.md").read_text("utf-8")
+PATIENCE_S = 90.0
 
 
 def test_every_fact_has_a_row():
@@ -41,6 +43,7 @@ def test_the_program_of_the_page_works(tmp_path, monkeypatch, level, external):
     pinctrl.write_text(f"#!/bin/sh\n[ \"$1 $2\" = 'get 6' ] && echo ' 6: ip    pu | {level} // GPIO6 = input'\n")
     for one in (program, pinctrl):
         one.chmod(0o755)
+    monkeypatch.setattr(programs, "LIMIT_S", PATIENCE_S)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     named = parse_ups("command:/usr/local/bin/my-hat")
     assert named == Command(("/usr/local/bin/my-hat",)) and f'ups = "command:{named.argv[0]}"' in PAGE
