@@ -3,11 +3,13 @@
     WILLING  -- objections for `loss_after_s` -->  UNWILLING  -- none for `return_after_s` -->  WILLING
 
 While unwilling, the facts are judged by stricter preferences, so that a value that trembles around its limit does not
-change the device's mind. What work in hand makes of a loss is its owner's choice: `on_loss`.
+change the device's mind. What ends by the clock, as quiet hours do, does not tremble: it is over when it is over. What work
+in hand makes of a loss is its owner's choice: `on_loss`.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -62,7 +64,9 @@ class Willingness:
         self._terms = preferences.settings
         self._fresh = True
         self._missed_since: float | None = None
-        self._clear_since: float | None = None
+        # While unwilling: since when nothing is missed but what ends by the clock.
+        self._steady_since: float | None = None
+        self._missing = False
         self._lost_at = 0.0
         self._pausing = False
         self._told: Condition | None = None
@@ -80,6 +84,7 @@ class Willingness:
     def observe(self, objections: tuple[Objection, ...], now: float, *, working: bool) -> Change | None:
         """What the facts say now, by `preferences`; `working` is whether there is work in hand that could be paused."""
         fresh, self._fresh = self._fresh, False
+        self._missing = bool(objections)
         if objections or self.willing:
             self.reasons = objections
         if self.willing:
@@ -90,8 +95,8 @@ class Willingness:
         """What there is to say against an offer whose facts were judged just now; nothing: the device accepts."""
         if objections or self.willing:
             return objections
-        waited_s = 0.0 if self._clear_since is None else now - self._clear_since
-        rest_s = max(0.0, self._terms.return_after_s - waited_s)
+        steady_since = now if self._steady_since is None else self._steady_since
+        rest_s = max(0.0, steady_since + self._terms.return_after_s - now)
         words = f"what was missed is met again, and must be for {rest_s:.0f} s more"
         return (Objection(self.reasons[0].condition, words, rest_s),)
 
@@ -100,8 +105,8 @@ class Willingness:
         wanted = []
         if self._missed_since is not None:
             wanted.append(self._missed_since + self._terms.loss_after_s)
-        if self._clear_since is not None:
-            wanted.append(self._clear_since + self._terms.return_after_s)
+        if self._steady_since is not None and not self._missing:
+            wanted.append(self._steady_since + self._terms.return_after_s)
         if self._pausing:
             wanted.append(self._lost_at + self._terms.pause_limit_s)
         return min(wanted, default=None)
@@ -116,20 +121,22 @@ class Willingness:
             return None
         self.willing, self._lost_at, self._missed_since = False, now, None
         self._told = self.reasons[0].condition
+        self._steady_since = -math.inf if all(one.exact for one in self.reasons) else None
         action = self._action()
         self._pausing = working and action is OnLoss.PAUSE
         return Lost(self.reasons, action)
 
     def _while_unwilling(self, objections: tuple[Objection, ...], now: float, *, working: bool) -> Change | None:
         self._pausing = self._pausing and working
-        if objections:
-            self._clear_since = None
-            if self._told not in {one.condition for one in objections}:
-                self._told = objections[0].condition
-        elif self._clear_since is None:
-            self._clear_since = now
-        if self._clear_since is not None and now >= self._clear_since + self._terms.return_after_s:
-            self.willing, self._pausing, self._clear_since, self.reasons = True, False, None, ()
+        if objections and self._told not in {one.condition for one in objections}:
+            self._told = objections[0].condition
+        if not all(one.exact for one in objections):
+            self._steady_since = None
+        elif self._steady_since is None:
+            self._steady_since = now
+        steady = self._steady_since is not None and now >= self._steady_since + self._terms.return_after_s
+        if steady and not objections:
+            self.willing, self._pausing, self._steady_since, self.reasons = True, False, None, ()
             return Regained(now - self._lost_at)
         if self._pausing and now >= self._lost_at + self._terms.pause_limit_s:
             self._pausing = False

@@ -56,6 +56,15 @@ def test_a_new_day_begins_at_midnight(ledger, clock):
     assert first.today == ledger().today == NOTHING
 
 
+def test_what_a_job_took_counts_for_the_day_on_which_it_ended(ledger, clock):
+    """Also where nobody asked in between what counts."""
+    first = ledger()
+    first.note(SPENT)
+    clock.now += timedelta(hours=1)
+    first.note(SPENT)
+    assert first.today == ledger().today == SPENT
+
+
 def test_a_clock_that_starts_in_the_past_gives_no_second_allowance(ledger, clock):
     """A Pi without a clock of its own, after a restart and once its clock is set."""
     ledger().note(SPENT)

@@ -118,6 +118,29 @@ def test_an_offer_is_declined_while_what_came_back_must_still_hold():
     assert device.answer(NONE, 50.0) == NONE
 
 
+def test_what_ends_by_the_clock_is_over_when_it_is_over():
+    """The coordinator was told that very moment; but whatever else was missed must hold all the same."""
+    device = willing(return_after_s=30.0)
+    assert play(device, {10.0: NIGHT, 12.0: NIGHT, 8000.0: NIGHT, 8010.0: NONE}, working=False)[1:] == [
+        Regained(7998.0)
+    ]
+    device = willing(return_after_s=30.0)
+    assert (
+        len(play(device, {10.0: NIGHT, 12.0: NIGHT, 8000.0: NIGHT + HOT, 8005.0: NIGHT, 8010.0: NONE}, working=False))
+        == 1
+    )
+    (told,) = device.answer(NONE, 8010.0)
+    assert told.retry_after_s == 25.0 and device.next_deadline() == 8035.0
+    assert play(device, {8034.0: NONE, 8035.0: NONE}, working=False) == [Regained(8023.0)]
+
+
+def test_a_night_has_no_deadline_of_its_own():
+    """Its end is seen when it comes, by whoever looks from time to time."""
+    device = willing(on_loss="finish")
+    play(device, {10.0: HOT, 12.0: HOT, 20.0: NIGHT})
+    assert device.next_deadline() is None
+
+
 def test_presence_keeps_its_word_while_it_is_true():
     """It does not change with every other thing that is missed beside it."""
     device = willing()
