@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from device_agent.conditions.ups import parse_ups
 from device_agent.preference_settings import PreferenceSettings
 from shared.broker_settings import CONNECTION, BrokerSettings
 from shared.errors import UsageError
@@ -60,6 +61,12 @@ class AgentSettings(PreferenceSettings, BrokerSettings):
         help="Whether to take part in rounds: as the preferences say, or whatever they say, always, never or as the first line "
         "of a file says: accept, or decline and why.",
     )
+    ups: str = setting(
+        "",
+        group=_WORK,
+        default_means="what the kernel knows of",
+        help="What feeds the device, where the kernel cannot see it: nut:NAME@HOST, pisugar or command:PROGRAM.",
+    )
     threads: int = setting(1, group=_WORK, ge=1, le=1024, unit="threads", help="CPU threads to train with.")
     max_model_mib: int = setting(
         512, group=_WORK, ge=1, le=2048, unit="MiB", help="Size above which a model is refused."
@@ -68,10 +75,11 @@ class AgentSettings(PreferenceSettings, BrokerSettings):
     def check(self) -> list[tuple[str, ...]]:
         """The task's name, which must exist here, and problems between fields."""
         problems = super().check()
-        try:
-            check_name(self.task)
-        except UsageError as error:
-            problems.append(("task", str(error)))
+        for name, check in (("task", check_name), ("ups", parse_ups)):
+            try:
+                check(getattr(self, name))
+            except UsageError as error:
+                problems.append((name, str(error)))
         if self.reconnect_max_s < self.reconnect_min_s:
             text = f"{self.reconnect_max_s:g} is below reconnect_min_s = {self.reconnect_min_s:g}; make it larger"
             problems.append(("reconnect_max_s", text, "reconnect_min_s"))
