@@ -20,6 +20,7 @@ from device_agent.performing import Performer
 from device_agent.presence import StatusFile
 from device_agent.trainer import Died, Trainer, TrainerEvent
 from device_agent.training_channel import Ready, SetupFailed, TrainCancelled, Trained, TrainFailed, TrainProgress
+from device_agent.upkeep import Upkeep
 from shared import __version__, topics
 from shared.codec import UnknownMessage, decode, encode
 from shared.errors import DataError, UsageError, WireError
@@ -65,6 +66,7 @@ class Agent:
         order: Order,
         status: StatusFile,
         namesake: Namesake,
+        upkeep: Upkeep,
     ) -> None:
         self._me, self._job = performer.me, performer.job
         self._performer = performer
@@ -78,6 +80,7 @@ class Agent:
         self._connected = False
         self._coordinator_boot = ""
         self._namesake = namesake
+        self._upkeep = upkeep
         self._problem = ""
         self._early_deaths = 0
 
@@ -90,6 +93,7 @@ class Agent:
         try:
             return self._loop()
         finally:
+            self._upkeep.stopping()
             topic, gone = self._me.will()
             if self._connected:
                 self._link.publish(topic, gone, retain=self._retain)
@@ -100,6 +104,8 @@ class Agent:
     def _loop(self) -> int:
         while True:
             self._write_status(self._job.state)
+            now = time.monotonic()
+            self._upkeep.look(self._job, connected=self._connected, ready=bool(self._tasks), now=now)
             event = self._next_event()
             if isinstance(event, Stop):
                 return event.exit_code
@@ -111,7 +117,8 @@ class Agent:
                 self._performer.perform(self._job.tick(time.monotonic()))
 
     def _next_event(self) -> Event | None:
-        wanted = (self._job.next_deadline() if self._connected else None, self._namesake.next_deadline())
+        job_at = self._job.next_deadline() if self._connected else None
+        wanted = (job_at, self._namesake.next_deadline(), self._upkeep.next_deadline())
         deadline = min((one for one in wanted if one is not None), default=None)
         try:
             return self._inbox.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))

@@ -16,6 +16,7 @@ import typer
 
 from device_agent.settings import AgentSettings
 from device_agent.standing import Standing, read_standing
+from device_agent.unit_cli import add_unit
 from shared.command import command, interruptible, make_app, run_app
 from shared.config import cli_options
 from shared.quantities import age, size
@@ -31,6 +32,9 @@ StateDir = Annotated[
 ]
 
 _DEFAULT_STATE_DIR = AgentSettings.state_dir
+
+
+add_unit(app)
 
 
 def main() -> None:

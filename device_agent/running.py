@@ -11,13 +11,16 @@ from queue import SimpleQueue
 
 from device_agent.admission import Order, parse_order
 from device_agent.agent import Agent, Inbox, Stop
+from device_agent.idling import Idling
 from device_agent.job import Job
 from device_agent.namesake import Namesake
+from device_agent.notify import ServiceManager
 from device_agent.performing import Identity, Performer
 from device_agent.presence import StatusFile, host_as_device_id, lock_state_dir
 from device_agent.settings import AgentSettings
 from device_agent.trainer import Trainer
 from device_agent.training_channel import Setup
+from device_agent.upkeep import Upkeep
 from shared import __version__
 from shared.link import MqttLink
 
@@ -34,8 +37,9 @@ def run_agent(settings: AgentSettings, *, until_stdin_closes: bool = False) -> i
     identity = Identity.new(settings.fleet, settings.device_id or host_as_device_id())
     directory = settings.state_dir.absolute()
     inbox: Inbox = SimpleQueue()
+    manager = ServiceManager.from_environment()
     with lock_state_dir(directory):
-        agent = _make_agent(settings, identity, order, directory, inbox)
+        agent = _make_agent(settings, identity, order, directory, inbox, manager)
         for number, exit_code in ((signal.SIGTERM, 0), (signal.SIGINT, 130)):
             signal.signal(number, lambda *_, code=exit_code: inbox.put(Stop(code)))
         if until_stdin_closes:
@@ -43,7 +47,9 @@ def run_agent(settings: AgentSettings, *, until_stdin_closes: bool = False) -> i
         return agent.run()
 
 
-def _make_agent(settings: AgentSettings, identity: Identity, order: Order, directory: Path, inbox: Inbox) -> Agent:
+def _make_agent(
+    settings: AgentSettings, identity: Identity, order: Order, directory: Path, inbox: Inbox, manager: ServiceManager
+) -> Agent:
     link = MqttLink(
         settings.broker,
         client_id=identity.client_id,
@@ -61,6 +67,8 @@ def _make_agent(settings: AgentSettings, identity: Identity, order: Order, direc
         patch_dir=str(directory / "patches"),
         device_id=identity.device,
         threads=settings.threads,
+        nice=settings.nice,
+        max_memory_mib=settings.max_memory_mib,
     )
     trainer = Trainer(setup, inbox.put)
     job = Job(max_blob_bytes=settings.max_model_mib * 2**20)
@@ -73,6 +81,7 @@ def _make_agent(settings: AgentSettings, identity: Identity, order: Order, direc
         order=order,
         status=StatusFile(directory, fixed),
         namesake=Namesake(identity.boot, _FORGET_AFTER_PAUSES * settings.reconnect_max_s),
+        upkeep=Upkeep(trainer, Idling(settings.idle_release_s), manager),
     )
 
 
