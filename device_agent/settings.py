@@ -96,6 +96,8 @@ class AgentSettings(BrokerSettings):
             text = f"{self.reconnect_max_s:g} is below reconnect_min_s = {self.reconnect_min_s:g}; make it larger"
             problems.append(("reconnect_max_s", text, "reconnect_min_s"))
         if 0 < self.max_memory_mib < _LEAST_MEMORY_MIB:
-            text = f"torch itself takes more than {self.max_memory_mib}; at least {_LEAST_MEMORY_MIB}, or 0 for no limit"
+            text = (
+                f"torch itself takes more than {self.max_memory_mib}; at least {_LEAST_MEMORY_MIB}, or 0 for no limit"
+            )
             problems.append(("max_memory_mib", text))
         return problems

@@ -81,7 +81,11 @@ class Unit:
         if not within:
             return ["ProtectHome=yes"]
         bound = [f"{'BindPaths' if path == self.state_dir else 'BindReadOnlyPaths'}={path}" for path in within]
-        return ["# fedpatch is installed in a home: of all homes, no more than this is seen.", "ProtectHome=tmpfs", *bound]
+        return [
+            "# fedpatch is installed in a home: of all homes, no more than this is seen.",
+            "ProtectHome=tmpfs",
+            *bound,
+        ]
 
 
 def this_installation() -> tuple[tuple[str, ...], tuple[Path, ...]]:

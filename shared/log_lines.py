@@ -17,9 +17,10 @@ from enum import StrEnum
 from typing import Any
 
 _STDERR = 2
-# What could end a line, or tell a terminal to do something; C1 controls and Unicode's line ends too.
-_CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
-_BARE = re.compile(r"[^\s\"=\\]+")
+# What could end a line, tell a terminal to do something, or not be written; C1 controls and Unicode's line ends too.
+_CONTROL = "\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff"
+_CONTROLS = re.compile(f"[{_CONTROL}]")
+_BARE = re.compile(rf"[^\s\"=\\{_CONTROL}]+")
 
 
 class LogFormat(StrEnum):
@@ -88,4 +89,7 @@ def _value(value: object) -> str:
 
 
 def _escaped(text: str) -> str:
-    return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    """As JSON has it, so that what is quoted stays so."""
+    return _CONTROLS.sub(
+        lambda found: json.dumps(found[0])[1:-1] if found[0] < "\x7f" else f"\\u{ord(found[0]):04x}", text
+    )
