@@ -1,6 +1,6 @@
 """The agent's side of the training process: starts it, sends it commands, turns its answers into events.
 
-The process is kept, since importing torch takes a Raspberry Pi half a minute; should it die, the next round starts
+The process is kept, since importing torch takes a Raspberry Pi half a minute; once it was stopped or died, the next round starts
 another. This file imports neither torch nor numpy.
 """
 
