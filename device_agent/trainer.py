@@ -1,7 +1,7 @@
 """The agent's side of the training process: starts it, sends it commands, turns its answers into events.
 
-The process is kept, since importing torch takes a Raspberry Pi half a minute; once it was stopped or died, the next round starts
-another. This file imports neither torch nor numpy.
+The process is kept, since importing torch takes a Raspberry Pi half a minute; where it was stopped or died, the next round
+starts another. This file imports neither torch nor numpy.
 """
 
 from __future__ import annotations
