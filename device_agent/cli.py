@@ -18,6 +18,7 @@ import typer
 from device_agent.conditions_cli import add_conditions
 from device_agent.settings import AgentSettings
 from device_agent.standing import Standing, read_standing
+from device_agent.unit_cli import add_unit
 from shared.command import command, interruptible, make_app, run_app
 from shared.config import cli_options
 from shared.quantities import age, size
@@ -33,6 +34,9 @@ StateDir = Annotated[
 ]
 
 _DEFAULT_STATE_DIR = AgentSettings.state_dir
+
+
+add_unit(app)
 
 
 def main() -> None:

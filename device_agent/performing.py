@@ -34,6 +34,7 @@ from shared.blobs import PartialBlob, cut_from_file
 from shared.codec import encode
 from shared.errors import BrokerError, StateError
 from shared.link import Link
+from shared.log_lines import fields
 from shared.messages import Decline, DeviceState, Envelope, Manifest
 from shared.reasons import FailReason
 from shared.transfer import SendChunk, encode_chunk
@@ -117,7 +118,8 @@ class Performer:
         match effect:
             case Reply():
                 if isinstance(effect.envelope.body, Decline):
-                    _log.info("declined: %s %s", effect.envelope.body.reason, effect.envelope.body.detail)
+                    declined = effect.envelope.body
+                    _log.info("declined: %s %s", declined.reason, declined.detail, extra=fields(reason=declined.reason))
                 self._link.publish(topics.up(self.me.fleet, self.me.device), encode(effect.envelope))
             case Fetch():
                 return self._fetch(effect.manifest)
@@ -152,7 +154,8 @@ class Performer:
                 self._trainer.cancel()
 
     def _end_job(self, effect: Forget) -> None:
-        _log.log(logging.WARNING if effect.gave_up else logging.INFO, "job over: %s", effect.outcome)
+        level = logging.WARNING if effect.gave_up else logging.INFO
+        _log.log(level, "job over: %s", effect.outcome, extra=fields(outcome=effect.outcome.partition(":")[0]))
         self.last_outcome = effect.outcome
         self._update = None
         self._drop_blob()
@@ -186,7 +189,8 @@ class Performer:
             _log.warning("the global model arrived damaged; downloading it again")
             self._drop_blob()
             return self.job.damaged()
-        _log.info("%s round %d: training", effect.key.run, effect.key.round)
+        about = fields(run=effect.key.run, round=effect.key.round)
+        _log.info("%s round %d: training", effect.key.run, effect.key.round, extra=about)
         self._trainer.train(
             TrainCommand(
                 key=effect.key,

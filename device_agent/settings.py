@@ -15,6 +15,9 @@ from shared.task import check_name
 
 _WORK = "Work"
 
+# Below, torch cannot even be imported; what a task takes comes on top.
+_LEAST_MEMORY_MIB = 256
+
 _NAME_OR_EMPTY = Pattern(f"({NAME.regex})?", f"empty, or {NAME.words}")
 _ADMISSION = Pattern("preferences|always|never|file:.+", "preferences, always, never or file:PATH")
 
@@ -68,6 +71,25 @@ class AgentSettings(PreferenceSettings, BrokerSettings):
         help="What feeds the device, where the kernel cannot see it: nut:NAME@HOST, pisugar or command:PROGRAM.",
     )
     threads: int = setting(1, group=_WORK, ge=1, le=1024, unit="threads", help="CPU threads to train with.")
+    nice: int = setting(
+        10, group=_WORK, ge=0, le=19, help="How far training stands back for other programs; 19 is the most."
+    )
+    max_memory_mib: int = setting(
+        0,
+        group=_WORK,
+        ge=0,
+        le=1_048_576,
+        unit="MiB",
+        help="Data that the training process may hold before a round fails; 0: no limit.",
+    )
+    idle_release_s: float = setting(
+        600.0,
+        group=_WORK,
+        ge=0.0,
+        le=604_800.0,
+        unit="seconds",
+        help="Time without training after which its memory is given back; 0: only where the coordinator announces a rest.",
+    )
     max_model_mib: int = setting(
         512, group=_WORK, ge=1, le=2048, unit="MiB", help="Size above which a model is refused."
     )
@@ -83,4 +105,9 @@ class AgentSettings(PreferenceSettings, BrokerSettings):
         if self.reconnect_max_s < self.reconnect_min_s:
             text = f"{self.reconnect_max_s:g} is below reconnect_min_s = {self.reconnect_min_s:g}; make it larger"
             problems.append(("reconnect_max_s", text, "reconnect_min_s"))
+        if 0 < self.max_memory_mib < _LEAST_MEMORY_MIB:
+            text = (
+                f"torch itself takes more than {self.max_memory_mib}; at least {_LEAST_MEMORY_MIB}, or 0 for no limit"
+            )
+            problems.append(("max_memory_mib", text))
         return problems

@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
+from device_agent.restraint import hold_back, limit_in_words
 from device_agent.training_channel import (
     Answer,
     CancelTraining,
@@ -122,10 +123,13 @@ def main() -> int:
     try:
         if not isinstance(setup, Setup):
             raise WireError(f"training channel: expected Setup, got {type(setup).__name__}")
+        hold_back(setup)
         local_update, ready = set_up(setup)
     except Exception as error:
         _log_unexpected(error)
-        outbox.send(SetupFailed(in_words(error), error.exit_code if isinstance(error, FedpatchError) else 1))
+        ours = isinstance(error, FedpatchError) and not isinstance(error.__cause__, MemoryError)
+        limit = limit_in_words(setup) if isinstance(setup, Setup) and not ours else ""
+        outbox.send(SetupFailed(in_words(error) + limit, error.exit_code if isinstance(error, FedpatchError) else 1))
         return error.exit_code if isinstance(error, FedpatchError) else 1
     outbox.send(ready)
     while True:
@@ -147,8 +151,6 @@ def set_up(setup: Setup) -> tuple[LocalUpdate, Ready]:
     from device_agent.training import LocalTrainer
 
     torch.set_num_threads(setup.threads)
-    # The first optimizer makes torch import its compiler, as long again as torch itself; not on the first round's time.
-    torch.optim.SGD([torch.zeros(1, requires_grad=True)])
     try:
         trainer = LocalTrainer(task, task.load_data(setup.data, Path(setup.data_root)))
     except FedpatchError:
