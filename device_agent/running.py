@@ -12,6 +12,7 @@ from queue import SimpleQueue
 from device_agent.admission import Order, parse_order
 from device_agent.agent import Agent, Inbox, Stop
 from device_agent.job import Job
+from device_agent.model_store import DIRECTORY, ModelStore
 from device_agent.namesake import Namesake
 from device_agent.performing import Identity, Performer
 from device_agent.presence import StatusFile, host_as_device_id, lock_state_dir
@@ -61,12 +62,15 @@ def _make_agent(settings: AgentSettings, identity: Identity, order: Order, direc
         patch_dir=str(directory / "patches"),
         device_id=identity.device,
         threads=settings.threads,
+        models_dir=str(directory / DIRECTORY) if settings.keep_models else "",
+        keep_margin=settings.keep_margin,
     )
+    models = ModelStore(directory / DIRECTORY, settings.keep_models) if settings.keep_models else None
     trainer = Trainer(setup, inbox.put)
     job = Job(max_blob_bytes=settings.max_model_mib * 2**20)
     fixed = {"device_id": identity.device, "fleet": identity.fleet, "broker": settings.broker, "version": __version__}
     return Agent(
-        Performer(identity, job, link=link, trainer=trainer, directory=directory),
+        Performer(identity, job, link=link, trainer=trainer, directory=directory, models=models),
         link=link,
         inbox=inbox,
         trainer=trainer,

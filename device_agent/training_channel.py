@@ -30,6 +30,7 @@ class Setup:
     """First command: what to train, on which data.
 
     `task_ref` and `data` come from the device's own configuration, never from the network. `threads` are torch's.
+    `models_dir` is where personal models are staged (empty: none are), `keep_margin` how much worse one may be.
     """
 
     task_ref: str
@@ -38,6 +39,8 @@ class Setup:
     patch_dir: str
     device_id: str
     threads: int = 1
+    models_dir: str = ""
+    keep_margin: float = 0.0
 
 
 @dataclass(frozen=True)

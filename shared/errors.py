@@ -8,6 +8,7 @@
     ├── StateError                a file that fedpatch wrote itself is damaged or of another version
     ├── SchemaMismatch            tensors have other names, shapes or dtypes than agreed
     │   └── UnexpectedTensors     ... names that nobody agreed on (in shared.tensors)
+    ├── ExportRefused             a model must not be handed to applications: no ONNX, or one that computes something else
     ├── UpdateRefused             a device's update must not enter the aggregate
     ├── IllegalTransition         ours: the program drove a state machine against its table
     └── WireError                 theirs: bytes from the network are not a fedpatch message
@@ -60,6 +61,10 @@ class StateError(FedpatchError):
 
 class SchemaMismatch(FedpatchError):
     """Named tensors do not fit the schema that both sides agreed on."""
+
+
+class ExportRefused(FedpatchError):
+    """A model cannot be written as ONNX, or what was written does not compute what the model does."""
 
 
 class UpdateRefused(FedpatchError):
