@@ -52,8 +52,8 @@ def publish(store: ModelStore, round: int, model: bytes | None = None, **changes
 
 def onnx_of(task: Task, shape: tuple[int, ...]) -> bytes:
     """A new model of a task."""
-    from shared.onnx_export import export_onnx  # only here, since a store can be tested without torch
-
     import numpy as np
+
+    from shared.onnx_export import export_onnx  # only here, since a store can be tested without torch
 
     return export_onnx(task.build_model(), np.zeros((1, *shape), np.float32)).model

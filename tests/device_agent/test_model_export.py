@@ -77,7 +77,10 @@ def test_a_round_leaves_the_model_that_it_trained(tmp_path, private):
     known = personal.metadata
     assert (known.kind, known.task, known.run, known.round, known.private) == ("personal", "toy", "run", 1, private)
     assert known.private_values == ("none" if private == "none" else "trained")
-    assert (known.user_accuracy_before, known.user_accuracy) == (report.user_accuracy_before, report.user_accuracy_after)
+    assert (known.user_accuracy_before, known.user_accuracy) == (
+        report.user_accuracy_before,
+        report.user_accuracy_after,
+    )
     assert (known.schema, known.test_examples) == (device.trainer.schema.digest, 20)
     assert (known.input_shape, known.input_dtype, known.output_shape) == ((12,), "float32", (3,))
 

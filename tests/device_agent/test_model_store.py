@@ -244,7 +244,9 @@ def test_killed_before_any_change_the_present_model_is_whole(tmp_path_factory):
             deaths += 1
             assert present(root) in expected[place : place + 2], (place, fatal)
             after = ModelStore(root, 2)
-            after.publish("toy", RUN, max(one for one in expected[: place + 2] if one))  # the update is committed once more
+            after.publish(
+                "toy", RUN, max(one for one in expected[: place + 2] if one)
+            )  # the update is committed once more
             assert publish(after, 9) is not None
             assert present(root) == 9
             assert len(rounds(after)) <= 2

@@ -136,7 +136,10 @@ def test_the_opset_and_the_names_are_those_that_are_documented():
     exported = export_onnx(digits.TASK.build_model(), samples(digits.TASK, 1))
     graph = onnx.load_from_string(exported.model)
     assert [(one.domain, one.version) for one in graph.opset_import] == [("", OPSET)]
-    assert ([one.name for one in graph.graph.input], [one.name for one in graph.graph.output]) == (["input"], ["output"])
+    assert ([one.name for one in graph.graph.input], [one.name for one in graph.graph.output]) == (
+        ["input"],
+        ["output"],
+    )
     assert (exported.onnx, exported.torch) == (onnx.__version__, torch.__version__)
 
 
