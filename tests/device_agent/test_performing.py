@@ -227,6 +227,13 @@ class TestPersonalModel:
         assert (models.current(KEY.task) is not None) == present
         assert device.job.state is JobState.IDLE
 
+    def test_outlasts_a_power_cut_as_its_update_does(self, tmp_path, models):
+        """Both wait on the disk, and are settled together."""
+        device = Device(tmp_path, models)
+        waiting(device)
+        device.perform(device.job.on_message(said(Committed(update(UPDATE).digest)), 1.0))
+        assert [one.current for one in models.versions(KEY.task)] == [True]
+
     def test_that_cannot_be_put_in_place_costs_no_more_than_that(self, tmp_path, models, caplog):
         """The job is over all the same, and the log says why."""
         device = Device(tmp_path, models)
