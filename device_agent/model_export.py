@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from shared.tensors import Array
 
 PARITY_SAMPLES = 256
+MAX_DEATHS = 2
+"""Attempts that may end the training process before no more are made."""
 
 log = logging.getLogger("fedpatch.models")
 
@@ -55,7 +57,7 @@ class ModelExport:
         """Stage the model that the trainer has just trained, unless the present one is to stay; the log says which."""
         key, task = command.key, self._trainer.task
         try:
-            why = self._stage(command, result)
+            why = self._attempt(command, result)
         except FedpatchError as error:
             why = str(error)
         except Exception as error:  # of the user's model, torch, onnx or onnxruntime: a model less is no update less
@@ -64,6 +66,19 @@ class ModelExport:
         if why:
             log.warning("personal model: round %d gives no other: %s", key.round, why)
             self._store.note_kept(task.name, Kept(key.run, key.round, why))
+
+    def _attempt(self, command: TrainCommand, result: LocalResult) -> str:
+        """As `_stage`; given up where it has ended this process before: rather no model than no rounds."""
+        task = self._trainer.task.name
+        if not self._store.begin_attempt(task, MAX_DEATHS):
+            return (
+                f"to make one has ended the training process {MAX_DEATHS} times (too little memory, or a processor that "
+                "onnxruntime is not built for); restart the agent to have it tried again, or set keep_models = 0"
+            )
+        try:
+            return self._stage(command, result)
+        finally:
+            self._store.end_attempt(task)
 
     def _stage(self, command: TrainCommand, result: LocalResult) -> str:
         """Why the present model stays; empty where another is staged."""

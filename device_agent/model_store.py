@@ -33,7 +33,7 @@ DIRECTORY = "models"
 CURRENT = "current"
 
 _STAGED, _UNFINISHED, _REMOVED = ".staged", ".unfinished", ".removed"
-_LINK, _LOCK, _KEPT = ".link", ".lock", "kept.json"
+_LINK, _LOCK, _KEPT, _ATTEMPT = ".link", ".lock", "kept.json", ".attempt"
 _VERSION = re.compile(r"(\d{6,})-.+")
 _DIRECTORY_MODE, _FILE_MODE = 0o750, 0o640
 
@@ -109,7 +109,32 @@ class ModelStore:
         except OSError:
             return
 
+    def begin_attempt(self, task: str, most_deaths: int) -> bool:
+        """Whether a model may be made: not after `most_deaths` attempts that ended their process, since `forget_attempts`."""
+        attempt = self._root(task) / _ATTEMPT
+        with refusals_of(attempt):
+            _make_directory(self._directory)
+            _make_directory(attempt.parent)
+            # Not flushed: a power cut is no fault of the attempt.
+            text = attempt.read_text() if attempt.exists() else ""
+            deaths = int(text) if text.isdecimal() else 0
+            if deaths < most_deaths:
+                attempt.write_text(str(deaths + 1))
+        return deaths < most_deaths
+
+    def end_attempt(self, task: str) -> None:
+        """The process lives, whatever came of it."""
+        attempt = self._root(task) / _ATTEMPT
+        with refusals_of(attempt):
+            attempt.unlink(missing_ok=True)
+
     # ---- in the agent's process
+
+    def forget_attempts(self) -> None:
+        """The agent begins anew: what ended its training process before may be mended by now."""
+        with refusals_of(self._directory):
+            for attempt in self._directory.glob(f"*/{_ATTEMPT}"):
+                attempt.unlink(missing_ok=True)
 
     def publish(self, task: str, run: str, round: int) -> ModelVersion | None:
         """Make the model of a round the present one; None where that round gave none. Once more does nothing more.

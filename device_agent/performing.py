@@ -80,6 +80,8 @@ class Performer:
         self._trainer = trainer
         self._models = models
         self._directory = directory
+        if models:
+            models.forget_attempts()
         self._spool = UpdateSpool(directory / "spool")
         self._blob: PartialBlob | None = None
         self._update: Manifest | None = None

@@ -40,6 +40,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
     with Mosquitto() as broker, Fleet(broker.url, directory) as fleet:
         ann = fleet.start("ann", "digits", DATA["ann"], options=["--keep-margin", "1"])
         bob = fleet.start("bob", "digits", DATA["bob"], options=["--keep-models", "0"])
+        fleet.wait_ready()
         terms = ["--task", "digits", "--devices", 2, "--rounds", ROUNDS, "--target-ua", "none", *PATIENT]
         where = ["--broker", broker.url, "--fleet", fleet.name, "--state-dir", directory / "coordinator"]
         done = run("fedpatch", "run", *where, *terms, "--json")
