@@ -70,7 +70,8 @@ class ModelExport:
     def _attempt(self, command: TrainCommand, result: LocalResult) -> str:
         """As `_stage`; given up where it has ended this process before: rather no model than no rounds."""
         task = self._trainer.task.name
-        if not self._store.begin_attempt(task, MAX_DEATHS):
+        self._store.prepare(task)
+        if not self._store.attempts.begin(task, MAX_DEATHS):
             return (
                 f"to make one has ended the training process {MAX_DEATHS} times (too little memory, or a processor that "
                 "onnxruntime is not built for); restart the agent to have it tried again, or set keep_models = 0"
@@ -78,7 +79,7 @@ class ModelExport:
         try:
             return self._stage(command, result)
         finally:
-            self._store.end_attempt(task)
+            self._store.attempts.end(task)
 
     def _stage(self, command: TrainCommand, result: LocalResult) -> str:
         """Why the present model stays; empty where another is staged."""

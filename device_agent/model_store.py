@@ -23,6 +23,7 @@ from pathlib import Path
 
 import msgspec
 
+from device_agent.export_attempts import ExportAttempts
 from shared.errors import StateError, UsageError
 from shared.files import refusals_of, remove_unfinished, sync_directory, write_atomic
 from shared.locks import FileLock
@@ -33,7 +34,7 @@ DIRECTORY = "models"
 CURRENT = "current"
 
 _STAGED, _UNFINISHED, _REMOVED = ".staged", ".unfinished", ".removed"
-_LINK, _LOCK, _KEPT, _ATTEMPT = ".link", ".lock", "kept.json", ".attempt"
+_LINK, _LOCK, _KEPT = ".link", ".lock", "kept.json"
 _VERSION = re.compile(r"(\d{6,})-.+")
 _DIRECTORY_MODE, _FILE_MODE = 0o750, 0o640
 
@@ -70,16 +71,22 @@ class ModelStore:
 
     def __init__(self, directory: Path, keep: int = 1) -> None:
         self._directory = directory
+        self.attempts = ExportAttempts(directory)
         self._keep = max(1, keep)
 
     # ---- in the training process
 
+    def prepare(self, task: str) -> None:
+        """Make the directories of a task, so that the group may read them."""
+        with refusals_of(self._directory):
+            _make_directory(self._directory)
+            _make_directory(self._root(task))
+
     def stage(self, model: bytes, metadata: ModelMetadata) -> None:
         """Put a model where `publish` finds it, durably, in place of one that is staged."""
         root = self._root(metadata.task)
+        self.prepare(metadata.task)
         with refusals_of(root):
-            _make_directory(self._directory)
-            _make_directory(root)
             self.discard_staged(metadata.task)
             unfinished = root / _UNFINISHED
             shutil.rmtree(unfinished, ignore_errors=True)
@@ -109,32 +116,7 @@ class ModelStore:
         except OSError:
             return
 
-    def begin_attempt(self, task: str, most_deaths: int) -> bool:
-        """Whether a model may be made: not after `most_deaths` attempts that ended their process, since `forget_attempts`."""
-        attempt = self._root(task) / _ATTEMPT
-        with refusals_of(attempt):
-            _make_directory(self._directory)
-            _make_directory(attempt.parent)
-            # Not flushed: a power cut is no fault of the attempt.
-            text = attempt.read_text() if attempt.exists() else ""
-            deaths = int(text) if text.isdecimal() else 0
-            if deaths < most_deaths:
-                attempt.write_text(str(deaths + 1))
-        return deaths < most_deaths
-
-    def end_attempt(self, task: str) -> None:
-        """The process lives, whatever came of it."""
-        attempt = self._root(task) / _ATTEMPT
-        with refusals_of(attempt):
-            attempt.unlink(missing_ok=True)
-
     # ---- in the agent's process
-
-    def forget_attempts(self) -> None:
-        """The agent begins anew: what ended its training process before may be mended by now."""
-        with refusals_of(self._directory):
-            for attempt in self._directory.glob(f"*/{_ATTEMPT}"):
-                attempt.unlink(missing_ok=True)
 
     def publish(self, task: str, run: str, round: int) -> ModelVersion | None:
         """Make the model of a round the present one; None where that round gave none. Once more does nothing more.

@@ -81,7 +81,7 @@ class Performer:
         self._models = models
         self._directory = directory
         if models:
-            models.forget_attempts()
+            models.attempts.forget()
         self._spool = UpdateSpool(directory / "spool")
         self._blob: PartialBlob | None = None
         self._update: Manifest | None = None

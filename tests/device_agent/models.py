@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import os
+from pathlib import Path
 from typing import Any
 
 from device_agent.model_store import ModelStore, ModelVersion
-from shared.model_metadata import ModelMetadata
+from shared.model_metadata import METADATA_FILE, MODEL_FILE, ModelMetadata, from_json
 from shared.task import Task
 
 RUN = "20260101-000000-abcdef"
@@ -48,6 +50,22 @@ def publish(store: ModelStore, round: int, model: bytes | None = None, **changes
     metadata = describe(round, content, **changes)
     store.stage(content, metadata)
     return store.publish(metadata.task, metadata.run, round)
+
+
+def present(root: Path) -> int | None:
+    """The round of the present model, as any program finds it: it must be whole."""
+    link = root / "toy" / "current"
+    if not os.path.lexists(link):
+        return None
+    metadata = from_json((link / METADATA_FILE).read_bytes(), "present")
+    assert hashlib.sha256((link / MODEL_FILE).read_bytes()).hexdigest() == metadata.sha256
+    return metadata.round
+
+
+def rounds(store: ModelStore) -> list[int]:
+    """Of the models that are kept, the newest first."""
+    found = [one.metadata for one in store.versions("toy")]
+    return [one.round for one in found if one is not None]
 
 
 def onnx_of(task: Task, shape: tuple[int, ...]) -> bytes:

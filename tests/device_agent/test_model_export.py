@@ -232,12 +232,13 @@ def test_a_disk_that_refuses_costs_no_round(tmp_path, caplog, monkeypatch):
 def test_an_export_that_ends_its_process_is_given_up(tmp_path, caplog, deaths):
     """After the second time: rather no model than no rounds. An agent that begins anew tries it again."""
     device = Device(tmp_path)
+    device.models.prepare("toy")
     for _ in range(deaths):
-        device.models.begin_attempt("toy", 9)  # and nothing more is heard of it
+        device.models.attempts.begin("toy", 9)  # and nothing more is heard of it
     assert device.play(1).steps == 5
     assert (device.models.current("toy") is None) == (deaths >= 2)
     assert ("ended the training process 2 times" in caplog.text) == (deaths >= 2)
-    device.models.forget_attempts()
+    device.models.attempts.forget()
     device.play(2)
     assert device.personal.metadata.round == 2
 

@@ -66,7 +66,8 @@ class Special(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Some matrix's eigenvalues."""
-        return torch.linalg.eigvals(x @ x.transpose(-1, -2)).real
+        values: Tensor = torch.linalg.eigvals(x @ x.transpose(-1, -2))
+        return values.real
 
 
 @pytest.mark.parametrize("private", POLICIES)
