@@ -16,6 +16,7 @@ from typing import Annotated
 import typer
 
 from device_agent.conditions_cli import add_conditions
+from device_agent.model_cli import add_models, models_in_words, models_plain
 from device_agent.settings import AgentSettings
 from device_agent.standing import Standing, read_standing
 from device_agent.unit_cli import add_unit
@@ -85,9 +86,9 @@ def status(state_dir: StateDir = _DEFAULT_STATE_DIR, as_json: AsJson = False) ->
     """Tell what the agent of a state directory is doing; works without the agent and without the network."""
     standing = read_standing(state_dir.expanduser())
     if as_json:
-        typer.echo(json.dumps(_plain(standing)))
+        typer.echo(json.dumps({**_plain(standing), "models": models_plain(state_dir)}))
     else:
-        for line in _in_words(standing, time.time()):
+        for line in [*_in_words(standing, time.time()), *models_in_words(state_dir)]:
             typer.echo(line)
 
 
@@ -100,6 +101,9 @@ def patches(state_dir: StateDir = _DEFAULT_STATE_DIR, as_json: AsJson = False) -
     else:
         for line in _patches_in_words(standing, time.time()) or ["no patches yet"]:
             typer.echo(line)
+
+
+add_models(app)
 
 
 def _plain(standing: Standing) -> dict[str, object]:

@@ -15,6 +15,7 @@ from device_agent.conditions.observe import Observer
 from device_agent.idling import Idling
 from device_agent.job import Job
 from device_agent.local_time import local_now
+from device_agent.model_store import DIRECTORY, ModelStore
 from device_agent.namesake import Namesake
 from device_agent.notify import ServiceManager
 from device_agent.own_work import own_work
@@ -76,14 +77,17 @@ def _make_agent(
         threads=settings.threads,
         nice=settings.nice,
         max_memory_mib=settings.max_memory_mib,
+        models_dir=str(directory / DIRECTORY) if settings.keep_models else "",
+        keep_margin=settings.keep_margin,
     )
+    models = ModelStore(directory / DIRECTORY, settings.keep_models) if settings.keep_models else None
     trainer = Trainer(setup, inbox.put)
     job = Job(max_blob_bytes=settings.max_model_mib * 2**20)
     fixed = {"device_id": identity.device, "fleet": identity.fleet, "broker": settings.broker, "version": __version__}
     fixed["admission"] = settings.admission
     owner = _make_owner(settings, directory, inbox, trainer, root)
     return Agent(
-        Performer(identity, job, link=link, trainer=trainer, meter=owner.meter, directory=directory),
+        Performer(identity, job, link=link, trainer=trainer, meter=owner.meter, directory=directory, models=models),
         link=link,
         inbox=inbox,
         trainer=trainer,

@@ -14,6 +14,7 @@ from shared.settings import NAME, Pattern, setting
 from shared.task import check_name
 
 _WORK = "Work"
+_MODEL = "Personal model"
 
 # Below, torch cannot even be imported; what a task takes comes on top.
 _LEAST_MEMORY_MIB = 256
@@ -92,6 +93,21 @@ class AgentSettings(PreferenceSettings, BrokerSettings):
     )
     max_model_mib: int = setting(
         512, group=_WORK, ge=1, le=2048, unit="MiB", help="Size above which a model is refused."
+    )
+
+    keep_models: int = setting(
+        3,
+        group=_MODEL,
+        ge=0,
+        le=1000,
+        unit="models",
+        help="How many personal models stay for applications and for a rollback; 0 makes none.",
+    )
+    keep_margin: float = setting(
+        0.02,
+        group=_MODEL,
+        ge=0.0,
+        help="How much worse than the present personal model's user accuracy a new one's may be.",
     )
 
     def check(self) -> list[tuple[str, ...]]:

@@ -63,6 +63,11 @@ class LocalTrainer:
             if name in self.schema and self.schema.spec(name).role in TRAINABLE
         }
 
+    @property
+    def test_data(self) -> tuple[Tensor, Tensor]:
+        """The device's own test inputs and targets."""
+        return self._test
+
     def run(
         self,
         tensors: Tensors,

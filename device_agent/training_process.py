@@ -41,6 +41,8 @@ from shared.reasons import FailReason
 
 if TYPE_CHECKING:
     from device_agent.local_update import LocalUpdate
+    from device_agent.model_export import ModelExport
+    from device_agent.training import LocalTrainer
 
 PROGRESS_EVERY_S = 0.2
 MAX_DETAIL = 500
@@ -160,7 +162,17 @@ def set_up(setup: Setup) -> tuple[LocalUpdate, Ready]:
         raise DataError(f"task {task.name!r} failed with data {setup.data!r}: {in_words(error)}") from error
     store = PatchStore(Path(setup.patch_dir))
     ready = Ready(task.name, trainer.schema.digest, trainer.num_examples)
-    return LocalUpdate(trainer, store, setup.device_id), ready
+    return LocalUpdate(trainer, store, setup.device_id, _model_export(setup, trainer)), ready
+
+
+def _model_export(setup: Setup, trainer: LocalTrainer) -> ModelExport | None:
+    if not setup.models_dir:
+        return None
+
+    from device_agent.model_export import ModelExport
+    from device_agent.model_store import ModelStore
+
+    return ModelExport(trainer, ModelStore(Path(setup.models_dir)), setup.keep_margin)
 
 
 def answer(local_update: LocalUpdate, command: TrainCommand, reins: Reins, outbox: Outbox) -> Answer:

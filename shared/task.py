@@ -76,6 +76,9 @@ class Task:
     for each of `specs`, in their order. None: `load_data` is called for each.
     `simulation_data` is a data spec with the fields `{index}`, `{count}` and `{seed}`; `fedpatch simulate` gives one to
     each of its clients. Empty: `demo_data` is taken, and without that either the user must give one.
+    `class_names` are those of the model's outputs, in their order. `input_shape` and `input_dtype` are those of one
+    example: `fedpatch export` needs them, having no data. `metric_takes_arrays` says that `metric` takes NumPy arrays as well
+    as tensors, and imports no torch for them: then `fedpatch-agent evaluate` needs none either.
     """
 
     name: str
@@ -90,6 +93,10 @@ class Task:
     demo_data: str = ""
     load_many: Callable[[Sequence[str], Path], list[DeviceData]] | None = None
     simulation_data: str = ""
+    class_names: tuple[str, ...] = ()
+    input_shape: tuple[int, ...] = ()
+    input_dtype: str = "float32"
+    metric_takes_arrays: bool = False
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):

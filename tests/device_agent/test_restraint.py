@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import queue
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,8 @@ def start(installed, tmp_path):
 
     def begin(**limits: int):
         events: queue.Queue = queue.Queue()
-        setup = Setup("tests.device_agent.toy_tasks:TOY", "ann:23", str(tmp_path), str(tmp_path / "p"), "ann", **limits)
+        setup = Setup("tests.device_agent.toy_tasks:TOY", "ann:23", str(tmp_path), str(tmp_path / "p"), "ann")
+        setup = replace(setup, **limits)  # type: ignore[arg-type]
         started.append(trainer := Trainer(setup, events.put))
         trainer.start()
         return trainer, events.get(timeout=TIMEOUT_S)
