@@ -14,6 +14,7 @@ from typing import Annotated
 
 import typer
 
+from device_agent.new_task.command import register as add_new_task
 from device_agent.settings import AgentSettings
 from device_agent.standing import Standing, read_standing
 from shared.command import command, interruptible, make_app, run_app
@@ -88,6 +89,9 @@ def patches(state_dir: StateDir = _DEFAULT_STATE_DIR, as_json: AsJson = False) -
     else:
         for line in _patches_in_words(standing, time.time()) or ["no patches yet"]:
             typer.echo(line)
+
+
+add_new_task(app)
 
 
 def _plain(standing: Standing) -> dict[str, object]:

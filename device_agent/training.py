@@ -52,15 +52,19 @@ class LocalTrainer:
             self.model: nn.Module = task.build_model()
         self.task = task
         self.schema: Schema = schema_of(self.model)
-        self.num_examples: int = len(data.train_x)
-        self._train = _tensor(data.train_x), _tensor(data.train_y)
-        self._test = _tensor(data.test_x), _tensor(data.test_y)
-        self._counts_in_ua = data.counts_in_ua
+        self.take(data)
         self._trained = {
             name: parameter
             for name, parameter in self.model.named_parameters(remove_duplicate=False)
             if name in self.schema and self.schema.spec(name).role in TRAINABLE
         }
+
+    def take(self, data: DeviceData) -> None:
+        """From now on, train and measure on `data`."""
+        self.num_examples: int = len(data.train_x)
+        self._train = _tensor(data.train_x), _tensor(data.train_y)
+        self._test = _tensor(data.test_x), _tensor(data.test_y)
+        self._counts_in_ua = data.counts_in_ua
 
     def run(
         self,

@@ -16,6 +16,7 @@ import signal
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -107,7 +108,7 @@ def main() -> int:
     while True:
         command, cancelled = inbox.next()
         if isinstance(command, TrainCommand):
-            outbox.send(answer(local_update, command, cancelled, outbox))
+            outbox.send(answer(local_update, ready, command, cancelled, outbox))
 
 
 def set_up(setup: Setup) -> tuple[LocalUpdate, Ready]:
@@ -118,6 +119,7 @@ def set_up(setup: Setup) -> tuple[LocalUpdate, Ready]:
 
     import torch
 
+    from device_agent.growing_data import GrowingData
     from device_agent.local_update import LocalUpdate
     from device_agent.patch_store import PatchStore
     from device_agent.training import LocalTrainer
@@ -125,8 +127,9 @@ def set_up(setup: Setup) -> tuple[LocalUpdate, Ready]:
     torch.set_num_threads(setup.threads)
     # The first optimizer makes torch import its compiler, as long again as torch itself; not on the first round's time.
     torch.optim.SGD([torch.zeros(1, requires_grad=True)])
+    data = GrowingData(task, setup.data, Path(setup.data_root))
     try:
-        trainer = LocalTrainer(task, task.load_data(setup.data, Path(setup.data_root)))
+        trainer = LocalTrainer(task, data.load())
     except FedpatchError:
         raise
     except Exception as error:
@@ -134,11 +137,13 @@ def set_up(setup: Setup) -> tuple[LocalUpdate, Ready]:
         raise DataError(f"task {task.name!r} failed with data {setup.data!r}: {in_words(error)}") from error
     store = PatchStore(Path(setup.patch_dir))
     ready = Ready(task.name, trainer.schema.digest, trainer.num_examples)
-    return LocalUpdate(trainer, store, setup.device_id), ready
+    return LocalUpdate(trainer, store, setup.device_id, data), ready
 
 
-def answer(local_update: LocalUpdate, command: TrainCommand, cancelled: threading.Event, outbox: Outbox) -> Answer:
-    """Do one round, telling of its progress, and return how it ended."""
+def answer(
+    local_update: LocalUpdate, ready: Ready, command: TrainCommand, cancelled: threading.Event, outbox: Outbox
+) -> Answer:
+    """Do one round, telling of its progress and of more or fewer examples than in `ready`; return how it ended."""
     told_at = -PROGRESS_EVERY_S
 
     def on_step(done: int, total: int) -> None:
@@ -149,6 +154,9 @@ def answer(local_update: LocalUpdate, command: TrainCommand, cancelled: threadin
             outbox.send(TrainProgress(command.key, done, total))
 
     try:
+        if (num_examples := local_update.take_new_data()) is not None:
+            log.info("the data have changed: %d training examples", num_examples)
+            outbox.send(replace(ready, num_examples=num_examples))
         done = local_update.run(command, on_step, cancelled.is_set)
     except Exception as error:
         _log_unexpected(error)
