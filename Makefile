@@ -163,7 +163,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[dev]' $(PIP_ARGS)
 	echo "$(CURDIR)" >$@
 
-system-deps: ## install the MQTT brokers and faketime, for the tests (where that needs no password)
+system-deps: ## install the MQTT brokers, faketime and D-Bus, for the tests (where that needs no password)
 	@$(apt_install)
 	PATH="$$PATH:/usr/sbin:/usr/local/sbin"
 	found() { command -v mosquitto && command -v mosquitto_pub; } >/dev/null
@@ -175,6 +175,13 @@ system-deps: ## install the MQTT brokers and faketime, for the tests (where that
 	found() { compgen -G '/usr/lib/*/faketime/libfaketime.so.1'; } >/dev/null
 	found || apt_install faketime || true
 	found || echo "make: no faketime here, so the tests of wrong clocks will be skipped (on Debian: apt install faketime)"
+	# The tests start a message bus of their own; whether this system has one running does not matter.
+	found() { command -v dbus-daemon && /usr/bin/python3 -c 'import dbusmock'; } >/dev/null 2>&1
+	found || apt_install dbus-daemon python3-dbusmock || true
+	if ! found; then
+		echo "make: no D-Bus or no dbusmock here, so the tests that ask a NetworkManager will be skipped"
+		echo "make: on Debian: apt install dbus python3-dbusmock"
+	fi
 	# ejabberd and Erlang's epmd are services, which Debian starts at once and at each boot. Only the program is wanted.
 	found() { command -v erl && compgen -G '/usr/lib/*/ejabberd-*/ebin'; } >/dev/null
 	if ! found && command -v apt-get >/dev/null; then

@@ -136,6 +136,7 @@ def _starting(settings: DemoSettings, there: int) -> Snapshot:
         devices=(),
         present=there,
         wanted=settings.devices,
+        unwilling={},
         reported=0,
         needed=0,
         user_accuracy=None,

@@ -69,7 +69,8 @@ def start_device(name: str, options: Sequence[str], directory: Path) -> DemoDevi
     """Start an agent in `directory`/`name`, in a session of its own: Ctrl-C is the demo's to handle."""
     state_dir, log = directory / name, directory / f"{name}.log"
     command = [sys.executable, "-P", "-m", "device_agent", "run", "--until-stdin-closes"]
-    command += ["--device-id", name, "--state-dir", str(state_dir), *options]
+    # A demo is its user's own wish, on mains or not: there is nobody else to be asked.
+    command += ["--device-id", name, "--state-dir", str(state_dir), "--admission", "always", *options]
     with log.open("wb") as output:
         process = subprocess.Popen(
             command,

@@ -20,7 +20,8 @@ from coordinator.records import RoundRecord
 from coordinator.round_states import Phase
 from coordinator.run_spec import RunSpec, Stopped
 from coordinator.selection import select
-from shared.messages import DeviceState, Envelope, Manifest, UpdateReport
+from shared.messages import Decline, DeviceState, Envelope, Manifest, UpdateReport
+from shared.quantities import counted
 from shared.reasons import RefuseReason
 from shared.transfer import Chunk
 
@@ -82,6 +83,8 @@ class Engine:
 
     def on_message(self, device: str, envelope: Envelope, now: float) -> list[Effect]:
         """A message from a device's `up` topic."""
+        if isinstance(envelope.body, Decline) and envelope.run == self.spec.run:
+            self.fleet.declined(device, envelope.body, now)
         stale = self._stale(device, envelope)
         if stale is RefuseReason.STALE_EPOCH and self.open is not None and self.open.awaits(device, envelope):
             # It works for a coordinator that was killed. This one asks for the same, and then it is this one's.
@@ -152,7 +155,7 @@ class Engine:
             return None
         if self.open is not None:
             return self.open.next_deadline()
-        candidates = (self._wait_until, self._ends_at, self._pause_until)
+        candidates = (self._wait_until, self._ends_at, self._pause_until, self.fleet.next_wake())
         return min((d for d in candidates if d is not None), default=None)
 
     def eta_s(self, now: float) -> float | None:
@@ -210,6 +213,7 @@ class Engine:
         return effects
 
     def _next_round(self, now: float) -> list[Effect]:
+        self.fleet.wake(now)
         reason = self._why_stop(now)
         if reason is not None:
             return self._stop(*reason)
@@ -267,6 +271,8 @@ class Engine:
         if barred:
             device, reason = barred[0]
             return f"{came}; {len(barred)} of those that are there cannot take part, as {device}: {reason}"
+        if unwilling := self.fleet.unwilling():
+            return f"{came}; {unwilling.total()} of those that are there are unwilling: {counted(unwilling)}"
         return f"{came}; are the agents running, with this broker, fleet and task?"
 
     def _failures(self) -> int:

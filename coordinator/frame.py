@@ -42,6 +42,8 @@ def draw(snapshot: Snapshot, *, over: bool = False) -> RenderableType:
     parts: list[RenderableType] = [_headline(snapshot, over)]
     if not over and snapshot.phase == "waiting" and snapshot.present < snapshot.wanted:
         parts.append(_bar("devices there", snapshot.present, snapshot.wanted, ""))
+        if snapshot.unwilling:
+            parts.append(Text(f"unwilling: {counted(snapshot.unwilling)}", style="yellow", overflow="fold"))
     if not over and snapshot.devices:
         parts += [_quorum(snapshot), _states(snapshot.devices), _devices(snapshot.devices)]
     if snapshot.records:

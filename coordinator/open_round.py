@@ -9,6 +9,7 @@ import math
 import random
 from dataclasses import replace
 
+from coordinator.answers import mend_of, word_of
 from coordinator.books import Traffic, mean_accuracy, write_record
 from coordinator.effects import Count, Effect, Open, Republish, Store
 from coordinator.fleet import Fleet
@@ -39,7 +40,7 @@ from shared.messages import (
     UpdateReport,
     WorkRequest,
 )
-from shared.reasons import DeclineReason, FailReason, RefuseReason
+from shared.reasons import RefuseReason
 from shared.transfer import Chunk
 
 # A request or its answer may be lost (brokers drop from full queues): ask again while a device has not answered.
@@ -47,17 +48,6 @@ REINVITE_S = 3.0
 UPLOAD_IDLE_S = 30.0
 # A device at work tells of it all the time: from one that does not, a word may have been lost.
 SILENCE_S = 30.0
-
-# Asking again cannot help until the device itself changes.
-_LASTING_DECLINES = frozenset(DeclineReason) - {DeclineReason.UNWILLING}
-# What went wrong in detail stays in the device's log: an exception's text may hold names and values that are private.
-_MENDS = {
-    FailReason.DOWNLOAD: "the global model did not arrive whole",
-    FailReason.TRAINING: "its log says why",
-    FailReason.DEADLINE: "it was not done in time; a longer --deadline-s may help",
-    FailReason.NOT_FINITE: "training diverged; try a smaller --learning-rate",
-    FailReason.STORAGE: "its disk refused; its log says why",
-}
 
 
 class OpenRound:
@@ -131,8 +121,8 @@ class OpenRound:
                 return [Republish(wanted)] if wanted else []
             case Failed():
                 self._desk.release(device)
-                failed = self.round.handle(device, Event.FAIL, now, body.reason)
-                return [Count(device, "failed", body.reason, _MENDS[body.reason])] if failed else []
+                failed = self.round.handle(device, Event.FAIL, now, word_of(body))
+                return [Count(device, "failed", word_of(body), mend_of(body))] if failed else []
             case _:
                 return []
 
@@ -266,11 +256,9 @@ class OpenRound:
 
     def _declined(self, device: str, body: Decline, now: float) -> list[Effect]:
         self._desk.release(device)
-        if body.reason in _LASTING_DECLINES:
-            self._fleet.bar(device, body.detail or body.reason)
-        if not self.round.handle(device, Event.DECLINE, now, body.reason):
+        if not self.round.handle(device, Event.DECLINE, now, word_of(body)):
             return []
-        return [Count(device, "declined", body.reason, body.detail)]
+        return [Count(device, "declined", word_of(body), body.detail)]
 
     def _progress(self, device: str, body: Progress, now: float) -> list[Effect]:
         if device in self._fleet.members and body.total:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -25,8 +26,8 @@ class Snapshot:
     """The run now. `phase` is "waiting" between rounds, else the round's. User accuracies are values of the task's metric.
 
     `reported` of `needed` updates make the quorum, expected in `eta_s` seconds (None: not known yet). While waiting,
-    `present` of `wanted` devices are there, and the next round begins in `pause_s` at the earliest. `records` are
-    the rounds so far.
+    `present` of `wanted` devices are there and willing, `unwilling` says why others are not, and the next round begins in
+    `pause_s` at the earliest. `records` are the rounds so far.
     """
 
     run: str
@@ -37,6 +38,7 @@ class Snapshot:
     devices: tuple[DeviceLine, ...]
     present: int
     wanted: int
+    unwilling: Mapping[str, int]
     reported: int
     needed: int
     user_accuracy: float | None
@@ -76,6 +78,7 @@ def take_snapshot(engine: Engine, now: float) -> Snapshot:
         devices=tuple(lines),
         present=len(engine.fleet.eligible()),
         wanted=engine.wanted(),
+        unwilling=engine.fleet.unwilling() if current is None else {},
         reported=len(current.reports) if current else 0,
         needed=current.round.needed if current else 0,
         user_accuracy=current.user_accuracy() if current else None,

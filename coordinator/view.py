@@ -13,6 +13,7 @@ from rich.live import Live
 from coordinator.frame import draw
 from coordinator.round_text import round_line
 from coordinator.snapshot import Snapshot, View
+from shared.quantities import counted
 
 DRAWS_PER_SECOND = 8
 
@@ -72,12 +73,13 @@ class LiveView:
 
 
 class PlainView:
-    """One line when the coordinator begins to wait for devices, one per round, and what is said."""
+    """One line when the coordinator begins to wait for devices or others are unwilling, one per round, and what is said."""
 
     def __init__(self, stderr: TextIO) -> None:
         self._stderr = stderr
         self._told: int | None = None
         self._waiting = False
+        self._unwilling = ""
 
     def __enter__(self) -> Self:
         return self
@@ -95,9 +97,11 @@ class PlainView:
             self.say(round_line(record, snapshot.rounds))
         self._told = len(snapshot.records)
         waiting = snapshot.phase == "waiting" and snapshot.present < snapshot.wanted
-        if waiting and not self._waiting:
-            self.say(f"waiting for devices: {snapshot.present} of {snapshot.wanted} are there")
-        self._waiting = waiting
+        unwilling = counted(snapshot.unwilling) if waiting else ""
+        if waiting and (not self._waiting or unwilling != self._unwilling):
+            others = f"; unwilling: {unwilling}" if unwilling else ""
+            self.say(f"waiting for devices: {snapshot.present} of {snapshot.wanted} are there{others}")
+        self._waiting, self._unwilling = waiting, unwilling
 
     def say(self, line: str) -> None:
         """Prints a line."""

@@ -9,23 +9,23 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
-from device_agent.admission import Order, Verdict, decide
 from device_agent.effects import Effect
 from device_agent.namesake import Namesake
+from device_agent.owner import Owner
 from device_agent.performing import Performer
 from device_agent.presence import StatusFile
 from device_agent.trainer import Died, Trainer, TrainerEvent
 from device_agent.training_channel import Ready, SetupFailed, TrainCancelled, Trained, TrainFailed, TrainProgress
+from device_agent.watching import Observed
 from shared import __version__, topics
 from shared.codec import UnknownMessage, decode, encode
 from shared.errors import DataError, UsageError, WireError
 from shared.link_events import Connected, Disconnected, Link, LinkEvent, Received
 from shared.messages import ENCODINGS, Body, CoordinatorState, DeviceState, Envelope, TaskCapability, WorkRequest
-from shared.reasons import FailReason
+from shared.reasons import Condition, FailReason
 from shared.transfer import decode_chunk
 
 _log = logging.getLogger("fedpatch.agent")
@@ -38,7 +38,7 @@ class Stop:
     exit_code: int
 
 
-Event = LinkEvent | TrainerEvent | Stop
+Event = LinkEvent | TrainerEvent | Observed | Stop
 Inbox = SimpleQueue[Event]
 
 # Training processes that may be killed before the first is ready.
@@ -62,7 +62,7 @@ class Agent:
         link: AgentLink,
         inbox: Inbox,
         trainer: Trainer,
-        order: Order,
+        owner: Owner,
         status: StatusFile,
         namesake: Namesake,
     ) -> None:
@@ -71,7 +71,9 @@ class Agent:
         self._link = link
         self._inbox = inbox
         self._trainer = trainer
-        self._order = order
+        self._owner = owner
+        self._offer: Envelope | None = None  # that waits for facts
+        self._unwilling: Condition | None = None  # as presence tells it
         self._status = status
         self._tasks: tuple[TaskCapability, ...] = ()
         self._retain = True
@@ -95,6 +97,7 @@ class Agent:
                 self._link.publish(topic, gone, retain=self._retain)
             self._link.stop()
             self._trainer.stop()
+            self._owner.stop(time.monotonic())
             self._write_status("stopped")
 
     def _loop(self) -> int:
@@ -109,9 +112,13 @@ class Agent:
                 self._note_namesake()
             if self._connected:
                 self._performer.perform(self._job.tick(time.monotonic()))
+            self._owner.tick(self._job, time.monotonic())
+            if self._owner.unwilling != self._unwilling:
+                self._tell_state()
 
     def _next_event(self) -> Event | None:
-        wanted = (self._job.next_deadline() if self._connected else None, self._namesake.next_deadline())
+        job_at = self._job.next_deadline() if self._connected else None
+        wanted = (job_at, self._namesake.next_deadline(), self._owner.next_deadline(self._job))
         deadline = min((one for one in wanted if one is not None), default=None)
         try:
             return self._inbox.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
@@ -131,6 +138,10 @@ class Agent:
                 self._connected = False
             case Received():
                 return self._on_received(event, now)
+            case Observed():
+                effects = self._owner.see(event.facts, self._job, now)
+                offer, self._offer = self._offer, None
+                return effects if offer is None else [*effects, *self._on_offer(offer, now)]
             case Stop():
                 pass
             case _:
@@ -182,7 +193,9 @@ class Agent:
             tasks=self._tasks,
             encodings=ENCODINGS,
             job=self._job.status(),
+            unwilling=self._owner.unwilling,
         )
+        self._unwilling = self._owner.unwilling
         self._link.publish(
             topics.device_state(self._me.fleet, self._me.device), encode(Envelope(state)), retain=self._retain
         )
@@ -198,9 +211,7 @@ class Agent:
             if topic.kind in ("coordinator_state", "device_state"):
                 self._on_state(envelope.body, now)
             elif topic.kind == "down" and isinstance(envelope.body, WorkRequest):
-                if not self._tasks:
-                    return []  # not ready yet; the coordinator asks again
-                return self._job.on_request(envelope, self._tasks, self._verdict(), now)
+                return self._on_offer(envelope, now)
             elif topic.kind == "down":
                 return self._job.on_message(envelope, now)
         except UnknownMessage as error:
@@ -208,6 +219,16 @@ class Agent:
         except WireError as error:
             _log.warning("%s: ignored, %s", event.topic, error)
         return []
+
+    def _on_offer(self, envelope: Envelope, now: float) -> list[Effect]:
+        if not self._tasks:
+            return []  # not ready yet; the coordinator asks again
+        assert isinstance(envelope.body, WorkRequest)
+        verdict = self._owner.consider(envelope.task, envelope.body, now)
+        if verdict is None:
+            self._offer = envelope  # the newest: what was asked before it is not wanted any more
+            return []
+        return self._job.on_request(envelope, self._tasks, verdict, now)
 
     def _on_state(self, state: Body, now: float) -> None:
         """The coordinator's, or what stands on our own topic: anybody may have written that who uses our id."""
@@ -232,15 +253,6 @@ class Agent:
             _log.info("the other agent with the device id %r has not been heard for a while", me.device)
         self._link.be_patient(found)
 
-    def _verdict(self) -> Verdict:
-        text = None
-        if self._order.path:
-            try:
-                text = Path(self._order.path).read_text(encoding="utf-8", errors="replace")
-            except OSError as error:
-                _log.warning("admission: %s: %s", self._order.path, error.strerror)
-        return decide(self._order, text)
-
     def _write_status(self, state: str) -> None:
         job = self._job.status()
         self._status.write(
@@ -250,6 +262,8 @@ class Agent:
                 "run": job.run if job else None,
                 "round": job.round if job else None,
                 "tasks": [{"task": t.task, "schema": t.schema, "num_examples": t.num_examples} for t in self._tasks],
+                "paused": self._job.paused,
+                "unwilling": list(self._owner.words),
                 "last_outcome": self._performer.last_outcome,
                 "problem": self._problem if state != "stopped" else "",
             }

@@ -8,12 +8,14 @@ from __future__ import annotations
 import json
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from device_agent.conditions_cli import add_conditions
 from device_agent.new_task.command import register as add_new_task
 from device_agent.settings import AgentSettings
 from device_agent.standing import Standing, read_standing
@@ -51,11 +53,14 @@ def run(
     until_stdin_closes: Annotated[
         bool, typer.Option("--until-stdin-closes", hidden=True, help="End with whoever holds the other end of stdin.")
     ] = False,
+    root: Annotated[Path, typer.Option("--conditions-root", hidden=True, help="Where conditions are read.")] = Path(
+        "/"
+    ),
 ) -> None:
     """Serve a fleet with this device's data, until SIGTERM or Ctrl-C."""
     from device_agent.running import run_agent
 
-    raise typer.Exit(run_agent(settings, until_stdin_closes=until_stdin_closes))
+    raise typer.Exit(run_agent(settings, until_stdin_closes=until_stdin_closes, root=root))
 
 
 @command(app, "doctor", example="fedpatch-agent doctor --config agent.toml")
@@ -67,6 +72,9 @@ def doctor(settings: AgentSettings, as_json: AsJson = False) -> None:
 
     with interruptible():
         raise typer.Exit(conduct(lambda checkup: examine(settings, checkup), as_json=as_json))
+
+
+add_conditions(app)
 
 
 @command(app, "status", example="fedpatch-agent status --state-dir /var/lib/fedpatch-agent")
@@ -113,7 +121,9 @@ def _in_words(standing: Standing, now: float) -> list[str]:
         link = "connected to" if told.get("connected") else "not connected to"
         lines = [f"{name} is running (process {told.get('pid')}), {link} {told.get('broker')}"]
         job = f", run {told['run']}, round {told['round']}" if told.get("run") else ""
-        lines.append(f"it is {told.get('state')}{job} (last change: {since})")
+        paused = ", paused" if told.get("paused") else ""
+        lines.append(f"it is {told.get('state')}{paused}{job} (last change: {since})")
+        lines += _willingness_in_words(told.get("admission", ""), told.get("unwilling", ()))
     if standing.running and told.get("problem"):
         lines.append(f"problem: {told['problem']}")
     for task in told.get("tasks", ()):
@@ -122,6 +132,18 @@ def _in_words(standing: Standing, now: float) -> list[str]:
         lines.append(f"last round: {told['last_outcome']}")
     waits = "waits to be taken by the coordinator" if standing.update_waits else "none waits"
     return [*lines, f"update: {waits}", *(_patches_in_words(standing, now) or ["patches: none yet"])]
+
+
+def _willingness_in_words(admission: str, unwilling: Sequence[str]) -> list[str]:
+    match admission:
+        case "preferences":
+            missed = ["it would not accept work now:", *(f"  {words}" for words in unwilling)]
+            return missed if unwilling else ["it would accept work now: all that its owner demands is met"]
+        case "always":
+            return ["it would accept work now: its owner said always"]
+        case "never":
+            return ["it would not accept work now: its owner said never"]
+    return [f"whether it would accept work now, its owner's {admission} says"] if admission else []
 
 
 def _patches_in_words(standing: Standing, now: float) -> list[str]:

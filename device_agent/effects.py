@@ -1,11 +1,21 @@
-"""What the job wants done; device_agent.performing does it, in order, and reports back where a line says so."""
+"""Where a job is, and what it wants done; device_agent.performing does it, in order, and reports back where a line says so."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from shared.messages import Envelope, Manifest, WorkRequest
 from shared.transfer import Chunk, SendChunk
+
+
+class JobState(StrEnum):
+    """Where the job is."""
+
+    IDLE = "idle"
+    DOWNLOADING = "downloading"
+    TRAINING = "training"
+    UPLOADING = "uploading"
 
 
 @dataclass(frozen=True)
@@ -54,6 +64,21 @@ class StopTraining:
 
 
 @dataclass(frozen=True)
+class StopFetching:
+    """Take no more chunks of the global model for now, and keep those that are here; a `Fetch` goes on."""
+
+
+@dataclass(frozen=True)
+class PauseTraining:
+    """The training that runs waits before its next step."""
+
+
+@dataclass(frozen=True)
+class ContinueTraining:
+    """The training that waits goes on."""
+
+
+@dataclass(frozen=True)
 class Spool:
     """Remember across restarts that this update waits to be committed, and to which request it is the answer.
 
@@ -77,4 +102,16 @@ class Forget:
     rest_s: float = 0.0
 
 
-Effect = Reply | Fetch | Keep | Train | StopTraining | Spool | Forget | SendChunk
+Effect = (
+    Reply
+    | Fetch
+    | StopFetching
+    | Keep
+    | Train
+    | PauseTraining
+    | ContinueTraining
+    | StopTraining
+    | Spool
+    | Forget
+    | SendChunk
+)

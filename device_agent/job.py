@@ -9,40 +9,38 @@ other newer request replaces the job, an answer to another job is ignored.
 
 from __future__ import annotations
 
-from enum import StrEnum
-
 from device_agent.admission import Verdict
-from device_agent.effects import Effect, Fetch, Forget, JobKey, Keep, Reply, Spool, StopTraining, Train
+from device_agent.effects import (
+    ContinueTraining,
+    Effect,
+    Fetch,
+    Forget,
+    JobKey,
+    JobState,
+    Keep,
+    PauseTraining,
+    Spool,
+    StopFetching,
+    StopTraining,
+    Train,
+)
+from device_agent.outgoing import Outgoing
+from device_agent.replies import Replies
 from device_agent.requests import Past, goes_on, reason_to_decline
 from shared.messages import (
-    Accept,
-    Ack,
-    Body,
     Cancel,
     Committed,
     Envelope,
     Failed,
-    Grant,
     JobStatus,
     Manifest,
     Offer,
-    Progress,
     Refused,
-    RetryAfter,
     TaskCapability,
     WorkRequest,
 )
-from shared.reasons import FailReason, JobPhase
-from shared.transfer import Chunk, Download, SendChunk, Upload
-
-
-class JobState(StrEnum):
-    """Where the job is."""
-
-    IDLE = "idle"
-    DOWNLOADING = "downloading"
-    TRAINING = "training"
-    UPLOADING = "uploading"
+from shared.reasons import Condition, FailReason, JobPhase
+from shared.transfer import Chunk, Download, SendChunk
 
 
 class Job:
@@ -54,18 +52,17 @@ class Job:
     def __init__(self, *, max_blob_bytes: int) -> None:
         self.state = JobState.IDLE
         self.key: JobKey | None = None
+        self.paused = False
         self._max_blob_bytes = max_blob_bytes
         self._request: WorkRequest | None = None
         self._download: Download | None = None
-        self._upload: Upload | None = None
+        self._upload: Outgoing | None = None
         self._past = Past()
         # What the training process was told: its answers bear it, also when the job has gone on in a newer epoch.
         self._training_key: JobKey | None = None
-        self._trained = (0, 1)
         self._deadline = 0.0
         self._accepted_at = 0.0
-        self._num_examples = 1
-        self._last_id = 0
+        self._says = Replies()
 
     # ---- messages
 
@@ -77,10 +74,10 @@ class Job:
         assert isinstance(request, WorkRequest)
         key = JobKey(envelope.run, envelope.epoch, envelope.round, envelope.task)
         if self.key == key:
-            return self._where_it_is()
+            return self._where_it_is(key)
         said = self._past.answer(key)
         if said is not None:
-            return [self._reply(key, said)]
+            return [self._says.reply(key, said)]
         # Without tasks this device is not ready yet, and a decline would be held against it: it will be asked again.
         if self._past.is_over(key) or not tasks:
             return []
@@ -90,13 +87,13 @@ class Job:
         if declined is not None:
             # What is being done goes on: its own coordinator says when it is of no use.
             self._past.declined(key, declined)
-            return [self._reply(key, declined)]
+            return [self._says.reply(key, declined)]
         effects = self._drop("superseded")
         self.state, self.key, self._request = JobState.DOWNLOADING, key, request
         self._past.took(key)
         self._deadline, self._accepted_at = now + request.deadline_s, now
-        self._num_examples = next(t.num_examples for t in tasks if t.task == key.task)
-        return [*effects, self._accept(), Fetch(request.model)]
+        self._says.num_examples = next(t.num_examples for t in tasks if t.task == key.task)
+        return [*effects, self._says.accept(key), Fetch(request.model)]
 
     def on_message(self, envelope: Envelope, now: float) -> list[Effect]:
         """Any other message of the coordinator. WireError for a bitmap that does not fit."""
@@ -109,17 +106,11 @@ class Job:
         if self._upload is None or getattr(body, "digest", "") != self._upload.manifest.digest:
             return []
         match body:
-            case Grant():
-                return self._sends(self._upload.on_grant(body, now))
-            case Ack():
-                return self._sends(self._upload.on_ack(body, now))
-            case RetryAfter():
-                self._upload.on_retry_after(body.delay_s, now)
             case Committed():
                 return self._settle("committed", body.rest_s)
             case Refused():
                 return self._settle(f"refused: {body.reason} {body.detail}".rstrip())
-        return []
+        return self._sends(self._upload.on_message(body, now))
 
     def on_chunk(self, chunk: Chunk, now: float) -> list[Effect]:
         """A chunk of the global model."""
@@ -132,7 +123,7 @@ class Job:
         if self._download is not None:
             self._download.on_reconnect(now)
         if self._upload is not None:
-            self._upload.on_reconnect(now)
+            self._upload.reconnected(now)
 
     # ---- what the effects report back
 
@@ -156,22 +147,25 @@ class Job:
             return []
         assert self.key is not None
         self.state = JobState.UPLOADING
-        self._upload = Upload(manifest, now)
+        self._upload = Outgoing(manifest, now, held=self.paused)
         return [Spool(self.key, manifest, self._request), *self._sends(self._upload.tick(now))]
 
     def resume(self, key: JobKey, manifest: Manifest, now: float, request: WorkRequest | None = None) -> None:
         """An update from before a restart is still to be committed; without its request, for no other epoch."""
         self.state, self.key, self._request = JobState.UPLOADING, key, request
         self._past.took(key)
-        self._upload = Upload(manifest, now)
+        self._upload = Outgoing(manifest, now)
 
-    def give_up(self, reason: FailReason, detail: str) -> list[Effect]:
-        """The device cannot go on with this job; nothing happens while idle. `detail` stays on the device."""
+    def give_up(self, reason: FailReason, detail: str, condition: Condition | None = None) -> list[Effect]:
+        """The device cannot go on with this job, or its owner does not want it to; nothing happens while idle.
+
+        `detail` stays on the device.
+        """
         if self.key is None:
             return []
-        failed = Failed(reason)
+        failed = Failed(reason, condition)
         self._past.gave_up(failed)
-        return [self._reply(self.key, failed), *self._drop(f"gave up: {reason}: {detail}", gave_up=True)]
+        return [self._says.reply(self.key, failed), *self._drop(f"gave up: {reason}: {detail}", gave_up=True)]
 
     def training_failed(self, key: JobKey, reason: FailReason, detail: str) -> list[Effect]:
         """LocalUpdate failed; of no interest if it was another job's."""
@@ -179,10 +173,37 @@ class Job:
 
     def progress(self, key: JobKey, done: int, total: int) -> list[Effect]:
         """A sign of life from training."""
-        if not self._trains(key):
+        if not self._trains(key) or self.key is None:
             return []
-        self._trained = (done, total)
-        return [self._progress()]
+        self._says.trained = (done, total)
+        return [self._says.progress(self.key)]
+
+    # ---- what its owner wants
+
+    def pause(self) -> list[Effect]:
+        """Nothing is fetched, computed or sent until `go_on`. The round does not wait: its deadline is as it was."""
+        if self.key is None or self.paused:
+            return []
+        self.paused = True
+        if self._upload is not None:
+            self._upload.held = True
+            return []
+        if self.state is JobState.TRAINING:
+            return [PauseTraining()]
+        self._download = None
+        return [StopFetching()]
+
+    def go_on(self, now: float) -> list[Effect]:
+        """After a pause, from where it was."""
+        if not self.paused or self.key is None:
+            return []
+        self.paused = False
+        if self._upload is not None:
+            return self._sends(self._upload.go_on(now))
+        if self.state is JobState.TRAINING:
+            return [ContinueTraining(), self._says.progress(self.key)]
+        assert self._request is not None
+        return [Fetch(self._request.model)]
 
     # ---- time
 
@@ -192,7 +213,7 @@ class Job:
             return self.give_up(FailReason.DEADLINE, "the round's deadline passed")
         if self.state is JobState.DOWNLOADING and self._download is not None and self.key is not None:
             need = self._download.tick(now)
-            return [self._reply(self.key, need)] if need is not None else []
+            return [self._says.reply(self.key, need)] if need is not None else []
         return self._sends(self._upload.tick(now)) if self._upload is not None else []
 
     def next_deadline(self) -> float | None:
@@ -212,15 +233,11 @@ class Job:
 
     # ---- within
 
-    def _where_it_is(self) -> list[Effect]:
+    def _where_it_is(self, key: JobKey) -> list[Effect]:
         """What a coordinator that asks again has to know; an upload speaks for itself, by its offers."""
-        match self.state:
-            case JobState.DOWNLOADING:
-                return [self._accept()]
-            case JobState.TRAINING:
-                return [self._accept(), self._progress()]
-            case _:
-                return []
+        if self.state is JobState.DOWNLOADING:
+            return [self._says.accept(key)]
+        return [self._says.accept(key), self._says.progress(key)] if self.state is JobState.TRAINING else []
 
     def _take_over(
         self, key: JobKey, request: WorkRequest, tasks: tuple[TaskCapability, ...], now: float
@@ -228,36 +245,30 @@ class Job:
         """The coordinator came back, and goes on with the round: so does the job, in the newer epoch."""
         self.key, self._request = key, request
         # An update from before a restart does not say of how many examples it is.
-        self._num_examples = next((t.num_examples for t in tasks if t.task == key.task), 0) or self._num_examples
+        self._says.num_examples = (
+            next((t.num_examples for t in tasks if t.task == key.task), 0) or self._says.num_examples
+        )
         self._past.took(key)
         self._deadline = now + request.deadline_s
         if self._download is not None:
             # The chunks are on the broker again: what is missing need not wait for a pause that has grown long.
             self._download = Download(request.model, now, have=self._download.have)
         if self._upload is None:
-            return self._where_it_is()
-        self._upload = Upload(self._upload.manifest, now)
+            return self._where_it_is(key)
+        self._upload = Outgoing(self._upload.manifest, now, held=self.paused)
         offer = self._sends(self._upload.tick(now))
-        return [Spool(key, self._upload.manifest, request), self._accept(), *offer]
-
-    def _accept(self) -> Effect:
-        assert self.key is not None
-        return self._reply(self.key, Accept(self._num_examples))
-
-    def _progress(self) -> Effect:
-        assert self.key is not None
-        return self._reply(self.key, Progress(JobPhase.TRAINING, *self._trained))
+        return [Spool(key, self._upload.manifest, request), self._says.accept(key), *offer]
 
     def _train_when_whole(self, now: float) -> list[Effect]:
         if self._download is None or not self._download.complete or self._request is None or self.key is None:
             return []
         self._download = None
-        self.state, self._training_key, self._trained = JobState.TRAINING, self.key, (0, 1)
-        return [self._progress(), Train(self.key, self._request, now - self._accepted_at)]
+        self.state, self._training_key, self._says.trained = JobState.TRAINING, self.key, (0, 1)
+        return [self._says.progress(self.key), Train(self.key, self._request, now - self._accepted_at)]
 
     def _sends(self, parts: list[Offer | SendChunk]) -> list[Effect]:
         assert self.key is not None
-        return [self._reply(self.key, part) if isinstance(part, Offer) else part for part in parts]
+        return [self._says.reply(self.key, part) if isinstance(part, Offer) else part for part in parts]
 
     def _trains(self, key: JobKey) -> bool:
         """Whether it is this job's training, and not that of the same round of an earlier epoch, from another base."""
@@ -272,10 +283,6 @@ class Job:
         if self.key is None:
             return []
         stop: list[Effect] = [StopTraining()] if self.state is JobState.TRAINING else []
-        self.state = JobState.IDLE
+        self.state, self.paused = JobState.IDLE, False
         self.key = self._request = self._download = self._upload = self._training_key = None
         return [*stop, Forget(outcome, gave_up, rest_s)]
-
-    def _reply(self, key: JobKey, body: Body) -> Reply:
-        self._last_id += 1
-        return Reply(Envelope(body, id=self._last_id, task=key.task, run=key.run, epoch=key.epoch, round=key.round))

@@ -10,8 +10,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from device_agent.effects import Effect, Fetch, Forget, Keep, Reply, Spool, StopTraining, Train
+from device_agent.effects import (
+    ContinueTraining,
+    Effect,
+    Fetch,
+    Forget,
+    Keep,
+    PauseTraining,
+    Reply,
+    Spool,
+    StopFetching,
+    StopTraining,
+    Train,
+)
 from device_agent.job import Job
+from device_agent.meter import Meter
 from device_agent.spool import Spool as UpdateSpool
 from device_agent.spool import Spooled
 from device_agent.trainer import Trainer
@@ -57,14 +70,20 @@ class Identity:
 
 
 class Performer:
-    """The hands of one agent, `me`. `directory` holds downloads and the spool; `last_outcome` says how the last job ended."""
+    """The hands of one agent, `me`. `directory` holds downloads and the spool; `last_outcome` says how the last job ended.
 
-    def __init__(self, identity: Identity, job: Job, *, link: Link, trainer: Trainer, directory: Path) -> None:
+    `meter` is told what goes over the link.
+    """
+
+    def __init__(
+        self, identity: Identity, job: Job, *, link: Link, trainer: Trainer, meter: Meter, directory: Path
+    ) -> None:
         self.last_outcome = ""
         self.me = identity
         self.job = job
         self._link = link
         self._trainer = trainer
+        self._meter = meter
         self._directory = directory
         self._spool = UpdateSpool(directory / "spool")
         self._blob: PartialBlob | None = None
@@ -104,19 +123,33 @@ class Performer:
                 return self._fetch(effect.manifest)
             case Keep() if self._blob is not None:
                 self._blob.write(effect.chunk)
+                self._meter.moved(len(effect.chunk.data))
             case Train():
                 return self._train(effect)
-            case StopTraining():
-                self._trainer.cancel()
             case Spool():
                 self._keep_update(effect)
             case SendChunk() if self._update is not None:
                 chunk = cut_from_file(self._spool.update_path, self._update, effect.index)
                 topic = topics.update_chunk(self.me.fleet, self.me.device, chunk.digest, chunk.index)
                 self._link.publish(topic, encode_chunk(chunk))
+                self._meter.moved(len(chunk.data))
             case Forget():
                 self._end_job(effect)
+            case _:
+                self._steer(effect)
         return []
+
+    def _steer(self, effect: Effect) -> None:
+        """What is under way: shall it stop, wait, go on?"""
+        match effect:
+            case StopFetching():
+                self._drop_blob(keep=True)
+            case PauseTraining():
+                self._trainer.pause()
+            case ContinueTraining():
+                self._trainer.go_on()
+            case StopTraining():
+                self._trainer.cancel()
 
     def _end_job(self, effect: Forget) -> None:
         _log.log(logging.WARNING if effect.gave_up else logging.INFO, "job over: %s", effect.outcome)

@@ -33,7 +33,9 @@ def reason_to_decline(
         return Decline(DeclineReason.UNSUPPORTED, str(error))
     if own.num_examples < 1:
         return Decline(DeclineReason.TOO_LITTLE_DATA, "no training examples here")
-    return None if verdict.accept else Decline(DeclineReason.UNWILLING, verdict.why[:500])
+    if verdict.accept:
+        return None
+    return Decline(DeclineReason.UNWILLING, verdict.why[:500], verdict.condition, verdict.retry_after_s)
 
 
 def goes_on(

@@ -9,33 +9,40 @@ import threading
 from pathlib import Path
 from queue import SimpleQueue
 
-from device_agent.admission import Order, parse_order
+from device_agent.admission import parse_order
 from device_agent.agent import Agent, Inbox, Stop
+from device_agent.conditions.observe import Observer
 from device_agent.job import Job
+from device_agent.local_time import local_now
 from device_agent.namesake import Namesake
+from device_agent.own_work import own_work
+from device_agent.owner import Owner
 from device_agent.performing import Identity, Performer
+from device_agent.preferences import Preferences
 from device_agent.presence import StatusFile, host_as_device_id, lock_state_dir
 from device_agent.settings import AgentSettings
 from device_agent.trainer import Trainer
 from device_agent.training_channel import Setup
+from device_agent.usage import UsageLedger
+from device_agent.watching import Watcher
 from shared import __version__
+from shared.broker_url import parse_broker_url
 from shared.link import MqttLink
 
 # Two agents that push each other off the broker, each after the longest pause, hear of each other every other pause.
 _FORGET_AFTER_PAUSES = 3.0
 
 
-def run_agent(settings: AgentSettings, *, until_stdin_closes: bool = False) -> int:
+def run_agent(settings: AgentSettings, *, until_stdin_closes: bool = False, root: Path = Path("/")) -> int:
     """Runs one device's agent until SIGTERM (exit code 0) or SIGINT (130); raises FedpatchErrors before it is at work.
 
-    With `until_stdin_closes` it also ends with whoever started it.
+    With `until_stdin_closes` it also ends with whoever started it. `root` is where the device's conditions are read.
     """
-    order = parse_order(settings.admission)
     identity = Identity.new(settings.fleet, settings.device_id or host_as_device_id())
     directory = settings.state_dir.absolute()
     inbox: Inbox = SimpleQueue()
     with lock_state_dir(directory):
-        agent = _make_agent(settings, identity, order, directory, inbox)
+        agent = _make_agent(settings, identity, directory, inbox, root)
         for number, exit_code in ((signal.SIGTERM, 0), (signal.SIGINT, 130)):
             signal.signal(number, lambda *_, code=exit_code: inbox.put(Stop(code)))
         if until_stdin_closes:
@@ -43,7 +50,7 @@ def run_agent(settings: AgentSettings, *, until_stdin_closes: bool = False) -> i
         return agent.run()
 
 
-def _make_agent(settings: AgentSettings, identity: Identity, order: Order, directory: Path, inbox: Inbox) -> Agent:
+def _make_agent(settings: AgentSettings, identity: Identity, directory: Path, inbox: Inbox, root: Path) -> Agent:
     link = MqttLink(
         settings.broker,
         client_id=identity.client_id,
@@ -65,15 +72,34 @@ def _make_agent(settings: AgentSettings, identity: Identity, order: Order, direc
     trainer = Trainer(setup, inbox.put)
     job = Job(max_blob_bytes=settings.max_model_mib * 2**20)
     fixed = {"device_id": identity.device, "fleet": identity.fleet, "broker": settings.broker, "version": __version__}
+    fixed["admission"] = settings.admission
+    owner = _make_owner(settings, directory, inbox, trainer, root)
     return Agent(
-        Performer(identity, job, link=link, trainer=trainer, directory=directory),
+        Performer(identity, job, link=link, trainer=trainer, meter=owner.meter, directory=directory),
         link=link,
         inbox=inbox,
         trainer=trainer,
-        order=order,
+        owner=owner,
         status=StatusFile(directory, fixed),
         namesake=Namesake(identity.boot, _FORGET_AFTER_PAUSES * settings.reconnect_max_s),
     )
+
+
+def _make_owner(settings: AgentSettings, directory: Path, inbox: Inbox, trainer: Trainer, root: Path) -> Owner:
+    return Owner(
+        parse_order(settings.admission),
+        Preferences.of(settings),
+        usage=UsageLedger(directory),
+        watcher=Watcher(observer_of(settings, directory, root), inbox.put),
+        local_now=local_now,
+        own_work=lambda: own_work(trainer.pid, settings.threads),
+    )
+
+
+def observer_of(settings: AgentSettings, directory: Path, root: Path = Path("/")) -> Observer:
+    """What looks at the conditions of this device, whose state is in `directory`."""
+    host = parse_broker_url(settings.broker).host
+    return Observer(broker_host=host, state_dir=directory, root=root, ups=settings.ups)
 
 
 def _data_root() -> Path:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from device_agent.preference_settings import PreferenceSettings
 from shared.broker_settings import CONNECTION, BrokerSettings
 from shared.errors import UsageError
 from shared.settings import NAME, Pattern, setting
@@ -14,11 +15,11 @@ from shared.task import check_name
 _WORK = "Work"
 
 _NAME_OR_EMPTY = Pattern(f"({NAME.regex})?", f"empty, or {NAME.words}")
-_ADMISSION = Pattern("always|never|file:.+", "always, never or file:PATH")
+_ADMISSION = Pattern("preferences|always|never|file:.+", "preferences, always, never or file:PATH")
 
 
 @dataclass(frozen=True, kw_only=True)
-class AgentSettings(BrokerSettings):
+class AgentSettings(PreferenceSettings, BrokerSettings):
     """`fedpatch-agent run`: one device of a fleet."""
 
     env_prefix: ClassVar[str] = "FEDPATCH_AGENT_"
@@ -53,10 +54,11 @@ class AgentSettings(BrokerSettings):
         help="Directory for the private patch and unfinished work; made where absent.",
     )
     admission: str = setting(
-        "always",
+        "preferences",
         group=_WORK,
         pattern=_ADMISSION,
-        help="Whether to take part in rounds; the first line of a file says accept, or decline and why.",
+        help="Whether to take part in rounds: as the preferences say, or whatever they say, always, never or as the first line "
+        "of a file says: accept, or decline and why.",
     )
     threads: int = setting(1, group=_WORK, ge=1, le=1024, unit="threads", help="CPU threads to train with.")
     max_model_mib: int = setting(

@@ -21,6 +21,8 @@ from device_agent.training_channel import (
     Answer,
     CancelTraining,
     Command,
+    ContinueTraining,
+    PauseTraining,
     Setup,
     SetupFailed,
     TrainCancelled,
@@ -87,11 +89,17 @@ class Trainer:
         with self._lock:
             self._running_child().train(command)
 
+    def pause(self) -> None:
+        """Let the round wait before its next step, holding its memory but no processor."""
+        self._tell(PauseTraining())
+
+    def go_on(self) -> None:
+        """End the pause of a round."""
+        self._tell(ContinueTraining())
+
     def cancel(self) -> None:
         """Stop the round at its next step; without a process there is nothing to stop."""
-        with self._lock:
-            if self._child:
-                self._child.send(CancelTraining())
+        self._tell(CancelTraining())
 
     def stop(self) -> None:
         """End the process and wait for it. What it had not answered stays unanswered."""
@@ -99,6 +107,11 @@ class Trainer:
             child, self._child = self._child, None
         if child:
             child.stop()
+
+    def _tell(self, command: Command) -> None:
+        with self._lock:
+            if self._child:
+                self._child.send(command)
 
     def _running_child(self) -> _Child:
         if self._child is None:

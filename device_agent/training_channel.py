@@ -68,6 +68,16 @@ class CancelTraining:
 
 
 @dataclass(frozen=True)
+class PauseTraining:
+    """Let the `TrainCommand` that was sent last wait before its next step."""
+
+
+@dataclass(frozen=True)
+class ContinueTraining:
+    """Let it go on."""
+
+
+@dataclass(frozen=True)
 class Ready:
     """Answer to `Setup`: the task's name, the digest of its model's schema, the number of training examples here."""
 
@@ -122,10 +132,12 @@ class TrainCancelled:
     key: JobKey
 
 
-Command = Setup | TrainCommand | CancelTraining
+Command = Setup | TrainCommand | PauseTraining | ContinueTraining | CancelTraining
 Answer = Ready | SetupFailed | TrainProgress | Trained | TrainFailed | TrainCancelled
 
-COMMANDS: dict[str, type[Command]] = {kind.__name__: kind for kind in (Setup, TrainCommand, CancelTraining)}
+COMMANDS: dict[str, type[Command]] = {
+    kind.__name__: kind for kind in (Setup, TrainCommand, PauseTraining, ContinueTraining, CancelTraining)
+}
 ANSWERS: dict[str, type[Answer]] = {
     kind.__name__: kind for kind in (Ready, SetupFailed, TrainProgress, Trained, TrainFailed, TrainCancelled)
 }

@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING, BinaryIO
 from device_agent.training_channel import (
     Answer,
     CancelTraining,
+    ContinueTraining,
+    PauseTraining,
     Ready,
     Setup,
     SetupFailed,
@@ -46,28 +48,50 @@ MAX_DETAIL = 500
 log = logging.getLogger("fedpatch.training")
 
 
+class Reins:
+    """What the agent may want of a training that is under way."""
+
+    def __init__(self) -> None:
+        self._cancelled = False
+        self._may_go = threading.Event()
+        self._may_go.set()
+
+    def take(self, command: PauseTraining | ContinueTraining | CancelTraining) -> None:
+        """On the inbox's thread."""
+        self._cancelled |= isinstance(command, CancelTraining)
+        if isinstance(command, PauseTraining) and not self._cancelled:
+            self._may_go.clear()
+        else:
+            self._may_go.set()
+
+    def cancelled(self) -> bool:
+        """Asked before each step: lasts as long as a pause does."""
+        self._may_go.wait()
+        return self._cancelled
+
+
 class Inbox:
     """Commands, read by a thread of its own, so that a cancel or the agent's end is seen while torch is at work."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
-        self._commands: queue.SimpleQueue[tuple[Setup | TrainCommand, threading.Event]] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[tuple[Setup | TrainCommand, Reins]] = queue.SimpleQueue()
         threading.Thread(target=self._read, name="inbox", daemon=True).start()
 
-    def next(self) -> tuple[Setup | TrainCommand, threading.Event]:
-        """Wait for a command; the event is set when it is cancelled."""
+    def next(self) -> tuple[Setup | TrainCommand, Reins]:
+        """Wait for a command, and get hold of what is wanted of it later."""
         return self._commands.get()
 
     def _read(self) -> None:
-        cancelled = threading.Event()
+        reins = Reins()
         exit_code = 0
         try:
             while (command := read_command(self._stream)) is not None:
-                if isinstance(command, CancelTraining):
-                    cancelled.set()
+                if isinstance(command, Setup | TrainCommand):
+                    reins = Reins()
+                    self._commands.put((command, reins))
                 else:
-                    cancelled = threading.Event()
-                    self._commands.put((command, cancelled))
+                    reins.take(command)
         except WireError as error:
             log.error("%s", error)
             exit_code = 1
@@ -106,9 +130,9 @@ def main() -> int:
         return error.exit_code if isinstance(error, FedpatchError) else 1
     outbox.send(ready)
     while True:
-        command, cancelled = inbox.next()
+        command, reins = inbox.next()
         if isinstance(command, TrainCommand):
-            outbox.send(answer(local_update, ready, command, cancelled, outbox))
+            outbox.send(answer(local_update, ready, command, reins, outbox))
 
 
 def set_up(setup: Setup) -> tuple[LocalUpdate, Ready]:
@@ -140,9 +164,7 @@ def set_up(setup: Setup) -> tuple[LocalUpdate, Ready]:
     return LocalUpdate(trainer, store, setup.device_id, data), ready
 
 
-def answer(
-    local_update: LocalUpdate, ready: Ready, command: TrainCommand, cancelled: threading.Event, outbox: Outbox
-) -> Answer:
+def answer(local_update: LocalUpdate, ready: Ready, command: TrainCommand, reins: Reins, outbox: Outbox) -> Answer:
     """Do one round, telling of its progress and of more or fewer examples than in `ready`; return how it ended."""
     told_at = -PROGRESS_EVERY_S
 
@@ -157,7 +179,7 @@ def answer(
         if (num_examples := local_update.take_new_data()) is not None:
             log.info("the data have changed: %d training examples", num_examples)
             outbox.send(replace(ready, num_examples=num_examples))
-        done = local_update.run(command, on_step, cancelled.is_set)
+        done = local_update.run(command, on_step, reins.cancelled)
     except Exception as error:
         _log_unexpected(error)
         return TrainFailed(command.key, fail_reason(error), in_words(error))

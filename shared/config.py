@@ -40,7 +40,7 @@ __all__ = [
 S = TypeVar("S", bound=Settings)
 R = TypeVar("R")
 
-_METAVARS: dict[type, str] = {str: "TEXT", int: "INTEGER", float: "NUMBER", Path: "PATH"}
+_METAVARS: dict[type, str] = {str: "TEXT", int: "INTEGER", float: "NUMBER", Path: "PATH", tuple: "TEXT,..."}
 
 _KEY_SIMILARITY = 0.6
 # Not every variable that begins like ours is a setting (FEDPATCH_DATA, FEDPATCH_AGENT_TASK), so only what can hardly be
@@ -202,7 +202,7 @@ def _text_of(file: Path) -> str:
         raise ConfigError([f"{file}: cannot be read: {error.strerror or error}"]) from None
 
 
-def public_values(settings: Settings) -> dict[str, str | int | float | bool | None]:
+def public_values(settings: Settings) -> dict[str, str | int | float | bool | list[str] | None]:
     """Every field but the secrets, by name, as plain data to store and show; `load` takes it back as `flags`."""
     values = {}
     for one in settings_of(type(settings)):
@@ -210,7 +210,8 @@ def public_values(settings: Settings) -> dict[str, str | int | float | bool | No
             value = getattr(settings, one.name)
             if value is None and one.default is not None:
                 value = NONE_WORD
-            values[one.name] = str(value) if isinstance(value, Path) else value
+            value = str(value) if isinstance(value, Path) else value
+            values[one.name] = list(value) if isinstance(value, tuple) else value
     return values
 
 

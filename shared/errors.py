@@ -9,6 +9,7 @@
     ├── SchemaMismatch            tensors have other names, shapes or dtypes than agreed
     │   └── UnexpectedTensors     ... names that nobody agreed on (in shared.tensors)
     ├── UpdateRefused             a device's update must not enter the aggregate
+    ├── CannotTell                a source of facts about the device has no answer (in device_agent.conditions.bounded)
     ├── IllegalTransition         ours: the program drove a state machine against its table
     └── WireError                 theirs: bytes from the network are not a fedpatch message
 

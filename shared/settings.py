@@ -25,6 +25,7 @@ _KINDS: dict[type, str] = {
     float: "a number",
     bool: "true or false",
     Path: "a path",
+    tuple: "texts in quotes between [ and ]",
 }
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
@@ -83,6 +84,8 @@ class Setting:
             words.append("one of " + ", ".join(rules.choices))
         if rules.pattern:
             words.append(rules.pattern.words)
+        if words and self.kind is tuple:
+            words[0] = f"each {words[0]}"
         return ", ".join(words)
 
     @property
@@ -94,6 +97,8 @@ class Setting:
             return self.rules.default_means
         if isinstance(self.default, bool):
             return str(self.default).lower()
+        if isinstance(self.default, tuple):
+            return ", ".join(self.default) or "empty"
         return "not set" if self.default is None else str(self.default)
 
 
@@ -128,8 +133,10 @@ def setting(  # noqa: PLR0913  (each is a word of a declaration, given by name)
 ) -> Any:
     """Declare a field of a settings class; without `default` it is required, and `example` must then be a valid value.
 
-    `ge`, `gt`, `le` are limits of numbers; `default_means` tells what the default (None, say) stands for. A `secret`
-    has no option on the command line and is never shown. The help of a required setting must read on from "say".
+    `ge`, `gt`, `le` are limits of numbers; `choices` and `pattern` are of a text, or of each in a list of texts (a field
+    of type `tuple[str, ...]`: an array in TOML, elsewhere commas stand between them). `default_means` tells what the
+    default (None, say) stands for. A `secret` has no option on the command line and is never shown. The help of a required
+    setting must read on from "say".
     """
     rules = Rules(help, group, unit, default_means, example, ge, gt, le, tuple(choices), pattern, secret)
     if default is MISSING and not example:
@@ -143,6 +150,7 @@ def settings_of(cls: type[Settings]) -> tuple[Setting, ...]:
     found = []
     for item in fields(cls):
         kind, optional = _split_optional(hints[item.name])
+        kind = tuple if kind == tuple[str, ...] else kind
         if kind not in _KINDS:
             raise TypeError(f"{cls.__name__}.{item.name}: a setting cannot be of type {kind}")
         required = item.default is MISSING
@@ -172,6 +180,8 @@ def from_value(one: Setting, value: object) -> Any:
         fits = isinstance(value, str | Path)
     elif one.kind in (int, float):
         fits = isinstance(value, int | one.kind) and not isinstance(value, bool)
+    elif one.kind is tuple:
+        fits = isinstance(value, list | tuple) and all(isinstance(each, str) for each in value)
     else:
         fits = isinstance(value, one.kind)
     if not fits:
@@ -193,17 +203,22 @@ def _checked(one: Setting, value: Any) -> Any:
         return _checked_number(one, value)
     if one.kind is bool:
         return value
-    text = str(value)
+    if one.kind is tuple:
+        return tuple(_checked_text(one.rules, each) for each in value)
+    text = _checked_text(one.rules, str(value))
+    if one.kind is Path and not text:
+        raise ValueError("is empty; expected a path")
+    return one.kind(text)
+
+
+def _checked_text(rules: Rules, text: str) -> str:
     if "\0" in text or any("\ud800" <= char <= "\udfff" for char in text):
         raise ValueError("is not text (it holds a zero byte or is not UTF-8)")
-    rules = one.rules
     if rules.choices and text not in rules.choices:
         raise ValueError(str(unknown_name("value", text, rules.choices)))
     if rules.pattern and not re.fullmatch(rules.pattern.regex, text):
         raise ValueError(f"{text!r} must be {rules.pattern.words}")
-    if one.kind is Path and not text:
-        raise ValueError("is empty; expected a path")
-    return one.kind(text)
+    return text
 
 
 def _checked_number(one: Setting, value: float) -> Any:
@@ -229,7 +244,11 @@ def _bool_of(text: str) -> bool:
     return text.lower() in _TRUE
 
 
-_BY_KIND: dict[type, Any] = {str: str, int: int, float: float, bool: _bool_of, Path: str}
+def _texts_of(text: str) -> tuple[str, ...]:
+    return tuple(each.strip() for each in text.split(",") if each.strip())
+
+
+_BY_KIND: dict[type, Any] = {str: str, int: int, float: float, bool: _bool_of, Path: str, tuple: _texts_of}
 
 
 def _split_optional(hint: Any) -> tuple[Any, bool]:

@@ -55,12 +55,14 @@ def syntax_problem(text: str, error: tomllib.TOMLDecodeError) -> tuple[int, str]
     return max(1, len(text.splitlines())), said.removesuffix(" (at end of document)") + " at the end of the file"
 
 
-def toml_value(value: str | int | float | bool | Path) -> str:
+def toml_value(value: str | int | float | bool | Path | tuple[str, ...]) -> str:
     """`value` as it is written in TOML."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int | float):
         return repr(value)
+    if isinstance(value, tuple):
+        return "[" + ", ".join(map(toml_value, value)) + "]"
     return '"' + re.sub(r'["\\\x00-\x1f\x7f]', _escaped, str(value)) + '"'
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from coordinator import cli
 from coordinator.demo import MARK, open_directory
-from coordinator.demo_devices import DemoDevice, device_names, stop_devices, wait_until_ready
+from coordinator.demo_devices import DemoDevice, device_names, start_device, stop_devices, wait_until_ready
 from shared.errors import BrokerError, FedpatchError, UsageError
 from tests.programs import Program
 
@@ -57,6 +57,14 @@ def test_names_are_in_order_when_sorted():
     """They are as wide as the last one needs, and never less than two digits."""
     assert device_names(3) == ["device-00", "device-01", "device-02"]
     assert device_names(101) == sorted(device_names(101))
+
+
+def test_a_demos_devices_ask_no_owner(tmp_path):
+    """Whoever starts a demo wants to see it, whatever conditions this machine is in."""
+    device = start_device("device-00", ["--data", "shard:0/2", "--print-config"], tmp_path)
+    assert device.process.wait(120.0) == 0
+    stop_devices([device])
+    assert 'admission = "always"  # --admission' in device.log.read_text().splitlines()
 
 
 def test_waiting_ends_when_every_device_is_ready(device):

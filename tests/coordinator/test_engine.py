@@ -14,7 +14,7 @@ from coordinator.ledger import Ledger, Opening
 from coordinator.records import RoundRecord
 from coordinator.run_spec import Stopped
 from shared.messages import Accept, Body, Committed, Decline, Offer
-from shared.reasons import DeclineReason
+from shared.reasons import Condition, DeclineReason
 from shared.transfer import cut
 from tests.specs import model, report, run_spec, said, there, told, update
 
@@ -48,6 +48,46 @@ def all_decline(current: Engine, now: float, reason: DeclineReason = DeclineReas
         for device in sorted(current.fleet.members)
         for effect in current.on_message(device, said(Decline(reason, "not today"), number), now)
     ]
+
+
+class TestUnwilling:
+    """Devices that are there, but whose owners' preferences come first."""
+
+    def test_nobody_is_asked_before_the_time_he_named(self):
+        """Not in the next round either, which begins without him; also where he spoke when the round was lost."""
+        current = engine("a", "b", rounds=9, devices=2)
+        current.model_published(model(), 0.0)
+        for device, retry_s in (("a", 0.0), ("b", 50.0)):
+            decline = Decline(DeclineReason.UNWILLING, "", Condition.TOO_HOT, retry_s)
+            current.on_message(device, said(decline), 0.0)
+        deadline = current.next_deadline()
+        assert deadline is not None
+        assert opened(current.tick(deadline)) == [2]
+        invited = current.model_published(model(), deadline)
+        assert [device for device, _ in told(invited)] == ["a"]
+        assert current.records[0].decline_reasons == {"too_hot": 2}
+
+    def test_when_all_rest_the_round_waits_for_the_first(self):
+        """It wakes up by itself, and does not fail round after round meanwhile."""
+        current = engine("a", rounds=9, max_failed_rounds=2)
+        current.model_published(model(), 0.0)
+        current.on_message("a", said(Decline(DeclineReason.UNWILLING, "", Condition.QUIET_HOURS, 40.0)), 0.0)
+        now = 0.0
+        while current.open is None:
+            deadline = current.next_deadline()
+            assert deadline is not None and deadline > now
+            now = deadline
+            current.tick(now)
+        assert now == 40.0
+        assert len(current.records) == 1
+
+    def test_who_waits_in_vain_is_told_why(self):
+        """The devices are there: what is missing is power."""
+        current = engine(wait_s=30.0)
+        current.on_state("a", replace(there(), unwilling=Condition.NOT_CHARGING), 0.0)
+        end = finish(current.tick(30.0))
+        assert end is not None
+        assert "unwilling: not_charging 1" in end.detail
 
 
 class TestPause:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
 from coordinator.fleet import Fleet
-from shared.messages import TaskCapability
+from shared.messages import Decline, TaskCapability
+from shared.reasons import Condition, DeclineReason
 from tests.specs import SCHEMA, TASK, TASKS, gone, there
 
 OTHER = TaskCapability("mnist", SCHEMA, 5)
@@ -72,3 +77,76 @@ def test_a_stranger_cannot_be_barred():
     known = fleet()
     known.bar("stranger", "schema_mismatch")
     assert set(known.members) == {"a"}
+
+
+def test_a_device_that_says_it_would_decline_is_not_asked():
+    """Until its presence says that its owner's conditions hold again."""
+    known = fleet()
+    known.see("a", replace(there(), unwilling=Condition.NOT_CHARGING))
+    assert known.eligible() == []
+    assert known.unwilling() == {"not_charging": 1}
+    known.see("a", there())
+    assert known.eligible() == ["a"]
+    assert not known.unwilling()
+
+
+def test_a_device_is_not_asked_before_the_time_it_named():
+    """However often the broker tells its presence again, or its connection breaks meanwhile."""
+    known = fleet()
+    known.rest("a", "quiet_hours", until=100.0)
+    known.see("a", there())
+    known.see("a", gone())
+    known.see("a", there())
+    known.wake(99.0)
+    assert known.eligible() == []
+    assert known.next_wake() == 100.0
+    known.wake(100.0)
+    assert known.eligible() == ["a"]
+    assert known.next_wake() is None
+
+
+def test_a_device_that_names_a_later_time_rests_until_then():
+    """The first alarm does not end the second rest."""
+    known = fleet()
+    known.rest("a", "too_hot", until=10.0)
+    known.rest("a", "too_hot", until=20.0)
+    known.wake(15.0)
+    assert known.eligible() == []
+    known.wake(20.0)
+    assert known.eligible() == ["a"]
+
+
+def test_a_presence_with_news_ends_a_rest():
+    """Plugged in at last: that is worth a question before the time it named."""
+    known = fleet()
+    known.see("a", replace(there(), unwilling=Condition.NOT_CHARGING))
+    known.rest("a", "not_charging", until=100.0)
+    known.see("a", there())
+    assert known.eligible() == ["a"]
+
+
+def test_those_that_are_gone_or_barred_do_not_count_as_unwilling():
+    """Only who could be asked is told of."""
+    known = fleet()
+    known.see("a", replace(there(), unwilling=Condition.METERED))
+    known.see("b", replace(there(), unwilling=Condition.METERED))
+    known.see("c", replace(there(), unwilling=Condition.METERED))
+    known.see("b", gone())
+    known.bar("c", "schema_mismatch")
+    assert known.unwilling() == {"metered": 1}
+
+
+@pytest.mark.parametrize("reason", [r for r in DeclineReason if r is not DeclineReason.UNWILLING], ids=str)
+def test_a_lasting_reason_bars_the_device(reason):
+    """Asking again cannot help until the device changes."""
+    known = fleet()
+    known.declined("a", Decline(reason, "why"), 0.0)
+    known.wake(1e9)
+    assert known.eligible() == []
+
+
+def test_unwillingness_without_a_time_bars_nobody():
+    """The next round may suit the owner better."""
+    known = fleet()
+    known.declined("a", Decline(DeclineReason.UNWILLING, "on battery"), 0.0)
+    assert known.eligible() == ["a"]

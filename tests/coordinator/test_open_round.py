@@ -8,7 +8,7 @@ from coordinator.effects import Republish
 from coordinator.open_round import REINVITE_S
 from coordinator.round_states import Phase, State
 from shared.messages import Accept, Ack, Cancel, Decline, Failed, Grant, JobStatus, Need, Offer, Progress, WorkRequest
-from shared.reasons import DeclineReason, FailReason, JobPhase
+from shared.reasons import Condition, DeclineReason, FailReason, JobPhase
 from shared.transfer import Bitmap, cut
 from tests.coordinator.open_rounds import BLOB, Bench
 from tests.specs import CHUNK_BYTES, RUN, SCHEMA, counted, gone, model, report, run_spec, there, told, update
@@ -79,20 +79,14 @@ class TestAnswers:
             assert bench.fleet.members["a"].progress == fraction
         assert bench.state("a") is State.TRAINING
 
-    @pytest.mark.parametrize("reason", [r for r in DeclineReason if r is not DeclineReason.UNWILLING], ids=str)
-    def test_a_lasting_reason_bars_the_device(self, reason):
-        """Asking again cannot help until the device changes."""
+    def test_declining_counts_once(self):
+        """With the reason; or the owner's condition, where one is named."""
         bench = Bench("ab")
-        effects = bench.hear("a", Decline(reason, "why"), Decline(reason, "why"))
-        assert counted(effects) == [("a", "declined", reason)]
-        assert bench.fleet.eligible() == ["b"]
-        assert bench.open.round.reasons(State.DECLINED) == {reason: 1}
-
-    def test_unwillingness_bars_nobody(self):
-        """The next round may suit the owner better."""
-        bench = Bench("ab")
-        bench.hear("a", Decline(DeclineReason.UNWILLING, "on battery"))
-        assert bench.fleet.eligible() == ["a", "b"]
+        decline = Decline(DeclineReason.SCHEMA_MISMATCH, "why")
+        assert counted(bench.hear("a", decline, decline)) == [("a", "declined", "schema_mismatch")]
+        hot = Decline(DeclineReason.UNWILLING, "why", Condition.TOO_HOT)
+        assert counted(bench.hear("b", hot)) == [("b", "declined", "too_hot")]
+        assert bench.open.round.reasons(State.DECLINED) == {"schema_mismatch": 1, "too_hot": 1}
 
     def test_giving_up_counts_once(self):
         """With its reason."""
@@ -100,6 +94,8 @@ class TestAnswers:
         failed = Failed(FailReason.TRAINING)
         assert counted(bench.hear("a", failed, failed)) == [("a", "failed", "training")]
         assert bench.open.round.reasons(State.FAILED) == {"training": 1}
+        abandoned = Failed(FailReason.UNWILLING, Condition.PAUSED)
+        assert counted(Bench("ab").accept_all().hear("b", abandoned)) == [("b", "failed", "paused")]
 
     def test_what_only_a_coordinator_says_is_nothing(self):
         """A device that speaks out of its part is not answered."""

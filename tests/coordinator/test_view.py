@@ -34,6 +34,7 @@ WAITING = Snapshot(
     devices=(),
     present=3,
     wanted=10,
+    unwilling={},
     reported=0,
     needed=0,
     user_accuracy=None,
@@ -182,6 +183,16 @@ def test_plain_waiting_is_said_once_per_wait():
         "waiting for devices: 3 of 10 are there",
         "waiting for devices: 2 of 10 are there",
     ]
+
+
+def test_why_devices_are_unwilling_is_said_while_others_are_waited_for():
+    """Again when it changes, and it stands in the picture too."""
+    hot = replace(WAITING, unwilling={"too_hot": 1, "not_charging": 2})
+    assert plain_lines(WAITING, hot, hot, WAITING)[1] == (
+        "waiting for devices: 3 of 10 are there; unwilling: not_charging 2, too_hot 1"
+    )
+    assert len(plain_lines(hot, hot)) == 1
+    assert any("unwilling: not_charging 2, too_hot 1" in line for line in text_of(hot))
 
 
 def test_the_rounds_before_a_resume_are_not_told_again():

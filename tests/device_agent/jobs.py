@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from device_agent.admission import Verdict
-from device_agent.effects import Effect, JobKey, Reply
-from device_agent.job import Job, JobState
+from device_agent.effects import Effect, JobKey, JobState, Reply
+from device_agent.job import Job
 from shared.messages import (
     Body,
     WorkRequest,

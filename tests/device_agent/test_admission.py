@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from device_agent.admission import Order, Verdict, decide, parse_order
+from device_agent.preferences import Objection
 from shared.errors import UsageError
+from shared.reasons import Condition
 
 FILE = parse_order("file:/etc/fedpatch/order")
 
@@ -15,21 +17,22 @@ FILE = parse_order("file:/etc/fedpatch/order")
 @pytest.mark.parametrize(
     ("text", "order"),
     [
+        ("preferences", Order(always=False, by_preferences=True)),
         ("always", Order(always=True)),
         ("never", Order(always=False)),
         ("file:/etc/fedpatch/order", Order(always=False, path="/etc/fedpatch/order")),
         ("file:order", Order(always=False, path="order")),
     ],
 )
-def test_orders_are_three_words(text, order):
-    """Always, never, or as a file says."""
+def test_orders_are_four_words(text, order):
+    """As the preferences say, always, never, or as a file says."""
     assert parse_order(text) == order
 
 
 @pytest.mark.parametrize("text", ["", "Always", "file", "file:", "maybe"])
 def test_other_words_are_refused(text):
     """A typing error must not become consent."""
-    with pytest.raises(UsageError, match="always, never or file:PATH"):
+    with pytest.raises(UsageError, match="preferences, always, never or file:PATH"):
         parse_order(text)
 
 
@@ -50,7 +53,7 @@ def test_a_file_accepts_with_its_first_word(text):
     [
         ("decline on battery", "on battery"),
         ("decline: on battery\n", "on battery"),
-        ("decline", "/etc/fedpatch/order says decline"),
+        ("decline", "its owner's file says decline"),
     ],
 )
 def test_a_file_declines_and_says_why(text, why):
@@ -59,10 +62,27 @@ def test_a_file_declines_and_says_why(text, why):
 
 
 def test_a_file_that_cannot_be_read_declines():
-    """In doubt the owner was not asked; the reason says how to change that."""
-    verdict = decide(FILE, None)
-    assert not verdict.accept
-    assert "cannot be read" in verdict.why
+    """In doubt the owner was not asked; where the file is stays with the owner."""
+    assert decide(FILE, None) == Verdict(False, "its owner's file cannot be read")
+
+
+OBJECTIONS = (
+    Objection(Condition.OTHER_SSID, "the WiFi network 'neighbours' is not among ssids", 600.0),
+    Objection(Condition.TOO_HOT, "it has 81 °C, it may have 70 °C", 120.0),
+)
+
+
+def test_preferences_decline_with_the_most_lasting_objection():
+    """The coordinator hears which preferences are missed and when to ask again, and nothing of what was found."""
+    verdict = decide(parse_order("preferences"), None, OBJECTIONS)
+    assert verdict == Verdict(False, "other ssid, too hot", Condition.OTHER_SSID, 600.0)
+    assert decide(parse_order("preferences"), None, ()) == Verdict(True)
+
+
+@pytest.mark.parametrize(("text", "accept"), [("always", True), ("never", False), ("file:/order", True)])
+def test_any_other_order_overrules_the_preferences(text, accept):
+    """The owner's last word is the last word."""
+    assert decide(parse_order(text), "accept", OBJECTIONS).accept is accept
 
 
 @given(st.text())

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from device_agent.admission import Order
 from device_agent.agent import EARLY_DEATHS, Agent, Inbox, Stop
 from device_agent.effects import JobKey
 from device_agent.job import Job
@@ -34,6 +33,7 @@ from shared.messages import (
 from shared.reasons import FailReason, JobPhase
 from shared.transfer import cut, encode_chunk
 from tests.device_agent.jobs import BLOB, REQUEST
+from tests.device_agent.owners import owner_of
 from tests.device_agent.wire import Wire
 from tests.specs import RUN, SCHEMA, TASK, model, said
 
@@ -69,14 +69,15 @@ def played(tmp_path, monkeypatch):
     def play(*events, wire: Wire | None = None) -> list:
         identity, wire, inbox, job = Identity.new("lab", "pi"), wire or Wire(), Inbox(), Job(max_blob_bytes=10_000)
         trainer = Trainer(Setup("none", "", "", "", "pi"), inbox.put)
-        performer = Performer(identity, job, link=wire, trainer=trainer, directory=tmp_path)
+        owner = owner_of()
+        performer = Performer(identity, job, link=wire, trainer=trainer, meter=owner.meter, directory=tmp_path)
         status = StatusFile(tmp_path, {})
         agent = Agent(
             performer,
             link=wire,
             inbox=inbox,
             trainer=trainer,
-            order=Order(always=True),
+            owner=owner,
             status=status,
             namesake=Namesake(identity.boot, 3600.0),
         )

@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 
 from device_agent.admission import Verdict
-from device_agent.effects import Effect
-from device_agent.job import Job, JobState
+from device_agent.effects import Effect, JobState
+from device_agent.job import Job
 from device_agent.local_update import LocalUpdate
+from device_agent.meter import Meter
 from device_agent.patch_store import PatchKey, PatchRecord, PatchState, PatchStore
 from device_agent.performing import Identity, Performer
 from device_agent.presence import StatusFile
@@ -95,7 +96,7 @@ class Device:
         trainer = Trainer(Setup("none", "", "", "", "pi"), lambda event: None)
         trainer.train = lambda command: None  # type: ignore[method-assign]
         self.performer = Performer(
-            Identity("lab", "pi", "b1"), self.job, link=self.wire, trainer=trainer, directory=directory
+            Identity("lab", "pi", "b1"), self.job, link=self.wire, trainer=trainer, meter=Meter(), directory=directory
         )
 
     def perform(self, effects: list[Effect]) -> list[Body]:

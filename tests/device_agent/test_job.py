@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from device_agent.effects import Fetch, Forget, Keep, Reply, Spool, StopTraining, Train
-from device_agent.job import Job, JobState
+from device_agent.effects import Fetch, Forget, JobState, Keep, Reply, Spool, StopTraining, Train
+from device_agent.job import Job
 from shared.errors import WireError
 from shared.messages import (
     Accept,

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from device_agent.admission import Verdict
-from device_agent.effects import Fetch, Forget, StopTraining
-from device_agent.job import Job, JobState
+from device_agent.effects import Fetch, Forget, JobState, StopTraining
+from device_agent.job import Job
 from shared.messages import Accept, Decline, Failed, Offer
 from shared.reasons import DeclineReason, FailReason
 from tests.device_agent.jobs import IN_EACH_STATE, KEY, REQUEST, ask, downloading, said_back, training, uploading

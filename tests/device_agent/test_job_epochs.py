@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from device_agent.admission import Verdict
-from device_agent.effects import Effect, Fetch, Forget, Keep, Reply, Spool, StopTraining, Train
-from device_agent.job import Job, JobState
+from device_agent.effects import Effect, Fetch, Forget, JobState, Keep, Reply, Spool, StopTraining, Train
+from device_agent.job import Job
 from shared.messages import Accept, Cancel, Committed, Failed, Grant, JobStatus, Need, Offer, Progress, WorkRequest
 from shared.reasons import FailReason, JobPhase
 from shared.transfer import SendChunk, cut

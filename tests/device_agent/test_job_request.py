@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from device_agent.admission import Verdict
-from device_agent.effects import Fetch, Forget, Reply, StopTraining
-from device_agent.job import Job, JobState
-from shared.messages import Accept, Committed, JobStatus, Progress, Refused
-from shared.reasons import JobPhase, RefuseReason
+from device_agent.effects import Fetch, Forget, JobState, Reply, StopTraining
+from device_agent.job import Job
+from shared.messages import Accept, Committed, Decline, JobStatus, Progress, Refused
+from shared.reasons import Condition, DeclineReason, JobPhase, RefuseReason
 from tests.device_agent.jobs import (
     DIGEST,
     IN_EACH_STATE,
@@ -121,6 +121,13 @@ class TestDecline:
         none = (replace(TASKS[0], num_examples=0),)
         [body] = said_back(Job(max_blob_bytes=10_000).on_request(said(REQUEST), none, Verdict(True), 0.0))
         assert getattr(body, "reason", "") == "too_little_data"
+
+    def test_for_a_preference_says_which_and_when_to_ask_again(self):
+        """So that the coordinator does not ask in vain."""
+        verdict = Verdict(False, "quiet hours", Condition.QUIET_HOURS, 1800.0)
+        effects = Job(max_blob_bytes=10_000).on_request(said(REQUEST), TASKS, verdict, 10.0)
+        expected = Decline(DeclineReason.UNWILLING, "quiet hours", Condition.QUIET_HOURS, 1800.0)
+        assert said_back(effects) == [expected]
 
     @pytest.mark.parametrize("make", IN_EACH_STATE, ids=lambda make: make.__name__)
     def test_costs_no_work_that_was_begun(self, make):

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from device_agent.admission import Verdict
-from device_agent.effects import Effect
-from device_agent.job import Job, JobState
+from device_agent.effects import Effect, JobState
+from device_agent.job import Job
+from device_agent.meter import Meter
 from device_agent.performing import LONG_REST_S, Identity, Performer
 from device_agent.spool import Spool as UpdateSpool
 from device_agent.spool import Spooled
@@ -40,7 +41,7 @@ class Device:
         setup = Setup("none", "", str(directory), str(directory / "patches"), "pi")
         trainer = Trainer(setup, lambda event: None)
         self.performer = Performer(
-            Identity("lab", "pi", "b1"), self.job, link=self.wire, trainer=trainer, directory=directory
+            Identity("lab", "pi", "b1"), self.job, link=self.wire, trainer=trainer, meter=Meter(), directory=directory
         )
 
     def ask(self, round_number: int = 1) -> list[Body]:

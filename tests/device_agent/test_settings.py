@@ -27,7 +27,7 @@ def test_only_the_data_must_be_said():
     assert problems() == ['data: not set; say which data this device holds, e.g. data = "shard:0/10"']
     settings = load(AgentSettings, file=None, environ={}, flags={"data": DATA})
     assert settings == AgentSettings(data=DATA)
-    assert (settings.device_id, settings.admission, settings.threads) == ("", "always", 1)
+    assert (settings.device_id, settings.admission, settings.threads) == ("", "preferences", 1)
 
 
 def test_variables_are_the_agents_own():

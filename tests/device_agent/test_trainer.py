@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import queue
 import signal
 import sys
 import time
@@ -15,40 +14,16 @@ import numpy as np
 import pytest
 
 from device_agent.patch_store import PatchKey, PatchStore
-from device_agent.trainer import Died, Trainer
-from device_agent.training_channel import Ready, Setup, SetupFailed, TrainCancelled, Trained, TrainFailed, TrainProgress
+from device_agent.trainer import Died
+from device_agent.training_channel import Ready, SetupFailed, TrainCancelled, Trained, TrainFailed, TrainProgress
 from device_agent.training_process import PROGRESS_EVERY_S
 from shared.errors import DataError
 from shared.reasons import FailReason
 from tests.device_agent.rounds import ADAM, POLICIES, SGD, Scene, key, raw_update, traces
 from tests.device_agent.toy_tasks import SLOW
+from tests.device_agent.watched import Watched
 
 ROOT = Path(__file__).resolve().parents[2]
-TIMEOUT_S = 60
-
-
-class Watched:
-    """A Trainer and a queue of its events."""
-
-    def __init__(self, folder: Path, task: str = "tests.device_agent.toy_tasks:SLOW", data: str = "ann:23") -> None:
-        self.patches = folder / "patches"
-        self.events: queue.Queue = queue.Queue()
-        self.trainer = Trainer(Setup(task, data, str(folder), str(self.patches), "ann"), self.events.put)
-
-    def next(self):
-        """Next event."""
-        return self.events.get(timeout=TIMEOUT_S)
-
-    def outcome(self):
-        """Next event that is neither Ready nor TrainProgress."""
-        while isinstance(event := self.next(), Ready | TrainProgress):
-            pass
-        return event
-
-    def until_training(self) -> None:
-        """Wait for the first step."""
-        while not isinstance(event := self.next(), TrainProgress):
-            assert isinstance(event, Ready), event
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from device_agent.admission import Verdict
-from device_agent.effects import Effect, Fetch, Forget, JobKey, Reply, Spool, Train
-from device_agent.job import Job, JobState
+from device_agent.effects import Effect, Fetch, Forget, JobKey, JobState, Reply, Spool, Train
+from device_agent.job import Job
 from shared.codec import decode, encode
 from shared.errors import WireError
 from shared.messages import (
@@ -169,6 +169,11 @@ class HostileCoordinator(RuleBasedStateMachine):
             self.job.reconnected(self.now)
         self.perform(self.job.tick(self.now))
 
+    @rule(pause=st.booleans())
+    def mind(self, pause):
+        """The owner needs the device, or does not any more."""
+        self.perform(self.job.pause() if pause else self.job.go_on(self.now))
+
     # ---- what must hold
 
     @invariant()
@@ -184,6 +189,11 @@ class HostileCoordinator(RuleBasedStateMachine):
     def knows_what_it_is_on(self):
         """A job has a key exactly while there is something to do, and its presence tells it."""
         assert (self.job.state is JobState.IDLE) == (self.job.key is None) == (self.job.status() is None)
+
+    @invariant()
+    def an_idle_device_is_not_paused(self):
+        """A pause is over with its job."""
+        assert not (self.job.paused and self.job.key is None)
 
     @invariant()
     def memory_is_bounded(self):

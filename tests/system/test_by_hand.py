@@ -64,7 +64,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
         agents = []
         for index, device in enumerate(DEVICES):
             where = ["--broker", broker.url, "--device-id", device, "--state-dir", state_dirs[device]]
-            what = ["--task", "digits", "--data", f"shard:{index}/{len(DEVICES)}"]
+            what = ["--task", "digits", "--data", f"shard:{index}/{len(DEVICES)}", "--admission", "always"]
             agents.append(stack.enter_context(Command("fedpatch-agent", "run", *where, *what)))
         done = coordinator.done()
         assert done.code == 0, done.err

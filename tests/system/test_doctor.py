@@ -37,7 +37,8 @@ def as_device(name: str, broker: Mosquitto, tmp_path: Path) -> tuple[tuple[objec
     """Options and variables of a device's commands."""
     place = ("--broker", broker.url, "--fleet", "kitchen", "--state-dir", tmp_path / name)
     login = {"FEDPATCH_AGENT_USERNAME": name, "FEDPATCH_AGENT_PASSWORD": PASSWORDS[name]}
-    return (*place, "--device-id", name, "--data", f"shard:{DEVICES.index(name)}/2"), login
+    data = f"shard:{DEVICES.index(name)}/2"
+    return (*place, "--device-id", name, "--data", data, "--admission", "always"), login
 
 
 @pytest.mark.slow

@@ -8,7 +8,6 @@ from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from device_agent.admission import Order
 from device_agent.agent import Agent
 from device_agent.effects import Effect
 from device_agent.job import Job
@@ -21,6 +20,7 @@ from shared.errors import DataError
 from shared.files import remove_unfinished
 from shared.link_events import LinkEvent
 from simulator.agenda import Alarm
+from tests.device_agent.owners import owner_of
 from tests.faults.simulated.link import SimulatedLink
 from tests.faults.simulated.processes import Killed, Process
 from tests.faults.simulated.trainer import SimulatedTrainer
@@ -91,14 +91,15 @@ class SimulatedDevice:
     def _set_up(self, identity: Identity, link: Any, trainer: Any) -> list[Effect]:
         self.directory.mkdir(parents=True, exist_ok=True)
         remove_unfinished(self.directory)
-        self._hands = Hands(identity, self.job, link=link, trainer=trainer, directory=self.directory)
+        owner = owner_of()
+        self._hands = Hands(identity, self.job, link=link, trainer=trainer, meter=owner.meter, directory=self.directory)
         status: Any = SimpleNamespace(write=lambda changing: None)
         self.agent = Agent(
             self._hands,
             link=link,
             inbox=SimpleQueue(),
             trainer=trainer,
-            order=Order(always=True),
+            owner=owner,
             status=status,
             namesake=Namesake(identity.boot, 180.0),
         )

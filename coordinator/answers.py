@@ -1,0 +1,31 @@
+"""What a device's no means to a coordinator: the word it is counted by, what helps, and when to ask again."""
+
+from __future__ import annotations
+
+from shared.messages import Decline, Failed
+from shared.reasons import DeclineReason, FailReason
+
+# What went wrong in detail stays in the device's log: an exception's text may hold names and values that are private.
+_MENDS = {
+    FailReason.DOWNLOAD: "the global model did not arrive whole",
+    FailReason.TRAINING: "its log says why",
+    FailReason.DEADLINE: "it was not done in time; a longer --deadline-s may help",
+    FailReason.NOT_FINITE: "training diverged; try a smaller --learning-rate",
+    FailReason.STORAGE: "its disk refused; its log says why",
+    FailReason.UNWILLING: "its owner's preferences came first",
+}
+
+
+def word_of(answer: Decline | Failed) -> str:
+    """The condition that an owner's preference misses, where one is named, else the reason."""
+    return answer.condition or answer.reason
+
+
+def mend_of(failed: Failed) -> str:
+    """What a person can do about it, or where more is written."""
+    return _MENDS[failed.reason]
+
+
+def lasts(decline: Decline) -> bool:
+    """Whether asking again cannot help until the device itself changes."""
+    return decline.reason is not DeclineReason.UNWILLING

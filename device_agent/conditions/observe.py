@@ -1,0 +1,120 @@
+"""All facts of one moment: every source is asked at once, and those that have not answered in time are unknown.
+
+The link is asked first, since the network's name and its costs belong to the interface that the route leaves by; so an
+observation takes two limits at most, and a few milliseconds where everything answers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from device_agent.conditions.bounded import Bounded, CannotTell
+from device_agent.conditions.health import read_supply, read_temperature
+from device_agent.conditions.machine import read_clock, read_disk, read_load, read_memory, read_pause
+from device_agent.conditions.power import ask_ups, read_supplies
+from device_agent.conditions.route import Route, read_link
+from device_agent.conditions.tree import Tree
+from device_agent.conditions.ups import parse_ups
+from device_agent.conditions.wireless import bus_address, read_network
+from device_agent.facts import Fact, Facts, LinkKind
+
+SOURCE_LIMIT_S = 2.0
+PAUSE_FILE = "pause"
+
+_Found = Mapping[str, Fact[Any]]
+
+
+class Observer:
+    """Looks at the device. For one caller at a time; nothing is written, and nothing leaves the device.
+
+    `ups` is what the owner wrote (ups.py). `root` and `bus` are elsewhere than usual in tests; so may be the `interface`
+    of the route to a host.
+    """
+
+    def __init__(
+        self,
+        *,
+        broker_host: str,
+        state_dir: Path,
+        root: Path = Path("/"),
+        ups: str = "",
+        bus: str | None = None,
+        pause_file: Path | None = None,
+        interface: Callable[[], str] | None = None,
+    ) -> None:
+        self._tree = Tree(root)
+        self._ups = parse_ups(ups)
+        self._state_dir = state_dir
+        self._pause_file = pause_file or state_dir / PAUSE_FILE
+        self._bus = bus_address(self._tree, bus)
+        self._interface = interface or Route(broker_host).interface
+        self._link = Bounded("the route to the broker", self._find_link)
+        self._network = Bounded("the network", self._find_network)
+        self._others = tuple(
+            (fields, Bounded(name, find))
+            for name, fields, find in (
+                ("power" if self._ups is None else "the UPS", ("external_power", "battery_percent"), self._find_power),
+                ("the supply", ("under_voltage", "throttled"), self._find_supply),
+                ("temperature", ("temperature_c",), self._find_temperature),
+                ("the kernel", ("load_per_cpu", "free_memory_mib"), self._find_load),
+                ("the disk", ("free_disk_mib", "paused"), self._find_disk),
+                ("the clock", ("clock_set",), self._find_clock),
+            )
+        )
+
+    def observe(self) -> Facts:
+        """The facts now; what cannot be found out within about four seconds is unknown, with why. Never raises."""
+        began_s = time.monotonic()
+        self._link.begin()
+        for _, source in self._others:
+            source.begin()
+        facts = self._observe_link()
+        for fields, source in self._others:
+            facts |= _answer(source, fields, began_s)
+        return Facts(**facts)
+
+    def _observe_link(self) -> dict[str, Fact[Any]]:
+        try:
+            interface, link = self._link.answer(SOURCE_LIMIT_S)
+        except CannotTell as error:
+            return {name: Fact.unknown(str(error)) for name in ("link", "ssid", "metered")}
+        began_s = time.monotonic()
+        self._network.begin(interface, link)
+        return {"link": link, **_answer(self._network, ("ssid", "metered"), began_s)}
+
+    def _find_link(self) -> tuple[str, Fact[LinkKind]]:
+        interface = self._interface()
+        return interface, read_link(self._tree, interface)
+
+    def _find_network(self, interface: str, link: Fact[LinkKind]) -> _Found:
+        return vars(read_network(self._tree, self._bus, interface, link))
+
+    def _find_power(self) -> _Found:
+        found = read_supplies(self._tree) if self._ups is None else ask_ups(self._ups, self._tree)
+        return {"external_power": found.external, "battery_percent": found.battery_percent}
+
+    def _find_supply(self) -> _Found:
+        return vars(read_supply(self._tree))
+
+    def _find_temperature(self) -> _Found:
+        return {"temperature_c": read_temperature(self._tree)}
+
+    def _find_load(self) -> _Found:
+        return {"load_per_cpu": read_load(self._tree), "free_memory_mib": read_memory(self._tree)}
+
+    def _find_disk(self) -> _Found:
+        return {"free_disk_mib": read_disk(self._state_dir), "paused": read_pause(self._pause_file)}
+
+    def _find_clock(self) -> _Found:
+        return {"clock_set": read_clock(self._tree)}
+
+
+def _answer(source: Bounded[..., _Found], fields: tuple[str, ...], began_s: float) -> _Found:
+    """What a source answered, waiting until its time is over; unknown where it did not."""
+    try:
+        return source.answer(began_s + SOURCE_LIMIT_S - time.monotonic())
+    except CannotTell as error:
+        return {name: Fact.unknown(str(error)) for name in fields}

@@ -1,0 +1,78 @@
+"""Runs another program for what it prints: limited in time and in bytes, and gone afterwards with all that it started."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from device_agent.conditions.bounded import CannotTell
+
+LIMIT_S = 1.5
+_MAX_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a program ended: its exit code and what it printed on stdout."""
+
+    code: int
+    text: str
+
+
+def run_program(argv: Sequence[str], limit_s: float | None = None) -> Ended:
+    """Run it without a shell, in the C locale, for LIMIT_S at most; what it says on stderr is dropped. Raises CannotTell."""
+    limit_s = LIMIT_S if limit_s is None else limit_s
+    name = os.path.basename(argv[0])
+    try:
+        process = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "LC_ALL": "C"},
+            cwd="/",
+            start_new_session=True,
+        )
+    except (OSError, ValueError) as error:  # ValueError: a null byte in an argument
+        why = error.strerror if isinstance(error, OSError) else error
+        raise CannotTell(f"{name} cannot be run: {why}") from error
+    deadline = time.monotonic() + limit_s
+    try:
+        printed = _read(process, deadline, name)
+        code = process.wait(max(0.01, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired as error:
+        raise CannotTell(f"{name} has not ended within {limit_s:g} s") from error
+    finally:
+        _end(process)
+    return Ended(code, printed.decode("utf-8", "replace"))
+
+
+def _read(process: subprocess.Popen[bytes], deadline: float, name: str) -> bytes:
+    """Until the program closes its output."""
+    assert process.stdout is not None
+    printed = bytearray()
+    while True:
+        ready, _, _ = select.select([process.stdout], [], [], max(0.0, deadline - time.monotonic()))
+        if not ready:
+            raise subprocess.TimeoutExpired(name, 0.0)
+        piece = os.read(process.stdout.fileno(), _MAX_BYTES)
+        if not piece:
+            return bytes(printed)
+        printed += piece
+        if len(printed) > _MAX_BYTES:
+            raise CannotTell(f"{name} prints more than {_MAX_BYTES // 1024} KiB")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Whatever the program started goes with it: all of it is in the process group that it leads."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    if process.stdout is not None:
+        process.stdout.close()

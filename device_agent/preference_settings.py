@@ -1,0 +1,142 @@
+"""What the owner of a device can demand before it works: settings of `fedpatch-agent run`, explained in docs/preferences.md."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from device_agent.conditions.ups import parse_ups
+from device_agent.quiet_hours import parse_quiet_hours
+from shared.errors import UsageError, unknown_name
+from shared.settings import Settings, setting
+
+_WANTS = "Preferences"
+_DAILY = "Daily allowance"
+_LOSS = "When a preference is missed during work"
+
+ON_LOSS = ("finish", "pause", "abandon")
+
+# Whether a device works while nobody can tell if a preference is met. Work is allowed where the preference is about
+# something that many devices cannot measure and rarely have, and denied where it could cost its owner money or sleep.
+ALLOWED_IF_UNKNOWN: Mapping[str, bool] = {
+    "charging": False,
+    "min_battery": True,
+    "under_voltage_ok": True,
+    "wifi": False,
+    "ssids": False,
+    "unmetered": False,
+    "max_temperature": True,
+    "min_free_memory_mib": True,
+    "min_free_disk_mib": True,
+    "max_load": True,
+    "clock_set": False,
+    "quiet_hours": False,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreferenceSettings(Settings):
+    """The keys of an owner's preferences; they are at the top level of agent.toml like all others."""
+
+    charging: bool = setting(True, group=_WANTS, help="Work on external power only.")
+    ups: str = setting(
+        "",
+        group=_WANTS,
+        default_means="what the kernel knows of",
+        help="What feeds the device, where the kernel cannot see it: nut:NAME@HOST, pisugar or command:PROGRAM.",
+    )
+    min_battery: int = setting(
+        0, group=_WANTS, ge=0, le=100, unit="percent", help="Charge that the battery must have, plugged in or not."
+    )
+    under_voltage_ok: bool = setting(
+        False, group=_WANTS, help="Work also while the power supply is too weak for the device."
+    )
+    unmetered: bool = setting(True, group=_WANTS, help="Work only over a connection that is not paid by volume.")
+    wifi: bool = setting(False, group=_WANTS, help="Work over WiFi or Ethernet only.")
+    ssids: tuple[str, ...] = setting(
+        (), group=_WANTS, default_means="any", help="WiFi networks to work in; Ethernet stays allowed."
+    )
+    max_temperature: float | None = setting(
+        None, group=_WANTS, ge=-50.0, le=150.0, unit="°C", help="Work only while the processor is not hotter."
+    )
+    max_load: float | None = setting(
+        None, group=_WANTS, gt=0.0, le=1000.0, help="Load per CPU, without the work itself, above which not to work."
+    )
+    min_free_memory_mib: int = setting(
+        0, group=_WANTS, ge=0, le=2**30, unit="MiB", help="Memory that must be available, the work's own included."
+    )
+    min_free_disk_mib: int = setting(
+        0, group=_WANTS, ge=0, le=2**40, unit="MiB", help="Space that must be free on the state directory's disk."
+    )
+    clock_set: bool = setting(False, group=_WANTS, help="Work only once the clock was set from outside.")
+    quiet_hours: tuple[str, ...] = setting(
+        (),
+        group=_WANTS,
+        default_means="none",
+        help="Hours of local time not to work in, like 22:00-07:00 or mon-fri 08:00-18:00.",
+    )
+    allowed_tasks: tuple[str, ...] = setting(
+        (), group=_WANTS, default_means="any", help="Names of the tasks to work on."
+    )
+    unknown: tuple[str, ...] = setting(
+        (),
+        group=_WANTS,
+        default_means="as docs/preferences.md says",
+        help="What it means that nobody can tell whether a preference is met: its name and =allow or =deny.",
+    )
+
+    max_rounds_per_day: int | None = setting(
+        None, group=_DAILY, ge=1, le=10**6, unit="rounds", help="Rounds to work on in a day of local time."
+    )
+    max_mib_per_day: int | None = setting(
+        None, group=_DAILY, ge=1, le=2**30, unit="MiB", help="Models and updates to load down and up in a day."
+    )
+    max_minutes_per_day: int | None = setting(
+        None, group=_DAILY, ge=1, le=1440, unit="minutes", help="Time to train in a day."
+    )
+
+    on_loss: str = setting(
+        "pause", group=_LOSS, choices=ON_LOSS, help="What to do with work that has begun: go on, wait, or give it up."
+    )
+    loss_after_s: float = setting(
+        2.0, group=_LOSS, ge=0.0, le=3.0, unit="seconds", help="How long a preference must be missed before it counts."
+    )
+    return_after_s: float = setting(
+        30.0,
+        group=_LOSS,
+        ge=0.0,
+        le=86_400.0,
+        unit="seconds",
+        help="How long all must be met again before the device works again.",
+    )
+    pause_limit_s: float = setting(
+        600.0, group=_LOSS, ge=0.0, le=86_400.0, unit="seconds", help="Longest pause; then the work is given up."
+    )
+
+    def check(self) -> list[tuple[str, ...]]:
+        """Hours that are none, and preferences that are none."""
+        problems = super().check()
+        for name, parse in (("quiet_hours", parse_quiet_hours), ("unknown", parse_unknown), ("ups", parse_ups)):
+            try:
+                parse(getattr(self, name))
+            except UsageError as error:
+                problems.append((name, str(error)))
+        return problems
+
+
+def parse_unknown(entries: Sequence[str]) -> dict[str, bool]:
+    """Whether work is allowed while a preference's fact is unknown, for every one that asks for a fact.
+
+    Each entry is `PREFERENCE=allow` or `PREFERENCE=deny`; UsageError for anything else, and for a contradiction.
+    """
+    told: dict[str, bool] = {}
+    for entry in entries:
+        name, _, word = (part.strip() for part in entry.partition("="))
+        if name not in ALLOWED_IF_UNKNOWN:
+            raise unknown_name("preference", name, tuple(ALLOWED_IF_UNKNOWN))
+        if word not in ("allow", "deny"):
+            raise UsageError(f"{entry!r} must end in =allow or =deny")
+        if told.get(name, word == "allow") != (word == "allow"):
+            raise UsageError(f"{name} is told to allow and to deny; keep one of the two")
+        told[name] = word == "allow"
+    return {**ALLOWED_IF_UNKNOWN, **told}

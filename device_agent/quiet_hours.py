@@ -1,0 +1,113 @@
+"""Hours in which a device is left alone, by its local clock: `22:00-07:00`, `mon-fri 08:00-18:00`.
+
+A span belongs to the day on which it begins. In a night in which the clocks change, it lasts up to an hour longer, never
+shorter: its beginning is the earlier and its end the later of the moments that the local clock could mean by them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, time, timedelta, tzinfo
+
+from shared.errors import UsageError
+
+DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+_SPAN = re.compile(r"(?:([a-z]{3})(?:-([a-z]{3}))? +)?(\d\d):(\d\d) ?- ?(\d\d):(\d\d)", re.ASCII)
+_MEND = "write e.g. 22:00-07:00 or mon-fri 08:00-18:00"
+_DAY_MINUTES = 24 * 60
+# Quiet hours that leave no gap never end: whoever asks is told to ask again then.
+_HORIZON = timedelta(days=7)
+
+
+@dataclass(frozen=True)
+class Span:
+    """From `begin_min` to `end_min`, minutes after midnight of each of `days` (0 is Monday); the end may be on the next day."""
+
+    days: frozenset[int]
+    begin_min: int
+    end_min: int
+
+
+@dataclass(frozen=True)
+class QuietHours:
+    """All spans of an owner; they may overlap."""
+
+    spans: tuple[Span, ...] = ()
+
+    def until(self, local: datetime) -> datetime | None:
+        """When it is no longer quiet (UTC), None where it is not quiet at `local`, an aware datetime.
+
+        At most a week ahead. Exact over changes of the clocks where `local` knows them, as with a zoneinfo zone.
+        """
+        assert local.tzinfo is not None
+        now = moment = local.astimezone(UTC)
+        while moment - now < _HORIZON:
+            later = max(self._ends_around(moment, local.tzinfo), default=moment)
+            if later <= moment:
+                break
+            moment = later
+        return None if moment == now else min(moment, now + _HORIZON)
+
+    def _ends_around(self, moment: datetime, zone: tzinfo) -> Iterator[datetime]:
+        """The ends of the spans that `moment` is in."""
+        today = moment.astimezone(zone).date()
+        for offset in (-2, -1, 0, 1):  # a day more on either side, for clocks that change at midnight
+            day = today + timedelta(days=offset)
+            for span in self.spans:
+                if day.weekday() in span.days:
+                    begin, end = min(_moments(day, span.begin_min, zone)), max(_moments(day, span.end_min, zone))
+                    if begin <= moment < end:
+                        yield end
+
+
+def next_midnight(local: datetime) -> datetime:
+    """When the local day ends (UTC)."""
+    assert local.tzinfo is not None
+    # Where clocks are set forward at midnight, or back to it, the earlier offset gives the moment at which the date changes.
+    return _moments(local.date(), _DAY_MINUTES, local.tzinfo)[0]
+
+
+def parse_quiet_hours(entries: Sequence[str]) -> QuietHours:
+    """Each entry is `HH:MM-HH:MM`, a day or a range of days may stand before it. UsageError for anything else."""
+    return QuietHours(tuple(map(_parse_span, entries)))
+
+
+def _parse_span(text: str) -> Span:
+    found = _SPAN.fullmatch(text.strip().lower())
+    if found is None:
+        raise UsageError(f"{text!r} is not a time of day; {_MEND}")
+    first, last, *numbers = found.groups()
+    begin_min, end_min = (_minutes(text, int(hour), int(minute)) for hour, minute in (numbers[:2], numbers[2:]))
+    if begin_min == end_min:
+        raise UsageError(f"{text!r} ends when it begins; write 00:00-24:00 for the whole day")
+    if begin_min == _DAY_MINUTES:
+        raise UsageError(f"{text!r} begins at 24:00; write 00:00 and the next day")
+    return Span(_days(text, first, last), begin_min, end_min + (_DAY_MINUTES if end_min < begin_min else 0))
+
+
+def _minutes(text: str, hour: int, minute: int) -> int:
+    minutes = hour * 60 + minute
+    if minute > 59 or minutes > _DAY_MINUTES:
+        raise UsageError(f"{text!r} has a time that no clock shows; {_MEND}")
+    return minutes
+
+
+def _days(text: str, first: str | None, last: str | None) -> frozenset[int]:
+    if first is None:
+        return frozenset(range(7))
+    for name in (first, last or first):
+        if name not in DAYS:
+            raise UsageError(f"{text!r}: {name!r} is not a day; the days are {', '.join(DAYS)}")
+    begin, end = DAYS.index(first), DAYS.index(last or first)
+    return frozenset((begin + step) % 7 for step in range((end - begin) % 7 + 1))
+
+
+def _moments(day: date, minutes: int, zone: tzinfo) -> tuple[datetime, datetime]:
+    """Both moments (UTC) that a local clock may mean, which differ only where it is set back or forward over that time."""
+    wall = datetime.combine(day, time()) + timedelta(minutes=minutes)
+    return (
+        wall.replace(tzinfo=zone, fold=0).astimezone(UTC),
+        wall.replace(tzinfo=zone, fold=1).astimezone(UTC),
+    )

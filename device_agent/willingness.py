@@ -1,0 +1,150 @@
+"""Whether the device works, steadied: a moment's loss of what its owner demands stops nothing, its return starts nothing.
+
+    WILLING  -- objections for `loss_after_s` -->  UNWILLING  -- none for `return_after_s` -->  WILLING
+
+While unwilling, the facts are judged by stricter preferences, so that a value that trembles around its limit does not
+change the device's mind. What ends by the clock, as quiet hours do, does not tremble: it is over when it is over. What work
+in hand makes of a loss is its owner's choice: `on_loss`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+
+from device_agent.preferences import Objection, Preferences
+from shared.reasons import Condition
+
+
+class OnLoss(StrEnum):
+    """What becomes of work in hand."""
+
+    FINISH = "finish"
+    PAUSE = "pause"
+    ABANDON = "abandon"
+
+
+@dataclass(frozen=True)
+class Lost:
+    """The device is no longer willing; `action` is what to do with work in hand. A pause ends by Regained or PauseOver."""
+
+    objections: tuple[Objection, ...]
+    action: OnLoss
+
+
+@dataclass(frozen=True)
+class Regained:
+    """The device is willing again, after `lost_s`: paused work goes on."""
+
+    lost_s: float
+
+
+@dataclass(frozen=True)
+class PauseOver:
+    """The pause has lasted as long as its owner allows: the work is to be given up."""
+
+    objections: tuple[Objection, ...]
+
+
+Change = Lost | Regained | PauseOver
+
+
+class Willingness:
+    """Drive it with `observe`, at the latest at `next_deadline`; `now` is monotonic, in seconds.
+
+    The first observation decides at once: there is nothing yet to be steady about.
+    """
+
+    def __init__(self, preferences: Preferences) -> None:
+        self.willing = True
+        # What is missed; while unwilling and nothing is, what was missed last.
+        self.reasons: tuple[Objection, ...] = ()
+        self._usual, self._stricter = preferences, preferences.stricter()
+        self._terms = preferences.settings
+        self._fresh = True
+        self._missed_since: float | None = None
+        # While unwilling: since when nothing is missed but what ends by the clock.
+        self._steady_since: float | None = None
+        self._missing = False
+        self._lost_at = 0.0
+        self._pausing = False
+        self._told: Condition | None = None
+
+    @property
+    def preferences(self) -> Preferences:
+        """Those to judge the next facts by."""
+        return self._usual if self.willing else self._stricter
+
+    @property
+    def unwilling(self) -> Condition | None:
+        """What presence tells: the same word for as long as it is true, None while willing."""
+        return None if self.willing else self._told
+
+    def observe(self, objections: tuple[Objection, ...], now: float, *, working: bool) -> Change | None:
+        """What the facts say now, by `preferences`; `working` is whether there is work in hand that could be paused."""
+        fresh, self._fresh = self._fresh, False
+        self._missing = bool(objections)
+        if objections or self.willing:
+            self.reasons = objections
+        if self.willing:
+            return self._while_willing(now, working=working, at_once=fresh)
+        return self._while_unwilling(objections, now, working=working)
+
+    def answer(self, objections: tuple[Objection, ...], now: float) -> tuple[Objection, ...]:
+        """What there is to say against an offer whose facts were judged just now; nothing: the device accepts."""
+        if objections or self.willing:
+            return objections
+        steady_since = now if self._steady_since is None else self._steady_since
+        rest_s = max(0.0, steady_since + self._terms.return_after_s - now)
+        words = f"what was missed is met again, and must be for {rest_s:.0f} s more"
+        return (Objection(self.reasons[0].condition, words, rest_s),)
+
+    def next_deadline(self) -> float | None:
+        """When the facts should be looked at again, whatever else happens; None: time alone changes nothing."""
+        wanted = []
+        if self._missed_since is not None:
+            wanted.append(self._missed_since + self._terms.loss_after_s)
+        if self._steady_since is not None and not self._missing:
+            wanted.append(self._steady_since + self._terms.return_after_s)
+        if self._pausing:
+            wanted.append(self._lost_at + self._terms.pause_limit_s)
+        return min(wanted, default=None)
+
+    def _while_willing(self, now: float, *, working: bool, at_once: bool) -> Change | None:
+        if not self.reasons:
+            self._missed_since = None
+            return None
+        if self._missed_since is None:
+            self._missed_since = now
+        if not at_once and now < self._missed_since + self._terms.loss_after_s:
+            return None
+        self.willing, self._lost_at, self._missed_since = False, now, None
+        self._told = self.reasons[0].condition
+        self._steady_since = -math.inf if all(one.exact for one in self.reasons) else None
+        action = self._action()
+        self._pausing = working and action is OnLoss.PAUSE
+        return Lost(self.reasons, action)
+
+    def _while_unwilling(self, objections: tuple[Objection, ...], now: float, *, working: bool) -> Change | None:
+        self._pausing = self._pausing and working
+        if objections and self._told not in {one.condition for one in objections}:
+            self._told = objections[0].condition
+        if not all(one.exact for one in objections):
+            self._steady_since = None
+        elif self._steady_since is None:
+            self._steady_since = now
+        steady = self._steady_since is not None and now >= self._steady_since + self._terms.return_after_s
+        if steady and not objections:
+            self.willing, self._pausing, self._steady_since, self.reasons = True, False, None, ()
+            return Regained(now - self._lost_at)
+        if self._pausing and now >= self._lost_at + self._terms.pause_limit_s:
+            self._pausing = False
+            return PauseOver(self.reasons)
+        return None
+
+    def _action(self) -> OnLoss:
+        """A pause that is sure to outlast its limit would only keep the coordinator waiting."""
+        chosen = OnLoss(self._terms.on_loss)
+        in_vain = any(one.exact and one.retry_after_s > self._terms.pause_limit_s for one in self.reasons)
+        return OnLoss.ABANDON if chosen is OnLoss.PAUSE and in_vain else chosen

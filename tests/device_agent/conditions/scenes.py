@@ -1,0 +1,80 @@
+"""Builds the small files that a kernel shows of a machine, below a folder of the test's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from device_agent.conditions.observe import Observer
+
+BROKER = "192.0.2.7"  # an address of documentation (RFC 5737): nobody has it
+MAINS = {"type": "Mains", "online": "1"}
+BATTERY = {"type": "Battery", "present": "1", "status": "Discharging", "capacity": "71"}
+MOUSE = {"type": "Battery", "scope": "Device", "present": "1", "status": "Discharging", "capacity": "3"}
+
+
+class Scene:
+    """One machine. Every method adds to it, or changes what is there."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.state_dir = root / "var/lib/agent"
+        self.state_dir.mkdir(parents=True)
+        (root / "sys/class/power_supply").mkdir(parents=True)
+        self.file("proc/loadavg", "0.50 0.20 0.10 1/213 4242")
+        self.file("proc/meminfo", "MemTotal:        3884400 kB\nMemFree:  1200000 kB\nMemAvailable:    2097152 kB")
+        self.file("sys/devices/system/cpu/online", "0-3")
+
+    def file(self, path: str, text: str) -> Path:
+        """A file that says this, with the newline that the kernel puts after it."""
+        place = self.root / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(text + "\n", "utf-8")
+        return place
+
+    def supply(self, name: str, attributes: dict[str, str]) -> None:
+        """A power supply."""
+        for attribute, text in attributes.items():
+            self.file(f"sys/class/power_supply/{name}/{attribute}", text)
+
+    def zone(self, number: int, kind: str, thousandths: str) -> None:
+        """A thermal zone."""
+        self.file(f"sys/class/thermal/thermal_zone{number}/type", kind)
+        self.file(f"sys/class/thermal/thermal_zone{number}/temp", thousandths)
+
+    def chip(self, number: int, name: str, **attributes: str) -> None:
+        """A chip that hwmon shows."""
+        for attribute, text in {"name": name, **attributes}.items():
+            self.file(f"sys/class/hwmon/hwmon{number}/{attribute}", text)
+
+    def card(self, name: str, *, kind: str = "1", devtype: str = "", driver: str = "", wireless: bool = False) -> None:
+        """A network interface; one with a driver has a device behind it."""
+        place = f"sys/class/net/{name}"
+        self.file(f"{place}/type", kind)
+        self.file(f"{place}/uevent", (f"DEVTYPE={devtype}\n" if devtype else "") + f"INTERFACE={name}\nIFINDEX=3")
+        if wireless:
+            (self.root / place / "wireless").mkdir()
+        if driver:
+            (self.root / place / "device").mkdir()
+            (self.root / place / "device/driver").symlink_to(f"../../../../bus/usb/drivers/{driver}")
+
+    def above(self, upper: str, *lower: str) -> None:
+        """An interface is made of others."""
+        for one in lower:
+            (self.root / f"sys/class/net/{upper}/lower_{one}").symlink_to(f"../{one}")
+
+    def program(self, name: str, script: str) -> Path:
+        """A program of this machine, as a shell script."""
+        place = self.file(f"usr/bin/{name}", f"#!/bin/sh\n{script}")
+        place.chmod(0o755)
+        return place
+
+    def observer(self, route: str = "eth0", ups: str = "", bus: str | None = None) -> Observer:
+        """Looks at this machine, whose route to the broker leaves by this interface."""
+        return Observer(
+            broker_host=BROKER,
+            state_dir=self.state_dir,
+            root=self.root,
+            ups=ups,
+            bus=bus,
+            interface=lambda: route,
+        )

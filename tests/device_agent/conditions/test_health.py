@@ -1,0 +1,100 @@
+"""Voltage, throttling and temperature, from whatever tells them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from device_agent.conditions.bounded import CannotTell
+from device_agent.conditions.firmware import hottest, parse_temperature, parse_throttled
+from device_agent.conditions.health import read_supply, read_temperature
+from device_agent.conditions.tree import Tree
+from tests.device_agent.conditions.scenes import Scene
+
+
+@pytest.fixture
+def scene(tmp_path) -> Scene:
+    """A machine without sensors."""
+    return Scene(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("bits", "under_voltage", "throttled"),
+    [
+        ("0x0", False, False),
+        ("0x1", True, False),
+        ("0x2", False, False),  # a capped frequency alone is how a Pi saves power
+        ("0x4", False, True),
+        ("0x8", False, True),
+        ("0x50000", False, False),  # has been so since boot, and is so no more
+        ("0x50005", True, True),
+    ],
+)
+def test_what_the_firmware_says_now(scene, bits, under_voltage, throttled):
+    """Only the bits of this moment count."""
+    scene.program("vcgencmd", f'[ "$1" = get_throttled ] && echo throttled={bits}')
+    supply = read_supply(Tree(scene.root))
+    assert (supply.under_voltage.value, supply.throttled.value) == (under_voltage, throttled)
+
+
+def test_a_file_of_the_kernel_is_asked_before_a_program(scene):
+    """Reading a file costs less than starting vcgencmd on a busy Pi."""
+    scene.file("sys/devices/platform/soc/soc:firmware/get_throttled", "50005")
+    scene.program("vcgencmd", f"touch {scene.root}/asked; echo throttled=0x0")
+    supply = read_supply(Tree(scene.root))
+    assert (supply.under_voltage.value, supply.throttled.value) == (True, True)
+    assert not (scene.root / "asked").exists()
+
+
+def test_the_kernels_alarm_needs_no_firmware(scene):
+    """Under-voltage is known where throttling is not."""
+    scene.chip(3, "rpi_volt", in0_lcrit_alarm="1")
+    supply = read_supply(Tree(scene.root))
+    assert (supply.under_voltage.value, supply.throttled.value) == (True, None)
+
+
+def test_no_other_chip_has_that_alarm(scene):
+    """A chip of another name may call anything in0."""
+    scene.chip(0, "nct6775", in0_lcrit_alarm="1")
+    assert read_supply(Tree(scene.root)).under_voltage.value is None
+
+
+def test_a_vcgencmd_that_may_not_ask_is_no_answer(scene):
+    """As it is for a user outside the group video; the mend is named."""
+    scene.program("vcgencmd", "echo VCHI initialization failed; exit 255")
+    assert "group video" in read_supply(Tree(scene.root)).under_voltage.source
+
+
+def test_the_hottest_zone_of_the_processor_counts(scene):
+    """Zones of other parts, and those that are off, do not."""
+    scene.zone(0, "acpitz", "99000")
+    scene.zone(1, "x86_pkg_temp", "61000")
+    scene.zone(2, "cpu-thermal", "-274000")
+    scene.zone(10, "soc_thermal", "63500")
+    scene.chip(0, "coretemp", temp1_input="62000")
+    scene.chip(1, "nvme", temp1_input="85000")
+    assert read_temperature(Tree(scene.root)).value == 63.5
+
+
+def test_the_firmware_knows_the_temperature_too(scene):
+    """Where no zone does."""
+    scene.program("vcgencmd", 'echo "temp=48.3\'C"')
+    assert read_temperature(Tree(scene.root)).value == 48.3
+
+
+def test_a_machine_without_sensors_has_no_temperature(scene):
+    """And says so."""
+    with pytest.raises(CannotTell, match="no thermal zone"):
+        read_temperature(Tree(scene.root))
+
+
+@given(st.text(max_size=30), st.sampled_from(["", "throttled=0x", "temp="]), st.sampled_from(["", "'C"]))
+def test_any_text_is_read_or_passed_over(text, before, after):
+    """No sensor is too strange."""
+    whole = before + text + after
+    bits, celsius = parse_throttled(whole), parse_temperature(whole)
+    assert bits is None or 0 <= bits < 1 << 32
+    assert celsius is None or -55 <= celsius <= 150
+    fact = hottest([("zone", "cpu-thermal", whole), ("zone", whole, text)])
+    assert fact.value is None or -55 <= fact.value <= 150

@@ -1,0 +1,139 @@
+"""The interface that the route to the broker leaves by, as this kernel says."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+import socket
+import subprocess
+from ipaddress import ip_address
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from device_agent.conditions import observe, route
+from device_agent.conditions.bounded import CannotTell
+from device_agent.conditions.netlink import route_answer, route_question
+from device_agent.conditions.observe import Observer
+from device_agent.conditions.route import Route
+from device_agent.facts import LinkKind
+from tests.faults.lab import Lab
+
+# A route to 10.0.0.0/8 by interface 2, as a kernel of x86-64 sent it.
+ANSWER = bytes.fromhex(
+    "4000000018000000010000000a000000" "0220000000fe000100000000" "08000f00fe000000" "0800010008080808"
+    "080004000200000008000700c0a80102"
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.8.9.1"])
+def test_a_broker_on_this_machine_is_reached_by_loopback(tmp_path, host):
+    """Nothing leaves the machine, so nothing is metered."""
+    facts = Observer(broker_host=host, state_dir=tmp_path).observe()
+    assert facts.link.value is LinkKind.LOOPBACK
+    assert facts.metered.value is False
+    assert not facts.ssid.known
+
+
+def test_a_name_that_nobody_knows_leaves_the_link_unknown(tmp_path, monkeypatch):
+    """And with it, what the link costs and what its network is called."""
+    monkeypatch.setattr(observe, "SOURCE_LIMIT_S", 2.0)  # a name server that is out of reach is not waited for
+    facts = Observer(broker_host="no-such-host.invalid", state_dir=tmp_path).observe()
+    assert not (facts.link.known or facts.metered.known or facts.ssid.known)
+    assert "no-such-host.invalid" in facts.link.source or "has not answered" in facts.link.source
+
+
+@pytest.mark.parametrize("host", ["a..b", "x" * 300, "", "\0"])
+def test_a_name_that_is_none_is_no_crash(host):
+    """Settings refuse such names; here they only cannot be resolved, or mean this machine."""
+    try:
+        assert Route(host).interface()
+    except (CannotTell, OSError, ValueError) as error:
+        assert str(error)
+
+
+def test_the_last_known_address_serves_while_names_cannot_be_resolved(monkeypatch):
+    """A router that is just restarting does not make the link unknown."""
+    to_broker = Route("localhost")
+    assert to_broker.interface() == "lo"
+
+    def fails(*_args, **_options):
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    monkeypatch.setattr(route, "NAME_GOOD_S", -1.0)
+    monkeypatch.setattr(socket, "getaddrinfo", fails)
+    assert to_broker.interface() == "lo"
+    with pytest.raises(CannotTell, match="cannot be resolved"):
+        Route("localhost").interface()
+
+
+def test_an_answer_of_the_kernel_names_the_interface():
+    """The number of the interface, among the other attributes."""
+    assert route_answer(ANSWER) == 2
+
+
+def test_attributes_of_an_answer_begin_at_multiples_of_four_bytes():
+    """One of five bytes is followed by three that say nothing."""
+    odd = bytes.fromhex("0500160001000000")
+    longer = (len(ANSWER) + len(odd)).to_bytes(4, "little")
+    assert route_answer(longer + ANSWER[4:28] + odd + ANSWER[28:]) == 2
+
+
+def test_a_refusal_of_the_kernel_is_an_error_number():
+    """As where there is no route."""
+    refusal = b"\x24\0\0\0\x02\0\0\0\x01\0\0\0\0\0\0\0" + (-errno.ENETUNREACH).to_bytes(4, "little", signed=True)
+    assert route_answer(refusal) == -errno.ENETUNREACH
+
+
+@given(st.binary(max_size=80) | st.tuples(st.integers(0, len(ANSWER)), st.binary(max_size=9)).map(
+    lambda cut: ANSWER[: cut[0]] + cut[1] + ANSWER[cut[0] + len(cut[1]) :]
+))  # fmt: skip
+def test_any_answer_of_a_kernel_is_read_or_passed_over(answer):
+    """Damaged or of a kind that we do not know."""
+    assert -(1 << 31) <= route_answer(answer) < 1 << 31
+
+
+@given(st.ip_addresses(), st.integers(0, (1 << 31) - 1))
+def test_every_address_can_be_asked_about(address, scope):
+    """The message says its own length, and holds the address."""
+    question = route_question(address, scope)
+    assert int.from_bytes(question[:4], "little" if question[0] else "big") == len(question)
+    assert address.packed in question
+
+
+@pytest.mark.lab
+def test_the_route_follows_what_the_kernel_would_do():
+    """In a network of its own: by the card, by loopback to itself, and nowhere where there is no route."""
+    with Lab(["broker", "ann"], seed=1) as lab, lab.inside("ann"):
+        assert Route(lab.address("broker")).interface() == "eth0"
+        assert Route(lab.address("ann")).interface() == "lo"
+        with pytest.raises(CannotTell, match=r"no route to 203\.0\.113\.1: Network is unreachable"):
+            Route("203.0.113.1").interface()
+
+
+@pytest.mark.lab
+def test_a_route_for_one_host_is_preferred_as_the_connection_prefers_it():
+    """A second card with a narrower route takes the broker's packets, and losing it gives them back."""
+    with Lab(["broker", "ann"], seed=2) as lab, lab.inside("ann"):
+        broker = lab.address("broker")
+        to_broker = Route(broker)
+        assert to_broker.interface() == "eth0"
+        _ip("tuntap", "add", "dev", "wlan7", "mode", "tun")
+        _ip("addr", "add", "10.77.0.2/24", "dev", "wlan7")
+        _ip("link", "set", "wlan7", "up")
+        _ip("route", "add", f"{broker}/32", "dev", "wlan7")
+        assert to_broker.interface() == "wlan7"
+        _ip("route", "del", f"{broker}/32", "dev", "wlan7")
+        assert to_broker.interface() == "eth0"
+
+
+def _ip(*words: str) -> None:
+    program = shutil.which("ip")
+    assert program is not None
+    subprocess.run([program, *words], check=True)
+
+
+def test_an_address_may_hold_on_one_link_only():
+    """The number of that link goes with the question, as after the % of fe80::1%lo."""
+    assert len(route_question(ip_address("fe80::1"), 1)) == len(route_question(ip_address("fe80::1"))) + 8

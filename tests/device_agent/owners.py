@@ -1,0 +1,77 @@
+"""Owners and devices for tests: preferences, and facts of a device that is well in every way."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+from device_agent.admission import parse_order
+from device_agent.allowance import NOTHING, Spent
+from device_agent.facts import Fact, Facts, LinkKind
+from device_agent.owner import Owner
+from device_agent.preference_rules import Own
+from device_agent.preference_settings import PreferenceSettings
+from device_agent.preferences import Preferences
+from shared.config import load
+
+WELL = Facts(
+    external_power=Fact(True, "supply"),
+    battery_percent=Fact(100.0, "battery"),
+    under_voltage=Fact(False, "hwmon"),
+    throttled=Fact(False, "hwmon"),
+    temperature_c=Fact(40.0, "thermal"),
+    link=Fact(LinkKind.WIFI, "route"),
+    ssid=Fact("home", "wifi"),
+    metered=Fact(False, "network"),
+    load_per_cpu=Fact(0.1, "loadavg"),
+    free_memory_mib=Fact(900.0, "meminfo"),
+    free_disk_mib=Fact(9000.0, "statvfs"),
+    clock_set=Fact(True, "timex"),
+    paused=Fact(False, "pause file"),
+)
+
+
+def facts(**values: Any) -> Facts:
+    """Of a device that is well but for these; None stands for what nobody can tell."""
+    told = {name: Fact.unknown(f"no {name}") if value is None else Fact(value, name) for name, value in values.items()}
+    return replace(WELL, **told)
+
+
+def wants(**settings: Any) -> Preferences:
+    """Of an owner who has said this, checked as agent.toml is."""
+    return Preferences.of(load(PreferenceSettings, file=None, environ={}, flags=settings))
+
+
+def easy(**settings: Any) -> Preferences:
+    """Of an owner who has said this, and demands nothing else."""
+    return wants(**({"charging": False, "unmetered": False, "under_voltage_ok": True} | settings))
+
+
+class Pocketbook:
+    """What was spent today, in memory; asked for facts, it only counts how often."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.today = NOTHING
+
+    def ask(self) -> None:
+        """A watcher's."""
+        self.asked += 1
+
+    def note(self, more: Spent) -> None:
+        """A ledger's."""
+        self.today = self.today.plus(more)
+
+
+def owner_of(book: Pocketbook | None = None, admission: str = "always", **settings: Any) -> Owner:
+    """An owner at noon, who lets the device work unless `admission` or what is demanded says otherwise."""
+    pocketbook = book or Pocketbook()
+    return Owner(
+        parse_order(admission),
+        wants(**settings),
+        usage=pocketbook,
+        watcher=pocketbook,
+        local_now=lambda: datetime(2026, 5, 4, 12, 0, tzinfo=UTC),
+        own_work=Own,
+    )

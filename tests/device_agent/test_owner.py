@@ -1,0 +1,190 @@
+"""What an owner's preferences make of offers and of work in hand, second by second."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from device_agent.admission import Verdict
+from device_agent.allowance import NOTHING, Spent
+from device_agent.effects import ContinueTraining, Effect, Forget, PauseTraining
+from device_agent.facts import Facts
+from device_agent.job import Job
+from device_agent.owner import FRESH_S, LOOK_AT_WORK_S, LOOK_IDLE_S
+from shared.messages import Failed
+from shared.reasons import Condition, FailReason
+from tests.device_agent.jobs import REQUEST, downloading, said_back, training, uploading
+from tests.device_agent.owners import WELL, Pocketbook, facts, owner_of
+from tests.specs import TASK
+
+UNPLUGGED = facts(external_power=False)
+METERED = facts(metered=True)
+PAUSED = facts(paused=True)
+
+
+class Bench:
+    """An owner, and the pocketbook that stands for watcher and ledger."""
+
+    def __init__(self, admission: str = "preferences", **settings: Any) -> None:
+        terms = {"loss_after_s": 2.0, "return_after_s": 10.0, "pause_limit_s": 60.0, **settings}
+        self.book = Pocketbook()
+        self.owner = owner_of(self.book, admission, **terms)
+
+    def see(self, job: Job, found: Facts, *moments: float) -> list[Effect]:
+        """The same facts at each of these moments."""
+        return [effect for now in moments for effect in self.owner.see(found, job, now)]
+
+    def consider(self, now: float) -> Verdict | None:
+        """An offer of the usual work."""
+        return self.owner.consider(TASK, REQUEST, now)
+
+
+def idle() -> Job:
+    """No work in hand."""
+    return Job(max_blob_bytes=10_000)
+
+
+class TestOffer:
+    def test_waits_for_fresh_facts(self):
+        """They are asked for once, however often the coordinator repeats itself."""
+        bench = Bench()
+        assert bench.consider(0.0) is None
+        assert bench.consider(0.5) is None
+        assert bench.book.asked == 1
+        bench.see(idle(), WELL, 0.6)
+        assert bench.consider(0.7) == Verdict(True)
+        assert bench.consider(0.7 + FRESH_S + 0.1) is None
+        assert bench.book.asked == 2
+
+    def test_is_declined_with_the_condition_and_a_time(self):
+        """And without a value that was found."""
+        bench = Bench()
+        bench.see(idle(), UNPLUGGED, 0.0)
+        verdict = bench.consider(0.1)
+        assert verdict is not None
+        assert (verdict.accept, verdict.condition) == (False, Condition.NOT_CHARGING)
+        assert verdict.retry_after_s > 0.0
+
+    @pytest.mark.parametrize("admission", ["always", "never"])
+    def test_asks_for_no_facts_where_the_order_is_plain(self, admission):
+        """Nor does time pass for looks that nobody needs."""
+        bench = Bench(admission)
+        bench.see(idle(), UNPLUGGED, 0.0)
+        verdict = bench.consider(5.0)
+        assert verdict is not None and verdict.accept is (admission == "always")
+        assert bench.owner.next_deadline(idle()) is None
+        assert bench.book.asked == 0
+
+    def test_counts_what_was_spent_today(self):
+        """Also what the work in hand has taken so far."""
+        bench = Bench(max_rounds_per_day=1)
+        bench.owner.tick(training(), 10.0)
+        bench.see(idle(), WELL, 10.1)
+        verdict = bench.consider(10.2)
+        assert verdict is not None and verdict.condition is Condition.ROUNDS_SPENT
+
+
+class TestWorkInHand:
+    def test_outlasts_a_moment_without_power(self):
+        """Plugged in again within the time that is given: nothing happened."""
+        bench, job = Bench(), training()
+        bench.see(job, WELL, 12.0)
+        assert bench.see(job, UNPLUGGED, 13.0, 14.0) == []
+        assert bench.see(job, WELL, 14.5) == []
+        assert bench.see(job, UNPLUGGED, 15.0, 16.0) == []
+
+    def test_pauses_and_goes_on(self):
+        """Presence tells of it for as long as it lasts."""
+        bench, job = Bench(), training()
+        bench.see(job, WELL, 12.0)
+        assert bench.see(job, UNPLUGGED, 13.0, 14.0, 15.0) == [PauseTraining()]
+        assert bench.owner.unwilling is Condition.NOT_CHARGING
+        assert bench.see(job, WELL, 16.0, 25.0) == []
+        assert bench.see(job, WELL, 26.0)[0] == ContinueTraining()
+        assert bench.owner.unwilling is None
+
+    def test_is_given_up_after_the_longest_pause(self):
+        """The coordinator hears which condition it was."""
+        bench, job = Bench(), training()
+        bench.see(job, WELL, 12.0)
+        bench.see(job, UNPLUGGED, 13.0, 15.0)
+        assert bench.see(job, UNPLUGGED, 74.0) == []
+        effects = bench.see(job, UNPLUGGED, 75.0)
+        assert said_back(effects) == [Failed(FailReason.UNWILLING, Condition.NOT_CHARGING)]
+        assert isinstance(effects[-1], Forget)
+
+    @pytest.mark.parametrize("on_loss", ["finish", "abandon"])
+    def test_ends_as_its_owner_configured(self, on_loss):
+        """Finished whatever happens, or given up at once."""
+        bench, job = Bench(on_loss=on_loss), training()
+        bench.see(job, WELL, 12.0)
+        said = said_back(bench.see(job, UNPLUGGED, 13.0, 15.0))
+        assert said == ([] if on_loss == "finish" else [Failed(FailReason.UNWILLING, Condition.NOT_CHARGING)])
+
+    @pytest.mark.parametrize(
+        ("make", "found", "pauses"),
+        [
+            (downloading, UNPLUGGED, True),
+            (downloading, METERED, True),
+            (training, METERED, False),
+            (uploading, UNPLUGGED, False),
+            (uploading, METERED, True),
+            (training, PAUSED, True),
+            (uploading, PAUSED, True),
+        ],
+    )
+    def test_needs_only_what_its_phase_uses(self, make, found, pauses):
+        """Training uses no network, sending no power worth mentioning; a pause that the owner asked for is one."""
+        bench, job = Bench(), make()
+        bench.see(job, WELL, 21.0)
+        bench.see(job, found, 22.0, 24.0)
+        assert job.paused is pauses
+
+    def test_is_noted_once_it_is_over(self):
+        """Pauses are no training."""
+        bench, job = Bench(), training()
+        bench.owner.tick(job, 10.0)
+        bench.owner.meter.moved(500)
+        job.pause()
+        bench.owner.tick(job, 40.0)
+        job.go_on(100.0)
+        bench.owner.tick(job, 100.0)
+        assert bench.book.today == NOTHING
+        bench.owner.tick(idle(), 110.0)
+        assert bench.book.today == Spent(1, 500, 40.0)
+        bench.owner.tick(idle(), 200.0)
+        assert bench.book.today == Spent(1, 500, 40.0)
+
+
+class TestLooks:
+    def test_are_more_frequent_at_work(self):
+        """A device at rest looks now and then, so that presence tells when it is willing again."""
+        bench = Bench()
+        assert bench.owner.next_deadline(idle()) == 0.0
+        bench.see(idle(), WELL, 5.0)
+        assert bench.owner.next_deadline(idle()) == 5.0 + LOOK_IDLE_S
+        assert bench.owner.next_deadline(training()) == 5.0 + LOOK_AT_WORK_S
+
+    def test_do_not_pile_up(self):
+        """While one is under way, none is due."""
+        bench = Bench()
+        bench.owner.tick(idle(), 0.0)
+        bench.owner.tick(idle(), 1.0)
+        assert bench.book.asked == 1
+        assert bench.owner.next_deadline(idle()) is None
+
+    def test_come_in_time_for_what_time_decides(self):
+        """An idle device whose preferences are met again does not wait for the next look to count the seconds."""
+        bench = Bench()
+        bench.see(idle(), UNPLUGGED, 0.0)
+        bench.see(idle(), WELL, 1.0)
+        assert bench.owner.next_deadline(idle()) == 11.0
+
+    def test_leave_words_that_change_with_the_conditions_only(self):
+        """What they find is written to a card: not a line for every degree."""
+        bench = Bench(max_temperature=60.0)
+        for degrees, now in ((70.0, 0.0), (71.0, 1.0)):
+            bench.see(idle(), facts(temperature_c=degrees), now)
+        assert len(bench.owner.words) == 1
+        assert "70" in bench.owner.words[0]

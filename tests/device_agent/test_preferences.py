@@ -1,0 +1,278 @@
+"""What is objected to: every preference with its fact met, missed and unknown, alone and together."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from device_agent.allowance import NOTHING, Spent
+from device_agent.facts import LinkKind
+from device_agent.preference_rules import RULES, Own
+from device_agent.preference_settings import ALLOWED_IF_UNKNOWN
+from device_agent.preferences import Objection, Preferences, judge, words_for_wire
+from shared.errors import ConfigError
+from shared.reasons import Condition
+from tests.device_agent.owners import WELL, easy, facts, wants
+
+NOON = datetime(2026, 11, 21, 12, 0, tzinfo=timezone(timedelta(hours=1)))
+MIB = 2**20
+
+
+class Case(NamedTuple):
+    """A preference, what its owner says, and values of its fact with which it is met and missed."""
+
+    name: str
+    setting: Any
+    fact: str
+    met: tuple
+    missed: tuple
+    condition: Condition
+
+
+CASES = [
+    Case("charging", True, "external_power", (True,), (False,), Condition.NOT_CHARGING),
+    Case("min_battery", 30, "battery_percent", (30.0, 100.0), (29.9, 0.0), Condition.LOW_BATTERY),
+    Case("under_voltage_ok", False, "under_voltage", (False,), (True,), Condition.UNDER_VOLTAGE),
+    Case("unmetered", True, "metered", (False,), (True,), Condition.METERED),
+    Case("wifi", True, "link", (LinkKind.WIFI, LinkKind.ETHERNET, LinkKind.LOOPBACK), (LinkKind.CELLULAR, LinkKind.OTHER),
+         Condition.NOT_WIFI),
+    Case("ssids", ("home", "lab"), "ssid", ("home", "lab"), ("neighbours", "Home", ""), Condition.OTHER_SSID),
+    Case("max_temperature", 70.0, "temperature_c", (70.0, -20.0), (70.1, 85.0), Condition.TOO_HOT),
+    Case("max_load", 0.5, "load_per_cpu", (0.5, 0.0), (0.51, 8.0), Condition.BUSY),
+    Case("min_free_memory_mib", 200, "free_memory_mib", (200.0, 4000.0), (199.9, 0.0), Condition.LOW_MEMORY),
+    Case("min_free_disk_mib", 500, "free_disk_mib", (500.0, 4000.0), (499.9, 0.0), Condition.LOW_DISK),
+    Case("clock_set", True, "clock_set", (True,), (False,), Condition.CLOCK_NOT_SET),
+]  # fmt: skip
+BY_NAME = pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+
+
+def conditions(preferences: Preferences, device=WELL, spent=NOTHING, local=NOON, **offer: Any) -> list[Condition]:
+    """What is missed."""
+    return [one.condition for one in judge(preferences, device, spent, local=local, **offer)]
+
+
+def test_the_table_has_every_preference_that_asks_for_a_fact():
+    """Nobody adds one without saying here what it means."""
+    assert {case.name for case in CASES} == set(RULES) == set(ALLOWED_IF_UNKNOWN) - {"quiet_hours"}
+
+
+@BY_NAME
+def test_a_preference_that_is_met_is_no_objection(case):
+    """Also just at its limit."""
+    for value in case.met:
+        assert conditions(easy(**{case.name: case.setting}), facts(**{case.fact: value})) == []
+
+
+@BY_NAME
+def test_a_preference_that_is_missed_is_the_objection(case):
+    """However little is missing, and whatever the owner says of what is unknown."""
+    for value in case.missed:
+        for unknown in ([], [f"{case.name}=allow"], [f"{case.name}=deny"]):
+            preferences = easy(**{case.name: case.setting, "unknown": unknown})
+            assert conditions(preferences, facts(**{case.fact: value})) == [case.condition]
+
+
+@BY_NAME
+def test_a_preference_whose_fact_is_unknown_is_as_the_owner_says(case):
+    """Allow and deny; and where nothing is said, as the documentation does."""
+    device = facts(**{case.fact: None})
+    asked = {case.name: case.setting}
+    assert conditions(easy(**asked, unknown=[f"{case.name}=allow"]), device) == []
+    assert conditions(easy(**asked, unknown=[f"{case.name}=deny"]), device) == [case.condition]
+    assert conditions(easy(**asked), device) == ([] if ALLOWED_IF_UNKNOWN[case.name] else [case.condition])
+
+
+@BY_NAME
+def test_a_preference_that_nobody_has_is_no_objection(case):
+    """The facts of others do not matter to an owner who has not asked for them."""
+    for value in (*case.met, *case.missed, None):
+        assert conditions(easy(), facts(**{case.fact: value})) == []
+
+
+@BY_NAME
+def test_doubt_is_told_with_its_cause_and_its_mend(case):
+    """The owner reads why nobody could tell, and what to write to work all the same."""
+    preferences = easy(**{case.name: case.setting}, unknown=[f"{case.name}=deny"])
+    (told,) = judge(preferences, facts(**{case.fact: None}), NOTHING, local=NOON)
+    assert f"no {case.fact}" in told.words
+    assert f'unknown = ["{case.name}=allow"]' in told.words
+
+
+def test_by_default_power_and_an_unmetered_connection_are_demanded():
+    """And a supply that is strong enough: nothing else."""
+    everything = {case.fact: case.missed[0] for case in CASES}
+    assert set(conditions(wants(), facts(**everything))) == {
+        Condition.NOT_CHARGING,
+        Condition.METERED,
+        Condition.UNDER_VOLTAGE,
+    }
+    assert conditions(wants(), WELL) == []
+
+
+@given(st.sets(st.sampled_from(CASES)))
+def test_all_objections_are_told_the_most_lasting_first(missed):
+    """One for each preference that is missed."""
+    preferences = wants(**{case.name: case.setting for case in CASES})
+    # On a mobile network the SSID is missed, too: only WiFi has one.
+    expected = {case.condition for case in missed} | (
+        {Condition.OTHER_SSID} if any(case.name == "wifi" for case in missed) else set()
+    )
+    told = judge(preferences, facts(**{case.fact: case.missed[0] for case in missed}), NOTHING, local=NOON)
+    assert {one.condition for one in told} == expected
+    assert len(told) == len(expected)
+    assert [one.retry_after_s for one in told] == sorted((one.retry_after_s for one in told), reverse=True)
+    assert all(one.retry_after_s > 0 and one.words for one in told)
+
+
+@pytest.mark.parametrize("link", [LinkKind.ETHERNET, LinkKind.LOOPBACK])
+def test_a_cable_has_no_name(link):
+    """Which WiFi network there might be does not matter on Ethernet, or to a broker on this device."""
+    assert conditions(easy(ssids=["home"]), facts(link=link, ssid=None)) == []
+
+
+@pytest.mark.parametrize("link", [LinkKind.CELLULAR, LinkKind.OTHER])
+def test_a_mobile_network_is_none_of_the_ssids(link):
+    """Also where the device sees the right WiFi network but does not use it."""
+    assert conditions(easy(ssids=["home"]), facts(link=link, ssid="home")) == [Condition.OTHER_SSID]
+
+
+def test_nothing_is_paid_for_a_broker_on_this_device():
+    """Whatever the network at large costs."""
+    assert conditions(easy(unmetered=True), facts(link=LinkKind.LOOPBACK, metered=True)) == []
+    assert conditions(easy(unmetered=True), facts(link=LinkKind.LOOPBACK, metered=None)) == []
+
+
+def test_what_the_work_takes_itself_is_not_held_against_it():
+    """Training on two of four CPUs must not end because two CPUs are busy."""
+    preferences = easy(max_load=0.3, min_free_memory_mib=500)
+    device = facts(load_per_cpu=0.7, free_memory_mib=300.0)
+    assert conditions(preferences, device) == [Condition.LOW_MEMORY, Condition.BUSY]
+    assert conditions(preferences, device, work=Own(load_per_cpu=0.5, memory_mib=250.0)) == []
+
+
+@pytest.mark.parametrize(("paused", "expected"), [(True, [Condition.PAUSED]), (None, [Condition.PAUSED]), (False, [])])
+def test_a_pause_stops_everything(paused, expected):
+    """In doubt, too: an owner who says stop is not to be overheard."""
+    assert conditions(easy(), facts(paused=paused)) == expected
+
+
+def test_only_allowed_tasks_are_worked_on():
+    """By name; an empty list allows all."""
+    assert conditions(easy(allowed_tasks=["digits", "mnist"]), task="mnist") == []
+    assert conditions(easy(allowed_tasks=["digits", "mnist"]), task="cifar10") == [Condition.TASK_NOT_ALLOWED]
+    assert conditions(easy(), task="cifar10") == []
+
+
+def test_quiet_hours_are_told_with_their_end():
+    """To the second, for only then is there any use in asking again."""
+    preferences = easy(quiet_hours=["08:00-12:30"])
+    (told,) = judge(preferences, WELL, NOTHING, local=NOON)
+    assert told == Objection(Condition.QUIET_HOURS, "quiet hours, until Sat 12:30", 1800.0, exact=True)
+    assert conditions(preferences, local=NOON + timedelta(minutes=30)) == []
+
+
+@pytest.mark.parametrize("hours", ["08:00-12:30", "20:00-21:00"])
+def test_a_clock_that_is_not_set_cannot_tell_whether_it_is_quiet(hours):
+    """Whatever it shows; where nothing at all is known of the clock, it is believed."""
+    device = facts(clock_set=False)
+    assert conditions(easy(quiet_hours=[hours]), device) == [Condition.QUIET_HOURS]
+    assert conditions(easy(quiet_hours=[hours], unknown=["quiet_hours=allow"]), device) == []
+    assert conditions(easy(quiet_hours=["20:00-21:00"]), facts(clock_set=None)) == []
+
+
+@pytest.mark.parametrize(
+    ("setting", "within", "beyond", "condition"),
+    [
+        ({"max_rounds_per_day": 3}, Spent(rounds=2), Spent(rounds=3), Condition.ROUNDS_SPENT),
+        (
+            {"max_mib_per_day": 5},
+            Spent(traffic_bytes=5 * MIB - 1),
+            Spent(traffic_bytes=5 * MIB),
+            Condition.TRAFFIC_SPENT,
+        ),
+        ({"max_minutes_per_day": 2}, Spent(training_s=119.0), Spent(training_s=120.0), Condition.MINUTES_SPENT),
+    ],
+)
+def test_a_daily_allowance_ends_at_midnight(setting, within, beyond, condition):
+    """What is spent is spent until then; without an allowance everything is allowed."""
+    assert conditions(easy(**setting), spent=within) == []
+    assert conditions(easy(), spent=beyond) == []
+    (told,) = judge(easy(**setting), WELL, beyond, local=NOON)
+    assert (told.condition, told.retry_after_s, told.exact) == (condition, 12 * 3600.0, True)
+
+
+def test_a_round_that_would_not_fit_into_the_day_is_declined():
+    """Before its model is loaded down, not in the middle of it."""
+    spent = Spent(traffic_bytes=3 * MIB)
+    assert conditions(easy(max_mib_per_day=5), spent=spent, expected_bytes=2 * MIB) == []
+    assert conditions(easy(max_mib_per_day=5), spent=spent, expected_bytes=2 * MIB + 1) == [Condition.TRAFFIC_SPENT]
+
+
+def test_a_round_that_has_begun_is_not_one_too_many():
+    """Its own place in the allowance is taken; traffic and minutes beyond theirs end it."""
+    preferences = easy(max_rounds_per_day=3, max_mib_per_day=5, max_minutes_per_day=2)
+    just = Spent(rounds=3, traffic_bytes=5 * MIB, training_s=119.0)
+    assert conditions(preferences, spent=just, work=Own()) == []
+    beyond = just.plus(Spent(traffic_bytes=1, training_s=1.0))
+    assert set(conditions(preferences, spent=beyond, work=Own())) == {Condition.TRAFFIC_SPENT, Condition.MINUTES_SPENT}
+
+
+@BY_NAME
+def test_stricter_preferences_miss_whatever_the_usual_ones_miss(case):
+    """They ask for more, never for less."""
+    preferences = easy(**{case.name: case.setting})
+    for value in case.missed:
+        assert conditions(preferences.stricter(), facts(**{case.fact: value})) == [case.condition]
+
+
+@pytest.mark.parametrize(
+    ("setting", "fact", "not_yet", "enough"),
+    [
+        ({"min_battery": 30}, "battery_percent", 34.9, 35.0),
+        ({"min_battery": 98}, "battery_percent", 98.9, 99.0),
+        ({"min_battery": 100}, "battery_percent", 99.0, 100.0),
+        ({"max_temperature": 70.0}, "temperature_c", 65.1, 65.0),
+        ({"max_temperature": 0.0}, "temperature_c", -4.9, -5.0),
+        ({"max_load": 0.5}, "load_per_cpu", 0.46, 0.45),
+        ({"min_free_memory_mib": 200}, "free_memory_mib", 219.9, 220.0),
+        ({"min_free_disk_mib": 500}, "free_disk_mib", 549.9, 550.0),
+    ],
+)
+def test_a_value_must_come_back_by_a_margin(setting, fact, not_yet, enough):
+    """Never by more than can be had: a full battery is enough for every demand."""
+    stricter = easy(**setting).stricter()
+    assert len(conditions(stricter, facts(**{fact: not_yet}))) == 1
+    assert conditions(stricter, facts(**{fact: enough})) == []
+
+
+def test_what_is_told_to_others_names_nothing_that_was_found():
+    """No network, no value, no file: the words of the conditions, each once."""
+    device = facts(ssid="Annas Netz", temperature_c=81.0, battery_percent=7.0)
+    told = judge(easy(ssids=["home"], max_temperature=70.0, min_battery=20), device, NOTHING, local=NOON)
+    assert any("Annas Netz" in one.words for one in told)
+    assert words_for_wire(told) == "low battery, other ssid, too hot"
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ({"unknown": ["chargin=allow"]}, "did you mean 'charging'?"),
+        ({"unknown": ["charging=maybe"]}, "must end in =allow or =deny"),
+        ({"unknown": ["charging"]}, "must end in =allow or =deny"),
+        ({"unknown": ["wifi=allow", "wifi=deny"]}, "told to allow and to deny"),
+        ({"unknown": ["max_rounds_per_day=allow"]}, "unknown preference 'max_rounds_per_day'"),
+        ({"quiet_hours": ["late"]}, "is not a time of day"),
+        ({"on_loss": "stop"}, "known: abandon, finish, pause"),
+        ({"loss_after_s": 3.1}, "above 3"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_a_mend(setting, said):
+    """Before the agent starts; a slip must not become consent."""
+    with pytest.raises(ConfigError) as caught:
+        wants(**setting)
+    assert caught.value.problems[0].startswith(f"--{next(iter(setting)).replace('_', '-')}: ")
+    assert said in caught.value.problems[0]

@@ -1,0 +1,177 @@
+"""Quiet hours by the local clock: over midnight, over the week, and in the nights in which the clocks change."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from device_agent.quiet_hours import DAYS, next_midnight, parse_quiet_hours
+from shared.errors import UsageError
+
+# An hour's change, half an hour's, one at midnight itself, and a whole day that was left out.
+ZONE_NAMES = ("Europe/Berlin", "Australia/Lord_Howe", "America/Havana", "Pacific/Apia", "UTC")
+try:
+    ZONES = [ZoneInfo(name) for name in ZONE_NAMES]
+except ZoneInfoNotFoundError:
+    pytest.skip("no files of time zones here: no tzdata is installed", allow_module_level=True)
+BERLIN = ZONES[0]
+
+# Days on which some of these clocks change, and any other.
+CHANGES = ["2026-03-08", "2026-03-29", "2026-04-04", "2026-10-03", "2026-10-25", "2026-11-01", "2011-12-30"]
+NEAR = st.builds(
+    lambda day, minutes: datetime.fromisoformat(day).replace(tzinfo=UTC) + timedelta(minutes=minutes),
+    st.sampled_from(CHANGES),
+    st.integers(-24 * 60, 48 * 60),
+)
+MOMENTS = NEAR | st.datetimes(datetime(2010, 1, 1), datetime(2030, 1, 1), timezones=st.just(UTC))
+
+
+def at(text: str, zone: ZoneInfo = BERLIN, fold: int = 0) -> datetime:
+    """A local time, its second occurrence with `fold`."""
+    return datetime.fromisoformat(text).replace(tzinfo=zone, fold=fold)
+
+
+def left(hours: list[str], local: datetime) -> timedelta | None:
+    """How long it is still quiet."""
+    until = parse_quiet_hours(hours).until(local)
+    return None if until is None else until - local.astimezone(UTC)
+
+
+@pytest.mark.parametrize(
+    ("moment", "minutes"),
+    [
+        ("2026-11-20T21:59:59", None),
+        ("2026-11-20T22:00:00", 540),
+        ("2026-11-20T23:59:00", 421),
+        ("2026-11-21T00:00:00", 420),
+        ("2026-11-21T06:59:00", 1),
+        ("2026-11-21T07:00:00", None),
+    ],
+)
+def test_a_span_goes_over_midnight(moment, minutes):
+    """Its end belongs to the next day."""
+    assert left(["22:00-07:00"], at(moment)) == (None if minutes is None else timedelta(minutes=minutes))
+
+
+@pytest.mark.parametrize(
+    ("entry", "quiet", "loud"),
+    [
+        ("mon-fri 08:00-18:00", "2026-11-20T08:00", "2026-11-21T08:00"),
+        ("sat 08:00-18:00", "2026-11-21T17:59", "2026-11-20T12:00"),
+        ("fri 22:00-06:00", "2026-11-21T05:59", "2026-11-20T05:59"),
+        ("sat-mon 00:00-24:00", "2026-11-23T23:59", "2026-11-24T00:00"),
+        ("SUN  20:00 - 24:00", "2026-11-22T20:00", "2026-11-22T19:59"),
+    ],
+)
+def test_a_span_belongs_to_the_day_on_which_it_begins(entry, quiet, loud):
+    """The 20th of November 2026 is a Friday."""
+    assert left([entry], at(quiet)) is not None
+    assert left([entry], at(loud)) is None
+
+
+def test_spans_that_touch_are_one():
+    """The end is when it is really over."""
+    assert left(["22:00-24:00", "00:00-06:00", "05:00-07:30"], at("2026-11-20T23:00")) == timedelta(hours=8.5)
+
+
+def test_hours_without_end_are_asked_about_again_in_a_week():
+    """Who is always quiet never works."""
+    assert left(["00:00-24:00"], at("2026-11-20T23:00")) == timedelta(days=7)
+
+
+def test_a_night_in_which_an_hour_is_left_out_is_shorter():
+    """On the 29th of March 2026 the clocks go from 2:00 to 3:00."""
+    assert left(["22:00-07:00"], at("2026-03-28T22:00")) == timedelta(hours=8)
+    assert left(["22:00-07:00"], at("2026-03-29T03:00")) == timedelta(hours=4)
+
+
+def test_a_night_with_an_hour_more_is_longer():
+    """On the 25th of October 2026 the clocks go from 3:00 back to 2:00."""
+    assert left(["22:00-07:00"], at("2026-10-24T22:00")) == timedelta(hours=10)
+    assert left(["22:00-07:00"], at("2026-10-25T02:30", fold=1)) == timedelta(hours=4.5)
+
+
+def test_an_end_that_the_clock_shows_twice_is_the_second():
+    """It does not begin, end and begin again."""
+    for fold, hours in ((0, 1.5), (1, 0.5)):
+        assert left(["22:00-02:30"], at("2026-10-25T02:00", fold=fold)) == timedelta(hours=hours)
+    assert left(["22:00-02:30"], at("2026-10-25T02:45")) == timedelta(minutes=45)
+
+
+def test_a_beginning_that_the_clock_leaves_out_is_not_missed():
+    """There is no half past two on that morning, but there is a three o'clock."""
+    assert left(["02:30-05:00"], at("2026-03-29T03:00")) == timedelta(hours=2)
+
+
+SPANS = st.tuples(
+    st.sampled_from(["", "mon ", "sat-mon ", "tue-fri "]), *[st.integers(0, 95)] * 2
+).filter(lambda span: span[1] != span[2]).map(
+    lambda span: f"{span[0]}{span[1] // 4:02}:{span[1] % 4 * 15:02}-{span[2] // 4:02}:{span[2] % 4 * 15:02}"
+)  # fmt: skip
+
+
+@given(st.lists(SPANS, min_size=1, max_size=3), MOMENTS, st.sampled_from(ZONES))
+def test_it_is_quiet_until_the_end_and_not_at_the_end(entries, moment, zone):
+    """Whatever the clocks do, the end is exact: who asks again then is not sent away."""
+    hours = parse_quiet_hours(entries)
+    until = hours.until(moment.astimezone(zone))
+    if until is not None and until - moment < timedelta(days=7):
+        assert hours.until((until - timedelta(seconds=1)).astimezone(zone)) == until
+        assert hours.until(until.astimezone(zone)) is None
+
+
+@given(SPANS, MOMENTS, st.sampled_from(ZONES))
+def test_whenever_the_clock_shows_a_quiet_hour_it_is_quiet(entry, moment, zone):
+    """In every zone and night: the owner looks at the clock."""
+    local = moment.astimezone(zone)
+    (span,) = parse_quiet_hours([entry]).spans
+    shown = local.hour * 60 + local.minute
+    begun_today = local.weekday() in span.days and span.begin_min <= shown < span.end_min
+    if begun_today:
+        assert left([entry], local) is not None
+
+
+@given(MOMENTS, st.sampled_from(ZONES))
+def test_midnight_is_when_the_date_changes(moment, zone):
+    """A second before it is today, then it is not; a day may have 23 hours, or 25."""
+    local = moment.astimezone(zone)
+    midnight = next_midnight(local)
+    assert timedelta() < midnight - moment <= timedelta(hours=25)
+    assert (midnight - timedelta(seconds=1)).astimezone(zone).date() == local.date()
+    assert midnight.astimezone(zone).date() > local.date()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "is not a time of day"),
+        ("22-7", "is not a time of day"),
+        ("22:00", "is not a time of day"),
+        ("22:00-07:00 sat", "is not a time of day"),
+        ("２２:00-07:00", "is not a time of day"),
+        ("24:30-07:00", "a time that no clock shows"),
+        ("22:60-07:00", "a time that no clock shows"),
+        ("24:00-07:00", "begins at 24:00"),
+        ("07:00-07:00", "write 00:00-24:00 for the whole day"),
+        ("son 07:00-08:00", "'son' is not a day; the days are mon, tue"),
+        ("mon-don 07:00-08:00", "'don' is not a day"),
+    ],
+)
+def test_other_texts_are_refused_with_a_mend(text, said):
+    """An owner who is not understood must hear so, not be woken."""
+    with pytest.raises(UsageError, match=said):
+        parse_quiet_hours([text])
+
+
+@given(st.text())
+def test_any_text_is_read_or_refused(text):
+    """Nothing else comes out."""
+    try:
+        hours = parse_quiet_hours([text])
+    except UsageError:
+        return
+    assert [set(span.days) <= set(range(len(DAYS))) for span in hours.spans] == [True]

@@ -1,0 +1,254 @@
+"""Willingness: steady against moments of loss and return, and what becomes of work in hand."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from device_agent.allowance import NOTHING
+from device_agent.preferences import Objection, judge
+from device_agent.willingness import Change, Lost, OnLoss, PauseOver, Regained, Willingness
+from shared.reasons import Condition
+from tests.device_agent.owners import easy, facts
+from tests.device_agent.test_preferences import NOON
+
+BATTERY = (Objection(Condition.NOT_CHARGING, "it runs on its battery", 600.0),)
+NIGHT = (Objection(Condition.QUIET_HOURS, "quiet hours, until Sun 07:00", 28_800.0, exact=True),)
+HOT = (Objection(Condition.TOO_HOT, "it has 81 °C", 120.0),)
+NONE: tuple[Objection, ...] = ()
+
+
+def willing(**settings) -> Willingness:
+    """Of a device that has just seen that all is well, at time 0."""
+    found = Willingness(easy(**settings))
+    assert found.observe(NONE, 0.0, working=False) is None
+    return found
+
+
+def play(device: Willingness, story: dict[float, tuple[Objection, ...]], *, working: bool = True) -> list[Change]:
+    """What is told while the facts are these at those times."""
+    told = (device.observe(objections, now, working=working) for now, objections in story.items())
+    return [change for change in told if change is not None]
+
+
+def test_a_moments_loss_stops_nothing():
+    """A plug that is put in again within two seconds."""
+    device = willing()
+    assert play(device, {10.0: BATTERY, 11.9: BATTERY, 12.0: NONE, 13.0: BATTERY, 14.9: BATTERY}) == []
+    assert device.willing and device.unwilling is None
+
+
+def test_a_loss_that_lasts_is_told_once():
+    """With the action that the owner chose, and everything that is missed then."""
+    device = willing(on_loss="finish")
+    story = {10.0: BATTERY, 11.0: BATTERY, 12.0: BATTERY + HOT, 13.0: BATTERY}
+    assert play(device, story) == [Lost(BATTERY + HOT, OnLoss.FINISH)]
+    assert (device.willing, device.unwilling) == (False, Condition.NOT_CHARGING)
+
+
+def test_two_losses_that_take_turns_are_one():
+    """There is no moment at which the owner's demands are met."""
+    assert play(willing(), {10.0: BATTERY, 11.0: HOT, 12.0: BATTERY}) == [Lost(BATTERY, OnLoss.PAUSE)]
+
+
+def test_what_is_missed_at_the_start_counts_at_once():
+    """There was no moment at which it was met; an agent that finds an update to upload learns what to do with it."""
+    device = Willingness(easy(on_loss="abandon"))
+    assert device.observe(BATTERY, 0.0, working=True) == Lost(BATTERY, OnLoss.ABANDON)
+
+
+def test_work_goes_on_when_all_was_met_for_long_enough():
+    """And not before, however often it comes back for a moment."""
+    device = willing(return_after_s=30.0)
+    lost = {10.0: BATTERY, 12.0: BATTERY}
+    short = {20.0: NONE, 49.0: NONE, 49.5: BATTERY, 60.0: NONE, 89.9: NONE}
+    assert play(device, {**lost, **short}) == [Lost(BATTERY, OnLoss.PAUSE)]
+    assert play(device, {90.0: NONE, 91.0: NONE, 200.0: NONE}) == [Regained(78.0)]
+    assert device.willing
+
+
+@pytest.mark.parametrize("action", ["finish", "pause", "abandon"])
+def test_the_owner_chooses_what_becomes_of_work(action):
+    """The three words of on_loss."""
+    told = play(willing(on_loss=action), {10.0: BATTERY, 12.0: BATTERY, 1000.0: BATTERY})
+    assert told[0] == Lost(BATTERY, OnLoss(action))
+    assert told[1:] == ([PauseOver(BATTERY)] if action == "pause" else [])
+
+
+def test_a_pause_has_an_end():
+    """Told once, also when all is met again but not for long enough."""
+    device = willing(pause_limit_s=100.0)
+    assert play(device, {10.0: BATTERY, 12.0: BATTERY, 90.0: NONE, 111.9: NONE}) == [Lost(BATTERY, OnLoss.PAUSE)]
+    assert play(device, {112.0: NONE, 113.0: NONE}) == [PauseOver(BATTERY)]
+    assert play(device, {120.0: NONE}) == [Regained(108.0)]
+
+
+def test_a_pause_without_work_has_no_end_to_tell():
+    """The coordinator may have cancelled the round meanwhile."""
+    device = willing(pause_limit_s=100.0)
+    assert len(play(device, {10.0: BATTERY, 12.0: BATTERY})) == 1
+    assert play(device, {50.0: BATTERY, 200.0: BATTERY}, working=False) == []
+
+
+def test_a_pause_that_must_outlast_its_limit_is_not_begun():
+    """The night is longer than ten minutes; a short rest is not."""
+    assert play(willing(), {10.0: NIGHT, 12.0: NIGHT}) == [Lost(NIGHT, OnLoss.ABANDON)]
+    assert play(willing(pause_limit_s=28_800.0), {10.0: NIGHT, 12.0: NIGHT}) == [Lost(NIGHT, OnLoss.PAUSE)]
+    assert play(willing(on_loss="finish"), {10.0: NIGHT, 12.0: NIGHT}) == [Lost(NIGHT, OnLoss.FINISH)]
+
+
+def test_an_offer_is_declined_for_what_is_missed_at_that_moment():
+    """The two seconds of patience are for work that has begun."""
+    device = willing()
+    device.observe(BATTERY, 10.0, working=False)
+    assert device.willing and device.answer(BATTERY, 10.0) == BATTERY
+    assert device.answer(NONE, 10.5) == NONE
+
+
+def test_an_offer_is_declined_while_what_came_back_must_still_hold():
+    """With the preference that was missed, and the time that is left."""
+    device = willing(return_after_s=30.0)
+    play(device, {10.0: BATTERY, 12.0: BATTERY, 20.0: NONE})
+    (told,) = device.answer(NONE, 45.0)
+    assert (told.condition, told.retry_after_s) == (Condition.NOT_CHARGING, 5.0)
+    play(device, {50.0: NONE})
+    assert device.answer(NONE, 50.0) == NONE
+
+
+def test_what_ends_by_the_clock_is_over_when_it_is_over():
+    """The coordinator was told that very moment; but whatever else was missed must hold all the same."""
+    device = willing(return_after_s=30.0)
+    assert play(device, {10.0: NIGHT, 12.0: NIGHT, 8000.0: NIGHT, 8010.0: NONE}, working=False)[1:] == [
+        Regained(7998.0)
+    ]
+    device = willing(return_after_s=30.0)
+    assert (
+        len(play(device, {10.0: NIGHT, 12.0: NIGHT, 8000.0: NIGHT + HOT, 8005.0: NIGHT, 8010.0: NONE}, working=False))
+        == 1
+    )
+    (told,) = device.answer(NONE, 8010.0)
+    assert told.retry_after_s == 25.0 and device.next_deadline() == 8035.0
+    assert play(device, {8034.0: NONE, 8035.0: NONE}, working=False) == [Regained(8023.0)]
+
+
+def test_a_night_has_no_deadline_of_its_own():
+    """Its end is seen when it comes, by whoever looks from time to time."""
+    device = willing(on_loss="finish")
+    play(device, {10.0: HOT, 12.0: HOT, 20.0: NIGHT})
+    assert device.next_deadline() is None
+
+
+def test_presence_keeps_its_word_while_it_is_true():
+    """It does not change with every other thing that is missed beside it."""
+    device = willing()
+    told = []
+    for now, missed in enumerate([HOT, HOT, HOT, BATTERY + HOT, HOT, BATTERY, BATTERY + HOT, NONE]):
+        device.observe(missed, 10.0 + now, working=False)
+        told.append(device.unwilling)
+    assert told == [None, None, *[Condition.TOO_HOT] * 3, *[Condition.NOT_CHARGING] * 3]
+
+
+def test_facts_are_judged_more_strictly_while_unwilling():
+    """A battery that trembles around its limit does not take the device with it."""
+    device = willing(min_battery=30, return_after_s=10.0)
+    told = []
+    for now in range(600):
+        percent = 30.5 if now % 40 < 20 else 29.5
+        missed = judge(device.preferences, facts(battery_percent=percent), NOTHING, local=NOON)
+        told.append(device.observe(missed, float(now), working=False))
+    assert [type(change) for change in told if change is not None] == [Lost]
+
+
+@pytest.mark.parametrize("limit_s", [0.0, 0.5, 3.0])
+def test_a_loss_is_told_at_the_next_deadline(limit_s):
+    """Who looks again just then is not late."""
+    device = willing(loss_after_s=limit_s)
+    told = device.observe(BATTERY, 10.0, working=True)
+    if limit_s:
+        assert told is None and device.next_deadline() == 10.0 + limit_s
+        told = device.observe(BATTERY, 10.0 + limit_s, working=True)
+    assert isinstance(told, Lost)
+
+
+def test_the_next_deadline_is_that_of_the_pause_or_of_the_return():
+    """Whichever is earlier; none where time alone changes nothing."""
+    device = willing(return_after_s=30.0, pause_limit_s=100.0)
+    assert device.next_deadline() is None
+    seen = []
+    for now, missed in {10.0: BATTERY, 12.0: BATTERY, 20.0: NONE, 90.0: BATTERY, 95.0: NONE, 112.0: NONE}.items():
+        device.observe(missed, now, working=True)
+        seen.append(device.next_deadline())
+    assert seen == [12.0, 112.0, 50.0, 112.0, 112.0, 125.0]
+
+
+STEPS = st.lists(
+    st.tuples(st.floats(0.01, 20.0), st.sampled_from([NONE, NONE, BATTERY, HOT, BATTERY + HOT]), st.booleans()),
+    max_size=40,
+)
+TERMS = st.fixed_dictionaries(
+    {
+        "on_loss": st.sampled_from(["finish", "pause", "abandon"]),
+        "loss_after_s": st.floats(0.0, 3.0),
+        "return_after_s": st.floats(0.0, 40.0),
+        "pause_limit_s": st.floats(0.0, 60.0),
+    }
+)
+
+
+@given(STEPS, TERMS)
+def test_losses_and_returns_take_turns(steps, terms):
+    """Never two of a kind in a row, whatever the facts do; a pause is over at most once, between the two."""
+    device, now, told = willing(**terms), 0.0, []
+    for step_s, missed, working in steps:
+        now += step_s
+        change = device.observe(missed, now, working=working)
+        told += [change] if change is not None else []
+        assert device.willing == (device.unwilling is None)
+    kinds = [type(change) for change in told]
+    turns = [kind for kind in kinds if kind is not PauseOver]
+    assert turns == [Lost, Regained] * (len(turns) // 2) + [Lost] * (len(turns) % 2)
+    for change, following in pairwise(told):
+        assert not isinstance(following, PauseOver) or (isinstance(change, Lost) and change.action is OnLoss.PAUSE)
+
+
+@given(STEPS, st.floats(0.1, 3.0), st.booleans())
+def test_a_fact_that_flaps_faster_than_the_patience_never_stops_work(steps, patience_s, first):
+    """However long it goes on."""
+    device, now, missing = willing(loss_after_s=patience_s), 0.0, first
+    for step_s, _, _ in steps:
+        assert device.observe(BATTERY if missing else NONE, now, working=True) is None
+        missing = not missing
+        now += min(step_s / 20.0, 0.99) * patience_s
+
+
+@given(STEPS, TERMS)
+def test_nothing_is_accepted_before_all_was_met_for_long_enough(steps, terms):
+    """Since the device was last seen to miss something while it was unwilling."""
+    device, now, missed_at = willing(**terms), 0.0, 0.0
+    for step_s, missed, working in steps:
+        now += step_s
+        was_willing = device.willing
+        device.observe(missed, now, working=working)
+        if missed:
+            missed_at = now
+        accepts = not device.answer(missed, now)
+        assert not (accepts and missed)
+        assert not accepts or was_willing or now - missed_at >= terms["return_after_s"] - 1e-9
+
+
+@given(STEPS, TERMS)
+def test_a_loss_is_never_told_later_than_its_deadline(steps, terms):
+    """Who looks at every deadline hears of it `loss_after_s` after it began, to the instant."""
+    device, now = willing(**terms), 0.0
+    since: float | None = None
+    for step_s, missed, _ in steps:
+        now += step_s
+        deadline = device.next_deadline()
+        if device.willing and since is not None and deadline is not None and deadline < now:
+            assert deadline == since + terms["loss_after_s"]
+            assert isinstance(device.observe(BATTERY, deadline, working=True), Lost)
+        device.observe(missed, now, working=True)
+        since = None if not missed or not device.willing else now if since is None else since

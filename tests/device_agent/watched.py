@@ -1,0 +1,35 @@
+"""A training process whose events are waited for."""
+
+from __future__ import annotations
+
+import queue
+from pathlib import Path
+
+from device_agent.trainer import Trainer
+from device_agent.training_channel import Ready, Setup, TrainProgress
+
+TIMEOUT_S = 60
+
+
+class Watched:
+    """A Trainer and a queue of its events."""
+
+    def __init__(self, folder: Path, task: str = "tests.device_agent.toy_tasks:SLOW", data: str = "ann:23") -> None:
+        self.patches = folder / "patches"
+        self.events: queue.Queue = queue.Queue()
+        self.trainer = Trainer(Setup(task, data, str(folder), str(self.patches), "ann"), self.events.put)
+
+    def next(self):
+        """Next event."""
+        return self.events.get(timeout=TIMEOUT_S)
+
+    def outcome(self):
+        """Next event that is neither Ready nor TrainProgress."""
+        while isinstance(event := self.next(), Ready | TrainProgress):
+            pass
+        return event
+
+    def until_training(self) -> None:
+        """Wait for the first step."""
+        while not isinstance(event := self.next(), TrainProgress):
+            assert isinstance(event, Ready), event

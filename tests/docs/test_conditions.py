@@ -1,0 +1,50 @@
+"""docs/conditions.md: what it says of a UPS can be written so, and its own program works."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from device_agent.conditions import programs
+from device_agent.conditions.power import ask_ups
+from device_agent.conditions.tree import Tree
+from device_agent.conditions.ups import Command, parse_ups
+from device_agent.facts import Facts
+
+PAGE = (Path(__file__).parents[2] / "docs" / "conditions.md").read_text("utf-8")
+PATIENCE_S = 90.0
+
+
+def test_every_fact_has_a_row():
+    """As many rows as there are facts; and an owner finds them by name."""
+    table = PAGE.split("| fact | sources, in order |")[1].split("\n\n")[0].splitlines()[2:]
+    assert len(table) == len(dataclasses.fields(Facts))
+
+
+def test_every_way_to_name_a_ups_can_be_written():
+    """The words of the table, as they stand there."""
+    table = PAGE.split("| `ups` | asks |")[1].split("\n\n")[0].splitlines()[2:]
+    words = [word for row in table for word in re.findall(r"`([^`]+)`", row.split("|")[1])]
+    assert len(words) == 5
+    for word in words:
+        assert parse_ups(word.replace("PORT", "8423")) is not None
+
+
+@pytest.mark.parametrize(("level", "external"), [("hi", True), ("lo", False), ("--", None)])
+def test_the_program_of_the_page_works(tmp_path, monkeypatch, level, external):
+    """Run as it is printed there, with a pinctrl that says the level of the pin."""
+    script = PAGE.split("mains fail:\n\n")[1].split("\n\nand in agent.toml")[0]
+    program, pinctrl = tmp_path / "my-hat", tmp_path / "pinctrl"
+    program.write_text(textwrap.dedent(script) + "\n")
+    pinctrl.write_text(f"#!/bin/sh\n[ \"$1 $2\" = 'get 6' ] && echo ' 6: ip    pu | {level} // GPIO6 = input'\n")
+    for one in (program, pinctrl):
+        one.chmod(0o755)
+    monkeypatch.setattr(programs, "LIMIT_S", PATIENCE_S)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    named = parse_ups("command:/usr/local/bin/my-hat")
+    assert named == Command(("/usr/local/bin/my-hat",)) and f'ups = "command:{named.argv[0]}"' in PAGE
+    assert ask_ups(Command((str(program),)), Tree(tmp_path)).external.value is external

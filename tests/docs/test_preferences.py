@@ -1,0 +1,69 @@
+"""docs/preferences.md against the settings, the rules and the words of the wire; its agent.toml loads as it stands there."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from device_agent.preference_rules import RULES
+from device_agent.preference_settings import ALLOWED_IF_UNKNOWN, ON_LOSS, PreferenceSettings
+from device_agent.preferences import Preferences
+from device_agent.settings import AgentSettings
+from device_agent.willingness import OnLoss
+from shared.config import load
+from shared.reasons import Condition
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "preferences.md").read_text("utf-8")
+EXAMPLE = re.findall(r"^```toml\n(.*?)^```$", PAGE, flags=re.MULTILINE | re.DOTALL)[0]
+ROWS = [[cell.strip() for cell in line.strip("|").split("|")] for line in re.findall(r"^\| `.*$", PAGE, re.MULTILINE)]
+KEYS = {item.name for item in fields(PreferenceSettings)}
+HEADING = 5  # cells of the table of preferences
+
+
+@pytest.fixture
+def example(tmp_path) -> AgentSettings:
+    """The page's agent.toml, loaded."""
+    file = tmp_path / "agent.toml"
+    file.write_text(EXAMPLE, "utf-8")
+    return load(AgentSettings, file=file, environ={}, flags={})
+
+
+def test_the_example_names_every_preference(example):
+    """And loads to what it says."""
+    assert set(re.findall(r"^(\w+) =", EXAMPLE, re.MULTILINE)) >= KEYS
+    assert example.ssids == ("home", "lab")
+    preferences = Preferences.of(example)
+    assert len(preferences.quiet_hours.spans) == 3
+    assert preferences.allow_unknown["unmetered"] and not preferences.allow_unknown["max_temperature"]
+
+
+def test_every_preference_is_explained_in_the_table():
+    """With the word of the wire that stands for it."""
+    named = {row[0].strip("`"): row[2].strip("`") for row in ROWS if len(row) == HEADING}
+    assert named.keys() == KEYS - {
+        "unknown",
+        *(name for name in KEYS if f"{name} = " in EXAMPLE.partition("# When some")[2]),
+    }
+    assert {*named.values(), "paused"} == set(Condition)
+    assert {name: rule.condition for name, rule in RULES.items()}.items() <= named.items()
+
+
+def test_what_an_unknown_fact_means_is_as_the_table_says():
+    """Where nothing is said in `unknown`."""
+    told = {row[0].strip("`"): row[3] == "allow" for row in ROWS if len(row) == HEADING and row[3]}
+    assert told == ALLOWED_IF_UNKNOWN
+
+
+def test_when_to_ask_again_is_as_the_table_says():
+    """For preferences that ask for a fact."""
+    told = {row[0].strip("`"): row[4] for row in ROWS if len(row) == HEADING}
+    assert {name: f"{rule.retry_after_s / 60:g} min" for name, rule in RULES.items()}.items() <= told.items()
+
+
+def test_what_becomes_of_work_is_explained_word_by_word():
+    """The three words of on_loss are those that the agent knows."""
+    told = [row[0].strip("`") for row in ROWS if len(row) == 2]
+    assert told == list(ON_LOSS) == list(OnLoss)

@@ -1,0 +1,105 @@
+"""Settings that are lists of texts: arrays in a file, commas elsewhere."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import pytest
+import typer
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from shared.config import NAME, Settings, cli_options, load, public_values, reference, setting, to_toml
+from shared.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pizza(Settings):
+    """Lists of each kind."""
+
+    toppings: tuple[str, ...] = setting(("cheese", "basil"), help="What is on it.")
+    guests: tuple[str, ...] = setting((), pattern=NAME, default_means="nobody", help="Who eats.")
+    cuts: tuple[str, ...] = setting((), choices=("half", "quarter"), help="In which pieces.")
+
+
+def loaded(text: str = "", environ: dict[str, str] | None = None, **flags: object) -> Pizza:
+    """From a file, variables and options."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "pizza.toml"
+        file.write_text(text, "utf-8")
+        return load(Pizza, file=file, environ=environ or {}, flags=flags)
+
+
+def problem(text: str = "", environ: dict[str, str] | None = None, **flags: object) -> str:
+    """What is said of a wrong list, without the folder of the file."""
+    with pytest.raises(ConfigError) as caught:
+        loaded(text, environ, **flags)
+    (told,) = caught.value.problems
+    return told[max(0, told.find("pizza.toml")) :]
+
+
+def test_a_list_is_an_array_in_a_file():
+    """Over several lines, too; its texts may hold commas."""
+    assert loaded('toppings = ["ham, smoked",\n  "olives",\n]\n').toppings == ("ham, smoked", "olives")
+    assert loaded("toppings = []").toppings == ()
+
+
+def test_elsewhere_commas_stand_between_its_entries():
+    """With spaces around them or not; an option that is empty empties the list."""
+    assert loaded(environ={"FEDPATCH_TOPPINGS": "ham, olives"}).toppings == ("ham", "olives")
+    assert loaded(toppings="ham,olives,").toppings == ("ham", "olives")
+    assert loaded(toppings="").toppings == ()
+    assert loaded(environ={"FEDPATCH_TOPPINGS": ""}).toppings == ("cheese", "basil")
+
+
+@pytest.mark.parametrize("value", ['"ham"', "7", '["ham", 7]', "[[]]"])
+def test_anything_else_in_a_file_is_refused(value):
+    """A text is no list of its letters."""
+    said = problem(f"\ntoppings = {value}")
+    assert said.startswith("pizza.toml:2: toppings: expected texts in quotes between [ and ], got ")
+
+
+def test_every_entry_keeps_to_the_rules():
+    """Pattern, choices and being text at all; the one that does not is named."""
+    assert problem('guests = ["ada", "Bob"]') == f"pizza.toml:1: guests: 'Bob' must be {NAME.words}"
+    assert problem(cuts="half,quater").startswith("--cuts: unknown value 'quater'; did you mean 'quarter'?")
+    assert problem('toppings = ["a\\u0000"]').endswith("is not text (it holds a zero byte or is not UTF-8)")
+
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
+
+
+@given(st.lists(TEXTS, max_size=4).map(tuple))
+def test_what_is_printed_and_stored_loads_back_to_the_same(toppings):
+    """Whatever the texts hold."""
+    pizza = Pizza(toppings=toppings)
+    assert loaded(to_toml(pizza)) == pizza
+    assert load(Pizza, file=None, environ={}, flags=public_values(pizza)) == pizza
+
+
+def test_the_reference_tells_the_default_and_the_rule_of_each_entry():
+    """As for any other setting."""
+    page = reference({"Pizza": Pizza})
+    assert "| `toppings` | `cheese, basil` | What is on it. |" in page
+    assert "| `guests` | nobody | Who eats. Each 1 to 32 of a-z" in page
+    assert "| `cuts` | `empty` | In which pieces. Each one of half, quarter. |" in page
+
+
+def test_a_list_has_an_option():
+    """Of which `--help` says how it is written."""
+    app = typer.Typer()
+    calls = []
+
+    @app.command()
+    @cli_options(Pizza)
+    def bake(settings: Pizza, hot: Annotated[bool, typer.Option()] = True) -> None:
+        calls.append(settings)
+
+    CliRunner().invoke(app, ["--guests", "ada,bob"])
+    assert calls == [Pizza(guests=("ada", "bob"))]
+    shown = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "300", "TERM": "dumb"}).output
+    assert "TEXT,..." in shown

@@ -1,0 +1,127 @@
+"""A device is unplugged while it trains: its work ends as its owner configured, and everybody can tell why."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.brokers import Mosquitto
+from tests.device_agent.conditions import scenes
+from tests.faults.slow_task import REFERENCE
+from tests.system.commands import Command
+from tests.system.fleet import ROOT, AgentProcess, Fleet
+
+pytestmark = [pytest.mark.broker, pytest.mark.system, pytest.mark.slow]
+
+STEP_MS = 700
+"""Of each of six steps, so that there is a middle of training on any machine."""
+
+
+class Laptop:
+    """An agent on a machine with a battery, whose kernel says what the test wants it to."""
+
+    def __init__(self, fleet: Fleet, directory: Path, on_loss: str) -> None:
+        self.fleet = fleet
+        self.directory = directory
+        self._scene = scenes.Scene(directory / "root")
+        self._scene.card("lo", kind="772")
+        self._scene.supply("BAT0", scenes.BATTERY | {"status": "Charging"})
+        self.plug(True)
+        terms = {"conditions-root": self._scene.root, "on-loss": on_loss, "return-after-s": 1}
+        options = [f"--{name}={value}" for name, value in terms.items()]
+        data = f"n=24,test=20,seed=1;pause_ms={STEP_MS}"
+        self.agent: AgentProcess = fleet.start("ann", REFERENCE, data, admission="preferences", options=options)
+        fleet.wait_ready()
+
+    def plug(self, online: bool) -> None:
+        """In or out."""
+        self._scene.supply("BAT0", {"status": "Charging" if online else "Discharging"})
+        self._scene.supply("AC", scenes.MAINS | {"online": "1" if online else "0"})
+
+    def run(self, **terms: object) -> Command:
+        """A run of one round with this device alone."""
+        given = {"task": REFERENCE, "devices": 1, "broker": self.fleet.broker, "fleet": self.fleet.name, "rounds": 1}
+        given |= {"state-dir": self.directory / "coordinator", "epochs": 6, "wait-s": 100, "deadline-s": 100}
+        options = [f"--{name}={value}" for name, value in (given | terms).items()]
+        return Command("fedpatch", "run", "--json", *options)
+
+    def wait_training(self) -> None:
+        """Return in the middle of it."""
+        self.agent.wait(lambda: self.agent.status.get("state") == "training", "trains")
+
+    def told(self) -> str:
+        """What `fedpatch-agent status` says."""
+        command = [sys.executable, "-P", "-m", "device_agent", "status", "--state-dir", str(self.agent.state_dir)]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.fixture
+def laptop(mosquitto: Mosquitto, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Laptop]:
+    """Plugged in and ready; the parameter is what becomes of its work when it is not any more."""
+    with Fleet(mosquitto.url, tmp_path) as fleet:
+        yield Laptop(fleet, tmp_path, request.param)
+
+
+@pytest.mark.parametrize("laptop", ["pause"], indirect=True)
+def test_a_paused_training_goes_on_once_power_is_back(laptop, record_property):
+    """The round counts it, `status` says meanwhile why it waits; how long the loss took to be seen is recorded."""
+    with laptop.run() as coordinator:
+        laptop.wait_training()
+        laptop.plug(False)
+        unplugged_at = time.monotonic()
+        laptop.agent.wait(lambda: laptop.agent.status.get("paused"), "pauses")
+        record_property("reaction_s", round(time.monotonic() - unplugged_at, 2))
+        assert "it is training, paused" in laptop.told()
+        assert "it would not accept work now:\n  it runs on its battery" in laptop.told()
+        laptop.plug(True)
+        laptop.agent.wait(lambda: not laptop.agent.status.get("paused"), "goes on")
+        document = coordinator.done().document
+    assert document["rounds"][0]["reported"] == 1
+    assert "it would accept work now" in laptop.told()
+
+
+@pytest.mark.parametrize("laptop", ["abandon"], indirect=True)
+def test_an_abandoned_training_names_the_condition(laptop, record_property):
+    """The coordinator counts it; and it waits for the device to be willing again instead of asking in vain."""
+    with laptop.run(**{"max-failed-rounds": 2, "rounds": 2}) as coordinator:
+        laptop.wait_training()
+        laptop.plug(False)
+        unplugged_at = time.monotonic()
+        coordinator.wait_err("round 1/2 failed")
+        record_property("reaction_s", round(time.monotonic() - unplugged_at, 2))
+        coordinator.wait_err("unwilling: not_charging 1")
+        laptop.plug(True)
+        document = coordinator.done().document
+    assert document["rounds"][0]["failures"] == {"not_charging": 1}
+    assert document["rounds"][0]["decline_reasons"] == {}
+    assert document["rounds"][1]["reported"] == 1
+
+
+@pytest.mark.parametrize("laptop", ["finish"], indirect=True)
+def test_work_that_may_be_finished_is_finished(laptop):
+    """Only the next offer is declined, before it is made."""
+    with laptop.run() as coordinator:
+        laptop.wait_training()
+        laptop.plug(False)
+        laptop.agent.wait(lambda: laptop.agent.status.get("unwilling"), "would not accept more")
+        document = coordinator.done().document
+    assert document["rounds"][0]["reported"] == 1
+    assert "it would not accept work now:\n  it runs on its battery" in laptop.told()
+
+
+@pytest.mark.parametrize("laptop", ["pause"], indirect=True)
+def test_a_device_on_its_battery_is_not_asked(laptop):
+    """A run that waits in vain says what is missing, in the owner's terms."""
+    laptop.plug(False)
+    laptop.agent.restart()
+    laptop.agent.wait(lambda: laptop.agent.status.get("unwilling"), "has looked")
+    laptop.agent.wait_ready()
+    with laptop.run(**{"wait-s": 3}) as coordinator:
+        done = coordinator.done()
+    assert done.code != 0
+    assert "1 of those that are there are unwilling: not_charging 1" in done.err
