@@ -10,6 +10,7 @@ from coordinator.records import RoundRecord
 from coordinator.round import Round
 from coordinator.round_states import State
 from shared.messages import UpdateReport
+from shared.metric_terms import MetricTerms
 
 
 @dataclass(frozen=True)
@@ -27,9 +28,15 @@ def mean_accuracy(values: Iterable[float | None]) -> float | None:
 
 
 def write_record(
-    current: Round, outcome: str, reports: Sequence[UpdateReport], traffic: Traffic, refused: Mapping[str, int]
+    current: Round,
+    outcome: str,
+    reports: Sequence[UpdateReport],
+    traffic: Traffic,
+    refused: Mapping[str, int],
+    *,
+    metric: MetricTerms,
 ) -> RoundRecord:
-    """The record of `current`, of which `reports` are those that count."""
+    """The record of `current`, of which `reports` are those that count; `metric` is what their user accuracies are of."""
     before = [report.user_accuracy_before for report in reports]
     return RoundRecord(
         round=current.number,
@@ -40,7 +47,7 @@ def write_record(
         declined=len(current.devices(State.DECLINED)),
         reported=len(reports),
         user_accuracy=mean_accuracy(before),
-        user_accuracy_min=min((value for value in before if value is not None), default=None),
+        user_accuracy_min=metric.worst(value for value in before if value is not None),
         user_accuracy_after=mean_accuracy(report.user_accuracy_after for report in reports),
         num_examples=sum(report.num_examples for report in reports),
         phase_seconds=current.phase_seconds(),
@@ -50,4 +57,6 @@ def write_record(
         failures=current.reasons(State.FAILED),
         refused=dict(refused),
         late=len(current.devices(State.LATE)),
+        metric=metric.name,
+        metric_goal=metric.goal,
     )

@@ -112,7 +112,7 @@ def resume(
     state_dir: StateDir = None,
     broker: Annotated[str | None, typer.Option(metavar="URL", help="Another broker than the run began with.")] = None,
     rounds: Annotated[int | None, typer.Option(min=1, help="Another number of rounds to end after, in all.")] = None,
-    target_ua: Annotated[float | None, typer.Option(min=0.0, max=1.0, help="Another user accuracy to end at.")] = None,
+    target_ua: Annotated[float | None, typer.Option(help="Another user accuracy to end at.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Take a run up again where it was, with the settings it began with.

@@ -10,7 +10,7 @@ import shutil
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from coordinator.demo_devices import DemoDevice, device_names, start_device, stop_devices, wait_until_ready
@@ -49,6 +49,10 @@ def run_demo(settings: DemoSettings, view: View) -> Demo:
     task = find_task(settings.task)
     if not task.demo_data:
         raise UsageError(f"task {task.name!r} does not say how to share its data out in a demo; give it demo_data")
+    if not task.metric_terms.is_accuracy and settings.target_ua == DemoSettings.target_ua:
+        settings = replace(
+            settings, target_ua=None
+        )  # the usual target is an accuracy, and says nothing of another measure
     with open_directory(settings.out) as out, _broker(settings.broker) as broker:
         run_settings = settings.run_settings(broker=broker, state_dir=out / "coordinator", fleet=FLEET)
         with _devices(settings, task, broker, out / "devices") as devices:

@@ -253,8 +253,8 @@ class Engine:
     def _why_stop(self, now: float) -> tuple[Stopped, str] | None:
         spec, records = self.spec, self.records
         if records and spec.target_ua is not None:
-            last = records[-1]
-            if last.outcome == "aggregated" and last.user_accuracy is not None and last.user_accuracy >= spec.target_ua:
+            last, ua = records[-1], records[-1].user_accuracy
+            if last.outcome == "aggregated" and ua is not None and spec.metric.reached(ua, spec.target_ua):
                 return Stopped.TARGET_UA, ""
         if self.last_round >= spec.rounds:
             return Stopped.MAX_ROUNDS, ""

@@ -12,6 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from coordinator.records import measure_words
 from coordinator.round_states import State
 from coordinator.round_text import add_round, rounds_table
 from coordinator.snapshot import DeviceLine, Snapshot
@@ -128,7 +129,7 @@ def _user_accuracy(snapshot: Snapshot) -> Text:
     values = [record.user_accuracy for record in snapshot.records if record.user_accuracy is not None]
     latest = snapshot.user_accuracy if snapshot.user_accuracy is not None else (values[-1] if values else None)
     text = Text(no_wrap=True, overflow="ellipsis")
-    text.append("user accuracy ")
+    text.append(f"{measure_words(snapshot.records)} ")
     text.append(accuracy(latest), style="bold")
     if snapshot.target_ua is not None:
         text.append(f" of {accuracy(snapshot.target_ua)}")
@@ -139,7 +140,7 @@ def _user_accuracy(snapshot: Snapshot) -> Text:
 
 
 def _rounds(snapshot: Snapshot) -> Table:
-    table = rounds_table()
+    table = rounds_table(snapshot.records)
     for record in snapshot.records[-MAX_ROUNDS:]:
         add_round(table, record)
     return table

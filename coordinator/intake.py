@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 from coordinator.aggregation import check_private, check_update
 from shared.codec import from_plain
 from shared.compression import unpack
 from shared.errors import SchemaMismatch, UpdateRefused, WireError
 from shared.messages import Manifest, UpdateReport
+from shared.metric_terms import MetricTerms
 from shared.reasons import RefuseReason
 from shared.tensors import Array, Schema, UnexpectedTensors
 from shared.transfer import check_manifest
@@ -17,11 +18,15 @@ from shared.transfer import check_manifest
 
 @dataclass(frozen=True)
 class Terms:
-    """What an update of a round must be: `schema` of what travels, names that must not, digest of the round's global model."""
+    """What an update of a round must be: `schema` of what travels, names that must not, digest of the round's global model.
+
+    `metric` says which user accuracies there can be.
+    """
 
     schema: Schema
     private_names: Collection[str]
     base: str
+    metric: MetricTerms = field(default_factory=MetricTerms)
 
 
 def check_offer(manifest: Manifest, *, schema: str, encoding: str, max_bytes: int) -> None:
@@ -55,4 +60,8 @@ def read_update(blob: bytes, terms: Terms, *, encoding: str, raw_bytes: int) -> 
         detail = f"trained on the global model {report.base[:12]}, this round's is {terms.base[:12]}"
         raise UpdateRefused(RefuseReason.WRONG_BASE, detail)
     check_update(tensors, terms.schema, terms.private_names, report.num_examples)
+    for measured in (report.user_accuracy_before, report.user_accuracy_after):
+        if measured is not None and not terms.metric.allows(measured):
+            detail = f"its {terms.metric.name} of {measured:g} is not {terms.metric.range_words}"
+            raise UpdateRefused(RefuseReason.OUT_OF_RANGE, detail)
     return report, tensors

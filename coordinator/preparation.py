@@ -38,6 +38,7 @@ def prepare(settings: RunSettings) -> Prepared:
     task = find_task(settings.task)
     server_learning_rate = settings.server_learning_rate or task.server_learning_rates.get(strategy.name)
     strategy = find_strategy(settings.strategy, server_learning_rate)
+    _check_target(settings, task)
 
     from shared.model import initial_tensors, require_whole_ties, schema_of
 
@@ -64,6 +65,14 @@ def prepare(settings: RunSettings) -> Prepared:
         private_names=private_names,
         initial=strategy.init({name: tensors[name] for name in public.names}, public),
     )
+
+
+def _check_target(settings: RunSettings, task: Task) -> None:
+    metric, target = task.metric_terms, settings.target_ua
+    if target is not None and not metric.allows(target):
+        raise UsageError(
+            f"target_ua is {target:g}, but the {metric.name} of task {task.name!r} is {metric.range_words}; choose one of those"
+        )
 
 
 def _plan(settings: RunSettings, task: Task, strategy: Strategy) -> TrainPlan:
@@ -108,4 +117,5 @@ def run_spec(run: str, epoch: int, settings: RunSettings, prepared: Prepared, ch
         upload_window=settings.upload_window,
         seed=settings.seed,
         round_interval_s=settings.round_interval_s,
+        metric=prepared.task.metric_terms,
     )

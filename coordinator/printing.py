@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from coordinator.records import DeviceInfo, RoundRecord, RunInfo, RunSummary, last_user_accuracy
+from coordinator.records import DeviceInfo, RoundRecord, RunInfo, RunSummary, last_user_accuracy, measure_words
 from coordinator.round_text import add_round, rounds_table, troubles
 from shared.quantities import accuracy, age
 
@@ -42,7 +42,8 @@ def print_summary(summary: RunSummary) -> None:
     count = len(summary.rounds)
     rounds = "1 round" if count == 1 else f"{count} rounds"
     typer.echo(
-        f"run {summary.run}: {summary.stopped_because} after {rounds}, user accuracy {accuracy(summary.user_accuracy)}"
+        f"run {summary.run}: {summary.stopped_because} after {rounds}, "
+        f"{measure_words(summary.rounds)} {accuracy(summary.user_accuracy)}"
     )
     if summary.model:
         typer.echo(f"model: {summary.model}")
@@ -50,7 +51,7 @@ def print_summary(summary: RunSummary) -> None:
 
 def print_run(info: RunInfo, rounds: Sequence[RoundRecord]) -> None:
     """A run: its terms, its rounds, how it ended."""
-    table = rounds_table()
+    table = rounds_table(rounds)
     for record in rounds:
         add_round(table, record)
     typer.echo(f"task {info.task}, strategy {info.strategy}, private {info.private}, begun {_moment(info.created_at)}")

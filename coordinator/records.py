@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from shared.metric_terms import ACCURACY, Goal, MetricTerms
+
 
 @dataclass(frozen=True)
 class PhaseSeconds:
@@ -29,9 +31,10 @@ class RoundRecord:
     """The books on one round.
 
     `outcome` is aggregated or failed; only a failed round has a `failure`: too_few_accepted or quorum_missed.
-    User accuracies are the mean and the minimum over the devices that reported, of the global model with each device's
-    patch, before LocalUpdate, and the mean after it; None where no device measured one. `bytes_down` and `bytes_up` are
-    bytes as they travelled. The maps count devices by reason; `late` counts devices that the round left behind.
+    User accuracies are the mean and the worst over the devices that reported, of the global model with each device's
+    patch, before LocalUpdate, and the mean after it; None where no device measured one. They are values of `metric`, the
+    worst is the least, or the greatest where the `metric_goal` is "min". `bytes_down` and `bytes_up` are bytes as they
+    travelled. The maps count devices by reason; `late` counts devices that the round left behind.
     """
 
     round: int
@@ -52,6 +55,8 @@ class RoundRecord:
     refused: Mapping[str, int] = field(default_factory=dict)
     late: int = 0
     failure: str = ""
+    metric: str = ACCURACY
+    metric_goal: Goal = "max"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON; `failure` only where there is one."""
@@ -59,6 +64,11 @@ class RoundRecord:
         if not self.failure:
             del plain["failure"]
         return plain
+
+    @property
+    def label(self) -> str:
+        """What its user accuracies are called in a heading or a line."""
+        return MetricTerms(self.metric).label
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> RoundRecord:
@@ -73,6 +83,12 @@ def last_user_accuracy(records: Sequence[RoundRecord]) -> float | None:
     """That of the last aggregated round that has one: a round that failed was measured on a part of its devices only."""
     measured = [record.user_accuracy for record in records if record.outcome == "aggregated"]
     return next((ua for ua in reversed(measured) if ua is not None), None)
+
+
+def measure_words(records: Sequence[RoundRecord]) -> str:
+    """What `last_user_accuracy` is of: `user accuracy`, or the name of the task's own metric."""
+    metric = records[-1].metric if records else ACCURACY
+    return "user accuracy" if metric == ACCURACY else metric
 
 
 @dataclass(frozen=True)

@@ -96,7 +96,7 @@ def pack_model(state: ServerState, prepared: Prepared, spec: RunSpec, number: in
 
 def terms_of(prepared: Prepared, base: str) -> Terms:
     """What an update must be that was trained on the model `base`."""
-    return Terms(prepared.travelling, prepared.private_names, base)
+    return Terms(prepared.travelling, prepared.private_names, base, prepared.task.metric_terms)
 
 
 def _reached(meta: Mapping[str, Any]) -> RoundRecord | None:

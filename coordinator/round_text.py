@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import astuple
 
 from rich.table import Table
@@ -31,19 +32,26 @@ def round_line(record: RoundRecord, rounds: int) -> str:
     """The round in one line; `rounds` is how many there may be."""
     parts = [f"{record.reported}/{record.cohort} reported"]
     if record.user_accuracy is not None:
-        least = "" if record.user_accuracy_min is None else f" (min {accuracy(record.user_accuracy_min)})"
-        parts.append(f"UA {accuracy(record.user_accuracy)}{least}")
+        word = "min" if record.metric_goal == "max" else "worst"
+        worst = "" if record.user_accuracy_min is None else f" ({word} {accuracy(record.user_accuracy_min)})"
+        parts.append(f"{record.label} {accuracy(record.user_accuracy)}{worst}")
     parts.append(duration(round_seconds(record)))
     parts += [f"{size(record.bytes_down)} down", f"{size(record.bytes_up)} up"]
     return f"round {record.round}/{rounds} {outcome(record)}: {', '.join(parts + troubles(record))}"
 
 
-def rounds_table() -> Table:
-    """An empty table for `add_round`; UA is the user accuracy before the round's training, UA after that after it."""
+def rounds_table(records: Sequence[RoundRecord] = ()) -> Table:
+    """An empty table for `add_round` of `records`; UA is the user accuracy before the round's training, UA after that after it.
+
+    Where the task's metric is another, its name stands in place of UA.
+    """
+    label, word = (
+        (records[-1].label, "min" if records[-1].metric_goal == "max" else "worst") if records else ("UA", "min")
+    )
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("round", justify="right", no_wrap=True)
     table.add_column("outcome", overflow="fold")
-    for heading in ("reported", "UA", "UA min", "UA after", "time", "down", "up"):
+    for heading in ("reported", label, f"{label} {word}", f"{label} after", "time", "down", "up"):
         table.add_column(heading, justify="right", no_wrap=True)
     return table
 

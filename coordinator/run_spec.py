@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from coordinator.round import RoundPolicy
 from shared.messages import TrainPlan
+from shared.metric_terms import MetricTerms
 
 
 class Stopped(StrEnum):
@@ -24,7 +25,7 @@ class RunSpec:
     """The terms of a run. `epoch` grows with each resume; digests are of the whole model's and of the public schema.
 
     `devices` are waited for before the first round, for `wait_s` at most; `policy` is that of a round with an open target.
-    Rounds begin at least `round_interval_s` apart.
+    Rounds begin at least `round_interval_s` apart. `metric` is what devices measure, and `target_ua` is a value of it.
     """
 
     run: str
@@ -50,3 +51,4 @@ class RunSpec:
     upload_window: int
     seed: int
     round_interval_s: float = 0.0
+    metric: MetricTerms = field(default_factory=MetricTerms)

@@ -68,7 +68,7 @@ class RoundSettings(Settings):
 
     rounds: int = setting(30, group=_ROUNDS, ge=1, le=1_000_000, unit="rounds", help="Rounds after which the run ends.")
     target_ua: float | None = setting(
-        None, group=_ROUNDS, ge=0.0, le=1.0, help="Mean user accuracy at which the run ends earlier."
+        None, group=_ROUNDS, help="Mean user accuracy, in the task's metric, at which the run ends earlier."
     )
     devices: int = setting(
         1, group=_ROUNDS, ge=1, le=100_000, unit="devices", help="Devices to wait for before the first round."
@@ -220,7 +220,10 @@ class DemoSettings(RoundSettings):
 
     devices: int = setting(10, group=_ROUNDS, ge=1, le=1000, unit="devices", help="Devices to start.")
     target_ua: float | None = setting(
-        0.97, group=_ROUNDS, ge=0.0, le=1.0, help="Mean user accuracy at which the run ends earlier; none: never."
+        0.97,
+        group=_ROUNDS,
+        default_means="0.97 where the task's metric is accuracy, else none",
+        help="Mean user accuracy, in the task's metric, at which the run ends earlier; none: never.",
     )
     out: Path = setting(  # noqa: RUF009  (a path does not change)
         Path("fedpatch-demo"), group="Demo", help="Directory for what the demo leaves behind."

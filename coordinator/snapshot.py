@@ -23,7 +23,7 @@ class DeviceLine:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The run now. `phase` is "waiting" between rounds, else the round's. User accuracies are fractions.
+    """The run now. `phase` is "waiting" between rounds, else the round's. User accuracies are values of the task's metric.
 
     `reported` of `needed` updates make the quorum, expected in `eta_s` seconds (None: not known yet). While waiting,
     `present` of `wanted` devices are there and willing, `unwilling` says why others are not, and the next round begins in

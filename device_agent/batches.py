@@ -5,6 +5,11 @@ the device is `np.random.default_rng([stream_seed, p]).permutation(n)`. A round 
 and does not start it anew, so every batch is full and examples are used equally often, however few steps a round
 takes. The place in the stream is a function of how many batches were taken before: nothing but that number has to be
 remembered between rounds.
+
+Where the data have grown (or shrunk) between two rounds, the place is found anew for the n that there is now: the stream
+goes on in a fresh permutation of all n examples, somewhere in its middle. So the batches of a round are full and without
+holes as before, no example comes twice within a pass, and every pass that begins from then on has the new examples too.
+Only the one pass in which the number changed is cut short.
 """
 
 from __future__ import annotations

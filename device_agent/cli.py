@@ -17,6 +17,7 @@ import typer
 
 from device_agent.conditions_cli import add_conditions
 from device_agent.model_cli import add_models, models_in_words, models_plain
+from device_agent.new_task.command import register as add_new_task
 from device_agent.settings import AgentSettings
 from device_agent.standing import Standing, read_standing
 from device_agent.unit_cli import add_unit
@@ -104,6 +105,7 @@ def patches(state_dir: StateDir = _DEFAULT_STATE_DIR, as_json: AsJson = False) -
 
 
 add_models(app)
+add_new_task(app)
 
 
 def _plain(standing: Standing) -> dict[str, object]:

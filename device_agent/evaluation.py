@@ -16,7 +16,7 @@ def user_accuracy(model: nn.Module, task: Task, x: Tensor, y: Tensor, batch_size
 
     Inputs pass through the model `batch_size` at a time, so memory does not grow with the test set; the metric sees
     all outputs at once. Normalisation uses running statistics; afterwards every module is in the mode it was in.
-    Raises DataError where the metric is no fraction from 0 to 1.
+    Raises DataError where the metric is not what the task says of it: for an accuracy, a fraction from 0 to 1.
     """
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
@@ -27,9 +27,9 @@ def user_accuracy(model: nn.Module, task: Task, x: Tensor, y: Tensor, batch_size
     finally:
         for module, mode in modes:
             module.training = mode
-    if not 0.0 <= accuracy <= 1.0:
+    if not task.metric_terms.allows(accuracy):
         raise DataError(
-            f"task {task.name!r}: its metric gave {accuracy} on {len(x)} test examples; `metric` must return a "
-            "fraction from 0 to 1"
+            f"task {task.name!r}: its metric gave {accuracy} on {len(x)} test examples; `metric` must return "
+            f"{task.metric_terms.range_words}"
         )
     return accuracy

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from device_agent.batches import stream_seed
+from device_agent.growing_data import GrowingData
 from device_agent.model_export import ModelExport
 from device_agent.patch_store import PatchKey, PatchRecord, PatchState, PatchStore
 from device_agent.training import LocalResult, LocalTrainer
@@ -33,12 +34,30 @@ class LocalUpdate:
     """Does the rounds of one device, one after the other; with `export`, each of them stages a personal model."""
 
     def __init__(
-        self, trainer: LocalTrainer, store: PatchStore, device_id: str, export: ModelExport | None = None
+        self,
+        trainer: LocalTrainer,
+        store: PatchStore,
+        device_id: str,
+        *,
+        export: ModelExport | None = None,
+        data: GrowingData | None = None,
     ) -> None:
         self._trainer = trainer
         self._store = store
         self._device_id = device_id
         self._export = export
+        self._data = data
+
+    def take_new_data(self) -> int | None:
+        """Read the data again where they have changed; the number of training examples if that is another now.
+
+        Raises what `GrowingData` raises; then the trainer has its old data, and they are read again before the next round.
+        """
+        before = self._trainer.num_examples
+        changed = self._data.load_changed() if self._data else None
+        if changed is not None:
+            self._trainer.take(changed)
+        return None if self._trainer.num_examples == before else self._trainer.num_examples
 
     def run(
         self, command: TrainCommand, on_step: Callable[[int, int], None], cancelled: Callable[[], bool]

@@ -53,10 +53,7 @@ class LocalTrainer:
             self.model: nn.Module = task.build_model()
         self.task = task
         self.schema: Schema = schema_of(self.model)
-        self.num_examples: int = len(data.train_x)
-        self._train = _tensor(data.train_x), _tensor(data.train_y)
-        self._test = _tensor(data.test_x), _tensor(data.test_y)
-        self._counts_in_ua = data.counts_in_ua
+        self.take(data)
         self._trained = {
             name: parameter
             for name, parameter in self.model.named_parameters(remove_duplicate=False)
@@ -67,6 +64,13 @@ class LocalTrainer:
     def test_data(self) -> tuple[Tensor, Tensor]:
         """The device's own test inputs and targets."""
         return self._test
+
+    def take(self, data: DeviceData) -> None:
+        """From now on, train and measure on `data`."""
+        self.num_examples: int = len(data.train_x)
+        self._train = _tensor(data.train_x), _tensor(data.train_y)
+        self._test = _tensor(data.test_x), _tensor(data.test_y)
+        self._counts_in_ua = data.counts_in_ua
 
     def run(
         self,

@@ -16,6 +16,7 @@ import signal
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -137,7 +138,7 @@ def main() -> int:
     while True:
         command, reins = inbox.next()
         if isinstance(command, TrainCommand):
-            outbox.send(answer(local_update, command, reins, outbox))
+            outbox.send(answer(local_update, ready, command, reins, outbox))
 
 
 def set_up(setup: Setup) -> tuple[LocalUpdate, Ready]:
@@ -148,13 +149,15 @@ def set_up(setup: Setup) -> tuple[LocalUpdate, Ready]:
 
     import torch
 
+    from device_agent.growing_data import GrowingData
     from device_agent.local_update import LocalUpdate
     from device_agent.patch_store import PatchStore
     from device_agent.training import LocalTrainer
 
     torch.set_num_threads(setup.threads)
+    data = GrowingData(task, setup.data, Path(setup.data_root))
     try:
-        trainer = LocalTrainer(task, task.load_data(setup.data, Path(setup.data_root)))
+        trainer = LocalTrainer(task, data.load())
     except FedpatchError:
         raise
     except Exception as error:
@@ -162,7 +165,8 @@ def set_up(setup: Setup) -> tuple[LocalUpdate, Ready]:
         raise DataError(f"task {task.name!r} failed with data {setup.data!r}: {in_words(error)}") from error
     store = PatchStore(Path(setup.patch_dir))
     ready = Ready(task.name, trainer.schema.digest, trainer.num_examples)
-    return LocalUpdate(trainer, store, setup.device_id, _model_export(setup, trainer)), ready
+    export = _model_export(setup, trainer)
+    return LocalUpdate(trainer, store, setup.device_id, export=export, data=data), ready
 
 
 def _model_export(setup: Setup, trainer: LocalTrainer) -> ModelExport | None:
@@ -175,8 +179,8 @@ def _model_export(setup: Setup, trainer: LocalTrainer) -> ModelExport | None:
     return ModelExport(trainer, ModelStore(Path(setup.models_dir)), setup.keep_margin)
 
 
-def answer(local_update: LocalUpdate, command: TrainCommand, reins: Reins, outbox: Outbox) -> Answer:
-    """Do one round, telling of its progress, and return how it ended."""
+def answer(local_update: LocalUpdate, ready: Ready, command: TrainCommand, reins: Reins, outbox: Outbox) -> Answer:
+    """Do one round, telling of its progress and of more or fewer examples than in `ready`; return how it ended."""
     told_at = -PROGRESS_EVERY_S
 
     def on_step(done: int, total: int) -> None:
@@ -187,6 +191,9 @@ def answer(local_update: LocalUpdate, command: TrainCommand, reins: Reins, outbo
             outbox.send(TrainProgress(command.key, done, total))
 
     try:
+        if (num_examples := local_update.take_new_data()) is not None:
+            log.info("the data have changed: %d training examples", num_examples)
+            outbox.send(replace(ready, num_examples=num_examples))
         done = local_update.run(command, on_step, reins.cancelled)
     except Exception as error:
         _log_unexpected(error)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shared.errors import DataError, UsageError, unknown_name
+from shared.metric_terms import ACCURACY, Goal, MetricTerms, metric_terms
 
 if TYPE_CHECKING:
     import numpy as np
@@ -68,7 +69,9 @@ class Task:
     means is the task's own business. `root` is the folder for data files (`data_root()`). A spec that cannot be read is
     a UsageError, data that is absent, damaged or too small a DataError.
     `loss(outputs, targets)` is differentiated for every minibatch and must be a mean over it.
-    `metric(outputs, targets)` is the user accuracy, a fraction from 0 to 1, from all test examples of a device at once.
+    `metric(outputs, targets)` is the user accuracy, from all test examples of a device at once: a fraction from 0 to 1,
+    unless `metric_name` says that it is another measure, `metric_goal` whether more or less of that is better, and
+    `metric_range` its limits (None: 0 to 1 for an accuracy, else any finite number).
     `learning_rates` and `server_learning_rates` are used, by name of the strategy, where a run does not set its own.
     `demo_data` is a data spec with the fields `{index}` and `{count}`; `fedpatch demo` gives one to each of its
     devices. Empty: the task has no demo.
@@ -79,6 +82,8 @@ class Task:
     `class_names` are those of the model's outputs, in their order. `input_shape` and `input_dtype` are those of one
     example: `fedpatch export` needs them, having no data. `metric_takes_arrays` says that `metric` takes NumPy arrays as well
     as tensors, and imports no torch for them: then `fedpatch-agent evaluate` needs none either.
+    `data_version(spec, root)` tells, at little cost, of data that grow: when it is another than before, a device reads its
+    data anew before the next round. None, or no such function: they stay as they were when the device began.
     """
 
     name: str
@@ -97,6 +102,15 @@ class Task:
     input_shape: tuple[int, ...] = ()
     input_dtype: str = "float32"
     metric_takes_arrays: bool = False
+    metric_name: str = ACCURACY
+    metric_goal: Goal = "max"
+    metric_range: tuple[float, float] | None = None
+    data_version: Callable[[str, Path], str | int | None] | None = None
+
+    @property
+    def metric_terms(self) -> MetricTerms:
+        """What is known of `metric`. Raises UsageError for a name, a goal or a range that cannot be."""
+        return metric_terms(self.metric_name, self.metric_goal, self.metric_range)
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -106,6 +120,7 @@ class Task:
             )
         if self.batch_size < 1:
             raise UsageError(f"task {self.name!r}: batch_size is {self.batch_size}; it must be at least 1")
+        _ = self.metric_terms
 
 
 @dataclass(frozen=True)

@@ -221,10 +221,11 @@ def _table(outcome: Outcome) -> Table:
     last, reached = outcome.points[-1], outcome.rounds_to_target
     if study.target_ua is not None:
         words = f"not reached in {last.round} rounds" if reached is None else str(reached)
-        table.add_row(f"rounds to UA {accuracy(study.target_ua)}", words)
-    table.add_row("user accuracy", f"{accuracy(last.user_accuracy)} after {last.round} rounds")
-    table.add_row("10th percentile", accuracy(last.p10))
-    table.add_row("lowest", accuracy(last.lowest))
+        table.add_row(f"rounds to {study.label} {accuracy(study.target_ua)}", words)
+    table.add_row(study.measure_words, f"{accuracy(last.user_accuracy)} after {last.round} rounds")
+    low = study.metric_goal == "max"
+    table.add_row("10th percentile" if low else "90th percentile", accuracy(last.p10))
+    table.add_row("lowest" if low else "highest", accuracy(last.lowest))
     rounds_s = math.fsum(point.seconds for point in outcome.points if point.round)
     table.add_row("time", f"{duration(outcome.seconds)}, {rounds_s / max(1, last.round):.3g} s a round")
     return table

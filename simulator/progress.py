@@ -54,7 +54,7 @@ class Course:
 
     def add(self, point: Point) -> str:
         """Takes in the next point; returns user accuracy, pace and the longest that it can still take."""
-        words = f"UA {accuracy(point.user_accuracy)}"
+        words = f"{self._study.label} {accuracy(point.user_accuracy)}"
         if self._study.target_ua is not None:
             words += f" (target {accuracy(self._study.target_ua)})"
         if point.round == 0:  # its time went into reading the data, which tells nothing about the rounds

@@ -24,6 +24,7 @@ from coordinator.strategies import FedAvg, ServerState, Strategy, find_strategy
 from device_agent.batches import steps_for
 from shared import __version__
 from shared.errors import DataError, SchemaMismatch, UpdateRefused, UsageError
+from shared.metric_terms import MetricTerms
 from shared.model import initial_tensors, require_whole_ties, schema_of
 from shared.patches import parse_policy
 from shared.task import Task, data_root, find_task
@@ -99,6 +100,7 @@ class Simulation:
         self, study: Study, task: Task, population: Population, make_cohort: Callable[[Task, Ground], Cohort]
     ) -> None:
         self.study, self.population = study, population
+        self.metric = task.metric_terms
         self.points: list[Point] = []
         self.strategy: Strategy = (
             find_strategy(study.strategy, study.server_learning_rate)
@@ -134,8 +136,8 @@ class Simulation:
         """Whether the target is reached or the last round played."""
         if not self.points:
             return False
-        target, last = self.study.target_ua, self.points[-1]
-        return last.round >= self.study.rounds or (target is not None and last.user_accuracy >= target)
+        last = self.points[-1]
+        return last.round >= self.study.rounds or self.study.reached(last.user_accuracy)
 
     def step(self) -> Point:
         """Train the round that is due, if any point is there yet, and measure for the next; returns the new point."""
@@ -148,12 +150,13 @@ class Simulation:
             one for one in range(len(counts)) if counts[one]
         ]
         accuracies = np.array(self._cohort.measure(counting))
-        _check_fractions(self.study.task, counting, accuracies)
+        _check_allowed(self.study.task, self.metric, counting, accuracies)
+        less_is_worse = self.metric.goal == "max"
         point = Point(
             round=self.server.round,
             user_accuracy=float(accuracies.mean()),
-            p10=float(np.quantile(accuracies, 0.1)),
-            lowest=float(accuracies.min()),
+            p10=float(np.quantile(accuracies, 0.1 if less_is_worse else 0.9)),
+            lowest=float(accuracies.min() if less_is_worse else accuracies.max()),
             counted=len(counting),
             train_loss=loss,
             seconds=time.perf_counter() - started,
@@ -238,12 +241,11 @@ def _check_steps(study: Study) -> None:
         raise UsageError("the study has neither steps nor epochs, so there is nothing to train; give it at least one")
 
 
-def _check_fractions(task: str, clients: list[int], accuracies: Array) -> None:
+def _check_allowed(task: str, metric: MetricTerms, clients: list[int], accuracies: Array) -> None:
     for client, accuracy in zip(clients, accuracies, strict=True):
-        if not 0 <= accuracy <= 1:
+        if not metric.allows(accuracy):
             raise DataError(
-                f"task {task!r}: its metric gave {accuracy} for client {client}; `metric` must return a fraction "
-                "from 0 to 1"
+                f"task {task!r}: its metric gave {accuracy} for client {client}; `metric` must return {metric.range_words}"
             )
 
 

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from shared.errors import UsageError
+from shared.metric_terms import ACCURACY, Goal, MetricTerms
 
 STRATEGIES_OF_MTFL = ("fedavg", "fedadam", "fedavg-adam")
 BASELINES = ("per-fedavg", "pfedme", "independent")
@@ -21,7 +22,8 @@ class Study:
     `strategy` is one of ALGORITHMS. `data` is the data spec of client {index} of {count}; {seed} is put in too where it
     stands there. `participation` is the paper's C. `learning_rate` is the client optimizer's (Per-FedAvg: beta, pFedMe: eta),
     `server_learning_rate` only FedAdam's, `adaptation_rate` only Per-FedAvg's (alpha), `proximity` only pFedMe's (lambda).
-    `steps` 0 means round(num_examples / batch_size) * epochs steps of every client in a round.
+    `steps` 0 means round(num_examples / batch_size) * epochs steps of every client in a round. `metric` and `metric_goal`
+    are the task's, in whose terms every user accuracy is.
     """
 
     task: str
@@ -40,10 +42,30 @@ class Study:
     proximity: float | None = None
     epochs: int = 1
     steps: int = 0
+    metric: str = ACCURACY
+    metric_goal: Goal = "max"
+
+    @property
+    def label(self) -> str:
+        """What its user accuracies are called in a heading or a line."""
+        return MetricTerms(self.metric).label
+
+    @property
+    def measure_words(self) -> str:
+        """The same in full."""
+        return "user accuracy" if self.metric == ACCURACY else self.metric
+
+    def reached(self, user_accuracy: float) -> bool:
+        """Whether there is a target, and this is as good or better."""
+        terms = MetricTerms(self.metric, self.metric_goal)
+        return self.target_ua is not None and terms.reached(user_accuracy, self.target_ua)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return asdict(self)
+        """Plain values, for JSON; `metric` and `metric_goal` only where the task's metric is not accuracy."""
+        plain = asdict(self)
+        if self.metric == ACCURACY:
+            del plain["metric"], plain["metric_goal"]
+        return plain
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Study:
@@ -62,8 +84,9 @@ class Point:
     """User accuracy after `round` completed rounds, before the next one's training (paper, section 4.2).
 
     Taken over the `counted` clients that are selected for the next round and count in UA (the noisy ones do not), each
-    weighted alike. `train_loss` is the mean over the clients of round `round` of the mean over their steps; None at 0.
-    `seconds` is the time since the point before.
+    weighted alike: the mean, what the worst tenth of them does not surpass (`p10`), and the worst (`lowest`; where the
+    metric's goal is "min", the greatest). `train_loss` is the mean over the clients of round `round` of the mean over their
+    steps; None at 0. `seconds` is the time since the point before.
     """
 
     round: int
@@ -90,9 +113,7 @@ class Outcome:
     @property
     def rounds_to_target(self) -> int | None:
         """Completed rounds when UA first was at the target; None if it never was, or there is no target."""
-        if self.study.target_ua is None:
-            return None
-        return next((one.round for one in self.points if one.user_accuracy >= self.study.target_ua), None)
+        return next((one.round for one in self.points if self.study.reached(one.user_accuracy)), None)
 
     @property
     def user_accuracy(self) -> float | None:

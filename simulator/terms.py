@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields, replace
 from coordinator.selection import ROUNDING
 from coordinator.strategies import FedAdam
 from shared.errors import ConfigError, UsageError, unknown_name
+from shared.metric_terms import MetricTerms
 from shared.patches import parse_policy
 from shared.task import Task
 from shared.tasks.partition import parse_data_spec
@@ -82,14 +83,15 @@ def make_study(  # noqa: PLR0913  (a study has as many terms)
         0.0,
         batch_size,
     )
-    study = replace(study, epochs=epochs, steps=steps)
-    if problems := [*_problems(study), *_misplaced(study, rates), *_noise_problems(data, noisy_fraction)]:
+    metric = task.metric_terms
+    study = replace(study, epochs=epochs, steps=steps, metric=metric.name, metric_goal=metric.goal)
+    if problems := [*_problems(study, metric), *_misplaced(study, rates), *_noise_problems(data, noisy_fraction)]:
         raise ConfigError(problems)
     numbers = {name: value for name, value in vars(_filled(rates, study, task)).items() if value is not None}
     return replace(study, data=_data(study, task, noisy_fraction), **numbers)
 
 
-def _problems(study: Study) -> Iterator[str]:
+def _problems(study: Study, metric: MetricTerms) -> Iterator[str]:
     """What is out of its range, each with the option that sets it."""
     if study.clients < 1:
         yield f"--clients: {study.clients} is too few; at least 1"
@@ -98,8 +100,8 @@ def _problems(study: Study) -> Iterator[str]:
     elif study.clients >= 1 and int(study.clients * study.participation + ROUNDING) < 1:
         least = math.ceil(1e4 / study.clients) / 1e4
         yield f"--participation: {study.participation} of {study.clients} clients is nobody; {least} is one"
-    if study.target_ua is not None and not 0 <= study.target_ua <= 1:
-        yield f"--target-ua: {study.target_ua} is not a fraction from 0 to 1"
+    if study.target_ua is not None and not metric.allows(study.target_ua):
+        yield f"--target-ua: {study.target_ua} is not {metric.range_words}"
     if not 0 <= study.seed <= _LARGEST_SEED:
         yield f"--seed: {study.seed} is not from 0 to {_LARGEST_SEED}"
     for name, least_whole in (("rounds", 1), ("batch_size", 1), ("epochs", 1), ("steps", 0)):

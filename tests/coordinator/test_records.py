@@ -73,6 +73,8 @@ def test_the_summary_of_a_run_has_the_promised_shape():
         "bytes_down": 100,
         "bytes_up": 50,
         "num_examples": 800,
+        "metric": "accuracy",
+        "metric_goal": "max",
         "decline_reasons": {"busy": 1},
         "failures": {},
         "refused": {},

@@ -42,8 +42,6 @@ def test_every_setting_says_what_it_is(cls):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("target_ua", 1.01),
-        ("target_ua", -0.1),
         ("participation", 0.0),
         ("participation", 1.1),
         ("over_select", 0.9),

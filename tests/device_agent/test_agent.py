@@ -181,6 +181,14 @@ class TestPresence:
         played(READY, stated(CoordinatorState(True, "c1")), stated(CoordinatorState(True, "c2")), start, wire=wire)
         assert len([state for state in wire.states if isinstance(state, DeviceState) and state.online]) == 3
 
+    def test_is_told_anew_when_the_data_have_grown(self, played):
+        """In the middle of a round, which goes on; the next request is accepted with the new number."""
+        wire = Wire()
+        answers = played(READY, *asked(), replace(READY, num_examples=12), Died("gone", (KEY,)), asked(2)[0], wire=wire)
+        assert answers == [Accept(10), Progress(JobPhase.TRAINING, 0, 1), Failed(FailReason.TRAINING), Accept(12)]
+        told = [(s.tasks[0].num_examples, s.job) for s in wire.states if isinstance(s, DeviceState) and s.online]
+        assert told == [(10, None), (12, JobStatus(RUN, 1, 1, JobPhase.TRAINING))]
+
     def test_waits_for_the_task(self, played):
         """A device that is not ready yet has nothing to tell."""
         wire = Wire()

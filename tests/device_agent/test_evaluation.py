@@ -81,6 +81,15 @@ def test_a_metric_that_is_no_fraction_is_refused(model, test_set, value):
         user_accuracy(model, replace(TOY, metric=lambda outputs, targets: value), *test_set)
 
 
+@pytest.mark.parametrize("value", [-3.0, 250.0])
+def test_another_metric_may_be_any_finite_number(model, test_set, value):
+    """An error in the unit of the targets, say; only what is no number is refused."""
+    task = replace(TOY, metric=lambda outputs, targets: value, metric_name="MAE", metric_goal="min")
+    assert user_accuracy(model, task, *test_set) == value
+    with pytest.raises(DataError, match="must return a finite number"):
+        user_accuracy(model, replace(task, metric=lambda outputs, targets: float("nan")), *test_set)
+
+
 @pytest.mark.parametrize("value", [0.0, 1.0])
 def test_none_and_all_are_fractions(model, test_set, value):
     """The limits belong to what is allowed."""

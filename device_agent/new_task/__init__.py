@@ -1,0 +1,1 @@
+"""`fedpatch-agent new-task`: the skeleton of a task of one's own."""

@@ -1,0 +1,144 @@
+"""A run whose metric is an error: less is better, and it may be any number."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from coordinator.frame import draw
+from coordinator.intake import Terms, read_update
+from coordinator.preparation import prepare, run_spec
+from coordinator.printing import print_run, print_summary
+from coordinator.records import RoundRecord, RunInfo, RunSummary
+from coordinator.recovery import terms_of
+from coordinator.round_text import round_line
+from coordinator.run_spec import Stopped
+from coordinator.settings import RunSettings
+from coordinator.snapshot import take_snapshot
+from shared.compression import pack
+from shared.errors import UpdateRefused, UsageError
+from shared.metric_terms import MetricTerms, metric_terms
+from shared.reasons import RefuseReason
+from shared.tasks import digits
+from shared.tensors import Schema, TensorSpec
+from tests.coordinator.engines import asking, report_of
+
+MAE = metric_terms("MAE", "min", None)
+RECORD = RoundRecord(3, "aggregated", 4, 4, 0, 4, 0.31, 0.9, 0.29, metric="MAE", metric_goal="min")
+
+
+def _played(target: float | None, *errors: float):
+    """An engine after a round in which devices measured these errors."""
+    names = "abcdef"[: len(errors)]
+    made = asking(names, rounds=9, target_ua=target, metric=MAE)
+    for device, error in zip(names, errors, strict=True):
+        report_of(made, device, accuracy=error)
+    made.aggregated(6.0)
+    return made
+
+
+def test_a_run_ends_when_the_error_is_small_enough():
+    """The mean of 0.2 and 0.6 is at a target of 0.4, but not at one of 0.3; 0.9 would be "above" it."""
+    assert _played(0.4, 0.2, 0.6).stopped is Stopped.TARGET_UA
+    assert _played(0.3, 0.2, 0.6).stopped is None
+    assert _played(0.3, 0.9, 0.9).stopped is None
+
+
+def test_the_record_tells_the_worst_device_and_the_metric():
+    """Under the key that has always been there."""
+    record = _played(None, 0.2, 7.5, 0.6).records[-1]
+    assert (record.user_accuracy_min, record.metric, record.metric_goal) == (7.5, "MAE", "min")
+    assert RoundRecord.from_dict(record.to_dict()) == record
+
+
+def test_a_record_of_an_earlier_version_is_one_of_an_accuracy():
+    """It names no metric."""
+    plain = RoundRecord(1, "aggregated", 1, 1, 0, 1, 0.5).to_dict()
+    del plain["metric"], plain["metric_goal"]
+    assert RoundRecord.from_dict(plain).metric == "accuracy"
+
+
+def test_people_read_the_metrics_name(capsys):
+    """In the line of a round, at the end of a run, in the table of `show`, on the display."""
+    assert "MAE 0.310 (worst 0.900)" in round_line(RECORD, 9)
+    assert "UA 0.310 (min 0.900)" in round_line(replace(RECORD, metric="accuracy", metric_goal="max"), 9)
+    print_summary(RunSummary("run-1", "max_rounds", 0.31, "", [RECORD]))
+    assert "after 1 round, MAE 0.310" in capsys.readouterr().out
+    info = RunInfo("run-1", 0.0, "t", "fedavg", "all", {}, "", 1, "finished", "max_rounds", 0.31, None)
+    print_run(info, [RECORD])
+    assert "MAE worst" in capsys.readouterr().out
+    snapshot = replace(take_snapshot(_played(None, 0.2), 7.0), records=(RECORD,))
+    parts = getattr(draw(snapshot), "renderables")  # noqa: B009  (rich's stubs hide it)
+    assert any("MAE 0.310" in str(part) for part in parts)
+
+
+SCHEMA = Schema((TensorSpec("w", (1,), "float32", "weight"),))
+
+
+def _update(before: float | None, after: float | None) -> tuple[bytes, int]:
+    report = {
+        "base": "ab" * 32,
+        "num_examples": 3,
+        "steps": 1,
+        "train_loss": 0.5,
+        "user_accuracy_before": before,
+        "user_accuracy_after": after,
+        "download_s": 0.0,
+        "train_s": 0.0,
+    }
+    packed = pack({"w": np.zeros(1, np.float32)}, SCHEMA, report, "fp32")
+    return packed.blob, packed.raw_bytes
+
+
+@pytest.mark.parametrize(
+    ("metric", "before", "after", "taken"),
+    [
+        (MetricTerms(), 0.5, 1.0, True),
+        (MetricTerms(), None, None, True),
+        (MetricTerms(), 1.5, 0.5, False),
+        (MetricTerms(), 0.5, -0.1, False),
+        (MAE, 1.5, 900.0, True),
+        (MetricTerms("R2", "max", -1.0, 1.0), 0.5, -2.0, False),
+    ],
+)
+def test_a_measure_that_cannot_be_is_refused(metric, before, after, taken):
+    """What a device says of itself may not spoil the mean: out_of_range, as any value that can never be."""
+    blob, raw_bytes = _update(before, after)
+    terms = Terms(SCHEMA, (), "ab" * 32, metric)
+    if taken:
+        assert read_update(blob, terms, encoding="fp32", raw_bytes=raw_bytes)[0].user_accuracy_before == before
+        return
+    with pytest.raises(UpdateRefused) as refused:
+        read_update(blob, terms, encoding="fp32", raw_bytes=raw_bytes)
+    assert refused.value.reason == RefuseReason.OUT_OF_RANGE
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunSettings:
+    """A run of digits with an error for a metric, of a module in the current directory."""
+    (tmp_path / "digits_by_error.py").write_text(
+        "from dataclasses import replace\nfrom shared.tasks.digits import TASK as DIGITS\n"
+        "TASK = replace(DIGITS, metric_name='MAE', metric_goal='min')\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "digits_by_error", raising=False)
+    return RunSettings(task="digits_by_error:TASK", target_ua=3.5)
+
+
+def test_the_tasks_metric_is_part_of_the_terms(settings):
+    """Of the run and of what an update must be."""
+    prepared = prepare(settings)
+    assert run_spec("r", 1, settings, prepared, 1000).metric == MAE
+    assert terms_of(prepared, "").metric == MAE
+
+
+@pytest.mark.parametrize("target", [1.01, -0.1])
+def test_a_target_that_no_accuracy_can_reach_is_refused(target):
+    """Before anything is written, with what it may be."""
+    with pytest.raises(UsageError, match=f"target_ua is {target}.*accuracy of task 'digits' is a fraction from 0 to 1"):
+        prepare(RunSettings(task="digits", target_ua=target))
+    assert digits.TASK.metric_terms == MetricTerms()

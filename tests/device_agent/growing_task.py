@@ -1,0 +1,31 @@
+"""The toy task with as many examples as a file says, which may say something else at any time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from shared.errors import DataError
+from shared.task import DeviceData
+from tests.device_agent.toy_tasks import TOY, random_data
+
+REFERENCE = "tests.device_agent.growing_task:TASK"
+
+
+def data_version(spec: str, root: Path) -> str:
+    """The file's text; the word `unreadable` in it is an error of the task's own code."""
+    text = (root / spec).read_text()
+    if "unreadable" in text:
+        raise KeyError("no such column")
+    return text
+
+
+def load_data(spec: str, root: Path) -> DeviceData:
+    """So many examples as the file says in figures."""
+    text = (root / spec).read_text()
+    if not text.isdigit():
+        raise DataError(f"toy: {text!r} is no number of examples")
+    return random_data("ann", int(text))
+
+
+TASK = replace(TOY, load_data=load_data, data_version=data_version)

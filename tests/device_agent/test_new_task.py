@@ -1,0 +1,153 @@
+"""`fedpatch-agent new-task`: what it writes works as it is, and it overwrites nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from device_agent import cli
+from device_agent.new_task.skeleton import KINDS, module_name, render, write_skeleton
+from shared.errors import UsageError
+from shared.task import find_task
+from tests.programs import Program, install
+from tests.system.commands import run
+
+ROOT = Path(__file__).resolve().parents[2]
+TIMEOUT_S = 300
+
+
+@pytest.fixture
+def agent(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Program:
+    """The command line."""
+    return Program(cli.main, monkeypatch, capsys)
+
+
+@pytest.fixture
+def no_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the test imports is gone afterwards."""
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+
+
+def test_it_writes_four_files_and_says_which(agent, tmp_path):
+    """One path a line on stdout, and what to do next on stderr."""
+    ended = agent("new-task", "room-climate", "--dir", tmp_path)
+    folder = tmp_path / "room-climate"
+    names = ["pyproject.toml", "room_climate_task.py", "test_room_climate.py", "README.md"]
+    assert ended.code == 0
+    assert ended.out.splitlines() == [str(folder / name) for name in names]
+    assert "python -m pytest" in ended.err
+    assert sorted(path.name for path in folder.iterdir()) == sorted(names)
+
+
+def test_as_json_it_is_one_document(agent, tmp_path):
+    """With the kind, the folder and the files."""
+    ended = agent("new-task", "energy", "--kind", "regression", "--dir", tmp_path, "--json")
+    document = json.loads(ended.out)
+    assert (document["task"], document["kind"], document["folder"]) == (
+        "energy",
+        "regression",
+        str(tmp_path / "energy"),
+    )
+    assert [Path(one).exists() for one in document["files"]] == [True] * 4
+
+
+def test_nothing_is_overwritten(agent, tmp_path):
+    """A folder that holds anything is refused, with exit code 2, and stays as it is."""
+    folder = tmp_path / "room"
+    folder.mkdir()
+    (folder / "notes.txt").write_text("mine")
+    ended = agent("new-task", "room", "--dir", tmp_path)
+    assert (ended.code, ended.out) == (2, "")
+    assert "is not empty" in ended.err
+    assert [path.read_text() for path in folder.iterdir()] == ["mine"]
+    (folder / "notes.txt").unlink()
+    assert agent("new-task", "room", "--dir", tmp_path).code == 0
+
+
+def test_a_file_in_the_place_of_the_folder_is_refused(agent, tmp_path):
+    """So is one in the place of its parent."""
+    (tmp_path / "room").write_text("mine")
+    for where in (tmp_path, tmp_path / "room"):
+        ended = agent("new-task", "room", "--dir", where)
+        assert ended.code == 2 and "no folder" in ended.err and "Traceback" not in ended.err
+    assert (tmp_path / "room").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["Room", "3d", "-x", "a b", "", "x" * 33, "../up", "a.b", "digits"])
+def test_a_name_that_no_new_task_can_have_is_refused(name, tmp_path):
+    """It is a task's name, the beginning of a module's, and not one that is installed already."""
+    with pytest.raises(UsageError, match=r"cannot be the name|installed already"):
+        write_skeleton(name, "classification", tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unknown_kind_is_told_with_those_there_are():
+    """With the nearest one."""
+    with pytest.raises(UsageError, match="did you mean 'regression'"):
+        render("room", "regresion")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_mark_of_the_templates_is_left(kind):
+    """Every name is filled in, every part belongs to the kind."""
+    for text in render("room", kind).values():
+        assert "@NAME@" not in text and "@MODULE@" not in text and "@STEM@" not in text
+        assert "#[" not in text
+    assert ("MAE" in render("room", kind)["room_task.py"]) == (kind == "regression")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_declared_entry_point_makes_the_task_known(kind, tmp_path, monkeypatch, no_module):
+    """After `pip install` it is found by its name."""
+    folder = write_skeleton("my-room", kind, tmp_path)[0].parent
+    project = tomllib.loads((folder / "pyproject.toml").read_text())
+    (declared,) = project["project"]["entry-points"]["fedpatch.tasks"].items()
+    assert declared == ("my-room", "my_room_task:TASK")
+    assert project["tool"]["setuptools"]["py-modules"] == [module_name("my-room")]
+    install(f"[fedpatch.tasks]\n{declared[0]} = {declared[1]}\n", tmp_path, monkeypatch)
+    monkeypatch.syspath_prepend(str(folder))
+    task = find_task("my-room")
+    expected = ("accuracy", "max") if kind == "classification" else ("MAE", "min")
+    assert (task.name, task.metric_name, task.metric_goal) == ("my-room", *expected)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(TIMEOUT_S)
+@pytest.mark.parametrize("kind", KINDS)
+def test_its_tests_pass_and_its_style_is_ours(kind, tmp_path):
+    """As the user runs them, in the folder."""
+    folder = write_skeleton("room", kind, tmp_path)[0].parent
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    rules = ["--config", str(ROOT / "pyproject.toml")]
+    for line in (["pytest", "-q"], ["ruff", "check", *rules], ["ruff", "format", "--check", *rules]):
+        done = subprocess.run(
+            [sys.executable, "-m", *line], cwd=folder, env=environment, capture_output=True, timeout=TIMEOUT_S
+        )
+        assert done.returncode == 0, (done.stdout + done.stderr).decode()
+
+
+@pytest.mark.slow
+@pytest.mark.system
+@pytest.mark.timeout(TIMEOUT_S)
+def test_the_demo_plays_a_regression_to_its_last_round(tmp_path):
+    """Its error gets smaller; the demo's usual target is an accuracy, and ends nothing here."""
+    pytest.importorskip("amqtt", reason="the built-in broker is not installed (pip install 'fedpatch[demo]')")
+    folder = write_skeleton("energy", "regression", tmp_path)[0].parent
+    options = ["--devices", 2, "--rounds", 6, "--private", "all", "--out", tmp_path / "demo", "--json"]
+    done = run(
+        "fedpatch", "demo", "--task", "energy_task:TASK", *options, cwd=folder, environment={"PYTHONPATH": str(ROOT)}
+    )
+    assert done.code == 0, done.err
+    assert "MAE" in done.err and "(worst" in done.err
+    summary = done.document
+    assert (summary["stopped_because"], len(summary["rounds"])) == ("max_rounds", 6)
+    first, last = summary["rounds"][0], summary["rounds"][-1]
+    assert last["user_accuracy"] < first["user_accuracy"] / 2
+    assert last["user_accuracy_min"] >= last["user_accuracy"]
+    assert (last["metric"], last["metric_goal"]) == ("MAE", "min")

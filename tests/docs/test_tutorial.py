@@ -1,0 +1,136 @@
+"""docs/tutorial-own-task.md, done as it says: every command, in order, in one shell."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.brokers import listening
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs/tutorial-own-task.md").read_text("utf-8")
+PATIENCE_S = 600.0
+MARK = "==== block"
+
+pytestmark = [pytest.mark.slow, pytest.mark.system, pytest.mark.broker]
+
+
+def _blocks() -> list[str]:
+    return re.findall(r"^```bash\n(.*?)^```$", PAGE, flags=re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Followed:
+    """What a reader has seen and has now."""
+
+    folder: Path
+    said: list[str]
+    seconds: float
+
+
+def _programs(folder: Path) -> Path:
+    """The commands that an installation would have put on the PATH."""
+    folder.mkdir()
+    lines = {"python": "", "fedpatch": "-P -m coordinator", "fedpatch-agent": "-P -m device_agent"}
+    for name, arguments in lines.items():
+        (folder / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {arguments} "$@"\n')
+        (folder / name).chmod(0o755)
+    return folder
+
+
+def _port_for_later() -> int:
+    """A free port below those that the kernel gives to others, since the broker is started only after a while."""
+    return next(port for port in random.sample(range(20_000, 32_000), 100) if not listening(port))
+
+
+@pytest.fixture(scope="module")
+def followed(tmp_path_factory: pytest.TempPathFactory) -> Followed:
+    """The page, followed to its end."""
+    sbin = "/usr/sbin:/usr/local/sbin"
+    if shutil.which("mosquitto", path=f"{os.environ['PATH']}:{sbin}") is None:
+        pytest.skip("mosquitto is not installed (apt install mosquitto)")
+    folder, programs = tmp_path_factory.mktemp("tutorial"), tmp_path_factory.mktemp("installed")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("FEDPATCH_", "PYTEST_"))}
+    environment |= {
+        "PATH": f"{_programs(programs / 'bin')}:{os.environ['PATH']}:{sbin}",
+        "PORT": str(_port_for_later()),
+        "PYTHONPATH": str(ROOT),
+    }
+    script = "set -e\n" + "\n".join(f"echo '{MARK}'\n{block}" for block in _blocks())
+    began = time.monotonic()
+    with (folder.parent / "said.txt").open("w+") as said:
+        shell = subprocess.Popen(
+            ["bash", "-c", script], cwd=folder, env=environment, stdout=said, stderr=said, start_new_session=True
+        )
+        try:
+            code = shell.wait(PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            with suppress(ProcessLookupError):  # what the page started ends with its test, wherever that ends
+                os.killpg(shell.pid, signal.SIGKILL)
+            shell.wait()
+        seconds = time.monotonic() - began
+        said.seek(0)
+        text = said.read()
+    assert code == 0, text + "".join(path.read_text() for path in sorted(folder.glob("room/*.log")))
+    return Followed(folder / "room", text.split(MARK + "\n")[1:], seconds)
+
+
+def _user_accuracy(said: str) -> float:
+    found = re.search(r"max_rounds after \d+ rounds?, user accuracy (\S+)", said)
+    assert found, said
+    return float(found[1])
+
+
+@pytest.mark.timeout(PATIENCE_S + 60)
+def test_the_tutorial_comes_to_its_end(followed: Followed, record_property: Callable[[str, object], None]):
+    """Each block was run; how long that took is the figure that the page tells (in the report of --junit-xml)."""
+    assert len(followed.said) == len(_blocks()) == 8
+    record_property("tutorial_s", round(followed.seconds))
+
+
+def test_the_skeletons_own_tests_pass(followed: Followed):
+    """In the folder that `new-task` made."""
+    assert re.search(r"\d+ passed", followed.said[0])
+    assert "failed" not in followed.said[0]
+
+
+def test_both_devices_get_a_model_that_fits_them(followed: Followed):
+    """With private patches nine of ten test readings are told rightly; one model for both is worse."""
+    personal, together = _user_accuracy(followed.said[3]), _user_accuracy(followed.said[5])
+    assert personal > 0.85
+    assert together < personal
+
+
+def test_readings_that_come_while_the_agent_runs_are_trained_on(followed: Followed):
+    """`status` tells the number that the page shows, and the run went on with it."""
+    (began,) = re.findall(r"than the (\d+) that it began with", PAGE)
+    (shown,) = re.findall(r"^    (task room: \d+ training examples)$", PAGE, re.MULTILINE)
+    assert shown in followed.said[4]
+    log = (followed.folder / "kitchen.log").read_text()
+    assert f"task room, {began} training examples" in log
+    assert "the data have changed" in log
+
+
+def test_a_patch_is_on_the_device(followed: Followed):
+    """Of the task and the policy of the run."""
+    assert "patch room, private all" in followed.said[6]
+
+
+def test_nothing_runs_when_the_reader_has_stopped_it(followed: Followed):
+    """The agents ended in order."""
+    for device in ("kitchen", "cellar"):
+        assert '"state": "stopped"' in (followed.folder / f"state-{device}/status.json").read_text()

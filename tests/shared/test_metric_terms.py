@@ -1,0 +1,66 @@
+"""What a task says of its metric."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.errors import UsageError
+from shared.messages import MAX_MEASURE
+from shared.metric_terms import MetricTerms, metric_terms
+
+MAE = metric_terms("MAE", "min", None)
+FINITE = st.floats(-1e9, 1e9)
+
+
+def test_an_accuracy_is_a_fraction_and_anything_else_is_not():
+    """Where no range is given."""
+    assert (MetricTerms(), metric_terms("accuracy", "max", None)) == (MetricTerms("accuracy", "max", 0.0, 1.0),) * 2
+    assert (MAE.least, MAE.most) == (-MAX_MEASURE, MAX_MEASURE)
+    assert [one.range_words for one in (MetricTerms(), MAE, MetricTerms("R2", "max", -5, 1))] == [
+        "a fraction from 0 to 1",
+        "a finite number",
+        "a number from -5 to 1",
+    ]
+    assert (MetricTerms().label, MAE.label) == ("UA", "MAE")
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 2 * MAX_MEASURE])
+def test_no_metric_allows_what_is_no_number(value):
+    """Nor what no message could carry."""
+    assert not MAE.allows(value) and not MetricTerms().allows(value)
+
+
+def test_the_limits_are_allowed():
+    """And what lies beyond them is not."""
+    assert [MetricTerms().allows(value) for value in (-0.1, 0.0, 1.0, 1.1)] == [False, True, True, False]
+
+
+@given(st.lists(FINITE, min_size=1), FINITE)
+def test_the_worst_reaches_a_target_only_where_all_do(values, target):
+    """For either goal."""
+    for terms in (MetricTerms(), MAE):
+        worst = terms.worst(values)
+        assert worst is not None and worst in values
+        assert terms.reached(worst, target) == all(terms.reached(value, target) for value in values)
+    assert MAE.worst([]) is None
+
+
+@pytest.mark.parametrize(
+    ("terms", "words"),
+    [
+        (("", "max", None), "metric name ''"),
+        (("a\nb", "max", None), "metric name"),
+        (("x" * 25, "max", None), "1 to 24 printable"),
+        (("MAE", "less", None), "must be 'max' or 'min'"),
+        (("F1", "max", (1.0, 0.0)), "lower limit first"),
+        (("F1", "max", (0.0, math.nan)), "is no range"),
+    ],
+)
+def test_terms_that_cannot_be_are_told(terms, words):
+    """By name, with the mend."""
+    with pytest.raises(UsageError, match=words):
+        metric_terms(*terms)

@@ -1,0 +1,78 @@
+"""Devices whose data change between the rounds of a fleet that goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.brokers import Mosquitto
+from tests.device_agent.growing_task import REFERENCE
+from tests.system.commands import run
+from tests.system.fleet import Fleet
+
+pytestmark = [pytest.mark.system, pytest.mark.broker]
+
+
+class Growing:
+    """Two agents, ann and bob, with a file each that says how many examples they have."""
+
+    def __init__(self, broker: Mosquitto, folder: Path) -> None:
+        self.folder = folder
+        self.broker = broker
+        self.fleet = Fleet(broker.url, folder / "fleet")
+        for device in ("ann", "bob"):
+            self.write(device, "20")
+
+    def write(self, device: str, text: str) -> None:
+        """From now on, this is in the device's file."""
+        (self.folder / device).write_text(text)
+
+    def round(self, quorum: float = 1.0) -> tuple[int, int]:
+        """A run of one round, of which this share must report: how many did, and the examples of all of them."""
+        options = ["--fleet", self.fleet.name, "--task", REFERENCE, "--strategy", "fedavg", "--learning-rate", 0.1]
+        options += [
+            "--devices",
+            2,
+            "--rounds",
+            1,
+            "--quorum",
+            quorum,
+            "--wait-s",
+            60,
+            "--state-dir",
+            self.folder / "state",
+        ]
+        done = run("fedpatch", "run", "--broker", self.broker.url, *options, "--json")
+        assert done.code == 0, done.err
+        (record,) = done.document["rounds"]
+        return record["reported"], record["num_examples"]
+
+
+@pytest.fixture
+def growing(mosquitto: Mosquitto, tmp_path: Path) -> Iterator[Growing]:
+    """Both agents, ready."""
+    growing = Growing(mosquitto, tmp_path)
+    with growing.fleet as fleet:
+        for device in ("ann", "bob"):
+            fleet.start(device, REFERENCE, device, options=["--data-root", str(tmp_path)])
+        fleet.wait_ready()
+        yield growing
+
+
+@pytest.mark.slow
+def test_what_is_new_counts_in_the_next_round_and_what_is_unreadable_costs_only_that(growing):
+    """20 and 20 examples, then 35 and 20; then ann's cannot be read, and bob goes on alone; then all is well again."""
+    agents = growing.fleet.agents
+    pids = [agent.pid for agent in agents.values()]
+    assert growing.round() == (2, 40)
+    growing.write("ann", "35")
+    assert growing.round() == (2, 55)
+    agents["ann"].wait(lambda: agents["ann"].status["tasks"][0]["num_examples"] == 35, "tells of 35 examples")
+    growing.write("ann", "36 or")
+    assert growing.round(quorum=0.5) == (1, 20)
+    agents["ann"].wait(lambda: "toy: '36 or' is no number of examples" in agents["ann"].log, "says why")
+    growing.write("ann", "36")
+    assert growing.round() == (2, 56)
+    assert [agent.pid for agent in agents.values() if agent.running] == pids
