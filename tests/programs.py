@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,11 +34,23 @@ class Program:
         """Run it with these arguments, to its end."""
         self._capsys.readouterr()
         self._monkeypatch.setattr("sys.argv", ["program", *map(str, argv)])
-        with pytest.raises(SystemExit) as end:
+        with _logging_restored(), pytest.raises(SystemExit) as end:
             self._main()
         written = self._capsys.readouterr()
         assert isinstance(end.value.code, int)
         return Ended(end.value.code, written.out, written.err)
+
+
+@contextmanager
+def _logging_restored() -> Iterator[None]:
+    """A program has the logger for itself; a test that comes after it reads what is logged in its own way."""
+    logger = logging.getLogger("fedpatch")
+    before = logger.handlers, logger.propagate, logger.level
+    try:
+        yield
+    finally:
+        logger.handlers, logger.propagate = before[0], before[1]
+        logger.setLevel(before[2])
 
 
 def install(entry_points: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
