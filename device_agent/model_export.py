@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -141,7 +142,11 @@ class ModelExport:
         )
 
     def _user_accuracy(self, outputs: Array) -> float:
-        return float(self._trainer.task.metric(torch.from_numpy(outputs), self._trainer.test_data[1]))
+        """ExportRefused where it is no number that could be compared with another."""
+        measured = float(self._trainer.task.metric(torch.from_numpy(outputs), self._trainer.test_data[1]))
+        if not math.isfinite(measured):
+            raise ExportRefused(f"task {self._trainer.task.name!r}: its metric gave {measured} on the test data")
+        return measured
 
     def _present_user_accuracy(self, inputs: Array) -> float | None:
         """Of the present model on the test data there are now; None where there is none that can be used."""

@@ -187,6 +187,20 @@ def _failing_third() -> Any:
     return metric
 
 
+@pytest.mark.parametrize("score", [float("nan"), float("inf")])
+def test_a_model_that_cannot_be_judged_is_not_published(tmp_path, score):
+    """A metric that is no number says nothing; and a present model of which it says nothing is replaced."""
+    left = [0.5, 0.5, score]
+    device = Device(tmp_path, task_scored(left))
+    device.play(1)
+    assert device.models.current("toy") is None
+    left += [0.5, 0.5, 0.9]
+    device.play(2)
+    left += [0.5, 0.5, 0.1, score]
+    device.play(3)
+    assert device.personal.metadata.round == 3
+
+
 @pytest.mark.parametrize("damage", ["cut", "gone", "link"])
 def test_a_damaged_present_model_is_replaced(tmp_path, caplog, damage):
     """Whatever it was worth."""

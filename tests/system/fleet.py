@@ -155,7 +155,9 @@ class Fleet:
     ) -> AgentProcess:
         """Start an agent for `device`; `options` are further options of `fedpatch-agent run`."""
         settings = ["--broker", self.broker, "--fleet", self.name, "--task", task, "--data", data]
-        settings += ["--admission", admission, "--reconnect-min-s", "0.2", "--reconnect-max-s", "1", *options]
+        settings += ["--admission", admission, "--reconnect-min-s", "0.2", "--reconnect-max-s", "1"]
+        # A test's own processes must not starve what they wait for.
+        settings += ["--nice", "0", *options]
         self._directory.mkdir(parents=True, exist_ok=True)
         agent = self.agents[device] = AgentProcess(device, settings, self._directory)
         agent.start()
