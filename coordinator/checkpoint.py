@@ -25,7 +25,7 @@ import numpy as np
 
 from coordinator.strategies import ServerState
 from shared.compression import pack, unpack
-from shared.errors import SchemaMismatch, StateError, WireError
+from shared.errors import SchemaMismatch, StateError, UsageError, WireError
 from shared.files import mend_of, remove_unfinished, sync_directory, write_atomic
 from shared.settings import NAME
 from shared.tensors import Schema, Tensors, TensorSpec, base_name
@@ -84,6 +84,15 @@ def load_checkpoint(directory: Path) -> tuple[ServerState, Schema, dict[str, Any
     if problems:
         raise StateError("\n".join([*problems, f"no checkpoint in {directory} is whole; {_NEW_RUN}"]))
     raise StateError(f"{directory}: holds no checkpoint, so there is nothing to resume from; {_NEW_RUN}")
+
+
+def load_checkpoint_after(directory: Path, round: int) -> ServerState:
+    """The state after `round` rounds. UsageError, with the rounds that are kept, where that is none of them; StateError."""
+    for path in _checkpoints(directory):
+        if int(path.stem.partition("-")[2]) == round:
+            return _load(path)[0]
+    kept = ", ".join(str(int(path.stem.partition("-")[2])) for path in _checkpoints(directory)) or "none"
+    raise UsageError(f"{directory}: holds no checkpoint after round {round}; there are those after: {kept}")
 
 
 def has_checkpoint(directory: Path) -> bool:

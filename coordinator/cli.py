@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from coordinator.doctor_cli import add_doctor
+from coordinator.export_cli import add_export
 from coordinator.settings import DemoSettings, RunSettings
 from shared.command import (
     EXIT_INTERRUPTED,
@@ -255,6 +256,7 @@ def broker_acl(
 
 
 add_doctor(app)
+add_export(app)
 
 
 def _view() -> RunView:

@@ -19,6 +19,7 @@ from device_agent.performing import Performer
 from device_agent.presence import StatusFile
 from device_agent.trainer import Died, Trainer, TrainerEvent
 from device_agent.training_channel import Ready, SetupFailed, TrainCancelled, Trained, TrainFailed, TrainProgress
+from device_agent.upkeep import Upkeep
 from device_agent.watching import Observed
 from shared import __version__, topics
 from shared.codec import UnknownMessage, decode, encode
@@ -65,6 +66,7 @@ class Agent:
         owner: Owner,
         status: StatusFile,
         namesake: Namesake,
+        upkeep: Upkeep,
     ) -> None:
         self._me, self._job = performer.me, performer.job
         self._performer = performer
@@ -80,6 +82,7 @@ class Agent:
         self._connected = False
         self._coordinator_boot = ""
         self._namesake = namesake
+        self._upkeep = upkeep
         self._problem = ""
         self._early_deaths = 0
 
@@ -92,6 +95,7 @@ class Agent:
         try:
             return self._loop()
         finally:
+            self._upkeep.stopping()
             topic, gone = self._me.will()
             if self._connected:
                 self._link.publish(topic, gone, retain=self._retain)
@@ -103,6 +107,8 @@ class Agent:
     def _loop(self) -> int:
         while True:
             self._write_status(self._job.state)
+            now = time.monotonic()
+            self._upkeep.look(self._job, connected=self._connected, ready=bool(self._tasks), now=now)
             event = self._next_event()
             if isinstance(event, Stop):
                 return event.exit_code
@@ -118,7 +124,8 @@ class Agent:
 
     def _next_event(self) -> Event | None:
         job_at = self._job.next_deadline() if self._connected else None
-        wanted = (job_at, self._namesake.next_deadline(), self._owner.next_deadline(self._job))
+        of_others = (self._namesake.next_deadline(), self._owner.next_deadline(self._job), self._upkeep.next_deadline())
+        wanted = (job_at, *of_others)
         deadline = min((one for one in wanted if one is not None), default=None)
         try:
             return self._inbox.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))

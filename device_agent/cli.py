@@ -16,9 +16,11 @@ from typing import Annotated
 import typer
 
 from device_agent.conditions_cli import add_conditions
+from device_agent.model_cli import add_models, models_in_words, models_plain
 from device_agent.new_task.command import register as add_new_task
 from device_agent.settings import AgentSettings
 from device_agent.standing import Standing, read_standing
+from device_agent.unit_cli import add_unit
 from shared.command import command, interruptible, make_app, run_app
 from shared.config import cli_options
 from shared.quantities import age, size
@@ -34,6 +36,9 @@ StateDir = Annotated[
 ]
 
 _DEFAULT_STATE_DIR = AgentSettings.state_dir
+
+
+add_unit(app)
 
 
 def main() -> None:
@@ -82,9 +87,9 @@ def status(state_dir: StateDir = _DEFAULT_STATE_DIR, as_json: AsJson = False) ->
     """Tell what the agent of a state directory is doing; works without the agent and without the network."""
     standing = read_standing(state_dir.expanduser())
     if as_json:
-        typer.echo(json.dumps(_plain(standing)))
+        typer.echo(json.dumps({**_plain(standing), "models": models_plain(state_dir)}))
     else:
-        for line in _in_words(standing, time.time()):
+        for line in [*_in_words(standing, time.time()), *models_in_words(state_dir)]:
             typer.echo(line)
 
 
@@ -99,6 +104,7 @@ def patches(state_dir: StateDir = _DEFAULT_STATE_DIR, as_json: AsJson = False) -
             typer.echo(line)
 
 
+add_models(app)
 add_new_task(app)
 
 

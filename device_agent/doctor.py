@@ -106,6 +106,8 @@ def _loading(settings: AgentSettings, identity: Identity, checkup: Checkup) -> I
                 patch_dir=str(Path(nowhere) / "patches"),
                 device_id=identity.device,
                 threads=settings.threads,
+                nice=settings.nice,
+                max_memory_mib=settings.max_memory_mib,
             )
         )
         try:

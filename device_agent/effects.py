@@ -94,12 +94,14 @@ class Spool:
 class Forget:
     """The job is over: drop the spooled update and the global model. `outcome` is for the device's own log.
 
-    Nothing more will be asked for `rest_s`, as far as the coordinator can tell.
+    Nothing more will be asked for `rest_s`, as far as the coordinator can tell. `committed` is the job whose update the
+    coordinator has taken: its personal model becomes the present one. None: there is no such.
     """
 
     outcome: str
     gave_up: bool = False
     rest_s: float = 0.0
+    committed: JobKey | None = None
 
 
 Effect = (

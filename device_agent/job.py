@@ -107,7 +107,7 @@ class Job:
             return []
         match body:
             case Committed():
-                return self._settle("committed", body.rest_s)
+                return self._settle("committed", body.rest_s, committed=key)
             case Refused():
                 return self._settle(f"refused: {body.reason} {body.detail}".rstrip())
         return self._sends(self._upload.on_message(body, now))
@@ -274,15 +274,17 @@ class Job:
         """Whether it is this job's training, and not that of the same round of an earlier epoch, from another base."""
         return self.state is JobState.TRAINING and self._training_key == key
 
-    def _settle(self, outcome: str, rest_s: float = 0.0) -> list[Effect]:
+    def _settle(self, outcome: str, rest_s: float = 0.0, committed: JobKey | None = None) -> list[Effect]:
         """The coordinator has said its last word on the job."""
         self._past.settled()
-        return self._drop(outcome, rest_s=rest_s)
+        return self._drop(outcome, rest_s=rest_s, committed=committed)
 
-    def _drop(self, outcome: str, *, gave_up: bool = False, rest_s: float = 0.0) -> list[Effect]:
+    def _drop(
+        self, outcome: str, *, gave_up: bool = False, rest_s: float = 0.0, committed: JobKey | None = None
+    ) -> list[Effect]:
         if self.key is None:
             return []
         stop: list[Effect] = [StopTraining()] if self.state is JobState.TRAINING else []
         self.state, self.paused = JobState.IDLE, False
         self.key = self._request = self._download = self._upload = self._training_key = None
-        return [*stop, Forget(outcome, gave_up, rest_s)]
+        return [*stop, Forget(outcome, gave_up, rest_s, committed)]

@@ -15,6 +15,7 @@ import numpy as np
 
 from device_agent.batches import stream_seed
 from device_agent.growing_data import GrowingData
+from device_agent.model_export import ModelExport
 from device_agent.patch_store import PatchKey, PatchRecord, PatchState, PatchStore
 from device_agent.training import LocalResult, LocalTrainer
 from device_agent.training_channel import TrainCommand
@@ -30,14 +31,20 @@ from shared.transfer import describe
 
 
 class LocalUpdate:
-    """Does the rounds of one device, one after the other."""
+    """Does the rounds of one device, one after the other; with `export`, each of them stages a personal model."""
 
     def __init__(
-        self, trainer: LocalTrainer, store: PatchStore, device_id: str, data: GrowingData | None = None
+        self,
+        trainer: LocalTrainer,
+        store: PatchStore,
+        device_id: str,
+        export: ModelExport | None = None,
+        data: GrowingData | None = None,
     ) -> None:
         self._trainer = trainer
         self._store = store
         self._device_id = device_id
+        self._export = export
         self._data = data
 
     def take_new_data(self) -> int | None:
@@ -56,11 +63,14 @@ class LocalUpdate:
     ) -> tuple[Manifest, UpdateReport] | None:
         """Train, save the patch, write the update to `command.update_path` (0600); None, nothing saved, when cancelled.
 
-        The patch is saved before the update: where there is an update, there is the patch that belongs to it. Raises
+        The patch is saved before the update: where there is an update, there is the patch that belongs to it. The personal
+        model is staged last, and its failure is none of the round's. Raises
         WireError for a damaged model, SchemaMismatch for one of another shape, UsageError for a plan or policy that
         cannot be followed, UpdateRefused where training diverged, DataError, and StateError for files.
         """
         trainer, plan = self._trainer, command.plan
+        if self._export:
+            self._export.begin()
         _require_same_model(trainer, command)
         policy = parse_policy(command.private)
         schema = trainer.schema.with_moments(plan.moments)
@@ -83,7 +93,10 @@ class LocalUpdate:
         after = PatchState(patch, before.batches_done + result.steps)
         self._store.save(PatchRecord(key, command.key.run, command.key.round, before, after))
         report = _report(command, result)
-        return _write_update(command, update, public, report), report
+        manifest = _write_update(command, update, public, report)
+        if self._export:
+            self._export.stage(command, result)
+        return manifest, report
 
 
 def _require_same_model(trainer: LocalTrainer, command: TrainCommand) -> None:

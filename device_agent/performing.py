@@ -15,6 +15,7 @@ from device_agent.effects import (
     Effect,
     Fetch,
     Forget,
+    JobKey,
     Keep,
     PauseTraining,
     Reply,
@@ -25,6 +26,7 @@ from device_agent.effects import (
 )
 from device_agent.job import Job
 from device_agent.meter import Meter
+from device_agent.model_store import ModelStore
 from device_agent.spool import Spool as UpdateSpool
 from device_agent.spool import Spooled
 from device_agent.trainer import Trainer
@@ -32,8 +34,9 @@ from device_agent.training_channel import TrainCommand
 from shared import topics
 from shared.blobs import PartialBlob, cut_from_file
 from shared.codec import encode
-from shared.errors import BrokerError, StateError
+from shared.errors import BrokerError, FedpatchError, StateError
 from shared.link import Link
+from shared.log_lines import fields
 from shared.messages import Decline, DeviceState, Envelope, Manifest
 from shared.reasons import FailReason
 from shared.transfer import SendChunk, encode_chunk
@@ -72,11 +75,20 @@ class Identity:
 class Performer:
     """The hands of one agent, `me`. `directory` holds downloads and the spool; `last_outcome` says how the last job ended.
 
-    `meter` is told what goes over the link.
+    `meter` is told what goes over the link. `models` are the personal models for this device's applications, None where it
+    keeps none.
     """
 
     def __init__(
-        self, identity: Identity, job: Job, *, link: Link, trainer: Trainer, meter: Meter, directory: Path
+        self,
+        identity: Identity,
+        job: Job,
+        *,
+        link: Link,
+        trainer: Trainer,
+        meter: Meter,
+        directory: Path,
+        models: ModelStore | None = None,
     ) -> None:
         self.last_outcome = ""
         self.me = identity
@@ -84,7 +96,10 @@ class Performer:
         self._link = link
         self._trainer = trainer
         self._meter = meter
+        self._models = models
         self._directory = directory
+        if models:
+            models.attempts.forget()
         self._spool = UpdateSpool(directory / "spool")
         self._blob: PartialBlob | None = None
         self._update: Manifest | None = None
@@ -117,7 +132,8 @@ class Performer:
         match effect:
             case Reply():
                 if isinstance(effect.envelope.body, Decline):
-                    _log.info("declined: %s %s", effect.envelope.body.reason, effect.envelope.body.detail)
+                    declined = effect.envelope.body
+                    _log.info("declined: %s %s", declined.reason, declined.detail, extra=fields(reason=declined.reason))
                 self._link.publish(topics.up(self.me.fleet, self.me.device), encode(effect.envelope))
             case Fetch():
                 return self._fetch(effect.manifest)
@@ -152,14 +168,27 @@ class Performer:
                 self._trainer.cancel()
 
     def _end_job(self, effect: Forget) -> None:
-        _log.log(logging.WARNING if effect.gave_up else logging.INFO, "job over: %s", effect.outcome)
+        level = logging.WARNING if effect.gave_up else logging.INFO
+        _log.log(level, "job over: %s", effect.outcome, extra=fields(outcome=effect.outcome.partition(":")[0]))
         self.last_outcome = effect.outcome
         self._update = None
         self._drop_blob()
+        if effect.committed and self._models:
+            self._publish_model(self._models, effect.committed)
         self._spool.clear()
         if effect.rest_s >= LONG_REST_S:
             _log.info("no work for %.0f s: giving the memory of training back", effect.rest_s)
             self._trainer.stop()
+
+    def _publish_model(self, models: ModelStore, key: JobKey) -> None:
+        """What the round trained is for this device's applications now; a disk that refuses costs them no more than that."""
+        try:
+            version = models.publish(key.task, key.run, key.round)
+        except FedpatchError as error:
+            _log.warning("personal model: that of round %d is not in use: %s", key.round, error)
+            return
+        if version is not None:
+            _log.info("personal model: that of round %d is in use now, %s", key.round, version.path)
 
     def _keep_update(self, effect: Spool) -> None:
         known, self._update = self._update, effect.manifest
@@ -186,7 +215,8 @@ class Performer:
             _log.warning("the global model arrived damaged; downloading it again")
             self._drop_blob()
             return self.job.damaged()
-        _log.info("%s round %d: training", effect.key.run, effect.key.round)
+        about = fields(run=effect.key.run, round=effect.key.round)
+        _log.info("%s round %d: training", effect.key.run, effect.key.round, extra=about)
         self._trainer.train(
             TrainCommand(
                 key=effect.key,

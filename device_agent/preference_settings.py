@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from device_agent.conditions.ups import parse_ups
 from device_agent.quiet_hours import parse_quiet_hours
 from shared.errors import UsageError, unknown_name
 from shared.settings import Settings, setting
@@ -39,12 +38,6 @@ class PreferenceSettings(Settings):
     """The keys of an owner's preferences; they are at the top level of agent.toml like all others."""
 
     charging: bool = setting(True, group=_WANTS, help="Work on external power only.")
-    ups: str = setting(
-        "",
-        group=_WANTS,
-        default_means="what the kernel knows of",
-        help="What feeds the device, where the kernel cannot see it: nut:NAME@HOST, pisugar or command:PROGRAM.",
-    )
     min_battery: int = setting(
         0, group=_WANTS, ge=0, le=100, unit="percent", help="Charge that the battery must have, plugged in or not."
     )
@@ -116,7 +109,7 @@ class PreferenceSettings(Settings):
     def check(self) -> list[tuple[str, ...]]:
         """Hours that are none, and preferences that are none."""
         problems = super().check()
-        for name, parse in (("quiet_hours", parse_quiet_hours), ("unknown", parse_unknown), ("ups", parse_ups)):
+        for name, parse in (("quiet_hours", parse_quiet_hours), ("unknown", parse_unknown)):
             try:
                 parse(getattr(self, name))
             except UsageError as error:

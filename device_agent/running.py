@@ -12,9 +12,12 @@ from queue import SimpleQueue
 from device_agent.admission import parse_order
 from device_agent.agent import Agent, Inbox, Stop
 from device_agent.conditions.observe import Observer
+from device_agent.idling import Idling
 from device_agent.job import Job
 from device_agent.local_time import local_now
+from device_agent.model_store import DIRECTORY, ModelStore
 from device_agent.namesake import Namesake
+from device_agent.notify import ServiceManager
 from device_agent.own_work import own_work
 from device_agent.owner import Owner
 from device_agent.performing import Identity, Performer
@@ -23,6 +26,7 @@ from device_agent.presence import StatusFile, host_as_device_id, lock_state_dir
 from device_agent.settings import AgentSettings
 from device_agent.trainer import Trainer
 from device_agent.training_channel import Setup
+from device_agent.upkeep import Upkeep
 from device_agent.usage import UsageLedger
 from device_agent.watching import Watcher
 from shared import __version__
@@ -41,8 +45,9 @@ def run_agent(settings: AgentSettings, *, until_stdin_closes: bool = False, root
     identity = Identity.new(settings.fleet, settings.device_id or host_as_device_id())
     directory = settings.state_dir.absolute()
     inbox: Inbox = SimpleQueue()
+    manager = ServiceManager.from_environment()
     with lock_state_dir(directory):
-        agent = _make_agent(settings, identity, directory, inbox, root)
+        agent = _make_agent(settings, identity, directory, inbox, manager, root)
         for number, exit_code in ((signal.SIGTERM, 0), (signal.SIGINT, 130)):
             signal.signal(number, lambda *_, code=exit_code: inbox.put(Stop(code)))
         if until_stdin_closes:
@@ -50,7 +55,9 @@ def run_agent(settings: AgentSettings, *, until_stdin_closes: bool = False, root
         return agent.run()
 
 
-def _make_agent(settings: AgentSettings, identity: Identity, directory: Path, inbox: Inbox, root: Path) -> Agent:
+def _make_agent(
+    settings: AgentSettings, identity: Identity, directory: Path, inbox: Inbox, manager: ServiceManager, root: Path
+) -> Agent:
     link = MqttLink(
         settings.broker,
         client_id=identity.client_id,
@@ -68,20 +75,26 @@ def _make_agent(settings: AgentSettings, identity: Identity, directory: Path, in
         patch_dir=str(directory / "patches"),
         device_id=identity.device,
         threads=settings.threads,
+        nice=settings.nice,
+        max_memory_mib=settings.max_memory_mib,
+        models_dir=str(directory / DIRECTORY) if settings.keep_models else "",
+        keep_margin=settings.keep_margin,
     )
+    models = ModelStore(directory / DIRECTORY, settings.keep_models) if settings.keep_models else None
     trainer = Trainer(setup, inbox.put)
     job = Job(max_blob_bytes=settings.max_model_mib * 2**20)
     fixed = {"device_id": identity.device, "fleet": identity.fleet, "broker": settings.broker, "version": __version__}
     fixed["admission"] = settings.admission
     owner = _make_owner(settings, directory, inbox, trainer, root)
     return Agent(
-        Performer(identity, job, link=link, trainer=trainer, meter=owner.meter, directory=directory),
+        Performer(identity, job, link=link, trainer=trainer, meter=owner.meter, directory=directory, models=models),
         link=link,
         inbox=inbox,
         trainer=trainer,
         owner=owner,
         status=StatusFile(directory, fixed),
         namesake=Namesake(identity.boot, _FORGET_AFTER_PAUSES * settings.reconnect_max_s),
+        upkeep=Upkeep(trainer, Idling(settings.idle_release_s), manager),
     )
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from device_agent.conditions.ups import parse_ups
 from device_agent.preference_settings import PreferenceSettings
 from shared.broker_settings import CONNECTION, BrokerSettings
 from shared.errors import UsageError
@@ -13,6 +14,10 @@ from shared.settings import NAME, Pattern, setting
 from shared.task import check_name
 
 _WORK = "Work"
+_MODEL = "Personal model"
+
+# Below, torch cannot even be imported; what a task takes comes on top.
+_LEAST_MEMORY_MIB = 256
 
 _NAME_OR_EMPTY = Pattern(f"({NAME.regex})?", f"empty, or {NAME.words}")
 _ADMISSION = Pattern("preferences|always|never|file:.+", "preferences, always, never or file:PATH")
@@ -60,19 +65,65 @@ class AgentSettings(PreferenceSettings, BrokerSettings):
         help="Whether to take part in rounds: as the preferences say, or whatever they say, always, never or as the first line "
         "of a file says: accept, or decline and why.",
     )
+    ups: str = setting(
+        "",
+        group=_WORK,
+        default_means="what the kernel knows of",
+        help="What feeds the device, where the kernel cannot see it: nut:NAME@HOST, pisugar or command:PROGRAM.",
+    )
     threads: int = setting(1, group=_WORK, ge=1, le=1024, unit="threads", help="CPU threads to train with.")
+    nice: int = setting(
+        10, group=_WORK, ge=0, le=19, help="How far training stands back for other programs; 19 is the most."
+    )
+    max_memory_mib: int = setting(
+        0,
+        group=_WORK,
+        ge=0,
+        le=1_048_576,
+        unit="MiB",
+        help="Data that the training process may hold before a round fails; 0: no limit.",
+    )
+    idle_release_s: float = setting(
+        600.0,
+        group=_WORK,
+        ge=0.0,
+        le=604_800.0,
+        unit="seconds",
+        help="Time without training after which its memory is given back; 0: only where the coordinator announces a rest.",
+    )
     max_model_mib: int = setting(
         512, group=_WORK, ge=1, le=2048, unit="MiB", help="Size above which a model is refused."
+    )
+
+    keep_models: int = setting(
+        3,
+        group=_MODEL,
+        ge=0,
+        le=1000,
+        unit="models",
+        help="How many personal models stay for applications and for a rollback; 0 makes none.",
+    )
+    keep_margin: float = setting(
+        0.02,
+        group=_MODEL,
+        ge=0.0,
+        help="How much worse than the present personal model's user accuracy a new one's may be.",
     )
 
     def check(self) -> list[tuple[str, ...]]:
         """The task's name, which must exist here, and problems between fields."""
         problems = super().check()
-        try:
-            check_name(self.task)
-        except UsageError as error:
-            problems.append(("task", str(error)))
+        for name, check in (("task", check_name), ("ups", parse_ups)):
+            try:
+                check(getattr(self, name))
+            except UsageError as error:
+                problems.append((name, str(error)))
         if self.reconnect_max_s < self.reconnect_min_s:
             text = f"{self.reconnect_max_s:g} is below reconnect_min_s = {self.reconnect_min_s:g}; make it larger"
             problems.append(("reconnect_max_s", text, "reconnect_min_s"))
+        if 0 < self.max_memory_mib < _LEAST_MEMORY_MIB:
+            text = (
+                f"torch itself takes more than {self.max_memory_mib}; at least {_LEAST_MEMORY_MIB}, or 0 for no limit"
+            )
+            problems.append(("max_memory_mib", text))
         return problems

@@ -1,7 +1,7 @@
 """The agent's side of the training process: starts it, sends it commands, turns its answers into events.
 
-The process is kept, since importing torch takes a Raspberry Pi half a minute; should it die, the next round starts
-another. This file imports neither torch nor numpy.
+The process is kept, since importing torch takes a Raspberry Pi half a minute; where it was stopped or died, the next round
+starts another. This file imports neither torch nor numpy.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import BinaryIO, cast
 
 from device_agent.effects import JobKey
+from device_agent.restraint import limit_in_words
 from device_agent.training_channel import (
     Answer,
     CancelTraining,
@@ -133,6 +134,7 @@ class _Child:
     def __init__(self, setup: Setup, events: Callable[[TrainerEvent], None], forget: Callable[[_Child], bool]) -> None:
         self._events = events
         self._forget = forget
+        self._limit = limit_in_words(setup)
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", "device_agent.training_process"],
             stdin=subprocess.PIPE,
@@ -209,8 +211,8 @@ class _Child:
     def _how_it_ended(self) -> str:
         code = self.process.returncode
         if code < 0:
-            hint = "; out of memory?" if code == -signal.SIGKILL else ""
+            hint = "; out of memory?" if code == -signal.SIGKILL else self._limit
             return f"the training process was ended by {signal.Signals(-code).name}{hint}"
         self._log_thread.join(LAST_WORDS_TIMEOUT_S)
         said = f"; it said: {self._last_words[:200]}" if self._last_words else ""
-        return f"the training process ended with exit code {code}{said}"
+        return f"the training process ended with exit code {code}{said}{self._limit}"

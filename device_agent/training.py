@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from device_agent.batches import batch_indices, steps_for
+from device_agent.client_optimizers import Adam, ClientOptimizer, Sgd
 from device_agent.evaluation import user_accuracy
 from shared.errors import DataError, UpdateRefused, UsageError, unknown_name
 from shared.messages import TrainPlan
@@ -66,6 +67,11 @@ class LocalTrainer:
         self._test = _tensor(data.test_x), _tensor(data.test_y)
         self._counts_in_ua = data.counts_in_ua
 
+    @property
+    def test_data(self) -> tuple[Tensor, Tensor]:
+        """The device's own test inputs and targets."""
+        return self._test
+
     def run(
         self,
         tensors: Tensors,
@@ -109,7 +115,7 @@ class LocalTrainer:
         after = self._user_accuracy()
         return LocalResult(result, self.num_examples, total, math.fsum(losses) / total, before, after, train_s)
 
-    def _step(self, optimizer: torch.optim.Optimizer, indices: Array) -> float:
+    def _step(self, optimizer: ClientOptimizer, indices: Array) -> float:
         x, y = self._train
         chosen = torch.from_numpy(indices)
         optimizer.zero_grad()
@@ -140,7 +146,7 @@ class LocalTrainer:
     def _user_accuracy(self) -> float | None:
         return user_accuracy(self.model, self.task, *self._test) if self._counts_in_ua else None
 
-    def _optimizer(self, plan: TrainPlan, tensors: Tensors) -> torch.optim.Optimizer:
+    def _optimizer(self, plan: TrainPlan, tensors: Tensors) -> ClientOptimizer:
         """Optimizer of the plan, continuing from the moments in `tensors`; where there are none, from zero."""
         unknown = [moment for moment in plan.moments if moment not in MOMENTS]
         if unknown:
@@ -151,23 +157,27 @@ class LocalTrainer:
                 raise UsageError(
                     f"the plan asks for {', '.join(plan.moments)}, but the client optimizer sgd has no moments"
                 )
-            return torch.optim.SGD(parameters, lr=plan.learning_rate)
+            return Sgd(parameters, plan.learning_rate)
         if plan.client_optimizer != "adam":
             raise unknown_name("client optimizer", plan.client_optimizer, CLIENT_OPTIMIZERS)
-        adam = torch.optim.Adam(parameters, lr=plan.learning_rate, betas=(plan.beta_1, plan.beta_2), eps=plan.epsilon)
-        for name, parameter in self._trained.items():
-            state = {
-                "step": torch.zeros(()),
-                "exp_avg": torch.zeros_like(parameter),
-                "exp_avg_sq": torch.zeros_like(parameter),
-            }
-            for moment, value in state.items():
-                if (known := tensors.get(moment_name(name, moment))) is not None:
-                    value.copy_(_tensor(known))
-            adam.state[parameter] = state
-        return adam
+        state = {parameter: self._adam_state(name, parameter, tensors) for name, parameter in self._trained.items()}
+        betas = plan.beta_1, plan.beta_2
+        return Adam(parameters, plan.learning_rate, betas=betas, epsilon=plan.epsilon, state=state)
 
-    def _moments(self, optimizer: torch.optim.Optimizer, plan: TrainPlan) -> dict[str, Array]:
+    def _adam_state(self, name: str, parameter: nn.Parameter, tensors: Tensors) -> dict[str, Tensor]:
+        state = {
+            "step": torch.zeros(()),
+            "exp_avg": torch.zeros_like(parameter),
+            "exp_avg_sq": torch.zeros_like(parameter),
+        }
+        for moment, value in state.items():
+            if (known := tensors.get(moment_name(name, moment))) is not None:
+                value.copy_(_tensor(known))
+        return state
+
+    def _moments(self, optimizer: ClientOptimizer, plan: TrainPlan) -> dict[str, Array]:
+        if not isinstance(optimizer, Adam):
+            return {}
         return {
             moment_name(name, moment): optimizer.state[parameter][moment].numpy().copy()
             for name, parameter in self._trained.items()

@@ -29,7 +29,9 @@ Message = TypeVar("Message")
 class Setup:
     """First command: what to train, on which data.
 
-    `task_ref` and `data` come from the device's own configuration, never from the network. `threads` are torch's.
+    `task_ref` and `data` come from the device's own configuration, never from the network. `threads` are torch's. `nice`
+    and `max_memory_mib` (0: no limit) bind the process itself (device_agent.restraint). `models_dir` is where personal
+    models are staged (empty: none are), `keep_margin` how much worse one may be.
     """
 
     task_ref: str
@@ -38,6 +40,10 @@ class Setup:
     patch_dir: str
     device_id: str
     threads: int = 1
+    nice: int = 0
+    max_memory_mib: int = 0
+    models_dir: str = ""
+    keep_margin: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
+from device_agent.restraint import hold_back, limit_in_words
 from device_agent.training_channel import (
     Answer,
     CancelTraining,
@@ -41,6 +42,8 @@ from shared.reasons import FailReason
 
 if TYPE_CHECKING:
     from device_agent.local_update import LocalUpdate
+    from device_agent.model_export import ModelExport
+    from device_agent.training import LocalTrainer
 
 PROGRESS_EVERY_S = 0.2
 MAX_DETAIL = 500
@@ -123,10 +126,13 @@ def main() -> int:
     try:
         if not isinstance(setup, Setup):
             raise WireError(f"training channel: expected Setup, got {type(setup).__name__}")
+        hold_back(setup)
         local_update, ready = set_up(setup)
     except Exception as error:
         _log_unexpected(error)
-        outbox.send(SetupFailed(in_words(error), error.exit_code if isinstance(error, FedpatchError) else 1))
+        ours = isinstance(error, FedpatchError) and not isinstance(error.__cause__, MemoryError)
+        limit = limit_in_words(setup) if isinstance(setup, Setup) and not ours else ""
+        outbox.send(SetupFailed(in_words(error) + limit, error.exit_code if isinstance(error, FedpatchError) else 1))
         return error.exit_code if isinstance(error, FedpatchError) else 1
     outbox.send(ready)
     while True:
@@ -149,8 +155,6 @@ def set_up(setup: Setup) -> tuple[LocalUpdate, Ready]:
     from device_agent.training import LocalTrainer
 
     torch.set_num_threads(setup.threads)
-    # The first optimizer makes torch import its compiler, as long again as torch itself; not on the first round's time.
-    torch.optim.SGD([torch.zeros(1, requires_grad=True)])
     data = GrowingData(task, setup.data, Path(setup.data_root))
     try:
         trainer = LocalTrainer(task, data.load())
@@ -161,7 +165,17 @@ def set_up(setup: Setup) -> tuple[LocalUpdate, Ready]:
         raise DataError(f"task {task.name!r} failed with data {setup.data!r}: {in_words(error)}") from error
     store = PatchStore(Path(setup.patch_dir))
     ready = Ready(task.name, trainer.schema.digest, trainer.num_examples)
-    return LocalUpdate(trainer, store, setup.device_id, data), ready
+    return LocalUpdate(trainer, store, setup.device_id, _model_export(setup, trainer), data), ready
+
+
+def _model_export(setup: Setup, trainer: LocalTrainer) -> ModelExport | None:
+    if not setup.models_dir:
+        return None
+
+    from device_agent.model_export import ModelExport
+    from device_agent.model_store import ModelStore
+
+    return ModelExport(trainer, ModelStore(Path(setup.models_dir)), setup.keep_margin)
 
 
 def answer(local_update: LocalUpdate, ready: Ready, command: TrainCommand, reins: Reins, outbox: Outbox) -> Answer:

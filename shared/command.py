@@ -25,11 +25,18 @@ from typer.core import TyperCommand, TyperGroup
 
 from shared import __version__
 from shared.errors import FedpatchError, UsageError
+from shared.log_lines import LineFormatter, LogFormat, journal_priority, stderr_is_journal
 
 EXIT_INTERRUPTED = 130  # as shells tell a process that SIGINT ended
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+_Debug = Annotated[
+    bool, typer.Option("--debug", "-v", help="Log what happens on stderr, and where an error comes from.")
+]
+_LogFormat = Annotated[
+    LogFormat,
+    typer.Option("--log-format", envvar="FEDPATCH_LOG_FORMAT", help="Logs for people, or as key=value pairs."),
+]
 
 log = logging.getLogger("fedpatch.command")
 
@@ -126,7 +133,7 @@ def command(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Decorator: the function is the command `name` of `app`, its docstring the help, `example` the end of it.
 
-    It gets the option `--debug`; without that, logs from `log_level` on are shown.
+    It gets the options `--debug`, without which logs from `log_level` on are shown, and `--log-format`.
     """
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
@@ -137,19 +144,19 @@ def command(
 
 
 def with_debug(function: Callable[..., None], log_level: int = logging.WARNING) -> Callable[..., None]:
-    """`function` as typer takes it, with the option `--debug`."""
+    """`function` as typer takes it, with the options `--debug` and `--log-format`."""
 
     @functools.wraps(function)
-    def run(*, debug: bool, **given: Any) -> None:
-        set_up_logging(logging.DEBUG if debug else log_level)
+    def run(*, debug: bool, log_format: LogFormat, **given: Any) -> None:
+        set_up_logging(logging.DEBUG if debug else log_level, log_format)
         function(**given)
 
-    about = typer.Option("--debug", "-v", help="Log what happens on stderr, and where an error comes from.")
     own = inspect.signature(function, eval_str=True).parameters.values()
     parameters = [one.replace(kind=one.KEYWORD_ONLY) for one in own]
-    parameters.append(
-        inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Annotated[bool, about])
-    )
+    for name, annotation, default in (("debug", _Debug, False), ("log_format", _LogFormat, LogFormat.TEXT)):
+        parameters.append(
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+        )
     run.__dict__["__signature__"] = inspect.Signature(parameters)  # what typer reads
     run.__annotations__ = {one.name: one.annotation for one in parameters}
     return run
@@ -243,11 +250,11 @@ def catch_signals() -> Callable[[], int]:
     return wait
 
 
-def set_up_logging(level: int) -> None:
+def set_up_logging(level: int, log_format: LogFormat = LogFormat.TEXT) -> None:
     """Shows what fedpatch's own loggers say, from `level` on; the libraries' are left alone."""
     logger = logging.getLogger("fedpatch")
     handler = _StderrHandler()
-    handler.setFormatter(logging.Formatter(_LOG_FORMAT))
+    handler.setFormatter(LineFormatter(log_format, journal=stderr_is_journal()))
     logger.handlers = [handler]
     logger.propagate = False
     logger.setLevel(level)
@@ -270,5 +277,6 @@ class _StderrHandler(logging.StreamHandler[TextIO]):
 
 def _complain(name: str, text: str) -> None:
     """One line per problem, each with the program's name, so that they are found again in a log."""
+    priority = journal_priority(logging.ERROR) if stderr_is_journal() else ""
     for line in text.splitlines():
-        typer.echo(f"{name}: {line}", err=True)
+        typer.echo(f"{priority}{name}: {line}", err=True)

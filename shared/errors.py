@@ -8,6 +8,7 @@
     ├── StateError                a file that fedpatch wrote itself is damaged or of another version
     ├── SchemaMismatch            tensors have other names, shapes or dtypes than agreed
     │   └── UnexpectedTensors     ... names that nobody agreed on (in shared.tensors)
+    ├── ExportRefused             a model must not be handed to applications: no ONNX, or one that computes something else
     ├── UpdateRefused             a device's update must not enter the aggregate
     ├── CannotTell                a source of facts about the device has no answer (in device_agent.conditions.bounded)
     ├── IllegalTransition         ours: the program drove a state machine against its table
@@ -61,6 +62,10 @@ class StateError(FedpatchError):
 
 class SchemaMismatch(FedpatchError):
     """Named tensors do not fit the schema that both sides agreed on."""
+
+
+class ExportRefused(FedpatchError):
+    """A model cannot be written as ONNX, or what was written does not compute what the model does."""
 
 
 class UpdateRefused(FedpatchError):

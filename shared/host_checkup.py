@@ -29,6 +29,9 @@ _PROBE_BYTES = 64 * 1024
 _SPARE_INODES = 100
 _MEMINFO = Path("/proc/meminfo")
 
+# The group may pass through to what is below and open to it, the personal models.
+_OPEN = 0o067
+
 
 @dataclass(frozen=True)
 class Space:
@@ -143,7 +146,7 @@ def _check_owner(directory: Path, checkup: Checkup, private: bool) -> None:
     if found.st_uid != os.geteuid():
         text = f"{directory} belongs to user {found.st_uid}, and this is user {os.geteuid()}"
         checkup.warn("state_dir", text, "run fedpatch as one user always (sudo -u USER), or it will lack rights later")
-    elif private and stat.S_IMODE(found.st_mode) & 0o077:
+    elif private and stat.S_IMODE(found.st_mode) & _OPEN:
         text = f"{directory} is open to other users (mode {stat.S_IMODE(found.st_mode):o}), and holds private patches"
         checkup.warn("state_dir", text, f"chmod 700 {directory}")
     elif stat.S_IMODE(found.st_mode) & 0o002:

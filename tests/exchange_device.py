@@ -129,7 +129,7 @@ class Device:
             for index in Bitmap.from_bytes(self._update[1].chunk_count, body.have):
                 del self._under_way[index]
         effects = self.job.on_message(envelope, now)
-        if isinstance(body, Committed) and Forget("committed") in effects:
+        if isinstance(body, Committed) and any(isinstance(one, Forget) and one.committed for one in effects):
             self._committed.add(body.digest)
         self.perform(effects)
 

@@ -36,6 +36,7 @@ log = logging.getLogger("fedpatch.data")
 WHITE = 255
 USUAL_NOISE = 0.2  # section 4.2
 SHAPE = (3, 32, 32)
+CLASS_NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 ARCHIVE = DataFile(
     "cifar10",
@@ -170,4 +171,7 @@ TASK = Task(
     demo_data="shard:{index}/{count}",
     load_many=load_many,
     simulation_data="shard:{index}/{count},seed={seed}",
+    class_names=CLASS_NAMES,
+    input_shape=SHAPE,
+    metric_takes_arrays=True,
 )

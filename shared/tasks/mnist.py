@@ -116,4 +116,7 @@ TASK = Task(
     demo_data="shard:{index}/{count}",
     load_many=load_many,
     simulation_data="shard:{index}/{count},seed={seed}",
+    class_names=tuple("0123456789"),
+    input_shape=(784,),
+    metric_takes_arrays=True,
 )

@@ -9,12 +9,15 @@ import pytest
 
 from device_agent.agent import EARLY_DEATHS, Agent, Inbox, Stop
 from device_agent.effects import JobKey
+from device_agent.idling import Idling
 from device_agent.job import Job
 from device_agent.namesake import Namesake
+from device_agent.notify import ServiceManager
 from device_agent.performing import Identity, Performer
 from device_agent.presence import StatusFile
 from device_agent.trainer import Died, Trainer
 from device_agent.training_channel import Ready, Setup, SetupFailed, TrainFailed, TrainProgress
+from device_agent.upkeep import Upkeep
 from shared import topics
 from shared.codec import encode
 from shared.errors import DataError, UsageError
@@ -80,6 +83,7 @@ def played(tmp_path, monkeypatch):
             owner=owner,
             status=status,
             namesake=Namesake(identity.boot, 3600.0),
+            upkeep=Upkeep(trainer, Idling(0.0), ServiceManager()),
         )
         own = DeviceState(online=True, boot=identity.boot)
         for event in (CONNECTED, *events, Stop(7)):

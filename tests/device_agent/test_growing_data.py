@@ -95,7 +95,7 @@ def test_after_an_error_they_are_tried_again(growing, tmp_path, text, words):
 
 def test_a_round_trains_on_what_there_is(growing, tmp_path):
     """The update's report counts the new examples, and the steps follow from them."""
-    update = LocalUpdate(LocalTrainer(TASK, growing.load()), PatchStore(tmp_path / "patches"), "ann", growing)
+    update = LocalUpdate(LocalTrainer(TASK, growing.load()), PatchStore(tmp_path / "patches"), "ann", data=growing)
     scene = Scene(tmp_path, TASK, SGD, "none")
     reported = []
     for number, count in enumerate((23, 40, 5), start=1):

@@ -149,7 +149,7 @@ class TestUpload:
     def test_ends_when_the_coordinator_says_so(self, end, outcome):
         """Only then is the update forgotten."""
         job = uploading()
-        assert job.on_message(said(end), 21.0) == [Forget(outcome)]
+        assert job.on_message(said(end), 21.0) == [Forget(outcome, committed=KEY if outcome == "committed" else None)]
         assert (job.state, job.status(), job.next_deadline()) == (JobState.IDLE, None, None)
         assert job.tick(1e6) == []
 
@@ -170,7 +170,7 @@ class TestUpload:
         job.resume(KEY, update(), 5.0)
         assert job.status() == JobStatus(RUN, 1, 1, JobPhase.UPLOADING)
         assert said_back(job.tick(5.0)) == [Offer(update())]
-        assert job.on_message(said(Committed(DIGEST)), 6.0) == [Forget("committed")]
+        assert job.on_message(said(Committed(DIGEST)), 6.0) == [Forget("committed", committed=KEY)]
 
     def test_a_bitmap_that_does_not_fit_is_a_wire_error(self):
         """The job stays as it was."""

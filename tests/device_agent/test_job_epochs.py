@@ -93,7 +93,7 @@ class TestTakeOver:
         assert (said_back(answers), spoken_in(answers)) == ([Accept(10), Offer(update())], {(RUN, 2, 1)})
         assert job.on_message(said(Grant(DIGEST, 1, b"\x00")), 31.0) == []
         assert job.on_message(said(Grant(DIGEST, 1, b"\x00"), epoch=2), 31.0) == [SendChunk(0)]
-        assert job.on_message(said(Committed(DIGEST), epoch=2), 32.0) == [Forget("committed")]
+        assert job.on_message(said(Committed(DIGEST), epoch=2), 32.0) == [Forget("committed", committed=NEW_KEY)]
 
     def test_of_an_update_that_waited_out_a_restart(self):
         """The request lies in the spool beside it, so the device knows what it is of."""

@@ -15,15 +15,18 @@ from device_agent.admission import Verdict
 from device_agent.effects import Effect, JobState
 from device_agent.job import Job
 from device_agent.meter import Meter
+from device_agent.model_store import ModelStore
 from device_agent.performing import LONG_REST_S, Identity, Performer
 from device_agent.spool import Spool as UpdateSpool
 from device_agent.spool import Spooled
 from device_agent.trainer import Trainer
 from device_agent.training_channel import Setup
-from shared.messages import Accept, Body, Committed, Failed, Offer, Progress
-from shared.reasons import FailReason, JobPhase
+from shared.locks import FileLock
+from shared.messages import Accept, Body, Cancel, Committed, Failed, Offer, Progress, Refused
+from shared.reasons import FailReason, JobPhase, RefuseReason
 from shared.transfer import cut
 from tests.device_agent.jobs import BLOB, KEY, REQUEST
+from tests.device_agent.models import describe
 from tests.device_agent.wire import Wire
 from tests.specs import TASKS, model, said, update
 
@@ -34,14 +37,20 @@ NAMES = st.from_regex(r"[a-z0-9][a-z0-9_-]{0,31}", fullmatch=True)
 class Device:
     """A job, its performer and the directory that it works in."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, models: ModelStore | None = None) -> None:
         self.directory = directory
         self.wire = Wire()
         self.job = Job(max_blob_bytes=10_000)
         setup = Setup("none", "", str(directory), str(directory / "patches"), "pi")
         trainer = Trainer(setup, lambda event: None)
         self.performer = Performer(
-            Identity("lab", "pi", "b1"), self.job, link=self.wire, trainer=trainer, meter=Meter(), directory=directory
+            Identity("lab", "pi", "b1"),
+            self.job,
+            link=self.wire,
+            trainer=trainer,
+            meter=Meter(),
+            directory=directory,
+            models=models,
         )
 
     def ask(self, round_number: int = 1) -> list[Body]:
@@ -197,3 +206,47 @@ def test_no_two_devices_share_a_client_id(fleet, device, other_fleet, other_devi
 def test_names_that_look_alike_give_client_ids_that_do_not():
     """A fleet's name may end as a device's begins."""
     assert Identity.new("lab", "1-pi").client_id != Identity.new("lab-1", "pi").client_id
+
+
+class TestPersonalModel:
+    @pytest.fixture
+    def models(self, tmp_path) -> ModelStore:
+        """With the model of the update that is being uploaded."""
+        store = ModelStore(tmp_path / "models", 2)
+        content = b"trained"
+        store.stage(content, describe(KEY.round, content, task=KEY.task, run=KEY.run))
+        return store
+
+    @pytest.mark.parametrize(
+        ("body", "present"),
+        [
+            (Committed(update(UPDATE).digest), True),
+            (Refused(update(UPDATE).digest, RefuseReason.LATE), False),
+            (Cancel("late"), False),
+        ],
+        ids=["committed", "refused", "cancelled"],
+    )
+    def test_is_the_present_one_once_the_update_is_committed(self, tmp_path, models, body, present):
+        """And not where the coordinator did not take the update."""
+        device = Device(tmp_path, models)
+        device.upload()
+        device.perform(device.job.on_message(said(body), 1.0))
+        assert (models.current(KEY.task) is not None) == present
+        assert device.job.state is JobState.IDLE
+
+    def test_outlasts_a_power_cut_as_its_update_does(self, tmp_path, models):
+        """Both wait on the disk, and are settled together."""
+        device = Device(tmp_path, models)
+        waiting(device)
+        device.perform(device.job.on_message(said(Committed(update(UPDATE).digest)), 1.0))
+        assert [one.current for one in models.versions(KEY.task)] == [True]
+
+    def test_that_cannot_be_put_in_place_costs_no_more_than_that(self, tmp_path, models, caplog):
+        """The job is over all the same, and the log says why."""
+        device = Device(tmp_path, models)
+        device.upload()
+        with FileLock(tmp_path / "models" / KEY.task / ".lock", "held"):
+            device.perform(device.job.on_message(said(Committed(update(UPDATE).digest)), 1.0))
+        assert "is not in use: " in caplog.text
+        assert not (tmp_path / "spool" / "update.bin").exists()
+        assert models.current(KEY.task) is None

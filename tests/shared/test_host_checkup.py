@@ -54,6 +54,11 @@ def test_a_state_directory_that_others_can_read(checkup, tmp_path):
     check_state_dir(tmp_path, SPACE, checkup, private=True)
     assert named(checkup, "state_dir").mend == f"chmod 700 {tmp_path}"
     checkup.findings.clear()
+    tmp_path.chmod(0o710)  # the group passes through to the models
+    check_state_dir(tmp_path, SPACE, checkup, private=True)
+    assert named(checkup, "state_dir").verdict == "ok"
+    checkup.findings.clear()
+    tmp_path.chmod(0o755)
     check_state_dir(tmp_path, SPACE, checkup, private=False)
     assert named(checkup, "state_dir").verdict == "ok"
     assert list(tmp_path.iterdir()) == []

@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from device_agent.agent import Agent
 from device_agent.effects import Effect
+from device_agent.idling import Idling
 from device_agent.job import Job
 from device_agent.namesake import Namesake
+from device_agent.notify import ServiceManager
 from device_agent.performing import Identity
 from device_agent.performing import Performer as Hands
 from device_agent.trainer import TrainerEvent
+from device_agent.upkeep import Upkeep
 from shared import topics
 from shared.errors import DataError
 from shared.files import remove_unfinished
@@ -102,6 +105,7 @@ class SimulatedDevice:
             owner=owner,
             status=status,
             namesake=Namesake(identity.boot, 180.0),
+            upkeep=Upkeep(trainer, Idling(0.0), ServiceManager()),
         )
         self._hands.take_up_spooled()
         trainer.start()

@@ -1,0 +1,134 @@
+"""Prediction with the personal model, by onnxruntime, beside the same model in torch: time and memory.
+
+    python -m benchmarks.prediction run
+
+Every measurement is a process of its own (benchmarks.prediction_process); torch and onnxruntime take turns, so that a ratio
+is of two processes that ran seconds apart.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from shared.command import command, make_app, run_app
+from shared.errors import FedpatchError
+from shared.model_metadata import METADATA_FILE, MODEL_FILE, ModelMetadata, to_json
+from shared.task import Task, find_task
+
+ROOT = Path(__file__).resolve().parent.parent
+KINDS = ("torch", "onnxruntime")
+FIGURES = ("first_s", "one_s", "batch_s", "resident_bytes", "peak_bytes")
+
+app = make_app("prediction", "Times prediction with onnxruntime beside torch.")
+
+
+@command(app, "run", example="python -m benchmarks.prediction run --turns 5")
+def run(
+    turns: Annotated[int, typer.Option(min=1, help="How often each is measured.")] = 7,
+    tasks: Annotated[str, typer.Option(help="Which tasks, with commas.")] = "digits,mnist,cifar10",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the table.")] = False,
+) -> None:
+    """Measure every task `turns` times with each of the two."""
+    measured = {name: measure(find_task(name), turns) for name in tasks.split(",")}
+    if as_json:
+        typer.echo(json.dumps(measured))
+        return
+    typer.echo("| model | with | first prediction | one example | batch of 32 | resident | peak |")
+    typer.echo("|---|---|---|---|---|---|---|")
+    for name, found in measured.items():
+        for kind in KINDS:
+            typer.echo(f"| {name} | {kind} | {_row(found[kind])} |")
+        ratios = [f"{found['ratios'][figure]:.1f}" for figure in FIGURES]
+        typer.echo(f"| {name} | torch / onnxruntime | {' | '.join(ratios)} |")
+
+
+def measure(task: Task, turns: int) -> dict[str, Any]:
+    """Medians of each kind over the turns, and of the ratios within a turn. FedpatchError where a process fails."""
+    with tempfile.TemporaryDirectory(prefix="fedpatch-prediction-") as directory:
+        _make_model(task, Path(directory))
+        rounds = [{kind: _measured_apart(kind, directory) for kind in KINDS} for _ in range(turns)]
+    first = rounds[0]
+    if not np.allclose(first["torch"]["outputs"], first["onnxruntime"]["outputs"], atol=1e-4):
+        raise FedpatchError(f"{task.name}: the two do not give the same outputs, so their times say nothing")
+    medians: dict[str, Any] = {
+        kind: {figure: statistics.median(one[kind][figure] for one in rounds) for figure in FIGURES} for kind in KINDS
+    }
+    medians["ratios"] = {
+        figure: statistics.median(one["torch"][figure] / one["onnxruntime"][figure] for one in rounds)
+        for figure in FIGURES
+    }
+    return medians
+
+
+def _make_model(task: Task, directory: Path) -> None:
+    """A new model, as a device would have it and as torch takes it."""
+    from shared.model import schema_of, to_tensors
+    from shared.onnx_export import export_onnx
+
+    module = task.build_model()
+    exported = export_onnx(module, np.zeros((1, *task.input_shape), task.input_dtype))
+    metadata = ModelMetadata(
+        kind="personal",
+        task=task.name,
+        run="benchmark",
+        round=0,
+        private="none",
+        private_values="none",
+        schema=schema_of(module).digest,
+        input_shape=task.input_shape,
+        input_dtype=task.input_dtype,
+        output_shape=(),
+        class_names=task.class_names,
+        metric="",
+        metric_goal="max",
+        user_accuracy=None,
+        user_accuracy_before=None,
+        test_examples=0,
+        parity=0.0,
+        sha256=hashlib.sha256(exported.model).hexdigest(),
+        size_bytes=len(exported.model),
+        created="",
+        fedpatch="",
+        torch=exported.torch,
+        onnx=exported.onnx,
+    )
+    (directory / MODEL_FILE).write_bytes(exported.model)
+    (directory / METADATA_FILE).write_bytes(to_json(metadata))
+    values: dict[str, Any] = to_tensors(module)
+    np.savez(directory / "values.npz", **values)
+
+
+def _measured_apart(kind: str, directory: str) -> Mapping[str, Any]:
+    call = [sys.executable, "-m", "benchmarks.prediction_process", kind, directory]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(call, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise FedpatchError(f"{' '.join(call[1:])} failed: {' '.join(done.stderr.splitlines()[-1:])}")
+    measured: dict[str, Any] = json.loads(done.stdout)
+    return measured
+
+
+def _row(found: Mapping[str, float]) -> str:
+    cells = [f"{found['first_s']:.2f} s", f"{1e6 * found['one_s']:.0f} µs", f"{1e3 * found['batch_s']:.2f} ms"]
+    return " | ".join([*cells, *(f"{found[name] / 1e6:.0f} MB" for name in ("resident_bytes", "peak_bytes"))])
+
+
+def main() -> None:
+    """Entry point; ends the process."""
+    run_app(app, "prediction")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""`fedpatch export`, a command of its own file: torch is imported when it runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shared.command import command
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
+
+
+def add_export(app: typer.Typer) -> None:
+    """Give `app` the command."""
+
+    @command(app, "export", example="fedpatch export last --out model.onnx")
+    def export(
+        run: Annotated[str, typer.Argument(metavar="RUN", help="Id of a run, the beginning of one, or: last.")],
+        out: Annotated[
+            Path | None, typer.Option("--out", metavar="FILE", help="Where to, if not beside the run's checkpoints.")
+        ] = None,
+        round: Annotated[
+            int | None,
+            typer.Option("--round", min=0, metavar="N", help="After round N: the last, or the one before it."),
+        ] = None,
+        state_dir: Annotated[
+            Path | None,
+            typer.Option(
+                "--state-dir",
+                envvar="FEDPATCH_STATE_DIR",
+                metavar="PATH",
+                help="Directory that the runs are in; without it ./fedpatch-state, or else where the run was begun.",
+            ),
+        ] = None,
+        as_json: AsJson = False,
+    ) -> None:
+        """Write a run's global model as ONNX, for programs without torch, and its metadata beside it."""
+        import msgspec
+
+        from coordinator.model_export import export_global_model
+        from coordinator.state_dirs import find
+
+        exported = export_global_model(find(state_dir, run), run, out, round)
+        if as_json:
+            known = msgspec.to_builtins(exported.metadata)
+            typer.echo(json.dumps({"model": str(exported.path), "metadata": str(exported.metadata_path), **known}))
+            return
+        typer.echo(f"model: {exported.path}")
+        typer.echo(f"metadata: {exported.metadata_path}")
+        if exported.metadata.private_values == "initial":
+            what = f"private values (policy {exported.metadata.private}) never left the devices"
+            typer.echo(f"{what}: the model has their initial ones", err=True)

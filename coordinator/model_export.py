@@ -1,0 +1,111 @@
+"""The global model of a run as ONNX. What is private to the devices has its initial values, as on a device before training."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from coordinator.checkpoint import load_checkpoint, load_checkpoint_after
+from coordinator.records import RunInfo
+from coordinator.registry import REGISTRY_FILE, Registry
+from coordinator.strategies import ServerState
+from shared import __version__
+from shared.errors import SchemaMismatch, UsageError
+from shared.files import refusals_of, write_atomic
+from shared.model import initial_tensors, load_tensors, schema_of
+from shared.model_metadata import MODEL_FILE, ModelMetadata, to_json
+from shared.onnx_export import Exported, export_onnx, torch_outputs
+from shared.onnx_model import OnnxModel, require_parity
+from shared.patches import merge, parse_policy
+from shared.task import Task, find_task
+
+_SAMPLES = 64
+_SEED = 0
+
+
+@dataclass(frozen=True)
+class GlobalExport:
+    """Where the model lies, and what is said of it beside it."""
+
+    path: Path
+    metadata_path: Path
+    metadata: ModelMetadata
+
+
+def export_global_model(state_dir: Path, name: str, out: Path | None, round: int | None) -> GlobalExport:
+    """Write the model of a run after `round` rounds (None: the last) to `out`, by default beside its checkpoints.
+
+    Its outputs are compared with torch's on random inputs, since a coordinator has no data. Raises UsageError for a run, a
+    round or a task that cannot be exported, SchemaMismatch where the task is another by now, ExportRefused where it has no
+    ONNX, StateError for files.
+    """
+    with Registry(state_dir / REGISTRY_FILE, readonly=True) as registry:
+        run = registry.run(name)
+    directory = state_dir / "runs" / run.id
+    state = load_checkpoint(directory)[0] if round is None else load_checkpoint_after(directory, round)
+    task = find_task(str(run.settings["task"]))
+    if not task.input_shape:
+        raise UsageError(f"task {task.name!r} does not say its input_shape, which an export without data needs; add it")
+    exported, metadata = _export(task, run, state)
+    path = out.expanduser() if out else directory / MODEL_FILE
+    metadata_path = path.with_name(f"{path.name}.json")
+    with refusals_of(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, exported.model, mode=0o644)
+        write_atomic(metadata_path, to_json(metadata), mode=0o644)
+    return GlobalExport(path, metadata_path, metadata)
+
+
+def _export(task: Task, run: RunInfo, state: ServerState) -> tuple[Exported, ModelMetadata]:
+    module = task.build_model()
+    schema = schema_of(module)
+    if schema.digest != run.schema:
+        raise SchemaMismatch(
+            f"task {run.task!r} has schema {schema.digest[:12]} now, but run {run.id} was begun with {run.schema[:12]}; "
+            "install the version of the task that it was begun with"
+        )
+    policy = parse_policy(run.private)
+    private = policy.private_names(schema)
+    initial = initial_tensors(task, int(run.settings["seed"]))
+    public = {name: state.tensors[name] for name in policy.public(schema).names}
+    load_tensors(module, merge(public, {name: initial[name] for name in private}))
+    samples = _samples(task)
+    exported = export_onnx(module, samples[:1])
+    model = OnnxModel(exported.model, MODEL_FILE)
+    expected = torch_outputs(module, samples)
+    metadata = ModelMetadata(
+        kind="global",
+        task=task.name,
+        run=run.id,
+        round=state.round,
+        private=str(policy),
+        private_values="initial" if private else "none",
+        schema=schema.digest,
+        input_shape=task.input_shape,
+        input_dtype=task.input_dtype,
+        output_shape=expected.shape[1:],
+        class_names=task.class_names,
+        metric=getattr(task, "metric_name", "accuracy"),
+        metric_goal=getattr(task, "metric_goal", "max"),
+        user_accuracy=None,
+        user_accuracy_before=None,
+        test_examples=0,
+        parity=require_parity(model, samples, expected),
+        sha256=hashlib.sha256(exported.model).hexdigest(),
+        size_bytes=len(exported.model),
+        created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        fedpatch=__version__,
+        torch=exported.torch,
+        onnx=exported.onnx,
+    )
+    return exported, metadata
+
+
+def _samples(task: Task) -> np.ndarray:
+    """From 0 to 1, or 0 and 1 where the model takes whole numbers."""
+    drawn = np.random.default_rng(_SEED).random((_SAMPLES, *task.input_shape))
+    return (drawn if np.dtype(task.input_dtype).kind == "f" else drawn.round()).astype(task.input_dtype)

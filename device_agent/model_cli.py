@@ -1,0 +1,195 @@
+"""`fedpatch-agent predict`, `evaluate`, `models` and `rollback`: the personal model on this device, without torch."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from device_agent.model_store import DIRECTORY, ModelStore, ModelVersion
+from device_agent.settings import AgentSettings
+from shared.command import command
+from shared.config import cli_options
+from shared.errors import UsageError
+from shared.quantities import size
+
+if TYPE_CHECKING:
+    from device_agent.personal import PersonalModel
+    from shared.tensors import Array
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
+StateDir = Annotated[
+    Path,
+    typer.Option("--state-dir", envvar="FEDPATCH_AGENT_STATE_DIR", metavar="PATH", help="The agent's state directory."),
+]
+TaskName = Annotated[
+    str, typer.Option("--task", metavar="NAME", help="Task of the model; needed where there are models of several.")
+]
+ModelPath = Annotated[
+    Path | None,
+    typer.Option("--model", metavar="PATH", help="Directory of another model than the present one, as `models` lists."),
+]
+
+_DEFAULT_STATE_DIR = AgentSettings.state_dir
+
+
+def add_models(app: typer.Typer) -> None:
+    """Give `app` the commands."""
+    for add in (_add_predict, _add_evaluate, _add_models, _add_rollback):
+        add(app)
+
+
+def _add_predict(app: typer.Typer) -> None:
+    @command(app, "predict", example="fedpatch-agent predict today.npy --state-dir /var/lib/fedpatch-agent")
+    def predict(
+        files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Inputs: .npy, .csv or images.")],
+        state_dir: StateDir = _DEFAULT_STATE_DIR,
+        task: TaskName = "",
+        model: ModelPath = None,
+        as_json: AsJson = False,
+    ) -> None:
+        """Run the personal model of this device on files of inputs; needs neither torch nor the agent."""
+        from device_agent.prediction_inputs import read_inputs
+
+        personal = _opened(state_dir, task, model)
+        shape, dtype = personal.metadata.input_shape, personal.metadata.input_dtype
+        outputs = [(file, personal.predict(read_inputs(file, shape, dtype))) for file in files]
+        if as_json:
+            rows = [one for file, found in outputs for one in _rows(personal, file, found)]
+            typer.echo(json.dumps({**_origin(personal), "predictions": rows}))
+            return
+        for file, found in outputs:
+            for one in _rows(personal, file, found):
+                values = " ".join(f"{value:.6g}" for value in found[one["row"]].ravel())
+                typer.echo(f"{file}[{one['row']}]: {one.get('class', values)}")
+
+
+def _add_evaluate(app: typer.Typer) -> None:
+    @command(app, "evaluate", example="fedpatch-agent evaluate --config agent.toml")
+    @cli_options(AgentSettings)
+    def evaluate(settings: AgentSettings, model: ModelPath = None, as_json: AsJson = False) -> None:
+        """Measure the personal model's user accuracy on this device's own test data."""
+        from device_agent.model_evaluation import evaluate_model
+        from shared.task import data_root, find_task
+
+        task = find_task(settings.task)
+        personal = _opened(settings.state_dir, task.name, model)
+        measured, count = evaluate_model(personal, task, settings.data, settings.data_root or data_root())
+        then = personal.metadata.user_accuracy
+        name = personal.metadata.metric
+        if as_json:
+            known = {"metric": name, "user_accuracy": _finite(measured), "test_examples": count}
+            typer.echo(json.dumps({**_origin(personal), **known, "user_accuracy_when_made": then}))
+            return
+        made = "" if then is None else f" ({then:.4g} when it was made)"
+        typer.echo(f"{task.name}: {name} {measured:.4g} on {count} test examples{made}")
+        typer.echo(f"model of round {personal.metadata.round} of run {personal.metadata.run}: {personal.path}")
+
+
+def _add_models(app: typer.Typer) -> None:
+    @command(app, "models", example="fedpatch-agent models --json")
+    def models(state_dir: StateDir = _DEFAULT_STATE_DIR, as_json: AsJson = False) -> None:
+        """List the personal models that this device holds, the present one and those before it."""
+        if as_json:
+            typer.echo(json.dumps(models_plain(state_dir)))
+            return
+        for line in models_in_words(state_dir) or ["no personal models yet"]:
+            typer.echo(line)
+
+
+def _add_rollback(app: typer.Typer) -> None:
+    @command(app, "rollback", example="fedpatch-agent rollback --to 11 --state-dir /var/lib/fedpatch-agent")
+    def rollback(
+        to: Annotated[
+            int | None, typer.Option("--to", min=0, metavar="ROUND", help="The round whose model it is to be.")
+        ] = None,
+        state_dir: StateDir = _DEFAULT_STATE_DIR,
+        task: TaskName = "",
+        as_json: AsJson = False,
+    ) -> None:
+        """Go back to the personal model before the present one, until a round gives another."""
+        store = _store(state_dir)
+        name = task or _only_task(store, state_dir)
+        version = store.roll_back(name, to)
+        if as_json:
+            typer.echo(json.dumps(_plain(name, version)))
+        else:
+            typer.echo(_in_words(name, version))
+
+
+def models_in_words(state_dir: Path) -> list[str]:
+    """A line for each model, and one where a round's model did not become the present one."""
+    store = _store(state_dir)
+    lines = []
+    for task in store.tasks():
+        lines += [_in_words(task, one) for one in store.versions(task)]
+        if kept := store.kept(task):
+            lines.append(f"round {kept.round} of run {kept.run} gave no other model of {task}: {kept.why}")
+    return lines
+
+
+def models_plain(state_dir: Path) -> list[dict[str, Any]]:
+    """The same for JSON, the newest of each task first."""
+    store = _store(state_dir)
+    return [_plain(task, one) for task in store.tasks() for one in store.versions(task)]
+
+
+def _in_words(task: str, version: ModelVersion) -> str:
+    mark = "present model" if version.current else "model"
+    known = version.metadata
+    if known is None:
+        return f"{mark} of {task}: {version.problem}"
+    measured = "" if known.user_accuracy is None else f", {known.metric} {known.user_accuracy:.4g}"
+    made = f"of round {known.round} of run {known.run}, made {known.created}"
+    return f"{mark} of {task}{measured}: {made}, {size(known.size_bytes)}, {version.path}"
+
+
+def _plain(task: str, version: ModelVersion) -> dict[str, Any]:
+    import msgspec
+
+    known = msgspec.to_builtins(version.metadata) if version.metadata else {"task": task, "problem": version.problem}
+    return {"path": str(version.path), "current": version.current, **known}
+
+
+def _store(state_dir: Path) -> ModelStore:
+    return ModelStore(state_dir.expanduser() / DIRECTORY)
+
+
+def _only_task(store: ModelStore, state_dir: Path) -> str:
+    from device_agent.personal import only_task
+
+    return only_task(store, state_dir)
+
+
+def _opened(state_dir: Path, task: str, model: Path | None) -> PersonalModel:
+    from device_agent.personal import PersonalModel
+
+    if model is None:
+        return PersonalModel.open(state_dir, task)
+    opened = PersonalModel(model if model.is_dir() else model.parent)
+    if task and opened.metadata.task != task:
+        raise UsageError(f"{model}: is a model of task {opened.metadata.task!r}, not of {task!r}")
+    return opened
+
+
+def _origin(personal: PersonalModel) -> dict[str, Any]:
+    known = personal.metadata
+    return {"model": str(personal.path), "task": known.task, "run": known.run, "round": known.round}
+
+
+def _rows(personal: PersonalModel, file: Path, outputs: Array) -> list[dict[str, Any]]:
+    names = personal.metadata.class_names
+    rows = []
+    for row, found in enumerate(outputs):
+        chosen = {"class": names[int(found.argmax())], "class_index": int(found.argmax())} if names else {}
+        values = [_finite(float(value)) for value in found.ravel()]
+        rows.append({"file": str(file), "row": row, **chosen, "outputs": values})
+    return rows
+
+
+def _finite(value: float) -> float | None:
+    """JSON knows no others."""
+    return value if math.isfinite(value) else None

@@ -1,0 +1,49 @@
+"""The user accuracy of a personal model as applications have it: run by onnxruntime, on the device's own test data."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shared.errors import DataError, FedpatchError, UsageError
+
+if TYPE_CHECKING:
+    from device_agent.personal import PersonalModel
+    from shared.task import Task
+    from shared.tensors import Array
+
+log = logging.getLogger("fedpatch.models")
+
+
+def evaluate_model(model: PersonalModel, task: Task, data: str, data_root: Path) -> tuple[float, int]:
+    """`task.metric` of the model's outputs for the device's test data, and how many examples those are.
+
+    A metric that takes arrays gets them; for any other, torch is imported. Raises UsageError and DataError as the task's
+    `load_data` does, and DataError where its code fails.
+    """
+    try:
+        own = task.load_data(data, data_root)
+        outputs = model.predict(own.test_x)
+        measured = float(task.metric(_fit(outputs, task), _fit(own.test_y, task)))
+    except (FedpatchError, OSError):
+        raise
+    except Exception as error:  # of the user's code, whatever it raises
+        log.debug("the task's own code failed", exc_info=error)
+        text = f"task {task.name!r} failed with data {data!r}: {type(error).__name__}: {error}; see with --debug"
+        raise DataError(text) from error
+    return measured, len(own.test_x)
+
+
+def _fit(values: Array, task: Task) -> Any:
+    """As the task's metric takes them."""
+    if task.metric_takes_arrays:
+        return values
+    try:
+        from torch import from_numpy
+    except ImportError as error:
+        raise UsageError(
+            f"the metric of task {task.name!r} takes torch's tensors, and torch is not there ({error}); write it for NumPy "
+            "arrays too, say metric_takes_arrays=True, or install torch"
+        ) from error
+    return from_numpy(values)

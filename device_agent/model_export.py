@@ -1,0 +1,165 @@
+"""From a trained model to one that applications can use: ONNX, compared with torch, and no worse than the present one.
+
+What is staged is the model as training leaves it: the global model of the round with the device's patch, trained on, the
+patch included. Its user accuracy is measured with onnxruntime on the device's own test data, and so is that of the present
+model, anew, for the test data may have grown since. Nothing that goes wrong here costs the round: the update is on the disk.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from device_agent.model_store import Kept, ModelStore
+from device_agent.training import LocalResult, LocalTrainer
+from device_agent.training_channel import TrainCommand
+from shared import __version__
+from shared.errors import ExportRefused, FedpatchError
+from shared.model_metadata import MODEL_FILE, ModelMetadata
+from shared.onnx_export import export_onnx, torch_outputs
+from shared.onnx_model import OnnxModel, require_parity
+
+if TYPE_CHECKING:
+    from shared.task import Task
+    from shared.tensors import Array
+
+PARITY_SAMPLES = 256
+MAX_DEATHS = 2
+"""Attempts that may end the training process before no more are made."""
+
+log = logging.getLogger("fedpatch.models")
+
+
+class ModelExport:
+    """Stages the personal model of one device after each of its rounds.
+
+    `keep_margin` is how much worse than the present model's its user accuracy may be, in the metric's own unit.
+    """
+
+    def __init__(self, trainer: LocalTrainer, store: ModelStore, keep_margin: float) -> None:
+        self._trainer = trainer
+        self._store = store
+        self._keep_margin = keep_margin
+
+    def begin(self) -> None:
+        """A round begins: what an earlier one staged was never committed."""
+        try:
+            self._store.discard_staged(self._trainer.task.name)
+        except FedpatchError as error:
+            log.warning("personal model: %s", error)
+
+    def stage(self, command: TrainCommand, result: LocalResult) -> None:
+        """Stage the model that the trainer has just trained, unless the present one is to stay; the log says which."""
+        key, task = command.key, self._trainer.task
+        try:
+            why = self._attempt(command, result)
+        except FedpatchError as error:
+            why = str(error)
+        except Exception as error:  # of the user's model, torch, onnx or onnxruntime: a model less is no update less
+            log.debug("personal model", exc_info=error)
+            why = f"{type(error).__name__}: {error}"
+        if why:
+            log.warning("personal model: round %d gives no other: %s", key.round, why)
+            self._store.note_kept(task.name, Kept(key.run, key.round, why))
+
+    def _attempt(self, command: TrainCommand, result: LocalResult) -> str:
+        """As `_stage`; given up where it has ended this process before: rather no model than no rounds."""
+        task = self._trainer.task.name
+        self._store.prepare(task)
+        if not self._store.attempts.begin(task, MAX_DEATHS):
+            return (
+                f"to make one has ended the training process {MAX_DEATHS} times (too little memory, or a processor that "
+                "onnxruntime is not built for); restart the agent to have it tried again, or set keep_models = 0"
+            )
+        try:
+            return self._stage(command, result)
+        finally:
+            self._store.attempts.end(task)
+
+    def _stage(self, command: TrainCommand, result: LocalResult) -> str:
+        """Why the present model stays; empty where another is staged."""
+        inputs = self._trainer.test_data[0].numpy()
+        exported = export_onnx(self._trainer.model, inputs[:1])
+        model = OnnxModel(exported.model, MODEL_FILE)
+        samples = inputs[:PARITY_SAMPLES]
+        parity = require_parity(model, samples, torch_outputs(self._trainer.model, samples))
+        outputs = model.run(inputs)
+        metadata = self._describe(command, inputs, outputs)
+        metadata = replace(
+            metadata,
+            user_accuracy_before=result.user_accuracy_before,
+            parity=parity,
+            sha256=hashlib.sha256(exported.model).hexdigest(),
+            size_bytes=len(exported.model),
+            torch=exported.torch,
+            onnx=exported.onnx,
+        )
+        found, present = metadata.user_accuracy, self._present_user_accuracy(inputs)
+        assert found is not None
+        loss = 0.0 if present is None else (present - found) * (1 if metadata.metric_goal == "max" else -1)
+        if loss > self._keep_margin:
+            return (
+                f"{metadata.metric} {found:.4g} of round {command.key.round} is worse than the present model's "
+                f"{present:.4g} by more than the margin of {self._keep_margin:g}"
+            )
+        self._store.stage(exported.model, metadata)
+        log.info("personal model: round %d, %s %.4g", command.key.round, metadata.metric, found)
+        return ""
+
+    def _describe(self, command: TrainCommand, inputs: Array, outputs: Array) -> ModelMetadata:
+        task = self._trainer.task
+        require_named_outputs(task, outputs)
+        return ModelMetadata(
+            kind="personal",
+            task=task.name,
+            run=command.key.run,
+            round=command.key.round,
+            private=command.private,
+            private_values="none" if command.private == "none" else "trained",
+            schema=self._trainer.schema.digest,
+            input_shape=inputs.shape[1:],
+            input_dtype=inputs.dtype.name,
+            output_shape=outputs.shape[1:],
+            class_names=task.class_names,
+            metric=getattr(task, "metric_name", "accuracy"),
+            metric_goal=getattr(task, "metric_goal", "max"),
+            user_accuracy=self._user_accuracy(outputs),
+            user_accuracy_before=None,
+            test_examples=len(inputs),
+            parity=0.0,
+            sha256="",
+            size_bytes=0,
+            created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            fedpatch=__version__,
+            torch="",
+            onnx="",
+        )
+
+    def _user_accuracy(self, outputs: Array) -> float:
+        return float(self._trainer.task.metric(torch.from_numpy(outputs), self._trainer.test_data[1]))
+
+    def _present_user_accuracy(self, inputs: Array) -> float | None:
+        """Of the present model on the test data there are now; None where there is none that can be used."""
+        path = self._store.current(self._trainer.task.name)
+        if path is None:
+            return None
+        file = path / MODEL_FILE
+        try:
+            return self._user_accuracy(OnnxModel(file.read_bytes(), str(file)).run(inputs))
+        except (OSError, FedpatchError) as error:
+            log.warning("personal model: the present one cannot be used, and is replaced: %s", error)
+            return None
+
+
+def require_named_outputs(task: Task, outputs: Array) -> None:
+    """ExportRefused where the task names other classes than the model has outputs."""
+    if task.class_names and outputs.shape[1:] != (len(task.class_names),):
+        raise ExportRefused(
+            f"task {task.name!r} names {len(task.class_names)} classes, but its model gives outputs of shape "
+            f"{outputs.shape[1:]} for each example"
+        )

@@ -1,0 +1,292 @@
+"""Personal models on disk, for the applications of this device: the present one, and some from before it.
+
+    <state directory>/models/TASK/
+        current -> 000012-RUN-ROUND      a link that is replaced in one rename: it always leads to a whole model
+        000012-RUN-ROUND/model.onnx      see shared.model_metadata for what lies beside it, in metadata.json
+        .staged/                         trained, and not yet known to be committed
+        kept.json                        why the last round's model did not become the present one
+
+The training process stages; the agent's process publishes, by renaming, when the coordinator has committed the update. A
+model holds the private patch: directories are 0750 and files 0640, so that the agent's group may read them and nobody else.
+Nothing here needs torch, NumPy or onnxruntime.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from device_agent.export_attempts import ExportAttempts
+from shared.errors import StateError, UsageError
+from shared.files import refusals_of, remove_unfinished, sync_directory, write_atomic
+from shared.locks import FileLock
+from shared.model_metadata import METADATA_FILE, MODEL_FILE, ModelMetadata, from_json, to_json
+from shared.settings import NAME
+
+DIRECTORY = "models"
+CURRENT = "current"
+
+_STAGED, _UNFINISHED, _REMOVED = ".staged", ".unfinished", ".removed"
+_LINK, _LOCK, _KEPT = ".link", ".lock", "kept.json"
+_VERSION = re.compile(r"(\d{6,})-.+")
+_DIRECTORY_MODE, _FILE_MODE = 0o750, 0o640
+
+
+@dataclass(frozen=True)
+class ModelVersion:
+    """One published model; `problem` says what is wrong with it, where `metadata` cannot be read."""
+
+    path: Path
+    current: bool
+    metadata: ModelMetadata | None
+    problem: str = ""
+
+    @property
+    def serial(self) -> int:
+        """Rises with every model that is published."""
+        return _serial(self.path.name)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """That the present model stayed after round `round` of `run`, and why."""
+
+    run: str
+    round: int
+    why: str
+
+
+class ModelStore:
+    """The personal models below `directory`, by task; `keep` of each stay, the present one among them.
+
+    What the disk refuses is a StateError; whatever happens, and wherever a process is killed, the present model is whole.
+    """
+
+    def __init__(self, directory: Path, keep: int = 1) -> None:
+        self._directory = directory
+        self.attempts = ExportAttempts(directory)
+        self._keep = max(1, keep)
+
+    # ---- in the training process
+
+    def prepare(self, task: str) -> None:
+        """Make the directories of a task, so that the group may read them."""
+        with refusals_of(self._directory):
+            _make_directory(self._directory)
+            _make_directory(self._root(task))
+
+    def stage(self, model: bytes, metadata: ModelMetadata) -> None:
+        """Put a model where `publish` finds it, durably, in place of one that is staged."""
+        root = self._root(metadata.task)
+        self.prepare(metadata.task)
+        with refusals_of(root):
+            self.discard_staged(metadata.task)
+            unfinished = root / _UNFINISHED
+            shutil.rmtree(unfinished, ignore_errors=True)
+            _make_directory(unfinished)
+            try:
+                write_atomic(unfinished / MODEL_FILE, model, mode=_FILE_MODE)
+                write_atomic(unfinished / METADATA_FILE, to_json(metadata), mode=_FILE_MODE)
+            except OSError:
+                shutil.rmtree(unfinished, ignore_errors=True)  # a disk that is full gets its space back
+                raise
+            os.rename(unfinished, root / _STAGED)
+            sync_directory(root)
+
+    def discard_staged(self, task: str) -> None:
+        """What is staged will not be published."""
+        root = self._root(task)
+        with refusals_of(root):
+            if (root / _STAGED).exists():
+                _remove(root, root / _STAGED)
+
+    def note_kept(self, task: str, kept: Kept) -> None:
+        """Write down, for people, why the present model stays; a disk that refuses costs the note alone."""
+        root = self._root(task)
+        try:
+            if root.is_dir():
+                write_atomic(root / _KEPT, msgspec.json.encode(kept), mode=_FILE_MODE)
+        except OSError:
+            return
+
+    # ---- in the agent's process
+
+    def publish(self, task: str, run: str, round: int) -> ModelVersion | None:
+        """Make the model of a round the present one; None where that round gave none. Once more does nothing more.
+
+        Raises UsageError where somebody is rolling back at this very moment.
+        """
+        root = self._root(task)
+        if not root.is_dir():
+            return None
+        with self._changing(root):
+            _tidy(root)
+            staged = _read(root / _STAGED)
+            if staged is not None and (staged.run, staged.round) == (run, round):
+                target = root / _version_name(_last_serial(root) + 1, staged)
+                os.rename(root / _STAGED, target)
+                sync_directory(root)
+            else:
+                newest = next(iter(self.versions(task)), None)  # a process may have been killed right after the rename
+                if newest is None or newest.metadata is None or newest.current:
+                    return None
+                if (newest.metadata.run, newest.metadata.round) != (run, round):
+                    return None
+                target = newest.path
+            _point(root, target)
+            (root / _KEPT).unlink(missing_ok=True)
+            self._prune(task, root)
+        return ModelVersion(target, True, _read(target))
+
+    def roll_back(self, task: str, to_round: int | None = None) -> ModelVersion:
+        """Make the model before the present one, or the newest of round `to_round`, the present one.
+
+        UsageError, with the rounds that there are, where there is no such model.
+        """
+        root = self._root(task)
+        if not root.is_dir():
+            raise UsageError(f"{root}: holds no model of task {task!r}")
+        with self._changing(root):
+            whole = [one for one in self.versions(task) if one.metadata is not None]
+            present = next((one.serial for one in whole if one.current), None)
+            for one in whole:
+                assert one.metadata is not None
+                wanted = one.metadata.round == to_round if to_round is not None else not _is_from(one, present)
+                if wanted:
+                    _point(root, one.path)
+                    return ModelVersion(one.path, True, one.metadata)
+        rounds = ", ".join(str(one.metadata.round) for one in whole if one.metadata) or "none"
+        what = "of an earlier round" if to_round is None else f"of round {to_round}"
+        raise UsageError(f"no model {what} of task {task!r} is kept; there are those of rounds: {rounds}")
+
+    # ---- for whoever reads
+
+    def tasks(self) -> list[str]:
+        """Of which there are models."""
+        with refusals_of(self._directory):
+            found = self._directory.iterdir() if self._directory.is_dir() else ()
+            return sorted(path.name for path in found if os.path.lexists(path / CURRENT))
+
+    def current(self, task: str) -> Path | None:
+        """Directory of the present model, by the name that it keeps; None where there is none."""
+        link = self._root(task) / CURRENT
+        try:
+            return link.with_name(os.readlink(link))
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise StateError(f"{link}: {error.strerror}; ask as a user who may read the agent's state") from error
+
+    def versions(self, task: str) -> list[ModelVersion]:
+        """All there are, the newest first; one that is damaged is among them."""
+        root, current = self._root(task), self.current(task)
+        versions = []
+        for path in _versions(root):
+            try:
+                metadata = _read(path)
+            except StateError as error:
+                versions.append(ModelVersion(path, path == current, None, str(error)))
+                continue
+            if metadata is not None:
+                versions.append(ModelVersion(path, path == current, metadata))
+        return versions
+
+    def kept(self, task: str) -> Kept | None:
+        """Why the last round's model did not become the present one; None where it did."""
+        try:
+            return msgspec.json.decode((self._root(task) / _KEPT).read_bytes(), type=Kept)
+        except (OSError, msgspec.DecodeError):
+            return None
+
+    # ---- within
+
+    def _root(self, task: str) -> Path:
+        if not re.fullmatch(NAME.regex, task):
+            raise UsageError(f"{task!r} is no task's name; it must be {NAME.words}")  # and could be a path to anywhere
+        return self._directory / task
+
+    @contextmanager
+    def _changing(self, root: Path) -> Iterator[None]:
+        held = f"{root}: another process is changing which model is the present one; try again"
+        with refusals_of(root), FileLock(root / _LOCK, held):
+            yield
+
+    def _prune(self, task: str, root: Path) -> None:
+        for stale in self.versions(task)[self._keep :]:
+            if not stale.current:
+                _remove(root, stale.path)
+
+
+def _is_from(version: ModelVersion, present: int | None) -> bool:
+    """Whether it is the present one, or newer; without a present one, none is."""
+    return present is not None and version.serial >= present
+
+
+def _serial(name: str) -> int:
+    match = _VERSION.fullmatch(name)
+    return int(match[1]) if match else 0
+
+
+def _versions(root: Path) -> list[Path]:
+    with refusals_of(root):
+        found = root.iterdir() if root.is_dir() else ()
+        return sorted((path for path in found if _serial(path.name)), key=lambda path: _serial(path.name), reverse=True)
+
+
+def _last_serial(root: Path) -> int:
+    return max((_serial(path.name) for path in _versions(root)), default=0)
+
+
+def _version_name(serial: int, metadata: ModelMetadata) -> str:
+    """For people; what counts is in the metadata, and a run's name comes from the network."""
+    run = re.sub(r"[^A-Za-z0-9_-]", "_", metadata.run)[:64]
+    return f"{serial:06d}-{run}-{metadata.round}"
+
+
+def _read(path: Path) -> ModelMetadata | None:
+    """None where there is nothing."""
+    file = path / METADATA_FILE
+    try:
+        return from_json(file.read_bytes(), str(file))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StateError(f"{file}: {error.strerror}; ask as a user who may read the agent's state") from error
+
+
+def _make_directory(path: Path) -> None:
+    """So that the group may read, whatever the umask."""
+    if not path.is_dir():
+        path.mkdir(parents=True)
+        path.chmod(_DIRECTORY_MODE)
+
+
+def _point(root: Path, target: Path) -> None:
+    """Replace the link in one rename, durably."""
+    link = root / _LINK
+    link.unlink(missing_ok=True)
+    link.symlink_to(target.name)
+    os.replace(link, root / CURRENT)
+    sync_directory(root)
+
+
+def _remove(root: Path, path: Path) -> None:
+    """By way of another name, so that no half of it is ever found under its own."""
+    shutil.rmtree(root / _REMOVED, ignore_errors=True)
+    os.rename(path, root / _REMOVED)
+    shutil.rmtree(root / _REMOVED, ignore_errors=True)
+
+
+def _tidy(root: Path) -> None:
+    """What a process left that was killed."""
+    for leftover in (_UNFINISHED, _REMOVED):
+        if (root / leftover).exists():
+            shutil.rmtree(root / leftover, ignore_errors=True)
+    remove_unfinished(root)

@@ -1,0 +1,100 @@
+"""Inputs for a model, from files: NumPy arrays, tables of numbers, and images."""
+
+from __future__ import annotations
+
+import csv
+import math
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+
+from shared.errors import DataError, UsageError
+from shared.tensors import Array
+
+IMAGES = (".png", ".bmp", ".jpg", ".jpeg")
+KINDS = (".npy", ".csv", *IMAGES)
+
+
+def read_inputs(path: Path, shape: tuple[int, ...], dtype: str) -> Array:
+    """The examples in a file, of shape (n, *shape), as `dtype`.
+
+    `.npy` holds one example or n of them; `.csv` one in each row, its numbers in the order of the flattened example, a first
+    row of words is skipped; an image is one example: of shape (3, height, width) or (1, height, width), or flat where its
+    pixels make a square, in [0, 1]. Raises UsageError for another kind of file, DataError where it does not fit the model.
+    """
+    kind = path.suffix.lower()
+    if kind not in KINDS:
+        raise UsageError(f"{path}: is of no kind that can be read; use one of {', '.join(KINDS)}")
+    try:
+        examples = _array(path) if kind == ".npy" else _table(path) if kind == ".csv" else _image(path, shape)
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror or error}; name a file that this user may read") from error
+    if examples.shape == shape:
+        examples = examples[None]
+    size = math.prod(shape)
+    if kind == ".csv" and examples.shape[1] == size:
+        examples = examples.reshape(-1, *shape)
+    if examples.shape[1:] != shape or not len(examples):
+        wanted = f"{size} numbers in each row" if kind == ".csv" else f"shape (n, {', '.join(map(str, shape))})"
+        raise DataError(f"{path}: has shape {examples.shape}; the model takes {wanted}, at least one example")
+    if examples.dtype.kind not in "fiub":
+        raise DataError(f"{path}: holds {examples.dtype}, no numbers")
+    return examples.astype(dtype)
+
+
+def _array(path: Path) -> Array:
+    try:
+        loaded: Array = np.load(path, allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise DataError(f"{path}: is no array of numbers as numpy.save writes it ({error})") from error
+    if not isinstance(loaded, np.ndarray):
+        raise DataError(f"{path}: is an archive of arrays; give one array, as numpy.save writes it")
+    return loaded
+
+
+def _table(path: Path) -> Array:
+    try:
+        rows = [row for row in csv.reader(path.read_text("utf-8").splitlines()) if any(cell.strip() for cell in row)]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path}: is no table of numbers as text ({error})") from error
+    parsed: list[list[float]] = []
+    for number, row in enumerate(rows, 1):
+        try:
+            parsed.append([float(cell) for cell in row])
+        except ValueError as error:
+            if number > 1:
+                raise DataError(f"{path}: row {number} holds something that is no number ({error})") from error
+    if not parsed or any(len(row) != len(parsed[0]) for row in parsed):
+        raise DataError(f"{path}: its rows differ in length, or there are none; give one example in each row")
+    return np.array(parsed)
+
+
+def _image(path: Path, shape: tuple[int, ...]) -> Array:
+    try:
+        pillow = import_module("PIL.Image")
+    except ImportError as error:
+        raise UsageError(f"{path}: Pillow reads images and is not there ({error}): pip install pillow") from error
+    mode, height, width = _picture(path, shape)
+    try:
+        with pillow.open(path) as image:
+            pixels = np.asarray(image.convert(mode), dtype=np.float64) / 255.0
+    except (pillow.UnidentifiedImageError, pillow.DecompressionBombError, SyntaxError, ValueError) as error:
+        raise DataError(f"{path}: is no image that Pillow can read ({error})") from error
+    if pixels.shape[:2] != (height, width):
+        found = f"{pixels.shape[1]} x {pixels.shape[0]}"
+        raise DataError(f"{path}: has {found} pixels; the model takes {width} x {height}, scale it first")
+    # Colours come last in an image and first in a model.
+    return pixels.transpose(2, 0, 1) if mode == "RGB" else pixels.reshape(shape)
+
+
+def _picture(path: Path, shape: tuple[int, ...]) -> tuple[str, int, int]:
+    """Pillow's mode, height and width of the images that are examples."""
+    side = math.isqrt(math.prod(shape))
+    if len(shape) == 3 and shape[0] in (1, 3):
+        return ("RGB" if shape[0] == 3 else "L"), shape[1], shape[2]
+    if len(shape) == 2:
+        return "L", shape[0], shape[1]
+    if len(shape) == 1 and side * side == shape[0]:
+        return "L", side, side
+    raise UsageError(f"{path}: the model takes examples of shape {shape}, which are no images; give .npy or .csv")

@@ -1,0 +1,37 @@
+"""How the training process keeps out of the way of whatever else the device is for."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+from pathlib import Path
+
+from device_agent.training_channel import Setup
+
+# Halfway to "kill this one first": where memory runs out, a round is lost rather than an application of the owner's.
+_OOM_SCORE_ADJ = 500
+_OOM_FILE = Path("/proc/self/oom_score_adj")
+
+
+def hold_back(setup: Setup) -> None:
+    """Applies the limits of `setup` to this process, for good; what the system does not grant is left as it is.
+
+    `max_memory_mib` limits the data that the process may have (RLIMIT_DATA), not its addresses: torch maps files that
+    are many times larger than what it uses of them.
+    """
+    with contextlib.suppress(OSError):
+        os.nice(setup.nice)
+    with contextlib.suppress(OSError):
+        if int(_OOM_FILE.read_text()) < _OOM_SCORE_ADJ:
+            _OOM_FILE.write_text(str(_OOM_SCORE_ADJ))
+    if setup.max_memory_mib:
+        wanted = setup.max_memory_mib * 2**20
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+
+
+def limit_in_words(setup: Setup) -> str:
+    """For the end of a sentence about a process that failed; nothing where its memory has no limit."""
+    return f"; training may hold {setup.max_memory_mib} MiB (max_memory_mib)" if setup.max_memory_mib else ""

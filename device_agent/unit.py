@@ -1,0 +1,113 @@
+"""The systemd unit of this installation: device_agent/systemd/fedpatch-agent.service with its gaps filled in."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+from shared.errors import UsageError
+
+TEMPLATE = "systemd/fedpatch-agent.service"
+
+_STATE_ROOT = Path("/var/lib")
+# ProtectHome= makes these empty.
+_HOMES = (Path("/home"), Path("/root"), Path("/run/user"))
+_USER = re.compile(r"[a-z_][a-z0-9_-]{0,30}")
+# What systemd, or its parsing of a command line, would take for something else than a character of a path.
+_PLAIN_PATH = re.compile(r"/[\w./+,:=~-]*")
+_FIRST_WITH_BACKOFF = 254
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What the unit depends on. `program` is the command line's beginning; `needed` the directories that it is read from.
+
+    `systemd` is the version that the unit is for. All paths are absolute.
+    """
+
+    user: str
+    config: Path
+    state_dir: Path
+    program: tuple[str, ...]
+    needed: tuple[Path, ...]
+    systemd: int
+
+    def text(self) -> str:
+        """The unit file. UsageError for names that it cannot hold."""
+        self._check()
+        filled = {
+            "EXEC": " ".join(self.program),
+            "CONFIG": str(self.config),
+            "ENV_FILE": str(self.config.with_suffix(".env")),
+            "STATE_DIR": str(self.state_dir),
+            "USER": self.user,
+            "DIRECTORIES": "\n".join(self._directories()),
+            "BACKOFF": "\n".join(self._backoff()),
+            "HOME": "\n".join(self._home()),
+        }
+        template = (files("device_agent") / TEMPLATE).read_text("utf-8")
+        return re.sub(r"@([A-Z_]+)@", lambda gap: filled[gap[1]], template)
+
+    def _check(self) -> None:
+        if not _USER.fullmatch(self.user):
+            raise UsageError(
+                f"--user {self.user!r}: is no name for a system user; use a-z, 0-9, _ and -, beginning with a letter"
+            )
+        for path in (self.config, self.state_dir, *self.needed, *map(Path, self.program[:1])):
+            if not _PLAIN_PATH.fullmatch(str(path)) or ".." in path.parts:
+                raise UsageError(f"{str(path)!r}: a unit cannot hold this path; use letters, digits and ./+,:=~_- only")
+
+    def _directories(self) -> list[str]:
+        """Made by systemd where they are absent, and the user's own."""
+        cache = "CacheDirectory=fedpatch-agent"
+        if self.state_dir.is_relative_to(_STATE_ROOT) and self.state_dir != _STATE_ROOT:
+            name = self.state_dir.relative_to(_STATE_ROOT)
+            return [f"StateDirectory={name}", "StateDirectoryMode=0750", cache]
+        return [f"ReadWritePaths={self.state_dir}", cache]
+
+    def _backoff(self) -> list[str]:
+        if self.systemd < _FIRST_WITH_BACKOFF:
+            return []
+        return ["RestartSteps=6", "RestartMaxDelaySec=15min"]
+
+    def _home(self) -> list[str]:
+        """Homes are hidden, but for what the agent itself is made of."""
+        within = sorted({path for path in (*self.needed, self.config, self.state_dir) if _in_a_home(path)})
+        if not within:
+            return ["ProtectHome=yes"]
+        bound = [f"{'BindPaths' if path == self.state_dir else 'BindReadOnlyPaths'}={path}" for path in within]
+        return [
+            "# fedpatch is installed in a home: of all homes, no more than this is seen.",
+            "ProtectHome=tmpfs",
+            *bound,
+        ]
+
+
+def this_installation() -> tuple[tuple[str, ...], tuple[Path, ...]]:
+    """`program` and `needed` of the Python that runs this."""
+    script = Path(sys.executable).with_name("fedpatch-agent")
+    program = (str(script),) if script.exists() else (sys.executable, "-P", "-m", "device_agent")
+    needed = {Path(sys.prefix), Path(sys.base_prefix), Path(__file__).parent.parent}
+    return program, tuple(sorted(needed))
+
+
+def systemd_version() -> int:
+    """Of this machine, 0 where there is none."""
+    program = shutil.which("systemctl")
+    if program is None:
+        return 0
+    try:
+        told = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=10.0, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return 0
+    found = re.match(r"systemd (\d+)", told)
+    return int(found[1]) if found else 0
+
+
+def _in_a_home(path: Path) -> bool:
+    return any(path.is_relative_to(home) for home in _HOMES)

@@ -1,0 +1,38 @@
+"""`fedpatch-agent unit`, a command of its own file: what it looks at is imported when it runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shared.command import command
+
+
+def add_unit(app: typer.Typer) -> None:
+    """Give `app` the command."""
+
+    @command(app, "unit", example="fedpatch-agent unit --user fedpatch > fedpatch-agent.service")
+    def unit(
+        user: Annotated[str, typer.Option(metavar="NAME", help="System user that the service runs as.")] = "fedpatch",
+        config: Annotated[Path, typer.Option(metavar="PATH", help="The agent's settings.")] = Path(
+            "/etc/fedpatch/agent.toml"
+        ),
+        state_dir: Annotated[Path, typer.Option(metavar="PATH", help="The agent's state directory.")] = Path(
+            "/var/lib/fedpatch-agent"
+        ),
+    ) -> None:
+        """Print the systemd unit that runs the agent of this installation as a service, watched and confined."""
+        from device_agent.unit import Unit, systemd_version, this_installation
+
+        program, needed = this_installation()
+        filled = Unit(
+            user=user,
+            config=config.expanduser().absolute(),
+            state_dir=state_dir.expanduser().absolute(),
+            program=program,
+            needed=needed,
+            systemd=systemd_version(),
+        )
+        typer.echo(filled.text(), nl=False)

@@ -1,0 +1,78 @@
+"""What is said of an exported model, in the `metadata.json` beside it: where it comes from, what goes in and comes out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from shared.errors import StateError
+
+FORMAT = 1
+OPSET = 17
+"""Of ONNX: every onnxruntime since 1.12 reads it, and torch's exporter has written it since 2.0."""
+
+INPUT, OUTPUT = "input", "output"
+"""What the model's only input and its only output are called."""
+
+MODEL_FILE, METADATA_FILE = "model.onnx", "metadata.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelMetadata:
+    """One exported model.
+
+    `kind` is `personal` (a device's own, private values and all) or `global` (the coordinator's). `private` is the text
+    of the patch policy, and `private_values` what the private tensors hold: `trained` on the device, the `initial` values, or
+    `none` where nothing is private. `input_shape` and `output_shape` are those of one example: in the model, the number of
+    examples comes first. `class_names` are in the order of the outputs, empty where the task has none.
+
+    `metric` and `metric_goal` ("max" or "min") say what the user accuracies measure. `user_accuracy` is that of this very
+    model, run by onnxruntime on the device's `test_examples`; `user_accuracy_before` that of the global model with the
+    device's patch, before the round's training (the one the paper reports). None where nobody measured.
+
+    `schema` is the digest of the model's schema, `parity` the largest difference to torch's outputs, relative to the largest
+    of them (or to 1). `sha256` and `size_bytes` are of the model's file; `created` is a time of ISO 8601, in UTC.
+    """
+
+    kind: str
+    task: str
+    run: str
+    round: int
+    private: str
+    private_values: str
+    schema: str
+    input_shape: tuple[int, ...]
+    input_dtype: str
+    output_shape: tuple[int, ...]
+    class_names: tuple[str, ...]
+    metric: str
+    metric_goal: str
+    user_accuracy: float | None
+    user_accuracy_before: float | None
+    test_examples: int
+    parity: float
+    sha256: str
+    size_bytes: int
+    created: str
+    fedpatch: str
+    torch: str
+    onnx: str
+    opset: int = OPSET
+    format: int = FORMAT
+
+
+def to_json(metadata: ModelMetadata) -> bytes:
+    """For people and programs; a number that is not finite becomes null."""
+    return msgspec.json.format(msgspec.json.encode(metadata), indent=2) + b"\n"
+
+
+def from_json(text: bytes, where: str) -> ModelMetadata:
+    """Reads what `to_json` wrote, also of a later version that says more. StateError, naming `where`, for anything else."""
+    try:
+        metadata = msgspec.json.decode(text, type=ModelMetadata)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise StateError(f"{where}: does not describe a model ({error})") from error
+    if metadata.format != FORMAT:
+        raise StateError(f"{where}: is of format {metadata.format}, of another version of fedpatch; use that one")
+    return metadata

@@ -1,0 +1,147 @@
+"""`fedpatch export`: the global model of a run as ONNX."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from coordinator import cli
+from coordinator.checkpoint import save_checkpoint
+from coordinator.preparation import Prepared, prepare
+from coordinator.registry import REGISTRY_FILE, Registry
+from coordinator.settings import RunSettings
+from coordinator.strategies import ServerState
+from shared import task as tasks
+from shared.config import public_values
+from shared.model import initial_tensors, load_tensors
+from shared.onnx_model import OnnxModel
+from shared.tensors import Array
+from tests.programs import Ended, Program
+
+INPUTS = np.random.default_rng(7).random((6, 64), dtype=np.float32)
+SEED = 5
+
+
+@pytest.fixture
+def fedpatch(monkeypatch, capsys) -> Callable[..., Ended]:
+    """The program."""
+    return Program(cli.main, monkeypatch, capsys)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run of which the checkpoints after rounds 2 and 3 are there."""
+
+    state_dir: Path
+    id: str
+    prepared: Prepared
+
+    def tensors(self, round: int) -> dict[str, Array]:
+        """The whole model after a round: what is private is initial."""
+        initial = initial_tensors(self.prepared.task, SEED)
+        public = {name: _moved(initial[name], round) for name in self.prepared.public.names}
+        return initial | public
+
+
+def _moved(array: Array, round: int) -> Array:
+    """As if it had been trained."""
+    return (array * (1 + 0.1 * round)).astype(array.dtype)
+
+
+def begin(state_dir: Path, private: str) -> Run:
+    """A run with that policy, of two rounds."""
+    settings = RunSettings(broker="mqtt://b", task="digits", private=private, seed=SEED, state_dir=state_dir)
+    prepared = prepare(settings)
+    with Registry(state_dir / REGISTRY_FILE) as registry:
+        run = registry.create_run(
+            created_at=1.0e9,
+            task="digits",
+            strategy=prepared.strategy.name,
+            private=private,
+            settings=public_values(settings),
+            schema=prepared.schema.digest,
+        ).id
+    made = Run(state_dir, run, prepared)
+    for round in (2, 3):
+        public = {name: made.tensors(round)[name] for name in prepared.public.names}
+        directory = state_dir / "runs" / run
+        save_checkpoint(directory, ServerState(round, public, {}), prepared.public, {})
+    return made
+
+
+def outputs(run: Run, round: int) -> Array:
+    """What torch makes of the whole model after a round."""
+    module = run.prepared.task.build_model()
+    load_tensors(module, run.tensors(round))
+    with torch.no_grad():
+        found: Array = module.eval()(torch.from_numpy(INPUTS)).numpy()
+    return found
+
+
+@pytest.mark.parametrize("private", ["none", "stats", "affine", "all"])
+def test_the_export_is_the_global_model_with_initial_private_values(fedpatch, tmp_path, private):
+    """Where something is private, metadata and standard error say so."""
+    run = begin(tmp_path, private)
+    told = fedpatch("export", "last", "--state-dir", tmp_path)
+    assert told.code == 0, told.err
+    path = tmp_path / "runs" / run.id / "model.onnx"
+    assert told.out.splitlines() == [f"model: {path}", f"metadata: {path}.json"]
+    assert ("never left the devices" in told.err) == (private != "none")
+    np.testing.assert_allclose(OnnxModel(path.read_bytes(), "m").run(INPUTS), outputs(run, 3), atol=1e-4)
+    known = json.loads(path.with_name("model.onnx.json").read_text())
+    assert (known["kind"], known["round"], known["private"]) == ("global", 3, private)
+    assert known["private_values"] == ("none" if private == "none" else "initial")
+    assert known["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert known["class_names"] == list("0123456789")
+
+
+def test_the_file_and_the_round_can_be_chosen(fedpatch, tmp_path):
+    """With --json, what is said of the model is on stdout too."""
+    run = begin(tmp_path / "state", "affine")
+    out = tmp_path / "new" / "kitchen.onnx"
+    told = fedpatch("export", run.id[:15], "--out", out, "--round", 2, "--state-dir", tmp_path / "state", "--json")
+    assert told.code == 0, told.err
+    known = json.loads(told.out)
+    assert (known["model"], known["metadata"], known["round"]) == (str(out), f"{out}.json", 2)
+    assert json.loads(Path(f"{out}.json").read_text())["sha256"] == known["sha256"]
+    np.testing.assert_allclose(OnnxModel(out.read_bytes(), "m").run(INPUTS), outputs(run, 2), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "problem"),
+    [
+        (("last", "--round", "1"), 2, "holds no checkpoint after round 1; there are those after: 3, 2"),
+        (("nothing-like-it",), 2, "unknown run"),
+    ],
+    ids=["round", "run"],
+)
+def test_what_is_not_there_is_told(fedpatch, tmp_path, arguments, code, problem):
+    """With what is."""
+    begin(tmp_path, "affine")
+    told = fedpatch("export", *arguments, "--state-dir", tmp_path)
+    assert (told.code, told.out) == (code, "")
+    assert problem in told.err
+
+
+def test_a_task_without_an_input_shape_says_what_is_missing(fedpatch, tmp_path, monkeypatch):
+    """A coordinator has no data to take an example from; nor is a task of another shape exported."""
+    run = begin(tmp_path, "affine")
+    found = run.prepared.task
+    for changed, problem in (
+        (replace(found, input_shape=()), "does not say its input_shape"),
+        (replace(found, build_model=torch.nn.Identity), "has schema"),
+        (replace(found, input_shape=(63,)), "cannot be written as ONNX"),
+    ):
+        monkeypatch.setattr("coordinator.model_export.find_task", lambda _ref, changed=changed: changed)
+        told = fedpatch("export", "last", "--state-dir", tmp_path)
+        assert told.code != 0
+        assert problem in told.err
+        assert not (tmp_path / "runs" / run.id / "model.onnx").exists()
+    assert tasks.find_task("digits") is found

@@ -1,0 +1,206 @@
+"""`predict`, `evaluate`, `models` and `rollback` of `fedpatch-agent`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from device_agent import cli
+from device_agent.model_store import DIRECTORY, Kept, ModelStore
+from device_agent.presence import StatusFile, lock_state_dir
+from shared.model_metadata import METADATA_FILE, MODEL_FILE
+from shared.tasks import digits
+from tests.device_agent.models import RUN, onnx_of, publish
+from tests.programs import Ended, Program
+
+DATA = "shard:0/10"
+DIGITS = {"task": "digits", "input_shape": (64,), "output_shape": (10,), "class_names": tuple("0123456789")}
+
+
+@pytest.fixture
+def agent(monkeypatch, capsys) -> Callable[..., Ended]:
+    """The program."""
+    return Program(cli.main, monkeypatch, capsys)
+
+
+@pytest.fixture(scope="module")
+def onnx() -> bytes:
+    """A model that knows no digit."""
+    return onnx_of(digits.TASK, (64,))
+
+
+@pytest.fixture
+def state_dir(tmp_path: Path, onnx: bytes) -> Path:
+    """State of an agent that has played rounds 1 to 3."""
+    store = ModelStore(tmp_path / DIRECTORY, 3)
+    for round in (1, 2, 3):
+        publish(store, round, onnx, **DIGITS)
+    return tmp_path
+
+
+@pytest.fixture
+def inputs(tmp_path: Path) -> Path:
+    """Four images."""
+    np.save(tmp_path / "today.npy", np.random.default_rng(1).random((4, 64), dtype=np.float32))
+    return tmp_path / "today.npy"
+
+
+def test_predict_names_the_class_of_each_example(agent, state_dir, inputs):
+    """A line for each; with --json the outputs as well, and which model it was."""
+    told = agent("predict", inputs, "--state-dir", state_dir)
+    known = json.loads(agent("predict", inputs, inputs, "--state-dir", state_dir, "--json").out)
+    assert (told.code, told.err) == (0, "")
+    assert (known["task"], known["run"], known["round"]) == ("digits", RUN, 3)
+    assert [one["row"] for one in known["predictions"]] == [0, 1, 2, 3] * 2
+    for line, one in zip(told.out.splitlines(), known["predictions"], strict=False):
+        assert line == f"{inputs}[{one['row']}]: {one['class']}"
+        assert one["class_index"] == int(one["class"]) == int(np.argmax(one["outputs"]))
+        assert len(one["outputs"]) == 10
+
+
+def test_predict_shows_the_outputs_where_there_are_no_classes(agent, tmp_path, onnx, inputs):
+    """A regression has values, and no names for them."""
+    publish(ModelStore(tmp_path / DIRECTORY), 1, onnx, **{**DIGITS, "class_names": ()})
+    lines = agent("predict", inputs, "--state-dir", tmp_path).out.splitlines()
+    assert len(lines) == 4
+    assert all(len(line.partition(": ")[2].split()) == 10 for line in lines)
+    assert all(np.isfinite(float(value)) for line in lines for value in line.partition(": ")[2].split())
+
+
+def test_predict_takes_another_model_by_its_path(agent, state_dir, inputs):
+    """A version that `models` lists, or its file."""
+    version = ModelStore(state_dir / DIRECTORY).versions("digits")[2]
+    for path in (version.path, version.path / MODEL_FILE):
+        known = json.loads(agent("predict", inputs, "--model", path, "--json").out)
+        assert known["round"] == 1
+    refused = agent("predict", inputs, "--model", version.path, "--task", "mnist")
+    assert (refused.code, refused.out) == (2, "")
+    assert "is a model of task 'digits', not of 'mnist'" in refused.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "problem"),
+    [
+        (("no.npy", "--state-dir", "STATE"), 1, "no.npy: No such file"),
+        (("today.npy", "--state-dir", "STATE", "--task", "mnist"), 2, "there is no personal model yet"),
+        (("today.npy", "--state-dir", "NOWHERE"), 2, "holds no personal model"),
+        (("today.npy", "--model", "NOWHERE"), 1, "may this user read it"),
+        (("today.npy", "--state-dir", "STATE", "--task", "../x"), 2, "no task's name"),
+    ],
+    ids=["file", "task", "state", "model", "path"],
+)
+def test_predict_tells_what_is_missing(agent, state_dir, inputs, monkeypatch, arguments, code, problem):
+    """In a sentence, with nothing on stdout."""
+    monkeypatch.chdir(inputs.parent)
+    places = {"STATE": str(state_dir), "NOWHERE": str(state_dir / "nowhere")}
+    ended = agent("predict", *(places.get(one, one) for one in arguments))
+    assert (ended.code, ended.out) == (code, "")
+    assert problem in ended.err
+    assert "Traceback" not in ended.err
+
+
+def test_evaluate_measures_on_the_devices_own_test_data(agent, state_dir):
+    """With onnxruntime, and how it compares with what was written down."""
+    given = ("evaluate", "--state-dir", state_dir, "--data", DATA)
+    known = json.loads(agent(*given, "--json").out)
+    own = digits.TASK.load_data(DATA, Path("/nonexistent"))
+    outputs = json.loads(_predicted(agent, state_dir, own.test_x))["predictions"]
+    right = np.mean([one["class_index"] == target for one, target in zip(outputs, own.test_y, strict=True)])
+    assert known["user_accuracy"] == pytest.approx(right)
+    assert (known["metric"], known["test_examples"]) == ("accuracy", len(own.test_x))
+    assert (known["user_accuracy_when_made"], known["round"]) == (0.5, 3)
+    told = agent(*given).out.splitlines()
+    assert told[0] == f"digits: accuracy {right:.4g} on {len(own.test_x)} test examples (0.5 when it was made)"
+    assert "model of round 3" in told[1]
+
+
+def _predicted(agent: Callable[..., Ended], state_dir: Path, inputs: np.ndarray) -> str:
+    np.save(state_dir / "own.npy", inputs)
+    return agent("predict", state_dir / "own.npy", "--state-dir", state_dir, "--json").out
+
+
+def test_evaluate_takes_a_metric_that_wants_tensors(agent, tmp_path, onnx):
+    """A task of somebody's own, that says nothing of arrays: torch is imported for it."""
+    publish(ModelStore(tmp_path / DIRECTORY), 1, onnx_of_toy(), task="toy")
+    given = ("--state-dir", tmp_path, "--task", "tests.device_agent.toy_tasks:TOY", "--data", "ann:20")
+    ended = agent("evaluate", *given, "--json")
+    assert ended.code == 0, ended.err
+    assert 0.0 <= json.loads(ended.out)["user_accuracy"] <= 1.0
+
+
+def onnx_of_toy() -> bytes:
+    """A model of the toy task."""
+    from tests.device_agent.toy_tasks import TOY
+
+    return onnx_of(TOY, (12,))
+
+
+def test_evaluate_tells_what_is_wrong_with_the_data(agent, state_dir):
+    """The task's own sentence."""
+    ended = agent("evaluate", "--state-dir", state_dir, "--data", "shards:1")
+    assert (ended.code, ended.out) == (2, "")
+    assert "data spec" in ended.err
+
+
+@pytest.mark.parametrize("command", ["predict", "evaluate", "models", "rollback"])
+def test_no_command_imports_torch(state_dir, inputs, command):
+    """A Pi has no memory for it beside what the application needs; the tasks that ship do not need it either."""
+    arguments = {"predict": [str(inputs)], "evaluate": ["--data", DATA]}.get(command, [])
+    program = (
+        "import sys; from device_agent import cli\n"
+        f"sys.argv = {['fedpatch-agent', command, *arguments, '--state-dir', str(state_dir)]}\n"
+        "try: cli.main()\n"
+        "finally: print(sorted({'torch', 'onnx'} & sys.modules.keys()), 'onnxruntime' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == f"[] {command in ('predict', 'evaluate')}"
+
+
+def test_models_are_listed_the_newest_first(agent, state_dir):
+    """Which is the present one, and why the last round gave no other."""
+    store = ModelStore(state_dir / DIRECTORY)
+    store.note_kept("digits", Kept(RUN, 4, "accuracy 0.1 is worse"))
+    lines = agent("models", "--state-dir", state_dir).out.splitlines()
+    assert [line.startswith("present model of digits, accuracy 0.5: of round") for line in lines] == [True] + [
+        False
+    ] * 3
+    assert f"of round 3 of run {RUN}" in lines[0]
+    assert lines[3] == f"round 4 of run {RUN} gave no other model of digits: accuracy 0.1 is worse"
+    known = json.loads(agent("models", "--state-dir", state_dir, "--json").out)
+    assert [(one["round"], one["current"]) for one in known] == [(3, True), (2, False), (1, False)]
+    assert known[0]["class_names"] == list("0123456789")
+
+
+def test_a_device_without_models_says_so(agent, tmp_path):
+    """In words and for programs."""
+    assert agent("models", "--state-dir", tmp_path).out == "no personal models yet\n"
+    assert json.loads(agent("models", "--state-dir", tmp_path, "--json").out) == []
+
+
+def test_rollback_makes_an_earlier_model_the_present_one(agent, state_dir, inputs):
+    """The one before, or that of a round; a damaged one is told by `models`."""
+    told = agent("rollback", "--state-dir", state_dir)
+    assert told.out.startswith("present model of digits, accuracy 0.5: of round 2 ")
+    assert json.loads(agent("predict", inputs, "--state-dir", state_dir, "--json").out)["round"] == 2
+    known = json.loads(agent("rollback", "--to", 3, "--state-dir", state_dir, "--json").out)
+    assert (known["round"], known["current"]) == (3, True)
+    refused = agent("rollback", "--to", 9, "--state-dir", state_dir)
+    assert (refused.code, refused.out) == (2, "")
+    assert "there are those of rounds: 3, 2, 1" in refused.err
+
+
+def test_status_tells_of_the_models(agent, state_dir):
+    """Beside what the agent does."""
+    lock_state_dir(state_dir).release()
+    StatusFile(state_dir, {"device_id": "pi", "fleet": "f", "broker": "b", "version": "1"}).write({"state": "idle"})
+    assert "present model of digits" in agent("status", "--state-dir", state_dir).out
+    known = json.loads(agent("status", "--state-dir", state_dir, "--json").out)
+    assert [one["round"] for one in known["models"]] == [3, 2, 1]
+    (state_dir / DIRECTORY / "digits" / "current" / METADATA_FILE).write_text("{}")
+    assert "does not describe a model" in agent("status", "--state-dir", state_dir).out

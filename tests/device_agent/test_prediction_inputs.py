@@ -1,0 +1,110 @@
+"""Files of inputs for a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from device_agent.prediction_inputs import read_inputs
+from shared.errors import DataError, UsageError
+
+SHAPES = st.sampled_from([(4,), (2, 3), (3, 2, 2), (1,)])
+
+
+@given(shape=SHAPES, count=st.integers(1, 5), data=st.data())
+def test_an_array_comes_back_as_it_was_saved(tmp_path_factory, shape, count, data):
+    """Many examples, and one alone."""
+    path = tmp_path_factory.mktemp("x") / "x.npy"
+    saved = data.draw(arrays(np.float32, (count, *shape), elements=st.floats(-1e6, 1e6, width=32)))
+    np.save(path, saved)
+    np.testing.assert_array_equal(read_inputs(path, shape, "float32"), saved)
+    np.save(path, saved[0])
+    np.testing.assert_array_equal(read_inputs(path, shape, "float32"), saved[:1])
+
+
+@given(shape=SHAPES, count=st.integers(1, 5), header=st.booleans(), data=st.data())
+def test_a_table_has_one_example_in_each_row(tmp_path_factory, shape, count, header, data):
+    """Its numbers in the order of the flattened example; a first row of words is skipped."""
+    path = tmp_path_factory.mktemp("x") / "x.csv"
+    wanted = data.draw(arrays(np.float64, (count, *shape), elements=st.floats(-1e6, 1e6)))
+    rows = [",".join(map(repr, map(float, row.ravel()))) for row in wanted]
+    path.write_text("\n".join([*(["time,and so on"] if header else []), *rows, ""]))
+    found = read_inputs(path, shape, "float64")
+    assert found.shape == wanted.shape
+    np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize(
+    ("shape", "mode", "size"),
+    [((3, 4, 5), "RGB", (5, 4)), ((1, 4, 5), "L", (5, 4)), ((4, 5), "L", (5, 4)), ((64,), "L", (8, 8))],
+    ids=str,
+)
+def test_an_image_is_one_example(tmp_path, shape, mode, size):
+    """Black is 0 and white is 1, colours come first; its pixels must be as many as the model takes."""
+    image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
+    pixels = np.random.default_rng(1).integers(0, 256, (size[1], size[0], *((3,) if mode == "RGB" else ())), np.uint8)
+    image.fromarray(pixels).save(tmp_path / "x.png")
+    found = read_inputs(tmp_path / "x.png", shape, "float32")
+    expected = pixels.transpose(2, 0, 1) if mode == "RGB" else pixels
+    np.testing.assert_allclose(found, expected.reshape(1, *shape) / 255.0, atol=1e-6)
+    image.fromarray(pixels[1:]).save(tmp_path / "x.png")
+    with pytest.raises(DataError, match="scale it first"):
+        read_inputs(tmp_path / "x.png", shape, "float32")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("x.txt", b"1,2", r"of no kind that can be read; use one of \.npy, \.csv"),
+        ("x.npy", b"", "no array of numbers"),
+        ("x.npy", b"not numpy", "no array of numbers"),
+        ("x.csv", b"", "there are none"),
+        ("x.csv", b"a,b\n", "there are none"),
+        ("x.csv", b"1,2\n3\n", "differ in length"),
+        ("x.csv", b"1,2\n3,x\n", "row 2 holds something that is no number"),
+        ("x.csv", b"1,2,3\n", "2 numbers in each row"),
+        ("x.csv", b"\xff\xfe\x00", "no table of numbers as text"),
+        ("x.png", b"no image", "give .npy or .csv|no image that Pillow"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_told_by_name(tmp_path, name, content, problem):
+    """With what would do."""
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises((DataError, UsageError), match=problem) as told:
+        read_inputs(tmp_path / name, (2,), "float32")
+    assert str(told.value).startswith(str(tmp_path / name))
+
+
+@pytest.mark.parametrize(
+    "saved",
+    [np.zeros((2, 3)), np.zeros((0, 2)), np.array(["a", "b"]), np.zeros(2, complex)],
+    ids=["wide", "none", "text", "complex"],
+)
+def test_an_array_that_does_not_fit_is_told(tmp_path, saved):
+    """Of another shape, of no examples, of no numbers."""
+    np.save(tmp_path / "x.npy", saved)
+    with pytest.raises(DataError, match=r"the model takes shape|no numbers"):
+        read_inputs(tmp_path / "x.npy", (2,), "float32")
+
+
+def test_what_numpy_would_unpickle_is_refused(tmp_path):
+    """An array of objects can hold code; an archive is not one array."""
+    np.save(tmp_path / "x.npy", np.array([{}], dtype=object), allow_pickle=True)
+    with pytest.raises(DataError, match="no array of numbers"):
+        read_inputs(tmp_path / "x.npy", (1,), "float32")
+    np.savez(tmp_path / "y", a=np.zeros(1))
+    (tmp_path / "y.npz").rename(tmp_path / "y.npy")
+    with pytest.raises(DataError, match="archive"):
+        read_inputs(tmp_path / "y.npy", (1,), "float32")
+
+
+def test_a_file_that_is_not_there_is_told(tmp_path: Path):
+    """As the system says it."""
+    for name in ("x.npy", "x.csv"):
+        with pytest.raises(DataError, match="No such file"):
+            read_inputs(tmp_path / name, (1,), "float32")

@@ -1,0 +1,60 @@
+"""The training process keeps out of the way, as the system sees it."""
+
+from __future__ import annotations
+
+import os
+import queue
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from device_agent.trainer import Died, Trainer
+from device_agent.training_channel import Ready, Setup, SetupFailed
+
+TIMEOUT_S = 100
+
+
+@pytest.fixture
+def start(installed, tmp_path):
+    """Start a training process with such limits; it and its first answer."""
+    started = []
+
+    def begin(**limits: int):
+        events: queue.Queue = queue.Queue()
+        setup = Setup("tests.device_agent.toy_tasks:TOY", "ann:23", str(tmp_path), str(tmp_path / "p"), "ann")
+        setup = replace(setup, **limits)  # type: ignore[arg-type]
+        started.append(trainer := Trainer(setup, events.put))
+        trainer.start()
+        return trainer, events.get(timeout=TIMEOUT_S)
+
+    yield begin
+    for trainer in started:
+        trainer.stop()
+
+
+def test_it_gives_way_to_other_programs_and_is_the_first_to_go(start):
+    """For the processor as configured; where memory runs out, it is killed before anything of the owner's."""
+    trainer, ready = start(nice=7)
+    assert isinstance(ready, Ready), ready
+    ours = os.getpriority(os.PRIO_PROCESS, 0)
+    assert os.getpriority(os.PRIO_PROCESS, trainer.pid) == min(19, ours + 7)
+    assert int(Path(f"/proc/{trainer.pid}/oom_score_adj").read_text()) >= 500
+
+
+def test_it_holds_no_more_data_than_it_may(start):
+    """The limit stands in the kernel, and covers data, not addresses."""
+    trainer, ready = start(max_memory_mib=2000)
+    assert isinstance(ready, Ready), ready
+    limits = Path(f"/proc/{trainer.pid}/limits").read_text().splitlines()
+    (data,) = (line.split()[-3] for line in limits if line.startswith("Max data size"))
+    (space,) = (line.split()[-3] for line in limits if line.startswith("Max address space"))
+    assert int(data) == 2000 * 2**20
+    assert space == "unlimited" or int(space) > int(data)
+
+
+def test_too_little_memory_is_told_with_the_setting_to_change(start):
+    """Whichever way torch takes it: an exception, an exit or a signal."""
+    _, failed = start(max_memory_mib=100)
+    assert isinstance(failed, SetupFailed | Died), failed
+    assert "100 MiB (max_memory_mib)" in failed.detail

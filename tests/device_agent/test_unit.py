@@ -1,0 +1,128 @@
+"""The systemd unit, as systemd itself reads it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from device_agent import cli
+from device_agent.unit import Unit, this_installation
+from shared.errors import UsageError
+from tests.programs import Program
+
+# As installed in /opt; the programs that it names must exist for systemd to be content.
+PLAIN = Unit(
+    user="fedpatch",
+    config=Path("/etc/fedpatch/agent.toml"),
+    state_dir=Path("/var/lib/fedpatch-agent"),
+    program=("/bin/true",),
+    needed=(Path("/opt/fedpatch"),),
+    systemd=252,
+)
+IN_A_HOME = replace(PLAIN, needed=(Path("/home/ann/venv"),), state_dir=Path("/mnt/ssd/agent"))
+
+
+@pytest.fixture
+def analyze():
+    """`systemd-analyze`, which needs no systemd to be at work."""
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze is not installed (apt install systemd)")
+
+    def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+        command = ["systemd-analyze", *map(str, arguments)]
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+
+    return run
+
+
+def _values(text: str, key: str) -> list[str]:
+    return re.findall(rf"^{key}=(.*)$", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("unit", [PLAIN, IN_A_HOME], ids=["installed in /opt", "installed in a home"])
+def test_systemd_understands_every_line(analyze, tmp_path, unit):
+    """No unknown key, no value out of range, no path that is none."""
+    path = tmp_path / "fedpatch-agent.service"
+    path.write_text(unit.text())
+    done = analyze("verify", path)
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+def test_a_line_that_systemd_does_not_understand_would_be_seen(analyze, tmp_path):
+    """Or the test above could not fail."""
+    path = tmp_path / "fedpatch-agent.service"
+    path.write_text(PLAIN.text().replace("WatchdogSec=2min", "WatchdogSec=often"))
+    assert "Failed to parse" in analyze("verify", path).stderr
+
+
+def test_the_service_is_well_confined(analyze, tmp_path):
+    """The exposure that systemd finds is at most 2.0 of 10, which it calls OK."""
+    path = tmp_path / "fedpatch-agent.service"
+    path.write_text(PLAIN.text())
+    done = analyze("security", "--offline=true", "--threshold=20", path)
+    assert done.returncode == 0, done.stdout
+    assert "OK" in done.stdout.splitlines()[-1]
+
+
+def test_homes_are_hidden_but_for_what_the_agent_is_made_of():
+    """An agent that is installed in a home still finds itself; nothing else there is seen."""
+    assert _values(PLAIN.text(), "ProtectHome") == ["yes"]
+    assert _values(PLAIN.text(), "BindReadOnlyPaths") == []
+    text = IN_A_HOME.text()
+    assert _values(text, "ProtectHome") == ["tmpfs"]
+    assert _values(text, "BindReadOnlyPaths") == ["/home/ann/venv"]
+
+
+def test_the_state_directory_is_made_by_systemd_or_named_as_writable():
+    """Nothing else of the device can be written but the cache."""
+    assert _values(PLAIN.text(), "StateDirectory") == ["fedpatch-agent"]
+    assert _values(IN_A_HOME.text(), "ReadWritePaths") == ["/mnt/ssd/agent"]
+
+
+@pytest.mark.parametrize(("systemd", "steps"), [(252, []), (257, ["6"])])
+def test_the_pause_before_another_start_grows_where_systemd_can_do_that(systemd, steps):
+    """Older ones would complain about the key."""
+    assert _values(replace(PLAIN, systemd=systemd).text(), "RestartSteps") == steps
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"user": "ann bob"},
+        {"user": "root\nExecStartPre=/bin/sh"},
+        {"config": Path("/etc/my agent.toml")},
+        {"state_dir": Path("/var/lib/%n")},
+        {"state_dir": Path("/var/lib/../../etc")},
+        {"needed": (Path("/home/x y/venv"),)},
+    ],
+    ids=str,
+)
+def test_what_a_unit_cannot_hold_is_refused(changes):
+    """With the name and the mend, rather than becoming other lines than were meant."""
+    with pytest.raises(UsageError, match="use "):
+        replace(PLAIN, **changes).text()
+
+
+def test_the_command_prints_the_unit_of_this_installation(monkeypatch, capsys):
+    """Its Python, its paths; and no gap is left."""
+    ended = Program(cli.main, monkeypatch, capsys)("unit", "--user", "pi", "--state-dir", "/var/lib/x")
+    assert (ended.code, ended.err) == (0, "")
+    program, _ = this_installation()
+    assert Path(program[0]).parent == Path(sys.executable).parent
+    expected = f"{' '.join(program)} run --config /etc/fedpatch/agent.toml --state-dir /var/lib/x"
+    assert _values(ended.out, "ExecStart") == [expected]
+    assert _values(ended.out, "User") == ["pi"]
+    assert not re.search(r"@[A-Z_]+@", ended.out)
+
+
+def test_the_command_refuses_what_the_unit_cannot_hold(monkeypatch, capsys):
+    """As wrong usage."""
+    ended = Program(cli.main, monkeypatch, capsys)("unit", "--user", "two words")
+    assert (ended.code, ended.out) == (2, "")
+    assert "two words" in ended.err

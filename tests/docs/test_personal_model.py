@@ -1,0 +1,57 @@
+"""docs/personal-model.md: its code runs, and its tables say what is there."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from device_agent.model_store import DIRECTORY, ModelStore
+from device_agent.settings import AgentSettings
+from shared.model_metadata import OPSET, ModelMetadata
+from shared.onnx_model import TOLERANCE
+from shared.task import Task
+from shared.tasks import digits
+from tests.device_agent.models import onnx_of, publish
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "personal-model.md").read_text("utf-8")
+IMAGES = np.random.default_rng(1).random((4, 64), dtype=np.float32)
+
+
+@pytest.mark.parametrize(
+    "block", re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL), ids=["ours", "plain"]
+)
+def test_the_shown_code_classifies_images(tmp_path, block):
+    """With fedpatch's own class and with onnxruntime alone, on a state directory as an agent leaves it."""
+    shown = {"task": "digits", "input_shape": (64,), "output_shape": (10,), "class_names": tuple("0123456789")}
+    publish(ModelStore(tmp_path / DIRECTORY), 1, onnx_of(digits.TASK, (64,)), **shown)
+    names: dict[str, Any] = {"state_dir": str(tmp_path), "images": IMAGES}
+    exec(block, names)
+    assert len(names["names"]) == 4
+    assert set(names["names"]) <= set("0123456789")
+    if "outputs" in names:
+        assert names["outputs"].shape == (4, 10)
+        assert (names["accuracy"], names["newer"]) == (0.5, False)
+
+
+def test_every_key_of_the_metadata_is_in_the_table():
+    """And no other."""
+    table = PAGE.partition("## What is in the files")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`.*?`) \|", table, re.MULTILINE)
+    assert {key for row in rows for key in re.findall(r"`(\w+)`", row)} == {one.name for one in fields(ModelMetadata)}
+
+
+def test_figures_and_names_are_those_of_the_code():
+    """Defaults, limits, fields."""
+    defaults = {one.name: one.default for one in fields(AgentSettings)}
+    assert f"`keep_margin` ({defaults['keep_margin']:g})" in PAGE
+    assert f"`keep_models` ({defaults['keep_models']})" in PAGE
+    assert f"operator set {OPSET}" in PAGE
+    assert f"more than {TOLERANCE:g} of".replace("0.0001", "1e-4") in " ".join(PAGE.split())
+    for name in ("class_names", "input_shape", "input_dtype", "metric_takes_arrays"):
+        assert name in {one.name for one in fields(Task)}
+        assert f"`{name}" in PAGE

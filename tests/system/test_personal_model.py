@@ -1,0 +1,95 @@
+"""A fleet that has trained leaves on each device a model for its applications, and the coordinator exports its own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from device_agent.personal import PersonalModel
+from shared.tasks.digits import TASK
+from tests.brokers import Mosquitto
+from tests.system.commands import run
+from tests.system.fleet import Fleet
+
+pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.timeout(600)]
+
+ROUNDS = 2
+DATA = {"ann": "shard:0/2", "bob": "shard:1/2"}
+PATIENT = ("--wait-s", 100, "--grace-s", 100, "--recruit-deadline-s", 100, "--quorum", 1)
+
+
+@dataclass(frozen=True)
+class Played:
+    """What is left when every process has ended, the broker too."""
+
+    summary: dict[str, Any]
+    coordinator: Path
+    state_dirs: dict[str, Path]
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
+    """Two devices, of which one keeps no models for applications, after two rounds; then somebody pulls the plugs."""
+    directory = tmp_path_factory.mktemp("personal")
+    with Mosquitto() as broker, Fleet(broker.url, directory) as fleet:
+        ann = fleet.start("ann", "digits", DATA["ann"], options=["--keep-margin", "1"])
+        bob = fleet.start("bob", "digits", DATA["bob"], options=["--keep-models", "0"])
+        fleet.wait_ready()
+        terms = ["--task", "digits", "--devices", 2, "--rounds", ROUNDS, "--target-ua", "none", *PATIENT]
+        where = ["--broker", broker.url, "--fleet", fleet.name, "--state-dir", directory / "coordinator"]
+        done = run("fedpatch", "run", *where, *terms, "--json")
+        assert done.code == 0, done.err
+        ann.wait(lambda: f"personal model: that of round {ROUNDS} is in use now" in ann.log, "has the last model")
+    yield Played(done.document, directory / "coordinator", {"ann": ann.state_dir, "bob": bob.state_dir})
+
+
+def _ask(*command: object) -> Any:
+    done = run("fedpatch-agent", *command, "--json")
+    assert done.code == 0, done.err
+    return json.loads(done.out)
+
+
+def test_what_evaluate_finds_is_what_was_written_down(played):
+    """To the last bit, with neither torch nor agent nor broker."""
+    state_dir = played.state_dirs["ann"]
+    models = _ask("models", "--state-dir", state_dir)
+    assert [(one["round"], one["current"]) for one in models] == [(2, True), (1, False)]
+    found = _ask("evaluate", "--state-dir", state_dir, "--data", DATA["ann"])
+    assert found["user_accuracy"] == found["user_accuracy_when_made"] == models[0]["user_accuracy"]
+    assert found["run"] == played.summary["run"]
+    assert found["user_accuracy"] > 0.5
+
+
+def test_predict_sorts_the_devices_own_images(played, tmp_path):
+    """As often rightly as its user accuracy says; and so does the Python API."""
+    state_dir = played.state_dirs["ann"]
+    own = TASK.load_data(DATA["ann"], Path("/nonexistent"))
+    np.save(tmp_path / "own.npy", own.test_x)
+    predicted = _ask("predict", tmp_path / "own.npy", "--state-dir", state_dir)["predictions"]
+    model = PersonalModel.open(state_dir)
+    assert [one["class"] for one in predicted] == model.classify(own.test_x)
+    right = np.mean([one["class"] == str(label) for one, label in zip(predicted, own.test_y, strict=True)])
+    assert right == pytest.approx(model.metadata.user_accuracy)
+
+
+def test_a_device_that_keeps_no_models_has_none(played):
+    """It took part in the rounds all the same."""
+    assert _ask("models", "--state-dir", played.state_dirs["bob"]) == []
+    assert not (played.state_dirs["bob"] / "models").exists()
+    assert [one["reported"] for one in played.summary["rounds"]] == [2, 2]
+
+
+def test_the_coordinator_exports_the_global_model(played, tmp_path):
+    """It is what the run ended with, and not any device's own."""
+    done = run("fedpatch", "export", "last", "--state-dir", played.coordinator, "--out", tmp_path / "g.onnx", "--json")
+    assert done.code == 0, done.err
+    assert (done.document["kind"], done.document["round"], done.document["private_values"]) == ("global", 2, "initial")
+    assert (tmp_path / "g.onnx").read_bytes() != (
+        played.state_dirs["ann"] / "models" / "digits" / "current" / "model.onnx"
+    ).read_bytes()
