@@ -38,6 +38,7 @@ class LocalUpdate:
         trainer: LocalTrainer,
         store: PatchStore,
         device_id: str,
+        *,
         export: ModelExport | None = None,
         data: GrowingData | None = None,
     ) -> None:

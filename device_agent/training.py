@@ -60,17 +60,17 @@ class LocalTrainer:
             if name in self.schema and self.schema.spec(name).role in TRAINABLE
         }
 
+    @property
+    def test_data(self) -> tuple[Tensor, Tensor]:
+        """The device's own test inputs and targets."""
+        return self._test
+
     def take(self, data: DeviceData) -> None:
         """From now on, train and measure on `data`."""
         self.num_examples: int = len(data.train_x)
         self._train = _tensor(data.train_x), _tensor(data.train_y)
         self._test = _tensor(data.test_x), _tensor(data.test_y)
         self._counts_in_ua = data.counts_in_ua
-
-    @property
-    def test_data(self) -> tuple[Tensor, Tensor]:
-        """The device's own test inputs and targets."""
-        return self._test
 
     def run(
         self,

@@ -165,7 +165,8 @@ def set_up(setup: Setup) -> tuple[LocalUpdate, Ready]:
         raise DataError(f"task {task.name!r} failed with data {setup.data!r}: {in_words(error)}") from error
     store = PatchStore(Path(setup.patch_dir))
     ready = Ready(task.name, trainer.schema.digest, trainer.num_examples)
-    return LocalUpdate(trainer, store, setup.device_id, _model_export(setup, trainer), data), ready
+    export = _model_export(setup, trainer)
+    return LocalUpdate(trainer, store, setup.device_id, export=export, data=data), ready
 
 
 def _model_export(setup: Setup, trainer: LocalTrainer) -> ModelExport | None:

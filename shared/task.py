@@ -79,11 +79,11 @@ class Task:
     for each of `specs`, in their order. None: `load_data` is called for each.
     `simulation_data` is a data spec with the fields `{index}`, `{count}` and `{seed}`; `fedpatch simulate` gives one to
     each of its clients. Empty: `demo_data` is taken, and without that either the user must give one.
-    `data_version(spec, root)` tells, at little cost, of data that grow: when it is another than before, a device reads its
-    data anew before the next round. None, or no such function: they stay as they were when the device began.
     `class_names` are those of the model's outputs, in their order. `input_shape` and `input_dtype` are those of one
     example: `fedpatch export` needs them, having no data. `metric_takes_arrays` says that `metric` takes NumPy arrays as well
     as tensors, and imports no torch for them: then `fedpatch-agent evaluate` needs none either.
+    `data_version(spec, root)` tells, at little cost, of data that grow: when it is another than before, a device reads its
+    data anew before the next round. None, or no such function: they stay as they were when the device began.
     """
 
     name: str
@@ -98,14 +98,14 @@ class Task:
     demo_data: str = ""
     load_many: Callable[[Sequence[str], Path], list[DeviceData]] | None = None
     simulation_data: str = ""
-    metric_name: str = ACCURACY
-    metric_goal: Goal = "max"
-    metric_range: tuple[float, float] | None = None
-    data_version: Callable[[str, Path], str | int | None] | None = None
     class_names: tuple[str, ...] = ()
     input_shape: tuple[int, ...] = ()
     input_dtype: str = "float32"
     metric_takes_arrays: bool = False
+    metric_name: str = ACCURACY
+    metric_goal: Goal = "max"
+    metric_range: tuple[float, float] | None = None
+    data_version: Callable[[str, Path], str | int | None] | None = None
 
     @property
     def metric_terms(self) -> MetricTerms:

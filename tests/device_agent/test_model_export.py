@@ -36,7 +36,7 @@ class Device:
         self.trainer = LocalTrainer(task, self.data)
         self.models = ModelStore(folder / "models", 3)
         export = ModelExport(self.trainer, ModelStore(folder / "models"), keep_margin)
-        self.local_update = LocalUpdate(self.trainer, PatchStore(folder / "patches"), "ann", export)
+        self.local_update = LocalUpdate(self.trainer, PatchStore(folder / "patches"), "ann", export=export)
 
     def train(self, round: int, **changes: Any) -> UpdateReport:
         """A round, without its commit."""
