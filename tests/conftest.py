@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 
@@ -24,6 +25,16 @@ def _home_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state-home")))
         yield
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_it_was() -> Iterator[None]:
+    """A command that is run in this process sets up logging for it; the tests that follow want it as it was."""
+    logger = logging.getLogger("fedpatch")
+    handlers, propagate, level = logger.handlers, logger.propagate, logger.level
+    yield
+    logger.handlers, logger.propagate = handlers, propagate
+    logger.setLevel(level)
 
 
 @pytest.fixture

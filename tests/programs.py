@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,18 +16,6 @@ class Ended:
     code: int
     out: str
     err: str
-
-
-@contextmanager
-def _logging_as_it_was() -> Iterator[None]:
-    """A command sets up logging for its process, which here is also that of the tests that follow."""
-    logger = logging.getLogger("fedpatch")
-    before = logger.handlers, logger.propagate, logger.level
-    try:
-        yield
-    finally:
-        logger.handlers, logger.propagate = before[:2]
-        logger.setLevel(before[2])
 
 
 class Program:
@@ -46,7 +32,7 @@ class Program:
         """Run it with these arguments, to its end."""
         self._capsys.readouterr()
         self._monkeypatch.setattr("sys.argv", ["program", *map(str, argv)])
-        with _logging_as_it_was(), pytest.raises(SystemExit) as end:
+        with pytest.raises(SystemExit) as end:
             self._main()
         written = self._capsys.readouterr()
         assert isinstance(end.value.code, int)

@@ -98,7 +98,7 @@ def _user_accuracy(said: str) -> float:
 @pytest.mark.timeout(PATIENCE_S + 60)
 def test_the_tutorial_comes_to_its_end(followed: Followed, record_property: Callable[[str, object], None]):
     """Each block was run; how long that took is the figure that the page tells (in the report of --junit-xml)."""
-    assert len(followed.said) == len(_blocks()) == 8
+    assert len(followed.said) == len(_blocks()) == 9
     record_property("tutorial_s", round(followed.seconds))
 
 
@@ -110,7 +110,7 @@ def test_the_skeletons_own_tests_pass(followed: Followed):
 
 def test_both_devices_get_a_model_that_fits_them(followed: Followed):
     """With private patches nine of ten test readings are told rightly; one model for both is worse."""
-    personal, together = _user_accuracy(followed.said[3]), _user_accuracy(followed.said[5])
+    personal, together = _user_accuracy(followed.said[3]), _user_accuracy(followed.said[6])
     assert personal > 0.85
     assert together < personal
 
@@ -125,9 +125,16 @@ def test_readings_that_come_while_the_agent_runs_are_trained_on(followed: Follow
     assert "the data have changed" in log
 
 
+def test_the_device_uses_its_model(followed: Followed):
+    """It finds the class of a reading, and is as good as the run said of both."""
+    pytest.importorskip("onnxruntime", reason="personal models need onnxruntime (pip install 'fedpatch[agent]')")
+    assert re.search(r"\bhome\b", followed.said[5].splitlines()[0])
+    assert float(re.findall(r"accuracy (0\.\d+|1)", followed.said[5])[0]) > 0.85
+
+
 def test_a_patch_is_on_the_device(followed: Followed):
     """Of the task and the policy of the run."""
-    assert "patch room, private all" in followed.said[6]
+    assert "patch room, private all" in followed.said[7]
 
 
 def test_nothing_runs_when_the_reader_has_stopped_it(followed: Followed):
