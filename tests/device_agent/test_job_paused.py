@@ -128,7 +128,7 @@ def test_what_is_committed_during_a_pause_is_committed():
     """The chunks had all arrived."""
     job = uploading()
     job.pause()
-    assert job.on_message(said(Committed(DIGEST)), 30.0)[-1] == Forget("committed")
+    assert job.on_message(said(Committed(DIGEST)), 30.0)[-1] == Forget("committed", committed=KEY)
 
 
 def test_an_abandoned_job_names_the_condition():
