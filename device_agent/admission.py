@@ -17,6 +17,9 @@ from shared.reasons import Condition
 
 _FILE_PREFIX = "file:"
 
+NEVER_S = 3600.0
+"""An order of `never` holds until the agent is started with another; a file may say something else at any time."""
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -62,7 +65,7 @@ def decide(order: Order, file_text: str | None, objections: Sequence[Objection] 
     if order.by_preferences:
         return by_preferences(objections)
     if not order.path:
-        return Verdict(True) if order.always else Verdict(False, "its owner said never")
+        return Verdict(True) if order.always else Verdict(False, "its owner said never", retry_after_s=NEVER_S)
     if file_text is None:
         return Verdict(False, "its owner's file cannot be read")
     line = (file_text.splitlines() or [""])[0].strip()

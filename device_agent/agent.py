@@ -146,7 +146,7 @@ class Agent:
             case Received():
                 return self._on_received(event, now)
             case Observed():
-                effects = self._owner.see(event.facts, self._job, now)
+                effects = self._owner.see(event.facts, self._job, [one.task for one in self._tasks], now)
                 offer, self._offer = self._offer, None
                 return effects if offer is None else [*effects, *self._on_offer(offer, now)]
             case Stop():

@@ -50,7 +50,9 @@ def _look(settings: AgentSettings, root: Path) -> tuple[Facts, Verdict, tuple[Ob
     directory = settings.state_dir.absolute()
     order = parse_order(settings.admission)
     facts = observer_of(settings, directory, root).observe()
-    objections = judge(Preferences.of(settings), facts, UsageLedger(directory).today, local=local_now())
+    # Of a task that is named by its module, only loading it would tell the name.
+    task = "" if ":" in settings.task else settings.task
+    objections = judge(Preferences.of(settings), facts, UsageLedger(directory).today, local=local_now(), task=task)
     return facts, decide(order, text_of(order), objections), objections
 
 

@@ -46,13 +46,16 @@ from shared.transfer import Chunk, Download, SendChunk
 class Job:
     """Drive it with `on_request`, `on_message`, `on_chunk`, `tick` and the call-backs of the effects.
 
-    Each returns effects, in order.
+    Each returns effects, in order. With `ask_to_send` no update is offered before `go_on` clears it: `awaits_clearance`.
     """
 
-    def __init__(self, *, max_blob_bytes: int) -> None:
+    def __init__(self, *, max_blob_bytes: int, ask_to_send: bool = False) -> None:
         self.state = JobState.IDLE
         self.key: JobKey | None = None
         self.paused = False
+        self.awaits_clearance = False
+        self._ask_to_send = ask_to_send
+        self._paused_for: Condition | None = None
         self._max_blob_bytes = max_blob_bytes
         self._request: WorkRequest | None = None
         self._download: Download | None = None
@@ -147,14 +150,14 @@ class Job:
             return []
         assert self.key is not None
         self.state = JobState.UPLOADING
-        self._upload = Outgoing(manifest, now, held=self.paused)
+        self._upload = self._outgoing(manifest, now)
         return [Spool(self.key, manifest, self._request), *self._sends(self._upload.tick(now))]
 
     def resume(self, key: JobKey, manifest: Manifest, now: float, request: WorkRequest | None = None) -> None:
         """An update from before a restart is still to be committed; without its request, for no other epoch."""
         self.state, self.key, self._request = JobState.UPLOADING, key, request
         self._past.took(key)
-        self._upload = Outgoing(manifest, now)
+        self._upload = self._outgoing(manifest, now)
 
     def give_up(self, reason: FailReason, detail: str, condition: Condition | None = None) -> list[Effect]:
         """The device cannot go on with this job, or its owner does not want it to; nothing happens while idle.
@@ -180,11 +183,11 @@ class Job:
 
     # ---- what its owner wants
 
-    def pause(self) -> list[Effect]:
-        """Nothing is fetched, computed or sent until `go_on`. The round does not wait: its deadline is as it was."""
+    def pause(self, condition: Condition | None = None) -> list[Effect]:
+        """Nothing is fetched, computed or sent until `go_on`; the round does not wait: its deadline is as it was."""
         if self.key is None or self.paused:
             return []
-        self.paused = True
+        self.paused, self.awaits_clearance, self._paused_for = True, False, condition
         if self._upload is not None:
             self._upload.held = True
             return []
@@ -194,10 +197,10 @@ class Job:
         return [StopFetching()]
 
     def go_on(self, now: float) -> list[Effect]:
-        """After a pause, from where it was."""
-        if not self.paused or self.key is None:
+        """After a pause, from where it was; an update that awaits it may be sent."""
+        if not (self.paused or self.awaits_clearance) or self.key is None:
             return []
-        self.paused = False
+        self.paused, self.awaits_clearance = False, False
         if self._upload is not None:
             return self._sends(self._upload.go_on(now))
         if self.state is JobState.TRAINING:
@@ -210,6 +213,8 @@ class Job:
     def tick(self, now: float) -> list[Effect]:
         """Lets time pass."""
         if self.state in (JobState.DOWNLOADING, JobState.TRAINING) and now >= self._deadline:
+            if self.paused and self._paused_for is not None:
+                return self.give_up(FailReason.UNWILLING, "the round's deadline passed in a pause", self._paused_for)
             return self.give_up(FailReason.DEADLINE, "the round's deadline passed")
         if self.state is JobState.DOWNLOADING and self._download is not None and self.key is not None:
             need = self._download.tick(now)
@@ -255,7 +260,7 @@ class Job:
             self._download = Download(request.model, now, have=self._download.have)
         if self._upload is None:
             return self._where_it_is(key)
-        self._upload = Outgoing(self._upload.manifest, now, held=self.paused)
+        self._upload = Outgoing(self._upload.manifest, now, held=self._upload.held)
         offer = self._sends(self._upload.tick(now))
         return [Spool(key, self._upload.manifest, request), self._says.accept(key), *offer]
 
@@ -269,6 +274,10 @@ class Job:
     def _sends(self, parts: list[Offer | SendChunk]) -> list[Effect]:
         assert self.key is not None
         return [self._says.reply(self.key, part) if isinstance(part, Offer) else part for part in parts]
+
+    def _outgoing(self, manifest: Manifest, now: float) -> Outgoing:
+        self.awaits_clearance = self._ask_to_send and not self.paused
+        return Outgoing(manifest, now, held=self.paused or self.awaits_clearance)
 
     def _trains(self, key: JobKey) -> bool:
         """Whether it is this job's training, and not that of the same round of an earlier epoch, from another base."""
@@ -285,6 +294,6 @@ class Job:
         if self.key is None:
             return []
         stop: list[Effect] = [StopTraining()] if self.state is JobState.TRAINING else []
-        self.state, self.paused = JobState.IDLE, False
+        self.state, self.paused, self.awaits_clearance = JobState.IDLE, False, False
         self.key = self._request = self._download = self._upload = self._training_key = None
         return [*stop, Forget(outcome, gave_up, rest_s, committed)]

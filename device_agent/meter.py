@@ -18,13 +18,18 @@ class Meter:
         """So many bytes of models or updates went down or up."""
         self._bytes += count
 
-    def trains(self, training: bool, now: float) -> None:
-        """Whether the processor is at work on it: not while it is paused."""
-        if training and self._training_since is None:
-            self._rounds, self._training_since = 1, now
-        elif not training and self._training_since is not None:
+    def begins_round(self) -> None:
+        """A training has begun."""
+        self._rounds += 1
+
+    def trains(self, training: bool, now: float) -> bool:
+        """Whether the processor is at work on it, not while it is paused; True where that has changed."""
+        if training == (self._training_since is not None):
+            return False
+        if self._training_since is not None:
             self._trained_s += now - self._training_since
-            self._training_since = None
+        self._training_since = now if training else None
+        return True
 
     def spent(self, now: float) -> Spent:
         """Up to now."""
@@ -32,7 +37,8 @@ class Meter:
         return Spent(self._rounds, self._bytes, self._trained_s + running_s)
 
     def take(self, now: float) -> Spent:
-        """The same, and begin anew: the job is over."""
+        """The same, and begin anew from here."""
         spent = self.spent(now)
-        self._bytes, self._rounds, self._trained_s, self._training_since = 0, 0, 0.0, None
+        self._bytes, self._rounds, self._trained_s = 0, 0, 0.0
+        self._training_since = None if self._training_since is None else now
         return spent

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from device_agent.model_store import Kept, ModelStore
+from device_agent.restraint import give_memory_back
 from device_agent.training import LocalResult, LocalTrainer
 from device_agent.training_channel import TrainCommand
 from shared import __version__
@@ -81,9 +82,12 @@ class ModelExport:
             return self._stage(command, result)
         finally:
             self._store.attempts.end(task)
+            give_memory_back()
 
     def _stage(self, command: TrainCommand, result: LocalResult) -> str:
         """Why the present model stays; empty where another is staged."""
+        # A round ends here: what its steps have freed is no use to the export, and what that frees none to anybody.
+        give_memory_back()
         inputs = self._trainer.test_data[0].numpy()
         exported = export_onnx(self._trainer.model, inputs[:1])
         model = OnnxModel(exported.model, MODEL_FILE)

@@ -7,17 +7,18 @@ so that no source that hangs can hold the loop up; until they are there, an offe
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
 from device_agent.admission import Order, Verdict, decide
 from device_agent.allowance import Spent
-from device_agent.effects import Effect, JobState
+from device_agent.effects import Effect, JobKey, JobState
 from device_agent.facts import Facts
 from device_agent.job import Job
 from device_agent.meter import Meter
+from device_agent.own_work import OwnLoad
 from device_agent.preference_rules import Own
 from device_agent.preferences import Objection, Preferences, judge
 from device_agent.willingness import Change, Lost, OnLoss, Regained, Willingness
@@ -66,17 +67,24 @@ class Owner:
         usage: Ledger,
         watcher: Asks,
         local_now: Callable[[], datetime],
-        own_work: Callable[[], Own],
+        own_memory_mib: Callable[[], float],
+        own_load: OwnLoad,
     ) -> None:
         self.meter = Meter()
         self.unwilling: Condition | None = None
         self.words: tuple[str, ...] = ()
         self._order = order
-        self._willingness = Willingness(preferences)
+        self._preferences = preferences
         self._usage = usage
         self._watcher = watcher
         self._local_now = local_now
-        self._own_work = own_work
+        self._own_memory_mib = own_memory_mib
+        self._own_load = own_load
+        # Whether the device would take work, and whether it goes on with what it has: that needs less of some things.
+        self._standing = Willingness(preferences)
+        self._at_work = Willingness(preferences)
+        self._work: JobKey | None = None
+        self._awaited: JobKey | None = None
         self._facts: Facts | None = None
         self._seen_at = 0.0
         self._asked = False
@@ -90,24 +98,30 @@ class Owner:
             self._ask()
             return None
         # The update is at most about as large as the model.
-        objections = self._judge(self._facts, now, task=task, expected_bytes=2 * request.model.size_bytes)
-        return decide(self._order, None, self._willingness.answer(objections, now))
+        expected_bytes = 2 * request.model.size_bytes
+        objections = self._judge(self._standing, self._facts, now, task=task, expected_bytes=expected_bytes)
+        return decide(self._order, None, self._standing.answer(objections, now))
 
-    def see(self, facts: Facts, job: Job, now: float) -> list[Effect]:
-        """The facts as they are: what becomes of the work in hand."""
+    def see(self, facts: Facts, job: Job, tasks: Sequence[str], now: float) -> list[Effect]:
+        """The facts as they are: what becomes of the work in hand. `tasks` are those that the device can train."""
         self._facts, self._seen_at, self._asked = facts, now, False
-        working = job.key is not None
-        task = job.key.task if job.key is not None else ""
-        objections = self._judge(facts, now, task=task, work=self._own_work() if working else None)
-        change = self._willingness.observe(_of_concern(objections, job.state), now, working=working)
+        change = self._standing.observe(
+            self._judge(self._standing, facts, now, task=tasks[0] if tasks else ""), now, working=False
+        )
+        if isinstance(change, Lost) and job.key is None:
+            _log.info("not willing: %s", _words(change.objections))
         self._tell()
-        return self._act(change, job, now)
+        return self._mind(facts, job, now)
 
     def tick(self, job: Job, now: float) -> None:
-        """Lets time pass: looks again when it is time, and notes what a job took once it is over."""
-        self.meter.trains(job.state is JobState.TRAINING and not job.paused, now)
-        if job.key is None:
+        """Lets time pass: looks again when it is time, and notes what a job took as soon as it is over."""
+        trains = job.state is JobState.TRAINING and not job.paused
+        self._own_load.see(trains, now)
+        if self.meter.trains(trains, now) or job.key is None:
             self._usage.note(self.meter.take(now))
+        if job.awaits_clearance and job.key != self._awaited:
+            self._awaited = job.key
+            self._ask()
         due = self.next_deadline(job)
         if due is not None and now >= due:
             self._ask()
@@ -122,10 +136,13 @@ class Owner:
             return None
         if self._facts is None:
             return 0.0
-        look_at = self._seen_at + (LOOK_IDLE_S if job.key is None else LOOK_AT_WORK_S)
-        changes_at = self._willingness.next_deadline()
+        # An update that waits to be fetched may do so for days.
+        rests = job.key is None or (job.state is JobState.UPLOADING and not job.awaits_clearance)
+        wanted = [self._seen_at + (LOOK_IDLE_S if rests else LOOK_AT_WORK_S)]
         # A look leads to the next: without a pause between them, a moment that has passed would keep the loop busy.
-        return look_at if changes_at is None else min(look_at, max(changes_at, self._seen_at + LOOK_AT_WORK_S))
+        soonest = self._seen_at + LOOK_AT_WORK_S
+        changes = (self._standing.next_deadline(), self._at_work.next_deadline() if job.key is not None else None)
+        return min([*wanted, *(max(one, soonest) for one in changes if one is not None)])
 
     def _ask(self) -> None:
         if not self._asked:
@@ -133,39 +150,73 @@ class Owner:
             self._watcher.ask()
 
     def _judge(
-        self, facts: Facts, now: float, *, task: str, expected_bytes: int = 0, work: Own | None = None
+        self,
+        willingness: Willingness,
+        facts: Facts,
+        now: float,
+        *,
+        task: str,
+        expected_bytes: int = 0,
+        working: bool = False,
     ) -> tuple[Objection, ...]:
         return judge(
-            self._willingness.preferences,
+            willingness.preferences,
             facts,
             self._usage.today.plus(self.meter.spent(now)),
             local=self._local_now(),
             task=task,
             expected_bytes=expected_bytes,
-            work=work,
+            own=Own(self._own_load.mean, self._own_memory_mib()),
+            working=working,
         )
 
     def _tell(self) -> None:
-        self.unwilling = self._willingness.unwilling
-        reasons = () if self._willingness.willing else self._willingness.reasons
+        self.unwilling = self._standing.unwilling
+        reasons = () if self._standing.willing else self._standing.reasons
         conditions = frozenset(one.condition for one in reasons)
         if conditions != self._conditions:
             self._conditions, self.words = conditions, tuple(one.words for one in reasons)
+
+    def _mind(self, facts: Facts, job: Job, now: float) -> list[Effect]:
+        """The work in hand, if there is any."""
+        if job.key is None:
+            self._work = None
+            return []
+        if _is_other_work(job.key, self._work):
+            self._work, self._at_work = job.key, Willingness(self._preferences)
+            if not job.awaits_clearance:
+                # It was accepted when all was well: what is missed now must be missed for a while.
+                self._at_work.observe((), now, working=True)
+        found = self._judge(self._at_work, facts, now, task=job.key.task, working=True)
+        concern = _of_concern(found, job.state)
+        change = self._at_work.observe(concern, now, working=True)
+        effects = self._act(change, job, now)
+        may_send = not concern or (isinstance(change, Lost) and change.action is OnLoss.FINISH)
+        return [*effects, *job.go_on(now)] if job.awaits_clearance and may_send else effects
 
     def _act(self, change: Change | None, job: Job, now: float) -> list[Effect]:
         if change is None:
             return []
         if isinstance(change, Regained):
-            _log.info("willing again after %.0f s", change.lost_s)
+            _log.info("going on after %.0f s", change.lost_s)
             return job.go_on(now)
-        words = "; ".join(one.words for one in change.objections)
-        if isinstance(change, Lost) and (job.key is None or change.action is OnLoss.FINISH):
-            _log.info("not willing: %s%s", words, "" if job.key is None else "; what has begun goes on")
+        words, condition = _words(change.objections), change.objections[0].condition
+        if isinstance(change, Lost) and change.action is OnLoss.FINISH:
+            _log.info("not willing: %s; what has begun goes on", words)
             return []
         if isinstance(change, Lost) and change.action is OnLoss.PAUSE:
             _log.info("not willing: %s; pausing", words)
-            return job.pause()
-        return job.give_up(FailReason.UNWILLING, words, change.objections[0].condition)
+            return job.pause(condition)
+        return job.give_up(FailReason.UNWILLING, words, condition)
+
+
+def _is_other_work(key: JobKey, known: JobKey | None) -> bool:
+    """A newer epoch of the coordinator asks for the same."""
+    return known is None or (key.run, key.round, key.task) != (known.run, known.round, known.task)
+
+
+def _words(objections: tuple[Objection, ...]) -> str:
+    return "; ".join(one.words for one in objections)
 
 
 def _of_concern(objections: tuple[Objection, ...], state: JobState) -> tuple[Objection, ...]:

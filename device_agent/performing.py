@@ -215,6 +215,7 @@ class Performer:
             _log.warning("the global model arrived damaged; downloading it again")
             self._drop_blob()
             return self.job.damaged()
+        self._meter.begins_round()
         about = fields(run=effect.key.run, round=effect.key.round)
         _log.info("%s round %d: training", effect.key.run, effect.key.round, extra=about)
         self._trainer.train(

@@ -77,17 +77,19 @@ def judge(
     local: datetime,
     task: str = "",
     expected_bytes: int = 0,
-    work: Own | None = None,
+    own: Own | None = None,
+    working: bool = False,
 ) -> tuple[Objection, ...]:
     """All objections to working now, the most lasting first; none: the device works.
 
     `local` is the aware local time, in a zone that knows its changes; `spent` what counts today, the work in hand included.
-    For an offer, `task` is the name of its task and `expected_bytes` what it will load down and up. `work` is what the work
-    in hand takes, None without any: a round that has begun is not one too many.
+    For an offer, `task` is the name of its task and `expected_bytes` what it will load down and up. `own` is what the agent
+    itself takes of the device. With `working` the question is about the work in hand: a round that has begun is not one
+    too many.
     """
     wants = preferences.settings
-    found = [*_by_facts(preferences, facts, work or Own()), *_by_clock(preferences, facts, local)]
-    found += _by_allowance(wants, spent, local, expected_bytes, working=work is not None)
+    found = [*_by_facts(preferences, facts, own or Own()), *_by_clock(preferences, facts, local)]
+    found += _by_allowance(wants, spent, local, expected_bytes, working=working)
     if facts.paused.value is not False:
         words = (
             "its owner has paused it"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import resource
 from pathlib import Path
@@ -30,6 +31,12 @@ def hold_back(setup: Setup) -> None:
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+
+
+def give_memory_back() -> None:
+    """Has the C library return what it holds of freed memory, which it otherwise keeps for what may be needed next."""
+    with contextlib.suppress(OSError, AttributeError):  # not every C library is glibc
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def limit_in_words(setup: Setup) -> str:

@@ -18,7 +18,7 @@ from device_agent.local_time import local_now
 from device_agent.model_store import DIRECTORY, ModelStore
 from device_agent.namesake import Namesake
 from device_agent.notify import ServiceManager
-from device_agent.own_work import own_work
+from device_agent.own_work import OwnLoad, resident_mib
 from device_agent.owner import Owner
 from device_agent.performing import Identity, Performer
 from device_agent.preferences import Preferences
@@ -82,7 +82,8 @@ def _make_agent(
     )
     models = ModelStore(directory / DIRECTORY, settings.keep_models) if settings.keep_models else None
     trainer = Trainer(setup, inbox.put)
-    job = Job(max_blob_bytes=settings.max_model_mib * 2**20)
+    order = parse_order(settings.admission)
+    job = Job(max_blob_bytes=settings.max_model_mib * 2**20, ask_to_send=order.by_preferences)
     fixed = {"device_id": identity.device, "fleet": identity.fleet, "broker": settings.broker, "version": __version__}
     fixed["admission"] = settings.admission
     owner = _make_owner(settings, directory, inbox, trainer, root)
@@ -105,7 +106,8 @@ def _make_owner(settings: AgentSettings, directory: Path, inbox: Inbox, trainer:
         usage=UsageLedger(directory),
         watcher=Watcher(observer_of(settings, directory, root), inbox.put),
         local_now=local_now,
-        own_work=lambda: own_work(trainer.pid, settings.threads),
+        own_memory_mib=lambda: resident_mib(trainer.pid),
+        own_load=OwnLoad(settings.threads, os.cpu_count() or 1),
     )
 
 

@@ -18,7 +18,7 @@ MB = 1e6
 @pytest.mark.system
 @pytest.mark.timeout(600)
 def test_an_agent_is_small_and_quiet(monkeypatch, capsys, tmp_path):
-    """Idle below 60 MB, training below 350 MB; after the rounds only the agent is left, and it writes nothing."""
+    """Idle below 60 MB; after the rounds only the agent is left, and it writes nothing. Digits come with scikit-learn."""
     if shutil.which("mosquitto", path="/usr/sbin:/usr/bin:/usr/local/sbin:/usr/local/bin") is None:
         pytest.skip("mosquitto is not installed (apt install mosquitto)")
     out = tmp_path / "new" / "footprint.json"
@@ -30,5 +30,5 @@ def test_an_agent_is_small_and_quiet(monkeypatch, capsys, tmp_path):
     states = document["states"]
     assert [("training" in one) for one in states] == [True, True, True, False]
     assert all(20 * MB < one["agent"]["rss_bytes"] < 60 * MB for one in states)
-    assert all(100 * MB < one["training"]["rss_bytes"] < 350 * MB for one in states[:-1])
+    assert all(100 * MB < one["training"]["rss_bytes"] < 500 * MB for one in states[:-1])
     assert document["quiet"]["bytes_written"] == 0

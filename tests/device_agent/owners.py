@@ -9,8 +9,8 @@ from typing import Any
 from device_agent.admission import parse_order
 from device_agent.allowance import NOTHING, Spent
 from device_agent.facts import Fact, Facts, LinkKind
+from device_agent.own_work import OwnLoad
 from device_agent.owner import Owner
-from device_agent.preference_rules import Own
 from device_agent.preference_settings import PreferenceSettings
 from device_agent.preferences import Preferences
 from shared.config import load
@@ -73,5 +73,6 @@ def owner_of(book: Pocketbook | None = None, admission: str = "always", **settin
         usage=pocketbook,
         watcher=pocketbook,
         local_now=lambda: datetime(2026, 5, 4, 12, 0, tzinfo=UTC),
-        own_work=Own,
+        own_memory_mib=lambda: 0.0,
+        own_load=OwnLoad(1, 4),
     )

@@ -124,6 +124,13 @@ class TestPause:
         assert not job.paused
 
 
+def test_a_deadline_that_passes_in_a_pause_names_the_condition():
+    """A longer deadline would be no help: the plug would."""
+    job = training()
+    job.pause(Condition.NOT_CHARGING)
+    assert said_back(job.tick(310.0)) == [Failed(FailReason.UNWILLING, Condition.NOT_CHARGING)]
+
+
 def test_what_is_committed_during_a_pause_is_committed():
     """The chunks had all arrived."""
     job = uploading()

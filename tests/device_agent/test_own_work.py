@@ -4,18 +4,31 @@ from __future__ import annotations
 
 import os
 
-from device_agent.own_work import own_work
-from device_agent.preference_rules import Own
+import pytest
+
+from device_agent.own_work import OwnLoad, resident_mib
 
 
-def test_a_process_has_its_memory_and_its_threads():
-    """This one has some."""
-    own = own_work(os.getpid(), threads=1)
-    assert own.memory_mib > 5.0
-    assert own.load_per_cpu == 1 / (os.cpu_count() or 1)
+def test_a_process_has_its_memory():
+    """This one has some; none was started, or it has just ended: nothing."""
+    assert resident_mib(os.getpid()) > 5.0
+    assert resident_mib(None) == 0.0
+    assert resident_mib(2**22 + 1) == 0.0
 
 
-def test_no_process_takes_nothing():
-    """None was started, or it has just ended."""
-    assert own_work(None, threads=4) == Own()
-    assert own_work(2**22 + 1, threads=4) == Own()
+def test_its_load_rises_and_fades_as_the_kernels_does():
+    """After a minute at work two thirds of it are in the mean, and a minute later two thirds of that are gone."""
+    load = OwnLoad(threads=2, cpus=4)
+    load.see(True, 0.0)
+    load.see(False, 60.0)
+    assert load.mean == pytest.approx(0.5 * 0.632, abs=1e-3)
+    load.see(False, 120.0)
+    assert load.mean == pytest.approx(0.5 * 0.632 * 0.368, abs=1e-3)
+
+
+def test_work_that_has_just_begun_is_not_yet_in_the_mean():
+    """So what others do is not taken for one's own."""
+    load = OwnLoad(threads=4, cpus=4)
+    load.see(True, 100.0)
+    load.see(True, 101.0)
+    assert 0.0 < load.mean < 0.02

@@ -5,18 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from device_agent.admission import Verdict
-from device_agent.allowance import NOTHING, Spent
+from device_agent.allowance import Spent
 from device_agent.effects import ContinueTraining, Effect, Forget, PauseTraining
 from device_agent.facts import Facts
 from device_agent.job import Job
 from device_agent.owner import FRESH_S, LOOK_AT_WORK_S, LOOK_IDLE_S
-from shared.messages import Failed
+from shared.messages import Failed, Offer
 from shared.reasons import Condition, FailReason
-from tests.device_agent.jobs import REQUEST, downloading, said_back, training, uploading
+from tests.device_agent.jobs import KEY, REQUEST, ask, downloading, said_back, training, uploading
 from tests.device_agent.owners import WELL, Pocketbook, facts, owner_of
-from tests.specs import TASK
+from tests.specs import TASK, update
 
 UNPLUGGED = facts(external_power=False)
 METERED = facts(metered=True)
@@ -33,11 +35,24 @@ class Bench:
 
     def see(self, job: Job, found: Facts, *moments: float) -> list[Effect]:
         """The same facts at each of these moments."""
-        return [effect for now in moments for effect in self.owner.see(found, job, now)]
+        return [effect for now in moments for effect in self.owner.see(found, job, [TASK], now)]
 
     def consider(self, now: float) -> Verdict | None:
         """An offer of the usual work."""
         return self.owner.consider(TASK, REQUEST, now)
+
+
+def asking(resumed: bool) -> Job:
+    """A job whose update is ready and awaits clearance, after training or after a restart."""
+    job = Job(max_blob_bytes=10_000, ask_to_send=True)
+    if resumed:
+        job.resume(KEY, update(), 20.0, REQUEST)
+    else:
+        ask(job)
+        job.fetching(frozenset(range(3)), 11.0)
+        job.trained(KEY, update(), 20.0)
+    assert job.awaits_clearance
+    return job
 
 
 def idle() -> Job:
@@ -79,7 +94,7 @@ class TestOffer:
     def test_counts_what_was_spent_today(self):
         """Also what the work in hand has taken so far."""
         bench = Bench(max_rounds_per_day=1)
-        bench.owner.tick(training(), 10.0)
+        bench.owner.meter.begins_round()
         bench.see(idle(), WELL, 10.1)
         verdict = bench.consider(10.2)
         assert verdict is not None and verdict.condition is Condition.ROUNDS_SPENT
@@ -141,20 +156,91 @@ class TestWorkInHand:
         bench.see(job, found, 22.0, 24.0)
         assert job.paused is pauses
 
-    def test_is_noted_once_it_is_over(self):
-        """Pauses are no training."""
+    def test_is_noted_as_it_goes(self):
+        """Whoever pulls the plug in every round gets no second allowance; pauses are no training."""
         bench, job = Bench(), training()
-        bench.owner.tick(job, 10.0)
+        bench.owner.meter.begins_round()
         bench.owner.meter.moved(500)
+        bench.owner.tick(job, 10.0)
+        assert bench.book.today == Spent(1, 500, 0.0)
         job.pause()
         bench.owner.tick(job, 40.0)
+        assert bench.book.today == Spent(1, 500, 30.0)
         job.go_on(100.0)
         bench.owner.tick(job, 100.0)
-        assert bench.book.today == NOTHING
         bench.owner.tick(idle(), 110.0)
         assert bench.book.today == Spent(1, 500, 40.0)
         bench.owner.tick(idle(), 200.0)
         assert bench.book.today == Spent(1, 500, 40.0)
+
+    def test_is_noted_when_the_agent_ends(self):
+        """In the middle of it."""
+        bench = Bench()
+        bench.owner.tick(training(), 10.0)
+        bench.owner.stop(30.0)
+        assert bench.book.today == Spent(0, 0, 20.0)
+
+    def test_that_is_finished_does_not_make_the_device_willing(self):
+        """To send an update needs no power; to take more work does."""
+        bench, job = Bench(on_loss="finish"), training()
+        bench.see(job, WELL, 12.0)
+        bench.see(job, UNPLUGGED, 13.0, 15.0)
+        job.trained(KEY, update(), 16.0)
+        bench.see(job, UNPLUGGED, 17.0, 40.0, 60.0)
+        assert bench.owner.unwilling is Condition.NOT_CHARGING
+        assert bench.owner.words
+
+    def test_of_a_new_round_is_not_lost_to_a_moment(self):
+        """It was accepted when all was well, whatever became of the work before."""
+        bench, job = Bench(), training()
+        bench.see(job, WELL, 12.0)
+        bench.see(job, UNPLUGGED, 13.0, 15.0)
+        assert job.paused
+        bench.see(job, WELL, 16.0, 40.0)
+        ask(job, 2, now=41.0)
+        assert bench.see(job, UNPLUGGED, 42.0) == []
+
+
+class TestUpdate:
+    """Nothing is sent over a link that nobody has looked at."""
+
+    @pytest.mark.parametrize("resumed", [False, True])
+    def test_waits_until_the_link_was_looked_at(self, resumed):
+        """After training as after a restart: the look is asked for at once, and then the update is offered."""
+        bench, job = Bench(), asking(resumed)
+        asked = bench.book.asked
+        bench.owner.tick(job, 21.0)
+        assert bench.book.asked == asked + 1
+        assert job.tick(21.0) == []
+        assert said_back(bench.see(job, WELL, 21.1)) == [Offer(update())]
+
+    @pytest.mark.parametrize("resumed", [False, True])
+    def test_is_not_sent_over_a_link_that_is_metered(self, resumed):
+        """Nor while it is not yet certain that it is; it goes on when it is not any more."""
+        bench, job = Bench(), asking(resumed)
+        assert said_back(bench.see(job, METERED, 21.0, 22.0, 23.0, 24.0)) == []
+        assert job.paused
+        assert said_back(bench.see(job, WELL, 25.0, 36.0)) == [Offer(update())]
+
+    def test_is_sent_once_a_moment_is_over(self):
+        """The link was metered for less than counts."""
+        bench, job = Bench(), Job(max_blob_bytes=10_000, ask_to_send=True)
+        ask(job)
+        job.fetching(frozenset(range(3)), 11.0)
+        bench.see(job, WELL, 19.0)
+        job.trained(KEY, update(), 20.0)
+        assert said_back(bench.see(job, METERED, 21.0)) == []
+        assert said_back(bench.see(job, WELL, 22.0)) == [Offer(update())]
+
+    def test_is_given_up_where_its_owner_said_so(self):
+        """Not a byte of it was sent."""
+        bench, job = Bench(on_loss="abandon"), asking(resumed=False)
+        assert said_back(bench.see(job, METERED, 21.0, 23.0)) == [Failed(FailReason.UNWILLING, Condition.METERED)]
+
+    def test_is_finished_where_its_owner_said_so(self):
+        """Whatever it costs."""
+        bench, job = Bench(on_loss="finish"), asking(resumed=False)
+        assert said_back(bench.see(job, METERED, 21.0, 23.0)) == [Offer(update())]
 
 
 class TestLooks:
@@ -180,6 +266,17 @@ class TestLooks:
         bench.see(idle(), UNPLUGGED, 0.0)
         bench.see(idle(), WELL, 1.0)
         assert bench.owner.next_deadline(idle()) == 11.0
+
+    @pytest.mark.parametrize("make", [idle, downloading, training, uploading])
+    @given(plugged=st.lists(st.booleans(), max_size=30), gap_s=st.sampled_from([0.0, 0.1, 1.0, 7.0]))
+    def test_are_due_in_the_future(self, make, plugged, gap_s):
+        """However the facts change: a moment that has passed keeps no loop busy."""
+        bench, job, now = Bench(), make(), 21.0
+        for online in plugged:
+            now += gap_s
+            bench.see(job, facts(external_power=online), now)
+            due = bench.owner.next_deadline(job)
+            assert due is not None and due > now
 
     def test_leave_words_that_change_with_the_conditions_only(self):
         """What they find is written to a card: not a line for every degree."""

@@ -151,7 +151,7 @@ def test_what_the_work_takes_itself_is_not_held_against_it():
     preferences = easy(max_load=0.3, min_free_memory_mib=500)
     device = facts(load_per_cpu=0.7, free_memory_mib=300.0)
     assert conditions(preferences, device) == [Condition.LOW_MEMORY, Condition.BUSY]
-    assert conditions(preferences, device, work=Own(load_per_cpu=0.5, memory_mib=250.0)) == []
+    assert conditions(preferences, device, own=Own(load_per_cpu=0.5, memory_mib=250.0)) == []
 
 
 @pytest.mark.parametrize(("paused", "expected"), [(True, [Condition.PAUSED]), (None, [Condition.PAUSED]), (False, [])])
@@ -216,9 +216,12 @@ def test_a_round_that_has_begun_is_not_one_too_many():
     """Its own place in the allowance is taken; traffic and minutes beyond theirs end it."""
     preferences = easy(max_rounds_per_day=3, max_mib_per_day=5, max_minutes_per_day=2)
     just = Spent(rounds=3, traffic_bytes=5 * MIB, training_s=119.0)
-    assert conditions(preferences, spent=just, work=Own()) == []
+    assert conditions(preferences, spent=just, working=True) == []
     beyond = just.plus(Spent(traffic_bytes=1, training_s=1.0))
-    assert set(conditions(preferences, spent=beyond, work=Own())) == {Condition.TRAFFIC_SPENT, Condition.MINUTES_SPENT}
+    assert set(conditions(preferences, spent=beyond, working=True)) == {
+        Condition.TRAFFIC_SPENT,
+        Condition.MINUTES_SPENT,
+    }
 
 
 @BY_NAME
