@@ -40,7 +40,7 @@ def write_record(
     *,
     metric: MetricTerms,
 ) -> RoundRecord:
-    """The record of `current`, of which `reports` are those that count, by device; `metric` is what their user accuracies are of."""
+    """The record of `current`, of which `reports` are those that count, by device; their user accuracies are of `metric`."""
     measured = {device: report.user_accuracy_before for device, report in reports.items()}
     before = {device: value for device, value in measured.items() if value is not None}
     return RoundRecord(

@@ -34,8 +34,9 @@ class RoundRecord:
     User accuracies are the mean and the worst over the devices that reported, of the global model with each device's
     patch, before LocalUpdate, and the mean after it; None where no device measured one. They are values of `metric`, the
     worst is the least, or the greatest where the `metric_goal` is "min"; `user_accuracy_p10` is what the worst tenth of them
-    is no better than (MetricTerms.worst_tenth). `user_accuracies` has them by device, in rounds with few (books). `bytes_down` and `bytes_up` are bytes as they
-    travelled. The maps count devices by reason; `late` counts devices that the round left behind.
+    is no better than (MetricTerms.worst_tenth). `user_accuracies` has them by device, in rounds with few (coordinator.books).
+    `bytes_down` and `bytes_up` are bytes as they travelled. The maps count devices by reason; `late` counts devices that
+    the round left behind.
     """
 
     round: int
