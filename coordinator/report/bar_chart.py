@@ -16,13 +16,17 @@ MAX_BARS = {"wide": 120, "narrow": 60}
 
 @dataclass(frozen=True)
 class Bars:
-    """A bar for each round, of `parts` from the bottom up: `values_of` a record has one number, at least 0, for each."""
+    """A bar for each round, of `parts` from the bottom up: `values_of` a record has one number, at least 0, for each.
+
+    `unit` is how much one is on the y axis, whose name the title has; `words` tells a value to whoever points at it.
+    """
 
     title: Title
     parts: Sequence[str]
     records: Sequence[RoundRecord]
     values_of: Callable[[RoundRecord], Sequence[float]]
     words: Words
+    unit: float = 1.0
 
 
 def bars_figure(chart: Bars) -> Markup:
@@ -40,21 +44,23 @@ def draw_bars(chart: Bars, frame: Frame) -> Markup:
     groups = stretches(chart.records, MAX_BARS[frame.name])
     means = [_mean([chart.values_of(record) for record in group]) for group in groups]
     numbers = [within(group[0].round, MAX_ROUND) for group in groups]
-    y = frame.y_axis([0.0, *map(sum, means)] if any(map(sum, means)) else [0.0, 1.0])
+    sums = [sum(values) / chart.unit for values in means]
+    y = frame.y_axis([0.0, *sums] if any(sums) else [0.0, 1.0])
+    frame = frame.beside(y)
     room = (frame.width - frame.left - frame.right) / max(1, len(groups))
     labels = frame.x_axis([-0.5, max(1, len(groups)) - 0.5])
     bars = []
     for index, (group, values) in enumerate(zip(groups, means, strict=True)):
         total = 0.0
         for part, value in enumerate(values):
-            low, total = y.place(total), total + value
+            low, total = y.place(total), total + value / chart.unit
             if (high := low - y.place(total)) < 0.05:
                 continue
             told = f"{rounds_words(group)}, {chart.parts[part]}: {chart.words(value)}"
             at = labels.place(index - 0.4)
             bar = dict(x=at, y=low - high, width=room * 0.8, height=high)
             bars.append(element("rect", element("title", told), **bar, class_=f"part{part}"))
-    ruled = axes(chart.title, frame, labels, y, chart.words, lambda tick: _round_at(tick, numbers))
+    ruled = axes(chart.title, frame, labels, y, lambda tick: _round_at(tick, numbers))
     return picture(chart.title, frame, ruled, *bars)
 
 

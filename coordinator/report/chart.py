@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from coordinator.report.markup import Markup, element, joined
 from coordinator.report.scales import Axis, make_axis
 
 Words = Callable[[float], str]
-"""A value in words, for an axis."""
+"""A value in words."""
+_DIGIT = 7.7
+"""Pixels that a digit takes in a broad font."""
 
 
 @dataclass(frozen=True)
@@ -20,10 +22,15 @@ class Frame:
     width: float
     height: float
     x_ticks: int
-    left: float = 58.0
+    left: float = 40.0
     right: float = 14.0
     top: float = 12.0
     bottom: float = 42.0
+
+    def beside(self, y: Axis) -> Frame:
+        """With room for what is written beside the axis `y`."""
+        longest = max((len(y.words(tick)) for tick in y.ticks), default=0)
+        return replace(self, left=max(self.left, 12.0 + _DIGIT * longest))
 
     def x_axis(self, values: Iterable[float], *, whole: bool = True) -> Axis:
         """From left to right."""
@@ -35,7 +42,7 @@ class Frame:
 
 
 WIDE = Frame("wide", 720.0, 300.0, 10)
-NARROW = Frame("narrow", 320.0, 250.0, 5, left=62.0)
+NARROW = Frame("narrow", 320.0, 250.0, 5)
 FRAMES = (WIDE, NARROW)
 
 
@@ -67,19 +74,20 @@ def picture(title: Title, frame: Frame, *content: str) -> Markup:
     )
 
 
-def axes(title: Title, frame: Frame, x: Axis, y: Axis, y_words: Words | None, x_words: Words | None = None) -> Markup:
+def axes(title: Title, frame: Frame, x: Axis, y: Axis, x_words: Words | None = None) -> Markup:
     """Grid, ticks and what is measured."""
     floor, parts = frame.height - frame.bottom, []
     for tick in y.ticks:
         at = y.place(tick)
         parts.append(element("line", x1=frame.left, x2=frame.width - frame.right, y1=at, y2=at, class_="grid"))
-        words = y_words(tick) if y_words else y.words(tick)
-        parts.append(element("text", words, x=frame.left - 6.0, y=at, dy="0.32em", class_="end"))
+        parts.append(element("text", y.words(tick), x=frame.left - 6.0, y=at, dy="0.32em", class_="end"))
     for tick in x.ticks:
         at = x.place(tick)
         parts.append(element("line", x1=at, x2=at, y1=floor, y2=floor + 4.0, class_="grid"))
         words = x_words(tick) if x_words else x.words(tick)
-        parts.append(element("text", words, x=at, y=floor + 17.0, class_="middle"))
+        room = frame.width - at
+        place = {"x": at, "class_": "middle"} if room > len(words) * _DIGIT / 2 else {"x": frame.width, "class_": "end"}
+        parts.append(element("text", words, y=floor + 17.0, **place))
     middle = (frame.left + frame.width - frame.right) / 2
     parts.append(element("text", title.x_words, x=middle, y=frame.height - 6.0, class_="middle"))
     return joined(*parts)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from coordinator.records import RoundRecord
 from coordinator.report.chart import Title
 from coordinator.report.data_tables import table
 from coordinator.report.line_chart import Curves, Line, curves_figure
 from coordinator.report.markup import Markup, element
+from coordinator.report.scales import unit_for
 from coordinator.report.sections import capital, setting_words
-from coordinator.report.series import MAX_BYTES, Run, by_round, by_time, curve, reasons, within
+from coordinator.report.series import MAX_BYTES, TIME_UNITS, Run, by_round, by_time, curve, reasons, within
 from shared.quantities import accuracy, duration, size
 
 MAX_RUNS = 12
@@ -25,7 +27,9 @@ def comparison(runs: Sequence[Run]) -> Markup:
     for number, (kind, measure) in enumerate(kinds.items()):
         same = [(at, run) for at, run in enumerate(runs) if (run.metric.name, run.metric.goal) == kind]
         parts += [_chart(f"{key}-{number}-rounds", measure, same, "round", by_round)]
-        parts += [_chart(f"{key}-{number}-time", measure, same, "time in rounds", by_time)]
+        unit, size_s = unit_for(max(run.seconds for _, run in same), TIME_UNITS)
+        spent = partial(by_time, unit_s=size_s)
+        parts += [_chart(f"{key}-{number}-time", measure, same, f"{unit} spent in rounds", spent)]
     parts += [element("h3", "Settings that differ"), settings_table(runs)]
     return element("section", *parts, aria_labelledby=key)
 
@@ -80,7 +84,7 @@ def _chart(
     ]
     ends = ", ".join(f"{run.info.id} {accuracy(run.last)}" for _, run in runs)
     title = Title(key, f"{capital(measure)} by {x_words}", f"The mean of each run; at the end: {ends}.", x_words)
-    return curves_figure(Curves(title, lines, x_words=duration if places is by_time else None))
+    return curves_figure(Curves(title, lines, rounds=places is by_round))
 
 
 def _bytes(run: Run, name: str) -> str:

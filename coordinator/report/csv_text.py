@@ -24,7 +24,7 @@ def csv_text(runs: Sequence[Run]) -> str:
     writer.writerow(COLUMNS)
     for run in runs:
         for record in run.records:
-            writer.writerow([run.info.id, *_row(record)])
+            writer.writerow([_tame(run.info.id), *_row(record)])
     return file.getvalue()
 
 
@@ -41,6 +41,6 @@ def _pairs(values: Mapping[str, float]) -> str:
 
 
 def _tame(text: str) -> str:
-    """A text that a spreadsheet would take for a formula gets a quote before it; a half of a surrogate pair is replaced."""
-    text = text.encode("utf-8", "replace").decode("utf-8")
-    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
+    """A text that a spreadsheet would take for a formula gets a quote before it; what is no printable character is replaced."""
+    text = "".join(char if char.isprintable() else "\ufffd" for char in text)
+    return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from coordinator.report.chart import FRAMES, Frame, Title, Words, axes, figure, picture
+from coordinator.report.chart import FRAMES, Frame, Title, axes, figure, picture
 from coordinator.report.markup import Markup, coordinate, element, joined
 from coordinator.report.scales import Axis
 from coordinator.report.series import Point, thinned
@@ -29,13 +29,16 @@ class Line:
 
 @dataclass(frozen=True)
 class Curves:
-    """A chart of curves. `level` is a value to reach, `marks` are places on the x axis where something failed."""
+    """A chart of curves. `level` is a value to reach, `marks` are places on the x axis where something failed.
+
+    The x axis is one of `rounds`, which are whole numbers, or of something else.
+    """
 
     title: Title
     lines: Sequence[Line]
     level: float | None = None
     marks: Sequence[float] = ()
-    x_words: Words | None = None
+    rounds: bool = True
 
 
 def curves_figure(chart: Curves) -> Markup:
@@ -54,10 +57,11 @@ def curves_figure(chart: Curves) -> Markup:
 
 def draw_curves(chart: Curves, frame: Frame) -> Markup:
     """The chart as SVG, at the size of `frame`."""
-    x = frame.x_axis([*(at for line in chart.lines for at, _ in line.points), *chart.marks], whole=True)
     levels = [] if chart.level is None else [chart.level]
     y = frame.y_axis([*(value for line in chart.lines for _, value in line.points), *levels])
-    parts = [axes(chart.title, frame, x, y, None, chart.x_words)]
+    frame = frame.beside(y)
+    x = frame.x_axis([*(at for line in chart.lines for at, _ in line.points), *chart.marks], whole=chart.rounds)
+    parts = [axes(chart.title, frame, x, y)]
     if chart.level is not None:
         at = y.place(chart.level)
         parts.append(element("line", x1=frame.left, x2=frame.width - frame.right, y1=at, y2=at, class_="curve level"))

@@ -44,7 +44,7 @@ figcaption{{font-size:.85rem}}
 .legend{{list-style:none;display:flex;flex-wrap:wrap;gap:2px 14px;margin:4px 0;padding:0;font-size:.85rem}}
 .swatch{{width:24px;height:12px;vertical-align:-1px}}
 .chart{{display:block;width:100%;height:auto;font:12px system-ui,sans-serif}}
-.narrow{{font-size:13px}} .chart text{{fill:var(--soft)}}
+.chart text{{fill:var(--soft)}}
 .narrow{{display:none}} .end{{text-anchor:end}} .middle{{text-anchor:middle}} .grid{{stroke:var(--rule);stroke-width:1}}
 .curve{{fill:none;stroke:var(--own);stroke-width:2;stroke-linejoin:round}} circle{{fill:var(--own);stroke:none}}
 .mean{{--own:var(--c0)}} .p10{{--own:var(--c1)}} .worst{{--own:var(--c3)}} .after{{--own:var(--c2)}}

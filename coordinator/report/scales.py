@@ -30,7 +30,7 @@ class Axis:
         largest = max(abs(self.least), abs(self.most))
         step = self.ticks[1] - self.ticks[0] if len(self.ticks) > 1 else largest
         if largest >= 1e6 or step < 1e-6:
-            return f"{tick:.6g}"
+            return f"{tick:.3g}".replace("e+0", "e").replace("e+", "e") if largest >= 1e6 else f"{tick:.6g}"
         return f"{tick + 0.0:.{max(0, -math.floor(math.log10(step) + 1e-9))}f}"
 
 
@@ -51,7 +51,7 @@ def make_axis(values: Iterable[float], begin: float, end: float, *, ticks: int =
     else:
         least, most = math.floor(least / step + 1e-9) * step, math.ceil(most / step - 1e-9) * step
     first = math.ceil(least / step - 1e-9)
-    count = int((most - first * step) / step + 1e-9)
+    count = math.floor((most - first * step) / step + 1e-9)
     found = tuple((first + number) * step for number in range(count + 1))
     return Axis(least, most, begin, end, found or (least,))
 
@@ -60,3 +60,9 @@ def _step(rough: float) -> float:
     """The first of 1, 2, 5, 10, 20 ... that is no less."""
     power = 10.0 ** math.floor(math.log10(rough))
     return next((step * power for step in _STEPS if step * power >= rough * (1 - 1e-9)), 10.0 * power)
+
+
+def unit_for(most: float, units: Iterable[tuple[str, float]]) -> tuple[str, float]:
+    """The first unit (a name, its size; the greatest first) of which `most` is two at least, or else the last."""
+    known = list(units)
+    return next((unit for unit in known if most >= 2 * unit[1]), known[-1])

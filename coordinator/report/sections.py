@@ -12,10 +12,13 @@ from coordinator.report.chart import Title
 from coordinator.report.data_tables import MAX_DEVICES, devices_table, folded, reasons_table, rounds_table, table
 from coordinator.report.line_chart import Curves, Line, curves_figure
 from coordinator.report.markup import Markup, element, joined
+from coordinator.report.scales import unit_for
 from coordinator.report.series import (
+    BYTE_UNITS,
     MAX_BYTES,
     MISSING_KINDS,
     PHASES,
+    TIME_UNITS,
     Run,
     by_round,
     curve,
@@ -144,15 +147,16 @@ def _devices(run: Run, key: str) -> Markup:
 def _bars(run: Run, key: str) -> list[Markup]:
     kinds = ("reported", *MISSING_KINDS, "late")
     terms = (
-        ("phases", "Time by phase", "seconds", PHASES, phase_seconds, duration),
-        ("who", "Devices", "devices", kinds, _who, lambda value: f"{value:.3g}"),
-        ("bytes", "Bytes", "as they travelled", ("down", "up"), _bytes, size),
+        ("phases", "Time by phase", TIME_UNITS, PHASES, phase_seconds, duration),
+        ("who", "Devices", (("devices", 1.0),), kinds, _who, lambda value: f"{value:.3g}"),
+        ("bytes", "Bytes", BYTE_UNITS, ("down", "up"), _bytes, size),
     )
     drawn = []
-    for name, heading, unit, parts, values_of, words in terms:
+    for name, heading, units, parts, values_of, words in terms:
         told = _bars_words(run, parts, values_of, words)
+        unit, unit_size = unit_for(max(sum(values_of(record)) for record in run.records), units)
         title = Title(f"{key}-{name}", f"{heading} by round", told, "round", unit)
-        drawn.append(bars_figure(Bars(title, parts, run.records, values_of, words)))
+        drawn.append(bars_figure(Bars(title, parts, run.records, values_of, words, unit_size)))
     return drawn
 
 

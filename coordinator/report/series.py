@@ -15,6 +15,8 @@ from shared.metric_terms import MetricTerms
 Point = tuple[float, float]
 PHASES = tuple(one.name for one in fields(PhaseSeconds))
 MAX_SECONDS, MAX_BYTES, MAX_ROUND = 1e9, 1e18, 1e9
+TIME_UNITS = (("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
+BYTE_UNITS = (("PB", 1e15), ("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("bytes", 1.0))
 
 MISSING_KINDS = ("declined", "failed", "refused")
 """Whose reasons a record has; a device that came late has none."""
@@ -126,9 +128,9 @@ def by_round(records: Sequence[RoundRecord]) -> list[float]:
     return [within(record.round, MAX_ROUND) for record in records]
 
 
-def by_time(records: Sequence[RoundRecord]) -> list[float]:
-    """Where each is on an axis of seconds spent in rounds: a round is at its end."""
-    return [min(seconds, MAX_SECONDS) for seconds in accumulate(map(round_seconds, records))]
+def by_time(records: Sequence[RoundRecord], unit_s: float = 1.0) -> list[float]:
+    """Where each is on an axis of time spent in rounds, in units of `unit_s`: a round is at its end."""
+    return [min(seconds, MAX_SECONDS) / unit_s for seconds in accumulate(map(round_seconds, records))]
 
 
 def curve(places: Sequence[float], records: Sequence[RoundRecord], field: str) -> list[Point]:
