@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from coordinator.report.markup import Markup, element, escaped
 from coordinator.report.page import make_page
 from coordinator.report.page_style import STYLE
-from coordinator.report.scales import make_axis
-from coordinator.report.series import Run, thinned
+from coordinator.report.scales import make_axis, unit_for
+from coordinator.report.series import TIME_UNITS, Run, thinned
 from tests.coordinator.report.runs import RUNS, record, run
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -121,6 +121,15 @@ def test_the_ticks_of_an_axis_are_round_numbers(values, words):
     """With as many decimals as they need."""
     axis = make_axis(values, 0.0, 1.0)
     assert [axis.words(tick) for tick in axis.ticks] == words
+
+
+@pytest.mark.parametrize(
+    ("most", "unit"),
+    [(0.0, "seconds"), (119.0, "seconds"), (120.0, "minutes"), (7199.0, "minutes"), (7200.0, "hours"), (1e9, "hours")],
+)
+def test_an_axis_has_the_unit_that_gives_small_numbers(most, unit):
+    """The greatest of which there are two."""
+    assert unit_for(most, TIME_UNITS)[0] == unit
 
 
 @given(st.lists(st.tuples(FINITE, FINITE), max_size=300), st.integers(4, 50))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from tests.coordinator.report.runs import record, run
 
 pytestmark = [pytest.mark.system, pytest.mark.broker]
 
-_IMAGES = Path(__file__).resolve().parents[3] / "docs" / "images"
+_DOCS = Path(__file__).resolve().parents[3] / "docs"
 _SHOTS = (("report-light", 900, 1330, False), ("report-dark", 900, 1330, True), ("report-phone", 360, 1500, False))
 # Texts of charts that stick out of them; a pixel is the rounding of fonts.
 _OUTSIDE = """[...document.querySelectorAll('svg.chart')].filter(s => s.checkVisibility()).flatMap(s => {
@@ -129,13 +130,16 @@ def test_long_labels_and_long_words_stay_where_they_belong(chromium, tmp_path):
     assert chromium.complaints == []
 
 
-@pytest.mark.slow
-@pytest.mark.skipif("UPDATE_DOCS" not in os.environ, reason="takes the pictures of docs/report.md with UPDATE_DOCS=1")
-def test_pictures_for_the_documentation(chromium, pages):
-    """Small enough for a repository."""
-    _IMAGES.mkdir(exist_ok=True)
-    for name, width, height, dark in _SHOTS:
+@pytest.mark.parametrize(("name", "width", "height", "dark"), _SHOTS)
+def test_the_documentation_has_pictures_of_a_report(request, name, width, height, dark):
+    """Small enough for a repository; UPDATE_DOCS=1 takes them anew."""
+    place = _DOCS / "images" / f"{name}.png"
+    if "UPDATE_DOCS" in os.environ:
+        chromium, pages = map(request.getfixturevalue, ("chromium", "pages"))
         chromium.open(pages[0], width=width, height=height, dark=dark)
-        data = chromium.picture()
-        assert len(data) < 150_000
-        (_IMAGES / f"{name}.png").write_bytes(data)
+        place.parent.mkdir(exist_ok=True)
+        place.write_bytes(chromium.picture())
+    data = place.read_bytes()
+    assert len(data) < 150_000
+    assert struct.unpack(">II", data[16:24]) == (width, height)
+    assert f"(images/{name}.png)" in (_DOCS / "report.md").read_text("utf-8")
