@@ -46,13 +46,21 @@ class Browser:
         self._process, self._to, self._from = _start(profile)
 
     def __enter__(self) -> Self:
-        target = self._call("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self._call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        for domain in ("Page", "Runtime", "Log", "Network"):
-            self._call(f"{domain}.enable")
+        try:
+            target = self._call("Target.createTarget", url="about:blank")["targetId"]
+            self._session = self._call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+            for domain in ("Page", "Runtime", "Log", "Network"):
+                self._call(f"{domain}.enable")
+        except BaseException:
+            self.close()
+            raise
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End it."""
         for descriptor in (self._to, self._from):
             os.close(descriptor)
         try:
@@ -61,12 +69,14 @@ class Browser:
             self._process.kill()
             self._process.wait()
 
-    def open(self, path: Path, *, width: int = 1000, height: int = 900, dark: bool = False) -> None:
-        """Load a file, as a window of that size in CSS pixels sees it, and wait until it is there."""
+    def open(
+        self, path: Path, *, width: int = 1000, height: int = 900, dark: bool = False, paper: bool = False
+    ) -> None:
+        """Load a file, as a window of that size in CSS pixels sees it, or a printer; wait until it is there."""
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
         self._call("Emulation.setDeviceMetricsOverride", **size)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self._call("Emulation.setEmulatedMedia", features=[scheme])
+        self._call("Emulation.setEmulatedMedia", media="print" if paper else "", features=[scheme])
         self._call("Page.navigate", url=path.absolute().as_uri())
         deadline = time.monotonic() + PATIENCE_S
         while self.ask("document.readyState + location.href") != f"complete{path.absolute().as_uri()}":

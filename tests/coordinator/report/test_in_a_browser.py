@@ -16,7 +16,8 @@ from coordinator.report.series import Run
 from tests.browser import Browser, browser
 from tests.coordinator.report.runs import record, run
 
-pytestmark = [pytest.mark.system, pytest.mark.broker]
+# The first test waits for two demos and for Chromium, which on a busy machine take their time.
+pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.timeout(600)]
 
 _DOCS = Path(__file__).resolve().parents[3] / "docs"
 _SHOTS = (("report-light", 900, 1330, False), ("report-dark", 900, 1330, True), ("report-phone", 360, 1500, False))
@@ -39,7 +40,7 @@ def chromium(tmp_path_factory) -> Iterator[Browser]:
 
 def _fedpatch(*argv: object) -> None:
     command = [sys.executable, "-m", "coordinator", *map(str, argv)]
-    subprocess.run(command, check=True, timeout=100, stdout=subprocess.DEVNULL)
+    subprocess.run(command, check=True, timeout=140, stdout=subprocess.DEVNULL)
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +100,17 @@ def test_whoever_does_not_see_the_charts_is_told_what_they_show(chromium, pages)
     named = [(role, name) for role, name in told if role in ("image", "img", "table", "region", "figure", "heading")]
     assert all(name for _, name in named), named
     assert chromium.ask("[...document.querySelectorAll('h1,h2,h3,h4')].map(h => +h.tagName[1])")[:2] == [1, 2]
+
+
+@pytest.mark.slow
+def test_on_paper_everything_is_open_and_light(chromium, pages):
+    """Also where the reader's screen is dark: nobody can click on paper."""
+    chromium.open(pages[0], dark=True, paper=True)
+    heights = chromium.ask("[...document.querySelectorAll('details > .scroll')].map(one => one.clientHeight)")
+    assert len(heights) >= 2 and min(heights) > 0
+    assert chromium.ask("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    chromium.open(pages[0], dark=True)
+    assert chromium.ask("document.querySelector('details > .scroll').checkVisibility()") is False
 
 
 def test_long_labels_and_long_words_stay_where_they_belong(chromium, tmp_path):
