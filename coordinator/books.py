@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from coordinator.records import RoundRecord
@@ -11,6 +11,10 @@ from coordinator.round import Round
 from coordinator.round_states import State
 from shared.messages import UpdateReport
 from shared.metric_terms import MetricTerms
+
+MAX_BY_DEVICE = 32
+"""In a round with at most so many reports the record has the user accuracy of each device: 20 bytes for every one of them."""
+_DIGITS = 4
 
 
 @dataclass(frozen=True)
@@ -30,14 +34,15 @@ def mean_accuracy(values: Iterable[float | None]) -> float | None:
 def write_record(
     current: Round,
     outcome: str,
-    reports: Sequence[UpdateReport],
+    reports: Mapping[str, UpdateReport],
     traffic: Traffic,
     refused: Mapping[str, int],
     *,
     metric: MetricTerms,
 ) -> RoundRecord:
-    """The record of `current`, of which `reports` are those that count; `metric` is what their user accuracies are of."""
-    before = [report.user_accuracy_before for report in reports]
+    """The record of `current`, of which `reports` are those that count, by device; their user accuracies are of `metric`."""
+    measured = {device: report.user_accuracy_before for device, report in reports.items()}
+    before = {device: value for device, value in measured.items() if value is not None}
     return RoundRecord(
         round=current.number,
         outcome=outcome,
@@ -46,10 +51,12 @@ def write_record(
         accepted=len(current.accepted()),
         declined=len(current.devices(State.DECLINED)),
         reported=len(reports),
-        user_accuracy=mean_accuracy(before),
-        user_accuracy_min=metric.worst(value for value in before if value is not None),
-        user_accuracy_after=mean_accuracy(report.user_accuracy_after for report in reports),
-        num_examples=sum(report.num_examples for report in reports),
+        user_accuracy=mean_accuracy(before.values()),
+        user_accuracy_min=metric.worst(before.values()),
+        user_accuracy_p10=metric.worst_tenth(before.values()),
+        user_accuracies=_by_device(before),
+        user_accuracy_after=mean_accuracy(report.user_accuracy_after for report in reports.values()),
+        num_examples=sum(report.num_examples for report in reports.values()),
         phase_seconds=current.phase_seconds(),
         bytes_down=traffic.down,
         bytes_up=traffic.up,
@@ -60,3 +67,10 @@ def write_record(
         metric=metric.name,
         metric_goal=metric.goal,
     )
+
+
+def _by_device(before: Mapping[str, float]) -> dict[str, float]:
+    """Short enough to be kept for every round of a long run, and by name, whatever the order of the reports."""
+    if len(before) > MAX_BY_DEVICE:
+        return {}
+    return {device: float(f"{before[device]:.{_DIGITS}g}") for device in sorted(before)}

@@ -18,6 +18,7 @@ import typer
 
 from coordinator.doctor_cli import add_doctor
 from coordinator.export_cli import add_export
+from coordinator.report_cli import add_report
 from coordinator.settings import DemoSettings, RunSettings
 from shared.command import (
     EXIT_INTERRUPTED,
@@ -257,6 +258,7 @@ def broker_acl(
 
 add_doctor(app)
 add_export(app)
+add_report(app)
 
 
 def _view() -> RunView:

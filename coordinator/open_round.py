@@ -229,9 +229,7 @@ class OpenRound:
         """The books on a round that is over."""
         model_bytes = self._model.size_bytes if self._model else 0
         traffic = Traffic(self.round.downloads() * model_bytes, self._bytes_up)
-        return write_record(
-            self.round, outcome, list(self.reports.values()), traffic, self._refused, metric=self._spec.metric
-        )
+        return write_record(self.round, outcome, self.reports, traffic, self._refused, metric=self._spec.metric)
 
     def _request(self, now: float) -> WorkRequest:
         assert self._model is not None

@@ -33,8 +33,10 @@ class RoundRecord:
     `outcome` is aggregated or failed; only a failed round has a `failure`: too_few_accepted or quorum_missed.
     User accuracies are the mean and the worst over the devices that reported, of the global model with each device's
     patch, before LocalUpdate, and the mean after it; None where no device measured one. They are values of `metric`, the
-    worst is the least, or the greatest where the `metric_goal` is "min". `bytes_down` and `bytes_up` are bytes as they
-    travelled. The maps count devices by reason; `late` counts devices that the round left behind.
+    worst is the least, or the greatest where the `metric_goal` is "min"; `user_accuracy_p10` is what the worst tenth of them
+    is no better than (MetricTerms.worst_tenth). `user_accuracies` has them by device, in rounds with few (coordinator.books).
+    `bytes_down` and `bytes_up` are bytes as they travelled. The maps count devices by reason; `late` counts devices that
+    the round left behind.
     """
 
     round: int
@@ -57,6 +59,8 @@ class RoundRecord:
     failure: str = ""
     metric: str = ACCURACY
     metric_goal: Goal = "max"
+    user_accuracy_p10: float | None = None
+    user_accuracies: Mapping[str, float] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON; `failure` only where there is one."""

@@ -76,6 +76,19 @@ class MetricTerms:
         """The least good of some values; None without any."""
         return min(values, default=None) if self.goal == "max" else max(values, default=None)
 
+    def worst_tenth(self, values: Iterable[float]) -> float | None:
+        """What the worst tenth of some values is no better than; None without any.
+
+        The 10th percentile, or the 90th where the goal is "min", with a straight line between neighbours.
+        """
+        ranked = sorted(values, reverse=self.goal == "min")
+        if not ranked:
+            return None
+        place = (len(ranked) - 1) / 10
+        below = int(place)
+        above = min(below + 1, len(ranked) - 1)
+        return ranked[below] + (ranked[above] - ranked[below]) * (place - below)
+
 
 def metric_terms(name: str, goal: Goal, limits: tuple[float, float] | None) -> MetricTerms:
     """Without `limits` an accuracy is a fraction, and any other metric may be any finite number."""

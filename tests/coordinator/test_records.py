@@ -34,6 +34,8 @@ RECORDS = st.builds(
     refused=REASONS,
     late=COUNTS,
     failure=st.sampled_from(["", "quorum_missed"]),
+    user_accuracy_p10=SHARES,
+    user_accuracies=st.dictionaries(st.sampled_from(["pi-1", "pi-2"]), st.floats(0, 1)),
 )
 
 
@@ -49,6 +51,14 @@ def test_a_record_of_a_later_version_is_still_read():
     plain = record.to_dict()
     plain["phase_seconds"]["coffee"] = 1.0
     assert RoundRecord.from_dict({**plain, "mood": "good"}) == record
+
+
+def test_a_record_of_an_earlier_version_is_still_read():
+    """It has neither the worst tenth nor the user accuracy of each device."""
+    record = RoundRecord(1, "aggregated", 2, 2, 0, 2, 0.5, 0.4)
+    plain = record.to_dict()
+    del plain["user_accuracy_p10"], plain["user_accuracies"]
+    assert RoundRecord.from_dict(plain) == record
 
 
 def test_the_summary_of_a_run_has_the_promised_shape():
@@ -79,6 +89,8 @@ def test_the_summary_of_a_run_has_the_promised_shape():
         "failures": {},
         "refused": {},
         "late": 1,
+        "user_accuracy_p10": None,
+        "user_accuracies": {},
     }
     assert (plain["rounds"][1]["failure"], plain["rounds"][1]["user_accuracy"]) == ("too_few_accepted", None)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -47,6 +48,14 @@ def test_the_worst_reaches_a_target_only_where_all_do(values, target):
         assert worst is not None and worst in values
         assert terms.reached(worst, target) == all(terms.reached(value, target) for value in values)
     assert MAE.worst([]) is None
+
+
+@given(st.lists(FINITE, min_size=1))
+def test_the_worst_tenth_is_the_percentile_that_numpy_gives(values):
+    """The 10th, or the 90th of an error, with a line between neighbours."""
+    for terms, fraction in ((MetricTerms(), 0.1), (MAE, 0.9)):
+        assert terms.worst_tenth(values) == pytest.approx(np.quantile(values, fraction), rel=1e-9, abs=1e-3)
+    assert MAE.worst_tenth([]) is None
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,106 @@
+"""Makes a report: reads runs from their registries, writes the page, the CSV and the picture."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from coordinator.registry import REGISTRY_FILE, Registry
+from coordinator.report.comparison import MAX_RUNS, rounds_to_target
+from coordinator.report.csv_text import csv_text
+from coordinator.report.page import make_page
+from coordinator.report.picture import draw_png, require_matplotlib
+from coordinator.report.series import Run
+from coordinator.settings import RunSettings
+from coordinator.state_dirs import find
+from shared import __version__
+from shared.errors import StateError, UsageError
+from shared.files import mend_of, write_atomic
+from shared.settings import settings_of
+
+_MODE = 0o644  # a report is made to be shown
+_SECRET = frozenset(one.name for one in settings_of(RunSettings) if one.rules.secret)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which files to write; without `out` the page is named after the runs, in the current directory."""
+
+    out: Path | None = None
+    csv: Path | None = None
+    png: Path | None = None
+
+    def check(self) -> None:
+        """UsageError for a file that cannot be written, or that is most likely another one: before anything is read."""
+        for option, path, endings in (
+            ("--out", self.out, (".html", ".htm")),
+            ("--csv", self.csv, (".csv",)),
+            ("--png", self.png, (".png",)),
+        ):
+            if path is None:
+                continue
+            if path.suffix.lower() not in endings:
+                raise UsageError(f"{option} {path}: its name must end in {endings[0]}, so that no other file is lost")
+            if path.is_dir() or not path.parent.is_dir():
+                what = "is a directory" if path.is_dir() else f"there is no directory {path.parent}; make it first"
+                raise UsageError(f"{option} {path}: {what}")
+        if self.png is not None:
+            require_matplotlib()
+
+
+def read_runs(state_dir: Path | None, names: Sequence[str]) -> list[Run]:
+    """The runs of these ids (or beginnings of ids, or "last"), each once, without any secret. UsageError for an unknown one."""
+    found: dict[str, Run] = {}
+    for name in names:
+        with Registry(find(state_dir, name) / REGISTRY_FILE, readonly=True) as registry:
+            info = registry.run(name)
+            records = registry.rounds.records(info.id)
+        settings = {key: value for key, value in info.settings.items() if key not in _SECRET}
+        found.setdefault(info.id, Run(replace(info, settings=settings), tuple(records)))
+    if len(found) > MAX_RUNS:
+        raise UsageError(f"{len(found)} runs are too many for one report; name at most {MAX_RUNS}")
+    return list(found.values())
+
+
+def write_report(runs: Sequence[Run], wanted: Wanted) -> dict[str, str | None]:
+    """Write what is wanted; where each file is, by "report", "csv" and "png". StateError where the disk refuses."""
+    others = f"-and-{len(runs) - 1}-more" if len(runs) > 1 else ""
+    out = wanted.out or Path(f"{runs[0].info.id}{others}.html")
+    _write(out, make_page(runs, time.time(), __version__).encode())
+    if wanted.csv is not None:
+        _write(wanted.csv, csv_text(runs).encode())
+    if wanted.png is not None:
+        _write(wanted.png, draw_png(runs))
+    places = {"report": out, "csv": wanted.csv, "png": wanted.png}
+    return {name: None if path is None else str(path.absolute()) for name, path in places.items()}
+
+
+def plain_runs(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """What each run came to, for programs; its rounds are in the CSV and in `fedpatch show --json`."""
+    return [
+        {
+            "run": run.info.id,
+            "status": run.info.status,
+            "rounds": len(run.records),
+            "aggregated": len(run.aggregated),
+            "metric": run.metric.name,
+            "user_accuracy": run.last,
+            "best_user_accuracy": run.best,
+            "rounds_to_target": int(done) if (done := rounds_to_target(run)).isdigit() else None,
+            "seconds": run.seconds,
+            "bytes_down": sum(record.bytes_down for record in run.records),
+            "bytes_up": sum(record.bytes_up for record in run.records),
+        }
+        for run in runs
+    ]
+
+
+def _write(path: Path, data: bytes) -> None:
+    try:
+        write_atomic(path, data, mode=_MODE)
+    except OSError as error:
+        mend = mend_of(error, "say another place with --out")
+        raise StateError(f"{path}: {error.strerror or error}; {mend}") from error

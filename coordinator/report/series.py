@@ -1,0 +1,175 @@
+"""What the charts and tables of a report draw, taken from the records of a run: curves, sums, as many points as can be seen."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from itertools import accumulate
+
+from coordinator.records import PhaseSeconds, RoundRecord, RunInfo, last_user_accuracy
+from shared.messages import MAX_MEASURE
+from shared.metric_terms import MetricTerms
+
+Point = tuple[float, float]
+PHASES = tuple(one.name for one in fields(PhaseSeconds))
+MAX_SECONDS, MAX_BYTES, MAX_ROUND = 1e9, 1e18, 1e9
+TIME_UNITS = (("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
+BYTE_UNITS = (("PB", 1e15), ("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("bytes", 1.0))
+
+MISSING_KINDS = ("declined", "failed", "refused")
+"""Whose reasons a record has; a device that came late has none."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run as a report takes it: what the registry says of it, and its rounds that are over."""
+
+    info: RunInfo
+    records: tuple[RoundRecord, ...]
+
+    @property
+    def metric(self) -> MetricTerms:
+        """What its user accuracies are of."""
+        last = self.records[-1] if self.records else None
+        return MetricTerms(last.metric, last.metric_goal) if last else MetricTerms()
+
+    @property
+    def measure(self) -> str:
+        """What its user accuracies are called on an axis."""
+        return "user accuracy" if self.metric.is_accuracy else self.metric.name
+
+    @property
+    def tenth_words(self) -> str:
+        """What the worst tenth is called."""
+        return "10th percentile" if self.metric.goal == "max" else "90th percentile"
+
+    @property
+    def worst_words(self) -> str:
+        """What the worst device is called."""
+        return "lowest" if self.metric.goal == "max" else "highest"
+
+    @property
+    def status(self) -> str:
+        """How it ended, or that it goes on."""
+        because = self.info.stopped_because or ""
+        return self.info.status if because in ("", self.info.status) else f"{self.info.status} ({because})"
+
+    @property
+    def aggregated(self) -> tuple[RoundRecord, ...]:
+        """The rounds whose user accuracies count: of one that failed, only a part of the devices was measured."""
+        return tuple(record for record in self.records if record.outcome == "aggregated")
+
+    @property
+    def last(self) -> float | None:
+        """User accuracy of the last round that counts."""
+        return last_user_accuracy(self.records)
+
+    @property
+    def best(self) -> float | None:
+        """The best mean of any round that counts."""
+        known = [one.user_accuracy for one in self.aggregated if one.user_accuracy is not None]
+        return (max if self.metric.goal == "max" else min)(known, default=None)
+
+    @property
+    def seconds(self) -> float:
+        """In rounds; pauses between them are not counted."""
+        return within(sum(map(round_seconds, self.records)), MAX_SECONDS)
+
+    @property
+    def target(self) -> float | None:
+        """The user accuracy at which it was to end."""
+        value = self.info.settings.get("target_ua")
+        return measure(float(value)) if isinstance(value, int | float) else None
+
+
+def within(value: float | None, most: float) -> float:
+    """A number that can be drawn: nothing below 0, none above `most`, and what is no number is 0."""
+    return min(max(float(value), 0.0), most) if value is not None and math.isfinite(value) else 0.0
+
+
+def measure(value: float | None) -> float | None:
+    """A user accuracy that can be drawn; None for one that is no number."""
+    return min(max(value, -MAX_MEASURE), MAX_MEASURE) if value is not None and math.isfinite(value) else None
+
+
+def phase_seconds(record: RoundRecord) -> list[float]:
+    """Seconds in each of PHASES."""
+    plain = asdict(record.phase_seconds)
+    return [within(plain[name], MAX_SECONDS) for name in PHASES]
+
+
+def round_seconds(record: RoundRecord) -> float:
+    """How long the round took; its phases add up to that."""
+    return sum(phase_seconds(record))
+
+
+def missing(record: RoundRecord, kind: str) -> dict[str, int]:
+    """Devices that were asked and gave nothing, by reason; `kind` is one of MISSING_KINDS."""
+    maps = dict(zip(MISSING_KINDS, (record.decline_reasons, record.failures, record.refused), strict=True))
+    return {reason: max(0, count) for reason, count in maps[kind].items()}
+
+
+def reasons(records: Iterable[RoundRecord]) -> Counter[tuple[str, str]]:
+    """How often each (kind, reason) kept a device out of a round, and a round from being aggregated."""
+    found: Counter[tuple[str, str]] = Counter()
+    for record in records:
+        for kind in MISSING_KINDS:
+            found.update({(kind, reason): count for reason, count in missing(record, kind).items()})
+        found[("late", "")] += max(0, record.late)
+        if record.failure:
+            found[("round failed", record.failure)] += 1
+    return +found
+
+
+def by_round(records: Sequence[RoundRecord]) -> list[float]:
+    """Where each record is on an axis of rounds."""
+    return [within(record.round, MAX_ROUND) for record in records]
+
+
+def by_time(records: Sequence[RoundRecord], unit_s: float = 1.0) -> list[float]:
+    """Where each is on an axis of time spent in rounds, in units of `unit_s`: a round is at its end."""
+    return [min(seconds, MAX_SECONDS) / unit_s for seconds in accumulate(map(round_seconds, records))]
+
+
+def curve(places: Sequence[float], records: Sequence[RoundRecord], field: str) -> list[Point]:
+    """The points of a field of the rounds that count and have it."""
+    pairs = ((x, record) for x, record in zip(places, records, strict=True) if record.outcome == "aggregated")
+    return [(x, y) for x, record in pairs if (y := measure(getattr(record, field))) is not None]
+
+
+def device_curves(records: Sequence[RoundRecord], limit: int) -> dict[str, list[Point]]:
+    """The user accuracy of each device by round, of the `limit` devices that were measured most often; by name."""
+    found: dict[str, list[Point]] = {}
+    for x, record in zip(by_round(records), records, strict=True):
+        for device, value in record.user_accuracies.items() if record.outcome == "aggregated" else ():
+            if (y := measure(value)) is not None:
+                found.setdefault(device, []).append((x, y))
+    chosen = sorted(found, key=lambda device: (-len(found[device]), device))[:limit]
+    return {device: found[device] for device in sorted(chosen)}
+
+
+def thinned(points: Sequence[Point], limit: int) -> list[Point]:
+    """At most `limit` (4 or more) of the points, with what stands out: first and last, least and most of each stretch."""
+    if len(points) <= limit:
+        return list(points)
+    size = -(-len(points) // (limit // 2 - 1))
+    kept = {0, len(points) - 1}
+    for begin in range(0, len(points), size):
+        stretch = range(begin, min(begin + size, len(points)))
+        kept.add(min(stretch, key=lambda index: points[index][1]))
+        kept.add(max(stretch, key=lambda index: points[index][1]))
+    return [points[index] for index in sorted(kept)]
+
+
+def stretches(records: Sequence[RoundRecord], limit: int) -> list[Sequence[RoundRecord]]:
+    """The rounds in order, in at most `limit` stretches of equal length."""
+    size = max(1, -(-len(records) // limit))
+    return [records[begin : begin + size] for begin in range(0, len(records), size)]
+
+
+def rounds_words(stretch: Sequence[RoundRecord]) -> str:
+    """Which rounds these are."""
+    first, last = stretch[0].round, stretch[-1].round
+    return f"round {first}" if first == last else f"rounds {first} to {last}"

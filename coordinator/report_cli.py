@@ -1,0 +1,62 @@
+"""`fedpatch report`, a command of its own file: what draws is imported when it runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shared.command import command
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
+Runs = Annotated[
+    list[str],
+    typer.Argument(metavar="RUN...", help="Id of a run, the beginning of one, or: last. Several are compared."),
+]
+StateDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--state-dir",
+        envvar="FEDPATCH_STATE_DIR",
+        metavar="PATH",
+        help="Directory that the runs are in; without it ./fedpatch-state, or else where each run was begun.",
+    ),
+]
+Out = Annotated[
+    Path | None,
+    typer.Option("--out", metavar="FILE", help="The page to write; RUN.html in this directory if not given."),
+]
+Csv = Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Also write all rounds, as CSV.")]
+Png = Annotated[Path | None, typer.Option("--png", metavar="FILE", help="Also draw the curves (with matplotlib).")]
+
+
+def add_report(app: typer.Typer) -> None:
+    """Give `app` the command."""
+
+    @command(app, "report", example="fedpatch report last --out last.html")
+    def report(
+        runs: Runs,
+        out: Out = None,
+        csv: Csv = None,
+        png: Png = None,
+        state_dir: StateDir = None,
+        as_json: AsJson = False,
+    ) -> None:
+        """Write a run as one HTML page: curves, phases, bytes, declines, rounds, settings; several runs are compared.
+
+        The page needs no network and no other file. It works while a run goes on.
+        """
+        from coordinator.report.making import Wanted, plain_runs, read_runs, write_report
+
+        wanted = Wanted(out, csv, png)
+        wanted.check()
+        found = read_runs(state_dir, runs)
+        written = write_report(found, wanted)
+        if as_json:
+            typer.echo(json.dumps({**written, "runs": plain_runs(found)}, allow_nan=False))
+            return
+        for what, path in written.items():
+            if path is not None:
+                typer.echo(f"{what}: {path}")

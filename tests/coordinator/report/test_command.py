@@ -1,0 +1,136 @@
+"""`fedpatch report` from the command line, on registries of every sort."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from coordinator import cli
+from coordinator.registry import REGISTRY_FILE, Registry
+from coordinator.report import picture
+from tests.coordinator.report.runs import record
+from tests.programs import Ended, Program
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+@pytest.fixture
+def fedpatch(monkeypatch, capsys, tmp_path_factory) -> Callable[..., Ended]:
+    """The program, in an empty directory."""
+    monkeypatch.chdir(tmp_path_factory.mktemp("here"))
+    return Program(cli.main, monkeypatch, capsys)
+
+
+def _run(state_dir: Path, rounds: int, because: str | None = "max_rounds", **settings: object) -> str:
+    with Registry(state_dir / REGISTRY_FILE) as registry:
+        terms = {"task": "digits", "strategy": "fedavg", "private": "affine", "schema": "0" * 64}
+        made = registry.create_run(created_at=1.0e9, settings=settings, **terms).id
+        for number in range(1, rounds + 1):
+            registry.rounds.finish(made, record(number))
+        if because is not None:
+            registry.finish_run(made, stopped_because=because, user_accuracy=0.5, model=None)
+    return made
+
+
+def test_the_page_is_named_after_the_run(fedpatch, tmp_path):
+    """In the current directory, unless said otherwise; stdout says where."""
+    made = _run(tmp_path, 3)
+    ended = fedpatch("report", "last", "--state-dir", tmp_path)
+    place = Path.cwd() / f"{made}.html"
+    assert ended == Ended(0, f"report: {place}\n", "")
+    assert made in place.read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("because", "words"),
+    [(None, "running"), ("interrupted", "interrupted"), ("failed", "failed"), ("target_ua", r"finished \(target_ua\)")],
+)
+@pytest.mark.parametrize("rounds", [0, 1, 3])
+def test_a_run_has_a_report_however_it_ended(fedpatch, tmp_path, because, words, rounds):
+    """Also while it goes on, and before its first round is over."""
+    _run(tmp_path, rounds, because)
+    assert fedpatch("report", "last", "--state-dir", tmp_path, "--out", "a.html").code == 0
+    assert re.search(rf"UTC: {words}</p>", Path("a.html").read_text("utf-8"))
+
+
+def test_json_tells_where_the_files_are_and_what_each_run_came_to(fedpatch, tmp_path):
+    """One document; a run that is named twice is in it once."""
+    first, second = (_run(tmp_path, rounds, target_ua=0.5) for rounds in (1, 4))
+    argv = ("report", first, second, "last", "--state-dir", tmp_path, "--csv", "a.csv", "--png", "a.png", "--json")
+    told = json.loads(fedpatch(*argv).out)
+    here = Path.cwd()
+    assert told["report"] == str(here / f"{first}-and-1-more.html")
+    assert [told["csv"], told["png"]] == [str(here / "a.csv"), str(here / "a.png")]
+    assert [(one["run"], one["rounds"], one["rounds_to_target"]) for one in told["runs"]] == [
+        (first, 1, None),
+        (second, 4, 1),
+    ]
+    assert Path("a.png").read_bytes().startswith(PNG)
+    assert len(Path("a.csv").read_text("utf-8").splitlines()) == 1 + 5
+    assert "The runs compared" in Path(told["report"]).read_text("utf-8")
+
+
+def test_a_picture_of_one_run_is_drawn_even_before_its_first_round(fedpatch, tmp_path):
+    """An empty one."""
+    _run(tmp_path, 0, None)
+    assert fedpatch("report", "last", "--state-dir", tmp_path, "--png", "a.png").code == 0
+    assert Path("a.png").read_bytes().startswith(PNG)
+
+
+def test_without_matplotlib_a_picture_is_refused_before_anything_is_written(fedpatch, tmp_path, monkeypatch):
+    """The message says how to get it."""
+    _run(tmp_path, 1)
+    monkeypatch.setattr(picture, "find_spec", lambda name: None)
+    ended = fedpatch("report", "last", "--state-dir", tmp_path, "--png", "a.png")
+    assert (ended.code, list(Path.cwd().iterdir())) == (2, [])
+    assert "pip install 'fedpatch[simulator]'" in ended.err
+    assert fedpatch("report", "last", "--state-dir", tmp_path).code == 0
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (("--out", "registry.sqlite3"), "must end in .html"),
+        (("--csv", "a.html"), "must end in .csv"),
+        (("--png", "a.jpg"), "must end in .png"),
+        (("--out", "no/where.html"), "there is no directory no"),
+        (("--out", "folder.html"), "is a directory"),
+    ],
+)
+def test_a_file_that_is_most_likely_another_one_is_refused(fedpatch, tmp_path, argv, words):
+    """Nothing is overwritten by a slip of the hand."""
+    _run(tmp_path, 1)
+    Path("folder.html").mkdir()
+    ended = fedpatch("report", "last", "--state-dir", tmp_path, *argv)
+    assert (ended.code, ended.out, len(list(Path.cwd().iterdir()))) == (2, "", 1)
+    assert words in ended.err and argv[0] in ended.err
+
+
+def test_an_unknown_run_or_too_many_are_usage_errors(fedpatch, tmp_path):
+    """And no page is written."""
+    ids = [_run(tmp_path, 0) for _ in range(13)]
+    for argv, words in (((ids[0], "1999"), "'1999'"), (ids, "at most 12")):
+        ended = fedpatch("report", *argv, "--state-dir", tmp_path)
+        assert ended.code == 2 and words in ended.err
+    assert list(Path.cwd().iterdir()) == []
+
+
+def test_no_secret_is_shown_even_if_a_registry_holds_one(fedpatch, tmp_path):
+    """A run keeps none; one that somebody put there stays where it is."""
+    _run(tmp_path, 1, password="hunter2", fleet="kitchen")
+    argv = ("report", "last", "--state-dir", tmp_path, "--out", "a.html", "--csv", "a.csv", "--json")
+    assert "hunter2" not in fedpatch(*argv).out
+    assert all("hunter2" not in Path(name).read_text("utf-8") for name in ("a.html", "a.csv"))
+    assert "kitchen" in Path("a.html").read_text("utf-8")
+
+
+def test_making_a_report_changes_no_state(fedpatch, tmp_path):
+    """Not a byte of the registry."""
+    _run(tmp_path, 2)
+    before = (tmp_path / REGISTRY_FILE).read_bytes()
+    fedpatch("report", "last", "--state-dir", tmp_path)
+    assert (tmp_path / REGISTRY_FILE).read_bytes() == before

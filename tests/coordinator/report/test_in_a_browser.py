@@ -1,0 +1,157 @@
+"""The report of a real run as Chromium shows it: curves, names, both colour schemes, on a phone and on a desk."""
+
+from __future__ import annotations
+
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from coordinator.report.series import Run
+from tests.browser import Browser, browser
+from tests.coordinator.report.runs import record, run
+
+# The first test waits for two demos and for Chromium, which on a busy machine take their time.
+pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.timeout(600)]
+
+_DOCS = Path(__file__).resolve().parents[3] / "docs"
+_SHOTS = (("report-light", 900, 1330, False), ("report-dark", 900, 1330, True), ("report-phone", 360, 1500, False))
+# Texts of charts that stick out of them; a pixel is the rounding of fonts.
+_OUTSIDE = """[...document.querySelectorAll('svg.chart')].filter(s => s.checkVisibility()).flatMap(s => {
+  const edge = s.getBoundingClientRect();
+  return [...s.querySelectorAll('text')].filter(t => { const b = t.getBoundingClientRect();
+    return b.left < edge.left - 1 || b.right > edge.right + 1 || b.top < edge.top - 1 || b.bottom > edge.bottom + 1;
+  }).map(t => t.textContent);
+})"""
+_WIDTHS = "[document.documentElement.scrollWidth, document.documentElement.clientWidth]"
+
+
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory) -> Iterator[Browser]:
+    """One browser for all."""
+    with browser(tmp_path_factory.mktemp("profile")) as opened:
+        yield opened
+
+
+def _fedpatch(*argv: object) -> None:
+    command = [sys.executable, "-m", "coordinator", *map(str, argv)]
+    subprocess.run(command, check=True, timeout=140, stdout=subprocess.DEVNULL)
+
+
+@pytest.fixture(scope="module")
+def pages(chromium, tmp_path_factory) -> tuple[Path, Path]:
+    """Of a run with real devices, and of that run beside another one."""
+    if find_spec("amqtt") is None or find_spec("sklearn") is None:
+        pytest.skip("the demo is not installed (pip install 'fedpatch[demo]')")
+    folder = tmp_path_factory.mktemp("runs")
+    small = ("--devices", 3, "--rounds", 4, "--target-ua", 1)
+    state = folder / "demo"
+    for private in ("affine", "none"):
+        _fedpatch("demo", *small, "--private", private, "--out", state)
+    ids = [one.name for one in sorted((state / "coordinator" / "runs").iterdir())]
+    one, both = folder / "one.html", folder / "both.html"
+    _fedpatch("report", ids[0], "--state-dir", state, "--out", one)
+    _fedpatch("report", *ids, "--state-dir", state, "--out", both)
+    return one, both
+
+
+@pytest.mark.slow
+def test_curves_and_bars_of_a_real_run_are_drawn_and_nothing_is_complained_of(chromium, pages):
+    """Every curve has a length, every chart has something in it; nothing but the page itself is asked for."""
+    chromium.requests.clear()
+    for page in pages:
+        chromium.open(page)
+        ways = chromium.ask("[...document.querySelectorAll('svg.wide path.curve')].map(p => p.getTotalLength())")
+        assert len(ways) >= 4 and min(ways) > 0
+        assert chromium.ask("[...document.querySelectorAll('svg.chart')].every(s => s.querySelector('path, rect'))")
+        assert chromium.ask("document.querySelector('path.mean').getBoundingClientRect().width") > 500
+    assert chromium.complaints == []
+    assert chromium.requests == [page.as_uri() for page in pages]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [320, 360, 639, 800, 1400])
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_the_page_fits_every_width_in_both_colour_schemes(chromium, pages, width, dark):
+    """It scrolls down only, also with every table open; labels stay inside their charts; the ground is light or dark."""
+    for page in pages:
+        chromium.open(page, width=width, dark=dark)
+        chromium.ask("document.querySelectorAll('details').forEach(d => d.open = true)")
+        scroll, client = chromium.ask(_WIDTHS)
+        assert scroll <= client
+        assert chromium.ask(_OUTSIDE) == []
+        ground = chromium.ask("getComputedStyle(document.body).backgroundColor")
+        assert ground == ("rgb(20, 24, 28)" if dark else "rgb(255, 255, 255)")
+
+
+@pytest.mark.slow
+def test_whoever_does_not_see_the_charts_is_told_what_they_show(chromium, pages):
+    """Headings, a name for every image, table and part; one image per chart, not one for each width."""
+    chromium.open(pages[1])
+    told = chromium.accessible()
+    images = [name for role, name in told if role in ("image", "img")]
+    assert images.count("User accuracy by round") == 3
+    assert len(images) == chromium.ask("document.querySelectorAll('figure').length")
+    named = [(role, name) for role, name in told if role in ("image", "img", "table", "region", "figure", "heading")]
+    assert all(name for _, name in named), named
+    assert chromium.ask("[...document.querySelectorAll('h1,h2,h3,h4')].map(h => +h.tagName[1])")[:2] == [1, 2]
+
+
+@pytest.mark.slow
+def test_on_paper_everything_is_open_and_light(chromium, pages):
+    """Also where the reader's screen is dark: nobody can click on paper."""
+    chromium.open(pages[0], dark=True, paper=True)
+    heights = chromium.ask("[...document.querySelectorAll('details > .scroll')].map(one => one.clientHeight)")
+    assert len(heights) >= 2 and min(heights) > 0
+    assert chromium.ask("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    chromium.open(pages[0], dark=True)
+    assert chromium.ask("document.querySelector('details > .scroll').checkVisibility()") is False
+
+
+def test_long_labels_and_long_words_stay_where_they_belong(chromium, tmp_path):
+    """Hours, terabytes, round numbers of six digits, names without a space."""
+    from coordinator.report.page import make_page
+
+    word = "w" * 200
+    records = tuple(
+        record(
+            100_000 + number,
+            bytes_up=10**15,
+            metric="W" * 24,
+            user_accuracy=1e12 / number,
+            user_accuracies={word: -1e11 * number},
+            decline_reasons={word: 7},
+            failures={word: 10**6},
+        )
+        for number in range(1, 300)
+    )
+    hostile = [Run(run(id=word + end, settings={word: word}).info, records) for end in "ab"]
+    page = tmp_path / "long.html"
+    page.write_text(make_page(hostile, 1.78e9, "0.1.0"), "utf-8")
+    for width in (320, 900):
+        chromium.open(page, width=width)
+        chromium.ask("document.querySelectorAll('details').forEach(d => d.open = true)")
+        scroll, client = chromium.ask(_WIDTHS)
+        assert scroll <= client
+        assert chromium.ask(_OUTSIDE) == []
+    assert chromium.complaints == []
+
+
+@pytest.mark.parametrize(("name", "width", "height", "dark"), _SHOTS)
+def test_the_documentation_has_pictures_of_a_report(request, name, width, height, dark):
+    """Small enough for a repository; UPDATE_DOCS=1 takes them anew."""
+    place = _DOCS / "images" / f"{name}.png"
+    if "UPDATE_DOCS" in os.environ:
+        chromium, pages = map(request.getfixturevalue, ("chromium", "pages"))
+        chromium.open(pages[0], width=width, height=height, dark=dark)
+        place.parent.mkdir(exist_ok=True)
+        place.write_bytes(chromium.picture())
+    data = place.read_bytes()
+    assert len(data) < 150_000
+    assert struct.unpack(">II", data[16:24]) == (width, height)
+    assert f"(images/{name}.png)" in (_DOCS / "report.md").read_text("utf-8")

@@ -1,0 +1,188 @@
+"""The page of a report: what it tells of runs, and what never gets into it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from dataclasses import replace
+from html import unescape
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coordinator.records import RoundRecord
+from coordinator.report.comparison import comparison, rounds_to_target
+from coordinator.report.csv_text import COLUMNS, csv_text
+from coordinator.report.data_tables import MAX_DEVICES
+from coordinator.report.page import make_page
+from coordinator.report.series import Run
+from tests.coordinator.report.runs import RUNS, info, record, run
+
+HOSTILE = "</title><script>alert('x')</script>\"onload=\""
+
+
+def _page(*runs: Run) -> str:
+    return make_page(runs, 1.78e9, "0.1.0")
+
+
+def _text(markup: str) -> str:
+    """As a person reads it, on one line; a bar between cells and paragraphs."""
+    body = re.sub(r"<style>.*?</style>", "", markup, flags=re.DOTALL)
+    return unescape(re.sub(r"(<[^>]*>)+", "|", body))
+
+
+def _rows(markup: str, label: str) -> list[list[str]]:
+    """The rows of the table of that name."""
+    found = re.search(rf'<div[^>]*aria-label="{label}".*?<tbody>(.*?)</tbody>', markup, re.DOTALL)
+    assert found, label
+    rows = re.findall(r"<tr>(.*?)</tr>", found[1])
+    return [[unescape(re.sub(r"<[^>]*>", "", cell)) for cell in re.findall(r"<t[hd].*?</t[hd]>", row)] for row in rows]
+
+
+def test_what_a_device_or_a_person_wrote_never_becomes_markup():
+    """Device ids, reasons, settings, the metric, the ids of runs."""
+    hostile = record(
+        1,
+        user_accuracies={HOSTILE: 0.5},
+        decline_reasons={HOSTILE: 1},
+        failures={HOSTILE: 1},
+        refused={HOSTILE: 1},
+        failure=HOSTILE,
+        metric="<b>'\"&",
+    )
+    page = _page(*(Run(info(f"{n}{HOSTILE}", task=HOSTILE, settings={HOSTILE: HOSTILE}), (hostile,)) for n in "ab"))
+    assert "<script" not in page and "<b>" not in page and HOSTILE not in page
+    assert HOSTILE in _text(page)
+
+
+def test_the_page_loads_nothing_and_runs_nothing():
+    """No address but the name of SVG, no script; and its policy forbids the browser both."""
+    page = _page(run(5), run(5, "b"))
+    assert set(re.findall(r"\w+://[^\s\"]*", page)) == {"http://www.w3.org/2000/svg"}
+    assert not re.search(r"<script|<link|<img|@import|url\(|\son\w+=", page)
+    assert "default-src 'none'; style-src 'unsafe-inline'" in unescape(page)
+
+
+def test_every_round_is_a_row_with_all_that_its_record_tells():
+    """Also what the charts only show."""
+    row = _rows(_page(run(2)), "Rounds")[1]
+    measures = ["0.550", "0.367", "0.275", "0.550"]
+    phases = ["0.10", "0.20", "0.30", "4.00", "0.50", "0.60"]
+    assert row == ["2", "aggregated", "2/3", *measures, "5.7 s", *phases, "54 kB", "51 kB", "declined: unwilling 1"]
+
+
+def test_declines_and_failures_are_counted_by_reason():
+    """The most frequent first; rounds that failed are among them."""
+    records = (*run(4).records, record(5, outcome="failed", failure="quorum_missed", failures={"training": 2}, late=1))
+    rows = _rows(_page(Run(info(), records)), "Declines and failures by reason")
+    assert [row[:3] for row in rows] == [
+        ["declined", "unwilling", "5"],
+        ["failed", "training", "2"],
+        ["late", "after the round", "1"],
+        ["round failed", "quorum_missed", "1"],
+    ]
+
+
+def test_each_device_that_the_records_know_has_a_row():
+    """In how many rounds it was measured, and how good it was; of many devices the most often measured."""
+    assert _rows(_page(run(2)), "user accuracy of each device") == [
+        ["pi-1", "2", "0.050", "0.275", "0.050", "0.275"],
+        ["pi-2", "2", "0.100", "0.550", "0.100", "0.550"],
+    ]
+    names = [f"pi-{number:03}" for number in range(100)]
+    often = record(1, user_accuracies={"pi-099": 0.5})
+    page = _page(Run(info(), (often, record(2, user_accuracies=dict.fromkeys(names, 0.5)))))
+    rows = _rows(page, "user accuracy of each device")
+    assert len(rows) == MAX_DEVICES and rows[-1][:2] == ["pi-099", "2"]
+    assert "More are not shown" in _text(page)
+
+
+def test_an_error_is_named_and_its_worst_is_the_highest():
+    """Where less of the task's metric is better."""
+    records = tuple(replace(one, metric="MAE", metric_goal="min") for one in run(3).records)
+    text = _text(_page(Run(info(), records)))
+    assert "MAE by round" in text and "90th percentile" in text and "highest" in text
+    assert "10th percentile" not in text and "UA" not in text
+    assert "|MAE, best|0.100|" in text
+
+
+@pytest.mark.parametrize(
+    ("status", "because", "words"),
+    [
+        ("running", None, "No round of this run is over yet."),
+        ("interrupted", "interrupted", "It has no rounds."),
+    ],
+)
+def test_a_run_without_rounds_has_a_page_too(status, because, words):
+    """It says so, and shows the settings."""
+    text = _text(_page(run(0, status=status, stopped_because=because)))
+    assert words in text and f"UTC: {status}|" in text and "target_ua" in text
+
+
+def test_a_page_of_a_run_that_goes_on_says_so():
+    """It is what was known when it was made."""
+    assert "while a run was going on" in _page(run(3, status="running", stopped_because=None))
+    assert "while a run was going on" not in _page(run(3))
+
+
+def test_a_page_of_five_thousand_rounds_is_small_and_says_what_it_leaves_out():
+    """Less than 2 MB; each figure says how it was thinned, the table which rounds it lacks."""
+    names = {f"pi-{number:02}": 0.5 for number in range(32)}
+    records = tuple(record(number, user_accuracies=names) for number in range(1, 5001))
+    page = _page(Run(info(), records))
+    assert len(page.encode()) < 2_000_000
+    text = _text(page)
+    assert "4,500 rounds between 100 and 4601 are left out here; fedpatch report --csv has all of them." in text
+    assert "Of 5,000 points the curve has the least and the most of each stretch." in text
+    assert text.count("Each bar is the mean of 42 rounds") == 3
+    assert len(_rows(page, "Rounds")) == 500
+
+
+def test_runs_are_compared_by_figures_and_by_the_settings_that_differ():
+    """A setting that is the same in all of them is not there."""
+    one = run(10, "a", settings={"target_ua": 0.8, "seed": 1, "task": "digits"})
+    other = run(3, "b", settings={"target_ua": 0.8, "seed": 2, "task": "digits", "new": True})
+    markup = comparison([one, other])
+    assert [[row[0], *row[5:10]] for row in _rows(markup, "Runs")] == [
+        ["a", "10", "0.910", "0.910", "4", "57 s"],
+        ["b", "3", "0.700", "0.700", "not reached", "17 s"],
+    ]
+    assert _rows(markup, "Settings that differ") == [["new", "-", "true"], ["seed", "1", "2"]]
+    assert markup.count('class="chart wide"') == 2
+
+
+def test_runs_of_different_metrics_are_not_drawn_in_one_chart():
+    """An accuracy and an error have no axis in common."""
+    errors = tuple(replace(one, metric="MAE", metric_goal="min") for one in run(3).records)
+    text = _text(comparison([run(3, "a"), Run(info("b"), errors)]))
+    assert all(title in text for title in ("User accuracy by round", "MAE by round"))
+
+
+def test_the_target_is_reached_by_the_rounds_before_the_measurement():
+    """User accuracy is measured before a round's training; rounds that failed trained nothing."""
+    records = [record(1), record(2, outcome="failed", user_accuracy=1.0), record(3), record(4)]
+    assert rounds_to_target(Run(info(settings={"target_ua": 0.7}), tuple(records))) == "1"
+    assert rounds_to_target(Run(info(settings={}), tuple(records))) == "-"
+
+
+@settings(max_examples=30)
+@given(st.lists(RUNS, max_size=2))
+def test_the_csv_has_a_line_for_every_round_whatever_its_texts_hold(runs):
+    """And a spreadsheet takes none of them for a formula."""
+    lines = list(csv.DictReader(io.StringIO(csv_text(runs), newline="")))
+    assert len(lines) == sum(len(one.records) for one in runs)
+    for line, (_, kept) in zip(lines, ((one, kept) for one in runs for kept in one.records), strict=True):
+        assert (line["round"], line["outcome"]) == (str(kept.round), kept.outcome)
+        assert not line["failure"].startswith(("=", "+", "-", "@"))
+
+
+def test_the_csv_has_numbers_in_full():
+    """As the registry has them."""
+    kept = RoundRecord(7, "aggregated", 3, 3, 0, 3, 1 / 3, user_accuracies={"b": 0.5, "a": 0.25}, bytes_up=10**9)
+    text = csv_text([Run(info("a"), (kept,))])
+    line = next(csv.DictReader(io.StringIO(text)))
+    assert text.splitlines()[0] == ",".join(COLUMNS)
+    assert (float(line["user_accuracy"]), line["user_accuracy_p10"], line["bytes_up"]) == (1 / 3, "", "1000000000")
+    assert line["user_accuracies"] == "a=0.25 b=0.5"

@@ -1,0 +1,46 @@
+"""The record of a round: the worst tenth of its devices, and each device where they are few."""
+
+from __future__ import annotations
+
+from coordinator.books import MAX_BY_DEVICE, Traffic, write_record
+from coordinator.records import RoundRecord
+from coordinator.round import Round
+from shared.metric_terms import MetricTerms, metric_terms
+from tests.coordinator.engines import asking, report_of
+from tests.specs import report, run_spec
+
+
+def _record(accuracies: dict[str, float], metric: MetricTerms | None = None) -> RoundRecord:
+    reports = {device: report(value) for device, value in accuracies.items()}
+    current = Round(1, run_spec().policy, 0.0)
+    return write_record(current, "aggregated", reports, Traffic(0, 0), {}, metric=metric or MetricTerms())
+
+
+def test_the_worst_tenth_is_beside_the_mean_and_the_worst():
+    """Of eleven devices it is the second; of an error the second greatest."""
+    values = {f"pi-{number:02}": number / 10 for number in range(11)}
+    assert _record(values).user_accuracy_p10 == 0.1
+    assert _record(values, metric_terms("MAE", "min", None)).user_accuracy_p10 == 0.9
+    assert _record({}).user_accuracy_p10 is None
+
+
+def test_a_round_with_few_devices_keeps_the_user_accuracy_of_each():
+    """By name and in four digits, whoever reported first."""
+    kept = _record({"pi-2": 2 / 3, "pi-1": 0.5}).user_accuracies
+    assert list(kept.items()) == [("pi-1", 0.5), ("pi-2", 0.6667)]
+
+
+def test_a_round_with_many_devices_keeps_none_of_them():
+    """Or the registry would grow with the fleet times the rounds."""
+    names = [f"pi-{number}" for number in range(MAX_BY_DEVICE + 1)]
+    assert len(_record(dict.fromkeys(names[1:], 0.5)).user_accuracies) == MAX_BY_DEVICE
+    assert _record(dict.fromkeys(names, 0.5)).user_accuracies == {}
+
+
+def test_a_round_that_was_played_tells_the_user_accuracy_of_its_devices():
+    """As the devices themselves reported it."""
+    made = asking("ab")
+    for device, accuracy in (("b", 0.75), ("a", 0.25)):
+        report_of(made, device, accuracy=accuracy)
+    made.aggregated(6.0)
+    assert made.records[-1].user_accuracies == {"a": 0.25, "b": 0.75}
