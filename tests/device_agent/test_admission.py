@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device_agent.admission import Order, Verdict, decide, parse_order
+from device_agent.admission import NEVER_S, Order, Verdict, decide, parse_order
 from device_agent.preferences import Objection
 from shared.errors import UsageError
 from shared.reasons import Condition
@@ -39,7 +39,7 @@ def test_other_words_are_refused(text):
 def test_always_and_never_need_no_file():
     """And never says who decided."""
     assert decide(parse_order("always"), None) == Verdict(True)
-    assert decide(parse_order("never"), "accept") == Verdict(False, "its owner said never")
+    assert decide(parse_order("never"), "accept") == Verdict(False, "its owner said never", retry_after_s=NEVER_S)
 
 
 @pytest.mark.parametrize("text", ["accept", "accept\n", "  accept  \ndecline", "accept while at home"])
