@@ -163,7 +163,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[dev]' $(PIP_ARGS)
 	echo "$(CURDIR)" >$@
 
-system-deps: ## install the MQTT brokers, faketime and D-Bus, for the tests (where that needs no password)
+system-deps: ## install the MQTT brokers, faketime, tmux and D-Bus, for the tests (where that needs no password)
 	@$(apt_install)
 	PATH="$$PATH:/usr/sbin:/usr/local/sbin"
 	found() { command -v mosquitto && command -v mosquitto_pub; } >/dev/null
@@ -175,6 +175,9 @@ system-deps: ## install the MQTT brokers, faketime and D-Bus, for the tests (whe
 	found() { compgen -G '/usr/lib/*/faketime/libfaketime.so.1'; } >/dev/null
 	found || apt_install faketime || true
 	found || echo "make: no faketime here, so the tests of wrong clocks will be skipped (on Debian: apt install faketime)"
+	found() { command -v tmux; } >/dev/null
+	found || apt_install tmux || true
+	found || echo "make: no tmux here, so the tests in real terminals will be skipped (on Debian: apt install tmux)"
 	# The tests start a message bus of their own; whether this system has one running does not matter.
 	found() { command -v dbus-daemon && /usr/bin/python3 -c 'import dbusmock'; } >/dev/null 2>&1
 	found || apt_install dbus-daemon python3-dbusmock || true

@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from coordinator.acl_cli import add_acl
 from coordinator.doctor_cli import add_doctor
 from coordinator.export_cli import add_export
 from coordinator.report_cli import add_report
 from coordinator.settings import DemoSettings, RunSettings
+from coordinator.watch_cli import add_watch
 from shared.command import (
     EXIT_INTERRUPTED,
     Group,
@@ -239,26 +241,11 @@ def broker(
 broker_app.callback()(with_debug(broker))
 
 
-@command(broker_app, "acl", example="fedpatch broker acl --fleet kitchen --device pi-1 --device pi-2 > fedpatch.acl")
-def broker_acl(
-    fleet: Annotated[str, typer.Option(metavar="NAME", help="Fleet that the rules are for.")],
-    coordinator_user: Annotated[
-        str, typer.Option(metavar="NAME", help="User name of the coordinator at the broker.")
-    ] = "coordinator",
-    device: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="A device of the fleet (repeatable); none: every other user."),
-    ] = None,
-) -> None:
-    """Print mosquitto's acl_file for a fleet: who may write and read which topic."""
-    from shared.topics import mosquitto_acl
-
-    typer.echo(mosquitto_acl(fleet, coordinator_user, device or None), nl=False)
-
-
+add_acl(broker_app)
 add_doctor(app)
 add_export(app)
 add_report(app)
+add_watch(app)
 
 
 def _view() -> RunView:

@@ -1,6 +1,7 @@
 """One picture of a run for the live display: what the round is at, the devices, how user accuracy has come along.
 
-It fits 80 columns and about 20 lines however many devices there are: beyond a few, only the slowest are named.
+It fits 80 columns and as many lines as there are, or 24, however many devices there are: beyond a few, only the slowest
+are named, and then those that are out.
 """
 
 from __future__ import annotations
@@ -15,17 +16,16 @@ from rich.text import Text
 from coordinator.records import measure_words
 from coordinator.round_states import State
 from coordinator.round_text import add_round, rounds_table
-from coordinator.snapshot import DeviceLine, Snapshot
+from coordinator.snapshot import DeviceLine, Snapshot, slowest
 from shared.quantities import accuracy, counted, duration
 
+MIN_LINES = 24
 MAX_DEVICES = 8
 MAX_ROUNDS = 5
 SPARKS = "▁▂▃▄▅▆▇█"
 _SPARK_COLUMNS = 30
 _BAR_COLUMNS = 30
 
-# The slowest first: what a person waits for.
-_UNDER_WAY = (State.LOST, State.INVITED, State.ACCEPTED, State.TRAINING, State.UPLOADING)
 _STYLES = {
     State.REPORTED: "green",
     State.TRAINING: "cyan",
@@ -37,15 +37,15 @@ _STYLES = {
 }
 
 
-def draw(snapshot: Snapshot, *, over: bool = False) -> RenderableType:
-    """The picture; when all is `over`, without what was only passing."""
+def draw(snapshot: Snapshot, *, over: bool = False, lines: int = MIN_LINES) -> RenderableType:
+    """The picture, for a terminal of so many `lines`; when all is `over`, without what was only passing."""
     parts: list[RenderableType] = [_headline(snapshot, over)]
     if not over and snapshot.phase == "waiting" and snapshot.present < snapshot.wanted:
         parts.append(_bar("devices there", snapshot.present, snapshot.wanted, ""))
         if snapshot.unwilling:
             parts.append(Text(f"unwilling: {counted(snapshot.unwilling)}", style="yellow", overflow="fold"))
     if not over and snapshot.devices:
-        parts += [_quorum(snapshot), _states(snapshot.devices), _devices(snapshot.devices)]
+        parts += [_quorum(snapshot), _states(snapshot), _devices(snapshot, MAX_DEVICES + max(0, lines - MIN_LINES))]
     if snapshot.records:
         parts += ["", _user_accuracy(snapshot), _rounds(snapshot)]
     return Group(*parts)
@@ -81,7 +81,7 @@ def _quorum(snapshot: Snapshot) -> RenderableType:
         words += ", quorum met"
     elif snapshot.eta_s is not None:
         words += f", in about {duration(snapshot.eta_s)}"
-    return _bar("reported", snapshot.reported, len(snapshot.devices), words)
+    return _bar("reported", snapshot.reported, snapshot.cohort, words)
 
 
 def _bar(what: str, done: int, total: int, words: str) -> RenderableType:
@@ -90,30 +90,31 @@ def _bar(what: str, done: int, total: int, words: str) -> RenderableType:
     return line
 
 
-def _states(devices: tuple[DeviceLine, ...]) -> Text:
+def _states(snapshot: Snapshot) -> Text:
     """How many devices are in each state, and the reasons of those that are out."""
     text = Text(overflow="fold")
-    counts = Counter(one.state for one in devices)
+    counts = Counter((one.state, one.reason) for one in snapshot.devices)
+    counts.update({(one.state, one.reason): one.count for one in snapshot.others})
     for state in State:
-        if not counts[state]:
+        in_state = {reason: count for (one, reason), count in counts.items() if one is state}
+        if not in_state:
             continue
-        reasons = Counter(one.reason for one in devices if one.state is state and one.reason)
+        reasons = {reason: count for reason, count in in_state.items() if reason}
         why = f" ({counted(reasons)})" if reasons else ""
-        text.append(f"{state} {counts[state]}", style=_STYLES.get(state, ""))
+        text.append(f"{state} {sum(in_state.values())}", style=_STYLES.get(state, ""))
         text.append(f"{why}  ")
     text.rstrip()
     return text
 
 
-def _devices(devices: tuple[DeviceLine, ...]) -> RenderableType:
-    shown = list(devices)
-    if len(devices) > MAX_DEVICES:
-        under_way = [one for one in devices if one.state in _UNDER_WAY]
-        shown = sorted(under_way, key=lambda one: (_UNDER_WAY.index(one.state), one.progress))[:MAX_DEVICES]
+def _devices(snapshot: Snapshot, most: int) -> RenderableType:
+    shown = list(snapshot.devices)
+    if snapshot.cohort > most:
+        shown = slowest((one for one in shown if one.state is not State.REPORTED), most)
     table = Table.grid(padding=(0, 1))
     for one in shown:
         table.add_row(f"  {one.device}", Text(str(one.state), style=_STYLES.get(one.state, "")), _doing(one))
-    left = len(devices) - len(shown)
+    left = snapshot.cohort - len(shown)
     return Group(table, f"  and {left} more") if left and shown else table
 
 
@@ -135,7 +136,8 @@ def _user_accuracy(snapshot: Snapshot) -> Text:
         text.append(f" of {accuracy(snapshot.target_ua)}")
     if snapshot.user_accuracy is not None:
         text.append(" so far in this round")
-    text.append(f"  {sparkline(values[-_SPARK_COLUMNS:])}", style="green")
+    curve = [*snapshot.earlier, *values]
+    text.append(f"  {sparkline(curve[-_SPARK_COLUMNS:])}", style="green")
     return text
 
 

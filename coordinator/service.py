@@ -17,6 +17,7 @@ from coordinator.performing import Performer
 from coordinator.publisher import ModelPublisher
 from coordinator.registry import Registry
 from coordinator.snapshot import View, take_snapshot
+from coordinator.status_feed import StatusFeed
 from shared import topics
 from shared.codec import UnknownMessage, decode
 from shared.errors import WireError
@@ -50,6 +51,7 @@ class Service:
         self._publisher = publisher
         self._registry = registry
         self._view = view
+        self._watchers = StatusFeed(connection.link, connection.fleet, engine.spec)
         self._shown_at = 0.0
 
     def run(self) -> None:
@@ -72,7 +74,9 @@ class Service:
         """A snapshot costs as much as the round has devices, so not one for each event."""
         if now >= self._shown_at + _SHOW_EVERY_S or self._engine.stopped:
             self._shown_at = now
-            self._view.show(take_snapshot(self._engine, now))
+            snapshot = take_snapshot(self._engine, now)
+            self._view.show(snapshot)
+            self._watchers.tell(snapshot, self._engine.stopped or "", now)
 
     def _next_event(self) -> LinkEvent | Interrupt | None:
         deadline = self._engine.next_deadline()
@@ -94,9 +98,11 @@ class Service:
                     # The broker may have forgotten what it retained; what still waits to be sent comes anyway.
                     self._publisher.republish()
                 self._connection.announce(online=True)
+                self._watchers.connected()
                 return self._engine.on_link(connected=True, now=now)
             case Disconnected(reason=reason):
                 self._view.say(f"broker: {reason}; trying again")
+                self._watchers.disconnected(now)
                 return self._engine.on_link(connected=False, now=now)
             case Received():
                 return self._on_received(event, now)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import heapq
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 from coordinator.engine import Engine
 from coordinator.records import RoundRecord
 from coordinator.round_states import State
+
+# The slowest first.
+_UNDER_WAY = (State.LOST, State.INVITED, State.ACCEPTED, State.TRAINING, State.UPLOADING)
+_OUT = (State.FAILED, State.DECLINED, State.LATE)
+_RANKS = {state: rank for rank, state in enumerate((*_UNDER_WAY, *_OUT, State.REPORTED))}
 
 
 @dataclass(frozen=True)
@@ -22,12 +28,23 @@ class DeviceLine:
 
 
 @dataclass(frozen=True)
+class Others:
+    """So many participants that are in the same state for the same reason."""
+
+    state: State
+    reason: str
+    count: int
+
+
+@dataclass(frozen=True)
 class Snapshot:
     """The run now. `phase` is "waiting" between rounds, else the round's. User accuracies are values of the task's metric.
 
     `reported` of `needed` updates make the quorum, expected in `eta_s` seconds (None: not known yet). While waiting,
     `present` of `wanted` devices are there and willing, `unwilling` says why others are not, and the next round begins in
-    `pause_s` at the earliest. `records` are the rounds so far.
+    `pause_s` at the earliest. `records` are the rounds so far. Whoever is told of a run by messages does not get everything:
+    participants that are not among its `devices` are counted in `others`, and `earlier` are user accuracies of the rounds
+    before its `records`.
     """
 
     run: str
@@ -46,6 +63,18 @@ class Snapshot:
     elapsed_s: float
     pause_s: float
     records: tuple[RoundRecord, ...]
+    others: tuple[Others, ...] = ()
+    earlier: tuple[float, ...] = ()
+
+    @property
+    def cohort(self) -> int:
+        """How many devices were asked."""
+        return len(self.devices) + sum(one.count for one in self.others)
+
+
+def slowest(devices: Iterable[DeviceLine], most: int) -> list[DeviceLine]:
+    """The `most` that a person wants to see first: who is waited for, then who is out, then the others."""
+    return heapq.nsmallest(most, devices, key=lambda one: (_RANKS[one.state], one.progress))
 
 
 class View(Protocol):

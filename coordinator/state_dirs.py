@@ -53,10 +53,15 @@ def find(named: Path | None, run: str | None = None) -> Path:
         named = named.expanduser().absolute()
         inner = named / DEMO_SUBDIRECTORY
         return inner if not _has_runs(named) and _has_runs(inner) else named
-    places = [place for place in dict.fromkeys((default(), *map(Path, _noted()))) if _has_runs(place)]
+    places = with_runs()
     if not places:
         return default()
     return places[0] if run in (None, LAST) else _place_of(str(run), places)
+
+
+def with_runs() -> list[Path]:
+    """Every directory that has runs, as far as this user's notes know: the default one, then the latest first."""
+    return [place for place in dict.fromkeys((default(), *map(Path, _noted()))) if _has_runs(place)]
 
 
 def find_to_resume(named: Path | None, run: str) -> Path:

@@ -47,7 +47,7 @@ class LiveView:
         # stdout stays as it is: what is printed there is a result and may go into a file.
         self._live = Live(
             console=console,
-            get_renderable=lambda: draw(self._latest, over=self._over) if self._latest else "",
+            get_renderable=lambda: draw(self._latest, over=self._over, lines=console.height) if self._latest else "",
             refresh_per_second=DRAWS_PER_SECOND,
             redirect_stdout=False,
         )
@@ -77,7 +77,7 @@ class PlainView:
 
     def __init__(self, stderr: TextIO) -> None:
         self._stderr = stderr
-        self._told: int | None = None
+        self._told: int | None = None  # number of the last round that needs no line
         self._waiting = False
         self._unwilling = ""
 
@@ -91,11 +91,13 @@ class PlainView:
 
     def show(self, snapshot: Snapshot) -> None:
         """Says what is new since the last time."""
+        last = snapshot.records[-1].round if snapshot.records else 0
         if self._told is None:
-            self._told = len(snapshot.records)  # a resumed run begins with the rounds of before
-        for record in snapshot.records[self._told :]:
-            self.say(round_line(record, snapshot.rounds))
-        self._told = len(snapshot.records)
+            self._told = last  # a resumed run begins with the rounds of before
+        for record in snapshot.records if last > self._told else ():
+            if record.round > self._told:
+                self.say(round_line(record, snapshot.rounds))
+        self._told = max(last, self._told)
         waiting = snapshot.phase == "waiting" and snapshot.present < snapshot.wanted
         unwilling = counted(snapshot.unwilling) if waiting else ""
         if waiting and (not self._waiting or unwilling != self._unwilling):

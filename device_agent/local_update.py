@@ -21,8 +21,9 @@ from device_agent.training import LocalResult, LocalTrainer
 from device_agent.training_channel import TrainCommand
 from shared.compression import pack, unpack
 from shared.errors import SchemaMismatch, UpdateRefused, WireError
+from shared.field_types import MAX_MEASURE
 from shared.files import refusals_of, write_atomic
-from shared.messages import MAX_MEASURE, Manifest, UpdateReport
+from shared.messages import Manifest, UpdateReport
 from shared.model import initial_tensors, require_whole_ties
 from shared.patches import PatchPolicy, merge, parse_policy, split
 from shared.task import Task

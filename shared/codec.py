@@ -14,7 +14,8 @@ import msgpack
 import msgspec
 
 from shared.errors import WireError
-from shared.messages import MAX_CHUNKS, PROTOCOL_VERSION, Body, Count, Envelope, Word
+from shared.field_types import Count, Word
+from shared.messages import MAX_CHUNKS, PROTOCOL_VERSION, Body, Envelope
 
 T = TypeVar("T")
 

@@ -11,7 +11,9 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from shared.field_types import Count, Measure, Positive, Seconds, Text, Word
 from shared.reasons import Condition, DeclineReason, FailReason, JobPhase, RefuseReason
+from shared.run_status import RunStatus
 
 PROTOCOL_VERSION = 1
 ENCODINGS = ("fp32+zstd", "fp16+zstd", "fp32", "fp16")  # how tensors may travel; the first is the default
@@ -19,13 +21,6 @@ MAX_CHUNKS = 65_536
 MAX_BLOB_BYTES = 2**31
 
 Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
-Word = Annotated[str, Meta(max_length=64, pattern=r"^[ -~]*\Z")]  # printable ASCII: it ends up on terminals and in logs
-Text = Annotated[str, Meta(max_length=500)]
-Count = Annotated[int, Meta(ge=0, le=2**53)]
-Positive = Annotated[int, Meta(ge=1, le=2**53)]
-Seconds = Annotated[float, Meta(ge=0.0, le=1e9)]
-MAX_MEASURE = 1e12
-Measure = Annotated[float, Meta(ge=-MAX_MEASURE, le=MAX_MEASURE)]
 Bitmap = Annotated[bytes, Meta(max_length=MAX_CHUNKS // 8)]
 
 
@@ -253,7 +248,7 @@ class UpdateReport:
 DownBody = WorkRequest | Grant | Ack | Committed | Refused | RetryAfter | Cancel
 UpBody = Accept | Decline | Need | Progress | Offer | Failed
 StateBody = CoordinatorState | Claim | DeviceState
-Body = DownBody | UpBody | StateBody
+Body = DownBody | UpBody | StateBody | RunStatus
 
 
 @dataclass(frozen=True)

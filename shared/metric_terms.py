@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from shared.errors import UsageError
-from shared.messages import MAX_MEASURE
+from shared.field_types import MAX_MEASURE
 
 Goal = Literal["max", "min"]
 

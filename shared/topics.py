@@ -16,8 +16,8 @@ from shared.messages import MAX_CHUNKS
 
 NAME_RULE = "1 to 32 of a-z, 0-9, _ and -, beginning with a letter or digit"
 
-Kind = Literal["coordinator_state", "device_state", "down", "up", "model_chunk", "update_chunk"]
-Party = Literal["coordinator", "device"]
+Kind = Literal["coordinator_state", "run_status", "device_state", "down", "up", "model_chunk", "update_chunk"]
+Party = Literal["coordinator", "device", "watcher"]
 TopicQos = Literal[0, 1]
 
 _NAME = r"[a-z0-9][a-z0-9_-]{0,31}"
@@ -55,10 +55,19 @@ TOPICS: tuple[Topic, ...] = (
         "coordinator_state",
         "fedpatch/1/{fleet}/coord",
         writer="coordinator",
-        readers=("device", "coordinator"),
+        readers=("device", "coordinator", "watcher"),
         qos=1,
         retain=True,
         purpose="presence of the coordinator and the nonce of its start; its last will; the claim of another one",
+    ),
+    Topic(
+        "run_status",
+        "fedpatch/1/{fleet}/coord/progress",
+        writer="coordinator",
+        readers=("watcher",),
+        qos=0,
+        retain=False,
+        purpose="how the run stands, for people who watch it; nothing depends on it",
     ),
     Topic(
         "device_state",
@@ -127,6 +136,11 @@ def coordinator_state(fleet: str) -> str:
     return _fill("coordinator_state", fleet)
 
 
+def run_status(fleet: str) -> str:
+    """Topic of what watchers are told of the run."""
+    return _fill("run_status", fleet)
+
+
 def device_state(fleet: str, device: str) -> str:
     """Topic of a device's presence."""
     return _fill("device_state", fleet, device=device)
@@ -166,6 +180,12 @@ def device_filters(fleet: str, device: str) -> tuple[str, ...]:
     return (coordinator_state(fleet), device_state(fleet, device), down(fleet, device))
 
 
+def watcher_filters(fleet: str) -> tuple[str, ...]:
+    """What somebody who watches a run subscribes to."""
+    check_name("fleet", fleet)
+    return tuple(_acl_filter(row, fleet, "+") for row in TOPICS if "watcher" in row.readers)
+
+
 def model_chunks_filter(fleet: str, digest: str) -> str:
     """What a device subscribes to in order to get the global model with SHA-256 `digest`."""
     return model_chunk(fleet, digest, 0).removesuffix("0") + "+"
@@ -186,19 +206,28 @@ def parse_topic(fleet: str, topic: str) -> ParsedTopic | None:
     return None
 
 
-def mosquitto_acl(fleet: str, coordinator_user: str = "coordinator", devices: Sequence[str] | None = None) -> str:
+def mosquitto_acl(
+    fleet: str,
+    coordinator_user: str = "coordinator",
+    devices: Sequence[str] | None = None,
+    watchers: Sequence[str] = (),
+) -> str:
     """Text of mosquitto's `acl_file`: what is not allowed here is forbidden.
 
     With `devices`, each of them gets its own lines and any other user nothing. Without, the rules are patterns over the
     user name: mosquitto applies those to *every* user, so whoever has a password of any kind can join the fleet as the
-    device of that name (though never as another). Either way a device's user name must be its device id. mosquitto
-    grants a forbidden SUBSCRIBE and then stays silent, so a wrong rule shows as messages that never come.
+    device of that name (though never as another). Either way a device's user name must be its device id. `watchers` are
+    users who look on: with a list of `devices`, even an empty one, they can write nothing. mosquitto grants a forbidden
+    SUBSCRIBE and then stays silent, so a wrong rule shows as messages that never come.
     """
     check_name("fleet", fleet)
-    if not re.fullmatch(r"[^\s+#/]+", coordinator_user):
-        raise UsageError(f"coordinator user {coordinator_user!r} is not possible; leave out blanks, +, # and /")
+    _check_user("coordinator", coordinator_user)
     if coordinator_user in (devices or ()):
         raise UsageError(f"{coordinator_user!r} is both the coordinator's user and a device; rename the device")
+    for watcher in watchers:
+        _check_user("watcher", watcher)
+        if watcher in (coordinator_user, *(devices or ())):
+            raise UsageError(f"{watcher!r} watches, but is the coordinator's user or a device too; use another user")
     lines = [f"# fedpatch fleet {fleet}: generated from the topic table, do not edit", f"user {coordinator_user}"]
     lines += _rules("coordinator", fleet, "+", "topic")
     if devices is None:
@@ -207,14 +236,23 @@ def mosquitto_acl(fleet: str, coordinator_user: str = "coordinator", devices: Se
     for device in devices or ():
         lines += ["", f"user {check_name('device', device)}"]
         lines += _rules("device", fleet, device, "topic")
+    for watcher in watchers:
+        lines += ["", f"user {watcher}"]
+        lines += _rules("watcher", fleet, "+", "topic")
     return "\n".join(lines) + "\n"
+
+
+def _check_user(who: str, name: str) -> None:
+    if not re.fullmatch(r"[^\s+#/]+", name):
+        raise UsageError(f"{who} user {name!r} is not possible; leave out blanks, +, # and /")
 
 
 def _rules(party: Party, fleet: str, device: str, word: str) -> list[str]:
     lines = []
     for row in TOPICS:
         access = ("read" if party in row.readers else "") + ("write" if row.writer == party else "")
-        lines.append(f"{word} {access} {_acl_filter(row, fleet, device)}")
+        if access:
+            lines.append(f"{word} {access} {_acl_filter(row, fleet, device)}")
     return lines
 
 

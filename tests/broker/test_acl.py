@@ -15,13 +15,14 @@ from tests.brokers import Client, Mosquitto, client
 pytestmark = pytest.mark.broker
 
 DIGEST = "0123456789abcdef" * 4
-OWNER, OTHER, COORDINATOR, STRANGER = "pi-1", "pi-2", "coordinator", "stranger"
-USERS = (OWNER, OTHER, COORDINATOR, STRANGER)
+OWNER, OTHER, COORDINATOR, WATCHER, STRANGER = "pi-1", "pi-2", "coordinator", "ann", "stranger"
+USERS = (OWNER, OTHER, COORDINATOR, WATCHER, STRANGER)
 # Reads and writes everything, so that a test can see what was let through.
 AUDITOR = "auditor"
 
 EXAMPLES = {
     "coordinator_state": topics.coordinator_state("home"),
+    "run_status": topics.run_status("home"),
     "device_state": topics.device_state("home", OWNER),
     "down": topics.down("home", OWNER),
     "up": topics.up("home", OWNER),
@@ -30,6 +31,7 @@ EXAMPLES = {
 }
 WRITERS = {
     "coordinator_state": {COORDINATOR},
+    "run_status": {COORDINATOR},
     "device_state": {OWNER},
     "down": {COORDINATOR},
     "up": {OWNER},
@@ -37,7 +39,8 @@ WRITERS = {
     "update_chunk": {OWNER},
 }
 READERS = {
-    "coordinator_state": {OWNER, OTHER, COORDINATOR},
+    "coordinator_state": {OWNER, OTHER, COORDINATOR, WATCHER},
+    "run_status": {WATCHER},
     "device_state": {COORDINATOR, OWNER},
     "down": {OWNER},
     "up": {COORDINATOR},
@@ -59,7 +62,7 @@ def rules(request: pytest.FixtureRequest) -> str:
 def guarded(rules: str) -> Iterator[Mosquitto]:
     """A mosquitto with the generated rules, every user's password being its name."""
     devices = [OWNER, OTHER] if rules == "listed" else None
-    acl = mosquitto_acl("home", devices=devices)
+    acl = mosquitto_acl("home", devices=devices, watchers=[WATCHER])
     acl += f"\nuser {AUDITOR}\ntopic readwrite #\n\npattern readwrite barrier/%u\n"
     with Mosquitto(acl=acl, passwords={user: user for user in (*USERS, AUDITOR)}) as broker:
         yield broker
@@ -95,7 +98,8 @@ def test_only_the_writer_of_a_topic_can_write_it(guarded):
 def test_only_the_reader_of_a_topic_gets_to_read_it(guarded, rules):
     """Everyone subscribes to everything, by name and by wildcard; retained or live, only the readers get a message."""
     expected = {
-        name: users | ({STRANGER, COORDINATOR} if rules == "pattern" and name in OPEN_TO_ANY_PASSWORD else set())
+        name: users
+        | ({STRANGER, WATCHER, COORDINATOR} if rules == "pattern" and name in OPEN_TO_ANY_PASSWORD else set())
         for name, users in READERS.items()
     }
     delivered: dict[str, set[str]] = {name: set() for name in EXAMPLES}

@@ -15,11 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from rich.console import Console
 
-from coordinator.frame import MAX_DEVICES, SPARKS, draw, sparkline
+from coordinator.frame import MAX_DEVICES, draw
 from coordinator.records import PhaseSeconds, RoundRecord
 from coordinator.round_states import State
 from coordinator.snapshot import DeviceLine, Snapshot
@@ -137,20 +135,6 @@ def test_what_is_only_passing_is_gone_when_all_is_over():
     assert "user accuracy 0.800" in lines and "10/10" in lines
 
 
-@given(st.lists(st.floats(0.0, 1.0), max_size=50))
-def test_a_sparkline_has_one_mark_per_value_in_their_order(values):
-    """A greater value never has a lower mark."""
-    marks = sparkline(values)
-    assert len(marks) == len(values)
-    levels = [SPARKS.index(mark) for mark in marks]
-    assert all(
-        low <= high
-        for (a, low) in zip(values, levels, strict=True)
-        for (b, high) in zip(values, levels, strict=True)
-        if a < b
-    )
-
-
 def plain_lines(*snapshots: Snapshot) -> list[str]:
     """What a plain view says."""
     stream = io.StringIO()
@@ -165,6 +149,14 @@ def test_a_plain_round_is_one_line():
     after = replace(WAITING, present=10, round=3, records=(record(3),))
     assert plain_lines(replace(WAITING, present=10), after, after) == [
         "round 3/30 aggregated: 10/10 reported, UA 0.912 (min 0.830), 1.9 s, 54 kB down, 51 kB up"
+    ]
+
+
+def test_a_plain_round_is_told_once_also_where_only_the_last_rounds_are_known():
+    """Rounds are told by their numbers, not by how many are known."""
+    known = [replace(WAITING, present=10, records=(record(n), record(n + 1))) for n in (1, 2, 4)]
+    assert [line[:9] for line in plain_lines(replace(WAITING, present=10), *known)] == [
+        f"round {n}/3" for n in (1, 2, 3, 4, 5)
     ]
 
 

@@ -15,7 +15,8 @@ from device_agent.patch_store import PatchKey, PatchStore
 from device_agent.training import LocalTrainer
 from shared.codec import from_bytes, to_bytes
 from shared.errors import SchemaMismatch, StateError, UsageError, WireError
-from shared.messages import ENCODINGS, MAX_CHUNKS, MAX_MEASURE, UpdateReport
+from shared.field_types import MAX_MEASURE
+from shared.messages import ENCODINGS, MAX_CHUNKS, UpdateReport
 from shared.model import initial_tensors
 from shared.tensors import MOMENTS
 from tests.device_agent.rounds import ADAM, POLICIES, SGD, Scene, raw_update, traces

@@ -13,15 +13,18 @@ import pytest
 from coordinator.open_round import REINVITE_S, UPLOAD_IDLE_S
 from coordinator.repairs import REPUBLISH_S
 from coordinator.round_states import TABLE, Event, State
+from coordinator.status_feed import LEAST_S, REPEAT_S
 from shared import messages
 from shared.codec import BODY_TYPES, MAX_MESSAGE_BYTES, _Frame
 from shared.messages import ENCODINGS, MAX_CHUNKS, JobStatus, Manifest, TaskCapability, TrainPlan, UpdateReport
+from shared.run_status import DeviceStatus, ReasonCount, RoundStatus, StateCount
 from shared.topics import TOPICS
 from shared.transfer import CHUNK_OVERHEAD_BYTES, MAX_QUIET_S
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "protocol.md").read_text("utf-8")
 WITHIN = (Manifest, TrainPlan, TaskCapability, JobStatus, UpdateReport)
-SECTIONS: dict[str, type] = BODY_TYPES | {kind.__name__: kind for kind in WITHIN}
+WITHIN_STATUS = (DeviceStatus, StateCount, RoundStatus, ReasonCount)
+SECTIONS: dict[str, type] = BODY_TYPES | {kind.__name__: kind for kind in (*WITHIN, *WITHIN_STATUS)}
 
 
 def section(name: str) -> str:
@@ -92,6 +95,7 @@ def test_the_rounds_table_is_the_one_that_is_played():
 
 def test_figures_are_those_of_the_code():
     """Sizes and pauses, where the text states them."""
+    assert LEAST_S == 1.0
     for figure in (
         f"{MAX_MESSAGE_BYTES:,} bytes",
         f"1 to {MAX_CHUNKS:,}",
@@ -100,6 +104,7 @@ def test_figures_are_those_of_the_code():
         f"within {REPUBLISH_S:g} s",
         f"silent for {UPLOAD_IDLE_S:g} s",
         f"up to {MAX_QUIET_S:g} s",
+        f"a second at most, and every {REPEAT_S:g} s even",
         f"Version {messages.PROTOCOL_VERSION}",
         ", ".join(f"`{encoding}`" for encoding in ENCODINGS[:-1]),
     ):

@@ -36,6 +36,7 @@ from shared.messages import (
     WorkRequest,
 )
 from shared.reasons import Condition, DeclineReason, FailReason, JobPhase, RefuseReason
+from shared.run_status import DeviceStatus, ReasonCount, RoundStatus, RunStatus, StateCount
 from shared.transfer import Chunk, decode_chunk, encode_chunk
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
@@ -45,6 +46,33 @@ MODEL = "0123456789abcdef" * 4
 UPDATE = "fedcba9876543210" * 4
 MANIFEST = Manifest(MODEL, 300_000, 98_304, 4, "fp32+zstd", 400_000, SCHEMA)
 PLAN = TrainPlan("adam", 0.001, 20, moments=("exp_avg", "exp_avg_sq", "step"), seed=7)
+STATUS = RunStatus(
+    phase="collecting",
+    stopped="",
+    rounds_in_all=30,
+    target_ua=0.97,
+    metric="accuracy",
+    lower_is_better=False,
+    devices=(DeviceStatus("pi-1", "training", "", 0.5), DeviceStatus("pi-2", "declined", "too_hot", 0.0)),
+    others=(StateCount("reported", "", 7),),
+    present=9,
+    wanted=3,
+    unwilling=(ReasonCount("quiet_hours", 2),),
+    reported=7,
+    needed=8,
+    user_accuracy=0.75,
+    eta_s=12.5,
+    elapsed_s=4.0,
+    pause_s=0.0,
+    rounds=(
+        RoundStatus(
+            2, "failed", "quorum_missed", 9, 3, 0.5, 0.25, None, 1.5, 300, 200, (ReasonCount("too_hot", 1),), (), (), 5
+        ),
+    ),
+    earlier=(0.25,),
+    bytes_down=600,
+    bytes_up=400,
+)
 
 BODIES: dict[str, Body] = {
     "work_request": WorkRequest(SCHEMA, "affine", PLAN, MANIFEST, "fp16+zstd", 98_304, 600.0),
@@ -62,6 +90,7 @@ BODIES: dict[str, Body] = {
     "failed": Failed(FailReason.UNWILLING, Condition.PAUSED),
     "coordinator_state": CoordinatorState(True, "c0ffee"),
     "claim": Claim("c0ffee"),
+    "run_status": STATUS,
     "device_state": DeviceState(
         True,
         "b007",

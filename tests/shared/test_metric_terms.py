@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.errors import UsageError
-from shared.messages import MAX_MEASURE
+from shared.field_types import MAX_MEASURE
 from shared.metric_terms import MetricTerms, metric_terms
 
 MAE = metric_terms("MAE", "min", None)

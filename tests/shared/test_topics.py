@@ -22,6 +22,7 @@ def test_every_topic_that_is_built_is_read_back(fleet, device, digest, index):
     """Parsing undoes building, whatever the names."""
     built = {
         topics.coordinator_state(fleet): ParsedTopic("coordinator_state"),
+        topics.run_status(fleet): ParsedTopic("run_status"),
         topics.device_state(fleet, device): ParsedTopic("device_state", device),
         topics.down(fleet, device): ParsedTopic("down", device),
         topics.up(fleet, device): ParsedTopic("up", device),
@@ -100,15 +101,17 @@ def test_both_ends_subscribe_to_what_the_table_lets_them_read():
         "fedpatch/1/home/dev/pi-1/state",
         "fedpatch/1/home/dev/pi-1/dn",
     )
+    assert topics.watcher_filters("home") == ("fedpatch/1/home/coord", "fedpatch/1/home/coord/progress")
     assert topics.model_chunks_filter("home", DIGEST) == f"fedpatch/1/home/blob/{DIGEST}/+"
 
 
 def test_access_rules_name_each_device_and_nobody_else():
     """With a list of devices there is no pattern that would let any other user in."""
     text = topics.mosquitto_acl("home", devices=["pi-1", "pi-2"])
-    assert text.splitlines()[1:9] == [
+    assert text.splitlines()[1:10] == [
         "user coordinator",
         "topic readwrite fedpatch/1/home/coord",
+        "topic write fedpatch/1/home/coord/progress",
         "topic read fedpatch/1/home/dev/+/state",
         "topic write fedpatch/1/home/dev/+/dn",
         "topic read fedpatch/1/home/dev/+/up",
@@ -118,6 +121,27 @@ def test_access_rules_name_each_device_and_nobody_else():
     ]
     assert "pattern" not in text
     assert "topic readwrite fedpatch/1/home/dev/pi-2/state\n" in text
+
+
+def test_a_watcher_reads_how_the_run_stands_and_writes_nothing():
+    """Devices cannot even read it."""
+    text = topics.mosquitto_acl("home", devices=["pi-1"], watchers=["ann", "bob"])
+    assert text.partition("\nuser ann\n")[2].splitlines() == [
+        "topic read fedpatch/1/home/coord",
+        "topic read fedpatch/1/home/coord/progress",
+        "",
+        "user bob",
+        "topic read fedpatch/1/home/coord",
+        "topic read fedpatch/1/home/coord/progress",
+    ]
+    assert "progress" not in text.partition("user pi-1")[2].partition("user ann")[0]
+
+
+@pytest.mark.parametrize("watcher", ["a b", "#", "coordinator", "pi-1"])
+def test_a_watcher_with_a_name_that_has_other_rights_is_refused(watcher):
+    """It could write what it is only to read; nor can a name be a wildcard."""
+    with pytest.raises(UsageError, match="watch"):
+        topics.mosquitto_acl("home", devices=["pi-1"], watchers=[watcher])
 
 
 def test_access_rules_without_a_list_are_patterns_over_the_user_name():

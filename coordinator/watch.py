@@ -1,0 +1,202 @@
+"""`fedpatch watch`: listens to what a coordinator tells of its run, and shows it; it writes nothing anywhere.
+
+What was asked for is on stdout: the picture, lines, or JSON. What hinders it is said on stderr, or above the picture.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any, Protocol
+
+import typer
+from rich.console import Console
+
+from coordinator.database import exists
+from coordinator.frame import draw
+from coordinator.onlooker import PATIENCE_S, Onlooker, timeless
+from coordinator.records import RunInfo
+from coordinator.registry import REGISTRY_FILE, Registry
+from coordinator.snapshot import Snapshot
+from coordinator.view import LiveView, PlainView, make_view
+from shared.broker_settings import BrokerSettings
+from shared.errors import StateError, UsageError
+from shared.link import LinkEvent, MqttLink
+from shared.topics import watcher_filters
+
+CONNECT_TIMEOUT_S = 10.0
+_IDLE_S = 0.5
+
+
+class Outlet(Protocol):
+    """Where things are shown."""
+
+    def show(self, seen: Snapshot, document: dict[str, Any]) -> None:
+        """How the run stands, as a picture and as data; called at every opportunity."""
+
+    def say(self, line: str) -> None:
+        """Something worth a line of its own."""
+
+
+class Picture:
+    """A live display."""
+
+    def __init__(self, view: LiveView) -> None:
+        self._view = view
+
+    def show(self, seen: Snapshot, document: dict[str, Any]) -> None:
+        """Drawn at the display's own pace."""
+        self._view.show(seen)
+
+    def say(self, line: str) -> None:
+        """Above the picture."""
+        self._view.say(line)
+
+
+class Lines:
+    """A line per round, as `fedpatch run` has them."""
+
+    def __init__(self) -> None:
+        self._run = ""
+        self._view = _Stdout(sys.stdout)
+
+    def show(self, seen: Snapshot, document: dict[str, Any]) -> None:
+        """Says what is new."""
+        if seen.run != self._run:
+            self._run, self._view = seen.run, _Stdout(sys.stdout)
+            round_words = f", round {seen.round}/{seen.rounds}" if seen.round else ""
+            self._view.say(f"run {seen.run}: {document['task']}{round_words}, {seen.phase}")
+        self._view.show(seen)
+
+    def say(self, line: str) -> None:
+        """On stderr."""
+        typer.echo(line, err=True)
+
+
+class Documents:
+    """A JSON document per change, each on its line."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, Any] = {}
+
+    def show(self, seen: Snapshot, document: dict[str, Any]) -> None:
+        """Only where something else than the time has changed."""
+        if timeless(document) != self._last:
+            self._last = timeless(document)
+            typer.echo(json.dumps(document, allow_nan=False))
+
+    def say(self, line: str) -> None:
+        """On stderr."""
+        typer.echo(line, err=True)
+
+
+class Frame(Lines):
+    """One picture, and that is all."""
+
+    def show(self, seen: Snapshot, document: dict[str, Any]) -> None:
+        """As it would be drawn in a terminal."""
+        console = Console(highlight=False, markup=False, emoji=False)
+        with console.capture() as captured:
+            console.print(draw(seen, lines=console.height))
+        encoding = sys.stdout.encoding or "utf-8"
+        for line in captured.get().splitlines():
+            typer.echo(line.rstrip().encode(encoding, "replace").decode(encoding))
+
+
+class _Stdout(PlainView):
+    """When nobody reads any more, there is nothing left to do."""
+
+    def say(self, line: str) -> None:
+        typer.echo(line)
+
+
+def newest_run(places: Iterable[Path], fleet: str | None) -> RunInfo:
+    """The newest run in these state directories, of `fleet` if one is named; one that goes on comes first.
+
+    UsageError where there is none.
+    """
+    found = [run for place in places if (run := _newest_of(place, fleet))]
+    if not found:
+        of_fleet = f" of fleet {fleet!r}" if fleet else ""
+        raise UsageError(f"no run{of_fleet} was begun here; say where it is, with --broker URL and --fleet NAME")
+    return max(found, key=lambda run: (run.status == "running", run.created_at))
+
+
+def _newest_of(place: Path, fleet: str | None) -> RunInfo | None:
+    if not exists(place / REGISTRY_FILE):
+        return None
+    with Registry(place / REGISTRY_FILE, readonly=True) as registry:
+        return next((run for run in registry.runs() if fleet in (None, run.settings.get("fleet"))), None)
+
+
+def watch(settings: BrokerSettings, *, once: bool, as_json: bool) -> None:
+    """Shows what is told of the fleet's run until somebody presses Ctrl-C; `once`: until something was told.
+
+    Raises BrokerError where the broker cannot be reached at the beginning, and, with `once`, StateError where nothing is
+    heard. To be called within shared.command.interruptible.
+    """
+    heard: SimpleQueue[LinkEvent] = SimpleQueue()
+    link = MqttLink(
+        settings.broker,
+        client_id=f"fedpatch.{settings.fleet}.watch.{secrets.token_hex(4)}",
+        events=heard.put,
+        username=settings.username,
+        password=settings.password,
+        ca_file=settings.ca_file,
+        clean_start=True,
+    )
+    link.subscribe(*watcher_filters(settings.fleet))
+    link.start()
+    try:
+        link.wait_connected(CONNECT_TIMEOUT_S)
+        onlooker = Onlooker(settings.fleet, str(link.broker), time.monotonic())
+        if once:
+            _show_once(heard, onlooker, Documents() if as_json else Frame())
+        elif as_json:
+            _show(heard, onlooker, Documents())
+        else:
+            _show_to_people(heard, onlooker)
+    finally:
+        link.stop(0.0)
+
+
+def _show_to_people(heard: SimpleQueue[LinkEvent], onlooker: Onlooker) -> None:
+    view = make_view(sys.stdout)
+    if not isinstance(view, LiveView):
+        _show(heard, onlooker, Lines())
+        return
+    with view:
+        _show(heard, onlooker, Picture(view))
+
+
+def _show(heard: SimpleQueue[LinkEvent], onlooker: Onlooker, outlet: Outlet) -> None:
+    while True:
+        _hear(heard, onlooker, outlet)
+        seen, document = onlooker.picture(time.monotonic()), onlooker.document()
+        if seen is not None and document is not None:
+            outlet.show(seen, document)
+
+
+def _show_once(heard: SimpleQueue[LinkEvent], onlooker: Onlooker, outlet: Outlet) -> None:
+    give_up_at = time.monotonic() + PATIENCE_S
+    while (seen := onlooker.picture(time.monotonic())) is None:
+        if onlooker.alone or time.monotonic() > give_up_at:
+            raise StateError(onlooker.why_silent())
+        _hear(heard, onlooker, outlet, complain=False)
+    outlet.show(seen, onlooker.document() or {})
+
+
+def _hear(heard: SimpleQueue[LinkEvent], onlooker: Onlooker, outlet: Outlet, *, complain: bool = True) -> None:
+    try:
+        lines = onlooker.take(heard.get(timeout=_IDLE_S), time.monotonic())
+    except Empty:
+        lines = []
+    if complain:
+        lines += onlooker.tick(time.monotonic())
+    for line in lines:
+        outlet.say(line)

@@ -1,0 +1,79 @@
+"""`fedpatch watch`, a command of its own file: what it needs is imported when it runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shared.command import command, interruptible
+
+if TYPE_CHECKING:
+    from shared.broker_settings import BrokerSettings
+
+_Broker = Annotated[
+    str | None,
+    typer.Option(
+        envvar="FEDPATCH_BROKER", metavar="URL", help="The run's broker; without it, that of the newest run here."
+    ),
+]
+_Fleet = Annotated[str | None, typer.Option(envvar="FEDPATCH_FLEET", metavar="NAME", help="The run's fleet.")]
+_Username = Annotated[
+    str | None, typer.Option(envvar="FEDPATCH_USERNAME", metavar="NAME", help="User name for the broker.")
+]
+_CaFile = Annotated[
+    Path | None,
+    typer.Option(envvar="FEDPATCH_CA_FILE", metavar="PATH", help="CA certificate to trust for mqtts://, a PEM file."),
+]
+_StateDir = Annotated[
+    Path | None,
+    typer.Option(envvar="FEDPATCH_STATE_DIR", metavar="PATH", help="Directory to look for the newest run in."),
+]
+_Once = Annotated[bool, typer.Option("--once", help="Show how the run stands, once.")]
+_AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document per change on stdout, each on a line.")]
+
+
+def add_watch(app: typer.Typer) -> None:
+    """Give `app` the command."""
+
+    @command(app, "watch", example="fedpatch watch --broker mqtt://broker.local --fleet kitchen")
+    def watch(
+        broker: _Broker = None,
+        fleet: _Fleet = None,
+        username: _Username = None,
+        ca_file: _CaFile = None,
+        state_dir: _StateDir = None,
+        once: _Once = False,
+        as_json: _AsJson = False,
+    ) -> None:
+        """Watch a run while it goes on, also over the network: its round, its devices, user accuracy, bytes.
+
+        Nothing is changed by it. Where the broker wants a password, it is read from FEDPATCH_PASSWORD.
+        """
+        from coordinator.watch import watch
+
+        given: dict[str, str | None] = {"broker": broker, "fleet": fleet, "username": username}
+        given["ca_file"] = str(ca_file) if ca_file else None
+        with interruptible():
+            watch(_broker_settings(given, state_dir), once=once, as_json=as_json)
+
+
+def _broker_settings(given: Mapping[str, str | None], state_dir: Path | None) -> BrokerSettings:
+    """What was given; where that names no broker, the rest is as the newest run on this machine has it."""
+    from coordinator.state_dirs import find, with_runs
+    from coordinator.watch import newest_run
+    from shared.broker_settings import BrokerSettings
+    from shared.config import load
+
+    flags: dict[str, object] = {name: value for name, value in given.items() if value is not None}
+    if "broker" not in flags:
+        run = newest_run(with_runs() if state_dir is None else [find(state_dir)], given["fleet"])
+        known = {name: run.settings.get(name) for name in given}
+        flags = {**{name: value for name, value in known.items() if value is not None}, **flags}
+        if run.status != "running":
+            typer.echo(f"run {run.id} is not going on ({run.status}); waiting for the next one", err=True)
+    environ = {name: os.environ[name] for name in ("FEDPATCH_PASSWORD",) if name in os.environ}
+    return load(BrokerSettings, file=None, environ=environ, flags=flags)

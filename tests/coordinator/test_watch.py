@@ -1,0 +1,65 @@
+"""Which run `fedpatch watch` finds by itself, and what it says where there is none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import coordinator.cli
+import coordinator.watch
+from coordinator.registry import REGISTRY_FILE, Registry
+from coordinator.watch import newest_run
+from shared.errors import UsageError
+from tests.brokers import free_port
+from tests.programs import Program
+
+
+def begin(place: Path, fleet: str, created_at: float, ended: str | None = None) -> str:
+    """A run in a state directory; its id."""
+    place.mkdir(exist_ok=True)
+    settings = {"broker": f"mqtt://broker:{int(created_at)}", "fleet": fleet, "username": None}
+    with Registry(place / REGISTRY_FILE) as registry:
+        run = registry.create_run(
+            created_at=created_at, task="digits", strategy="fedavg", private="none", settings=settings, schema="00" * 32
+        )
+        if ended:
+            registry.finish_run(run.id, stopped_because=ended, user_accuracy=None, model=None)
+    return run.id
+
+
+def test_a_run_that_goes_on_is_found_before_newer_ones_that_do_not(tmp_path):
+    """In whichever directory it is; of a fleet, where one is named."""
+    one, two, empty = tmp_path / "one", tmp_path / "two", tmp_path / "empty"
+    kitchen = begin(one, "kitchen", 100.0)
+    attic = begin(two, "attic", 200.0, "max_rounds")
+    assert newest_run([two, empty, one], None).id == kitchen
+    assert newest_run([two, empty, one], "attic").id == attic
+    newer = begin(two, "kitchen", 300.0)
+    assert newest_run([one, two], None).id == newer
+
+
+def test_without_a_run_the_error_says_what_to_say(tmp_path):
+    """Nothing is made where nothing is."""
+    with pytest.raises(UsageError, match="no run of fleet 'attic' was begun here; say where it is, with --broker URL"):
+        newest_run([tmp_path], "attic")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("how", [["--once"], ["--json"], []])
+def test_a_broker_that_is_not_there_is_said(how, monkeypatch, capsys):
+    """As by the other commands, with exit code 3."""
+    monkeypatch.setattr(coordinator.watch, "CONNECT_TIMEOUT_S", 0.5)
+    ended = Program(coordinator.cli.main, monkeypatch, capsys)(
+        "watch", "--broker", f"mqtt://127.0.0.1:{free_port()}", *how
+    )
+    assert ended.code == 3
+    assert ended.out == ""
+    assert "is a broker running there?" in ended.err
+
+
+def test_a_fleet_that_cannot_be_is_a_mistake_in_one_sentence(monkeypatch, capsys):
+    """Exit code 2."""
+    ended = Program(coordinator.cli.main, monkeypatch, capsys)("watch", "--broker", "mqtt://b", "--fleet", "No Name")
+    assert ended.code == 2
+    assert "--fleet" in ended.err and len(ended.err.splitlines()) == 1

@@ -1,0 +1,227 @@
+"""`fedpatch watch` beside a real run: in real terminals, for programs, over the network, and with no rights but to look."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from coordinator.status import status_of
+from shared import topics
+from shared.codec import encode
+from shared.messages import CoordinatorState, Envelope
+from shared.topics import mosquitto_acl
+from tests.brokers import Mosquitto, client
+from tests.coordinator.test_view import collecting, fleet
+from tests.system.commands import PATIENCE_S, Command, run
+from tests.system.fleet import ROOT, Fleet
+from tests.system.stage import Stage
+
+pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.timeout(600)]
+
+_POLL_S = 0.1
+
+
+@dataclass
+class Held:
+    """A run whose second round does not end before it may: Bob has reported, and Ann trains."""
+
+    stage: Stage
+    coordinator: Command
+
+    @property
+    def where(self) -> list[str]:
+        """What somebody on another machine knows of it."""
+        return ["--broker", self.stage.broker.url, "--fleet", self.stage.fleet.name]
+
+    def told(self) -> dict:
+        """How it stands, for programs."""
+        done = run("fedpatch", "watch", *self.where, "--once", "--json")
+        assert done.code == 0, done.err
+        return dict(done.document)
+
+
+@pytest.fixture(scope="module")
+def held(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Held]:
+    """A broker, two devices, a coordinator."""
+    directory = tmp_path_factory.mktemp("watched")
+    with Mosquitto() as broker, Fleet(broker.url, directory / "agents") as agents:
+        stage = Stage(broker, agents, directory)
+        stage.start_agents()
+        stage.hold("ann", round=2, step=3)
+        with stage.begin() as coordinator:
+            stage.wait_held("ann", coordinator)
+            coordinator.wait(lambda: "round 1/4" in coordinator.err, "has played a round")
+            held = Held(stage, coordinator)
+            _until(lambda: _states(held.told()) == {"ann": "training", "bob": "reported"}, "Bob has reported")
+            yield held
+
+
+def _states(document: dict) -> dict[str, str]:
+    return {one["device"]: one["state"] for one in document["devices"]}
+
+
+def _until(fits: Callable[[], object], what: str, shown: Callable[[], object] = lambda: "") -> None:
+    give_up_at = time.monotonic() + PATIENCE_S
+    while not fits():
+        assert time.monotonic() < give_up_at, f"it never came to this: {what} {shown()}"
+        time.sleep(_POLL_S)
+
+
+def _is_the_picture(lines: list[str]) -> bool:
+    """All of it, once. A terminal may be looked at while it is drawn on, so this is waited for."""
+    rows = [line.split() for line in lines]
+    text = "\n".join(lines)
+    return (
+        "round 2/4  collecting" in text
+        and "training 1  reported 1" in text
+        and sum("reported " in line and "needed" in line for line in lines) == 1
+        and sum(row[:2] == ["ann", "training"] for row in rows) == 1
+        and sum(row[:2] == ["bob", "reported"] for row in rows) == 1
+        and sum("user accuracy" in line for line in lines) == 1
+        and sum(row[:3] == ["1", "aggregated", "2/2"] and row[-1] == "kB" for row in rows) == 1
+    )
+
+
+class Terminal:
+    """A real terminal of so many columns and lines, in tmux, that runs a command and says how it ended."""
+
+    def __init__(self, directory: Path, columns: int, lines: int) -> None:
+        self._tmux = ["tmux", "-S", str(directory / "socket"), "-f", str(directory / "tmux.conf")]
+        (directory / "tmux.conf").write_text("set -g status off\n")
+        self._size = ["-x", str(columns), "-y", str(lines)]
+
+    def run(self, *command: str) -> None:
+        """Start it."""
+        words = " ".join((sys.executable, "-P", "-m", *command))
+        shell = f"cd {ROOT} && trap : INT; PYTHONPATH={ROOT} LC_ALL=C.UTF-8 {words}; echo it ended with $?; cat"
+        self("new-session", "-d", *self._size, shell)
+
+    def __call__(self, *command: str) -> str:
+        """What tmux says to a command."""
+        return subprocess.run([*self._tmux, *command], capture_output=True, text=True, check=True).stdout
+
+    @property
+    def lines(self) -> list[str]:
+        """What it shows."""
+        return self("capture-pane", "-p").splitlines()
+
+    def wait(self, text: str) -> list[str]:
+        """What it shows once `text` is there."""
+        _until(lambda: any(text in line for line in self.lines), f"{text!r} is shown", lambda: self.lines)
+        return self.lines
+
+    def __enter__(self) -> Terminal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(subprocess.CalledProcessError):
+            self("kill-server")
+
+
+@pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed (Debian: apt install tmux)")
+@pytest.mark.parametrize(("columns", "lines"), [(80, 24), (200, 50)])
+def test_a_terminal_shows_the_round_the_phase_and_the_devices(held, tmp_path, columns, lines):
+    """Whole lines, one picture; Ctrl-C ends it with 130 and leaves the terminal as it was."""
+    with Terminal(tmp_path, columns, lines) as terminal:
+        terminal.run("coordinator", "watch", *held.where)
+        _until(lambda: _is_the_picture(terminal.lines), "the picture is whole", lambda: terminal.lines)
+        assert max(map(len, terminal.lines)) <= columns
+        assert terminal("display", "-p", "#{cursor_flag}").strip() == "0"
+        terminal("send-keys", "C-c")
+        assert "it ended with 130" in terminal.wait("it ended with")
+        assert terminal("display", "-p", "#{cursor_flag} #{alternate_on}").strip() == "1 0"
+        assert not any("Traceback" in line or "Aborted" in line for line in terminal.lines)
+
+
+def test_a_program_gets_one_json_document(held):
+    """With the run, the round, the devices, the rounds before, and bytes."""
+    told = held.told()
+    assert (told["fleet"], told["coordinator"], told["round"]) == (held.stage.fleet.name, "online", 2)
+    assert (told["phase"], told["stopped"], told["rounds_in_all"]) == ("collecting", "", 4)
+    assert (told["reported"], told["needed"], told["present"]) == (1, 2, 2)
+    (first,) = told["rounds"]
+    assert (first["round"], first["outcome"], first["reported"]) == (1, "aggregated", 2)
+    assert 0 < told["bytes_up"] == first["bytes_up"]
+    assert told["user_accuracy"] is not None
+
+
+def test_on_the_same_machine_nothing_has_to_be_said(held, tmp_path):
+    """Broker and fleet are those of the newest run; where there is none, that is said."""
+    done = run("fedpatch", "watch", "--once", "--state-dir", held.stage.state_dir)
+    assert done.code == 0, done.err
+    assert "round 2/4  collecting" in done.out
+    assert "\x1b" not in done.out
+    without = run("fedpatch", "watch", "--once", "--state-dir", tmp_path)
+    assert without.code == 2
+    assert "say where it is, with --broker URL and --fleet NAME" in without.err
+
+
+def test_a_fleet_without_a_coordinator_is_no_riddle(held):
+    """Where the broker knows that nobody is at work, it is said at once."""
+    with client(held.stage.broker.url, "other", clean_start=True) as other:
+        gone = encode(Envelope(CoordinatorState(online=False, boot="b1")))
+        other.link.publish(topics.coordinator_state("empty"), gone, retain=True)
+        other.settle()
+    done = run("fedpatch", "watch", "--once", "--broker", held.stage.broker.url, "--fleet", "empty")
+    assert done.code == 1
+    assert "no coordinator is at work for it" in done.err
+
+
+def test_a_watcher_needs_no_right_but_to_read_that():
+    """With the generated rules, a user for watching sees the run; what it writes, nobody gets."""
+    acl = mosquitto_acl("home", devices=["pi-1"], watchers=["ann"])
+    users = {"coordinator": "c", "ann": "a"}
+    with (
+        Mosquitto(acl=acl + "\npattern readwrite barrier/%c\n", passwords=users) as broker,
+        client(broker.url, "works", username="coordinator", password="c") as works,
+        Command(
+            "fedpatch",
+            "watch",
+            *("--broker", broker.url, "--fleet", "home", "--username", "ann", "--json"),
+            environment={"FEDPATCH_PASSWORD": "a"},
+        ) as watching,
+    ):
+        status = encode(Envelope(status_of(collecting(*fleet(9))), run="run-1", round=3))
+
+        def told() -> bool:
+            works.link.publish(topics.run_status("home"), status, qos=0)
+            return bool(watching.out)
+
+        watching.wait(told, "tells what it hears")
+        assert json.loads(watching.out.splitlines()[0])["run"] == "run-1"
+        done = watching.interrupt()
+    assert (done.code, len(done.out.splitlines())) == (130, 1)
+
+
+def test_lines_are_told_to_the_end_and_beyond(held):
+    """A line per round, the coordinator's death and return, and the end of the run; nothing is left to test after it."""
+    with (
+        Command("fedpatch", "watch", *held.where) as watching,
+        Command("fedpatch", "watch", *held.where, "--json") as listening,
+    ):
+        watching.wait(lambda: "round 2/4" in watching.out, "hears of the run")
+        listening.wait(lambda: listening.out, "hears of the run")
+        held.coordinator.kill()
+        watching.wait_err("the coordinator is gone; waiting for it to come back")
+        listening.wait(lambda: '"coordinator": "away"' in listening.out, "hears that it is gone")
+        with held.stage.resume() as coordinator:
+            held.stage.holds["ann"].release()
+            assert coordinator.done().code == 0
+        watching.wait_err("is over: max_rounds")
+        watching.wait(lambda: "round 4/4 aggregated: 2/2 reported" in watching.out, "tells of the last round")
+        listening.wait(lambda: '"stopped": "max_rounds"' in listening.out, "hears of the end")
+        told, documents = watching.interrupt(), listening.interrupt()
+    assert (told.code, documents.code) == (130, 130)
+    everything = [json.loads(line) for line in documents.out.splitlines()]
+    assert everything[-1]["stopped"] == "max_rounds"
+    assert {one["coordinator"] for one in everything} == {"online", "away"}
+    assert "\x1b" not in told.out
