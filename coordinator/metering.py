@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 
 from coordinator.device_series import DeviceSeries
-from coordinator.effects import Effect
+from coordinator.effects import Effect, Send
 from coordinator.engine import Engine
 from coordinator.fleet_meter import FleetMeter
 from coordinator.metrics import Metrics
@@ -30,6 +30,9 @@ class Meter:
 
     def performed(self, effect: Effect, began_at: float, ended_at: float) -> None:
         """An effect was performed."""
+        if isinstance(effect, Send):  # most of them are, and only one of the three wants to know
+            self._traffic.told(effect)
+            return
         self._rounds.performed(effect, began_at, ended_at)
         self._fleet.performed(effect, began_at)
         self._traffic.performed(effect)

@@ -15,6 +15,8 @@ _RESULT_OF = {
     RefuseReason.LATE: "late",
     RefuseReason.STALE_EPOCH: "late",
 }
+_DOWN, _UP, _CHUNKS = ("down", "message", "wire"), ("up", "message", "wire"), ("up", "update", "wire")
+_TRAVELLING = (_DOWN, _UP, _CHUNKS)
 
 
 class TrafficMeter:
@@ -26,32 +28,34 @@ class TrafficMeter:
         self._granted: dict[str, str] = {}
         self._refused: dict[str, str] = {}
         self._arrived: dict[str, int] = {}
+        # Plain numbers until the next look: there is a message for every few microseconds of the coordinator's work.
+        self._travelled = dict.fromkeys(_TRAVELLING, 0)
         metrics.connected.set(1)
         metrics.spool.set(_size_of(directory / "updates"))
 
     def sent(self, size_bytes: int) -> None:
         """A message to a device."""
-        self._metrics.bytes.labels("down", "message", "wire").inc(size_bytes)
+        self._travelled[_DOWN] += size_bytes
 
     def received(self, kind: str, size_bytes: int) -> None:
         """A message or a chunk of a device."""
-        what = "update" if kind == "update_chunk" else "message"
-        self._metrics.bytes.labels("up", what, "wire").inc(size_bytes)
+        self._travelled[_CHUNKS if kind == "update_chunk" else _UP] += size_bytes
 
     def link(self, *, connected: bool) -> None:
         """The broker went or came back."""
         self._metrics.connected.set(connected)
 
     def look(self, waiting: int) -> None:
-        """What waits now."""
+        """What waits now, and what travelled since the last look."""
         self._metrics.waiting.set(waiting)
+        for labels, size_bytes in self._travelled.items():
+            self._metrics.bytes.labels(*labels).inc(size_bytes)
+            self._travelled[labels] = 0
 
     def performed(self, effect: Effect) -> None:
-        """Takes what is about transfers."""
+        """Takes what is about transfers, but for messages."""
         metrics = self._metrics
         match effect:
-            case Send():
-                self._told(effect)
             case Store():
                 metrics.bytes.labels("up", "update", "raw").inc(effect.manifest.raw_bytes)
                 self._arrived[effect.device] = len(effect.blob)
@@ -66,7 +70,8 @@ class TrafficMeter:
             case Record():
                 self._record(effect.record)
 
-    def _told(self, effect: Send) -> None:
+    def told(self, effect: Send) -> None:
+        """Takes what the coordinator told a device."""
         match effect.envelope.body:
             case WorkRequest(model=model):
                 self._model = model
