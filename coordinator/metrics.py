@@ -8,7 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+)
 
 from coordinator.round_states import State
 from shared.reasons import Condition, DeclineReason, FailReason, RefuseReason
@@ -149,6 +156,7 @@ class Metrics:
     """All of them, and the process's own; `registry` is what an endpoint serves."""
 
     def __init__(self) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # when each counter began: as many series again
         self.registry = CollectorRegistry()
         self.rounds = RoundMetrics(self.registry)
         self.fleet = FleetMetrics(self.registry)

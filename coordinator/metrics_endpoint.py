@@ -59,9 +59,8 @@ def observed(settings: RunSettings, engine: Engine, directory: Path, view: View)
 
 def serve(metrics: Metrics, address: Address) -> tuple[Callable[[], None], str]:
     """Serves in threads of its own; returns what ends that, and the URL. OSError where the address cannot be had."""
-    from prometheus_client import disable_created_metrics, start_http_server
+    from prometheus_client import start_http_server
 
-    disable_created_metrics()  # when each counter began would be as many series again
     server, thread = start_http_server(address.port, address.host, metrics.registry)
 
     def stop() -> None:

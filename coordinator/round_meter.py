@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 
@@ -9,7 +10,6 @@ from coordinator.effects import Aggregate, Count, Effect, Open, Record
 from coordinator.engine import Engine
 from coordinator.metrics import MOMENTS, RoundMetrics
 from coordinator.records import RoundRecord
-from coordinator.round import Round
 from shared import __version__
 from shared.messages import UpdateReport
 from shared.metric_terms import MetricTerms
@@ -21,9 +21,9 @@ class RoundMeter:
     def __init__(self, metrics: RoundMetrics, engine: Engine, strategy: str) -> None:
         self._metrics = metrics
         self._engine = engine
-        self._round: Round | None = None
         self._reports: Mapping[str, UpdateReport] = {}
-        self._began_at = self._aggregated_at = 0.0
+        self._began_at = self._aggregated_at = self._ended_at = -math.inf
+        self._overlap_s = 0.0
         self._failed = 0
         spec = engine.spec
         metrics.build.labels(__version__).set(1)
@@ -54,12 +54,15 @@ class RoundMeter:
         metrics.pause.set(engine.pause_s(now))
 
     def _open(self, now: float) -> None:
-        """Keeps hold of the round, since the engine lets go of it before its record comes."""
+        """Keeps hold of the reports, since the engine lets go of them before the record comes."""
         if self._engine.open is not None:
-            self._round, self._reports = self._engine.open.round, self._engine.open.reports
-            self._began_at = now - self._round.elapsed_s(now)
+            self._reports = self._engine.open.reports
+            began_at = now - self._engine.open.round.elapsed_s(now)
         else:  # it was over as soon as it began
-            self._round, self._reports, self._began_at = None, {}, now
+            self._reports, began_at = {}, now
+        # The engine opens the next round before the last one is on the disk: that time is the last one's.
+        self._began_at = max(began_at, self._ended_at)
+        self._overlap_s = self._began_at - began_at
 
     def _reported(self, device: str) -> None:
         report = self._reports.get(device)
@@ -71,7 +74,9 @@ class RoundMeter:
         metrics, aggregated = self._metrics, record.outcome == "aggregated"
         metrics.outcomes.labels(record.outcome if aggregated else record.failure).inc()
         metrics.seconds.observe(ended_at - self._began_at)
+        self._ended_at = ended_at
         seconds = asdict(record.phase_seconds)
+        seconds["select"] -= self._overlap_s
         seconds["checkpoint"] = ended_at - (self._aggregated_at if aggregated else began_at)
         for phase, spent_s in seconds.items():
             metrics.phases.labels(phase, "coordinator").observe(max(0.0, spent_s))
