@@ -56,7 +56,7 @@ def lint(text: str) -> str:
 
 
 class Prometheus:
-    """Scrapes `target` (HOST:PORT) five times a second while its `with` lasts."""
+    """Scrapes `target` (HOST:PORT) twice a second while its `with` lasts."""
 
     def __init__(self, target: str) -> None:
         self._binary = binary("prometheus")
@@ -68,7 +68,7 @@ class Prometheus:
         directory = Path(self._files.enter_context(tempfile.TemporaryDirectory(prefix="fedpatch-prometheus-")))
         config = directory / "prometheus.yml"
         config.write_text(
-            "global: {scrape_interval: 200ms, scrape_timeout: 200ms}\n"
+            "global: {scrape_interval: 500ms, scrape_timeout: 500ms}\n"
             f"scrape_configs: [{{job_name: fedpatch, static_configs: [{{targets: ['{self._target}']}}]}}]\n"
         )
         options = [f"--config.file={config}", f"--storage.tsdb.path={directory}", f"--web.listen-address={self._url}"]

@@ -86,9 +86,13 @@ def test_what_happened_can_be_asked_for(watched):
     watched.wait_rounds()
     ask = watched.prometheus.value
     committed, rounds = "sum(fedpatch_updates_total)", "sum(fedpatch_rounds_total)"
-    more = ask(f"{committed} - {len(DEVICES)} * {rounds}")
-    assert more is not None
-    assert 0 <= more <= 2 * len(DEVICES)  # those of the open round, and of one that was over between the two
+
+    def agree() -> bool:
+        more = ask(f"{committed} - {len(DEVICES)} * {rounds}")
+        # Those of the open round, and of one that was over between the two.
+        return more is not None and 0 <= more <= 2 * len(DEVICES)
+
+    watched.prometheus.wait(agree, "has as many updates as rounds and devices make")
     for fact, expected in {
         "sum(fedpatch_devices)": len(DEVICES),
         "fedpatch_broker_connected": 1,
