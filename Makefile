@@ -163,7 +163,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[dev]' $(PIP_ARGS)
 	echo "$(CURDIR)" >$@
 
-system-deps: ## install the MQTT brokers, faketime, tmux and D-Bus, for the tests (where that needs no password)
+system-deps: ## install the MQTT brokers, Prometheus, faketime, tmux and D-Bus, for the tests (where that needs no password)
 	@$(apt_install)
 	PATH="$$PATH:/usr/sbin:/usr/local/sbin"
 	found() { command -v mosquitto && command -v mosquitto_pub; } >/dev/null
@@ -185,24 +185,36 @@ system-deps: ## install the MQTT brokers, faketime, tmux and D-Bus, for the test
 		echo "make: no D-Bus or no dbusmock here, so the tests that ask a NetworkManager will be skipped"
 		echo "make: on Debian: apt install dbus python3-dbusmock"
 	fi
-	# ejabberd and Erlang's epmd are services, which Debian starts at once and at each boot. Only the program is wanted.
-	found() { command -v erl && compgen -G '/usr/lib/*/ejabberd-*/ebin'; } >/dev/null
-	if ! found && command -v apt-get >/dev/null; then
-		as_root=; [ "$$(id -u)" = 0 ] || as_root="sudo -n"
-		units=ejabberd.service
-		dpkg -s erlang-base >/dev/null 2>&1 || units="$$units epmd.service epmd.socket"
-		if $$as_root true 2>/dev/null && [ ! -e /usr/sbin/policy-rc.d ]; then
-			trap '$$as_root rm -f /usr/sbin/policy-rc.d' EXIT
+	# What follows are services, which Debian starts at once and at each boot. Only the programs are wanted.
+	install_asleep() {
+		local package=$$1 as_root=
+		shift
+		[ "$$(id -u)" = 0 ] || as_root="sudo -n"
+		command -v apt-get >/dev/null && $$as_root true 2>/dev/null || return 1
+		if [ ! -e /usr/sbin/policy-rc.d ]; then
+			trap "$$as_root rm -f /usr/sbin/policy-rc.d" EXIT
 			printf '#!/bin/sh\nexit 101\n' | $$as_root install -m 755 /dev/stdin /usr/sbin/policy-rc.d
 		fi
-		if apt_install ejabberd; then
-			if command -v systemctl >/dev/null; then
-				$$as_root systemctl disable --quiet $$units 2>/dev/null || true
-			else
-				$$as_root update-rc.d ejabberd disable || true
-			fi
-			echo "make: ejabberd is there for the tests; as a service it is off, now and after a reboot"
+		apt_install "$$package" || return 1
+		if command -v systemctl >/dev/null; then
+			$$as_root systemctl disable --quiet "$$@" 2>/dev/null || true
+		else
+			$$as_root update-rc.d "$$package" disable || true
 		fi
+		echo "make: $$package is there for the tests; as a service it is off, now and after a reboot"
+	}
+	found() { command -v prometheus && command -v promtool; } >/dev/null
+	found || install_asleep prometheus prometheus.service || true
+	if ! found; then
+		echo "make: no Prometheus here, so the tests that let it read the metrics will be skipped"
+		echo "make: on Debian: apt install prometheus (that starts it as a service, too)"
+	fi
+	# Erlang's epmd may be wanted by others who were here before.
+	found() { command -v erl && compgen -G '/usr/lib/*/ejabberd-*/ebin'; } >/dev/null
+	if ! found; then
+		units=ejabberd.service
+		dpkg -s erlang-base >/dev/null 2>&1 || units="$$units epmd.service epmd.socket"
+		install_asleep ejabberd $$units || true
 	fi
 	if ! found; then
 		echo "make: no ejabberd here, so the tests that play rounds over it will be skipped"

@@ -116,6 +116,7 @@ def resume(
     broker: Annotated[str | None, typer.Option(metavar="URL", help="Another broker than the run began with.")] = None,
     rounds: Annotated[int | None, typer.Option(min=1, help="Another number of rounds to end after, in all.")] = None,
     target_ua: Annotated[float | None, typer.Option(help="Another user accuracy to end at.")] = None,
+    metrics: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Another address for metrics.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Take a run up again where it was, with the settings it began with.
@@ -132,7 +133,9 @@ def resume(
     password = os.environ.get("FEDPATCH_PASSWORD") or None
     with interruptible():
         with _view() as view:
-            summary = resume_run(found, run, view, broker=broker, password=password, rounds=rounds, target_ua=target_ua)
+            summary = resume_run(
+                found, run, view, broker=broker, password=password, rounds=rounds, target_ua=target_ua, metrics=metrics
+            )
             ignore_signals()
         _say_how_to_resume(summary, found)
         _end(summary, as_json)

@@ -82,10 +82,16 @@ class Connection:
         """Says that the coordinator is there, or leaves."""
         self.link.publish(self._presence, self._state(online=online), retain=self.established.retain_available)
 
-    def send(self, device: str, envelope: Envelope) -> None:
-        """A message to a device. One that finds the queue full is lost, as it may be on its way: devices are asked again."""
-        if not self.link.publish(topics.down(self.fleet, device), encode(envelope)):
-            _log.warning("outgoing queue is full; %s will hear later", device)
+    def send(self, device: str, envelope: Envelope) -> int:
+        """A message to a device; returns its size in bytes.
+
+        One that finds the queue full is lost, as it may be on its way: devices are asked again.
+        """
+        payload = encode(envelope)
+        if self.link.publish(topics.down(self.fleet, device), payload):
+            return len(payload)
+        _log.warning("outgoing queue is full; %s will hear later", device)
+        return 0
 
     def _take(self, event: LinkEvent) -> None:
         """In the link's thread: what coordinators say to each other is answered here, everything else goes to the inbox."""

@@ -26,6 +26,7 @@ from coordinator.effects import (
 from coordinator.engine import Engine
 from coordinator.intake import read_update
 from coordinator.moments import Moment
+from coordinator.observing import Observer, Unobserved
 from coordinator.preparation import Prepared
 from coordinator.publisher import ModelPublisher
 from coordinator.records import RoundRecord, StoredUpdate
@@ -42,7 +43,10 @@ _TOLD = ("declined", "failed", "refused")
 
 
 class Performer:
-    """The hands of one run, whose files are in `directory`. `state` is the server's, after the last completed round."""
+    """The hands of one run, whose files are in `directory`. `state` is the server's, after the last completed round.
+
+    Its `observer` sees all that happens.
+    """
 
     def __init__(
         self,
@@ -66,6 +70,7 @@ class Performer:
         self._view = view
         # Digest of the global model that the open round trains on.
         self.base = ""
+        self.observer: Observer = Unobserved()
         self._counts: list[Count] = []
         self._accepted: set[str] = set()
 
@@ -73,12 +78,14 @@ class Performer:
         """All of `effects`, and those that follow from them."""
         queue = deque(effects)
         while queue:
-            queue.extend(self._do(queue.popleft()))
+            effect, began_at = queue.popleft(), time.monotonic()
+            queue.extend(self._do(effect))
+            self.observer.performed(effect, began_at, time.monotonic())
 
     def _do(self, effect: Effect) -> list[Effect]:
         match effect:
             case Send():
-                self._connection.send(effect.device, effect.envelope)
+                self.observer.sent(self._connection.send(effect.device, effect.envelope))
             case Count():
                 self.count(effect)
             case PublishModel() | Store() | Aggregate():

@@ -15,6 +15,7 @@ from coordinator.checkpoint import export_model, load_checkpoint, save_checkpoin
 from coordinator.connection import Connection
 from coordinator.database import exists
 from coordinator.engine import Engine
+from coordinator.metrics_endpoint import observed
 from coordinator.performing import Performer
 from coordinator.preparation import Prepared, prepare, run_spec
 from coordinator.publisher import ModelPublisher
@@ -106,12 +107,13 @@ def resume_run(
     password: str | None = None,
     rounds: int | None = None,
     target_ua: float | None = None,
+    metrics: str | None = None,
 ) -> RunSummary:
     """Takes a run up where it was, with its own settings except those given here."""
     state_dir = state_dir.absolute()
     with Registry(state_dir / REGISTRY_FILE) as registry:
         run = registry.run(name)
-        changes: dict[str, Any] = {"broker": broker, "rounds": rounds, "target_ua": target_ua}
+        changes: dict[str, Any] = {"broker": broker, "rounds": rounds, "target_ua": target_ua, "metrics": metrics}
         flags = {**run.settings, **{name: value for name, value in changes.items() if value is not None}}
         settings = load(RunSettings, file=None, environ={}, flags={**flags, "state_dir": str(state_dir)})
         return _go_on(registry, run, replace(settings, password=password), view)
@@ -137,8 +139,8 @@ def _go_on(registry: Registry, run: RunInfo, settings: RunSettings, view: View) 
 
 
 def _same_terms(run: RunInfo, settings: RunSettings) -> bool:
-    """Whether a run was begun with these settings, but for how the broker is reached."""
-    anywhere = {one.name for one in fields(BrokerSettings)} | {"state_dir"}
+    """Whether a run was begun with these settings, but for how the broker and the metrics are reached."""
+    anywhere = {one.name for one in fields(BrokerSettings)} | {"state_dir", "metrics", "metrics_max_devices"}
     now = public_values(settings)
     return all(run.settings[name] == now[name] for name in now.keys() & run.settings.keys() - anywhere)
 
@@ -196,7 +198,8 @@ def _play_rounds(
         view=view,
     )
     try:
-        Service(engine, performer, connection=connection, publisher=publisher, registry=registry, view=view).run()
+        with observed(settings, engine, directory, view) as performer.observer:
+            Service(engine, performer, connection=connection, publisher=publisher, registry=registry, view=view).run()
     except (StateError, OSError):
         with suppress(FedpatchError, OSError):
             performer.perform(engine.suspend(time.monotonic()))

@@ -52,6 +52,7 @@ class Service:
         self._registry = registry
         self._view = view
         self._watchers = StatusFeed(connection.link, connection.fleet, engine.spec)
+        self._observer = performer.observer
         self._shown_at = 0.0
 
     def run(self) -> None:
@@ -68,6 +69,7 @@ class Service:
                 self._performer.flush_counts()
                 self._publisher.settle()
             self._performer.perform(self._engine.tick(time.monotonic()))
+            self._observer.look(time.monotonic(), waiting=self._connection.inbox.qsize())
             self._show(time.monotonic())
 
     def _show(self, now: float) -> None:
@@ -99,10 +101,12 @@ class Service:
                     self._publisher.republish()
                 self._connection.announce(online=True)
                 self._watchers.connected()
+                self._observer.link(connected=True)
                 return self._engine.on_link(connected=True, now=now)
             case Disconnected(reason=reason):
                 self._view.say(f"broker: {reason}; trying again")
                 self._watchers.disconnected(now)
+                self._observer.link(connected=False)
                 return self._engine.on_link(connected=False, now=now)
             case Received():
                 return self._on_received(event, now)
@@ -112,21 +116,24 @@ class Service:
         topic = topics.parse_topic(self._connection.fleet, event.topic)
         if topic is None or not event.payload:
             return []
+        self._observer.received(topic.kind, len(event.payload))
         try:
             if topic.kind == "update_chunk":
                 return self._engine.on_chunk(topic.device, decode_chunk(event.payload), now)
             envelope = decode(event.payload)
             if topic.kind == "device_state" and isinstance(envelope.body, DeviceState):
                 self._note(topic.device, envelope.body)
-                return self._engine.on_state(topic.device, envelope.body, now)
+                effects = self._engine.on_state(topic.device, envelope.body, now)
+                self._observer.presence(topic.device)
+                return effects
             if topic.kind == "up":
                 return self._engine.on_message(topic.device, envelope, now)
         except UnknownMessage as error:
             _log.debug("%s: %s", event.topic, error)
-            self._performer.count(Count(topic.device, "ignored", "unknown_message"))
+            return [Count(topic.device, "ignored", "unknown_message")]
         except WireError as error:
             _log.warning("%s: ignored, %s", event.topic, error)
-            self._performer.count(Count(topic.device, "ignored", "not_ours"))
+            return [Count(topic.device, "ignored", "not_ours")]
         return []
 
     def _note(self, device: str, state: DeviceState) -> None:

@@ -7,13 +7,14 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from coordinator.listening import parse_address
 from shared.broker_settings import BrokerSettings
 from shared.broker_url import parse_broker_url
 from shared.errors import UsageError
 from shared.messages import ENCODINGS, MAX_CHUNKS
 from shared.settings import Settings, setting
 
-_TRAINING, _ROUNDS, _DEADLINES, _TRANSFER = "Training", "Rounds", "Deadlines", "Transfer"
+_TRAINING, _ROUNDS, _DEADLINES, _TRANSFER, _METRICS = "Training", "Rounds", "Deadlines", "Transfer", "Metrics"
 
 # A broker drops from a full queue without a word (mosquitto's default: 1000 messages), so stay well below.
 MAX_CHUNKS_IN_FLIGHT = 500
@@ -161,9 +162,24 @@ class RoundSettings(Settings):
         512, group=_TRANSFER, ge=1, le=2048, unit="MiB", help="Size above which a model or an update is refused."
     )
 
+    metrics: str | None = setting(
+        None,
+        group=_METRICS,
+        default_means="not served",
+        help="HOST:PORT at which to serve metrics for Prometheus, port 0 takes a free one; none: not at all.",
+    )
+    metrics_max_devices: int = setting(
+        50,
+        group=_METRICS,
+        ge=0,
+        le=100_000,
+        unit="devices",
+        help="Devices that may have series of their own; of a larger fleet, that many of the slowest.",
+    )
+
     def check(self) -> list[tuple[str, ...]]:
         """Names that must exist, and problems between fields of a round."""
-        problems = [*super().check(), *self._unknown_names()]
+        problems = [*super().check(), *self._unknown_names(), *self._wrong_address()]
         if self.recruit_deadline_s >= self.deadline_s:
             text = (
                 f"{self.recruit_deadline_s:g} must be below deadline_s = {self.deadline_s:g}: training takes time too"
@@ -183,6 +199,13 @@ class RoundSettings(Settings):
             text = f"{self.chunk_kib} is too small for max_model_mib = {self.max_model_mib}; make it at least {least}"
             problems.append(("chunk_kib", text, "max_model_mib"))
         return problems
+
+    def _wrong_address(self) -> list[tuple[str, ...]]:
+        try:
+            parse_address(self.metrics or "localhost:0")
+        except UsageError as error:
+            return [("metrics", str(error))]
+        return []
 
     def _unknown_names(self) -> list[tuple[str, ...]]:
         """Task, strategy and patch policy, looked up without loading the task."""
@@ -208,6 +231,12 @@ class RoundSettings(Settings):
 @dataclass(frozen=True, kw_only=True)
 class RunSettings(RoundSettings, BrokerSettings):
     """`fedpatch run`: a run over a real fleet."""
+
+    metrics: str | None = setting(
+        "127.0.0.1:9464",
+        group=_METRICS,
+        help="HOST:PORT at which to serve metrics for Prometheus, port 0 takes a free one; none: not at all.",
+    )
 
     state_dir: Path = setting(  # noqa: RUF009  (a path does not change)
         Path("fedpatch-state"), group="State", help="Directory for runs, checkpoints and updates; made where absent."

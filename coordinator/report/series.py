@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, fields
 from itertools import accumulate
 
 from coordinator.records import PhaseSeconds, RoundRecord, RunInfo, last_user_accuracy
-from shared.messages import MAX_MEASURE
+from shared.field_types import MAX_MEASURE
 from shared.metric_terms import MetricTerms
 
 Point = tuple[float, float]

@@ -69,6 +69,14 @@ def test_the_broker_may_be_reached_in_another_way(recorded, settings):
     assert recorded.gone_on == [(run, moved)]
 
 
+@pytest.mark.parametrize("changes", [{"metrics": None}, {"metrics": "0.0.0.0:1"}, {"metrics_max_devices": 3}], ids=str)
+def test_how_a_run_is_watched_is_no_matter_of_the_run(recorded, settings, changes):
+    """It goes on, and is watched as the command says now."""
+    run = cut_short(settings)
+    recorded.run(replace(settings, **changes))
+    assert recorded.gone_on == [(run, replace(settings, **changes))]
+
+
 @pytest.mark.parametrize("changes", [{"rounds": 10}, {"seed": 4}, {"target_ua": 0.9}, {"private": "none"}], ids=str)
 def test_other_settings_begin_another_run_and_say_so(recorded, settings, changes):
     """Nothing of the old run is lost: the line says how to go on with it."""

@@ -1,0 +1,93 @@
+"""The simulated fleet, with the coordinator's metrics fed as in a real run, and the coordinator's own time measured."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from coordinator import effects as do
+from coordinator.metering import LOOK_EVERY_S, Meter
+from coordinator.metrics import Metrics
+from coordinator.observing import Observer, Unobserved
+from shared.messages import Envelope
+from shared.transfer import Chunk
+from simulator.fleet import SimulatedFleet
+from simulator.fleet_terms import FleetTerms
+
+# Of a message as it travels: what is counted is no matter, only that it is.
+_MESSAGE_BYTES = 100
+
+
+class MeteredFleet(SimulatedFleet):
+    """`coordinator_s` is the processor time of engine and observer alone: no codec, no network, no disk, no devices.
+
+    Devices have series of their own up to `max_devices`; without `metrics` nobody counts. Looks come once a second of
+    real time, as in a run, although the fleet's clock runs ahead.
+    """
+
+    def __init__(self, terms: FleetTerms, metrics: Metrics | None, directory: Path, *, max_devices: int = 50) -> None:
+        super().__init__(terms)
+        self.coordinator_s = 0.0
+        self.events = 0
+        self.observer: Observer = Unobserved()
+        self._look_at = 0.0
+        if metrics is not None:
+            self.observer = Meter(metrics, self._engine, directory, strategy="fedavg", max_devices=max_devices)
+
+    def look(self) -> None:
+        """As the service does after every event."""
+        self.observer.look(self.agenda.now, waiting=0)
+
+    def on_state(self, device: str, envelope: Envelope) -> None:
+        """A device's presence."""
+        with self._event():
+            self.observer.received("device_state", _MESSAGE_BYTES)
+            super().on_state(device, envelope)
+            self.observer.presence(device)
+
+    def on_message(self, device: str, envelope: Envelope) -> None:
+        """What a device says."""
+        with self._event():
+            self.observer.received("up", _MESSAGE_BYTES)
+            super().on_message(device, envelope)
+
+    def on_chunk(self, device: str, chunk: Chunk, size_bytes: int) -> None:
+        """A chunk of its update."""
+        with self._event():
+            self.observer.received("update_chunk", size_bytes)
+            super().on_chunk(device, chunk, size_bytes)
+
+    def _wake(self) -> None:
+        with self._event():
+            super()._wake()
+
+    @contextmanager
+    def _event(self) -> Iterator[None]:
+        began_at = time.process_time()
+        yield
+        if (now := time.monotonic()) >= self._look_at:
+            self._look_at = now + LOOK_EVERY_S
+            self.look()
+        self.events += 1
+        self.coordinator_s += time.process_time() - began_at
+
+    def _perform(self, effects: list[do.Effect]) -> None:
+        queue, now = deque(effects), self.agenda.now
+        while queue:
+            effect = queue.popleft()
+            queue.extend(self._do(effect))
+            if isinstance(effect, do.Send):
+                self.observer.sent(_MESSAGE_BYTES)
+            self.observer.performed(effect, now, now)
+        self._alarm.set(self._engine.next_deadline())
+
+
+def seconds_of(work: Callable[[], object], times: int = 20) -> float:
+    """Processor time of one call, on average over so many."""
+    began_at = time.process_time()
+    for _ in range(times):
+        work()
+    return (time.process_time() - began_at) / times

@@ -1,0 +1,85 @@
+"""What the metrics cost the coordinator of a large fleet: `python -m benchmarks.metrics_cost`."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from prometheus_client import generate_latest
+
+from benchmarks.metered_fleet import MeteredFleet, seconds_of
+from coordinator.metrics import Metrics
+from shared.command import command, interruptible, run_app
+from shared.files import write_atomic
+from simulator.fleet_terms import FleetTerms
+
+NAME = "benchmarks.metrics_cost"
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@command(app, "metrics_cost", example="python -m benchmarks.metrics_cost --out results/benchmarks/metrics-cost.json")
+def metrics_cost(
+    devices: Annotated[int, typer.Option(min=1, metavar="N", help="Devices, all of them in each round.")] = 1000,
+    rounds: Annotated[int, typer.Option(min=1, metavar="N", help="Rounds of each turn.")] = 5,
+    turns: Annotated[int, typer.Option(min=1, metavar="N", help="Turns, each with and without metrics.")] = 7,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the JSON document there too.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, nothing else.")] = False,
+) -> None:
+    """Play simulated rounds with and without metrics, in turn, and compare the coordinator's own processor time."""
+    with interruptible(), tempfile.TemporaryDirectory(prefix="fedpatch-metrics-") as folder:
+        document = measure(Path(folder), devices, rounds, turns)
+    text = json.dumps(document, indent=1, allow_nan=False)
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(out, f"{text}\n".encode(), mode=0o644)
+    typer.echo(text if as_json else "\n".join(f"{name}: {value}" for name, value in document.items()))
+
+
+def measure(folder: Path, devices: int, rounds: int, turns: int) -> dict[str, Any]:
+    """Medians over the turns. `ratio` is with metrics to without, of engine and metrics alone."""
+    terms = FleetTerms(devices=devices, rounds=rounds, participation=1.0, over_select=1.0)
+    ratios, extra_s, events = [], [], 0
+    for turn in range(turns + 1):
+        bare = MeteredFleet(terms, None, folder)
+        bare.run()
+        metrics = Metrics()
+        metered = MeteredFleet(terms, metrics, folder)
+        metered.run()
+        if turn == 0:
+            continue  # to warm up
+        ratios.append(metered.coordinator_s / bare.coordinator_s)
+        extra_s.append((metered.coordinator_s - bare.coordinator_s) / rounds)
+        events = metered.events
+    text = generate_latest(metrics.registry)
+    return {
+        "devices": devices,
+        "events_per_round": events // rounds,
+        "ratio": round(statistics.median(ratios), 3),
+        "ratio_min": round(min(ratios), 3),
+        "ratio_max": round(max(ratios), 3),
+        "extra_ms_per_round": round(1e3 * statistics.median(extra_s), 2),
+        "coordinator_ms_per_round": round(1e3 * bare.coordinator_s / rounds, 2),
+        "look_ms": round(1e3 * seconds_of(lambda: _look(metered)), 3),
+        "scrape_ms": round(1e3 * seconds_of(lambda: generate_latest(metrics.registry)), 2),
+        "scrape_bytes": len(text),
+        "series": sum(not line.startswith("#") for line in text.decode().splitlines()),
+    }
+
+
+def _look(fleet: MeteredFleet) -> None:
+    fleet.agenda.now += 1.0
+    fleet.look()
+
+
+def main() -> NoReturn:
+    """Entry point; ends the process."""
+    run_app(app, f"python -m {NAME}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""Series of single devices: bounded in number, whatever the size of the fleet.
+
+The coordinator's thread hands over rows that never change again; the endpoint's threads draw the series from the newest ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+_Family = TypeVar("_Family", GaugeMetricFamily, CounterMetricFamily)
+
+
+@dataclass(frozen=True)
+class DeviceRow:
+    """One device now. The values by metric, without their prefix; one that is None has no series."""
+
+    device: str
+    state: str
+    reason: str
+    values: Mapping[str, float | None]
+
+
+GAUGES = {
+    "online": "1 while its presence says that it is online",
+    "progress_ratio": "Done part of its training in the open round",
+    "round_seconds": "From invitation to committed update, in the last round to which it contributed",
+    "download_seconds": "Download of the model in that round, by its own clock",
+    "train_seconds": "Training in that round, by its own clock",
+}
+COUNTERS = {
+    "declines": "Invitations that it declined",
+    "failures": "Times it failed, was refused, or stayed away",
+    "disconnects": "Times it went offline",
+}
+ACCURACIES = {"before": "user_accuracy_before", "after": "user_accuracy_after"}
+
+
+class DeviceSeries(Collector):
+    """Draws `rows`, which are replaced as a whole."""
+
+    def __init__(self) -> None:
+        self.rows: tuple[DeviceRow, ...] = ()
+
+    def collect(self) -> Iterable[Metric]:
+        """One family after the other, each with all devices that have a value."""
+        rows = self.rows
+        state = GaugeMetricFamily(
+            "fedpatch_device_state", "The present state, always 1", labels=("device", "state", "reason")
+        )
+        for row in rows:
+            state.add_metric((row.device, row.state, row.reason), 1)
+        yield state
+        for name, text in GAUGES.items():
+            yield _fill(GaugeMetricFamily(f"fedpatch_device_{name}", text, labels=("device",)), name, rows)
+        for name, text in COUNTERS.items():
+            yield _fill(CounterMetricFamily(f"fedpatch_device_{name}", text, labels=("device",)), name, rows)
+        accuracy = GaugeMetricFamily(
+            "fedpatch_device_user_accuracy", "Around its training in that round", labels=("device", "moment")
+        )
+        for moment, name in ACCURACIES.items():
+            _fill(accuracy, name, rows, moment)
+        yield accuracy
+
+
+def _fill(family: _Family, name: str, rows: Iterable[DeviceRow], *more: str) -> _Family:
+    for row in rows:
+        value = row.values[name]
+        if value is not None:
+            family.add_metric((row.device, *more), value)
+    return family

@@ -1,0 +1,170 @@
+"""The metrics of a coordinator, by Prometheus' conventions; docs/metrics.md is their table.
+
+Each has its series from the start where all values of its labels are known, so that the first increase of a counter shows.
+The registry is one's own: two runs in one process do not meet in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+)
+
+from coordinator.round_states import State
+from shared.reasons import Condition, DeclineReason, FailReason, RefuseReason
+
+# From a round of a demo to one of the slowest fleets.
+BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
+
+PHASES = ("select", "recruit", "download", "train", "upload", "aggregate", "checkpoint")
+DEVICE_PHASES = ("download", "train")
+OUTCOMES = ("aggregated", "too_few_accepted", "quorum_missed")
+FLEET_STATES = ("eligible", "unwilling", "barred", "other_task", "offline")
+RESULTS = ("committed", "late", "refused", "damaged")
+IGNORED = ("unknown_message", "not_ours")
+STATS = ("mean", "p10", "min")
+MOMENTS = ("before", "after")
+CONDITIONS = (*Condition, DeclineReason.UNWILLING)
+# What did not travel compressed has no raw form.
+BYTES = (
+    ("down", "model", "wire"),
+    ("down", "model", "raw"),
+    ("up", "update", "wire"),
+    ("up", "update", "raw"),
+    ("down", "message", "wire"),
+    ("up", "message", "wire"),
+)
+
+
+class RoundMetrics:
+    """Of the run and its rounds."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(f"fedpatch_{name}", text, labels, registry=registry)
+
+        self.build = gauge("build_info", "Version of fedpatch", "version")
+        self.run = gauge(
+            "run_info", "The run, and what its user accuracies are of", "run", "task", "strategy", "metric", "goal"
+        )
+        self.number = gauge("round_number", "Number of the round that is open, or of the last one")
+        self.planned = gauge("rounds_planned", "Rounds after which the run ends")
+        self.open = gauge("round_open", "1 while a round is open")
+        self.elapsed = gauge("round_elapsed_seconds", "Since the open round began")
+        self.deadline = gauge("round_deadline_seconds", "Time after which a round ends with what it has")
+        self.pause = gauge("pause_seconds", "Until the next round may begin")
+        self.quorum = gauge("quorum_updates", "Updates that make the quorum of the open round")
+        self.aggregated_at = gauge("last_round_timestamp_seconds", "Unix time at which a round was last aggregated")
+        self.failed_in_a_row = gauge("rounds_failed_in_a_row", "Failed rounds since the last aggregated one")
+        self.last_phases = gauge(
+            "last_round_phase_seconds", "Phases of the last round, by the coordinator's clock", "phase"
+        )
+        self.user_accuracy = gauge(
+            "user_accuracy", "Over the devices of the last aggregated round, around its training", "stat", "moment"
+        )
+        self.outcomes = Counter("fedpatch_rounds", "Rounds that are over", ("outcome",), registry=registry)
+        self.seconds = Histogram(
+            "fedpatch_round_seconds", "A round, until it is on the disk", registry=registry, buckets=BUCKETS_S
+        )
+        self.phases = Histogram(
+            "fedpatch_round_phase_seconds",
+            "Phases of rounds, by the clock of one side",
+            ("phase", "side"),
+            registry=registry,
+            buckets=BUCKETS_S,
+        )
+        begin(self.outcomes, OUTCOMES)
+        for phase in PHASES:
+            self.phases.labels(phase, "coordinator")
+        for phase in DEVICE_PHASES:
+            self.phases.labels(phase, "device")
+
+
+class FleetMetrics:
+    """Of the devices, all together."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"fedpatch_{name}", text, labels, registry=registry)
+
+        self.devices = Gauge(
+            "fedpatch_devices", "Known devices; the states exclude each other", ("state",), registry=registry
+        )
+        self.wanted = Gauge(
+            "fedpatch_devices_wanted", "Devices that must be eligible for the next round", registry=registry
+        )
+        self.participants = Gauge(
+            "fedpatch_participants", "Participants of the open round", ("state",), registry=registry
+        )
+        self.unwilling = Gauge(
+            "fedpatch_unwilling_devices", "Devices that would decline now", ("condition",), registry=registry
+        )
+        self.declines = counter("declines", "Invitations that were declined", "reason")
+        self.failures = counter("failures", "Participants that gave up after they accepted, or stayed away", "reason")
+        self.lost = counter("participants_lost", "Times a participant vanished during a round")
+        self.disconnects = counter("disconnects", "Times a device went offline")
+        self.ignored = counter("messages_ignored", "Messages that could not be used", "reason")
+        begin(self.devices, FLEET_STATES)
+        begin(self.participants, State)
+        begin(self.unwilling, CONDITIONS)
+        begin(self.declines, (*DeclineReason, *Condition))
+        begin(self.failures, (*FailReason, *Condition, "lost"))
+        begin(self.ignored, IGNORED)
+
+
+class TrafficMetrics:
+    """Of what travels, what waits, and the disk."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"fedpatch_{name}", text, labels, registry=registry)
+
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(f"fedpatch_{name}", text, labels, registry=registry)
+
+        self.updates = counter("updates", "Updates by what became of them", "result")
+        self.refusals = counter("refusals", "Updates that were not taken", "reason")
+        self.bytes = counter(
+            "bytes", "Bytes as they travelled, and of the tensors in them", "direction", "kind", "form"
+        )
+        self.repaired = counter("chunks_repaired", "Chunks of the model that were published once more")
+        self.stalls = counter("window_stalls", "Uploads that went quiet and were granted again")
+        self.waiting = gauge("event_queue_depth", "Events that wait for the coordinator")
+        self.spool = gauge("update_spool_bytes", "Updates on the disk that wait for aggregation")
+        self.free = gauge("state_free_bytes", "Free space on the disk of the state directory")
+        self.size = gauge("state_size_bytes", "Size of the disk of the state directory")
+        self.connected = gauge("broker_connected", "1 while the broker is connected")
+        self.expiry = gauge(
+            "certificate_expiry_timestamp_seconds", "Unix time at which a certificate expires", "certificate"
+        )
+        self.device_series = gauge("device_series", "Devices that have series of their own")
+        self.without_series = gauge("devices_without_series", "Known devices that have no series of their own")
+        begin(self.updates, RESULTS)
+        begin(self.refusals, RefuseReason)
+        for labels in BYTES:
+            self.bytes.labels(*labels)
+
+
+class Metrics:
+    """All of them, and the process's own; `registry` is what an endpoint serves."""
+
+    def __init__(self) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # when each counter began: as many series again
+        self.registry = CollectorRegistry()
+        self.rounds = RoundMetrics(self.registry)
+        self.fleet = FleetMetrics(self.registry)
+        self.traffic = TrafficMetrics(self.registry)
+        ProcessCollector(registry=self.registry)
+
+
+def begin(metric: Counter | Gauge, words: Iterable[str]) -> None:
+    """The series of these values of its one label, at 0."""
+    for word in words:
+        metric.labels(str(word))

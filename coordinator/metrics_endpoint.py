@@ -1,0 +1,98 @@
+"""Serves the metrics of a run at http://HOST:PORT/metrics while it goes on; a run never fails for want of them."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import ssl
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from coordinator.engine import Engine
+from coordinator.listening import Address, parse_address
+from coordinator.observing import Observer, Unobserved
+from coordinator.settings import RunSettings
+from coordinator.snapshot import View
+
+if TYPE_CHECKING:
+    from coordinator.metrics import Metrics
+
+
+@contextmanager
+def observed(settings: RunSettings, engine: Engine, directory: Path, view: View) -> Iterator[Observer]:
+    """The observer of a run whose files are in `directory`: it counts along where the settings want metrics.
+
+    Where they cannot be served, `view` says why, once, and nobody counts.
+    """
+    if settings.metrics is None:
+        yield Unobserved()
+        return
+    address = parse_address(settings.metrics)
+    try:
+        from coordinator.metering import Meter
+        from coordinator.metrics import Metrics
+    except ModuleNotFoundError as error:
+        view.say(f"no metrics: {error.name} is not installed; pip install 'fedpatch[coordinator]', or --metrics none")
+        yield Unobserved()
+        return
+    metrics = Metrics()
+    meter = Meter(metrics, engine, directory, strategy=settings.strategy, max_devices=settings.metrics_max_devices)
+    _watch_disk(metrics, directory)
+    if settings.ca_file is not None and (expiry := first_expiry(settings.ca_file)) is not None:
+        metrics.traffic.expiry.labels("ca").set(expiry)
+    try:
+        stop, url = serve(metrics, address)
+    except OSError as error:
+        view.say(
+            f"no metrics: cannot listen on {address}: {error.strerror or error}; --metrics names another HOST:PORT"
+        )
+        yield Unobserved()
+        return
+    view.say(f"metrics: {url}")
+    try:
+        yield meter
+    finally:
+        stop()
+
+
+def serve(metrics: Metrics, address: Address) -> tuple[Callable[[], None], str]:
+    """Serves in threads of its own; returns what ends that, and the URL. OSError where the address cannot be had."""
+    from prometheus_client import start_http_server
+
+    server, thread = start_http_server(address.port, address.host, metrics.registry)
+
+    def stop() -> None:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+    return stop, f"http://{Address(address.host, server.server_port)}/metrics"
+
+
+def first_expiry(certificates: Path) -> float | None:
+    """When the first certificate of a PEM file expires, in unix seconds; None where the file holds none that can be read."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        context.load_verify_locations(certificates)
+    except OSError:  # an SSLError is one, too
+        return None
+    ends = [one.get("notAfter") for one in context.get_ca_certs()]
+    return min((ssl.cert_time_to_seconds(end) for end in ends if isinstance(end, str)), default=None)
+
+
+def _watch_disk(metrics: Metrics, directory: Path) -> None:
+    """Asked at each scrape: the coordinator's thread does not wait for a disk that is slow to answer."""
+
+    def ask(what: str) -> Callable[[], float]:
+        def answer() -> float:
+            try:
+                return float(getattr(shutil.disk_usage(directory), what))
+            except OSError:
+                return math.nan
+
+        return answer
+
+    metrics.traffic.free.set_function(ask("free"))
+    metrics.traffic.size.set_function(ask("total"))

@@ -1,0 +1,51 @@
+"""What a run tells whoever counts along: a few calls from the coordinator's thread, which must be cheap and raise nothing."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from coordinator.effects import Effect
+
+
+class Observer(Protocol):
+    """Sees a run go by. All times are seconds of the coordinator's monotonic clock."""
+
+    def performed(self, effect: Effect, began_at: float, ended_at: float) -> None:
+        """An effect was performed; the effects that follow from it come later."""
+
+    def sent(self, size_bytes: int) -> None:
+        """A message went to a device."""
+
+    def received(self, kind: str, size_bytes: int) -> None:
+        """A message of a device came, on a topic of `kind` (shared.topics)."""
+
+    def presence(self, device: str) -> None:
+        """A device told of itself; the engine's fleet knows what."""
+
+    def link(self, *, connected: bool) -> None:
+        """The broker went or came back."""
+
+    def look(self, now: float, *, waiting: int) -> None:
+        """Called after every event, and at least twice a second: `waiting` events are still to be taken."""
+
+
+class Unobserved:
+    """An observer for runs that nobody counts along with."""
+
+    def performed(self, effect: Effect, began_at: float, ended_at: float) -> None:
+        """Lets it pass."""
+
+    def sent(self, size_bytes: int) -> None:
+        """Lets it pass."""
+
+    def received(self, kind: str, size_bytes: int) -> None:
+        """Lets it pass."""
+
+    def presence(self, device: str) -> None:
+        """Lets it pass."""
+
+    def link(self, *, connected: bool) -> None:
+        """Lets it pass."""
+
+    def look(self, now: float, *, waiting: int) -> None:
+        """Lets it pass."""

@@ -1,0 +1,114 @@
+"""What the metrics say of the run and its rounds: phases from both clocks, outcomes, user accuracy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+
+from coordinator.effects import Aggregate, Count, Effect, Open, Record
+from coordinator.engine import Engine
+from coordinator.metrics import MOMENTS, RoundMetrics
+from coordinator.records import RoundRecord
+from shared import __version__
+from shared.messages import UpdateReport
+from shared.metric_terms import MetricTerms
+
+
+class RoundMeter:
+    """Reads `engine` in the coordinator's thread only."""
+
+    def __init__(self, metrics: RoundMetrics, engine: Engine, strategy: str) -> None:
+        self._metrics = metrics
+        self._engine = engine
+        self._reports: Mapping[str, UpdateReport] = {}
+        self._began_at = self._aggregated_at = self._ended_at = -math.inf
+        self._overlap_s = 0.0
+        self._failed = 0
+        spec = engine.spec
+        metrics.build.labels(__version__).set(1)
+        metrics.run.labels(spec.run, spec.task, strategy, spec.metric.name, spec.metric.goal).set(1)
+        metrics.planned.set(spec.rounds)
+        metrics.deadline.set(spec.policy.deadline_s)
+
+    def performed(self, effect: Effect, began_at: float, ended_at: float) -> None:
+        """Takes what is about rounds."""
+        match effect:
+            case Open():
+                self._open(began_at)
+            case Count(what="reported"):
+                self._reported(effect.device)
+            case Aggregate():
+                self._aggregated_at = ended_at
+            case Record():
+                self._record(effect.record, began_at, ended_at)
+
+    def look(self, now: float) -> None:
+        """The run as it stands."""
+        metrics, engine = self._metrics, self._engine
+        current = engine.open.round if engine.open else None
+        metrics.number.set(engine.last_round)
+        metrics.open.set(current is not None)
+        metrics.elapsed.set(current.elapsed_s(now) if current else 0.0)
+        metrics.quorum.set(current.needed if current else 0)
+        metrics.pause.set(engine.pause_s(now))
+
+    def _open(self, now: float) -> None:
+        """Keeps hold of the reports, since the engine lets go of them before the record comes."""
+        if self._engine.open is not None:
+            self._reports = self._engine.open.reports
+            began_at = now - self._engine.open.round.elapsed_s(now)
+        else:  # it was over as soon as it began
+            self._reports, began_at = {}, now
+        # The engine opens the next round before the last one is on the disk: that time is the last one's.
+        self._began_at = max(began_at, self._ended_at)
+        self._overlap_s = self._began_at - began_at
+
+    def _reported(self, device: str) -> None:
+        report = self._reports.get(device)
+        if report is not None:
+            self._metrics.phases.labels("download", "device").observe(report.download_s)
+            self._metrics.phases.labels("train", "device").observe(report.train_s)
+
+    def _record(self, record: RoundRecord, began_at: float, ended_at: float) -> None:
+        metrics, aggregated = self._metrics, record.outcome == "aggregated"
+        metrics.outcomes.labels(record.outcome if aggregated else record.failure).inc()
+        metrics.seconds.observe(ended_at - self._began_at)
+        self._ended_at = ended_at
+        seconds = asdict(record.phase_seconds)
+        seconds["select"] -= self._overlap_s
+        seconds["checkpoint"] = ended_at - (self._aggregated_at if aggregated else began_at)
+        for phase, spent_s in seconds.items():
+            metrics.phases.labels(phase, "coordinator").observe(max(0.0, spent_s))
+            metrics.last_phases.labels(phase).set(max(0.0, spent_s))
+        self._failed = 0 if aggregated else self._failed + 1
+        metrics.failed_in_a_row.set(self._failed)
+        if aggregated:
+            metrics.aggregated_at.set_to_current_time()
+            self._user_accuracy()
+
+    def _user_accuracy(self) -> None:
+        reports = self._reports.values()
+        measured = zip(
+            MOMENTS,
+            ([one.user_accuracy_before for one in reports], [one.user_accuracy_after for one in reports]),
+            strict=True,
+        )
+        for moment, values in measured:
+            for stat, value in spread(values, self._engine.spec.metric).items():
+                self._metrics.user_accuracy.labels(stat, moment).set(value)
+
+
+def spread(values: Iterable[float | None], metric: MetricTerms) -> dict[str, float]:
+    """Mean, 10th percentile and worst of what was measured; nothing where nobody measured.
+
+    Nine of ten devices are at least as good as the percentile, which lies on the line between two of them.
+    """
+    known = sorted((value for value in values if value is not None), reverse=metric.goal == "min")
+    if not known:
+        return {}
+    place = 0.1 * (len(known) - 1)
+    low = int(place)
+    high = min(low + 1, len(known) - 1)
+    p10 = known[low] + (place - low) * (known[high] - known[low])
+    return {"mean": sum(known) / len(known), "p10": p10, "min": known[0]}

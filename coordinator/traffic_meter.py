@@ -1,0 +1,103 @@
+"""What the metrics say of what travels: bytes, updates and what became of them, repairs, stalls, the spool."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from coordinator.effects import Count, Effect, Open, Record, Republish, Send, Store
+from coordinator.metrics import TrafficMetrics
+from coordinator.records import RoundRecord
+from shared.messages import Grant, Manifest, Refused, WorkRequest
+from shared.reasons import RefuseReason
+
+_RESULT_OF = {
+    RefuseReason.DAMAGED: "damaged",
+    RefuseReason.LATE: "late",
+    RefuseReason.STALE_EPOCH: "late",
+}
+_DOWN, _UP, _CHUNKS = ("down", "message", "wire"), ("up", "message", "wire"), ("up", "update", "wire")
+_TRAVELLING = (_DOWN, _UP, _CHUNKS)
+
+
+class TrafficMeter:
+    """`directory` is the run's: updates of an open round may lie there from before."""
+
+    def __init__(self, metrics: TrafficMetrics, directory: Path) -> None:
+        self._metrics = metrics
+        self._model: Manifest | None = None
+        self._granted: dict[str, str] = {}
+        self._refused: dict[str, str] = {}
+        self._arrived: dict[str, int] = {}
+        # Plain numbers until the next look: there is a message for every few microseconds of the coordinator's work.
+        self._travelled = dict.fromkeys(_TRAVELLING, 0)
+        metrics.connected.set(1)
+        metrics.spool.set(_size_of(directory / "updates"))
+
+    def sent(self, size_bytes: int) -> None:
+        """A message to a device."""
+        self._travelled[_DOWN] += size_bytes
+
+    def received(self, kind: str, size_bytes: int) -> None:
+        """A message or a chunk of a device."""
+        self._travelled[_CHUNKS if kind == "update_chunk" else _UP] += size_bytes
+
+    def link(self, *, connected: bool) -> None:
+        """The broker went or came back."""
+        self._metrics.connected.set(connected)
+
+    def look(self, waiting: int) -> None:
+        """What waits now, and what travelled since the last look."""
+        self._metrics.waiting.set(waiting)
+        for labels, size_bytes in self._travelled.items():
+            self._metrics.bytes.labels(*labels).inc(size_bytes)
+            self._travelled[labels] = 0
+
+    def performed(self, effect: Effect) -> None:
+        """Takes what is about transfers, but for messages."""
+        metrics = self._metrics
+        match effect:
+            case Store():
+                metrics.bytes.labels("up", "update", "raw").inc(effect.manifest.raw_bytes)
+                self._arrived[effect.device] = len(effect.blob)
+            case Count(what="reported"):
+                metrics.updates.labels("committed").inc()
+                metrics.spool.inc(self._arrived.pop(effect.device, 0))
+            case Republish():
+                metrics.repaired.inc(len(effect.indices))
+            case Open():
+                self._granted.clear()
+                self._arrived.clear()
+            case Record():
+                self._record(effect.record)
+
+    def told(self, effect: Send) -> None:
+        """Takes what the coordinator told a device."""
+        match effect.envelope.body:
+            case WorkRequest(model=model):
+                self._model = model
+            case Grant(digest=digest):
+                # A device offers again what it may send already only when it has heard nothing for a while.
+                if self._granted.get(effect.device) == digest:
+                    self._metrics.stalls.inc()
+                self._granted[effect.device] = digest
+            case Refused(digest=digest, reason=reason):
+                # The answer to an offer that is repeated is no other refusal.
+                if self._refused.get(effect.device) != digest:
+                    self._refused[effect.device] = digest
+                    self._metrics.refusals.labels(reason).inc()
+                    self._metrics.updates.labels(_RESULT_OF.get(reason, "refused")).inc()
+
+    def _record(self, record: RoundRecord) -> None:
+        self._metrics.spool.set(0)
+        self._metrics.bytes.labels("down", "model", "wire").inc(record.bytes_down)
+        if self._model is not None:
+            raw_bytes = record.bytes_down * self._model.raw_bytes / self._model.size_bytes
+            self._metrics.bytes.labels("down", "model", "raw").inc(raw_bytes)
+
+
+def _size_of(spool: Path) -> int:
+    """Bytes of the updates there; those that go while one looks count as gone."""
+    try:
+        return sum(path.stat().st_size for path in spool.glob("*/*.fp"))
+    except OSError:
+        return 0

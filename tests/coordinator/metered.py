@@ -1,0 +1,82 @@
+"""A run that is played by hand under a clock of its own, with a meter that looks on."""
+
+from __future__ import annotations
+
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+from coordinator.effects import Aggregate, Effect, PublishModel, Record, Store
+from coordinator.metering import Meter
+from coordinator.metrics import Metrics
+from shared.messages import Accept, Body, DeviceState, Offer
+from shared.transfer import cut
+from tests.coordinator.engines import BLOB, engine, send
+from tests.specs import model, report, there, update
+
+
+class Metered:
+    """Devices of these names are there, and the first round has begun at 0. What the coordinator does takes `busy_s` each.
+
+    Publishing the model, aggregating and saving are what takes time. `accuracies` are what devices report.
+    """
+
+    def __init__(self, directory: Path, devices: str = "ab", *, busy_s: float = 0.0, **changes: Any) -> None:
+        self.engine = engine(devices=len(devices), **changes)
+        self.metrics = Metrics()
+        self.meter = Meter(self.metrics, self.engine, directory, strategy="fedavg", max_devices=50)
+        self.now = 0.0
+        self.accuracies: dict[str, float | None] = {}
+        self._busy_s = busy_s
+        for device in devices:
+            self.state(device, there())
+
+    def value(self, name: str, **labels: str) -> float | None:
+        """Of one series, without its prefix."""
+        return self.metrics.registry.get_sample_value(f"fedpatch_{name}", labels)
+
+    def look(self) -> None:
+        """As the service does after an event, a good while after the last time."""
+        self.now += 10.0
+        self.meter.look(self.now, waiting=7)
+
+    def state(self, device: str, state: DeviceState) -> None:
+        """A device's presence."""
+        self.perform(self.engine.on_state(device, state, self.now))
+        self.meter.presence(device)
+
+    def hear(self, device: str, body: Body) -> None:
+        """A message of the open round, or of the last one."""
+        self.perform(send(self.engine, device, body, self.now, self.engine.last_round))
+
+    def upload(self, device: str, accuracy: float | None = 0.5) -> None:
+        """A whole update, from the word that it takes part."""
+        self.accuracies[device] = accuracy
+        self.hear(device, Accept(10))
+        self.hear(device, Offer(update(BLOB)))
+        for index in range(update(BLOB).chunk_count):
+            self.perform(self.engine.on_chunk(device, cut(BLOB, update(BLOB), index), self.now))
+
+    def tick(self, later_s: float) -> None:
+        """Lets time pass."""
+        self.now += later_s
+        self.perform(self.engine.tick(self.now))
+
+    def perform(self, effects: list[Effect]) -> None:
+        """As the performer does."""
+        queue = deque(effects)
+        while queue:
+            effect, began_at = queue.popleft(), self.now
+            queue.extend(self._do(effect))
+            self.meter.performed(effect, began_at, self.now)
+
+    def _do(self, effect: Effect) -> list[Effect]:
+        self.now += self._busy_s if isinstance(effect, PublishModel | Aggregate | Record) else 0.0
+        match effect:
+            case PublishModel():
+                return self.engine.model_published(model(), self.now)
+            case Store(device=device, manifest=manifest):
+                return self.engine.stored(device, manifest.digest, report(self.accuracies[device]), self.now)
+            case Aggregate():
+                return self.engine.aggregated(self.now)
+        return []

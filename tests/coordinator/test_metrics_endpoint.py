@@ -1,0 +1,169 @@
+"""coordinator.metrics_endpoint: metrics are served while a run goes on, and their want never costs a run."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.listening import Address, parse_address
+from coordinator.metrics_endpoint import first_expiry, observed
+from coordinator.observing import Unobserved
+from coordinator.settings import DemoSettings, RunSettings
+from shared.config import load
+from shared.errors import ConfigError, UsageError
+from tests.coordinator.engines import engine
+from tests.prometheus import fetch
+
+
+class Told:
+    """A view that keeps what is said."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.view: Any = SimpleNamespace(say=self.lines.append)
+
+
+@pytest.fixture
+def told() -> Told:
+    """Nothing yet."""
+    return Told()
+
+
+def _settings(**given: Any) -> RunSettings:
+    return RunSettings(**{"metrics": "127.0.0.1:0", **given})
+
+
+def test_the_endpoint_is_there_as_long_as_the_run(told, tmp_path):
+    """Its URL is told, it serves what the observer sees, and with the run it is gone."""
+    with observed(_settings(), engine(), tmp_path, told.view) as observer:
+        url = told.lines[0].removeprefix("metrics: ")
+        observer.link(connected=False)
+        text = fetch(url)
+    assert "\nfedpatch_broker_connected 0.0\n" in text
+    assert "_created" not in text
+    with pytest.raises(urllib.error.URLError):
+        fetch(url)
+
+
+def test_two_runs_of_one_process_do_not_meet(told, tmp_path):
+    """Each has numbers of its own."""
+    with (
+        observed(_settings(), engine(), tmp_path, told.view) as one,
+        observed(_settings(), engine(), tmp_path, told.view),
+    ):
+        one.link(connected=False)
+        texts = [fetch(line.removeprefix("metrics: ")) for line in told.lines]
+    assert [
+        f"fedpatch_broker_connected {value}" in text for text, value in zip(texts, ("0.0", "1.0"), strict=True)
+    ] == [
+        True,
+        True,
+    ]
+
+
+def test_a_port_that_is_taken_costs_a_line_and_not_the_run(told, tmp_path):
+    """The line names the address and the option."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with observed(_settings(metrics=address), engine(), tmp_path, told.view) as observer:
+            assert isinstance(observer, Unobserved)
+    (line,) = told.lines
+    assert line.startswith(f"no metrics: cannot listen on {address}: ")
+    assert "--metrics" in line
+
+
+def test_an_address_of_another_machine_costs_a_line_and_not_the_run(told, tmp_path):
+    """As with a port that is taken."""
+    with observed(_settings(metrics="192.0.2.1:0"), engine(), tmp_path, told.view) as observer:
+        assert isinstance(observer, Unobserved)
+    assert told.lines[0].startswith("no metrics: cannot listen on 192.0.2.1:0: ")
+
+
+def test_without_the_library_a_run_goes_on_and_says_what_to_install(told, tmp_path, monkeypatch):
+    """One line, with the extra that has it."""
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    for name in [name for name in sys.modules if name in ("coordinator.metrics", "coordinator.metering")]:
+        monkeypatch.delitem(sys.modules, name)
+    with observed(_settings(), engine(), tmp_path, told.view) as observer:
+        assert isinstance(observer, Unobserved)
+    assert "fedpatch[coordinator]" in told.lines[0]
+
+
+def test_none_serves_nothing(told, tmp_path):
+    """And says nothing; a demo is like that unless told otherwise."""
+    settings = load(RunSettings, file=None, environ={}, flags={"metrics": "none"})
+    with observed(settings, engine(), tmp_path, told.view) as observer:
+        assert isinstance(observer, Unobserved)
+    assert told.lines == []
+    assert DemoSettings().metrics is None
+    assert RunSettings().metrics == "127.0.0.1:9464"
+
+
+def test_a_disk_that_does_not_answer_is_no_number_and_no_error(told, tmp_path):
+    """The rest of the scrape is there."""
+    directory = tmp_path / "run"
+    directory.mkdir()
+    with observed(_settings(), engine(), directory, told.view):
+        url = told.lines[0].removeprefix("metrics: ")
+        assert "\nfedpatch_state_free_bytes NaN\n" not in fetch(url)
+        directory.rmdir()
+        assert "\nfedpatch_state_free_bytes NaN\n" in fetch(url)
+
+
+@pytest.mark.parametrize(
+    "text", ["9464", "host", ":1", "a:b", "a:-1", "a:65536", "::1:9464", "a b:1", "http://a:1", "a:²"]
+)
+def test_what_is_no_address_is_refused_with_the_setting(text):
+    """Before anything is begun."""
+    with pytest.raises(UsageError):
+        parse_address(text)
+    with pytest.raises(ConfigError, match="metrics"):
+        load(RunSettings, file=None, environ={}, flags={"metrics": text})
+
+
+@given(
+    host=st.from_regex(r"[a-z0-9.-]+", fullmatch=True) | st.sampled_from(["::1", "fe80::1"]),
+    port=st.integers(0, 65_535),
+)
+def test_an_address_is_read_as_it_is_written(host, port):
+    """IPv6 with its brackets."""
+    assert parse_address(str(Address(host, port))) == Address(host, port)
+
+
+def test_a_file_without_certificates_has_no_expiry(tmp_path):
+    """Nor has one that is not there."""
+    assert first_expiry(tmp_path / "none.pem") is None
+    (tmp_path / "text.pem").write_text("no certificate")
+    assert first_expiry(tmp_path / "text.pem") is None
+
+
+def test_the_certificate_that_expires_first_counts(tmp_path, told):
+    """Of a file with two, and the endpoint has it."""
+    files = []
+    for days in (30, 10):
+        files.append(tmp_path / f"{days}.pem")
+        options = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout", tmp_path / "key"]
+        line = ["openssl", "req", "-x509", *options, "-subj", f"/CN={days}", "-days", str(days), "-out", files[-1]]
+        try:
+            subprocess.run(line, check=True, capture_output=True, timeout=60)
+        except FileNotFoundError:
+            pytest.skip("openssl is not installed (apt install openssl)")
+    both = tmp_path / "ca.pem"
+    both.write_text("".join(Path(one).read_text() for one in files))
+    expiry = first_expiry(both)
+    assert expiry is not None
+    assert expiry - time.time() == pytest.approx(10 * 86_400, abs=3_600)
+    settings = _settings(broker="mqtts://localhost", ca_file=both)
+    with observed(settings, engine(), tmp_path, told.view):
+        text = fetch(told.lines[0].removeprefix("metrics: "))
+    assert 'fedpatch_certificate_expiry_timestamp_seconds{certificate="ca"}' in text

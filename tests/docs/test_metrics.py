@@ -1,0 +1,61 @@
+"""docs/metrics.md: its table and what a real endpoint serves are the same."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from benchmarks.metered_fleet import MeteredFleet
+from coordinator.listening import parse_address
+from coordinator.metrics import Metrics
+from coordinator.metrics_endpoint import serve
+from coordinator.settings import RunSettings
+from shared.messages import UpdateReport
+from simulator import fleet
+from simulator.fleet_terms import FleetTerms
+from tests.documented_metrics import PAGE, documented, served
+from tests.prometheus import fetch, lint
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory) -> str:
+    """Served over HTTP after a few rounds in which devices decline, fail and vanish."""
+    metrics = Metrics()
+    metrics.traffic.expiry.labels("ca").set(1.0)
+    report = UpdateReport("00" * 32, 1, 1, 0.0, 0.5, 0.6, 1.0, 2.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fleet, "_REPORT", report)
+        terms = FleetTerms(devices=20, rounds=3, participation=1.0, quorum=0.2, dropout_training=0.2, unwilling=0.2)
+        played = MeteredFleet(terms, metrics, tmp_path_factory.mktemp("run"))
+        played.run()
+    played.agenda.now += 10.0
+    played.look()
+    stop, url = serve(metrics, parse_address("127.0.0.1:0"))
+    try:
+        return fetch(url)
+    finally:
+        stop()
+
+
+def test_everything_that_is_served_is_documented_and_the_other_way_round(text):
+    """Names, types and labels."""
+    assert served(text) == documented()
+
+
+def test_promtool_likes_what_is_served(text):
+    """Names, units and helps are by Prometheus' conventions."""
+    assert lint(text) == ""
+
+
+def test_the_page_names_the_defaults():
+    """The address and the number of devices are those of the settings."""
+    defaults = RunSettings()
+    assert f"curl http://{defaults.metrics}/metrics" in PAGE
+    assert f"`metrics_max_devices` ({defaults.metrics_max_devices})" in PAGE
+
+
+def test_every_metric_in_an_example_exists():
+    """Queries of the page ask for series that are there."""
+    for name in re.findall(r"\b(fedpatch_[a-z_]+)\b", PAGE):
+        assert re.sub(r"_(sum|count)$", "", name) in documented(), name

@@ -1,0 +1,135 @@
+"""A real Prometheus reads the metrics of a real run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.brokers import HOST, Mosquitto, free_port
+from tests.documented_metrics import documented
+from tests.prometheus import PATIENCE_S, Prometheus, fetch, lint
+from tests.system.commands import Command
+from tests.system.fleet import Fleet
+
+pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.timeout(600)]
+
+DEVICES = ("ann", "bob")
+ENOUGH_ROUNDS = 5
+
+
+@dataclass
+class Watched:
+    """A run that goes on and on, and who watches it."""
+
+    url: str
+    prometheus: Prometheus
+
+    def samples(self) -> dict[str, float]:
+        """One scrape of ours: the sums over all labels, by name."""
+        found: dict[str, float] = {}
+        for family in text_string_to_metric_families(fetch(self.url)):
+            for sample in family.samples:
+                found[sample.name] = found.get(sample.name, 0.0) + sample.value
+        return found
+
+    def wait_rounds(self, least: int = ENOUGH_ROUNDS) -> None:
+        """Until Prometheus knows of so many."""
+        query = 'fedpatch_rounds_total{outcome="aggregated"}'
+        self.prometheus.wait(lambda: (self.prometheus.value(query) or 0) >= least, f"has seen {least} rounds")
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    """One run serves all tests; its rounds follow one another without a pause."""
+    directory = tmp_path_factory.mktemp("fleet")
+    target = f"{HOST}:{free_port()}"
+    options = ["--task", "digits", "--devices", len(DEVICES), "--rounds", 1_000_000, "--quorum", 1]
+    with Prometheus(target) as prometheus, Mosquitto() as broker, Fleet(broker.url, directory) as fleet:
+        for index, device in enumerate(DEVICES):
+            fleet.start(device, "digits", f"shard:{index}/{len(DEVICES)}")
+        fleet.wait_ready()
+        options += ["--broker", broker.url, "--fleet", fleet.name, "--state-dir", directory / "state"]
+        with Command("fedpatch", "run", *options, "--metrics", target) as run:
+            run.wait(lambda: "round 1/" in run.err, "has played a round")
+            assert f"metrics: http://{target}/metrics" in run.err
+            yield Watched(f"http://{target}/metrics", prometheus)
+            done = run.interrupt()
+    assert "Traceback" not in done.err
+
+
+def test_prometheus_has_every_documented_metric(watched):
+    """All names of the table, and no others; only the certificate is missing, since the run has none."""
+    watched.wait_rounds()
+    expected = set()
+    for name, (kind, _) in documented().items():
+        expected |= {f"{name}_{end}" for end in ("bucket", "sum", "count")} if kind == "histogram" else {name}
+    expected -= {"fedpatch_certificate_expiry_timestamp_seconds"}
+
+    def has_all() -> bool:
+        names = set(watched.prometheus.ask("label/__name__/values"))
+        return {name for name in names if name.startswith(("fedpatch_", "process_"))} == expected
+
+    watched.prometheus.wait(has_all, "has every documented metric and no others")
+
+
+def test_promtool_likes_the_endpoint_of_a_run(watched):
+    """As it is served."""
+    assert lint(fetch(watched.url)) == ""
+
+
+def test_what_happened_can_be_asked_for(watched):
+    """Updates, devices, accuracies and bytes of a run in which two devices take part in every round."""
+    watched.wait_rounds()
+    ask = watched.prometheus.value
+    committed, rounds = "sum(fedpatch_updates_total)", "sum(fedpatch_rounds_total)"
+
+    def agree() -> bool:
+        more = ask(f"{committed} - {len(DEVICES)} * {rounds}")
+        # Those of the open round, and of one that was over between the two.
+        return more is not None and 0 <= more <= 2 * len(DEVICES)
+
+    watched.prometheus.wait(agree, "has as many updates as rounds and devices make")
+    for fact, expected in {
+        "sum(fedpatch_devices)": len(DEVICES),
+        "fedpatch_broker_connected": 1,
+        "count(fedpatch_device_round_seconds > 0)": len(DEVICES),
+        "count(fedpatch_device_state == 1)": len(DEVICES),
+        "count(fedpatch_user_accuracy > 0)": 6,
+        "fedpatch_devices_without_series": 0,
+        "fedpatch_rounds_failed_in_a_row": 0,
+        "sum(fedpatch_failures_total) + sum(fedpatch_declines_total)": 0,
+        "count(fedpatch_round_phase_seconds_count > 0)": 9,
+        "count(fedpatch_bytes_total > 0)": 6,
+    }.items():
+        watched.prometheus.wait(lambda fact=fact, expected=expected: ask(fact) == expected, f"{fact} is {expected}")
+
+
+def test_the_phases_of_rounds_add_up_to_their_time(watched):
+    """The parts, measured each for itself, are the whole to within 5 %."""
+    watched.wait_rounds()
+    parts = "sum(fedpatch_round_phase_seconds_sum{side='coordinator'})"
+
+    def add_up() -> bool:
+        # A scrape may come between the two: the more rounds, the less that matters.
+        share = watched.prometheus.value(f"{parts} / sum(fedpatch_round_seconds_sum)")
+        return share is not None and abs(share - 1.0) <= 0.05
+
+    watched.prometheus.wait(add_up, "adds up")
+
+
+def test_rounds_without_a_pause_add_up_to_the_time_that_passed(watched):
+    """The unix clock agrees to within 5 % with the sum of the rounds' seconds, as soon as there are enough of them."""
+    watched.wait_rounds()
+    first, give_up_at, share = watched.samples(), time.monotonic() + PATIENCE_S, 0.0
+    while abs(share - 1.0) > 0.05:
+        assert time.monotonic() < give_up_at, f"the rounds make up {share:.3f} of the time"
+        time.sleep(1.0)
+        now = watched.samples()
+        rounds_s, passed_s = (
+            now[name] - first[name] for name in ("fedpatch_round_seconds_sum", "fedpatch_last_round_timestamp_seconds")
+        )
+        share = rounds_s / passed_s if passed_s > 1.0 else 0.0
