@@ -20,7 +20,7 @@ import pytest
 
 from tests.brokers import HOST, free_port
 
-PATIENCE_S = 120.0
+PATIENCE_S = 100.0
 _ANSWER_LIMIT_S = 30.0
 
 

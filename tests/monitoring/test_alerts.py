@@ -48,11 +48,11 @@ def test_the_plays_would_notice_a_rule_that_is_lame_or_shrill(tmp_path, name):
     rules = yaml.safe_load(ALERTS.read_text("utf-8"))
     rule = next(one for group in rules["groups"] for one in group["rules"] if one.get("alert") == name)
     series = re.findall(r"fedpatch[\w:]+|\bup\b", rule["expr"])[0]
+    text = re.sub(r"(?m)^rule_files: .*$", "rule_files: [rules.yml]", play.read_text("utf-8"))
     outcomes = []
     for expr in (rule["expr"], "vector(0) > 1", f"{series} > -Inf"):
         rule["expr"] = expr
         (tmp_path / "rules.yml").write_text(yaml.safe_dump(rules), "utf-8")
-        content = yaml.safe_load(play.read_text("utf-8")) | {"rule_files": ["rules.yml"]}
-        (tmp_path / "play.yml").write_text(yaml.safe_dump(content), "utf-8")
+        (tmp_path / "play.yml").write_text(text, "utf-8")
         outcomes.append(promtool("test", "rules", tmp_path / "play.yml").returncode == 0)
     assert outcomes == [True, False, False]

@@ -24,7 +24,9 @@ from tests.monitoring.stand_in import DEVICE_STATES, StandIn, metric_names
 ROOT = Path(__file__).parents[2]
 ALERTS = generator.FOLDER.parent / "alerts" / "fedpatch.yml"
 METRICS_PAGE = ROOT / "docs" / "metrics.md"
-# An hour of Grafana's life in a moment: what it puts in the place of its own variables.
+# The server and npm may take long on a busy machine.
+pytestmark = pytest.mark.timeout(400)
+# What Grafana puts in the place of variables.
 GRAFANA_VARIABLES = {"__range": "15m", "__rate_interval": "1m", "__interval": "15s", "device": "ann"}
 NAMES = sorted(generator.DASHBOARDS)
 
@@ -167,7 +169,7 @@ def test_each_device_has_one_state_at_a_time(scraped):
 
 
 def test_the_rules_work_in_a_real_server(scraped):
-    """All are evaluated without an error, and the recorded series is there; a healthy fleet raises no alarm."""
+    """All are evaluated without an error, and the recorded series is there."""
     prometheus, _ = scraped
 
     def rules() -> list[dict[str, Any]]:

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from grafana_foundation_sdk.builders.dashboard import Dashboard, DashboardLink, DatasourceVariable, QueryVariable
+from grafana_foundation_sdk.builders.dashboard import (
+    Dashboard,
+    DashboardLink,
+    DatasourceVariable,
+    QueryVariable,
+    Row,
+)
+from grafana_foundation_sdk.cog.builder import Builder
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models import dashboard as models
 
@@ -14,6 +23,14 @@ from dashboards.panels import PROMETHEUS
 TAG = "fedpatch"
 # A coordinator is known by its address, as Prometheus has it.
 OF_COORDINATOR = 'instance="$coordinator"'
+
+
+@dataclass(frozen=True)
+class Section:
+    """Panels under a heading, from left to right and from top to bottom."""
+
+    heading: str
+    panels: Sequence[Builder[models.Panel]]
 
 
 def board(uid: str, title: str, about: str) -> Dashboard:
@@ -33,6 +50,15 @@ def board(uid: str, title: str, about: str) -> Dashboard:
         .with_variable(choice("coordinator", "Coordinator", "label_values(fedpatch_build_info, instance)"))
         .link(_to_the_others())
     )
+
+
+def filled(built: Dashboard, sections: Sequence[Section]) -> Dashboard:
+    """The dashboard with these sections, one below the other."""
+    for section in sections:
+        built = built.with_row(Row(section.heading))
+        for panel in section.panels:
+            built = built.with_panel(panel)
+    return built
 
 
 def choice(name: str, label: str, query: str) -> QueryVariable:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from grafana_foundation_sdk.builders.dashboard import Dashboard, Row
+from grafana_foundation_sdk.builders.dashboard import Dashboard
 
 from dashboards.boards import OF_COORDINATOR as OF
-from dashboards.boards import board, choice
+from dashboards.boards import Section, board, choice, filled
 from dashboards.looks import BAD, IDLE, OK, WARNING, Look, Query
 from dashboards.panels import lines, listing, number, stack, timeline
 from dashboards.states import WORDS, state_number
@@ -19,10 +19,10 @@ def dashboard() -> Dashboard:
     known = f"label_values(fedpatch_device_online{{{OF}}}, device)"
     built = board(UID, "fedpatch: Device", "One device: what it is doing, how long it takes, how good its model is.")
     built = built.with_variable(choice("device", "Device", known))
-    return _rounds(_now(built))
+    return filled(built, [_now(), _rounds()])
 
 
-def _now(built: Dashboard) -> Dashboard:
+def _now() -> Section:
     online = Look(width=4, height=4, words=((1, "online", OK), (0, "offline", IDLE)))
     progress = Look("percentunit", 4, 4, decimals=0)
     trouble = Look(width=4, height=4, decimals=0, steps=((3, WARNING), (6, BAD)))
@@ -35,31 +35,29 @@ def _now(built: Dashboard) -> Dashboard:
         (("state", "State"), ("reason", "Reason")),
         "Now",
     )
-    return (
-        built.with_row(Row("Now"))
-        .with_panel(number("Presence", "As the broker has it.", Query(f"fedpatch_device_online{{{_THIS}}}"), online))
-        .with_panel(
+    return Section(
+        "Now",
+        [
+            number("Presence", "As the broker has it.", Query(f"fedpatch_device_online{{{_THIS}}}"), online),
             number(
                 "Progress",
                 "Of its training in the open round.",
                 Query(f"fedpatch_device_progress_ratio{{{_THIS}}}"),
                 progress,
-            )
-        )
-        .with_panel(number("Went offline", "Times within the last hour.", Query(gone), trouble))
-        .with_panel(state)
-        .with_panel(
+            ),
+            number("Went offline", "Times within the last hour.", Query(gone), trouble),
+            state,
             timeline(
                 "State over time",
                 "One strip; the colours are those of *Fleet*.",
                 [Query(state_number(_THIS), "{{device}}")],
                 Look(width=24, height=5, words=WORDS),
-            )
-        )
+            ),
+        ],
     )
 
 
-def _rounds(built: Dashboard) -> Dashboard:
+def _rounds() -> Section:
     took = [Query(f"fedpatch_device_{part}_seconds{{{_THIS}}}", part) for part in ("round", "download", "train")]
     took.append(Query(f"quantile(0.5, fedpatch_device_round_seconds{{{OF}}})", "round, median of the devices"))
     good = [Query(f"fedpatch_device_user_accuracy{{{_THIS}}}", "{{moment}} training")]
@@ -69,10 +67,12 @@ def _rounds(built: Dashboard) -> Dashboard:
         for what in ("declines", "failures", "disconnects")
     ]
     progress = [Query(f"fedpatch_device_progress_ratio{{{_THIS}}}", "trained")]
-    return (
-        built.with_row(Row("Rounds"))
-        .with_panel(lines("Time it takes", "In the last round to which it contributed.", took, Look("s", least=0)))
-        .with_panel(lines("User accuracy", "In that round, in the task's metric.", good, Look(decimals=3)))
-        .with_panel(stack("Declines, failures, disconnections", "In the hour before.", trouble, Look(least=0)))
-        .with_panel(lines("Training", "Done part of its training.", progress, Look("percentunit", least=0, most=1)))
+    return Section(
+        "Rounds",
+        [
+            lines("Time it takes", "In the last round to which it contributed.", took, Look("s", least=0)),
+            lines("User accuracy", "In that round, in the task's metric.", good, Look(decimals=3)),
+            stack("Declines, failures, disconnections", "In the hour before.", trouble, Look(least=0)),
+            lines("Training", "Done part of its training.", progress, Look("percentunit", least=0, most=1)),
+        ],
     )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from grafana_foundation_sdk.builders.dashboard import Dashboard, Row
+from grafana_foundation_sdk.builders.dashboard import Dashboard
 
 from dashboards.boards import OF_COORDINATOR as OF
-from dashboards.boards import board
+from dashboards.boards import Section, board, filled
 from dashboards.looks import BAD, OK, WARNING, Look, Query
 from dashboards.panels import lines, listing, number, ranking, stack, timeline
 from dashboards.states import WORDS, state_number
@@ -22,32 +22,28 @@ _THIRD = Look(unit="s", width=8, height=10, least=0, link=_LINK)
 def dashboard() -> Dashboard:
     """All of it."""
     built = board(UID, "fedpatch: Fleet", "The devices of one coordinator: states, conditions, the slowest, offenders.")
-    for add in (_now, _states, _rankings, _coordinator):
-        built = add(built)
-    return built
+    return filled(built, [_now(), _states(), _rankings(), _coordinator(), _limits()])
 
 
-def _now(built: Dashboard) -> Dashboard:
+def _now() -> Section:
     count = 'fedpatch_devices{{{}, state="{}"}}'
     connected = Look(width=4, height=4, words=((1, "connected", OK), (0, "away", BAD)))
-    return (
-        built.with_row(Row("Now"))
-        .with_panel(number("Devices known", "In whatever state.", Query(f"sum(fedpatch_devices{{{OF}}})")))
-        .with_panel(number("Eligible", "Could be invited now.", Query(count.format(OF, "eligible"))))
-        .with_panel(
-            number("Wanted", "Must be eligible for a round to begin.", Query(f"fedpatch_devices_wanted{{{OF}}}"))
-        )
-        .with_panel(number("Unwilling", "Would decline now.", Query(count.format(OF, "unwilling"))))
-        .with_panel(number("Offline", "Said goodbye or vanished.", Query(count.format(OF, "offline"))))
-        .with_panel(
+    return Section(
+        "Now",
+        [
+            number("Devices known", "In whatever state.", Query(f"sum(fedpatch_devices{{{OF}}})")),
+            number("Eligible", "Could be invited now.", Query(count.format(OF, "eligible"))),
+            number("Wanted", "Must be eligible for a round to begin.", Query(f"fedpatch_devices_wanted{{{OF}}}")),
+            number("Unwilling", "Would decline now.", Query(count.format(OF, "unwilling"))),
+            number("Offline", "Said goodbye or vanished.", Query(count.format(OF, "offline"))),
             number(
                 "Broker", "The coordinator's own connection.", Query(f"fedpatch_broker_connected{{{OF}}}"), connected
-            )
-        )
+            ),
+        ],
     )
 
 
-def _states(built: Dashboard) -> Dashboard:
+def _states() -> Section:
     reasons = listing(
         "Devices and reasons",
         "What each device is doing now, and why it is not doing more.",
@@ -56,32 +52,28 @@ def _states(built: Dashboard) -> Dashboard:
         (("device", "Device"), ("state", "State"), ("reason", "Reason")),
         "Now",
     )
-    return (
-        built.with_row(Row("States"))
-        .with_panel(
+    return Section(
+        "States",
+        [
             timeline(
                 "State of each device",
                 "Of all devices, or of the slowest where there are more than metrics_max_devices.",
                 [Query(state_number(OF), "{{device}}")],
                 Look(width=16, height=12, words=WORDS, link=_LINK),
-            )
-        )
-        .with_panel(reasons)
-        .with_panel(
-            stack("Devices by state", "All known devices.", [Query(f"fedpatch_devices{{{OF}}}", "{{state}}")], _COUNT)
-        )
-        .with_panel(
+            ),
+            reasons,
+            stack("Devices by state", "All known devices.", [Query(f"fedpatch_devices{{{OF}}}", "{{state}}")], _COUNT),
             stack(
                 "Unwilling, by condition",
                 "Devices that would decline now, by what their owner asks for.",
                 [Query(f"fedpatch_unwilling_devices{{{OF}}} > 0", "{{condition}}")],
                 _COUNT,
-            )
-        )
+            ),
+        ],
     )
 
 
-def _rankings(built: Dashboard) -> Dashboard:
+def _rankings() -> Section:
     slow = "sort_desc(topk(10, fedpatch_device_{}_seconds{{{}}}))"
     trouble = " + ".join(
         f"sum by (device) (increase(fedpatch_device_{what}_total{{{OF}}}[$__range]))"
@@ -90,117 +82,67 @@ def _rankings(built: Dashboard) -> Dashboard:
     worst = f'sort(bottomk(10, fedpatch_device_user_accuracy{{{OF}, moment="before"}}))'
     flaps = f"sort_desc(topk(10, increase(fedpatch_device_disconnects_total{{{OF}}}[1h])))"
     steps = Look(width=8, height=10, decimals=0, least=0, steps=((3, WARNING), (6, BAD)), link=_LINK)
-    return (
-        built.with_row(Row("Slowest and offenders"))
-        .with_panel(
+    return Section(
+        "Slowest and offenders",
+        [
             ranking(
                 "Slowest in their last round",
                 "From invitation to committed update.",
                 [Query(slow.format("round", OF), "{{device}}")],
                 _THIRD,
-            )
-        )
-        .with_panel(
-            ranking("Slowest to train", "By their own clock.", [Query(slow.format("train", OF), "{{device}}")], _THIRD)
-        )
-        .with_panel(
+            ),
+            ranking("Slowest to train", "By their own clock.", [Query(slow.format("train", OF), "{{device}}")], _THIRD),
             ranking(
                 "Slowest to download", "By their own clock.", [Query(slow.format("download", OF), "{{device}}")], _THIRD
-            )
-        )
-        .with_panel(
+            ),
             ranking(
                 "Offenders",
                 "Failures, declines and disconnections in the time shown.",
                 [Query(f"sort_desc(topk(10, {trouble} > 0))", "{{device}}")],
                 steps,
-            )
-        )
-        .with_panel(
+            ),
             ranking(
                 "Flapping", "Times a device went offline within the last hour.", [Query(flaps, "{{device}}")], steps
-            )
-        )
-        .with_panel(
+            ),
             ranking(
                 "Lowest user accuracy",
                 "Before training, in their last round.",
                 [Query(worst, "{{device}}")],
                 Look(width=8, height=10, decimals=3, link=_LINK),
-            )
-        )
+            ),
+        ],
     )
 
 
-def _coordinator(built: Dashboard) -> Dashboard:
+def _coordinator() -> Section:
     disk = [Query(f"fedpatch_state_free_bytes{{{OF}}} / fedpatch_state_size_bytes{{{OF}}}", "free")]
-    days = f"(fedpatch_certificate_expiry_timestamp_seconds{{{OF}}} - time()) / 86400"
-    cut = Look("d", 6, decimals=0)
-    quarter = Look(width=6, least=0)
-    return (
-        built.with_row(Row("Coordinator"))
-        .with_panel(
-            lines(
-                "Disk",
-                "Share of the state directory's disk that is free.",
-                disk,
-                Look("percentunit", 6, least=0, most=1),
-            )
-        )
-        .with_panel(
-            lines(
-                "Updates on the disk",
-                "That wait for aggregation.",
-                [Query(f"fedpatch_update_spool_bytes{{{OF}}}", "bytes")],
-                Look("bytes", 6, least=0),
-            )
-        )
-        .with_panel(
-            lines(
-                "Events that wait",
-                "For the coordinator's loop.",
-                [Query(f"fedpatch_event_queue_depth{{{OF}}}", "events")],
-                quarter,
-            )
-        )
-        .with_panel(
-            lines(
-                "Memory",
-                "Of the coordinator's process.",
-                [Query(f"process_resident_memory_bytes{{{OF}}}", "resident")],
-                Look("bytes", 6, least=0),
-            )
-        )
-        .with_panel(
-            lines(
-                "Processor",
-                "Cores that the coordinator keeps busy.",
-                [Query(f"rate(process_cpu_seconds_total{{{OF}}}[5m])", "cores")],
-                quarter,
-            )
-        )
-        .with_panel(
-            lines(
-                "Disconnections",
-                "Times any device went offline in the hour before.",
-                [Query(f"increase(fedpatch_disconnects_total{{{OF}}}[1h])", "all devices")],
-                quarter,
-            )
-        )
-        .with_panel(
-            number(
-                "Certificate",
-                "Days until the certificate authority's certificate expires; none without TLS.",
-                Query(days, "{{certificate}}"),
-                cut,
-            )
-        )
-        .with_panel(
-            number(
-                "Devices without series",
-                "More than metrics_max_devices: these are not shown above.",
-                Query(f"fedpatch_devices_without_series{{{OF}}}"),
-                Look(width=6),
-            )
-        )
+    spool = [Query(f"fedpatch_update_spool_bytes{{{OF}}}", "bytes")]
+    events = [Query(f"fedpatch_event_queue_depth{{{OF}}}", "events")]
+    memory = [Query(f"process_resident_memory_bytes{{{OF}}}", "resident")]
+    processor = [Query(f"rate(process_cpu_seconds_total{{{OF}}}[5m])", "cores")]
+    gone = [Query(f"increase(fedpatch_disconnects_total{{{OF}}}[1h])", "all devices")]
+    share, size, plain = (Look(unit, width=8, least=0) for unit in ("percentunit", "bytes", "short"))
+    return Section(
+        "Coordinator",
+        [
+            lines("Disk", "Share of the state directory's disk that is free.", disk, share),
+            lines("Updates on the disk", "That wait for aggregation.", spool, size),
+            lines("Events that wait", "For the coordinator's loop.", events, plain),
+            lines("Memory", "Of the coordinator's process.", memory, size),
+            lines("Processor", "Cores that the coordinator keeps busy.", processor, plain),
+            lines("Disconnections", "Times any device went offline in the hour before.", gone, plain),
+        ],
+    )
+
+
+def _limits() -> Section:
+    days = Query(f"(fedpatch_certificate_expiry_timestamp_seconds{{{OF}}} - time()) / 86400", "{{certificate}}")
+    few = Look(unit="none", width=12, height=4, decimals=0)
+    hidden = Query(f"fedpatch_devices_without_series{{{OF}}}")
+    return Section(
+        "Limits",
+        [
+            number("Certificate", "Days until the first one of ca_file expires; none without a ca_file.", days, few),
+            number("Devices without series", "More than metrics_max_devices: not shown above.", hidden, few),
+        ],
     )

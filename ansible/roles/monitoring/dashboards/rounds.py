@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from grafana_foundation_sdk.builders.dashboard import Dashboard, Row
+from grafana_foundation_sdk.builders.dashboard import Dashboard
 
 from dashboards.boards import OF_COORDINATOR as OF
-from dashboards.boards import board
+from dashboards.boards import Section, board, filled
 from dashboards.looks import BAD, IDLE, OK, WARNING, Look, Query
 from dashboards.panels import lines, listing, number, stack
 
@@ -18,46 +18,40 @@ _PHASE = "fedpatch_round_phase_seconds"
 def dashboard() -> Dashboard:
     """All of it."""
     built = board(UID, "fedpatch: Rounds", "Rounds of one coordinator: phases, user accuracy, quorum, declines, bytes.")
-    for add in (_now, _time, _quality, _participation, _traffic):
-        built = add(built)
-    return built
+    return filled(built, [_now(), _time(), _quality(), _participation(), _traffic()])
 
 
-def _now(built: Dashboard) -> Dashboard:
+def _now() -> Section:
     open_ = Look(width=4, height=4, words=((1, "open", OK), (0, "none open", IDLE)))
     used = Look("percentunit", 4, 4, decimals=0, steps=((0.8, WARNING), (1.1, BAD)))
     failed = Look(width=4, height=4, steps=((1, WARNING), (2, BAD)))
     age = Look(unit="s", width=4, height=4)
     elapsed = f"fedpatch_round_elapsed_seconds{{{OF}}} / fedpatch_round_deadline_seconds{{{OF}}}"
     since = f"time() - (fedpatch_last_round_timestamp_seconds{{{OF}}} > 0)"
-    return (
-        built.with_row(Row("Now"))
-        .with_panel(number("Round", "The open round, or the last one.", Query(f"fedpatch_round_number{{{OF}}}")))
-        .with_panel(
-            number("Rounds planned", "After this round the run ends.", Query(f"fedpatch_rounds_planned{{{OF}}}"))
-        )
-        .with_panel(number("Open", "Whether a round is open.", Query(f"fedpatch_round_open{{{OF}}}"), open_))
-        .with_panel(
+    return Section(
+        "Now",
+        [
+            number("Round", "The open round, or the last one.", Query(f"fedpatch_round_number{{{OF}}}")),
+            number("Rounds planned", "After this round the run ends.", Query(f"fedpatch_rounds_planned{{{OF}}}")),
+            number("Open", "Whether a round is open.", Query(f"fedpatch_round_open{{{OF}}}"), open_),
             number(
                 "Deadline used",
                 "How much of its time the open round has taken; beyond 100 % it is late.",
                 Query(elapsed),
                 used,
-            )
-        )
-        .with_panel(
+            ),
             number(
                 "Failed in a row",
                 "Failed rounds since the last good one.",
                 Query(f"fedpatch_rounds_failed_in_a_row{{{OF}}}"),
                 failed,
-            )
-        )
-        .with_panel(number("Last model", "Time since a round was aggregated.", Query(since), age))
+            ),
+            number("Last model", "Time since a round was aggregated.", Query(since), age),
+        ],
     )
 
 
-def _time(built: Dashboard) -> Dashboard:
+def _time() -> Section:
     stacked = stack(
         "Phases of each round",
         "Seconds of the last round by phase, by the coordinator's clock; a step is a new round.",
@@ -81,88 +75,82 @@ def _time(built: Dashboard) -> Dashboard:
     ]
     length.append(Query(f"fedpatch_round_deadline_seconds{{{OF}}}", "deadline"))
     outcomes = [Query(f"sum by (outcome) (increase(fedpatch_rounds_total{{{OF}}}[1h]))", "{{outcome}}")]
-    return (
-        built.with_row(Row("Time"))
-        .with_panel(stacked)
-        .with_panel(table)
-        .with_panel(lines("Length of rounds", "Of the rounds of the hour before.", length, _SECONDS))
-        .with_panel(stack("Rounds by outcome", "Rounds that ended in the hour before.", outcomes, _HOURLY))
+    return Section(
+        "Time",
+        [
+            stacked,
+            table,
+            lines("Length of rounds", "Of the rounds of the hour before.", length, _SECONDS),
+            stack("Rounds by outcome", "Rounds that ended in the hour before.", outcomes, _HOURLY),
+        ],
     )
 
 
-def _quality(built: Dashboard) -> Dashboard:
+def _quality() -> Section:
     ua = f"fedpatch_user_accuracy{{{OF}, "
     over_rounds = [Query(f'{ua}stat="{stat}", moment="before"}}', stat) for stat in ("mean", "p10", "min")]
     moments = [Query(f'{ua}stat="mean", moment="{moment}"}}', f"{moment} training") for moment in ("before", "after")]
     look = Look(decimals=3)
-    return (
-        built.with_row(Row("User accuracy"))
-        .with_panel(
+    return Section(
+        "User accuracy",
+        [
             lines(
                 "User accuracy",
                 "Of each round's devices, in the task's metric, before they trained. Nine of ten "
                 "devices are at least as good as p10; min is the worst.",
                 over_rounds,
                 look,
-            )
-        )
-        .with_panel(lines("What training adds", "Mean user accuracy before and after local training.", moments, look))
+            ),
+            lines("What training adds", "Mean user accuracy before and after local training.", moments, look),
+        ],
     )
 
 
-def _participation(built: Dashboard) -> Dashboard:
+def _participation() -> Section:
     quorum = [
         Query(f'fedpatch_participants{{{OF}, state="reported"}}', "reported"),
         Query(f"fedpatch_quorum_updates{{{OF}}}", "needed"),
     ]
     by_reason = "sum by (reason) (increase({}{{{}}}[1h])) > 0"
-    return (
-        built.with_row(Row("Participation"))
-        .with_panel(lines("Quorum", "Updates of the open round, and how many make the quorum.", quorum, _HOURLY))
-        .with_panel(
+    return Section(
+        "Participation",
+        [
+            lines("Quorum", "Updates of the open round, and how many make the quorum.", quorum, _HOURLY),
             stack(
                 "Participants",
                 "Of the open round, by what they are doing.",
                 [Query(f"fedpatch_participants{{{OF}}} > 0", "{{state}}")],
                 _HOURLY,
-            )
-        )
-        .with_panel(
+            ),
             stack(
                 "Declines by reason",
                 "Invitations declined in the hour before, by reason or owner's condition.",
                 [Query(by_reason.format("fedpatch_declines_total", OF), "{{reason}}")],
                 _HOURLY,
-            )
-        )
-        .with_panel(
+            ),
             stack(
                 "Failures by reason",
                 "Devices that gave up after accepting, or stayed away, in the hour before.",
                 [Query(by_reason.format("fedpatch_failures_total", OF), "{{reason}}")],
                 _HOURLY,
-            )
-        )
-        .with_panel(
+            ),
             stack(
                 "Updates by result",
                 "In the hour before.",
                 [Query(f"sum by (result) (increase(fedpatch_updates_total{{{OF}}}[1h]))", "{{result}}")],
                 _HOURLY,
-            )
-        )
-        .with_panel(
+            ),
             stack(
                 "Updates not taken, by reason",
                 "In the hour before; late and damaged among them.",
                 [Query(by_reason.format("fedpatch_refusals_total", OF), "{{reason}}")],
                 _HOURLY,
-            )
-        )
+            ),
+        ],
     )
 
 
-def _traffic(built: Dashboard) -> Dashboard:
+def _traffic() -> Section:
     total = f"fedpatch_bytes_total{{{OF}, "
     rate = Query(f'sum by (direction, kind) (rate({total}form="wire"}}[5m]))', "{{direction}}: {{kind}}")
     parts = (
@@ -173,16 +161,16 @@ def _traffic(built: Dashboard) -> Dashboard:
         Query(f"increase(fedpatch_chunks_repaired_total{{{OF}}}[1h])", "chunks sent once more"),
         Query(f"increase(fedpatch_window_stalls_total{{{OF}}}[1h])", "uploads granted again"),
     ]
-    return (
-        built.with_row(Row("Traffic"))
-        .with_panel(stack("Bytes", "As they travelled, over five minutes.", [rate], Look(unit="Bps")))
-        .with_panel(
+    return Section(
+        "Traffic",
+        [
+            stack("Bytes", "As they travelled, over five minutes.", [rate], Look(unit="Bps")),
             lines(
                 "Size on the wire",
                 "Share of its size as tensors that a model or an update has when it travels.",
                 [share],
                 Look(unit="percentunit", width=6, least=0),
-            )
-        )
-        .with_panel(lines("Repairs", "In the hour before.", mends, Look(width=6, decimals=0, least=0)))
+            ),
+            lines("Repairs", "In the hour before.", mends, Look(width=6, decimals=0, least=0)),
+        ],
     )
