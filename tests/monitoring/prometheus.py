@@ -9,10 +9,11 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable
+from http import HTTPStatus
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
-from urllib.error import URLError
+from urllib.error import HTTPError, URLError
 from urllib.parse import urlencode
 from urllib.request import urlopen
 
@@ -73,14 +74,30 @@ class Prometheus:
         series: list[Any] = self.get("query", query=expr)["result"]
         return series
 
+    def ask_until_there(self, expr: str) -> list[Any]:
+        """The same, once there are any: while a scrape fails on a busy machine, there are none."""
+        found: list[Any] = []
+
+        def look() -> bool:
+            found[:] = self.ask(expr)
+            return bool(found)
+
+        self.wait_until(look, f"has data for {expr}")
+        return found
+
     def wait_until(self, holds: Callable[[], object], what: str) -> None:
         """Returns once `holds` is true; fails the test if the server ends or never gets there."""
         end = time.monotonic() + PATIENCE_S
         while time.monotonic() < end:
             assert self._process.poll() is None, (self._directory / "log").read_text("utf-8")
-            with contextlib.suppress(URLError, ConnectionError, TimeoutError):
+            try:
                 if holds():
                     return
+            except HTTPError as error:
+                if error.code != HTTPStatus.SERVICE_UNAVAILABLE:  # it is still starting
+                    raise
+            except (URLError, ConnectionError, TimeoutError):
+                pass
             time.sleep(0.1)
         pytest.fail(f"Prometheus: no sign that it {what}, after {PATIENCE_S:g} s")
 

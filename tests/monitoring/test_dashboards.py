@@ -58,7 +58,7 @@ def scraped() -> Iterator[tuple[Prometheus, dict[str, str]]]:
     """A Prometheus that is configured as docs/monitoring.md says, and has seen some rounds; the variables' values."""
     page = (ROOT / "docs" / "monitoring.md").read_text("utf-8")
     config = yaml.safe_load(page.split("```yaml\n")[1].split("```")[0])
-    config["global"] |= {"scrape_interval": "500ms", "evaluation_interval": "500ms"}
+    config["global"] |= {"scrape_interval": "1s", "evaluation_interval": "1s"}
     config["rule_files"] = [str(ALERTS)]
     with StandIn() as coordinator:
         config["scrape_configs"][0]["static_configs"][0]["targets"] = [coordinator.address]
@@ -134,12 +134,11 @@ def test_every_state_has_a_colour():
 def test_every_query_finds_data(scraped, name, panel, target):
     """A real Prometheus runs it; and the series have the labels that the panel's legend or columns ask for."""
     prometheus, variables = scraped
-    series = prometheus.ask(_filled_in(target["expr"], variables))
-    assert series, (name, panel["title"], target["expr"])
+    series = prometheus.ask_until_there(_filled_in(target["expr"], variables))
     legend = set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
     columns = [one for one in panel.get("transformations", []) if one["id"] == "filterFieldsByName"]
     labels = legend | {label for one in columns for label in one["options"]["include"]["names"]} - {"Value"}
-    assert all(labels <= set(one["metric"]) for one in series)
+    assert all(labels <= set(one["metric"]) for one in series), (name, panel["title"])
     identities = [tuple(one["metric"].get(label) for label in sorted(labels)) for one in series]
     assert len(set(identities)) == len(series), "two series under one name"
 
@@ -163,7 +162,7 @@ def test_each_device_has_one_state_at_a_time(scraped):
     """The strip of a device is one series, and its number is that of a state."""
     prometheus, variables = scraped
     of_coordinator = f'instance="{variables["coordinator"]}"'
-    series = prometheus.ask(state_number(of_coordinator))
+    series = prometheus.ask_until_there(state_number(of_coordinator))
     assert sorted(one["metric"]["device"] for one in series) == ["ann", "bob", "cat", "dan", "eve"]
     assert {float(one["value"][1]) for one in series} <= {float(number) for number, *_ in WORDS}
 
@@ -177,7 +176,7 @@ def test_the_rules_work_in_a_real_server(scraped):
 
     prometheus.wait_until(lambda: all(rule["health"] != "unknown" for rule in rules()), "has evaluated every rule")
     assert {(rule["name"], rule.get("lastError", "")) for rule in rules() if rule["health"] != "ok"} == set()
-    assert prometheus.ask('fedpatch:user_accuracy:mean{run="r1", goal="max"}')
+    assert prometheus.ask_until_there('fedpatch:user_accuracy:mean{run="r1", goal="max"}')
 
 
 @pytest.mark.slow
