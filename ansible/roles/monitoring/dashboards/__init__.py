@@ -1,0 +1,1 @@
+"""Grafana dashboards of a fleet, as code: `python -m dashboards` in the folder above writes ../files/dashboards."""

@@ -1,0 +1,98 @@
+"""What all dashboards have in common: their variables, the links between them, and how they are written down."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from grafana_foundation_sdk.builders.dashboard import (
+    Dashboard,
+    DashboardLink,
+    DatasourceVariable,
+    QueryVariable,
+    Row,
+)
+from grafana_foundation_sdk.cog.builder import Builder
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models import dashboard as models
+
+from dashboards.panels import PROMETHEUS
+
+TAG = "fedpatch"
+# A coordinator is known by its address, as Prometheus has it.
+OF_COORDINATOR = 'instance="$coordinator"'
+
+
+@dataclass(frozen=True)
+class Section:
+    """Panels under a heading, from left to right and from top to bottom."""
+
+    heading: str
+    panels: Sequence[Builder[models.Panel]]
+
+
+def board(uid: str, title: str, about: str) -> Dashboard:
+    """An empty dashboard of one coordinator; `uid` stays the same for ever, as links and bookmarks hold it."""
+    source = DatasourceVariable("datasource").label("Prometheus").type("prometheus")
+    return (
+        Dashboard(title)
+        .uid(uid)
+        .description(about)
+        .tags([TAG])
+        .timezone("browser")
+        .time("now-6h", "now")
+        .refresh("30s")
+        .tooltip(models.DashboardCursorSync.CROSSHAIR)
+        .readonly()
+        .with_variable(source)
+        .with_variable(choice("coordinator", "Coordinator", "label_values(fedpatch_build_info, instance)"))
+        .link(_to_the_others())
+    )
+
+
+def filled(built: Dashboard, sections: Sequence[Section]) -> Dashboard:
+    """The dashboard with these sections, one below the other."""
+    for section in sections:
+        built = built.with_row(Row(section.heading))
+        for panel in section.panels:
+            built = built.with_panel(panel)
+    return built
+
+
+def choice(name: str, label: str, query: str) -> QueryVariable:
+    """A variable with the values that Prometheus has for `query` now, e.g. label_values(METRIC, LABEL)."""
+    return (
+        QueryVariable(name)
+        .label(label)
+        .datasource(PROMETHEUS)
+        .query({"query": query, "refId": name})
+        .refresh(models.VariableRefresh.ON_TIME_RANGE_CHANGED)
+        .sort(models.VariableSort.NATURAL_ASC)
+    )
+
+
+def to_text(built: Dashboard) -> str:
+    """The JSON that Grafana reads, the same for the same dashboard, with every panel under a number of its own."""
+    plain: dict[str, Any] = json.loads(json.dumps(built.build(), cls=JSONEncoder))
+    for number, panel in enumerate(plain["panels"], start=1):
+        panel["id"] = number
+        # The SDK gives every table an empty footer, which newer Grafanas no longer know.
+        if panel["type"] == "table":
+            panel["options"].pop("footer", None)
+    for variable in plain["templating"]["list"]:
+        # The SDK says this of every variable; Grafana's schema knows it of none but intervals.
+        for name in ("auto", "auto_min", "auto_count"):
+            variable.pop(name, None)
+    return json.dumps(plain, indent=2, sort_keys=True) + "\n"
+
+
+def _to_the_others() -> DashboardLink:
+    return (
+        DashboardLink("fedpatch")
+        .type(models.DashboardLinkType.DASHBOARDS)
+        .tags([TAG])
+        .include_vars(True)
+        .keep_time(True)
+    )

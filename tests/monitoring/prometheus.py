@@ -1,0 +1,109 @@
+"""A real Prometheus of one's own, and its promtool."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from http import HTTPStatus
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+from urllib.error import HTTPError, URLError
+from urllib.parse import urlencode
+from urllib.request import urlopen
+
+import pytest
+
+from tests.brokers import HOST, free_port
+
+PATIENCE_S = 100.0
+_ANSWER_LIMIT_S = 30.0
+
+
+def promtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run promtool with these arguments; skips the test where it is not installed."""
+    program = _program("promtool")
+    return subprocess.run([program, *arguments], capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+
+
+class Prometheus:
+    """A server with this configuration, in a directory of its own; skips the test where it is not installed."""
+
+    def __init__(self, config: str) -> None:
+        program = _program("prometheus")
+        self._files = contextlib.ExitStack()
+        self._directory = Path(self._files.enter_context(tempfile.TemporaryDirectory(prefix="fedpatch-prometheus-")))
+        (self._directory / "prometheus.yml").write_text(config, "utf-8")
+        address = f"{HOST}:{free_port()}"
+        self._url = f"http://{address}"
+        self._log = self._files.enter_context((self._directory / "log").open("wb"))
+        self._process = subprocess.Popen(
+            [
+                program,
+                f"--config.file={self._directory / 'prometheus.yml'}",
+                f"--storage.tsdb.path={self._directory / 'data'}",
+                f"--web.listen-address={address}",
+            ],
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+        )
+
+    def __enter__(self) -> Self:
+        self.wait_until(lambda: self.get("status/buildinfo"), "answers")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._files.close()
+
+    def get(self, path: str, **parameters: str) -> Any:
+        """The data that its API has under `path`. Raises URLError (HTTPError for a query that it refuses)."""
+        with urlopen(f"{self._url}/api/v1/{path}?{urlencode(parameters)}", timeout=_ANSWER_LIMIT_S) as answer:
+            return json.load(answer)["data"]
+
+    def ask(self, expr: str) -> list[Any]:
+        """The series that this PromQL has now."""
+        series: list[Any] = self.get("query", query=expr)["result"]
+        return series
+
+    def ask_until_there(self, expr: str) -> list[Any]:
+        """The same, once there are any: while a scrape fails on a busy machine, there are none."""
+        found: list[Any] = []
+
+        def look() -> bool:
+            found[:] = self.ask(expr)
+            return bool(found)
+
+        self.wait_until(look, f"has data for {expr}")
+        return found
+
+    def wait_until(self, holds: Callable[[], object], what: str) -> None:
+        """Returns once `holds` is true; fails the test if the server ends or never gets there."""
+        end = time.monotonic() + PATIENCE_S
+        while time.monotonic() < end:
+            assert self._process.poll() is None, (self._directory / "log").read_text("utf-8")
+            try:
+                if holds():
+                    return
+            except HTTPError as error:
+                if error.code != HTTPStatus.SERVICE_UNAVAILABLE:  # it is still starting
+                    raise
+            except (URLError, ConnectionError, TimeoutError):
+                pass
+            time.sleep(0.1)
+        pytest.fail(f"Prometheus: no sign that it {what}, after {PATIENCE_S:g} s")
+
+
+def _program(name: str) -> str:
+    program = shutil.which(name)
+    if program is None:
+        pytest.skip(f"{name} is not installed (apt install prometheus)")
+    return program

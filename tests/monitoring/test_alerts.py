@@ -1,0 +1,58 @@
+"""The alert rules, played by promtool to series that were written for it: each fires, and stays quiet, when it should."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.monitoring.prometheus import promtool
+
+ALERTS = Path(__file__).parents[2] / "ansible" / "roles" / "monitoring" / "files" / "alerts" / "fedpatch.yml"
+PLAYS = sorted((Path(__file__).parent / "alerts").glob("*.yml"))
+NAMES = re.findall(r"- alert: (\w+)", ALERTS.read_text("utf-8"))
+
+
+def _plays(path: Path) -> list[dict[str, Any]]:
+    tests: list[dict[str, Any]] = yaml.safe_load(path.read_text("utf-8"))["tests"]
+    return tests
+
+
+def test_promtool_takes_the_rules():
+    """They are well formed, and each is an expression of PromQL."""
+    checked = promtool("check", "rules", ALERTS)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+@pytest.mark.parametrize("play", PLAYS, ids=lambda path: path.stem)
+def test_alerts_fire_and_stay_quiet(play):
+    """At each moment of each play, exactly the alerts that are written there."""
+    played = promtool("test", "rules", play)
+    assert played.returncode == 0, played.stdout + played.stderr
+
+
+def test_every_alert_is_seen_firing_and_quiet():
+    """In one play or another, with the series there that it looks at."""
+    moments = [one for path in PLAYS for test in _plays(path) for one in test["alert_rule_test"]]
+    assert {one["alertname"] for one in moments if one["exp_alerts"]} == set(NAMES)
+    assert {one["alertname"] for one in moments if not one["exp_alerts"]} == set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_plays_would_notice_a_rule_that_is_lame_or_shrill(tmp_path, name):
+    """With an alert that never fires, or fires wherever its series are, whatever they say, its play fails."""
+    (play,) = [path for path in PLAYS if name in path.read_text("utf-8")]
+    rules = yaml.safe_load(ALERTS.read_text("utf-8"))
+    rule = next(one for group in rules["groups"] for one in group["rules"] if one.get("alert") == name)
+    series = re.findall(r"fedpatch[\w:]+|\bup\b", rule["expr"])[0]
+    text = re.sub(r"(?m)^rule_files: .*$", "rule_files: [rules.yml]", play.read_text("utf-8"))
+    outcomes = []
+    for expr in (rule["expr"], "vector(0) > 1", f"{series} > -Inf"):
+        rule["expr"] = expr
+        (tmp_path / "rules.yml").write_text(yaml.safe_dump(rules), "utf-8")
+        (tmp_path / "play.yml").write_text(text, "utf-8")
+        outcomes.append(promtool("test", "rules", tmp_path / "play.yml").returncode == 0)
+    assert outcomes == [True, False, False]

@@ -1,0 +1,195 @@
+"""The dashboards: made by the code, laid out without gaps in sense, and every panel finds data in a real Prometheus."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+pytest.importorskip("grafana_foundation_sdk", reason="Grafana's library is not installed (pip install 'fedpatch[dev]')")
+
+from coordinator.round_states import State
+from dashboards import __main__ as generator
+from dashboards.boards import to_text
+from dashboards.states import STATES, WORDS, state_number
+from tests.monitoring.grafana_schema import complaints, fetch_compiler
+from tests.monitoring.prometheus import Prometheus
+from tests.monitoring.stand_in import DEVICE_STATES, StandIn, metric_names
+
+ROOT = Path(__file__).parents[2]
+ALERTS = generator.FOLDER.parent / "alerts" / "fedpatch.yml"
+METRICS_PAGE = ROOT / "docs" / "metrics.md"
+# The server and npm may take long on a busy machine.
+pytestmark = pytest.mark.timeout(400)
+# What Grafana puts in the place of variables.
+GRAFANA_VARIABLES = {"__range": "15m", "__rate_interval": "1m", "__interval": "15s", "device": "ann"}
+NAMES = sorted(generator.DASHBOARDS)
+
+
+def _read(name: str) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((generator.FOLDER / name).read_text("utf-8"))
+    return content
+
+
+def _panels(name: str) -> list[dict[str, Any]]:
+    return [panel for panel in _read(name)["panels"] if panel["type"] != "row"]
+
+
+def _queries() -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
+    """Dashboard, panel and target of every query."""
+    for name in NAMES:
+        for panel in _panels(name):
+            for target in panel["targets"]:
+                yield name, panel, target
+
+
+def _filled_in(expr: str, variables: Mapping[str, str]) -> str:
+    """With the values of Grafana's variables; KeyError for one that Grafana does not have."""
+    return re.sub(r"\$\{?(\w+)\}?", lambda match: variables[match[1]], expr)
+
+
+@pytest.fixture(scope="module")
+def scraped() -> Iterator[tuple[Prometheus, dict[str, str]]]:
+    """A Prometheus that is configured as docs/monitoring.md says, and has seen some rounds; the variables' values."""
+    page = (ROOT / "docs" / "monitoring.md").read_text("utf-8")
+    config = yaml.safe_load(page.split("```yaml\n")[1].split("```")[0])
+    config["global"] |= {"scrape_interval": "1s", "evaluation_interval": "1s"}
+    config["rule_files"] = [str(ALERTS)]
+    with StandIn() as coordinator:
+        config["scrape_configs"][0]["static_configs"][0]["targets"] = [coordinator.address]
+        with Prometheus(yaml.safe_dump(config)) as prometheus:
+            seen = "min(count_over_time(fedpatch_round_number[10m])) >= 5"
+            prometheus.wait_until(lambda: prometheus.ask(seen), "has seen five rounds")
+            yield prometheus, {**GRAFANA_VARIABLES, "coordinator": coordinator.address}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_files_are_what_the_code_makes(name):
+    """Run `python -m dashboards` in ansible/roles/monitoring after a change."""
+    assert (generator.FOLDER / name).read_text("utf-8") == to_text(generator.DASHBOARDS[name]())
+
+
+def test_the_command_writes_all_of_them(tmp_path):
+    """As many files as there are dashboards, and the folder has no others."""
+    generator.write(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {path.name for path in generator.FOLDER.iterdir()}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_panels_lie_beside_each_other(name):
+    """No cell of the grid of 24 columns is taken twice, and none beyond it."""
+    taken: set[tuple[int, int]] = set()
+    for panel in _read(name)["panels"]:
+        at = panel["gridPos"]
+        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+        assert not cells & taken, panel["title"]
+        assert max(x for x, _ in cells) < 24, panel["title"]
+        taken |= cells
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_panels_say_what_they_show(name):
+    """Each has a title of its own, a sentence about it, and a data source that is chosen at the top."""
+    panels = _panels(name)
+    titles = [panel["title"] for panel in panels]
+    assert len(set(titles)) == len(titles) > 5
+    for panel in panels:
+        assert panel["description"].endswith("."), panel["title"]
+        assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+
+
+def test_every_query_is_of_one_coordinator():
+    """Two coordinators in one Prometheus are not added up: each selector names the address."""
+    for name, panel, target in _queries():
+        selectors = re.findall(r"\b(?:fedpatch|process)_\w+(\{[^}]*\})?", target["expr"])
+        assert all('instance="$coordinator"' in one for one in selectors), (name, panel["title"])
+
+
+def test_queries_and_alerts_name_metrics_that_exist():
+    """Those of the stand-in and, where it is there, of the page of the real ones."""
+    asked = {word for _, _, target in _queries() for word in re.findall(r"\bfedpatch_\w+", target["expr"])}
+    rules = [rule for group in yaml.safe_load(ALERTS.read_text("utf-8"))["groups"] for rule in group["rules"]]
+    asked |= {word for rule in rules for word in re.findall(r"\bfedpatch_\w+", rule["expr"])}
+    assert len(asked) > 40
+    assert asked - metric_names() == set()
+    if METRICS_PAGE.exists():
+        documented = METRICS_PAGE.read_text("utf-8")
+        assert {one for one in asked if re.sub("_(bucket|sum|count)$", "", one) not in documented} == set()
+
+
+def test_every_state_has_a_colour():
+    """Whatever a device is doing, its strip says it; and no state is counted twice."""
+    assert sorted(STATES) == sorted([*State, *DEVICE_STATES])
+    assert len({number for number, *_ in WORDS}) == len(WORDS)
+
+
+@pytest.mark.parametrize(
+    ("name", "panel", "target"), list(_queries()), ids=lambda one: one if isinstance(one, str) else ""
+)
+def test_every_query_finds_data(scraped, name, panel, target):
+    """A real Prometheus runs it; and the series have the labels that the panel's legend or columns ask for."""
+    prometheus, variables = scraped
+    series = prometheus.ask_until_there(_filled_in(target["expr"], variables))
+    legend = set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
+    columns = [one for one in panel.get("transformations", []) if one["id"] == "filterFieldsByName"]
+    labels = legend | {label for one in columns for label in one["options"]["include"]["names"]} - {"Value"}
+    assert all(labels <= set(one["metric"]) for one in series), (name, panel["title"])
+    identities = [tuple(one["metric"].get(label) for label in sorted(labels)) for one in series]
+    assert len(set(identities)) == len(series), "two series under one name"
+
+
+def test_the_choices_at_the_top_have_values(scraped):
+    """The coordinator's address, and the devices by name, by the queries that Grafana would make of them."""
+    prometheus, variables = scraped
+    found = {}
+    for variable in _read("device.json")["templating"]["list"]:
+        if variable["type"] == "query":
+            asked = re.fullmatch(r"label_values\((.*), (\w+)\)", variable["query"]["query"])
+            assert asked is not None
+            selector, label = asked.groups()
+            found[variable["name"]] = prometheus.get(
+                f"label/{label}/values", **{"match[]": _filled_in(selector, variables)}
+            )
+    assert found == {"coordinator": [variables["coordinator"]], "device": ["ann", "bob", "cat", "dan", "eve"]}
+
+
+def test_each_device_has_one_state_at_a_time(scraped):
+    """The strip of a device is one series, and its number is that of a state."""
+    prometheus, variables = scraped
+    of_coordinator = f'instance="{variables["coordinator"]}"'
+    series = prometheus.ask_until_there(state_number(of_coordinator))
+    assert sorted(one["metric"]["device"] for one in series) == ["ann", "bob", "cat", "dan", "eve"]
+    assert {float(one["value"][1]) for one in series} <= {float(number) for number, *_ in WORDS}
+
+
+def test_the_rules_work_in_a_real_server(scraped):
+    """All are evaluated without an error, and the recorded series is there."""
+    prometheus, _ = scraped
+
+    def rules() -> list[dict[str, Any]]:
+        return [rule for group in prometheus.get("rules")["groups"] for rule in group["rules"]]
+
+    prometheus.wait_until(lambda: all(rule["health"] != "unknown" for rule in rules()), "has evaluated every rule")
+    assert {(rule["name"], rule.get("lastError", "")) for rule in rules() if rule["health"] != "ok"} == set()
+    assert prometheus.ask_until_there('fedpatch:user_accuracy:mean{run="r1", goal="max"}')
+
+
+@pytest.mark.slow
+def test_grafana_knows_every_field(tmp_path):
+    """Its own types (@grafana/schema, fetched by npm) hold of the files, and would not of a field that is misspelt."""
+    compiler = fetch_compiler(tmp_path)
+    good = {name: _read(name) for name in NAMES}
+    assert complaints(compiler, tmp_path, good) == ""
+    for spoil in (
+        lambda board: board["panels"][1]["options"].update(graphMode="curvy"),
+        lambda board: board["panels"][1].update(colour="red"),
+        lambda board: board["panels"][1]["fieldConfig"]["defaults"].update(unit=7),
+    ):
+        bad = _read("rounds.json")
+        spoil(bad)
+        assert complaints(compiler, tmp_path, {"rounds.json": bad}) != ""

@@ -1,0 +1,68 @@
+"""Every panel of the dashboards finds data in a real Prometheus that reads the metrics of a real run."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+pytest.importorskip("coordinator.metrics", reason="the coordinator has no metrics")
+
+from tests.brokers import HOST, Mosquitto, free_port
+from tests.monitoring.prometheus import Prometheus
+from tests.system.commands import Command
+from tests.system.fleet import Fleet
+
+pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(600)]
+
+FOLDER = Path(__file__).parents[2] / "ansible" / "roles" / "monitoring" / "files" / "dashboards"
+DEVICES = ("ann", "bob")
+# What a healthy run without TLS has none of. The tests with a stand-in have all of it.
+QUIET = {"Certificate", "Failures by reason", "Updates not taken, by reason"}
+
+
+def _queries() -> list[tuple[str, str]]:
+    """Title of a panel, and one of its queries."""
+    boards = [json.loads(path.read_text("utf-8")) for path in sorted(FOLDER.glob("*.json"))]
+    return [
+        (panel["title"], target["expr"])
+        for board in boards
+        for panel in board["panels"]
+        for target in panel.get("targets", [])
+    ]
+
+
+def test_every_panel_finds_data_of_a_real_run(tmp_path):
+    """Once some rounds are over, and somebody has declined."""
+    target = f"{HOST}:{free_port()}"
+    scrape = {"job_name": "fedpatch", "scrape_interval": "1s", "static_configs": [{"targets": [target]}]}
+    options = ["--task", "digits", "--devices", len(DEVICES), "--rounds", 1_000_000, "--quorum", 1]
+    with (
+        Prometheus(yaml.safe_dump({"scrape_configs": [scrape]})) as prometheus,
+        Mosquitto() as broker,
+        Fleet(broker.url, tmp_path) as fleet,
+    ):
+        # Besides those that work, one that declines and one that would.
+        for index, device in enumerate(DEVICES):
+            fleet.start(device, "digits", f"shard:{index}/{len(DEVICES)}")
+        fleet.start("cat", "digits", "shard:0/2", admission="never")
+        fleet.start("dan", "digits", "shard:0/2", admission="preferences", options=["--quiet-hours", "00:00-24:00"])
+        fleet.wait_ready()
+        options += ["--broker", broker.url, "--fleet", fleet.name, "--state-dir", tmp_path / "state"]
+        with Command("fedpatch", "run", *options, "--metrics", target) as run:
+            rounds = 'fedpatch_rounds_total{outcome="aggregated"} >= 5'
+            prometheus.wait_until(lambda: prometheus.ask(rounds), "has seen five rounds")
+            variables = {"coordinator": target, "device": "ann", "__range": "15m"}
+
+            def without_data() -> set[str]:
+                return {
+                    title
+                    for title, expr in _queries()
+                    if not prometheus.ask(re.sub(r"\$(\w+)", lambda match: variables[match[1]], expr))
+                }
+
+            prometheus.wait_until(lambda: without_data() <= QUIET, f"has data for all panels but {QUIET}")
+            run.interrupt()
