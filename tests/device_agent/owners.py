@@ -15,6 +15,8 @@ from device_agent.preference_settings import PreferenceSettings
 from device_agent.preferences import Preferences
 from shared.config import load
 
+NOON = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
+
 WELL = Facts(
     external_power=Fact(True, "supply"),
     battery_percent=Fact(100.0, "battery"),
@@ -64,15 +66,17 @@ class Pocketbook:
         self.today = self.today.plus(more)
 
 
-def owner_of(book: Pocketbook | None = None, admission: str = "always", **settings: Any) -> Owner:
-    """An owner at noon, who lets the device work unless `admission` or what is demanded says otherwise."""
+def owner_of(
+    book: Pocketbook | None = None, admission: str = "always", *, local: datetime = NOON, **settings: Any
+) -> Owner:
+    """An owner to whom it is always `local`, and who lets the device work unless `admission` or a demand is against it."""
     pocketbook = book or Pocketbook()
     return Owner(
         parse_order(admission),
         wants(**settings),
         usage=pocketbook,
         watcher=pocketbook,
-        local_now=lambda: datetime(2026, 5, 4, 12, 0, tzinfo=UTC),
+        local_now=lambda: local,
         own_memory_mib=lambda: 0.0,
         own_load=OwnLoad(1, 4),
     )

@@ -152,7 +152,7 @@ def test_an_agent_ends_with_whoever_holds_its_stdin(tmp_path):
     """That is how no agent outlives the demo that started it."""
     options = ["--broker", "mqtt://127.0.0.1:9", "--data", "shard:0/10", "--state-dir", str(tmp_path / "agent")]
     command = [sys.executable, "-P", "-m", "device_agent", "run", "--until-stdin-closes", *options]
-    result = subprocess.run(command, input=b"", capture_output=True, check=False, timeout=60)
+    result = subprocess.run(command, input=b"", capture_output=True, check=False, timeout=120)
     assert result.returncode == 0, result.stderr.decode()
     assert result.stdout == b""
 

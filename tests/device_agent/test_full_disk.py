@@ -245,7 +245,7 @@ def test_an_agent_starts_on_a_full_disk_and_says_what_it_needs_on_one_that_is_re
     spoil(disk)
     options = ["--broker", "mqtt://127.0.0.1:9", "--data", "shard:0/10", "--state-dir", str(disk.path / "agent")]
     command = [sys.executable, "-P", "-m", "device_agent", "run", "--until-stdin-closes", *options]
-    ended = subprocess.run(command, input=b"", capture_output=True, check=False, timeout=60)
+    ended = subprocess.run(command, input=b"", capture_output=True, check=False, timeout=120)
     said_so = ended.stderr.decode()
     assert ended.returncode == code, said_so
     assert "Traceback" not in said_so

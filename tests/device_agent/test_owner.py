@@ -17,7 +17,7 @@ from device_agent.owner import FRESH_S, LOOK_AT_WORK_S, LOOK_IDLE_S
 from shared.messages import Failed, Offer
 from shared.reasons import Condition, FailReason
 from tests.device_agent.jobs import KEY, REQUEST, ask, downloading, said_back, training, uploading
-from tests.device_agent.owners import WELL, Pocketbook, facts, owner_of
+from tests.device_agent.owners import NOON, WELL, Pocketbook, facts, owner_of
 from tests.specs import TASK, update
 
 UNPLUGGED = facts(external_power=False)
@@ -107,7 +107,7 @@ class TestWorkInHand:
         bench.see(job, WELL, 12.0)
         assert bench.see(job, UNPLUGGED, 13.0, 14.0) == []
         assert bench.see(job, WELL, 14.5) == []
-        assert bench.see(job, UNPLUGGED, 15.0, 16.0) == []
+        assert bench.see(job, UNPLUGGED, 16.5, 17.5) == []
 
     def test_pauses_and_goes_on(self):
         """Presence tells of it for as long as it lasts."""
@@ -277,6 +277,13 @@ class TestLooks:
             bench.see(job, facts(external_power=online), now)
             due = bench.owner.next_deadline(job)
             assert due is not None and due > now
+
+    def test_come_when_what_ends_by_the_clock_does(self):
+        """A quarter of an hour of quiet is over on its minute, and not at the next look that is due anyway."""
+        bench = Bench(quiet_hours=("12:00-12:15",), local=NOON.replace(minute=14, second=50))
+        bench.see(idle(), WELL, 5.0)
+        assert bench.owner.unwilling is Condition.QUIET_HOURS
+        assert bench.owner.next_deadline(idle()) == 15.0
 
     def test_leave_words_that_change_with_the_conditions_only(self):
         """What they find is written to a card: not a line for every degree."""

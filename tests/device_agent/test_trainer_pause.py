@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import queue
+import time
 from dataclasses import replace
 
 import pytest
 
-from device_agent.training_channel import TrainCancelled, Trained
+from device_agent.training_channel import TrainCancelled, Trained, TrainProgress
 from device_agent.training_process import PROGRESS_EVERY_S
 from tests.device_agent.rounds import SGD, Scene, key
 from tests.device_agent.toy_tasks import SLOW
-from tests.device_agent.watched import Watched
+from tests.device_agent.watched import TIMEOUT_S, Watched
+
+QUIET_S = 20 * PROGRESS_EVERY_S
+"""A training that goes on tells of it twenty times meanwhile."""
 
 
 @pytest.fixture
@@ -23,17 +27,30 @@ def idle(installed, tmp_path):
     watched.trainer.stop()
 
 
+def held_at(watched: Watched) -> int:
+    """The step after which none is told of for a while; a training that nothing holds has none."""
+    done, give_up_at = 0, time.monotonic() + TIMEOUT_S
+    while time.monotonic() < give_up_at:
+        try:
+            event = watched.events.get(timeout=QUIET_S)
+        except queue.Empty:
+            return done
+        assert isinstance(event, TrainProgress), event
+        done = event.done
+    pytest.fail(f"{done} steps, and still they are taken")
+
+
 def test_a_pause_holds_the_steps_until_it_goes_on(idle, tmp_path):
-    """What is under way is ended; then no step is taken, and the next one is the next."""
+    """The process lives on, and takes further steps of the same training only when it is told to."""
     idle.trainer.train(Scene(tmp_path, SLOW, replace(SGD, steps=100_000), "none").command())
     idle.until_training()
     idle.trainer.pause()
-    done = 1
-    with pytest.raises(queue.Empty):
-        while True:
-            done = idle.events.get(timeout=20 * PROGRESS_EVERY_S).done
+    done = held_at(idle)
+    assert idle.trainer.pid is not None
     idle.trainer.go_on()
-    assert done < idle.next().done < 100_000
+    following = idle.next()
+    assert isinstance(following, TrainProgress), following
+    assert done < following.done < 100_000
     idle.trainer.cancel()
     assert isinstance(idle.outcome(), TrainCancelled)
 
