@@ -7,11 +7,12 @@ import socket
 import sys
 import tempfile
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
-from device_agent.conditions import network_manager
+from device_agent.conditions import bounded, network_manager
 from device_agent.conditions.bounded import CannotTell
 from device_agent.conditions.network_manager import Told, ask_network_manager
 from device_agent.conditions.tree import Tree
@@ -32,6 +33,13 @@ from tests.device_agent.conditions.scenes import Scene
 MEASURED, ASSUMED, UNKNOWN = Confidence.MEASURED, Confidence.ASSUMED, Confidence.UNKNOWN
 ACTIVATED = 100
 SSID = "Käthes Netz"
+# As the real one refuses an interface that is none of its own.
+FIND_OR_REFUSE = f"""ret = self.get_device_by_ip_iface(self, args[0])
+if args[0] == "broken0":
+    raise dbus.exceptions.DBusException("no", name="{NAME}.PermissionDenied")
+if ret is None:
+    raise dbus.exceptions.DBusException("No device found for the requested iface.", name="{NAME}.UnknownDevice")
+"""
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +61,7 @@ def manager(bus):
     found.add_property(wlan, DEVICE, "Metered", "u", 2)
     found.usb = usb = found.call(MANAGER, MOCK, "AddEthernetDevice", "ssi", "usb0", "usb0", ACTIVATED)
     found.add_property(usb, DEVICE, "Metered", "u", 4)
+    found.call(MANAGER, MOCK, "AddMethod", "sssss", NAME, "GetDeviceByIpIface", "s", "o", FIND_OR_REFUSE)
     yield found
     found.close()
 
@@ -120,6 +129,31 @@ def test_an_interface_that_network_manager_does_not_know(manager, scene):
     assert (facts.ssid.value, facts.ssid.source) == (r"caf\xe9: no 2", "iw")
 
 
+def test_a_network_manager_that_refuses_leaves_the_costs_unknown(manager, scene):
+    """What it will not say, it may know."""
+    scene.card("broken0", devtype="wlan", wireless=True)
+    fact = scene.observer("broken0", bus=manager.bus).observe().metered
+    assert fact.value is None and "PermissionDenied" in fact.source
+
+
+def test_a_bus_without_network_manager_leaves_assumptions(scene):
+    """Nobody has that name, so nobody knows better than what is usual."""
+    with tempfile.TemporaryDirectory(prefix="bus-") as folder, message_bus(Path(folder)) as bus:
+        fact = scene.observer("wlan0", bus=bus).observe().metered
+    assert (fact.value, fact.confidence) == (False, ASSUMED)
+
+
+def test_a_bus_that_hangs_leaves_the_costs_unknown(scene, monkeypatch):
+    """It is there, and only its answer is not."""
+    pytest.importorskip("jeepney", reason="jeepney is not installed (pip install 'fedpatch[agent]')")
+    monkeypatch.setattr(network_manager, "LIMIT_S", 0.2)
+    with tempfile.TemporaryDirectory(prefix="bus-") as folder, socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"{folder}/bus")
+        listener.listen()
+        fact = scene.observer("wlan0", bus=f"unix:path={folder}/bus").observe().metered
+    assert fact.value is None and "has not answered within" in fact.source
+
+
 @pytest.mark.parametrize(("signature", "lie"), [("s", "yes"), ("b", True), ("d", 2.0), ("as", ["a"])])
 def test_an_answer_of_another_type_is_no_answer(manager, signature, lie):
     """Whoever has that name on the bus."""
@@ -142,7 +176,7 @@ def test_a_name_of_another_type_is_no_answer(manager):
 
 
 def test_a_network_manager_that_hangs_is_given_up(manager, scene, monkeypatch):
-    """The link is still known; and what the link costs is asked again next time."""
+    """The link is still known; what it costs is not guessed, since NetworkManager may know better, but asked again."""
     observer = scene.observer("wlan0", bus=manager.bus)
     manager.set_property(manager.wlan, DEVICE, "Metered", "u", 1)
     monkeypatch.setattr(network_manager, "LIMIT_S", 0.3)
@@ -151,10 +185,33 @@ def test_a_network_manager_that_hangs_is_given_up(manager, scene, monkeypatch):
         facts = observer.observe()
         assert facts.link.value is LinkKind.WIFI
         assert not facts.ssid.known and "has not answered" in facts.ssid.source
-        assert (facts.metered.value, facts.metered.confidence) == (False, ASSUMED)
+        assert not facts.metered.known and "has not answered" in facts.metered.source
     finally:
         manager.thaw()
     assert _ask(manager) == Told(1, SSID)
+
+
+def test_a_network_manager_that_hangs_delays_one_look(manager, scene, monkeypatch):
+    """After it, the network's name is known without it; and once it answers again, so is what the link costs."""
+    monkeypatch.setattr(bounded, "QUICK_S", 0.1)
+    monkeypatch.setattr(network_manager, "LIMIT_S", 0.3)
+    scene.program("iw", r"printf '\tSSID: home\n'")
+    observer = scene.observer("wlan0", bus=manager.bus)
+    manager.set_property(manager.wlan, DEVICE, "Metered", "u", 1)
+    manager.freeze()
+    try:
+        assert not observer.observe().metered.known
+        monkeypatch.setattr(network_manager, "LIMIT_S", PATIENCE_S)
+        facts = observer.observe()  # it has its whole limit again, and is not waited for
+        assert facts.ssid.value == "home"
+        assert not facts.metered.known and "NetworkManager has not answered for" in facts.metered.source
+    finally:
+        manager.thaw()
+    until = time.monotonic() + PATIENCE_S
+    while not (fact := observer.observe().metered).known:
+        assert time.monotonic() < until, "a NetworkManager that answers again is not believed"
+        time.sleep(0.02)
+    assert (fact.value, fact.confidence) == (True, MEASURED)
 
 
 def test_nobody_is_started_for_being_asked(tmp_path):
