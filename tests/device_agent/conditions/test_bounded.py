@@ -96,7 +96,7 @@ def test_a_source_that_took_long_for_nothing_is_not_waited_for_until_it_answers(
     slow.answer = "good"
     source.begin()
     with pytest.raises(CannotTell, match="the tape has not answered for"):
-        source.answer(1e9)  # would wait for ever
+        source.answer(PATIENCE_S)
     slow.go.set()
     assert _until_answered(source) == "good"
     source.begin()
