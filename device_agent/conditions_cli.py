@@ -45,14 +45,14 @@ def _look(settings: AgentSettings, root: Path) -> tuple[Facts, Verdict, tuple[Ob
     from device_agent.owner import text_of
     from device_agent.preferences import Preferences, judge
     from device_agent.running import observer_of
-    from device_agent.usage import UsageLedger
+    from device_agent.usage import read_today
 
     directory = settings.state_dir.absolute()
     order = parse_order(settings.admission)
     facts = observer_of(settings, directory, root).observe()
     # Of a task that is named by its module, only loading it would tell the name.
     task = "" if ":" in settings.task else settings.task
-    objections = judge(Preferences.of(settings), facts, UsageLedger(directory).today, local=local_now(), task=task)
+    objections = judge(Preferences.of(settings), facts, read_today(directory), local=local_now(), task=task)
     return facts, decide(order, text_of(order), objections), objections
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -11,19 +13,35 @@ from shared.task import Task
 EVALUATION_BATCH = 512
 
 
-def user_accuracy(model: nn.Module, task: Task, x: Tensor, y: Tensor, batch_size: int = EVALUATION_BATCH) -> float:
+class Cancelled(Exception):
+    """Whoever wanted the number does not want it any more."""
+
+
+def user_accuracy(
+    model: nn.Module,
+    task: Task,
+    x: Tensor,
+    y: Tensor,
+    batch_size: int = EVALUATION_BATCH,
+    cancelled: Callable[[], bool] = lambda: False,
+) -> float:
     """`task.metric` of the model's outputs for the test inputs `x` (examples first) and targets `y`.
 
     Inputs pass through the model `batch_size` at a time, so memory does not grow with the test set; the metric sees
     all outputs at once. Normalisation uses running statistics; afterwards every module is in the mode it was in.
-    Raises DataError where the metric is not what the task says of it: for an accuracy, a fraction from 0 to 1.
+    `cancelled` is asked before each batch. Raises Cancelled where it says so, and DataError where the metric is not what
+    the task says of it: for an accuracy, a fraction from 0 to 1.
     """
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
         with torch.inference_mode():
-            outputs = torch.cat([model(batch) for batch in torch.split(x, batch_size)])
-            accuracy = float(task.metric(outputs, y))
+            outputs = []
+            for batch in torch.split(x, batch_size):
+                if cancelled():
+                    raise Cancelled
+                outputs.append(model(batch))
+            accuracy = float(task.metric(torch.cat(outputs), y))
     finally:
         for module, mode in modes:
             module.training = mode

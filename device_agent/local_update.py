@@ -61,12 +61,16 @@ class LocalUpdate:
         return None if self._trainer.num_examples == before else self._trainer.num_examples
 
     def run(
-        self, command: TrainCommand, on_step: Callable[[int, int], None], cancelled: Callable[[], bool]
+        self,
+        command: TrainCommand,
+        on_step: Callable[[int, int], None],
+        cancelled: Callable[[], bool],
+        stopped: Callable[[], bool] = lambda: False,
     ) -> tuple[Manifest, UpdateReport] | None:
         """Train, save the patch, write the update to `command.update_path` (0600); None, nothing saved, when cancelled.
 
         The patch is saved before the update: where there is an update, there is the patch that belongs to it. The personal
-        model is staged last, and its failure is none of the round's. Raises
+        model is staged last, unless work is `stopped` by then, and its failure is none of the round's. Raises
         WireError for a damaged model, SchemaMismatch for one of another shape, UsageError for a plan or policy that
         cannot be followed, UpdateRefused where training diverged, DataError, and StateError for files.
         """
@@ -96,7 +100,9 @@ class LocalUpdate:
         self._store.save(PatchRecord(key, command.key.run, command.key.round, before, after))
         report = _report(command, result)
         manifest = _write_update(command, update, public, report)
-        if self._export:
+        if self._export and stopped():
+            self._export.leave_out(command)
+        elif self._export:
             self._export.stage(command, result)
         return manifest, report
 

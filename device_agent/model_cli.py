@@ -121,13 +121,16 @@ def _add_rollback(app: typer.Typer) -> None:
 
 
 def models_in_words(state_dir: Path) -> list[str]:
-    """A line for each model, and one where a round's model did not become the present one."""
+    """A line for each model, and one where a round's model did not become the present one, be it the first."""
     store = _store(state_dir)
     lines = []
-    for task in store.tasks():
+    for task in store.tasks(noted=True):
         lines += [_in_words(task, one) for one in store.versions(task)]
         if kept := store.kept(task):
-            lines.append(f"round {kept.round} of run {kept.run} gave no other model of {task}: {kept.why}")
+            what = f"round {kept.round} of run {kept.run} gave"
+            has_one = store.current(task) is not None
+            told = f"{what} no other model of {task}" if has_one else f"no personal model of {task} yet: {what} none"
+            lines.append(f"{told}: {kept.why}")
     return lines
 
 

@@ -57,7 +57,6 @@ class ModelExport:
 
     def stage(self, command: TrainCommand, result: LocalResult) -> None:
         """Stage the model that the trainer has just trained, unless the present one is to stay; the log says which."""
-        key, task = command.key, self._trainer.task
         try:
             why = self._attempt(command, result)
         except FedpatchError as error:
@@ -66,8 +65,16 @@ class ModelExport:
             log.debug("personal model", exc_info=error)
             why = f"{type(error).__name__}: {error}"
         if why:
-            log.warning("personal model: round %d gives no other: %s", key.round, why)
-            self._store.note_kept(task.name, Kept(key.run, key.round, why))
+            self._note(command, why)
+
+    def leave_out(self, command: TrainCommand) -> None:
+        """The device has no time for a model now; the log and the note say so."""
+        self._note(command, "work had to stop before it was made")
+
+    def _note(self, command: TrainCommand, why: str) -> None:
+        key = command.key
+        log.warning("personal model: round %d gives no other: %s", key.round, why)
+        self._store.note_kept(self._trainer.task.name, Kept(key.run, key.round, why))
 
     def _attempt(self, command: TrainCommand, result: LocalResult) -> str:
         """As `_stage`; given up where it has ended this process before: rather no model than no rounds."""

@@ -168,11 +168,12 @@ class ModelStore:
 
     # ---- for whoever reads
 
-    def tasks(self) -> list[str]:
-        """Of which there are models."""
+    def tasks(self, *, noted: bool = False) -> list[str]:
+        """Of which there are models; with `noted` also those of which it was written down why there is none."""
+        signs = (CURRENT, _KEPT) if noted else (CURRENT,)
         with refusals_of(self._directory):
             found = self._directory.iterdir() if self._directory.is_dir() else ()
-            return sorted(path.name for path in found if os.path.lexists(path / CURRENT))
+            return sorted(path.name for path in found if any(os.path.lexists(path / sign) for sign in signs))
 
     def current(self, task: str) -> Path | None:
         """Directory of the present model, by the name that it keeps; None where there is none."""

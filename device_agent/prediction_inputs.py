@@ -20,8 +20,9 @@ def read_inputs(path: Path, shape: tuple[int, ...], dtype: str) -> Array:
     """The examples in a file, of shape (n, *shape), as `dtype`.
 
     `.npy` holds one example or n of them; `.csv` one in each row, its numbers in the order of the flattened example, a first
-    row of words is skipped; an image is one example: of shape (3, height, width) or (1, height, width), or flat where its
-    pixels make a square, in [0, 1]. Raises UsageError for another kind of file, DataError where it does not fit the model.
+    row without any number is skipped; an image is one example: of shape (3, height, width) or (1, height, width), or flat
+    where its pixels make a square, in [0, 1]. Raises UsageError for another kind of file, DataError where it does not fit
+    the model.
     """
     kind = path.suffix.lower()
     if kind not in KINDS:
@@ -55,7 +56,8 @@ def _array(path: Path) -> Array:
 
 def _table(path: Path) -> Array:
     try:
-        rows = [row for row in csv.reader(path.read_text("utf-8").splitlines()) if any(cell.strip() for cell in row)]
+        text = path.read_text("utf-8-sig")  # spreadsheets begin a file with a mark
+        rows = [row for row in csv.reader(text.splitlines()) if any(cell.strip() for cell in row)]
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path}: is no table of numbers as text ({error})") from error
     parsed: list[list[float]] = []
@@ -63,11 +65,19 @@ def _table(path: Path) -> Array:
         try:
             parsed.append([float(cell) for cell in row])
         except ValueError as error:
-            if number > 1:
+            if number > 1 or any(map(_is_number, row)):
                 raise DataError(f"{path}: row {number} holds something that is no number ({error})") from error
     if not parsed or any(len(row) != len(parsed[0]) for row in parsed):
         raise DataError(f"{path}: its rows differ in length, or there are none; give one example in each row")
     return np.array(parsed)
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
 
 
 def _image(path: Path, shape: tuple[int, ...]) -> Array:

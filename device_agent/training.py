@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from device_agent.batches import batch_indices, steps_for
 from device_agent.client_optimizers import Adam, ClientOptimizer, Sgd
-from device_agent.evaluation import user_accuracy
+from device_agent.evaluation import Cancelled, user_accuracy
 from shared.errors import DataError, UpdateRefused, UsageError, unknown_name
 from shared.messages import TrainPlan
 from shared.model import load_tensors, schema_of, to_tensors
@@ -82,7 +82,7 @@ class LocalTrainer:
         on_step: Callable[[int, int], None],
         cancelled: Callable[[], bool],
     ) -> LocalResult | None:
-        """Train the model in `tensors` (moments too, where there are any) by `plan`; None when cancelled between steps.
+        """Train the model in `tensors` (moments too, where there are any) by `plan`; None when cancelled between batches.
 
         The same arguments give the same result. `on_step(done, total)` is called after each step. Raises UsageError
         for a plan that cannot be followed, SchemaMismatch for tensors of another model, DataError where the data
@@ -95,24 +95,27 @@ class LocalTrainer:
             )
         load_tensors(self.model, {name: array for name, array in tensors.items() if ":" not in name})
         optimizer = self._optimizer(plan, tensors)
-        before = self._user_accuracy()
         batches = batch_indices(self.num_examples, plan.batch_size, first_batch, total, stream_seed)
         losses: list[float] = []
-        started = time.perf_counter()
-        with torch.random.fork_rng(devices=[]):  # dropout and the like repeat when a round is repeated
-            torch.default_generator.manual_seed((stream_seed + first_batch) % 2**63)
-            self.model.train()
-            for indices in batches:
-                if cancelled():
-                    return None
-                losses.append(self._step(optimizer, indices))
-                if not math.isfinite(losses[-1]):
-                    raise self._diverged(losses[-1], f"step {len(losses)} of {total}", plan)
-                on_step(len(losses), total)
-        train_s = time.perf_counter() - started
-        result = to_tensors(self.model) | self._moments(optimizer, plan)
-        require_finite(result)
-        after = self._user_accuracy()
+        try:
+            before = self._user_accuracy(cancelled)
+            started = time.perf_counter()
+            with torch.random.fork_rng(devices=[]):  # dropout and the like repeat when a round is repeated
+                torch.default_generator.manual_seed((stream_seed + first_batch) % 2**63)
+                self.model.train()
+                for indices in batches:
+                    if cancelled():
+                        return None
+                    losses.append(self._step(optimizer, indices))
+                    if not math.isfinite(losses[-1]):
+                        raise self._diverged(losses[-1], f"step {len(losses)} of {total}", plan)
+                    on_step(len(losses), total)
+            train_s = time.perf_counter() - started
+            result = to_tensors(self.model) | self._moments(optimizer, plan)
+            require_finite(result)
+            after = self._user_accuracy(cancelled)
+        except Cancelled:
+            return None
         return LocalResult(result, self.num_examples, total, math.fsum(losses) / total, before, after, train_s)
 
     def _step(self, optimizer: ClientOptimizer, indices: Array) -> float:
@@ -143,8 +146,10 @@ class LocalTrainer:
             ) from error
         return outputs
 
-    def _user_accuracy(self) -> float | None:
-        return user_accuracy(self.model, self.task, *self._test) if self._counts_in_ua else None
+    def _user_accuracy(self, cancelled: Callable[[], bool]) -> float | None:
+        if not self._counts_in_ua:
+            return None
+        return user_accuracy(self.model, self.task, *self._test, cancelled=cancelled)
 
     def _optimizer(self, plan: TrainPlan, tensors: Tensors) -> ClientOptimizer:
         """Optimizer of the plan, continuing from the moments in `tensors`; where there are none, from zero."""

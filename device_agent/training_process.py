@@ -68,9 +68,13 @@ class Reins:
             self._may_go.set()
 
     def cancelled(self) -> bool:
-        """Asked before each step: lasts as long as a pause does."""
+        """Asked before each batch of training and measuring: lasts as long as a pause does."""
         self._may_go.wait()
         return self._cancelled
+
+    def stopped(self) -> bool:
+        """Whether there is a pause or a cancel. Not waited for: an update that is ready is not held back by a pause."""
+        return self._cancelled or not self._may_go.is_set()
 
 
 class Inbox:
@@ -194,7 +198,7 @@ def answer(local_update: LocalUpdate, ready: Ready, command: TrainCommand, reins
         if (num_examples := local_update.take_new_data()) is not None:
             log.info("the data have changed: %d training examples", num_examples)
             outbox.send(replace(ready, num_examples=num_examples))
-        done = local_update.run(command, on_step, reins.cancelled)
+        done = local_update.run(command, on_step, reins.cancelled, reins.stopped)
     except Exception as error:
         _log_unexpected(error)
         return TrainFailed(command.key, fail_reason(error), in_words(error))

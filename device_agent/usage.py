@@ -17,6 +17,8 @@ from shared.files import write_atomic
 USAGE_NAME = "usage.json"
 DAMAGED_SUFFIX = ".damaged"
 
+_UNREADABLE = (OSError, msgspec.DecodeError, RecursionError)
+
 _log = logging.getLogger("fedpatch.agent")
 
 
@@ -29,7 +31,7 @@ class UsageLedger:
     def __init__(self, directory: Path, clock: Callable[[], datetime] = local_now) -> None:
         self._path = directory / USAGE_NAME
         self._clock = clock
-        self._book = _read(self._path) or DayBook.new(clock().date())
+        self._book = _read_or_set_aside(self._path) or DayBook.new(clock().date())
 
     @property
     def today(self) -> Spent:
@@ -48,13 +50,33 @@ class UsageLedger:
             _log.warning("%s: %s; what was spent today is forgotten at the next start", self._path, error.strerror)
 
 
+def read_today(directory: Path, clock: Callable[[], datetime] = local_now) -> Spent:
+    """What counts on this local day, for whoever has not locked the directory: a file that is damaged stays where it is.
+
+    As for the ledger, a damaged file counts as none.
+    """
+    path, today = directory / USAGE_NAME, clock().date()
+    try:
+        book = _read(path) or DayBook.new(today)
+    except _UNREADABLE as error:
+        _log.warning("%s: cannot be read (%s); what was spent today is not known", path, error)
+        return NOTHING
+    return book.on(today).spent
+
+
 def _read(path: Path) -> DayBook | None:
-    """The book on the disk; None where there is none, or none that can be read: that is set aside, and told."""
+    """The book on the disk; None where there is none."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=DayBook)
     except FileNotFoundError:
         return None
-    except (OSError, msgspec.DecodeError, RecursionError) as error:
+
+
+def _read_or_set_aside(path: Path) -> DayBook | None:
+    """The book on the disk; None where there is none, or none that can be read: that is set aside, and told."""
+    try:
+        return _read(path)
+    except _UNREADABLE as error:
         aside = path.with_name(path.name + DAMAGED_SUFFIX)
         _log.error("%s: cannot be read (%s); set aside as %s, today's allowance begins anew", path, error, aside.name)
         try:

@@ -2,6 +2,8 @@
 
 A disk, a driver, a name server or another program may never answer. A thread that waits for one cannot be ended, so it is
 left behind, and the question is not asked again before it has come back: there is never more than one for each question.
+Nor is anybody kept waiting twice: where an asking took long and came to nothing, the next one is not waited for, nor those
+after it, until one brings an answer or fails at once.
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ from collections.abc import Callable
 from typing import Generic, ParamSpec, TypeVar
 
 from shared.errors import FedpatchError
+
+QUICK_S = 0.5
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -28,37 +32,43 @@ class _Asked(Generic[T]):
         self.began_s = time.monotonic()
         self.done = threading.Event()
         self.answers: list[T] = []
-        self.failure = ""
+        self.failure: CannotTell | None = None
+        self.took_s = 0.0
 
     def run(self, ask: Callable[[], T]) -> None:
         """Ask, and keep the answer or why there is none."""
         try:
             self.answers.append(ask())
         except CannotTell as error:
-            self.failure = str(error)
+            self.failure = error
         except OSError as error:
             place = f"{error.filename}: " if error.filename else ""
-            self.failure = f"{place}{error.strerror or error}"
+            self.failure = CannotTell(f"{place}{error.strerror or error}")
         except Exception as error:  # a source that surprises us is no reason to stop a device from working
-            self.failure = f"{type(error).__name__}: {error}"
+            self.failure = CannotTell(f"{type(error).__name__}: {error}")
         finally:
+            self.took_s = time.monotonic() - self.began_s
             self.done.set()
 
 
 class Bounded(Generic[P, T]):
-    """`name` is what is asked, in words. For one caller at a time."""
+    """`name` is what is asked, in words; `empty` tells of an answer whether nothing is in it. For one caller at a time."""
 
-    def __init__(self, name: str, ask: Callable[P, T]) -> None:
+    def __init__(self, name: str, ask: Callable[P, T], empty: Callable[[T], bool] = lambda _: False) -> None:
         self._name = name
         self._ask = ask
+        self._empty = empty
         self._asked: _Asked[T] | None = None
         self._stuck = False
+        self._in_vain_s = 0.0
 
     def begin(self, *args: P.args, **kwargs: P.kwargs) -> None:
         """Ask, unless an earlier asking has not come back."""
-        self._stuck = self._asked is not None and not self._asked.done.is_set()
+        last = self._asked
+        self._stuck = last is not None and not last.done.is_set()
         if self._stuck:
             return
+        self._in_vain_s = self._waited_in_vain_s(last) if last else 0.0
         asked = self._asked = _Asked[T]()
         run = threading.Thread(
             target=asked.run, args=(lambda: self._ask(*args, **kwargs),), name=f"facts-{self._name}", daemon=True
@@ -66,7 +76,7 @@ class Bounded(Generic[P, T]):
         try:
             run.start()
         except RuntimeError as error:  # no more threads on this machine
-            asked.failure = f"{self._name}: {error}"
+            asked.failure = CannotTell(f"{self._name}: {error}")
             asked.done.set()
 
     def answer(self, within_s: float) -> T:
@@ -74,8 +84,13 @@ class Bounded(Generic[P, T]):
         asked = self._asked
         if asked is None:
             raise CannotTell(f"{self._name} was not asked")
-        if self._stuck or not asked.done.wait(max(0.0, within_s)):
-            raise CannotTell(f"{self._name} has not answered for {time.monotonic() - asked.began_s:.1f} s")
-        if not asked.answers:
-            raise CannotTell(asked.failure)
+        if self._stuck or not asked.done.wait(0.0 if self._in_vain_s else max(0.0, within_s)):
+            waited_s = self._in_vain_s or time.monotonic() - asked.began_s
+            raise CannotTell(f"{self._name} has not answered for {waited_s:.1f} s")
+        if asked.failure is not None:
+            raise asked.failure
         return asked.answers[0]
+
+    def _waited_in_vain_s(self, last: _Asked[T]) -> float:
+        """How long the last asking took to bring nothing; 0 where it was quick, or brought something."""
+        return last.took_s if last.took_s > QUICK_S and all(map(self._empty, last.answers)) else 0.0

@@ -21,6 +21,13 @@ _NAME = "org.freedesktop.NetworkManager"
 _ROOT = "/org/freedesktop/NetworkManager"
 _DEVICE = f"{_NAME}.Device"
 _NOTHING = "/"
+# What a bus answers where nobody has that name, and NetworkManager where an interface is none of its own.
+_NOBODY = ("org.freedesktop.DBus.Error.ServiceUnknown", "org.freedesktop.DBus.Error.NameHasNoOwner")
+_NOT_ITS_OWN = f"{_NAME}.UnknownDevice"
+
+
+class NoManager(CannotTell):
+    """Nobody manages this interface who could be asked; other than where somebody does, and does not answer."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +39,7 @@ class Told:
 
 
 def ask_network_manager(bus: str, interface: str, *, wireless: bool, limit_s: float | None = None) -> Told:
-    """`bus` is the address of a message bus. Raises CannotTell where nobody answers there, OSError where there is no bus."""
+    """`bus` is the address of a message bus. Raises NoManager where there is none, CannotTell where it does not answer."""
     limit_s = LIMIT_S if limit_s is None else limit_s
     try:
         with _Bus(bus, time.monotonic() + limit_s) as line:
@@ -41,6 +48,8 @@ def ask_network_manager(bus: str, interface: str, *, wireless: bool, limit_s: fl
             ssid = _ssid(line, device) if wireless else None
     except TimeoutError as error:
         raise CannotTell(f"NetworkManager has not answered within {limit_s:g} s") from error
+    except OSError as error:
+        raise CannotTell(f"the message bus {bus}: {error.strerror or error}") from error
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise CannotTell(f"NetworkManager's answer cannot be read ({type(error).__name__}: {error})") from error
     if type(metered) is not int:
@@ -64,13 +73,17 @@ class _Bus:
             from jeepney.bus import get_bus
             from jeepney.io.blocking import prep_socket
         except ImportError as error:
-            raise CannotTell("NetworkManager is not asked, since jeepney is not installed") from error
+            raise NoManager("NetworkManager is not asked, since jeepney is not installed") from error
         self._jeepney = jeepney
         self._deadline = deadline
         self._serials = itertools.count(1)
         self._parser = jeepney.Parser()
         try:
             self._socket: socket.socket = prep_socket(get_bus(address), timeout=self._left_s())
+        except (TimeoutError, BlockingIOError, PermissionError):  # it is there, but does not let us in
+            raise
+        except OSError as error:
+            raise NoManager("NetworkManager does not run") from error
         except (RuntimeError, ValueError, StopIteration, jeepney.auth.AuthenticationError) as error:
             raise CannotTell(f"the message bus {address} cannot be used ({error})") from error
         try:
@@ -108,7 +121,8 @@ class _Bus:
         reply = self._reply_to(serial)
         if reply.header.message_type is self._jeepney.MessageType.error:
             error = reply.header.fields.get(self._jeepney.HeaderFields.error_name, "")
-            raise CannotTell(f"NetworkManager: {method} fails ({error})")
+            kind = NoManager if error in (*_NOBODY, _NOT_ITS_OWN) else CannotTell
+            raise kind(f"NetworkManager: {method} fails ({error})")
         return tuple(reply.body)
 
     def _reply_to(self, serial: int) -> Any:

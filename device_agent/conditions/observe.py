@@ -1,7 +1,8 @@
 """All facts of one moment: every source is asked at once, and those that have not answered in time are unknown.
 
 The link is asked first, since the network's name and its costs belong to the interface that the route leaves by; so an
-observation takes two limits at most, and a few milliseconds where everything answers.
+observation takes two limits at most, and a few milliseconds where everything answers. A source that hangs delays the first
+observation alone: later ones do not wait for it before it has answered again.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 from device_agent.conditions.bounded import Bounded, CannotTell
 from device_agent.conditions.health import read_supply, read_temperature
 from device_agent.conditions.machine import read_clock, read_disk, read_load, read_memory, read_pause
+from device_agent.conditions.network_manager import Told, ask_network_manager
 from device_agent.conditions.power import ask_ups, read_supplies
 from device_agent.conditions.route import Route, read_link
 from device_agent.conditions.tree import Tree
@@ -52,9 +54,10 @@ class Observer:
         self._bus = bus_address(self._tree, bus)
         self._interface = interface or Route(broker_host).interface
         self._link = Bounded("the route to the broker", self._find_link)
-        self._network = Bounded("the network", self._find_network)
+        self._network = Bounded("the network", self._find_network, _nothing_known)
+        self._manager = Bounded("NetworkManager", self._ask_manager)
         self._others = tuple(
-            (fields, Bounded(name, find))
+            (fields, Bounded(name, find, _nothing_known))
             for name, fields, find in (
                 ("power" if self._ups is None else "the UPS", ("external_power", "battery_percent"), self._find_power),
                 ("the supply", ("under_voltage", "throttled"), self._find_supply),
@@ -90,7 +93,15 @@ class Observer:
         return interface, read_link(self._tree, interface)
 
     def _find_network(self, interface: str, link: Fact[LinkKind]) -> _Found:
-        return vars(read_network(self._tree, self._bus, interface, link))
+        return vars(read_network(self._tree, self._told, interface, link))
+
+    def _told(self, interface: str, wireless: bool) -> Told:
+        """Bounded once more by itself: without NetworkManager, the network's name may still be known."""
+        self._manager.begin(interface, wireless)
+        return self._manager.answer(SOURCE_LIMIT_S)
+
+    def _ask_manager(self, interface: str, wireless: bool) -> Told:
+        return ask_network_manager(self._bus, interface, wireless=wireless)
 
     def _find_power(self) -> _Found:
         found = read_supplies(self._tree) if self._ups is None else ask_ups(self._ups, self._tree)
@@ -110,6 +121,10 @@ class Observer:
 
     def _find_clock(self) -> _Found:
         return {"clock_set": read_clock(self._tree)}
+
+
+def _nothing_known(found: _Found) -> bool:
+    return not any(fact.known for fact in found.values())
 
 
 def _answer(source: Bounded[..., _Found], fields: tuple[str, ...], began_s: float) -> _Found:

@@ -15,7 +15,7 @@ from device_agent.conditions.supplies import Power, parse_percent
 from device_agent.facts import Fact
 from shared.errors import UsageError
 
-PISUGAR_SOCKET = "/tmp/pisugar-server.sock"
+PISUGAR_HOST = "127.0.0.1"  # not its socket in /tmp: a service with a /tmp of its own does not see that
 PISUGAR_PORT = 8423
 PISUGAR_QUESTIONS = ("battery_power_plugged", "battery_charging", "battery")
 WORDS = "nut:NAME@HOST, pisugar, pisugar:/SOCKET, pisugar:HOST:PORT or command:/PROGRAM ARGUMENTS"
@@ -66,8 +66,10 @@ def parse_ups(text: str) -> Ups | None:
 
 
 def _parse_pisugar(text: str, rest: str) -> PiSugar:
-    if not rest or rest.startswith("/"):
-        return PiSugar(socket=rest or PISUGAR_SOCKET)
+    if not rest:
+        return PiSugar(host=PISUGAR_HOST, port=PISUGAR_PORT)
+    if rest.startswith("/"):
+        return PiSugar(socket=rest)
     found = _HOST_PORT.fullmatch(rest)
     port = int(found["port"] or PISUGAR_PORT) if found else 0
     if found is None or not 0 < port < 65536:

@@ -8,11 +8,12 @@ import os
 import re
 import socket
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from device_agent.conditions.bounded import CannotTell
 from device_agent.conditions.cards import ssid_text, told_metering, usual_metering
-from device_agent.conditions.network_manager import ask_network_manager
+from device_agent.conditions.network_manager import NoManager, Told
 from device_agent.conditions.programs import run_program
 from device_agent.conditions.tree import Tree
 from device_agent.facts import Fact, LinkKind
@@ -37,15 +38,16 @@ def bus_address(tree: Tree, bus: str | None) -> str:
     return bus or (os.environ.get("DBUS_SYSTEM_BUS_ADDRESS") if tree.live else None) or usual
 
 
-def read_network(tree: Tree, bus: str, interface: str, link: Fact[LinkKind]) -> Network:
-    """What is known of the network behind an interface."""
+def read_network(tree: Tree, ask: Callable[[str, bool], Told], interface: str, link: Fact[LinkKind]) -> Network:
+    """What is known of the network behind an interface. `ask` asks NetworkManager of it, and of its name if it is wireless."""
     wireless = link.value is LinkKind.WIFI
     no_name: Fact[str] = Fact.unknown(f"{interface} is not wireless")
     try:
-        told = ask_network_manager(bus, interface, wireless=wireless)
-    except (CannotTell, OSError) as error:
-        why = f"{error}" if isinstance(error, CannotTell) else "NetworkManager does not run"
-        return Network(_name_without(tree, interface, why) if wireless else no_name, usual_metering(link))
+        told = ask(interface, wireless)
+    except CannotTell as error:
+        # Who is there and silent may know better than what is usual.
+        metered = usual_metering(link) if isinstance(error, NoManager) else Fact[bool].unknown(str(error))
+        return Network(_name_without(tree, interface, str(error)) if wireless else no_name, metered)
     if told.ssid is not None:
         return Network(Fact(told.ssid, "NetworkManager"), told_metering(told.metered, link))
     if wireless:  # it may leave this interface to somebody else, such as wpa_supplicant

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from device_agent.evaluation import user_accuracy
+from device_agent.evaluation import Cancelled, user_accuracy
 from shared.errors import DataError
 from tests.device_agent.toy_tasks import TOY, build_model, random_data
 
@@ -41,6 +41,22 @@ def test_it_is_the_tasks_metric_of_all_outputs(model, test_set):
 
     assert user_accuracy(model, replace(TOY, metric=metric), x, y, batch_size=7) == 0.25
     assert lengths == [(40, 40)]
+
+
+def test_a_cancel_is_heard_between_batches(model, test_set):
+    """The test set may be large; afterwards the model is in the mode it was in."""
+    x, y = test_set
+    model.train()
+    asked = []
+
+    def cancelled():
+        asked.append(model.training)
+        return len(asked) == 3
+
+    with pytest.raises(Cancelled):
+        user_accuracy(model, TOY, x, y, batch_size=7, cancelled=cancelled)
+    assert asked == [False] * 3
+    assert model.training
 
 
 @pytest.mark.parametrize("batch_size", [1, 7, 40, 512])

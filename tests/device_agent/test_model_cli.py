@@ -204,3 +204,17 @@ def test_status_tells_of_the_models(agent, state_dir):
     assert [one["round"] for one in known["models"]] == [3, 2, 1]
     (state_dir / DIRECTORY / "digits" / "current" / METADATA_FILE).write_text("{}")
     assert "does not describe a model" in agent("status", "--state-dir", state_dir).out
+
+
+def test_models_and_status_tell_why_there_is_no_first_model(agent, tmp_path):
+    """Otherwise an owner would wait for it round by round; predict still says that there is none."""
+    store = ModelStore(tmp_path / DIRECTORY)
+    store.prepare("digits")
+    store.note_kept("digits", Kept(RUN, 7, "too little memory"))
+    lock_state_dir(tmp_path).release()
+    StatusFile(tmp_path, {"device_id": "pi", "fleet": "f", "broker": "b", "version": "1"}).write({"state": "idle"})
+    line = f"no personal model of digits yet: round 7 of run {RUN} gave none: too little memory"
+    assert agent("models", "--state-dir", tmp_path).out.splitlines() == [line]
+    assert line in agent("status", "--state-dir", tmp_path).out.splitlines()
+    assert json.loads(agent("models", "--state-dir", tmp_path, "--json").out) == []
+    assert "holds no personal model" in agent("predict", "x.npy", "--state-dir", tmp_path).err

@@ -162,6 +162,19 @@ def test_a_cancelled_round_leaves_no_model(tmp_path):
     assert device.models.publish("toy", "run", 1) is None
 
 
+def test_where_work_is_to_stop_the_update_is_made_and_no_model(tmp_path):
+    """A model takes seconds more, which the device does not have; the update is ready, and not held back. It is noted."""
+    device = Device(tmp_path)
+    device.play(1)
+    command = device.scene.command(round=2)
+    assert device.local_update.run(command, lambda *_: None, lambda: False, lambda: True) is not None
+    assert (tmp_path / "update").exists()
+    assert device.models.publish("toy", "run", 2) is None
+    assert device.models.kept("toy") == Kept("run", 2, "work had to stop before it was made")
+    device.play(3)
+    assert device.personal.metadata.round == 3
+
+
 def test_a_model_that_cannot_be_exported_costs_no_round(tmp_path, caplog):
     """A wrong list of classes, an exporter that fails: the update is there, the log and the note say what is missing."""
     device = Device(tmp_path)

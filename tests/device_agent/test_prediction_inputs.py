@@ -39,6 +39,12 @@ def test_a_table_has_one_example_in_each_row(tmp_path_factory, shape, count, hea
     np.testing.assert_array_equal(found, wanted)
 
 
+def test_the_mark_that_spreadsheets_write_is_no_part_of_the_first_number(tmp_path):
+    """Otherwise the first example would be taken for a row of words, and be skipped."""
+    (tmp_path / "x.csv").write_text("1\n2\n", "utf-8-sig")
+    np.testing.assert_array_equal(read_inputs(tmp_path / "x.csv", (1,), "float64"), [[1.0], [2.0]])
+
+
 @pytest.mark.parametrize(
     ("shape", "mode", "size"),
     [((3, 4, 5), "RGB", (5, 4)), ((1, 4, 5), "L", (5, 4)), ((4, 5), "L", (5, 4)), ((64,), "L", (8, 8))],
@@ -67,6 +73,8 @@ def test_an_image_is_one_example(tmp_path, shape, mode, size):
         ("x.csv", b"a,b\n", "there are none"),
         ("x.csv", b"1,2\n3\n", "differ in length"),
         ("x.csv", b"1,2\n3,x\n", "row 2 holds something that is no number"),
+        ("x.csv", b"1,2o\n3,4\n", "row 1 holds something that is no number"),
+        ("x.csv", b"time,2\n3,4\n", "row 1 holds something that is no number"),
         ("x.csv", b"1,2,3\n", "2 numbers in each row"),
         ("x.csv", b"\xff\xfe\x00", "no table of numbers as text"),
         ("x.png", b"no image", "give .npy or .csv|no image that Pillow"),

@@ -177,6 +177,15 @@ def test_a_cancelled_round_ends_between_steps(trainer, start, after):
     assert told == list(range(1, after + 1))
 
 
+@pytest.mark.parametrize("asking", [1, 7])
+def test_a_cancelled_round_does_not_measure_its_model(trainer, start, asking):
+    """Neither before the first of its five steps nor after the last: that takes long where there are many test data."""
+    left = iter(range(asking - 1))
+    assert run(trainer, start, SGD, cancelled=lambda: next(left, None) is None) is None
+    assert next(left, None) is None
+    assert run(trainer, start, SGD) is not None
+
+
 def test_a_frozen_parameter_is_left_alone():
     """Training neither changes it nor makes moments for it."""
 

@@ -9,14 +9,26 @@ from typing import BinaryIO, cast
 
 import pytest
 
-from device_agent.training_channel import Ready, Setup, write_message
-from device_agent.training_process import fail_reason, in_words, set_up
+from device_agent.training_channel import CancelTraining, ContinueTraining, PauseTraining, Ready, Setup, write_message
+from device_agent.training_process import Reins, fail_reason, in_words, set_up
 from shared.errors import DataError, SchemaMismatch, StateError, UpdateRefused, WireError
 from shared.reasons import FailReason
 from tests.device_agent.rounds import ADAM, Scene
 from tests.device_agent.toy_tasks import TOY
 
 TIMEOUT_S = 60
+
+
+def test_that_work_is_to_stop_is_told_without_waiting():
+    """By a pause until it is over, and by a cancel for good."""
+    reins = Reins()
+    assert not reins.stopped()
+    reins.take(PauseTraining())
+    assert reins.stopped()
+    reins.take(ContinueTraining())
+    assert not reins.stopped()
+    reins.take(CancelTraining())
+    assert reins.stopped() and reins.cancelled()
 
 
 def test_a_tasks_own_sentence_is_told_as_it_is(tmp_path):

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from device_agent.allowance import NOTHING, Spent
-from device_agent.usage import USAGE_NAME, UsageLedger
+from device_agent.usage import USAGE_NAME, UsageLedger, read_today
 
 SPENT = Spent(rounds=1, traffic_bytes=4_000_000, training_s=12.5)
 
@@ -101,6 +101,20 @@ def test_a_damaged_file_is_set_aside_and_told(ledger, tmp_path, caplog):
     assert (tmp_path / "usage.json.damaged").read_bytes() == b"{ no"
     ledger().note(SPENT)
     assert ledger().today == SPENT
+
+
+def test_whoever_only_looks_sees_the_same_and_changes_nothing(ledger, tmp_path, clock, caplog):
+    """The agent may be at work: a file that is damaged is told of, and stays for the agent to set aside."""
+    assert read_today(tmp_path, clock) == NOTHING
+    ledger().note(SPENT)
+    assert read_today(tmp_path, clock) == SPENT
+    clock.now += timedelta(hours=1)
+    assert read_today(tmp_path, clock) == NOTHING
+    (tmp_path / USAGE_NAME).write_bytes(b"{ no")
+    with caplog.at_level(logging.WARNING):
+        assert read_today(tmp_path, clock) == NOTHING
+    assert f"{tmp_path / USAGE_NAME}: cannot be read" in caplog.text
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {USAGE_NAME: b"{ no"}
 
 
 def test_a_disk_that_refuses_costs_no_job(tmp_path, clock, caplog):

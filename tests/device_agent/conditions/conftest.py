@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from device_agent.conditions import network_manager, observe, programs
+from device_agent.conditions import bounded, network_manager, observe, programs
 
 PATIENCE_S = 90.0
 
@@ -12,6 +12,7 @@ PATIENCE_S = 90.0
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch):
     """Tests of what hangs set limits of their own."""
+    monkeypatch.setattr(bounded, "QUICK_S", PATIENCE_S)
     monkeypatch.setattr(observe, "SOURCE_LIMIT_S", PATIENCE_S)
     monkeypatch.setattr(programs, "LIMIT_S", PATIENCE_S)
     monkeypatch.setattr(network_manager, "LIMIT_S", PATIENCE_S)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import time
 
 import pytest
 
+from device_agent.conditions import bounded
 from device_agent.conditions.bounded import Bounded, CannotTell
 
 PATIENCE_S = 60.0
@@ -62,6 +65,79 @@ def test_a_source_that_hangs_is_given_up_and_not_asked_twice():
         source.answer(PATIENCE_S)
     source.begin()
     assert source.answer(PATIENCE_S) == 2
+
+
+class Slow:
+    """A source that takes as long as told, and has the answer that it is told."""
+
+    def __init__(self) -> None:
+        self.go, self.answer = threading.Event(), ""
+
+    def __call__(self) -> str:
+        """Hangs, and then fails, or answers."""
+        assert self.go.wait(PATIENCE_S)
+        if not self.answer:
+            raise CannotTell("the tape is torn")
+        return self.answer
+
+
+@pytest.mark.parametrize("answer", ["", "nothing"])
+def test_a_source_that_took_long_for_nothing_is_not_waited_for_until_it_answers(answer, monkeypatch):
+    """It may give itself up in the end, each time: that delays whoever asks once."""
+    monkeypatch.setattr(bounded, "QUICK_S", -1.0)  # whatever it takes is long
+    slow = Slow()
+    source = Bounded("the tape", slow, lambda found: found == "nothing")
+    slow.answer = answer
+    slow.go.set()
+    source.begin()
+    with contextlib.suppress(CannotTell):
+        source.answer(PATIENCE_S)
+    slow.go.clear()
+    slow.answer = "good"
+    source.begin()
+    with pytest.raises(CannotTell, match="the tape has not answered for"):
+        source.answer(PATIENCE_S)
+    slow.go.set()
+    assert _until_answered(source) == "good"
+    source.begin()
+    assert source.answer(PATIENCE_S) == "good"
+
+
+def _until_answered(source: Bounded[[], str]) -> str:
+    until = time.monotonic() + PATIENCE_S
+    while time.monotonic() < until:
+        with contextlib.suppress(CannotTell):
+            return source.answer(0.0)
+        time.sleep(0.01)
+    raise AssertionError("what has come back is not taken")
+
+
+def test_a_source_that_fails_at_once_is_waited_for_again():
+    """Its answer costs nobody time, and may be a good one next."""
+    slow = Slow()
+    source = Bounded("the tape", slow)
+    slow.go.set()
+    source.begin()
+    with pytest.raises(CannotTell, match="torn"):
+        source.answer(PATIENCE_S)
+    slow.answer = "good"
+    source.begin()
+    assert source.answer(PATIENCE_S) == "good"
+
+
+def test_why_there_is_no_answer_keeps_its_kind():
+    """Somebody may want to tell a bus that is not there from one that is silent."""
+
+    class NoTape(CannotTell):
+        pass
+
+    def ask():
+        raise NoTape("no tape")
+
+    source = Bounded("it", ask)
+    source.begin()
+    with pytest.raises(NoTape, match="no tape"):
+        source.answer(PATIENCE_S)
 
 
 def test_a_source_that_was_never_asked_has_no_answer():

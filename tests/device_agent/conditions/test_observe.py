@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from device_agent.conditions import observe, programs
+from device_agent.conditions import bounded, observe, programs
 from device_agent.conditions.observe import Observer
 from device_agent.conditions.wireless import parse_iw
 from device_agent.facts import Confidence, Facts
@@ -73,6 +73,29 @@ def test_a_ups_program_that_hangs_is_given_up(tmp_path, monkeypatch):
     assert not facts.external_power.known
     assert "has not" in facts.external_power.source
     assert facts.free_memory_mib.known
+
+
+def test_a_ups_that_gives_itself_up_each_time_delays_one_look(tmp_path, monkeypatch):
+    """The owner's pause is seen at once meanwhile; and once the UPS answers, its facts are back."""
+    monkeypatch.setattr(bounded, "QUICK_S", 0.1)
+    monkeypatch.setattr(programs, "LIMIT_S", 0.3)
+    scene = Scene(tmp_path)
+    stuck = tmp_path / "stuck"
+    os.mkfifo(stuck)
+    program = scene.program("hat", f"[ -p {stuck} ] && cat {stuck}\necho power=on")
+    observer = scene.observer(ups=f"command:{program}")
+    assert not observer.observe().external_power.known
+    monkeypatch.setattr(programs, "LIMIT_S", PATIENCE_S)
+    (scene.state_dir / "pause").touch()
+    facts = observer.observe()  # the UPS has its whole limit again, and is not waited for
+    assert facts.paused.value and "the UPS has not answered for" in facts.external_power.source
+    with stuck.open("wb"):
+        stuck.unlink()
+    until = time.monotonic() + PATIENCE_S
+    while not (facts := observer.observe()).external_power.known:
+        assert time.monotonic() < until, "a UPS that answers again is not believed"
+        time.sleep(0.02)
+    assert facts.external_power.value is True
 
 
 def test_a_directory_that_may_not_be_read_is_not_an_empty_one(tmp_path, monkeypatch):

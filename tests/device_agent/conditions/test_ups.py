@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from device_agent.conditions.ups import (
     read_pisugar,
     read_upsc,
 )
+from device_agent.settings import AgentSettings
 from shared.errors import UsageError
 from tests.device_agent.conditions.pisugar_server import PiSugarServer
 from tests.device_agent.conditions.scenes import Scene
@@ -42,7 +44,7 @@ def _ask(text: str, root: Path) -> Power:
         ("", None),
         ("nut:ups@localhost", Nut("ups@localhost")),
         ("nut:eaton-5e@10.0.0.2:3493", Nut("eaton-5e@10.0.0.2:3493")),
-        ("pisugar", PiSugar(socket="/tmp/pisugar-server.sock")),
+        ("pisugar", PiSugar(host="127.0.0.1", port=8423)),
         ("pisugar:/run/pisugar.sock", PiSugar(socket="/run/pisugar.sock")),
         ("pisugar:127.0.0.1:8423", PiSugar(host="127.0.0.1", port=8423)),
         ("pisugar:raspberrypi.local", PiSugar(host="raspberrypi.local", port=8423)),
@@ -53,6 +55,13 @@ def _ask(text: str, root: Path) -> Power:
 def test_what_an_owner_may_write(text, ups):
     """Every way to name a UPS."""
     assert parse_ups(text) == ups
+
+
+def test_no_default_lies_in_a_tmp_that_a_service_does_not_share():
+    """The service has a /tmp of its own (PrivateTmp=yes): what others put into theirs is not there for it."""
+    defaults = [str(field.default) for field in dataclasses.fields(AgentSettings)]
+    paths = [path for path in (*defaults, str(parse_ups("pisugar"))) if "/tmp" in path]
+    assert paths == [] and len(defaults) > 20
 
 
 @pytest.mark.parametrize(
