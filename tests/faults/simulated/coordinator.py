@@ -55,6 +55,10 @@ class Inbox:
         """One more."""
         self._events.append(event)
 
+    def qsize(self) -> int:
+        """How many wait."""
+        return len(self._events)
+
     def get(self, timeout: float | None = None) -> Any:
         """The next one, or Empty once the time is up; Killed where the process is no more."""
         world = self._world
@@ -72,7 +76,7 @@ class SimulatedCoordinator:
 
     def __init__(self, world: World, directory: Path, settings: RunSettings) -> None:
         self.directory = directory
-        self.settings = replace(settings, state_dir=directory)
+        self.settings = replace(settings, state_dir=directory, metrics=None)
         self.host = Host("coordinator")
         self.process: Process | None = None
         self.wanted = "run"
