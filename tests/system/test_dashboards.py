@@ -48,7 +48,9 @@ def test_every_panel_finds_data_of_a_real_run(tmp_path):
         # Besides those that work, one that declines and one that would.
         for index, device in enumerate(DEVICES):
             fleet.start(device, "digits", f"shard:{index}/{len(DEVICES)}")
-        fleet.start("cat", "digits", "shard:0/2", admission="never")
+        order = tmp_path / "order"
+        order.write_text("decline not today\n")
+        fleet.start("cat", "digits", "shard:0/2", admission=f"file:{order}")
         fleet.start("dan", "digits", "shard:0/2", admission="preferences", options=["--quiet-hours", "00:00-24:00"])
         fleet.wait_ready()
         options += ["--broker", broker.url, "--fleet", fleet.name, "--state-dir", tmp_path / "state"]

@@ -235,7 +235,13 @@ class Oracle:
         assert _same(state.values, patch), f"the patch of {device} is not that of rounds {rounds}, each applied once"
 
     def before(self, device: str, run: str, number: int) -> Model:
-        """The patch that round `number` is trained from: that of the rounds before it, each of them once."""
+        """The patch that round `number` is trained from: that of the rounds before it, each of them once.
+
+        A device keeps two versions. Where the coordinator goes back further, it begins with what the older one began with.
+        """
+        kept = [one for one in self.patches[device][-2:] if one.run == run]
+        if kept and number < kept[0].round:
+            return kept[0].before
         earlier = [one for one in self.patches[device] if one.run != run or one.round < number]
         return earlier[-1].after if earlier else FIRST_PATCH
 
