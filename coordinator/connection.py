@@ -13,6 +13,7 @@ from types import FrameType
 from typing import Self
 
 from coordinator.claim import CONNECT_TIMEOUT_S, body_of, claim_fleet, client_id
+from coordinator.doorkeeper import Doorkeeper
 from coordinator.settings import RunSettings
 from shared import topics
 from shared.codec import encode
@@ -44,6 +45,7 @@ class Connection:
     def __init__(self, settings: RunSettings) -> None:
         self.inbox: Inbox = SimpleQueue()
         self.fleet = settings.fleet
+        self.door = Doorkeeper(settings.max_devices)
         self._settings = settings
         self._boot = secrets.token_hex(8)
         self._presence = topics.coordinator_state(settings.fleet)
@@ -88,6 +90,7 @@ class Connection:
         One that finds the queue full is lost, as it may be on its way: devices are asked again.
         """
         payload = encode(envelope)
+        self.door.sends(device, envelope)
         if self.link.publish(topics.down(self.fleet, device), payload):
             return len(payload)
         _log.warning("outgoing queue is full; %s will hear later", device)
@@ -98,6 +101,11 @@ class Connection:
         if isinstance(event, Received) and event.topic == self._presence:
             self._on_coordinator(event)
             return
+        if isinstance(event, Received):
+            # Refused before it takes a place: a flood is not to grow what waits for the coordinator.
+            topic = topics.parse_topic(self.fleet, event.topic)
+            if topic is None or not event.payload or not self.door.admit(topic, len(event.payload)):
+                return
         self._connects += isinstance(event, Connected)
         if isinstance(event, Disconnected) and SAME_NAME in event.reason:
             event = Disconnected(f"another coordinator of fleet {self.fleet!r} took our connection; end one of the two")

@@ -39,6 +39,8 @@ def standing(member: Member, task: str) -> str:
         return "offline"
     if not any(one.task == task for one in member.state.tasks):
         return "other_task"
+    if member.held:
+        return member.held
     if member.barred:
         return "barred"
     return "unwilling" if member.unwilling else "eligible"
@@ -77,7 +79,7 @@ class FleetMeter:
             case Open():
                 self._open = self._engine.open
             case Count(what="ignored"):
-                self._metrics.ignored.labels(effect.reason).inc()
+                self._metrics.ignored.labels(effect.reason).inc(effect.times)
             case Count():
                 self._count(effect)
             case Record():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Iterable
 from dataclasses import replace
 
 from coordinator.answers import mend_of, word_of
@@ -68,6 +69,7 @@ class OpenRound:
         self.round = Round(ledger.round, replace(spec.policy, target=ledger.target, deadline_s=deadline_s), now)
         self.reports: dict[str, UpdateReport] = {}
         self.dismissed = False
+        self.bounded: dict[str, int] = {}
         self._spec = spec
         self._opening = opening
         self._fleet = fleet
@@ -183,6 +185,7 @@ class OpenRound:
         self._desk.release(device)
         self._post.committed[device] = digest
         self.reports[device] = report
+        self._fleet.works(device)
         rest_s = max(0.0, self._spec.round_interval_s - self.round.spent_s(now))
         return [self._send(device, Committed(digest, rest_s)), Count(device, "reported")]
 
@@ -192,6 +195,16 @@ class OpenRound:
         self._desk.release(device)
         self.round.handle(device, Event.FAIL, now, reason)
         return [self._send(device, Refused(digest, reason, detail[:500])), Count(device, "refused", reason, detail)]
+
+    def expel(self, devices: Iterable[str], now: float) -> list[Effect]:
+        """These are in quarantine: they are counted out, but for those whose updates count already."""
+        effects: list[Effect] = []
+        for device in () if self.dismissed else devices:
+            if device in self.round.participants and self.round.participants[device].state in AT_WORK:
+                self._desk.release(device)
+                self.round.handle(device, Event.FAIL, now, RefuseReason.QUARANTINED)
+                effects.append(self._send(device, Cancel(RefuseReason.QUARANTINED)))
+        return effects
 
     def grant(self, now: float) -> list[Effect]:
         """Hands free upload slots to those who wait."""
@@ -229,7 +242,8 @@ class OpenRound:
         """The books on a round that is over."""
         model_bytes = self._model.size_bytes if self._model else 0
         traffic = Traffic(self.round.downloads() * model_bytes, self._bytes_up)
-        return write_record(self.round, outcome, self.reports, traffic, self._refused, metric=self._spec.metric)
+        record = write_record(self.round, outcome, self.reports, traffic, self._refused, metric=self._spec.metric)
+        return replace(record, bounded=self.bounded)
 
     def _request(self, now: float) -> WorkRequest:
         assert self._model is not None

@@ -22,8 +22,13 @@ def outcome(record: RoundRecord) -> str:
 
 
 def troubles(record: RoundRecord) -> list[str]:
-    """Why devices that were asked are missing from the round, e.g. `declined: unwilling 2`."""
-    counts = (("declined", record.decline_reasons), ("failed", record.failures), ("refused", record.refused))
+    """Why devices that were asked are missing from the round, or count for less, e.g. `declined: unwilling 2`."""
+    counts = (
+        ("declined", record.decline_reasons),
+        ("failed", record.failures),
+        ("refused", record.refused),
+        ("bounded", record.bounded),
+    )
     words = [f"{word}: {counted(reasons)}" for word, reasons in counts if reasons]
     return [*words, f"{record.late} late"] if record.late else words
 

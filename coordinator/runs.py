@@ -27,6 +27,7 @@ from coordinator.service import Service
 from coordinator.settings import RunSettings
 from coordinator.snapshot import View
 from coordinator.state_dirs import remember
+from coordinator.warden import Warden
 from shared.broker_settings import BrokerSettings
 from shared.config import load, public_values
 from shared.errors import FedpatchError, SchemaMismatch, StateError
@@ -182,7 +183,9 @@ def _play_rounds(
     state = load_checkpoint(directory)[0]
     unfinished = take_up_round(registry, directory, spec, prepared, state, view.say)
     records = registry.rounds.records(spec.run)
-    engine = Engine(spec, records=records, unfinished=unfinished, jitter=random.Random(secrets.randbits(64)))
+    resumable = {run: number for run, number in registry.open_rounds(settings.fleet).items() if run != spec.run}
+    jitter = random.Random(secrets.randbits(64))
+    engine = Engine(spec, records=records, unfinished=unfinished, resumable=resumable, jitter=jitter)
     # Notes of another broker are for whoever comes back to it.
     broker = hashlib.sha256(str(connection.link.broker).encode()).hexdigest()[:8]
     publisher = ModelPublisher(connection.link, settings.fleet, state_dir / f"published-{settings.fleet}-{broker}.txt")
@@ -197,9 +200,12 @@ def _play_rounds(
         directory=directory,
         view=view,
     )
+    performer.warden = Warden(registry, settings.fleet, settings.quarantine_after, view.say)
+    engine.fleet.hold(performer.warden.held)
+    connection.door.expect(spec.max_blob_bytes, spec.chunk_bytes)
     try:
         with observed(settings, engine, directory, view) as performer.observer:
-            Service(engine, performer, connection=connection, publisher=publisher, registry=registry, view=view).run()
+            Service(engine, performer, connection=connection, publisher=publisher, view=view).run()
     except (StateError, OSError):
         with suppress(FedpatchError, OSError):
             performer.perform(engine.suspend(time.monotonic()))

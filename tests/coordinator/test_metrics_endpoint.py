@@ -15,10 +15,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coordinator.demo_settings import DemoSettings
 from coordinator.listening import Address, parse_address
 from coordinator.metrics_endpoint import first_expiry, observed
 from coordinator.observing import Unobserved
-from coordinator.settings import DemoSettings, RunSettings
+from coordinator.settings import RunSettings
 from shared.config import load
 from shared.errors import ConfigError, UsageError
 from tests.coordinator.engines import engine
