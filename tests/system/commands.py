@@ -74,6 +74,11 @@ class Command:
         """Whether the process exists."""
         return self._process.poll() is None
 
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
     def wait(self, fits: Callable[[], object], what: str, patience_s: float = PATIENCE_S) -> None:
         """Return once `fits()` is true; TimeoutError with its errors if it never is, or the process ends before."""
         give_up_at = time.monotonic() + patience_s
