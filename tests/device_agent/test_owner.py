@@ -242,6 +242,15 @@ class TestUpdate:
         bench, job = Bench(on_loss="finish"), asking(resumed=False)
         assert said_back(bench.see(job, METERED, 21.0, 23.0)) == [Offer(update())]
 
+    def test_is_finished_after_a_loss_in_training_too(self):
+        """What was missed then had been judged already: it is not told a second time when the update is ready."""
+        bench, job = Bench(on_loss="finish"), Job(max_blob_bytes=10_000, ask_to_send=True)
+        ask(job)
+        job.fetching(frozenset(range(3)), 11.0)
+        bench.see(job, UNPLUGGED, 13.0, 16.0)
+        job.trained(KEY, update(), 20.0)
+        assert said_back(bench.see(job, METERED, 21.0)) == [Offer(update())]
+
 
 class TestLooks:
     def test_are_more_frequent_at_work(self):
