@@ -168,7 +168,7 @@ def _play(
 
 
 def _has_settled(agent: AgentProcess) -> bool:
-    return agent.status["state"] in ("idle", "uploading")
+    return agent.status.get("state") in ("idle", "uploading")
 
 
 def _wait_for(town: Town, watch: Watch, coordinator: Command, phase: str, number: int) -> None:
@@ -177,7 +177,7 @@ def _wait_for(town: Town, watch: Watch, coordinator: Command, phase: str, number
         _go_on(watch, coordinator, UPLOADS_S)
     # An agent writes down what it does right after it has begun to; one that was quicker than this look is cut off later.
     until = time.monotonic() + _SETTLING_S
-    while town.fleet.agents[VICTIM].status["state"] not in PHASES[phase] and time.monotonic() < until:
+    while town.fleet.agents[VICTIM].status.get("state") not in PHASES[phase] and time.monotonic() < until:
         _go_on(watch, coordinator, _POLL_S)
 
 
