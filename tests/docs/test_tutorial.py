@@ -67,6 +67,7 @@ def followed(tmp_path_factory: pytest.TempPathFactory) -> Followed:
         "PATH": f"{_programs(programs / 'bin')}:{os.environ['PATH']}:{sbin}",
         "PORT": str(_port_for_later()),
         "PYTHONPATH": str(ROOT),
+        "FEDPATCH_METRICS": "none",  # whose port somebody else on this machine may want
     }
     script = "set -e\n" + "\n".join(f"echo '{MARK}'\n{block}" for block in _blocks())
     began = time.monotonic()
