@@ -21,7 +21,7 @@ import pytest
 from shared.link import LinkEvent, MqttLink, Received
 
 HOST = "127.0.0.1"
-PATIENCE_S = 60.0
+PATIENCE_S = 100.0
 
 E = TypeVar("E")
 

@@ -55,11 +55,13 @@ class Seen:
 class Watch:
     """Of the one run of a scene; what agents wrote before does not count.
 
-    `committed` are the rounds and devices of all promises, `trained` those of all patches that were saved; `models` are
-    directories with the model of so many rounds, and `problems` what must never be seen.
+    `happened` is all that was seen so far, so that nobody has to catch a moment. `committed` are the rounds and devices of all
+    promises, `trained` those of all patches that were saved; `models` are directories with the model of so many rounds, and
+    `problems` what must never be seen.
     """
 
     def __init__(self, scene: Scene) -> None:
+        self.happened: set[Seen] = set()
         self.committed: set[tuple[int, str]] = set()
         self.trained: set[tuple[int, str]] = set()
         self.models: dict[int, Path] = {}
@@ -73,6 +75,11 @@ class Watch:
 
     def poll(self) -> list[Seen]:
         """What happened since the last look."""
+        seen = self._look()
+        self.happened.update(seen)
+        return seen
+
+    def _look(self) -> list[Seen]:
         self._run = self._scene.run
         created = [] if self._created else self._look_for_registry()
         if not self._run:
