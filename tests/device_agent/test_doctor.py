@@ -20,7 +20,7 @@ from shared.errors import UsageError
 from shared.messages import CoordinatorState, DeviceState, Envelope
 from shared.topics import mosquitto_acl
 from tests.brokers import HOST, Mosquitto, client, free_port
-from tests.checkups import COORDINATOR, DEVICE, FLEET, PASSWORDS, guarded, quiet_checkup
+from tests.checkups import COORDINATOR, DEVICE, FLEET, PASSWORDS, guarded, patient_doctors, quiet_checkup
 
 pytestmark = pytest.mark.usefixtures("installed")
 
@@ -59,7 +59,8 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AgentSettings:
 def find(settings: AgentSettings) -> dict[str, Finding]:
     """Findings by name."""
     checkup = quiet_checkup()
-    examine(settings, checkup)
+    with patient_doctors():
+        examine(settings, checkup)
     return {one.name: one for one in checkup.findings}
 
 
