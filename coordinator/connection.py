@@ -54,7 +54,7 @@ class Connection:
             will=(self._presence, self._state(online=False)),
             username=settings.username,
             password=settings.password,
-            ca_file=settings.ca_file,
+            tls=settings.tls_files,
             clean_start=True,
             max_queued=_MAX_QUEUED,
         )

@@ -65,7 +65,7 @@ def _make_agent(
         will=identity.will(),
         username=settings.username,
         password=settings.password,
-        ca_file=settings.ca_file,
+        tls=settings.tls_files,
         reconnect_delay_s=(settings.reconnect_min_s, settings.reconnect_max_s),
     )
     setup = Setup(
