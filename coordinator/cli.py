@@ -88,7 +88,7 @@ def demo(settings: DemoSettings, as_json: AsJson = False) -> None:
         _end(done.summary, as_json)
 
 
-@command(app, "run", example="fedpatch run --broker mqtt://broker.local --task digits --devices 4 --target-ua 0.97")
+@command(app, "run", example="fedpatch run --broker mqtts://broker.local --task digits --devices 4 --target-ua 0.97")
 @cli_options(RunSettings)
 def run(
     settings: RunSettings,
@@ -117,6 +117,9 @@ def resume(
     rounds: Annotated[int | None, typer.Option(min=1, help="Another number of rounds to end after, in all.")] = None,
     target_ua: Annotated[float | None, typer.Option(help="Another user accuracy to end at.")] = None,
     metrics: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Another address for metrics.")] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Allow mqtt:// to another machine, without TLS.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Take a run up again where it was, with the settings it began with.
@@ -134,7 +137,15 @@ def resume(
     with interruptible():
         with _view() as view:
             summary = resume_run(
-                found, run, view, broker=broker, password=password, rounds=rounds, target_ua=target_ua, metrics=metrics
+                found,
+                run,
+                view,
+                broker=broker,
+                password=password,
+                rounds=rounds,
+                target_ua=target_ua,
+                metrics=metrics,
+                insecure=insecure,
             )
             ignore_signals()
         _say_how_to_resume(summary, found)

@@ -15,6 +15,7 @@ from typing import Self
 from coordinator.claim import CONNECT_TIMEOUT_S, body_of, claim_fleet, client_id
 from coordinator.settings import RunSettings
 from shared import topics
+from shared.broker_settings import exposure
 from shared.codec import encode
 from shared.link import Connected, Disconnected, LinkEvent, MqttLink, Received
 from shared.link_faults import SAME_NAME
@@ -63,6 +64,8 @@ class Connection:
         self._connects = 0
 
     def __enter__(self) -> Self:
+        if warning := exposure(self.link.broker):
+            _log.warning(warning)
         try:
             claim_fleet(self._settings, self._boot)
             self.link.start()

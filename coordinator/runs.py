@@ -98,7 +98,7 @@ def start_run(settings: RunSettings, view: View) -> RunSummary:
             return _play(spec, settings, prepared, registry, connection, view)
 
 
-def resume_run(
+def resume_run(  # noqa: PLR0913 - one keyword per choice of the user
     state_dir: Path,
     name: str,
     view: View,
@@ -108,12 +108,14 @@ def resume_run(
     rounds: int | None = None,
     target_ua: float | None = None,
     metrics: str | None = None,
+    insecure: bool = False,
 ) -> RunSummary:
     """Takes a run up where it was, with its own settings except those given here."""
     state_dir = state_dir.absolute()
     with Registry(state_dir / REGISTRY_FILE) as registry:
         run = registry.run(name)
         changes: dict[str, Any] = {"broker": broker, "rounds": rounds, "target_ua": target_ua, "metrics": metrics}
+        changes["insecure"] = insecure or None
         flags = {**run.settings, **{name: value for name, value in changes.items() if value is not None}}
         settings = load(RunSettings, file=None, environ={}, flags={**flags, "state_dir": str(state_dir)})
         return _go_on(registry, run, replace(settings, password=password), view)

@@ -24,7 +24,7 @@ from coordinator.records import RunInfo
 from coordinator.registry import REGISTRY_FILE, Registry
 from coordinator.snapshot import Snapshot
 from coordinator.view import LiveView, PlainView, make_view
-from shared.broker_settings import BrokerSettings
+from shared.broker_settings import BrokerSettings, exposure
 from shared.errors import StateError, UsageError
 from shared.link import LinkEvent, MqttLink
 from shared.topics import watcher_filters
@@ -150,6 +150,8 @@ def watch(settings: BrokerSettings, *, once: bool, as_json: bool) -> None:
         ca_file=settings.ca_file,
         clean_start=True,
     )
+    if warning := exposure(link.broker):
+        typer.echo(warning, err=True)
     link.subscribe(*watcher_filters(settings.fleet))
     link.start()
     try:

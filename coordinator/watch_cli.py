@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -28,6 +28,12 @@ _CaFile = Annotated[
     Path | None,
     typer.Option(envvar="FEDPATCH_CA_FILE", metavar="PATH", help="CA certificate to trust for mqtts://, a PEM file."),
 ]
+_Insecure = Annotated[
+    bool | None,
+    typer.Option(
+        "--insecure/--no-insecure", envvar="FEDPATCH_INSECURE", help="Allow mqtt:// to another machine, without TLS."
+    ),
+]
 _StateDir = Annotated[
     Path | None,
     typer.Option(envvar="FEDPATCH_STATE_DIR", metavar="PATH", help="Directory to look for the newest run in."),
@@ -39,12 +45,13 @@ _AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document p
 def add_watch(app: typer.Typer) -> None:
     """Give `app` the command."""
 
-    @command(app, "watch", example="fedpatch watch --broker mqtt://broker.local --fleet kitchen")
+    @command(app, "watch", example="fedpatch watch --broker mqtts://broker.local --fleet kitchen")
     def watch(
         broker: _Broker = None,
         fleet: _Fleet = None,
         username: _Username = None,
         ca_file: _CaFile = None,
+        insecure: _Insecure = None,
         state_dir: _StateDir = None,
         once: _Once = False,
         as_json: _AsJson = False,
@@ -55,13 +62,13 @@ def add_watch(app: typer.Typer) -> None:
         """
         from coordinator.watch import watch
 
-        given: dict[str, str | None] = {"broker": broker, "fleet": fleet, "username": username}
+        given: dict[str, Any] = {"broker": broker, "fleet": fleet, "username": username, "insecure": insecure}
         given["ca_file"] = str(ca_file) if ca_file else None
         with interruptible():
             watch(_broker_settings(given, state_dir), once=once, as_json=as_json)
 
 
-def _broker_settings(given: Mapping[str, str | None], state_dir: Path | None) -> BrokerSettings:
+def _broker_settings(given: Mapping[str, Any], state_dir: Path | None) -> BrokerSettings:
     """What was given; where that names no broker, the rest is as the newest run on this machine has it."""
     from coordinator.state_dirs import find, with_runs
     from coordinator.watch import newest_run

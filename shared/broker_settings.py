@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from shared.broker_url import parse_broker_url
+from shared.broker_url import BrokerUrl, parse_broker_url
 from shared.errors import UsageError
 from shared.settings import NAME, Settings, setting
 
@@ -19,12 +19,17 @@ class BrokerSettings(Settings):
     broker: str = setting(
         "mqtt://127.0.0.1:1883",
         group=CONNECTION,
-        help="URL of the MQTT broker, mqtt://HOST:PORT or, with TLS, mqtts://.",
+        help="URL of the MQTT broker, mqtts://HOST:PORT; without TLS, on this machine, mqtt://.",
     )
     username: str | None = setting(None, group=CONNECTION, help="User name for the broker.")
     password: str | None = setting(None, group=CONNECTION, secret=True, help="Password for the broker.")
     ca_file: Path | None = setting(  # noqa: RUF009  (a path does not change)
         None, group=CONNECTION, default_means="the system's", help="CA certificate to trust for mqtts://, a PEM file."
+    )
+    insecure: bool = setting(
+        False,
+        group=CONNECTION,
+        help="Allow mqtt:// to another machine: whoever is on the way can read and change everything, passwords too.",
     )
     fleet: str = setting(
         "default",
@@ -44,4 +49,16 @@ class BrokerSettings(Settings):
             problems.append(("password", "set without a user name; set username too", "username", "broker"))
         if self.ca_file is not None and not url.tls:
             problems.append(("ca_file", f"of no use with mqtt://{url}; write mqtts:// to use TLS", "broker"))
+        elif url.exposed and not self.insecure:
+            text = f"mqtt://{url} is another machine, and without TLS everybody on the way can read and change what travels"
+            problems.append(
+                ("broker", f"{text}; write mqtts://, or allow it with --insecure (insecure = true)", "insecure")
+            )
         return problems
+
+
+def exposure(url: BrokerUrl) -> str:
+    """What is to be said at each start of a connection that `insecure` allowed; empty where there is nothing to say."""
+    if not url.exposed:
+        return ""
+    return f"insecure: no TLS to {url}; everybody on the way can read and change what travels, passwords too"
