@@ -12,8 +12,8 @@ from shared.command import command
 from shared.errors import UsageError
 
 _PATTERNS = (
-    "warning: no device is named, so the rules are patterns, which mosquitto applies to every user: whoever has a password or a "
-    "certificate of any kind can join the fleet as the device of that name; name the devices with --ca-dir or --device"
+    "warning: no device is named, so the rules are patterns, which mosquitto applies to every user: whoever has a password or "
+    "a certificate of any kind can join the fleet as the device of that name; name the devices with --ca-dir or --device"
 )
 
 

@@ -20,6 +20,7 @@ from shared.codec import encode
 from shared.link import Connected, Disconnected, LinkEvent, MqttLink, Received
 from shared.link_faults import SAME_NAME
 from shared.messages import Claim, CoordinatorState, Envelope
+from shared.password_file import password_of
 
 _log = logging.getLogger("fedpatch.coordinator")
 
@@ -54,8 +55,8 @@ class Connection:
             events=self._take,
             will=(self._presence, self._state(online=False)),
             username=settings.username,
-            password=settings.password,
-            ca_file=settings.ca_file,
+            password=password_of(settings),
+            tls=settings.tls_files,
             clean_start=True,
             max_queued=_MAX_QUEUED,
         )

@@ -118,7 +118,9 @@ def resume_run(  # noqa: PLR0913 - one keyword per choice of the user
         changes["insecure"] = insecure or None
         flags = {**run.settings, **{name: value for name, value in changes.items() if value is not None}}
         settings = load(RunSettings, file=None, environ={}, flags={**flags, "state_dir": str(state_dir)})
-        return _go_on(registry, run, replace(settings, password=password), view)
+        # A password that is given now replaces the file that the run began with.
+        settings = replace(settings, password=password, password_file=None) if password else settings
+        return _go_on(registry, run, settings, view)
 
 
 def _go_on(registry: Registry, run: RunInfo, settings: RunSettings, view: View) -> RunSummary:
@@ -142,14 +144,15 @@ def _go_on(registry: Registry, run: RunInfo, settings: RunSettings, view: View) 
 
 def _same_terms(run: RunInfo, settings: RunSettings) -> bool:
     """Whether a run was begun with these settings, but for how the broker and the metrics are reached."""
-    anywhere = {one.name for one in fields(BrokerSettings)} | {"state_dir", "metrics", "metrics_max_devices"}
+    anywhere = {one.name for one in fields(BrokerSettings)} | {"state_dir", "ca_dir", "metrics", "metrics_max_devices"}
     now = public_values(settings)
     return all(run.settings[name] == now[name] for name in now.keys() & run.settings.keys() - anywhere)
 
 
 def _from_anywhere(settings: RunSettings) -> RunSettings:
     """What is kept for a resume, which may be called in another directory."""
-    return replace(settings, ca_file=settings.ca_file.absolute()) if settings.ca_file else settings
+    files = {name: getattr(settings, name) for name in ("ca_file", "cert_file", "key_file", "ca_dir", "password_file")}
+    return replace(settings, **{name: path.absolute() for name, path in files.items() if path is not None})
 
 
 def _chunk_bytes(settings: RunSettings, connection: Connection) -> int:

@@ -34,6 +34,14 @@ _Insecure = Annotated[
         "--insecure/--no-insecure", envvar="FEDPATCH_INSECURE", help="Allow mqtt:// to another machine, without TLS."
     ),
 ]
+_CertFile = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="FEDPATCH_CERT_FILE",
+        metavar="PATH",
+        help="Our certificate and its key, one PEM file, where the broker asks for it.",
+    ),
+]
 _StateDir = Annotated[
     Path | None,
     typer.Option(envvar="FEDPATCH_STATE_DIR", metavar="PATH", help="Directory to look for the newest run in."),
@@ -46,11 +54,12 @@ def add_watch(app: typer.Typer) -> None:
     """Give `app` the command."""
 
     @command(app, "watch", example="fedpatch watch --broker mqtts://broker.local --fleet kitchen")
-    def watch(
+    def watch(  # noqa: PLR0913 - a command has as many arguments as it has options
         broker: _Broker = None,
         fleet: _Fleet = None,
         username: _Username = None,
         ca_file: _CaFile = None,
+        cert_file: _CertFile = None,
         insecure: _Insecure = None,
         state_dir: _StateDir = None,
         once: _Once = False,
@@ -58,12 +67,14 @@ def add_watch(app: typer.Typer) -> None:
     ) -> None:
         """Watch a run while it goes on, also over the network: its round, its devices, user accuracy, bytes.
 
-        Nothing is changed by it. Where the broker wants a password, it is read from FEDPATCH_PASSWORD.
+        Nothing is changed by it. Where the broker wants a password, it is read from FEDPATCH_PASSWORD, or from the file that
+        FEDPATCH_PASSWORD_FILE names.
         """
         from coordinator.watch import watch
 
         given: dict[str, Any] = {"broker": broker, "fleet": fleet, "username": username, "insecure": insecure}
-        given["ca_file"] = str(ca_file) if ca_file else None
+        for name, path in (("ca_file", ca_file), ("cert_file", cert_file)):
+            given[name] = str(path) if path else None
         with interruptible():
             watch(_broker_settings(given, state_dir), once=once, as_json=as_json)
 
@@ -82,5 +93,6 @@ def _broker_settings(given: Mapping[str, Any], state_dir: Path | None) -> Broker
         flags = {**{name: value for name, value in known.items() if value is not None}, **flags}
         if run.status != "running":
             typer.echo(f"run {run.id} is not going on ({run.status}); waiting for the next one", err=True)
-    environ = {name: os.environ[name] for name in ("FEDPATCH_PASSWORD",) if name in os.environ}
+    secrets = ("FEDPATCH_PASSWORD", "FEDPATCH_PASSWORD_FILE")
+    environ = {name: os.environ[name] for name in secrets if name in os.environ}
     return load(BrokerSettings, file=None, environ=environ, flags=flags)

@@ -34,6 +34,7 @@ from shared import __version__
 from shared.broker_settings import exposure
 from shared.broker_url import parse_broker_url
 from shared.link import MqttLink
+from shared.password_file import password_of
 
 # Two agents that push each other off the broker, each after the longest pause, hear of each other every other pause.
 _FORGET_AFTER_PAUSES = 3.0
@@ -70,8 +71,8 @@ def _make_agent(
         events=inbox.put,
         will=identity.will(),
         username=settings.username,
-        password=settings.password,
-        ca_file=settings.ca_file,
+        password=password_of(settings),
+        tls=settings.tls_files,
         reconnect_delay_s=(settings.reconnect_min_s, settings.reconnect_max_s),
     )
     setup = Setup(

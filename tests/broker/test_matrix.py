@@ -92,7 +92,7 @@ class Member:
         self._ready = threading.Event()
         self._client = mqtt.Client(CallbackAPIVersion.VERSION2, client_id=f"some-{user}", protocol=version)
         self._client.tls_set_context(_context(broker.certificates, user))
-        self._client.on_message = lambda _client, _data, message: self._take(message.topic, message.payload)
+        self._client.on_message = lambda _client, _data, message: self._take(message.topic, bytes(message.payload))
         self._client.on_subscribe = lambda *_: self._ready.set()
         self._client.connect(HOST, port)
         self._client.loop_start()
