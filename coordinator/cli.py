@@ -35,6 +35,7 @@ from shared.command import (
 )
 from shared.config import cli_options
 from shared.errors import BrokerError, UsageError
+from shared.secret_variables import pop_password
 
 if TYPE_CHECKING:
     from coordinator.records import RunSummary
@@ -133,7 +134,7 @@ def resume(
 
     found = find_to_resume(state_dir, run)
     must_exist(found / REGISTRY_FILE)  # where there is none, none is to be made
-    password = os.environ.get("FEDPATCH_PASSWORD") or None
+    password = pop_password(os.environ)
     with interruptible():
         with _view() as view:
             summary = resume_run(

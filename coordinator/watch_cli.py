@@ -85,6 +85,7 @@ def _broker_settings(given: Mapping[str, Any], state_dir: Path | None) -> Broker
     from coordinator.watch import newest_run
     from shared.broker_settings import BrokerSettings
     from shared.config import load
+    from shared.secret_variables import drop_secrets
 
     flags: dict[str, object] = {name: value for name, value in given.items() if value is not None}
     if "broker" not in flags:
@@ -93,6 +94,7 @@ def _broker_settings(given: Mapping[str, Any], state_dir: Path | None) -> Broker
         flags = {**{name: value for name, value in known.items() if value is not None}, **flags}
         if run.status != "running":
             typer.echo(f"run {run.id} is not going on ({run.status}); waiting for the next one", err=True)
-    secrets = ("FEDPATCH_PASSWORD", "FEDPATCH_PASSWORD_FILE")
-    environ = {name: os.environ[name] for name in secrets if name in os.environ}
+    variables = ("FEDPATCH_PASSWORD", "FEDPATCH_PASSWORD_FILE")
+    environ = {name: os.environ[name] for name in variables if name in os.environ}
+    drop_secrets(os.environ)
     return load(BrokerSettings, file=None, environ=environ, flags=flags)
