@@ -15,6 +15,8 @@ from coordinator.checkpoint import export_model, load_checkpoint, save_checkpoin
 from coordinator.connection import Connection
 from coordinator.database import exists
 from coordinator.engine import Engine
+from coordinator.identity.expiry import of_others
+from coordinator.identity.gate import Gate
 from coordinator.metrics_endpoint import observed
 from coordinator.performing import Performer
 from coordinator.preparation import Prepared, prepare, run_spec
@@ -202,9 +204,19 @@ def _play_rounds(
         directory=directory,
         view=view,
     )
+    gate = Gate(settings.ca_directory, settings.fleet)
     try:
-        with observed(settings, engine, directory, view) as performer.observer:
-            Service(engine, performer, connection=connection, publisher=publisher, registry=registry, view=view).run()
+        certificates = of_others(gate, lambda: connection.broker_certificate_ends)
+        with observed(settings, engine, directory, view, certificates) as performer.observer:
+            Service(
+                engine,
+                performer,
+                connection=connection,
+                publisher=publisher,
+                registry=registry,
+                view=view,
+                gate=gate,
+            ).run()
     except (StateError, OSError):
         with suppress(FedpatchError, OSError):
             performer.perform(engine.suspend(time.monotonic()))

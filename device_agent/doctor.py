@@ -31,6 +31,7 @@ from shared.host_checkup import Space, check_clock, check_memory, check_state_di
 from shared.link_events import Received
 from shared.locks import is_held
 from shared.messages import Cancel, CoordinatorState, DeviceState, Envelope, Progress
+from shared.own_certificate import check_own_certificate
 from shared.probe import Probe
 from shared.quantities import size
 from shared.reasons import JobPhase
@@ -55,6 +56,7 @@ def examine(settings: AgentSettings, checkup: Checkup) -> None:
     checkup.good("device", f"this is {identity.device} of fleet {identity.fleet}")
     check_versions("agent", checkup)
     check_clock(checkup, tls=broker.tls)
+    check_own_certificate(settings, "device", identity.device, checkup)
     model_bytes = settings.max_model_mib * 2**20
     space = Space(_LEAST_DISK_BYTES, 3 * model_bytes, "a model, an update and a patch")
     check_state_dir(directory, space, checkup, private=True)

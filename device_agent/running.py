@@ -34,6 +34,7 @@ from shared import __version__
 from shared.broker_settings import exposure
 from shared.broker_url import parse_broker_url
 from shared.link import MqttLink
+from shared.own_certificate import check_holder
 from shared.password_file import password_of
 
 # Two agents that push each other off the broker, each after the longest pause, hear of each other every other pause.
@@ -48,6 +49,7 @@ def run_agent(settings: AgentSettings, *, until_stdin_closes: bool = False, root
     With `until_stdin_closes` it also ends with whoever started it. `root` is where the device's conditions are read.
     """
     identity = Identity.new(settings.fleet, settings.device_id or host_as_device_id())
+    check_holder(settings.tls_files, identity.fleet, "device", identity.device)
     directory = settings.state_dir.absolute()
     inbox: Inbox = SimpleQueue()
     manager = ServiceManager.from_environment()

@@ -36,7 +36,7 @@ from shared.link_desk import Desk
 from shared.link_events import Connected, Disconnected, Link, LinkEvent, Received
 from shared.outbox import MAX_IN_FLIGHT, Outgoing
 from shared.socket_loop import SocketLoop
-from shared.tls import Credentials
+from shared.tls import Credentials, peer_ends
 from shared.tls_faults import fault_of
 from shared.tls_files import TlsFiles
 
@@ -257,6 +257,7 @@ class MqttLink:
             max_packet_bytes=getattr(properties, "MaximumPacketSize", None),
             retain_available=self._retains,
             session_present=session_present,
+            broker_certificate_ends=peer_ends(attempt.socket),
         )
         self._desk.connected(attempt.connected)
         self._emit(attempt.connected)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from shared.broker_url import BrokerUrl
-from shared.certificate import MAX_PEM_BYTES, Certificate, read_pem
+from shared.certificate import MAX_PEM_BYTES, Certificate, read_der, read_pem
 from shared.errors import UsageError
 from shared.tls_files import TlsFiles
 
@@ -62,6 +62,16 @@ def certificates_of(path: Path | None) -> list[Certificate]:
     except (OSError, ValueError):
         pass
     return []
+
+
+def peer_ends(sock: object) -> float | None:
+    """When the certificate expires that the other side showed; None without TLS."""
+    if not isinstance(sock, ssl.SSLSocket):
+        return None
+    try:
+        return read_der(sock.getpeercert(binary_form=True) or b"").not_after
+    except (OSError, ValueError):
+        return None
 
 
 class Credentials:

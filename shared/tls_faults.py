@@ -86,12 +86,8 @@ def _at_a_wrong_time(
 ) -> Distrust:
     state = "not yet valid" if code == _NOT_YET_VALID else "expired"
     cas = [one for one in certificates_of(files.ca_file) if one.standing(now) == state]
-    presented = None if cas else _presented(broker)
-    if cas:
-        what = f"the CA {cas[0].subject!r} in {files.ca_file}"
-    else:
-        what = f"the certificate of the broker {broker}"
-    one = cas[0] if cas else presented
+    one = cas[0] if cas else _presented(broker)
+    what = f"the CA {cas[0].subject!r} in {files.ca_file}" if cas else f"the certificate of the broker {broker}"
     clock = f"the clock here says {_date(now)}"
     if state == "expired":
         since = f" since {_date(one.not_after)}" if one is not None else ""

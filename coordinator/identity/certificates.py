@@ -152,6 +152,16 @@ def read_issuer(certificate: bytes, key: bytes) -> Issuer:
     return issuer
 
 
+def names_of(certificate: bytes) -> list[str]:
+    """Hosts and addresses that a server's certificate is for; ValueError where it is damaged."""
+    try:
+        found = x509.load_pem_x509_certificate(certificate).extensions
+        names = found.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return []
+    return [*names.get_values_for_type(x509.DNSName), *map(str, names.get_values_for_type(x509.IPAddress))]
+
+
 def check_server_names(names: Iterable[str]) -> None:
     """UsageError for a name that no certificate can hold."""
     for name in names:
