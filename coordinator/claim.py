@@ -40,7 +40,7 @@ def claim_fleet(settings: RunSettings, boot: str) -> None:
         events=heard.put,
         username=settings.username,
         password=settings.password,
-        ca_file=settings.ca_file,
+        tls=settings.tls_files,
         clean_start=True,
     )
     link.subscribe(topic)

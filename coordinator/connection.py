@@ -19,6 +19,7 @@ from shared.codec import encode
 from shared.link import Connected, Disconnected, LinkEvent, MqttLink, Received
 from shared.link_faults import SAME_NAME
 from shared.messages import Claim, CoordinatorState, Envelope
+from shared.own_certificate import check_holder
 
 _log = logging.getLogger("fedpatch.coordinator")
 
@@ -42,6 +43,7 @@ class Connection:
     """
 
     def __init__(self, settings: RunSettings) -> None:
+        check_holder(settings.tls_files, settings.fleet, "coordinator")
         self.inbox: Inbox = SimpleQueue()
         self.fleet = settings.fleet
         self._settings = settings
@@ -54,13 +56,14 @@ class Connection:
             will=(self._presence, self._state(online=False)),
             username=settings.username,
             password=settings.password,
-            ca_file=settings.ca_file,
+            tls=settings.tls_files,
             clean_start=True,
             max_queued=_MAX_QUEUED,
         )
         self.link.subscribe(*topics.coordinator_filters(settings.fleet))
         self._open = ExitStack()
         self._connects = 0
+        self.broker_certificate_ends: float | None = None
 
     def __enter__(self) -> Self:
         try:
@@ -98,7 +101,9 @@ class Connection:
         if isinstance(event, Received) and event.topic == self._presence:
             self._on_coordinator(event)
             return
-        self._connects += isinstance(event, Connected)
+        if isinstance(event, Connected):
+            self._connects += 1
+            self.broker_certificate_ends = event.broker_certificate_ends
         if isinstance(event, Disconnected) and SAME_NAME in event.reason:
             event = Disconnected(f"another coordinator of fleet {self.fleet!r} took our connection; end one of the two")
         self.inbox.put(event)

@@ -15,6 +15,8 @@ from coordinator.checkpoint import export_model, load_checkpoint, save_checkpoin
 from coordinator.connection import Connection
 from coordinator.database import exists
 from coordinator.engine import Engine
+from coordinator.identity.expiry import of_others
+from coordinator.identity.gate import Gate
 from coordinator.metrics_endpoint import observed
 from coordinator.performing import Performer
 from coordinator.preparation import Prepared, prepare, run_spec
@@ -140,14 +142,15 @@ def _go_on(registry: Registry, run: RunInfo, settings: RunSettings, view: View) 
 
 def _same_terms(run: RunInfo, settings: RunSettings) -> bool:
     """Whether a run was begun with these settings, but for how the broker and the metrics are reached."""
-    anywhere = {one.name for one in fields(BrokerSettings)} | {"state_dir", "metrics", "metrics_max_devices"}
+    anywhere = {one.name for one in fields(BrokerSettings)} | {"state_dir", "ca_dir", "metrics", "metrics_max_devices"}
     now = public_values(settings)
     return all(run.settings[name] == now[name] for name in now.keys() & run.settings.keys() - anywhere)
 
 
 def _from_anywhere(settings: RunSettings) -> RunSettings:
     """What is kept for a resume, which may be called in another directory."""
-    return replace(settings, ca_file=settings.ca_file.absolute()) if settings.ca_file else settings
+    files = {name: getattr(settings, name) for name in ("ca_file", "cert_file", "key_file", "ca_dir")}
+    return replace(settings, **{name: path.absolute() for name, path in files.items() if path is not None})
 
 
 def _chunk_bytes(settings: RunSettings, connection: Connection) -> int:
@@ -197,9 +200,19 @@ def _play_rounds(
         directory=directory,
         view=view,
     )
+    gate = Gate(settings.ca_directory, settings.fleet)
     try:
-        with observed(settings, engine, directory, view) as performer.observer:
-            Service(engine, performer, connection=connection, publisher=publisher, registry=registry, view=view).run()
+        certificates = of_others(gate, lambda: connection.broker_certificate_ends)
+        with observed(settings, engine, directory, view, certificates) as performer.observer:
+            Service(
+                engine,
+                performer,
+                connection=connection,
+                publisher=publisher,
+                registry=registry,
+                view=view,
+                gate=gate,
+            ).run()
     except (StateError, OSError):
         with suppress(FedpatchError, OSError):
             performer.perform(engine.suspend(time.monotonic()))

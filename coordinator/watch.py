@@ -147,7 +147,7 @@ def watch(settings: BrokerSettings, *, once: bool, as_json: bool) -> None:
         events=heard.put,
         username=settings.username,
         password=settings.password,
-        ca_file=settings.ca_file,
+        tls=settings.tls_files,
         clean_start=True,
     )
     link.subscribe(*watcher_filters(settings.fleet))

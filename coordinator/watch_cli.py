@@ -28,6 +28,14 @@ _CaFile = Annotated[
     Path | None,
     typer.Option(envvar="FEDPATCH_CA_FILE", metavar="PATH", help="CA certificate to trust for mqtts://, a PEM file."),
 ]
+_CertFile = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="FEDPATCH_CERT_FILE",
+        metavar="PATH",
+        help="Our certificate and its key, one PEM file, where the broker asks for it.",
+    ),
+]
 _StateDir = Annotated[
     Path | None,
     typer.Option(envvar="FEDPATCH_STATE_DIR", metavar="PATH", help="Directory to look for the newest run in."),
@@ -45,6 +53,7 @@ def add_watch(app: typer.Typer) -> None:
         fleet: _Fleet = None,
         username: _Username = None,
         ca_file: _CaFile = None,
+        cert_file: _CertFile = None,
         state_dir: _StateDir = None,
         once: _Once = False,
         as_json: _AsJson = False,
@@ -56,7 +65,8 @@ def add_watch(app: typer.Typer) -> None:
         from coordinator.watch import watch
 
         given: dict[str, str | None] = {"broker": broker, "fleet": fleet, "username": username}
-        given["ca_file"] = str(ca_file) if ca_file else None
+        for name, path in (("ca_file", ca_file), ("cert_file", cert_file)):
+            given[name] = str(path) if path else None
         with interruptible():
             watch(_broker_settings(given, state_dir), once=once, as_json=as_json)
 

@@ -32,6 +32,7 @@ from device_agent.watching import Watcher
 from shared import __version__
 from shared.broker_url import parse_broker_url
 from shared.link import MqttLink
+from shared.own_certificate import check_holder
 
 # Two agents that push each other off the broker, each after the longest pause, hear of each other every other pause.
 _FORGET_AFTER_PAUSES = 3.0
@@ -43,6 +44,7 @@ def run_agent(settings: AgentSettings, *, until_stdin_closes: bool = False, root
     With `until_stdin_closes` it also ends with whoever started it. `root` is where the device's conditions are read.
     """
     identity = Identity.new(settings.fleet, settings.device_id or host_as_device_id())
+    check_holder(settings.tls_files, identity.fleet, "device", identity.device)
     directory = settings.state_dir.absolute()
     inbox: Inbox = SimpleQueue()
     manager = ServiceManager.from_environment()
@@ -65,7 +67,7 @@ def _make_agent(
         will=identity.will(),
         username=settings.username,
         password=settings.password,
-        ca_file=settings.ca_file,
+        tls=settings.tls_files,
         reconnect_delay_s=(settings.reconnect_min_s, settings.reconnect_max_s),
     )
     setup = Setup(

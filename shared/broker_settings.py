@@ -8,6 +8,7 @@ from pathlib import Path
 from shared.broker_url import parse_broker_url
 from shared.errors import UsageError
 from shared.settings import NAME, Settings, setting
+from shared.tls_files import TlsFiles
 
 CONNECTION = "Connection"
 
@@ -26,12 +27,29 @@ class BrokerSettings(Settings):
     ca_file: Path | None = setting(  # noqa: RUF009  (a path does not change)
         None, group=CONNECTION, default_means="the system's", help="CA certificate to trust for mqtts://, a PEM file."
     )
+    cert_file: Path | None = setting(  # noqa: RUF009  (a path does not change)
+        None,
+        group=CONNECTION,
+        default_means="none",
+        help="Our own certificate for a broker that asks for one, a PEM file; it may hold the key too.",
+    )
+    key_file: Path | None = setting(  # noqa: RUF009  (a path does not change)
+        None,
+        group=CONNECTION,
+        default_means="in cert_file",
+        help="Key of cert_file, a PEM file that only its owner may read (mode 0600).",
+    )
     fleet: str = setting(
         "default",
         group=CONNECTION,
         pattern=NAME,
         help="Fleet to belong to; fleets on one broker do not see each other.",
     )
+
+    @property
+    def tls_files(self) -> TlsFiles:
+        """Whom to trust, and who we are."""
+        return TlsFiles(self.ca_file, self.cert_file, self.key_file)
 
     def check(self) -> list[tuple[str, ...]]:
         """The URL must be one, a password needs a user name (MQTT 3.1.1, section 3.1.2.9), and a CA needs TLS."""
@@ -42,6 +60,9 @@ class BrokerSettings(Settings):
             return [*problems, ("broker", str(error))]
         if self.password is not None and self.username is None and url.username is None:
             problems.append(("password", "set without a user name; set username too", "username", "broker"))
-        if self.ca_file is not None and not url.tls:
-            problems.append(("ca_file", f"of no use with mqtt://{url}; write mqtts:// to use TLS", "broker"))
+        for name in ("ca_file", "cert_file"):
+            if getattr(self, name) is not None and not url.tls:
+                problems.append((name, f"of no use with mqtt://{url}; write mqtts:// to use TLS", "broker"))
+        if self.key_file is not None and self.cert_file is None:
+            problems.append(("key_file", "set without a certificate; set cert_file too", "cert_file"))
         return problems

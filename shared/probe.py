@@ -63,7 +63,7 @@ class Probe:
             events=self._events,
             username=settings.username,
             password=settings.password,
-            ca_file=settings.ca_file,
+            tls=settings.tls_files,
             clean_start=not keeps_session,
         )
         self._link.subscribe(*topics)
