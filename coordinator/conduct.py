@@ -32,6 +32,7 @@ MISFORTUNES: Mapping[tuple[str, str], str] = {
     ("refused", RefuseReason.ALREADY_COMMITTED): "the coordinator's answer was lost",
     ("refused", RefuseReason.QUARANTINED): "it may not know yet",
     ("ignored", "unknown_message"): "it is of a newer version",
+    ("ignored", "revoked"): "its certificate was revoked; it is kept out by that",
     ("ignored", "over_limit"): "more than it may send; what is over is dropped, and harms nobody",
     ("ignored", "not_granted"): "chunks that nobody asked for; dropped",
     ("ignored", "fleet_full"): "a device for which there is no room",

@@ -9,7 +9,7 @@ import threading
 import time
 from collections import Counter
 
-from coordinator.gate import Dropped, Gate
+from coordinator.purses import Dropped, Purses
 from shared.chunks import CHUNK_OVERHEAD_BYTES
 from shared.messages import MAX_CHUNKS, Envelope, Grant, WorkRequest
 from shared.topics import ParsedTopic
@@ -22,7 +22,7 @@ class Doorkeeper:
     """`largest_update_bytes` is what a grant is worth; no grant is given before it is known."""
 
     def __init__(self, max_devices: int) -> None:
-        self._gate = Gate(max_devices)
+        self._purses = Purses(max_devices)
         self._lock = threading.Lock()
         self._largest_bytes = 0
         # Each is changed by one thread only: what came in, and what was taken.
@@ -38,9 +38,9 @@ class Doorkeeper:
         full = self._entered - self._taken + size_bytes > MAX_WAITING_BYTES
         with self._lock:
             if full:
-                self._gate.dropped["", "over_limit"] += 1
+                self._purses.dropped["", "over_limit"] += 1
                 return False
-            if not self._gate.admit(topic.kind, topic.device, size_bytes, time.monotonic()):
+            if not self._purses.admit(topic.kind, topic.device, size_bytes, time.monotonic()):
                 return False
         self._entered += size_bytes
         return True
@@ -54,21 +54,21 @@ class Doorkeeper:
         with self._lock:
             match envelope.body:
                 case WorkRequest():
-                    self._gate.asked(device, envelope.run, envelope.round, time.monotonic())
+                    self._purses.asked(device, envelope.run, envelope.round, time.monotonic())
                 case Grant():
-                    self._gate.granted(device, self._largest_bytes)
+                    self._purses.granted(device, self._largest_bytes)
 
     def knows(self, device: str) -> None:
         """The device is one of the fleet."""
         with self._lock:
-            self._gate.know(device, time.monotonic())
+            self._purses.know(device, time.monotonic())
 
     def forgets(self, device: str) -> None:
         """It is not any more."""
         with self._lock:
-            self._gate.forget(device)
+            self._purses.forget(device)
 
     def take_dropped(self) -> Counter[tuple[str, Dropped]]:
         """What was dropped since the last call."""
         with self._lock:
-            return self._gate.take_dropped()
+            return self._purses.take_dropped()

@@ -113,10 +113,9 @@ class Engine:
     def on_holds(self, holds: Mapping[str, str], now: float) -> list[Effect]:
         """Which devices are held back now, and why: quarantined ones have no part in the open round any more either."""
         self.fleet.hold(holds)
-        if self.open is None:
-            return self._settle(now)
-        expelled = sorted(device for device, why in holds.items() if why == QUARANTINED)
-        return self.open.expel(expelled, now) + self._settle(now)
+        current, out = self.open, sorted(device for device, why in holds.items() if why == QUARANTINED)
+        effects = [one for device in out for one in current.expel(device, now, QUARANTINED)] if current else []
+        return effects + self._settle(now)
 
     def interrupt(self, now: float) -> list[Effect]:
         """The operator wants to stop: the devices may do something else, and a resume goes on with the open round."""

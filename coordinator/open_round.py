@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable
 from dataclasses import replace
 
 from coordinator.answers import mend_of, word_of
@@ -176,6 +175,11 @@ class OpenRound:
         # The same request again is harmless to a device that is on it, and a second chance for one that lost it.
         return [*effects, self._send(device, self._request(now))] if participant.state in AT_WORK else effects
 
+    def expel(self, device: str, now: float, why: str = "revoked") -> list[Effect]:
+        """It may work no more; what it delivered before counts."""
+        self._desk.release(device)
+        return [Count(device, "failed", why)] if self.round.handle(device, Event.FAIL, now, why) else []
+
     def stored(self, device: str, digest: str, report: UpdateReport, now: float) -> list[Effect]:
         """An update is durable: count it once, and say so. `committed` is a promise: only what counts has it."""
         if not self.round.handle(device, Event.REPORT, now):
@@ -195,16 +199,6 @@ class OpenRound:
         self._desk.release(device)
         self.round.handle(device, Event.FAIL, now, reason)
         return [self._send(device, Refused(digest, reason, detail[:500])), Count(device, "refused", reason, detail)]
-
-    def expel(self, devices: Iterable[str], now: float) -> list[Effect]:
-        """These are in quarantine: they are counted out, but for those whose updates count already."""
-        effects: list[Effect] = []
-        for device in () if self.dismissed else devices:
-            if device in self.round.participants and self.round.participants[device].state in AT_WORK:
-                self._desk.release(device)
-                self.round.handle(device, Event.FAIL, now, RefuseReason.QUARANTINED)
-                effects.append(self._send(device, Cancel(RefuseReason.QUARANTINED)))
-        return effects
 
     def grant(self, now: float) -> list[Effect]:
         """Hands free upload slots to those who wait."""

@@ -13,6 +13,8 @@ from queue import Empty
 from coordinator.connection import Connection, Interrupt
 from coordinator.effects import Count, Effect
 from coordinator.engine import Engine
+from coordinator.fleet import QUARANTINED
+from coordinator.identity.gate import Gate, refused
 from coordinator.performing import Performer
 from coordinator.publisher import ModelPublisher
 from coordinator.snapshot import View, take_snapshot
@@ -42,8 +44,10 @@ class Service:
         connection: Connection,
         publisher: ModelPublisher,
         view: View,
+        gate: Gate,
     ) -> None:
         self._engine = engine
+        self._gate = gate
         self._performer = performer
         self._connection = connection
         self._publisher = publisher
@@ -65,6 +69,7 @@ class Service:
             else:
                 self._performer.flush_counts()
                 self._publisher.settle()
+            self._performer.perform(self._gate.look(self._engine, time.monotonic()))
             self._watch_devices(time.monotonic())
             self._performer.perform(self._engine.tick(time.monotonic()))
             self._observer.look(time.monotonic(), waiting=self._connection.inbox.qsize())
@@ -125,6 +130,8 @@ class Service:
         if topic is None:
             return []
         self._observer.received(topic.kind, len(event.payload))
+        if self._gate.refuses(topic.device):
+            return refused(topic.device)
         try:
             if topic.kind == "update_chunk":
                 return self._engine.on_chunk(topic.device, decode_chunk(event.payload), now)
@@ -137,7 +144,8 @@ class Service:
             _log.debug("%s: %s", event.topic, error)
             return [Count(topic.device, "ignored", "unknown_message")]
         except WireError as error:
-            _log.warning("%s: ignored, %s", event.topic, error)
+            level = logging.DEBUG if self._engine.fleet.held(topic.device) == QUARANTINED else logging.WARNING
+            _log.log(level, "%s: ignored, %s", event.topic, error)
             return [Count(topic.device, "ignored", "not_ours")]
         return []
 

@@ -14,6 +14,8 @@ from shared.errors import UsageError
 from shared.messages import ENCODINGS, MAX_CHUNKS
 from shared.settings import Settings, setting
 
+CA_DIRECTORY = "ca"
+
 _TRAINING, ROUNDS, _DEADLINES, _TRANSFER, _METRICS = "Training", "Rounds", "Deadlines", "Transfer", "Metrics"
 _LIMITS = "Limits of a device"
 
@@ -282,3 +284,14 @@ class RunSettings(RoundSettings, BrokerSettings):
     state_dir: Path = setting(  # noqa: RUF009  (a path does not change)
         Path("fedpatch-state"), group="State", help="Directory for runs, checkpoints and updates; made where absent."
     )
+    ca_dir: Path | None = setting(  # noqa: RUF009  (a path does not change)
+        None,
+        group="State",
+        default_means="ca in the state directory",
+        help="Directory of the fleet's CA, whose record says which devices were revoked; need not exist.",
+    )
+
+    @property
+    def ca_directory(self) -> Path:
+        """Where the CA is, if there is one."""
+        return self.ca_dir or self.state_dir / CA_DIRECTORY

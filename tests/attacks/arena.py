@@ -120,9 +120,11 @@ class Arena:
     def __post_init__(self) -> None:
         self.spy = Spy(self.broker.url, self.fleet)
 
-    def asked(self) -> Envelope:
-        """The first request of the run to an honest device."""
-        return self.spy.message("down", lambda envelope, _: isinstance(envelope.body, WorkRequest))
+    def asked(self, since: int = 1) -> Envelope:
+        """The first request of the run's round `since`, or a later one."""
+        return self.spy.message(
+            "down", lambda envelope, _: isinstance(envelope.body, WorkRequest) and envelope.round >= since
+        )
 
     @contextlib.contextmanager
     def client(self, name: str, *filters: str) -> Iterator[Client]:

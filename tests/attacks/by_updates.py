@@ -69,7 +69,7 @@ def _extra_key(meta: dict[str, object], _entries: list[list[object]]) -> None:
 
 
 def _huge_meta(meta: dict[str, object], _entries: list[list[object]]) -> None:
-    meta["base"] = "0" * 100_000
+    meta["base"] = "0" * 70_000
 
 
 def _terminal_name(_meta: dict[str, object], entries: list[list[object]]) -> None:
@@ -77,7 +77,7 @@ def _terminal_name(_meta: dict[str, object], entries: list[list[object]]) -> Non
 
 
 def _long_name(_meta: dict[str, object], entries: list[list[object]]) -> None:
-    entries[0][0] = "w" * 100_000
+    entries[0][0] = "w" * 70_000
 
 
 def _twice(_meta: dict[str, object], entries: list[list[object]]) -> None:
@@ -112,9 +112,9 @@ _MORE: Mapping[str, tuple[str, RefuseReason, Misdeed]] = {
     "a user accuracy of 7": ("a measure beyond its limits", _REASON.OUT_OF_RANGE, _reporting(user_accuracy_before=7.0)),
     "a report 400 lists deep": ("nesting in the report", _REASON.DAMAGED, _packed(_deep)),
     "a key in the report": ("a field that nobody agreed on", _REASON.DAMAGED, _packed(_extra_key)),
-    "a report of 100 kB": ("a text without measure in the report", _REASON.DAMAGED, _packed(_huge_meta)),
+    "a report of 70 kB": ("a text without measure in the report", _REASON.DAMAGED, _packed(_huge_meta)),
     "a name that clears terminals": ("control characters for a name", _REASON.SCHEMA_MISMATCH, _packed(_terminal_name)),
-    "a name of 100 kB": ("a name without measure", _REASON.DAMAGED, _packed(_long_name)),
+    "a name of 70 kB": ("a name without measure", _REASON.DAMAGED, _packed(_long_name)),
     "a tensor twice": ("one name, two tensors", _REASON.DAMAGED, _packed(_twice)),
     "a dtype of Python objects": ("a dtype that numpy would pickle", _REASON.SCHEMA_MISMATCH, _packed(_object_dtype)),
     "a shape of 2^80 values": ("a shape that no memory holds", _REASON.SCHEMA_MISMATCH, _packed(_vast_shape)),
@@ -165,7 +165,12 @@ def _joined(rogue: Rogue, *, chunk_bytes: int = 64) -> tuple[Upload, Callable[[o
         raw_bytes=whole.manifest.raw_bytes,
         schema=request.model.schema,
     )
-    return Upload(manifest, whole.blob), lambda body: rogue._reply(asked, body)  # type: ignore[arg-type]
+    return Upload(manifest, whole.blob), lambda body: rogue._reply(asked, body)
+
+
+def is_over(body: object) -> bool:
+    """Whether the coordinator tells a device that a round is over for it."""
+    return getattr(body, "reason", "") in ("late", "quarantined")
 
 
 def _wait_grant(rogue: Rogue, manifest: Manifest) -> Grant:
@@ -186,14 +191,14 @@ def _all_but_one(arena: Arena, device: str) -> Proof:
             chunk = cut(upload.blob, upload.manifest, index)
             topic = topics.update_chunk(arena.fleet, device, chunk.digest, chunk.index)
             voice.link.publish(topic, encode_chunk(chunk))
-        arena.spy.answer(device, lambda body: getattr(body, "reason", "") == "late")
+        arena.spy.answer(device, is_over)
     return lambda outcome: outcome.devices[device]["reported"] == 0
 
 
 def _silent(arena: Arena, device: str) -> Proof:
     with arena.rogue(device) as (rogue, _):
         _joined(rogue)
-        arena.spy.answer(device, lambda body: getattr(body, "reason", "") == "late")
+        arena.spy.answer(device, is_over)
     return lambda outcome: (outcome.devices[device]["accepted"], outcome.devices[device]["reported"]) == (1, 0)
 
 
@@ -204,7 +209,7 @@ def _hoards(arena: Arena, device: str) -> Proof:
         _wait_grant(rogue, upload.manifest)
         for _ in range(20):
             say(Offer(upload.manifest))
-        arena.spy.answer(device, lambda body: getattr(body, "reason", "") == "late")
+        arena.spy.answer(device, is_over)
     return lambda outcome: outcome.devices[device]["reported"] == 0
 
 
@@ -218,7 +223,7 @@ def _endless_offers(arena: Arena, device: str) -> Proof:
         for manifest in manifests:
             say(Offer(manifest))
         _wait_grant(rogue, manifests[-1])
-        arena.spy.answer(device, lambda body: getattr(body, "reason", "") == "late")
+        arena.spy.answer(device, is_over)
     return lambda outcome: outcome.devices[device]["reported"] == 0
 
 
@@ -244,7 +249,7 @@ def _wrong_chunks(arena: Arena, device: str) -> Proof:
         voice.settle()
         say(Offer(manifest))
         assert not any(_wait_grant(rogue, manifest).have), "a wrong chunk was taken"
-        arena.spy.answer(device, lambda body: getattr(body, "reason", "") == "late")
+        arena.spy.answer(device, is_over)
     return lambda outcome: outcome.devices[device]["ignored"] >= 3 and outcome.devices[device]["reported"] == 0
 
 

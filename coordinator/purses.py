@@ -62,7 +62,7 @@ class _Account:
         return self.bytes.spend(size_bytes, now, BYTES_PER_S * times, BYTES_AT_ONCE * times)
 
 
-class Gate:
+class Purses:
     """Lets through, or drops and counts. `max_devices` bounds what is remembered, and what strangers may say together."""
 
     def __init__(self, max_devices: int) -> None:

@@ -1,4 +1,4 @@
-"""coordinator.gate: what is dropped before anybody looks at it, and that honest devices never are."""
+"""coordinator.purses: what is dropped before anybody looks at it, and that honest devices never are."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.doorkeeper import MAX_WAITING_BYTES, Doorkeeper
-from coordinator.gate import BYTES_AT_ONCE, MESSAGES_AT_ONCE, MESSAGES_PER_S, REPEATS, Gate
+from coordinator.purses import BYTES_AT_ONCE, MESSAGES_AT_ONCE, MESSAGES_PER_S, REPEATS, Purses
 from shared.messages import Envelope, Grant
 from shared.topics import ParsedTopic
 
 
-def gate(*devices: str, most: int = 100) -> Gate:
+def purses(*devices: str, most: int = 100) -> Purses:
     """One that knows these devices."""
-    made = Gate(most)
+    made = Purses(most)
     for device in devices:
         made.know(device, 0.0)
     return made
@@ -24,7 +24,7 @@ def gate(*devices: str, most: int = 100) -> Gate:
 )
 def test_nobody_is_let_through_more_than_its_purse(events):
     """In any span of time no more than what comes back in it, and what may come at once."""
-    door, now, let, let_bytes = gate("a"), 0.0, 0, 0
+    door, now, let, let_bytes = purses("a"), 0.0, 0, 0
     for pause_s, kind, size in events:
         now += pause_s
         if door.admit(kind, "a", size, now):
@@ -36,7 +36,7 @@ def test_nobody_is_let_through_more_than_its_purse(events):
 
 def test_a_flood_is_dropped_and_counted():
     """For that device alone."""
-    door = gate("loud", "quiet")
+    door = purses("loud", "quiet")
     assert sum(door.admit("up", "loud", 100, 1.0) for _ in range(5000)) == MESSAGES_AT_ONCE
     assert door.admit("up", "quiet", 100, 1.0)
     assert door.take_dropped() == {("loud", "over_limit"): 5000 - MESSAGES_AT_ONCE}
@@ -45,7 +45,7 @@ def test_a_flood_is_dropped_and_counted():
 
 def test_a_device_at_work_is_never_dropped():
     """Ten messages in each second for a day; and rounds so short that a work request comes every tenth of a second."""
-    door, fast = gate("a"), gate("b")
+    door, fast = purses("a"), purses("b")
     assert all(door.admit("up", "a", 200, second / 10) for second in range(0, 864_000, 7))
     for number in range(3000):
         fast.asked("b", "run", number, number / 10)
@@ -57,7 +57,7 @@ def test_a_device_at_work_is_never_dropped():
 @given(st.integers(1, 10**9))
 def test_chunks_are_what_was_granted(size):
     """Eight times the update in a round, however often the grant is repeated; nothing without one."""
-    door = gate("a")
+    door = purses("a")
     assert not door.admit("update_chunk", "a", size, 0.0)
     for number in (1, 2):
         door.asked("a", "run", number, 0.0)
@@ -71,7 +71,7 @@ def test_chunks_are_what_was_granted(size):
 
 def test_a_new_request_of_the_same_round_takes_nothing_back():
     """A device in the middle of its upload may be asked again."""
-    door = gate("a")
+    door = purses("a")
     door.asked("a", "run", 1, 0.0)
     door.granted("a", 100)
     door.asked("a", "run", 1, 5.0)
@@ -80,7 +80,7 @@ def test_a_new_request_of_the_same_round_takes_nothing_back():
 
 def test_invented_names_share_one_purse_and_leave_nothing_behind():
     """Memory is that of the devices that are known, whatever comes; who is known is not touched by it."""
-    door = gate("honest", most=10)
+    door = purses("honest", most=10)
     let = sum(door.admit("device_state", f"ghost-{number}", 100, 1.0) for number in range(100_000))
     assert let < 3 * MESSAGES_AT_ONCE
     assert len(door._accounts) == 1
@@ -95,7 +95,7 @@ def test_invented_names_share_one_purse_and_leave_nothing_behind():
 
 def test_a_fleet_that_is_met_for_the_first_time_is_let_in():
     """Every device that may be known tells its presence at once, twice."""
-    door = Gate(10_000)
+    door = Purses(10_000)
     assert all(door.admit("device_state", f"pi-{number % 10_000}", 400, 1.0) for number in range(20_000))
 
 
