@@ -207,9 +207,7 @@ def _play_rounds(
         directory=directory,
         view=view,
     )
-    performer.warden = Warden(registry, settings.fleet, settings.quarantine_after, view.say)
-    engine.fleet.hold(performer.warden.held)
-    connection.door.expect(spec.max_blob_bytes, spec.chunk_bytes)
+    _guard(performer, engine, settings, registry, connection, view)
     gate = Gate(settings.ca_directory, settings.fleet)
     try:
         certificates = of_others(gate, lambda: connection.broker_certificate_ends)
@@ -234,6 +232,15 @@ def _play_rounds(
         with suppress(FedpatchError, OSError):
             publisher.close()
     return engine.stopped or Stopped.FAILED
+
+
+def _guard(
+    performer: Performer, engine: Engine, settings: RunSettings, registry: Registry, connection: Connection, view: View
+) -> None:
+    """What stands between the run and devices that misbehave."""
+    performer.warden = Warden(registry, settings.fleet, settings.quarantine_after, view.say)
+    engine.fleet.hold(performer.warden.held)
+    connection.door.expect(engine.spec.max_blob_bytes, engine.spec.chunk_bytes)
 
 
 def _export(directory: Path, prepared: Prepared, view: View) -> str:

@@ -24,7 +24,6 @@ class Attack:
     stopped_by: str
     play: Callable[[Arena, str], Proof | None]
     part: bool = False
-    stalls: bool = False
 
 
 def devices_of(attacks: tuple[Attack, ...]) -> dict[str, Attack]:

@@ -1,4 +1,4 @@
-"""Attacks by clients that say things: floods, forgeries, words that could become commands elsewhere."""
+"""Attacks by clients that say things: nonsense, forgeries, words that could become commands elsewhere."""
 
 from __future__ import annotations
 
@@ -18,55 +18,17 @@ from shared.messages import (
     Envelope,
     Need,
     Offer,
-    Progress,
     Refused,
     WorkRequest,
 )
-from shared.reasons import DeclineReason, JobPhase, RefuseReason
-from tests.attacks import raw
-from tests.attacks.arena import MAX_DEVICES, Arena, Outcome, state
+from shared.reasons import DeclineReason, RefuseReason
+from tests.attacks.arena import Arena, Outcome, state
 from tests.attacks.attack import Attack, Proof
 
 SCRIPT = "<script>alert(1)</script>"
 NASTY = (
     f"\x1b]0;owned\x07\r\n2026-01-01 ERROR forged line\u2028{SCRIPT}'); DROP TABLE devices;--\" }} 1\nforged_metric 7"
 )
-
-
-def _flood(
-    kind: str, payloads: Callable[[Arena, Envelope], list[bytes]], proof: Proof
-) -> Callable[[Arena, str], Proof]:
-    """A device that is known to the fleet says thousands of things as fast as it can."""
-
-    def play(arena: Arena, device: str) -> Proof:
-        asked = arena.asked(2)
-        topic = topics.up(arena.fleet, device) if kind == "up" else topics.device_state(arena.fleet, device)
-        there = raw.publish(topics.device_state(arena.fleet, device).encode(), state())
-        said = [raw.publish(topic.encode(), payload) for payload in payloads(arena, asked)]
-        raw.flood(arena.broker.port, f"{arena.fleet}-{device}", [there, *said])
-        return proof
-
-    return play
-
-
-def _dropped(outcome: Outcome) -> object:
-    return outcome.ignored("over_limit") > 0
-
-
-def _progress(_arena: Arena, asked: Envelope) -> list[bytes]:
-    return [encode(replace(asked, body=Progress(JobPhase.TRAINING, number, 5000))) for number in range(5000)]
-
-
-def _declines(_arena: Arena, asked: Envelope) -> list[bytes]:
-    return [encode(replace(asked, body=Decline(DeclineReason.UNWILLING, "no")))] * 5000
-
-
-def _flapping(_arena: Arena, _asked: Envelope) -> list[bytes]:
-    return [state(online=bool(number % 2), boot=str(number // 2)) for number in range(5000)]
-
-
-def _garbage(_arena: Arena, _asked: Envelope) -> list[bytes]:
-    return [b"\xc1" * 200] * 20_000
 
 
 def _said(payloads: list[bytes], proof: Proof) -> Callable[[Arena, str], Proof]:
@@ -118,38 +80,6 @@ def _unknown(_arena: Arena, device: str) -> Proof:
     newer = encode(Envelope(Accept(1))).replace(b"\xa1v\x01", b"\xa1v\x09")
     _said([payload, newer], _not_ours)(_arena, device)
     return lambda outcome: outcome.ignored("unknown_message") >= 2
-
-
-def _invented(arena: Arena, device: str) -> Proof:
-    arena.asked(2)
-    names = [f"ghost-{number}" for number in range(20_000)]
-    said = [raw.publish(topics.device_state(arena.fleet, name).encode(), state()) for name in names]
-    raw.flood(arena.broker.port, f"{arena.fleet}-{device}", said)
-
-    def proof(outcome: Outcome) -> object:
-        assert len(outcome.devices) <= MAX_DEVICES
-        assert any(name.startswith("ghost-") for name in outcome.devices)
-        return outcome.ignored("fleet_full") + outcome.ignored("over_limit") > 0
-
-    return proof
-
-
-def _ungranted(arena: Arena, device: str) -> Proof:
-    arena.asked(2)
-    topic = topics.update_chunk(arena.fleet, device, "ab" * 32, 7)
-    there = raw.publish(topics.device_state(arena.fleet, device).encode(), state())
-    raw.flood(
-        arena.broker.port, f"{arena.fleet}-{device}", [there, *[raw.publish(topic.encode(), bytes(50_000))] * 1000]
-    )
-    return lambda outcome: outcome.ignored("not_granted") > 0
-
-
-def _oversize(arena: Arena, device: str) -> Proof:
-    arena.asked(2)
-    topic = topics.up(arena.fleet, device).encode()
-    there = raw.publish(topics.device_state(arena.fleet, device).encode(), state())
-    raw.flood(arena.broker.port, f"{arena.fleet}-{device}", [there, *[raw.publish(topic, bytes(2_000_000))] * 10])
-    return lambda outcome: outcome.ignored("not_ours") > 0 and outcome.ignored("over_limit") > 0
 
 
 def _last_will(arena: Arena, device: str) -> None:
@@ -254,11 +184,12 @@ def _injection(arena: Arena, device: str) -> Proof:
 
 
 def _version(arena: Arena, device: str) -> Proof:
+    """A device that is asked, so that it is not forgotten, and does not want to work."""
     version = f"{SCRIPT}'); DROP TABLE--"
-    with arena.client(device) as voice:
-        voice.link.publish(topics.device_state(arena.fleet, device), state(version=version), retain=True)
-        arena.spy.wait(lambda event: version.encode() in event.payload)
-        arena.asked()
+    with arena.rogue(device) as (rogue, voice):
+        voice.link.publish(topics.device_state(arena.fleet, device), state(tasks=True, version=version), retain=True)
+        asked, _work = rogue._hear_request(0)
+        rogue._reply(asked, Decline(DeclineReason.UNWILLING))
     return lambda outcome: outcome.devices[device]["version"] == version
 
 
@@ -276,18 +207,9 @@ VAST = [
 ]
 _LONG = encode(Envelope(Accept(1))).replace(b"\xa1k\xa0", b"\xa1k\xda\xea\x60" + b"k" * 60_000)
 
-_GATE, _DECODER = "messages per device, before they are decoded", "sizes and depth bounded before anything is built"
+_DECODER = "sizes and depth bounded before anything is built"
 
 MESSAGE_ATTACKS = (
-    Attack("flood: garbage", "20,000 messages of no meaning", _GATE, _flood("up", _garbage, _dropped)),
-    Attack("flood: progress", "5,000 signs of life", _GATE, _flood("up", _progress, _dropped)),
-    Attack("flood: declines", "5,000 refusals to work", _GATE, _flood("up", _declines, _dropped)),
-    Attack("flood: presence", "goes and comes 2,500 times", _GATE, _flood("state", _flapping, _dropped)),
-    Attack(
-        "flood: chunks without a grant", "50 MB that nobody asked for", "only what was granted is looked at", _ungranted
-    ),
-    Attack("flood: invented devices", "20,000 names", "`max_devices`; strangers share one limit", _invented),
-    Attack("oversize packets", "messages of 2 MB", "64 KiB a message; bytes per device", _oversize),
     Attack("deep nesting", "60,000 lists in each other", _DECODER, _said([DEEP], _not_ours)),
     Attack("vast containers", "headers that state 4 GiB", _DECODER, _said(VAST, _not_ours)),
     Attack("long text", "a task's name of 60 kB", _DECODER, _said([_LONG], _not_ours)),
@@ -346,5 +268,6 @@ MESSAGE_ATTACKS = (
         "HTML and SQL in its presence",
         "bound parameters; escaped in the report",
         _version,
+        part=True,
     ),
 )

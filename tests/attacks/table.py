@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from tests.attacks.attack import Attack
+from tests.attacks.by_floods import FLOODS
 from tests.attacks.by_messages import MESSAGE_ATTACKS
 from tests.attacks.by_sockets import SOCKET_ATTACKS
+from tests.attacks.by_stalling import STALLING_ATTACKS
 from tests.attacks.by_theft import THEFTS
 from tests.attacks.by_updates import UPDATE_ATTACKS
 
-ATTACKS: tuple[Attack, ...] = (*UPDATE_ATTACKS, *MESSAGE_ATTACKS, *SOCKET_ATTACKS)
+ATTACKS: tuple[Attack, ...] = (*UPDATE_ATTACKS, *STALLING_ATTACKS, *FLOODS, *MESSAGE_ATTACKS, *SOCKET_ATTACKS)
 
 
 def rows() -> list[tuple[str, str, str]]:
