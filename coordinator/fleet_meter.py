@@ -148,9 +148,12 @@ class FleetMeter:
     def _choose(self) -> None:
         """All devices, or the slowest, who stay the same to the end of a round: each newcomer is a series for ever."""
         members = self._engine.fleet.members
+        # Of devices that had to make way for others nothing is kept either.
+        if len(self._histories) > 2 * len(members) + self._max_devices:
+            self._histories = {device: one for device, one in self._histories.items() if device in members}
         if len(members) <= self._max_devices:
             self._shown = tuple(sorted(members))
-        elif self._choose_anew or len(self._shown) != self._max_devices:
+        elif self._choose_anew or len(self._shown) != self._max_devices or not members.keys() >= set(self._shown):
             ranked = sorted(members, key=lambda device: (-self._history(device).slow_s, device))
             self._shown = tuple(sorted(ranked[: self._max_devices]))
             self._choose_anew = False

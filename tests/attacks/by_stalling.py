@@ -8,10 +8,10 @@ from dataclasses import replace
 
 from shared import topics
 from shared.chunks import Chunk, encode_chunk
-from shared.messages import Accept, Failed, Grant, Manifest, Offer
+from shared.messages import Accept, Committed, Failed, Grant, Manifest, Offer
 from shared.reasons import FailReason
 from shared.transfer import cut, describe
-from tests.attacks.arena import Arena
+from tests.attacks.arena import HONEST, Arena
 from tests.attacks.attack import Attack, Proof
 from tests.system.rogue import NUM_EXAMPLES, Rogue, Upload
 
@@ -32,9 +32,14 @@ def _joined(rogue: Rogue, *, chunk_bytes: int = 64) -> tuple[Upload, Callable[[o
     return Upload(manifest, whole.blob), lambda body: rogue._reply(asked, body)
 
 
-def is_over(body: object) -> bool:
-    """Whether the coordinator tells a device that a round is over for it."""
-    return getattr(body, "reason", "") in ("late", "quarantined")
+def _outlasts(arena: Arena, say: Callable[[object], None]) -> None:
+    """Stalls until every honest update of the round is committed, and gives up then, so that the test need not wait longer."""
+    for honest in HONEST:
+        arena.spy.message(
+            "down",
+            lambda envelope, topic, of=honest: topic.device == of and isinstance(envelope.body, Committed),  # type: ignore[misc]
+        )
+    say(Failed(FailReason.TRAINING))
 
 
 def _wait_grant(rogue: Rogue, manifest: Manifest) -> Grant:
@@ -55,14 +60,14 @@ def _all_but_one(arena: Arena, device: str) -> Proof:
             chunk = cut(upload.blob, upload.manifest, index)
             topic = topics.update_chunk(arena.fleet, device, chunk.digest, chunk.index)
             voice.link.publish(topic, encode_chunk(chunk))
-        arena.spy.answer(device, is_over)
+        _outlasts(arena, say)
     return lambda outcome: outcome.devices[device]["reported"] == 0
 
 
 def _silent(arena: Arena, device: str) -> Proof:
     with arena.rogue(device) as (rogue, _):
-        _joined(rogue)
-        arena.spy.answer(device, is_over)
+        _, say = _joined(rogue)
+        _outlasts(arena, say)
     return lambda outcome: (outcome.devices[device]["accepted"], outcome.devices[device]["reported"]) == (1, 0)
 
 
@@ -73,7 +78,7 @@ def _hoards(arena: Arena, device: str) -> Proof:
         _wait_grant(rogue, upload.manifest)
         for _ in range(20):
             say(Offer(upload.manifest))
-        arena.spy.answer(device, is_over)
+        _outlasts(arena, say)
     return lambda outcome: outcome.devices[device]["reported"] == 0
 
 
@@ -87,7 +92,7 @@ def _endless_offers(arena: Arena, device: str) -> Proof:
         for manifest in manifests:
             say(Offer(manifest))
         _wait_grant(rogue, manifests[-1])
-        arena.spy.answer(device, is_over)
+        _outlasts(arena, say)
     return lambda outcome: outcome.devices[device]["reported"] == 0
 
 
