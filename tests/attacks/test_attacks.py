@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from tests.attacks.arena import HONEST, MAX_DEVICES, ROUNDS, Arena, Outcome, hon
 from tests.attacks.attack import Proof, devices_of
 from tests.attacks.by_theft import FLEET, THEFTS, THIEF, VICTIM
 from tests.attacks.table import ATTACKS
-from tests.brokers import Mosquitto, client
+from tests.brokers import PATIENCE_S, Mosquitto, client
 from tests.system.commands import run
 
 pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -148,8 +149,11 @@ def guarded() -> Iterator[dict[str, bool]]:
         for theft in THEFTS:
             thief.link.publish(theft.topic, theft.payload)
         thief.settle()
+        until = time.monotonic() + PATIENCE_S
+        while not thief.link.idle and time.monotonic() < until:
+            time.sleep(0.02)
+        assert thief.link.idle, "the broker has not acknowledged the thefts"
         auditor.settle()
-        assert thief.link.idle
         yield {theft.name: theft.topic in auditor.topics for theft in THEFTS}
 
 
