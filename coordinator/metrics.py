@@ -28,7 +28,7 @@ DEVICE_PHASES = ("download", "train")
 OUTCOMES = ("aggregated", "too_few_accepted", "quorum_missed")
 FLEET_STATES = ("eligible", "unwilling", "barred", "other_task", "offline")
 RESULTS = ("committed", "late", "refused", "damaged")
-IGNORED = ("unknown_message", "not_ours")
+IGNORED = ("unknown_message", "not_ours", "revoked")
 STATS = ("mean", "p10", "min")
 MOMENTS = ("before", "after")
 CONDITIONS = (*Condition, DeclineReason.UNWILLING)
@@ -115,7 +115,7 @@ class FleetMetrics:
         begin(self.participants, State)
         begin(self.unwilling, CONDITIONS)
         begin(self.declines, (*DeclineReason, *Condition))
-        begin(self.failures, (*FailReason, *Condition, "lost"))
+        begin(self.failures, (*FailReason, *Condition, "lost", "revoked"))
         begin(self.ignored, IGNORED)
 
 

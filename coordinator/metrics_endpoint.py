@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import shutil
-import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from coordinator.engine import Engine
+from coordinator.identity.expiry import Ask, as_numbers, of_files
 from coordinator.listening import Address, parse_address
 from coordinator.observing import Observer, Unobserved
 from coordinator.settings import RunSettings
@@ -19,11 +20,16 @@ from coordinator.snapshot import View
 if TYPE_CHECKING:
     from coordinator.metrics import Metrics
 
+NO_OTHERS: Mapping[str, Ask] = MappingProxyType({})
+
 
 @contextmanager
-def observed(settings: RunSettings, engine: Engine, directory: Path, view: View) -> Iterator[Observer]:
+def observed(
+    settings: RunSettings, engine: Engine, directory: Path, view: View, certificates: Mapping[str, Ask] = NO_OTHERS
+) -> Iterator[Observer]:
     """The observer of a run whose files are in `directory`: it counts along where the settings want metrics.
 
+    `certificates` are others than those of the settings, by name: when they expire.
     Where they cannot be served, `view` says why, once, and nobody counts.
     """
     if settings.metrics is None:
@@ -40,8 +46,8 @@ def observed(settings: RunSettings, engine: Engine, directory: Path, view: View)
     metrics = Metrics()
     meter = Meter(metrics, engine, directory, strategy=settings.strategy, max_devices=settings.metrics_max_devices)
     _watch_disk(metrics, directory)
-    if settings.ca_file is not None and (expiry := first_expiry(settings.ca_file)) is not None:
-        metrics.traffic.expiry.labels("ca").set(expiry)
+    for name, ask in as_numbers({**of_files(settings), **certificates}).items():
+        metrics.traffic.expiry.labels(name).set_function(ask)
     try:
         stop, url = serve(metrics, address)
     except (OSError, UnicodeError) as error:  # the latter of a name that cannot be looked up
@@ -68,17 +74,6 @@ def serve(metrics: Metrics, address: Address) -> tuple[Callable[[], None], str]:
         thread.join()
 
     return stop, f"http://{Address(address.host, server.server_port)}/metrics"
-
-
-def first_expiry(certificates: Path) -> float | None:
-    """When the first certificate of a PEM file expires, in unix seconds; None where the file holds none that can be read."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    try:
-        context.load_verify_locations(certificates)
-    except OSError:  # an SSLError is one, too
-        return None
-    ends = [one.get("notAfter") for one in context.get_ca_certs()]
-    return min((ssl.cert_time_to_seconds(end) for end in ends if isinstance(end, str)), default=None)
 
 
 def _watch_disk(metrics: Metrics, directory: Path) -> None:

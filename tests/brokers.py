@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import pytest
 
@@ -131,7 +131,7 @@ class Mosquitto:
         subprocess.run(["mosquitto_passwd", "-U", path], check=True, capture_output=True)
         return path
 
-    def __enter__(self) -> Mosquitto:
+    def __enter__(self) -> Self:
         self.start()
         return self
 

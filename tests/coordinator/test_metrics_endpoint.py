@@ -16,11 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.listening import Address, parse_address
-from coordinator.metrics_endpoint import first_expiry, observed
+from coordinator.metrics_endpoint import observed
 from coordinator.observing import Unobserved
 from coordinator.settings import DemoSettings, RunSettings
 from shared.config import load
 from shared.errors import ConfigError, UsageError
+from shared.tls_faults import expiry_of
 from tests.coordinator.engines import engine
 from tests.prometheus import fetch
 
@@ -163,9 +164,9 @@ def test_an_address_is_read_as_it_is_written(host, port):
 
 def test_a_file_without_certificates_has_no_expiry(tmp_path):
     """Nor has one that is not there."""
-    assert first_expiry(tmp_path / "none.pem") is None
+    assert expiry_of(tmp_path / "none.pem") is None
     (tmp_path / "text.pem").write_text("no certificate")
-    assert first_expiry(tmp_path / "text.pem") is None
+    assert expiry_of(tmp_path / "text.pem") is None
 
 
 def test_the_certificate_that_expires_first_counts(tmp_path, told):
@@ -181,7 +182,7 @@ def test_the_certificate_that_expires_first_counts(tmp_path, told):
             pytest.skip("openssl is not installed (apt install openssl)")
     both = tmp_path / "ca.pem"
     both.write_text("".join(Path(one).read_text() for one in files))
-    expiry = first_expiry(both)
+    expiry = expiry_of(both)
     assert expiry is not None
     assert expiry - time.time() == pytest.approx(10 * 86_400, abs=3_600)
     settings = _settings(broker="mqtts://localhost", ca_file=both)

@@ -91,7 +91,9 @@ class Scene:
         given = {"task": REFERENCE, "strategy": STRATEGY, "private": PRIVATE, "devices": len(self.devices)}
         given |= {"broker": self.fleet.broker, "fleet": self.fleet.name, "state-dir": self.state_dir, "rounds": rounds}
         given |= {"wait-s": 100, "max-failed-rounds": 1000, "chunk-kib": 8, **terms}
-        return Command("fedpatch", "run", "--json", *(f"--{name}={value}" for name, value in given.items()))
+        return Command(
+            "fedpatch", "run", "--json", *self.fleet.plain, *(f"--{name}={value}" for name, value in given.items())
+        )
 
     def resume(self) -> Command:
         """`fedpatch resume last`."""

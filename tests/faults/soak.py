@@ -186,6 +186,13 @@ def main(
     """Play rounds for a long time, and say what grows."""
     with tempfile.TemporaryDirectory(prefix="fedpatch-soak-") as directory:
         measured = soak(Path(directory), agents=agents, rounds=rounds, limit_s=60 * minutes, kill_every_s=kill_every_s)
+    try:
+        measured.slopes()
+    except ValueError as error:
+        typer.echo(
+            f"{measured.rounds} rounds cannot tell what grows: {error}; play more: make soak SOAK_ROUNDS=200", err=True
+        )
+        raise typer.Exit(2) from None
     command = " ".join(["python -m tests.faults.soak", *sys.argv[1:]])
     out.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(out, (json.dumps(measured.to_dict(command), indent=1) + os.linesep).encode(), mode=0o644)

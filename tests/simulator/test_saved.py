@@ -128,7 +128,7 @@ def test_another_study_needs_another_folder(tmp_path):
     """The error says in which term the two differ, and the state stays what it is."""
     play_on(study_of(rounds=ROUNDS), tmp_path, 2)
     before = (tmp_path / states.STATE_FILE).read_bytes()
-    with pytest.raises(UsageError, match=r"seed is 3 there and 4 now.*another folder"):
+    with pytest.raises(UsageError, match=r"seed 3, not 4.*another folder"):
         simulate(study_of(rounds=ROUNDS, seed=4), saved=tmp_path)
     assert (tmp_path / states.STATE_FILE).read_bytes() == before
 

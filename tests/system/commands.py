@@ -73,6 +73,11 @@ class Command:
         return self._err.read_text("utf-8")
 
     @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
+
+    @property
     def running(self) -> bool:
         """Whether the process exists."""
         return self._process.poll() is None
