@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from device_agent.settings import AgentSettings
-from shared.command import command
+from shared.command import AsJson, command
 from shared.config import cli_options
 
 if TYPE_CHECKING:
     from device_agent.admission import Verdict
     from device_agent.facts import Fact, Facts
     from device_agent.preferences import Objection
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
 
 
 def add_conditions(app: typer.Typer) -> None:
