@@ -22,7 +22,7 @@ from coordinator.settings import DemoSettings, RunSettings
 from shared.config import load
 from shared.errors import ConfigError, UsageError
 from tests.coordinator.engines import engine
-from tests.prometheus import fetch
+from tests.monitoring.prometheus import fetch
 
 
 class Told:

@@ -15,7 +15,7 @@ from shared.messages import UpdateReport
 from simulator import fleet
 from simulator.fleet_terms import FleetTerms
 from tests.documented_metrics import PAGE, documented, served
-from tests.prometheus import fetch, lint
+from tests.monitoring.prometheus import fetch, lint
 
 
 @pytest.fixture(scope="module")

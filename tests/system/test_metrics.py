@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.brokers import HOST, Mosquitto, free_port
 from tests.documented_metrics import documented
-from tests.prometheus import PATIENCE_S, Prometheus, fetch, lint
+from tests.monitoring.prometheus import PATIENCE_S, Prometheus, fetch, lint, scraping
 from tests.system.commands import Command
 from tests.system.fleet import Fleet
 
@@ -39,7 +39,7 @@ class Watched:
     def wait_rounds(self, least: int = ENOUGH_ROUNDS) -> None:
         """Until Prometheus knows of so many."""
         query = 'fedpatch_rounds_total{outcome="aggregated"}'
-        self.prometheus.wait(lambda: (self.prometheus.value(query) or 0) >= least, f"has seen {least} rounds")
+        self.prometheus.wait_until(lambda: (self.prometheus.value(query) or 0) >= least, f"has seen {least} rounds")
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     directory = tmp_path_factory.mktemp("fleet")
     target = f"{HOST}:{free_port()}"
     options = ["--task", "digits", "--devices", len(DEVICES), "--rounds", 1_000_000, "--quorum", 1]
-    with Prometheus(target) as prometheus, Mosquitto() as broker, Fleet(broker.url, directory) as fleet:
+    with Prometheus(scraping(target)) as prometheus, Mosquitto() as broker, Fleet(broker.url, directory) as fleet:
         for index, device in enumerate(DEVICES):
             fleet.start(device, "digits", f"shard:{index}/{len(DEVICES)}")
         fleet.wait_ready()
@@ -70,10 +70,10 @@ def test_prometheus_has_every_documented_metric(watched):
     expected -= {"fedpatch_certificate_expiry_timestamp_seconds"}
 
     def has_all() -> bool:
-        names = set(watched.prometheus.ask("label/__name__/values"))
+        names = set(watched.prometheus.get("label/__name__/values"))
         return {name for name in names if name.startswith(("fedpatch_", "process_"))} == expected
 
-    watched.prometheus.wait(has_all, "has every documented metric and no others")
+    watched.prometheus.wait_until(has_all, "has every documented metric and no others")
 
 
 def test_promtool_likes_the_endpoint_of_a_run(watched):
@@ -92,7 +92,7 @@ def test_what_happened_can_be_asked_for(watched):
         # Those of the open round, and of one that was over between the two.
         return more is not None and 0 <= more <= 2 * len(DEVICES)
 
-    watched.prometheus.wait(agree, "has as many updates as rounds and devices make")
+    watched.prometheus.wait_until(agree, "has as many updates as rounds and devices make")
     for fact, expected in {
         "sum(fedpatch_devices)": len(DEVICES),
         "fedpatch_broker_connected": 1,
@@ -105,7 +105,9 @@ def test_what_happened_can_be_asked_for(watched):
         "count(fedpatch_round_phase_seconds_count > 0)": 9,
         "count(fedpatch_bytes_total > 0)": 6,
     }.items():
-        watched.prometheus.wait(lambda fact=fact, expected=expected: ask(fact) == expected, f"{fact} is {expected}")
+        watched.prometheus.wait_until(
+            lambda fact=fact, expected=expected: ask(fact) == expected, f"has {expected} for {fact}"
+        )
 
 
 def test_the_phases_of_rounds_add_up_to_their_time(watched):
@@ -118,7 +120,7 @@ def test_the_phases_of_rounds_add_up_to_their_time(watched):
         share = watched.prometheus.value(f"{parts} / sum(fedpatch_round_seconds_sum)")
         return share is not None and abs(share - 1.0) <= 0.05
 
-    watched.prometheus.wait(add_up, "adds up")
+    watched.prometheus.wait_until(add_up, "adds up")
 
 
 def test_rounds_without_a_pause_add_up_to_the_time_that_passed(watched):
