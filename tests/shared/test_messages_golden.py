@@ -72,6 +72,8 @@ STATUS = RunStatus(
     earlier=(0.25,),
     bytes_down=600,
     bytes_up=400,
+    round_bytes_down=70,
+    round_bytes_up=30,
 )
 
 BODIES: dict[str, Body] = {
