@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 import shutil
-import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coordinator.engine import Engine
-from coordinator.listening import Address, parse_address
 from coordinator.observing import Observer, Unobserved
 from coordinator.settings import RunSettings
 from coordinator.snapshot import View
+from shared.listening import Address, parse_address
+from shared.tls import first_expiry
 
 if TYPE_CHECKING:
     from coordinator.metrics import Metrics
@@ -69,17 +69,6 @@ def serve(metrics: Metrics, address: Address) -> tuple[Callable[[], None], str]:
         thread.join()
 
     return stop, f"http://{Address(address.host, server.server_port)}/metrics"
-
-
-def first_expiry(certificates: Path) -> float | None:
-    """When the first certificate of a PEM file expires, in unix seconds; None where the file holds none that can be read."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    try:
-        context.load_verify_locations(certificates)
-    except OSError:  # an SSLError is one, too
-        return None
-    ends = [one.get("notAfter") for one in context.get_ca_certs()]
-    return min((ssl.cert_time_to_seconds(end) for end in ends if isinstance(end, str)), default=None)
 
 
 def _watch_disk(metrics: Metrics, directory: Path) -> None:

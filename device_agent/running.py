@@ -14,6 +14,7 @@ from device_agent.agent import Agent, Inbox, Stop
 from device_agent.conditions.observe import Observer
 from device_agent.idling import Idling
 from device_agent.job import Job
+from device_agent.local_metrics import LocalMetrics
 from device_agent.local_time import local_now
 from device_agent.model_store import DIRECTORY, ModelStore
 from device_agent.namesake import Namesake
@@ -28,6 +29,7 @@ from device_agent.trainer import Trainer
 from device_agent.training_channel import Setup
 from device_agent.upkeep import Upkeep
 from device_agent.usage import UsageLedger
+from device_agent.vitals import VitalsPace
 from device_agent.watching import Watcher
 from shared import __version__
 from shared.broker_url import parse_broker_url
@@ -87,15 +89,21 @@ def _make_agent(
     fixed = {"device_id": identity.device, "fleet": identity.fleet, "broker": settings.broker, "version": __version__}
     fixed["admission"] = settings.admission
     owner = _make_owner(settings, directory, inbox, trainer, root)
+    performer = Performer(
+        identity, job, link=link, trainer=trainer, meter=owner.meter, directory=directory, models=models
+    )
+    wanted = settings.metrics or settings.metrics_textfile
+    metrics = LocalMetrics(settings, identity.device, owner, performer.times, models) if wanted else None
+    vitals = VitalsPace() if settings.share_vitals else None
     return Agent(
-        Performer(identity, job, link=link, trainer=trainer, meter=owner.meter, directory=directory, models=models),
+        performer,
         link=link,
         inbox=inbox,
         trainer=trainer,
         owner=owner,
         status=StatusFile(directory, fixed),
         namesake=Namesake(identity.boot, _FORGET_AFTER_PAUSES * settings.reconnect_max_s),
-        upkeep=Upkeep(trainer, Idling(settings.idle_release_s), manager),
+        upkeep=Upkeep(trainer, Idling(settings.idle_release_s), manager, metrics=metrics, vitals=vitals),
     )
 
 
@@ -108,6 +116,7 @@ def _make_owner(settings: AgentSettings, directory: Path, inbox: Inbox, trainer:
         local_now=local_now,
         own_memory_mib=lambda: resident_mib(trainer.pid),
         own_load=OwnLoad(settings.threads, os.cpu_count() or 1),
+        look_anyway=settings.share_vitals or bool(settings.metrics or settings.metrics_textfile),
     )
 
 

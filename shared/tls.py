@@ -1,4 +1,4 @@
-"""Whom to trust as a broker."""
+"""Whom to trust as a broker, and how long."""
 
 from __future__ import annotations
 
@@ -21,6 +21,17 @@ def tls_context(broker: BrokerUrl, ca_file: Path | None) -> ssl.SSLContext | Non
         raise UsageError(f"{ca_file}: not a file of CA certificates in PEM form ({error.strerror or error})") from None
     context.sslsocket_class = _TidySocket
     return context
+
+
+def first_expiry(certificates: Path) -> float | None:
+    """When the first certificate of a PEM file expires, in unix seconds; None where the file holds none that can be read."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        context.load_verify_locations(certificates)
+    except OSError:  # an SSLError is one, too
+        return None
+    ends = [one.get("notAfter") for one in context.get_ca_certs()]
+    return min((ssl.cert_time_to_seconds(end) for end in ends if isinstance(end, str)), default=None)
 
 
 class _TidySocket(ssl.SSLSocket):

@@ -15,12 +15,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.listening import Address, parse_address
-from coordinator.metrics_endpoint import first_expiry, observed
+from coordinator.metrics_endpoint import observed
 from coordinator.observing import Unobserved
 from coordinator.settings import DemoSettings, RunSettings
 from shared.config import load
 from shared.errors import ConfigError, UsageError
+from shared.listening import Address, parse_address
+from shared.tls import first_expiry
 from tests.coordinator.engines import engine
 from tests.monitoring.prometheus import fetch
 

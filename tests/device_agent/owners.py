@@ -8,12 +8,13 @@ from typing import Any
 
 from device_agent.admission import parse_order
 from device_agent.allowance import NOTHING, Spent
-from device_agent.facts import Fact, Facts, LinkKind
+from device_agent.facts import Fact, Facts
 from device_agent.own_work import OwnLoad
 from device_agent.owner import Owner
 from device_agent.preference_settings import PreferenceSettings
 from device_agent.preferences import Preferences
 from shared.config import load
+from shared.reasons import LinkKind
 
 NOON = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
 
