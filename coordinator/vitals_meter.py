@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from coordinator.engine import Engine
@@ -21,6 +21,7 @@ HOT_C = 80.0
 class _Told:
     vitals: Vitals
     at: float
+    signs: tuple[str, ...]
     last_round: int  # the newest whose upload was counted
 
 
@@ -45,27 +46,31 @@ class VitalsMeter:
         if last is not None and last.run == self._engine.spec.run and counted < last.round <= self._engine.last_round:
             self._uploads.observe(last.upload_s)
             counted = last.round
-        self._told[device] = _Told(vitals, now, counted)
+        self._told[device] = _Told(vitals, now, tuple(_signs(vitals)), counted)
 
     def of(self, device: str, now: float) -> Vitals | None:
         """What holds of a device now; None where nothing is known, or it is gone."""
-        told, member = self._told.get(device), self._engine.fleet.members.get(device)
-        if told is None or member is None or not member.state.online or now > told.at + STALE_S:
-            return None
-        return told.vitals
+        told = self._told.get(device)
+        return told.vitals if told is not None and self._holds(device, told, now) else None
+
+    def _holds(self, device: str, told: _Told, now: float) -> bool:
+        return now <= told.at + STALE_S and self._engine.fleet.members[device].state.online
 
     def look(self, now: float) -> None:
         """The fleet as it stands; costs as much as the fleet has devices."""
         counts: Counter[str] = Counter()
-        for device in self._told:
-            if (vitals := self.of(device, now)) is not None:
-                counts["told"] += 1
-                counts["on_battery"] += vitals.external_power is False
-                counts["under_voltage"] += vitals.under_voltage is True
-                counts["throttled"] += vitals.throttled is True
-                counts["hot"] += vitals.temperature_c is not None and vitals.temperature_c >= HOT_C
+        for device, told in self._told.items():
+            if self._holds(device, told, now):
+                counts.update(told.signs)
         for sign in SIGNS:
             self._metrics.signs.labels(sign).set(counts[sign])
+
+
+def _signs(vitals: Vitals) -> Iterator[str]:
+    """Those of SIGNS that a device shows."""
+    hot = vitals.temperature_c is not None and vitals.temperature_c >= HOT_C
+    shown = (True, vitals.external_power is False, vitals.under_voltage is True, vitals.throttled is True, hot)
+    return (sign for sign, holds in zip(SIGNS, shown, strict=True) if holds)
 
 
 def values_of(vitals: Vitals | None) -> Mapping[str, float | None]:

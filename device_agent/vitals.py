@@ -8,7 +8,7 @@ from device_agent.facts import Fact, Facts
 from shared.vitals import LastRound, Vitals
 
 LEAST_S = 60.0
-"""Between two messages, whatever happens."""
+"""Between two messages, whatever happens; but a second one may follow the first at once, as when the first round is over."""
 REPEAT_S = 300.0
 """After which all is told again, even if it is the same."""
 
@@ -47,19 +47,27 @@ class VitalsPace:
     def __init__(self) -> None:
         self._told: Vitals | None = None
         self._told_at = -math.inf
+        self._paid_until = -math.inf
 
     def forget(self) -> None:
-        """Whoever listens now has heard nothing yet."""
-        self._told, self._told_at = None, -math.inf
+        """Whoever listens now has heard nothing yet: it begins anew."""
+        self._told, self._paid_until = None, -math.inf
 
     def next(self, facts: Facts | None, last_round: LastRound | None, now: float) -> Vitals | None:
         """What is to be told now; None: nothing."""
-        if facts is None or now < self._told_at + LEAST_S:
+        if facts is None:
+            return None
+        if self._told is None:
+            return self._tell(vitals_of(facts, last_round), now)
+        if now < self._paid_until - LEAST_S:
             return None
         vitals = vitals_of(facts, last_round)
-        if now < self._told_at + REPEAT_S and self._told is not None and not matters(self._told, vitals):
-            return None
+        due = now >= self._told_at + REPEAT_S or matters(self._told, vitals)
+        return self._tell(vitals, now) if due else None
+
+    def _tell(self, vitals: Vitals, now: float) -> Vitals:
         self._told, self._told_at = vitals, now
+        self._paid_until = max(self._paid_until, now) + LEAST_S
         return vitals
 
 

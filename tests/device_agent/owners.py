@@ -68,7 +68,12 @@ class Pocketbook:
 
 
 def owner_of(
-    book: Pocketbook | None = None, admission: str = "always", *, local: datetime = NOON, **settings: Any
+    book: Pocketbook | None = None,
+    admission: str = "always",
+    *,
+    local: datetime = NOON,
+    look_anyway: bool = False,
+    **settings: Any,
 ) -> Owner:
     """An owner to whom it is always `local`, and who lets the device work unless `admission` or a demand is against it."""
     pocketbook = book or Pocketbook()
@@ -80,4 +85,5 @@ def owner_of(
         local_now=lambda: local,
         own_memory_mib=lambda: 0.0,
         own_load=OwnLoad(1, 4),
+        look_anyway=look_anyway,
     )

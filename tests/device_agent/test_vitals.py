@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 from hypothesis import given
@@ -82,17 +82,30 @@ def test_a_round_that_is_over_matters():
 
 @given(st.lists(st.tuples(st.floats(0.1, 90.0), st.booleans()), max_size=60))
 def test_messages_are_neither_too_many_nor_too_few(looks):
-    """Never two within LEAST_S; none missing after REPEAT_S; and a change is told as soon as that is allowed."""
-    pace, now, told_at, told_power = VitalsPace(), 0.0, None, None
+    """One for each LEAST_S and one more; none missing after REPEAT_S; and a change is told as soon as that is allowed."""
+    pace, now, power_told, times = VitalsPace(), 0.0, None, []
     for pause_s, power in looks:
         now += pause_s
         vitals = pace.next(facts(external_power=power), None, now)
-        if told_at is None or now >= told_at + REPEAT_S or (now >= told_at + LEAST_S and power is not told_power):
-            assert vitals is not None
-        else:
-            assert vitals is None
         if vitals is not None:
-            told_at, told_power = now, vitals.external_power
+            times.append(now)
+            power_told = power
+        assert now < times[-1] + REPEAT_S
+        if power is not power_told:
+            assert len(times) > 1 and now < times[-2] + 2 * LEAST_S
+    for first, since in enumerate(times):
+        assert all(
+            count <= (until - since) / LEAST_S + 1.001 for count, until in enumerate(times[first + 1 :], start=1)
+        )
+
+
+def test_the_first_change_need_not_wait():
+    """As when the first round is over, soon after the connect; the next one does."""
+    pace = VitalsPace()
+    rounds = [None, *(replace(ROUND, round=number) for number in range(1, 4))]
+    told = [pace.next(WELL, last, now) is not None for now, last in enumerate(rounds)]
+    assert told == [True, True, False, False]
+    assert pace.next(WELL, rounds[3], LEAST_S) is not None
 
 
 def test_whoever_is_new_hears_at_once():
@@ -103,3 +116,4 @@ def test_whoever_is_new_hears_at_once():
     assert pace.next(WELL, None, 2.0) is None
     pace.forget()
     assert pace.next(WELL, None, 3.0) is not None
+    assert pace.next(WELL, ROUND, 4.0) is not None

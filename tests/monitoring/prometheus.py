@@ -43,11 +43,11 @@ def lint(text: str) -> str:
     return done.stdout + done.stderr or ("" if done.returncode == 0 else f"promtool ended with {done.returncode}")
 
 
-def scraping(target: str) -> str:
-    """The configuration of a server that scrapes `target` (HOST:PORT) once a second."""
+def scraping(*targets: str) -> str:
+    """The configuration of a server that scrapes these `targets` (HOST:PORT) once a second."""
     return (
         "global: {scrape_interval: 1s, scrape_timeout: 1s}\n"
-        f"scrape_configs: [{{job_name: fedpatch, static_configs: [{{targets: ['{target}']}}]}}]\n"
+        f"scrape_configs: [{{job_name: fedpatch, static_configs: [{{targets: {list(targets)}}}]}}]\n"
     )
 
 
