@@ -70,20 +70,8 @@ def _make_agent(
         ca_file=settings.ca_file,
         reconnect_delay_s=(settings.reconnect_min_s, settings.reconnect_max_s),
     )
-    setup = Setup(
-        task_ref=settings.task,
-        data=settings.data,
-        data_root=str((settings.data_root or _data_root()).absolute()),
-        patch_dir=str(directory / "patches"),
-        device_id=identity.device,
-        threads=settings.threads,
-        nice=settings.nice,
-        max_memory_mib=settings.max_memory_mib,
-        models_dir=str(directory / DIRECTORY) if settings.keep_models else "",
-        keep_margin=settings.keep_margin,
-    )
     models = ModelStore(directory / DIRECTORY, settings.keep_models) if settings.keep_models else None
-    trainer = Trainer(setup, inbox.put)
+    trainer = Trainer(_setup_of(settings, directory, identity.device), inbox.put)
     order = parse_order(settings.admission)
     job = Job(max_blob_bytes=settings.max_model_mib * 2**20, ask_to_send=order.by_preferences)
     fixed = {"device_id": identity.device, "fleet": identity.fleet, "broker": settings.broker, "version": __version__}
@@ -92,8 +80,9 @@ def _make_agent(
     performer = Performer(
         identity, job, link=link, trainer=trainer, meter=owner.meter, directory=directory, models=models
     )
-    wanted = settings.metrics or settings.metrics_textfile
-    metrics = LocalMetrics(settings, identity.device, owner, performer.times, models) if wanted else None
+    metrics = None
+    if settings.tells_metrics:
+        metrics = LocalMetrics(settings, identity.device, owner, performer.times, models)
     vitals = VitalsPace() if settings.share_vitals else None
     return Agent(
         performer,
@@ -107,6 +96,21 @@ def _make_agent(
     )
 
 
+def _setup_of(settings: AgentSettings, directory: Path, device: str) -> Setup:
+    return Setup(
+        task_ref=settings.task,
+        data=settings.data,
+        data_root=str((settings.data_root or _data_root()).absolute()),
+        patch_dir=str(directory / "patches"),
+        device_id=device,
+        threads=settings.threads,
+        nice=settings.nice,
+        max_memory_mib=settings.max_memory_mib,
+        models_dir=str(directory / DIRECTORY) if settings.keep_models else "",
+        keep_margin=settings.keep_margin,
+    )
+
+
 def _make_owner(settings: AgentSettings, directory: Path, inbox: Inbox, trainer: Trainer, root: Path) -> Owner:
     return Owner(
         parse_order(settings.admission),
@@ -116,7 +120,7 @@ def _make_owner(settings: AgentSettings, directory: Path, inbox: Inbox, trainer:
         local_now=local_now,
         own_memory_mib=lambda: resident_mib(trainer.pid),
         own_load=OwnLoad(settings.threads, os.cpu_count() or 1),
-        look_anyway=settings.share_vitals or bool(settings.metrics or settings.metrics_textfile),
+        look_anyway=settings.share_vitals or settings.tells_metrics,
     )
 
 

@@ -131,6 +131,11 @@ class AgentSettings(PreferenceSettings, BrokerSettings):
         help="Tell the coordinator how the device is: power, temperature, load, free space, kind of link.",
     )
 
+    @property
+    def tells_metrics(self) -> bool:
+        """Whether somebody wants to read this device's metrics."""
+        return self.metrics is not None or self.metrics_textfile is not None
+
     def check(self) -> list[tuple[str, ...]]:
         """The task's name, which must exist here, and problems between fields."""
         problems = super().check()

@@ -91,17 +91,6 @@ class TestOffer:
         assert bench.owner.next_deadline(idle()) is None
         assert bench.book.asked == 0
 
-    def test_facts_are_looked_up_for_others_where_the_order_needs_none(self):
-        """At the pace of an idle device; they change nothing about what the order says."""
-        book = Pocketbook()
-        owner, job = owner_of(book, "always", look_anyway=True), training()
-        owner.tick(job, 12.0)
-        assert book.asked == 1
-        assert owner.see(UNPLUGGED, job, [TASK], 13.0) == owner.see(UNPLUGGED, job, [TASK], 100.0) == []
-        assert (owner.facts, owner.unwilling, owner.willing) == (UNPLUGGED, None, True)
-        assert owner.next_deadline(job) == 100.0 + LOOK_IDLE_S
-        assert owner.consider(TASK, REQUEST, 101.0) == Verdict(True)
-
     def test_counts_what_was_spent_today(self):
         """Also what the work in hand has taken so far."""
         bench = Bench(max_rounds_per_day=1)
