@@ -15,10 +15,13 @@ from typing import Self
 from coordinator.claim import CONNECT_TIMEOUT_S, body_of, claim_fleet, client_id
 from coordinator.settings import RunSettings
 from shared import topics
+from shared.broker_settings import exposure
 from shared.codec import encode
 from shared.link import Connected, Disconnected, LinkEvent, MqttLink, Received
 from shared.link_faults import SAME_NAME
 from shared.messages import Claim, CoordinatorState, Envelope
+from shared.own_certificate import check_holder
+from shared.password_file import password_of
 
 _log = logging.getLogger("fedpatch.coordinator")
 
@@ -42,6 +45,7 @@ class Connection:
     """
 
     def __init__(self, settings: RunSettings) -> None:
+        check_holder(settings.tls_files, settings.fleet, "coordinator")
         self.inbox: Inbox = SimpleQueue()
         self.fleet = settings.fleet
         self._settings = settings
@@ -53,16 +57,19 @@ class Connection:
             events=self._take,
             will=(self._presence, self._state(online=False)),
             username=settings.username,
-            password=settings.password,
-            ca_file=settings.ca_file,
+            password=password_of(settings),
+            tls=settings.tls_files,
             clean_start=True,
             max_queued=_MAX_QUEUED,
         )
         self.link.subscribe(*topics.coordinator_filters(settings.fleet))
         self._open = ExitStack()
         self._connects = 0
+        self.broker_certificate_ends: float | None = None
 
     def __enter__(self) -> Self:
+        if warning := exposure(self.link.broker):
+            _log.warning(warning)
         try:
             claim_fleet(self._settings, self._boot)
             self.link.start()
@@ -98,7 +105,9 @@ class Connection:
         if isinstance(event, Received) and event.topic == self._presence:
             self._on_coordinator(event)
             return
-        self._connects += isinstance(event, Connected)
+        if isinstance(event, Connected):
+            self._connects += 1
+            self.broker_certificate_ends = event.broker_certificate_ends
         if isinstance(event, Disconnected) and SAME_NAME in event.reason:
             event = Disconnected(f"another coordinator of fleet {self.fleet!r} took our connection; end one of the two")
         self.inbox.put(event)

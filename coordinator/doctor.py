@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from coordinator.identity.standing import check_authority
 from coordinator.preparation import Prepared, prepare
 from coordinator.settings import MAX_CHUNKS_IN_FLIGHT, RunSettings
 from shared import __version__, topics
@@ -23,6 +24,7 @@ from shared.host_checkup import Space, check_clock, check_memory, check_state_di
 from shared.link_events import Received
 from shared.locks import is_held
 from shared.messages import CoordinatorState, DeviceState
+from shared.own_certificate import check_own_certificate
 from shared.quantities import size
 
 # Measured with fedavg-adam and a model of 26 MB (77 MB with its moments): a run took 10.5 times the latter beyond what
@@ -39,6 +41,8 @@ def examine(settings: RunSettings, checkup: Checkup) -> None:
     directory = settings.state_dir.absolute()
     check_versions("coordinator", checkup)
     check_clock(checkup, tls=broker.tls)
+    check_own_certificate(settings, "coordinator", "", checkup)
+    check_authority(settings, checkup)
     running = _is_running(directory, settings.fleet)
     prepared = None
     if running:

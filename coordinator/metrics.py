@@ -29,7 +29,7 @@ OUTCOMES = ("aggregated", "too_few_accepted", "quorum_missed")
 FLEET_STATES = ("eligible", "unwilling", "barred", "other_task", "offline")
 SIGNS = ("told", "on_battery", "under_voltage", "throttled", "hot")
 RESULTS = ("committed", "late", "refused", "damaged")
-IGNORED = ("unknown_message", "not_ours")
+IGNORED = ("unknown_message", "not_ours", "revoked")
 STATS = ("mean", "p10", "min")
 MOMENTS = ("before", "after")
 CONDITIONS = (*Condition, DeclineReason.UNWILLING)
@@ -120,7 +120,7 @@ class FleetMetrics:
         begin(self.unwilling, CONDITIONS)
         begin(self.signs, SIGNS)
         begin(self.declines, (*DeclineReason, *Condition))
-        begin(self.failures, (*FailReason, *Condition, "lost"))
+        begin(self.failures, (*FailReason, *Condition, "lost", "revoked"))
         begin(self.ignored, IGNORED)
 
 

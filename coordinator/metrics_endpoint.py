@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from coordinator.engine import Engine
+from coordinator.identity.expiry import Ask, as_numbers, of_files
 from coordinator.observing import Observer, Unobserved
 from coordinator.settings import RunSettings
 from coordinator.snapshot import View
 from shared.listening import Address, parse_address
-from shared.tls import first_expiry
 
 if TYPE_CHECKING:
     from coordinator.metrics import Metrics
 
+NO_OTHERS: Mapping[str, Ask] = MappingProxyType({})
+
 
 @contextmanager
-def observed(settings: RunSettings, engine: Engine, directory: Path, view: View) -> Iterator[Observer]:
+def observed(
+    settings: RunSettings, engine: Engine, directory: Path, view: View, certificates: Mapping[str, Ask] = NO_OTHERS
+) -> Iterator[Observer]:
     """The observer of a run whose files are in `directory`: it counts along where the settings want metrics.
 
+    `certificates` are others than those of the settings, by name: when they expire.
     Where they cannot be served, `view` says why, once, and nobody counts.
     """
     if settings.metrics is None:
@@ -40,14 +46,13 @@ def observed(settings: RunSettings, engine: Engine, directory: Path, view: View)
     metrics = Metrics()
     meter = Meter(metrics, engine, directory, strategy=settings.strategy, max_devices=settings.metrics_max_devices)
     _watch_disk(metrics, directory)
-    if settings.ca_file is not None and (expiry := first_expiry(settings.ca_file)) is not None:
-        metrics.traffic.expiry.labels("ca").set(expiry)
+    for name, ask in as_numbers({**of_files(settings), **certificates}).items():
+        metrics.traffic.expiry.labels(name).set_function(ask)
     try:
         stop, url = serve(metrics, address)
-    except OSError as error:
-        view.say(
-            f"no metrics: cannot listen on {address}: {error.strerror or error}; --metrics names another HOST:PORT"
-        )
+    except (OSError, UnicodeError) as error:  # the latter of a name that cannot be looked up
+        why = getattr(error, "strerror", None) or error
+        view.say(f"no metrics: cannot listen on {address}: {why}; --metrics names another HOST:PORT")
         yield Unobserved()
         return
     view.say(f"metrics: {url}")

@@ -174,6 +174,11 @@ class OpenRound:
         # The same request again is harmless to a device that is on it, and a second chance for one that lost it.
         return [*effects, self._send(device, self._request(now))] if participant.state in AT_WORK else effects
 
+    def expel(self, device: str, now: float) -> list[Effect]:
+        """It may work no more; what it delivered before counts."""
+        self._desk.release(device)
+        return [Count(device, "failed", "revoked")] if self.round.handle(device, Event.FAIL, now, "revoked") else []
+
     def stored(self, device: str, digest: str, report: UpdateReport, now: float) -> list[Effect]:
         """An update is durable: count it once, and say so. `committed` is a promise: only what counts has it."""
         if not self.round.handle(device, Event.REPORT, now):

@@ -15,6 +15,8 @@ from coordinator.checkpoint import export_model, load_checkpoint, save_checkpoin
 from coordinator.connection import Connection
 from coordinator.database import exists
 from coordinator.engine import Engine
+from coordinator.identity.expiry import of_others
+from coordinator.identity.gate import Gate
 from coordinator.metrics_endpoint import observed
 from coordinator.performing import Performer
 from coordinator.preparation import Prepared, prepare, run_spec
@@ -98,7 +100,7 @@ def start_run(settings: RunSettings, view: View) -> RunSummary:
             return _play(spec, settings, prepared, registry, connection, view)
 
 
-def resume_run(
+def resume_run(  # noqa: PLR0913 - one keyword per choice of the user
     state_dir: Path,
     name: str,
     view: View,
@@ -108,15 +110,19 @@ def resume_run(
     rounds: int | None = None,
     target_ua: float | None = None,
     metrics: str | None = None,
+    insecure: bool = False,
 ) -> RunSummary:
     """Takes a run up where it was, with its own settings except those given here."""
     state_dir = state_dir.absolute()
     with Registry(state_dir / REGISTRY_FILE) as registry:
         run = registry.run(name)
         changes: dict[str, Any] = {"broker": broker, "rounds": rounds, "target_ua": target_ua, "metrics": metrics}
+        changes["insecure"] = insecure or None
         flags = {**run.settings, **{name: value for name, value in changes.items() if value is not None}}
         settings = load(RunSettings, file=None, environ={}, flags={**flags, "state_dir": str(state_dir)})
-        return _go_on(registry, run, replace(settings, password=password), view)
+        # A password that is given now replaces the file that the run began with.
+        settings = replace(settings, password=password, password_file=None) if password else settings
+        return _go_on(registry, run, settings, view)
 
 
 def _go_on(registry: Registry, run: RunInfo, settings: RunSettings, view: View) -> RunSummary:
@@ -140,14 +146,15 @@ def _go_on(registry: Registry, run: RunInfo, settings: RunSettings, view: View) 
 
 def _same_terms(run: RunInfo, settings: RunSettings) -> bool:
     """Whether a run was begun with these settings, but for how the broker and the metrics are reached."""
-    anywhere = {one.name for one in fields(BrokerSettings)} | {"state_dir", "metrics", "metrics_max_devices"}
+    anywhere = {one.name for one in fields(BrokerSettings)} | {"state_dir", "ca_dir", "metrics", "metrics_max_devices"}
     now = public_values(settings)
     return all(run.settings[name] == now[name] for name in now.keys() & run.settings.keys() - anywhere)
 
 
 def _from_anywhere(settings: RunSettings) -> RunSettings:
     """What is kept for a resume, which may be called in another directory."""
-    return replace(settings, ca_file=settings.ca_file.absolute()) if settings.ca_file else settings
+    files = {name: getattr(settings, name) for name in ("ca_file", "cert_file", "key_file", "ca_dir", "password_file")}
+    return replace(settings, **{name: path.absolute() for name, path in files.items() if path is not None})
 
 
 def _chunk_bytes(settings: RunSettings, connection: Connection) -> int:
@@ -197,9 +204,19 @@ def _play_rounds(
         directory=directory,
         view=view,
     )
+    gate = Gate(settings.ca_directory, settings.fleet)
     try:
-        with observed(settings, engine, directory, view) as performer.observer:
-            Service(engine, performer, connection=connection, publisher=publisher, registry=registry, view=view).run()
+        certificates = of_others(gate, lambda: connection.broker_certificate_ends)
+        with observed(settings, engine, directory, view, certificates) as performer.observer:
+            Service(
+                engine,
+                performer,
+                connection=connection,
+                publisher=publisher,
+                registry=registry,
+                view=view,
+                gate=gate,
+            ).run()
     except (StateError, OSError):
         with suppress(FedpatchError, OSError):
             performer.perform(engine.suspend(time.monotonic()))

@@ -14,6 +14,8 @@ from shared.listening import parse_address
 from shared.messages import ENCODINGS, MAX_CHUNKS
 from shared.settings import Settings, setting
 
+CA_DIRECTORY = "ca"
+
 _TRAINING, _ROUNDS, _DEADLINES, _TRANSFER, _METRICS = "Training", "Rounds", "Deadlines", "Transfer", "Metrics"
 
 # A broker drops from a full queue without a word (mosquitto's default: 1000 messages), so stay well below.
@@ -241,6 +243,17 @@ class RunSettings(RoundSettings, BrokerSettings):
     state_dir: Path = setting(  # noqa: RUF009  (a path does not change)
         Path("fedpatch-state"), group="State", help="Directory for runs, checkpoints and updates; made where absent."
     )
+    ca_dir: Path | None = setting(  # noqa: RUF009  (a path does not change)
+        None,
+        group="State",
+        default_means="ca in the state directory",
+        help="Directory of the fleet's CA, whose record says which devices were revoked; need not exist.",
+    )
+
+    @property
+    def ca_directory(self) -> Path:
+        """Where the CA is, if there is one."""
+        return self.ca_dir or self.state_dir / CA_DIRECTORY
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,9 +278,13 @@ class DemoSettings(RoundSettings):
         """The broker's URL, where there is one; and no more devices can accept than there are."""
         problems = super().check()
         try:
-            parse_broker_url(self.broker or "mqtt://localhost")
+            url = parse_broker_url(self.broker or "mqtt://localhost")
         except UsageError as error:
             problems.append(("broker", str(error)))
+        else:
+            if url.exposed:
+                text = f"mqtt://{url} is another machine; write mqtts://, use a broker on this one, or leave it out"
+                problems.append(("broker", text))
         if self.min_cohort > self.devices:
             text = (
                 f"{self.min_cohort} is more than devices = {self.devices}, so every round would fail; make it smaller"

@@ -16,6 +16,7 @@ from typing import Annotated
 import typer
 
 from device_agent.conditions_cli import add_conditions
+from device_agent.enrol_cli import add_enrol
 from device_agent.model_cli import add_models, models_in_words, models_plain
 from device_agent.new_task.command import register as add_new_task
 from device_agent.settings import AgentSettings
@@ -48,7 +49,7 @@ def main() -> None:
 @command(
     app,
     "run",
-    example="fedpatch-agent run --broker mqtt://broker.local --task digits --data shard:0/10",
+    example="fedpatch-agent run --broker mqtts://broker.local --task digits --data shard:0/10",
     log_level=logging.INFO,
 )
 @cli_options(AgentSettings)
@@ -103,6 +104,7 @@ def patches(state_dir: StateDir = _DEFAULT_STATE_DIR, as_json: AsJson = False) -
             typer.echo(line)
 
 
+add_enrol(app)
 add_models(app)
 add_new_task(app)
 

@@ -17,7 +17,7 @@ from device_agent.settings import AgentSettings
 from shared import __version__
 from shared.errors import FedpatchError
 from shared.listening import parse_address
-from shared.tls import first_expiry
+from shared.tls_faults import expiry_of
 
 LOOK_EVERY_S = 1.0
 
@@ -35,7 +35,9 @@ class LocalMetrics:
         self._times = times
         self._models = models
         self._info = (("version", __version__), ("device", device), ("fleet", settings.fleet))
-        self._expiry = tuple(_expiries(settings.ca_file))
+        self._certificates = {"ca": settings.ca_file, "device": settings.cert_file}
+        self._stamps: tuple[int, ...] = ()
+        self._expiry: tuple[tuple[str, float], ...] = ()
         self._task = ""
         self._model_path: Path | None = None
         self._model: tuple[float | None, float] | None = None
@@ -54,6 +56,7 @@ class LocalMetrics:
             if self._shown is None or self._shown.last_round is not self._times.last:
                 self._last_round_at = time.time() if self._times.last else None
             self._look_at_model(task)
+            self._look_at_certificates()
             self._shown = self._gauges(job, connected, task, now)
         if self._file is not None and self._shown is not None:
             self._file.show(self._shown, self._shown.text, now)
@@ -121,6 +124,14 @@ class LocalMetrics:
         except (FedpatchError, OSError) as error:
             _log.debug("personal model: %s", error)
 
+    def _look_at_certificates(self) -> None:
+        """Read again once they are renewed."""
+        stamps = tuple(map(_changed_at, self._certificates.values()))
+        if stamps != self._stamps:
+            self._stamps = stamps
+            ends = ((name, expiry_of(path)) for name, path in self._certificates.items() if path)
+            self._expiry = tuple((name, float(end)) for name, end in ends if end is not None)
+
 
 def _model_of(models: ModelStore, task: str) -> tuple[float | None, float] | None:
     """User accuracy of the present model, and when it was made."""
@@ -133,7 +144,9 @@ def _model_of(models: ModelStore, task: str) -> tuple[float | None, float] | Non
         return None
 
 
-def _expiries(ca_file: Path | None) -> list[tuple[str, float]]:
-    """Of the certificates that this device is told of, by what they are for."""
-    expiry = first_expiry(ca_file) if ca_file else None
-    return [] if expiry is None else [("ca", expiry)]
+def _changed_at(path: Path | None) -> int:
+    """When a file was last written, 0 where there is none."""
+    try:
+        return path.stat().st_mtime_ns if path else 0
+    except OSError:
+        return 0

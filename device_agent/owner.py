@@ -209,7 +209,9 @@ class Owner:
         concern = _of_concern(found, job.state)
         change = self._at_work.observe(concern, now, working=True)
         effects = self._act(change, job, now)
-        may_send = not concern or (isinstance(change, Lost) and change.action is OnLoss.FINISH)
+        # The loss may be one of before, which training outlasted: sending is part of what has begun.
+        finishes = not self._at_work.willing and OnLoss(self._preferences.settings.on_loss) is OnLoss.FINISH
+        may_send = not concern or finishes
         return [*effects, *job.go_on(now)] if job.awaits_clearance and may_send else effects
 
     def _act(self, change: Change | None, job: Job, now: float) -> list[Effect]:

@@ -49,7 +49,7 @@ def check_broker(settings: BrokerSettings, side: Side, chunk_bytes: int, checkup
     """All checks of a broker, for chunks of `chunk_bytes`; None where it cannot be reached, or does not let us in."""
     broker = parse_broker_url(settings.broker)
     checkup.say(f"asking the broker at {broker}")
-    reached = reach(broker, settings.ca_file, checkup)
+    reached = reach(broker, settings.tls_files, checkup)
     if reached is None:
         checkup.skip("broker_login", "the broker cannot be reached, so nothing was asked of it")
         return None

@@ -9,20 +9,20 @@ import ssl
 import threading
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from shared.broker_url import BrokerUrl
 from shared.checkup import Checkup
+from shared.clock import is_synchronised
 from shared.errors import UsageError
 from shared.tls import tls_context
+from shared.tls_faults import distrusted
+from shared.tls_files import TlsFiles
 
 STEP_TIMEOUT_S = 4.0
 CERTIFICATE_DAYS = 14
 
 _DAY_S = 86_400
-# Numbers of OpenSSL (X509_V_ERR_*), as SSLCertVerificationError.verify_code gives them.
-_NOT_YET_VALID, _EXPIRED, _OTHER_HOST, _OTHER_ADDRESS = 9, 10, 62, 64
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Reached:
     loopback: bool
 
 
-def reach(broker: BrokerUrl, ca_file: Path | None, checkup: Checkup) -> Reached | None:
+def reach(broker: BrokerUrl, files: TlsFiles, checkup: Checkup) -> Reached | None:
     """Checks `broker_name`, `broker_port` and, with TLS, `broker_tls`; None where there is no way to go on."""
     addresses = _resolve(broker, checkup)
     sock = _connect(broker, addresses, checkup) if addresses else None
@@ -42,7 +42,7 @@ def reach(broker: BrokerUrl, ca_file: Path | None, checkup: Checkup) -> Reached 
         return None
     address = str(sock.getpeername()[0])
     with sock:
-        if broker.tls and not _check_tls(broker, ca_file, sock, checkup):
+        if broker.tls and not _check_tls(broker, files, sock, checkup):
             return None
     return Reached(address, nearby=_is_nearby(address), loopback=_is_loopback(address))
 
@@ -102,9 +102,10 @@ def _connect(broker: BrokerUrl, addresses: list[Any], checkup: Checkup) -> socke
     return None
 
 
-def _check_tls(broker: BrokerUrl, ca_file: Path | None, sock: socket.socket, checkup: Checkup) -> bool:
+def _check_tls(broker: BrokerUrl, files: TlsFiles, sock: socket.socket, checkup: Checkup) -> bool:
     try:
-        context = tls_context(broker, ca_file)
+        # Our own certificate is looked at apart, and must not hide what there is to say of the broker's.
+        context = tls_context(broker, TlsFiles(files.ca_file))
     except UsageError as error:
         checkup.fail(
             "broker_tls", str(error), "give --ca-file the PEM file of the CA that signed the broker's certificate"
@@ -116,9 +117,8 @@ def _check_tls(broker: BrokerUrl, ca_file: Path | None, sock: socket.socket, che
         with context.wrap_socket(sock, server_hostname=broker.host) as secured:
             certificate, version = secured.getpeercert() or {}, secured.version()
     except ssl.SSLCertVerificationError as error:
-        checkup.fail(
-            "broker_tls", f"{broker} cannot be trusted: {error.verify_message}", _trust_mend(error, broker, ca_file)
-        )
+        found = distrusted(broker, files, error, synchronised=is_synchronised)
+        checkup.fail("broker_tls", found.problem, found.mend)
         return False
     except (ssl.SSLError, OSError) as error:
         words = getattr(error, "reason", None) or error.strerror or str(error)
@@ -127,17 +127,6 @@ def _check_tls(broker: BrokerUrl, ca_file: Path | None, sock: socket.socket, che
         return False
     _judge_certificate(str(certificate.get("notAfter", "")), f"{version} with {broker}", checkup)
     return True
-
-
-def _trust_mend(error: ssl.SSLCertVerificationError, broker: BrokerUrl, ca_file: Path | None) -> str:
-    if error.verify_code == _EXPIRED:
-        return "renew the broker's certificate; where it is not old, set the clock of this machine (timedatectl)"
-    if error.verify_code == _NOT_YET_VALID:
-        return "set the clock of this machine (timedatectl), which is before the certificate's first day"
-    if error.verify_code in (_OTHER_HOST, _OTHER_ADDRESS):
-        return f"write a name of the certificate in the broker URL, or make one with {broker.host} among its names"
-    trusted = f"{ca_file} holds another CA; give" if ca_file else "the system does not know its CA; give"
-    return f"{trusted} --ca-file the PEM file of the CA that signed the broker's certificate"
 
 
 def _judge_certificate(not_after: str, what: str, checkup: Checkup) -> None:

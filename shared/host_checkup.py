@@ -6,9 +6,7 @@ import errno
 import importlib.metadata
 import os
 import platform
-import shutil
 import stat
-import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
@@ -18,10 +16,9 @@ from pathlib import Path
 
 import shared
 from shared.checkup import Checkup
+from shared.clock import is_synchronised
 from shared.files import write_atomic
 from shared.quantities import size
-
-TIMEDATECTL_TIMEOUT_S = 3.0
 
 # torch 2.10 and later dies with SIGILL on the Cortex-A53 and A72 of a Pi 3 and a Pi 4 (see pyproject.toml).
 _LAST_TORCH_ON_AARCH64 = (2, 9)
@@ -78,25 +75,12 @@ def check_clock(checkup: Checkup, *, tls: bool, now: float | None = None) -> Non
     if now < installed:
         checkup.warn("clock", f"{shown} is before fedpatch was installed here; {needs}", mend)
         return
-    synchronised = _is_synchronised()
+    synchronised = is_synchronised()
     if synchronised is False:
         checkup.warn("clock", f"{shown}, not synchronised with any time server; {needs}", mend)
     else:
         known = "synchronised" if synchronised else "whether it is synchronised is not known here"
         checkup.good("clock", f"{shown}, {known}")
-
-
-def _is_synchronised() -> bool | None:
-    """As the kernel was told by systemd-timesyncd, chrony or ntpd; None where there is nobody to ask."""
-    program = shutil.which("timedatectl")
-    if program is None:
-        return None
-    command = [program, "show", "-p", "NTPSynchronized", "--value"]
-    try:
-        told = subprocess.run(command, capture_output=True, text=True, timeout=TIMEDATECTL_TIMEOUT_S, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return {"yes": True, "no": False}.get(told.stdout.strip())
 
 
 def check_state_dir(directory: Path, space: Space, checkup: Checkup, *, private: bool) -> None:

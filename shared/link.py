@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 from paho.mqtt import client as mqtt
@@ -30,12 +30,15 @@ from paho.mqtt.reasoncodes import ReasonCode
 
 from shared import link_faults
 from shared.broker_url import BrokerUrl, parse_broker_url
+from shared.errors import UsageError
 from shared.link_attempts import CONNACK_TIMEOUT_S, Attempt, Attempts
 from shared.link_desk import Desk
 from shared.link_events import Connected, Disconnected, Link, LinkEvent, Received
 from shared.outbox import MAX_IN_FLIGHT, Outgoing
 from shared.socket_loop import SocketLoop
-from shared.tls import tls_context
+from shared.tls import Credentials, peer_ends
+from shared.tls_faults import fault_of
+from shared.tls_files import TlsFiles
 
 __all__ = ["BrokerUrl", "Connected", "Disconnected", "Link", "LinkEvent", "MqttLink", "Received", "parse_broker_url"]
 
@@ -43,6 +46,8 @@ SESSION_EXPIRY_S = 3600
 GOODBYE_TIMEOUT_S = 1.0
 
 _PAHO_VERSION = {"5": mqtt.MQTTv5, "3.1.1": mqtt.MQTTv311}
+
+_SYSTEM_CAS = TlsFiles()
 
 log = logging.getLogger("fedpatch.link")
 
@@ -64,14 +69,14 @@ class MqttLink:
         will: tuple[str, bytes] | None = None,
         username: str | None = None,
         password: str | None = None,
-        ca_file: Path | None = None,
+        tls: TlsFiles = _SYSTEM_CAS,
         keepalive_s: int = 30,
         reconnect_delay_s: tuple[float, float] = (1.0, 60.0),
         clean_start: bool = False,
         max_queued: int = 1000,
     ) -> None:
         self.broker = parse_broker_url(url)
-        self._tls = tls_context(self.broker, ca_file)
+        self._credentials = Credentials(self.broker, tls)
         self._username, self._password = username or self.broker.username, password
         self._client_id, self._events, self._will = client_id, events, will
         self._keepalive_s, self._clean_start = keepalive_s, clean_start
@@ -132,17 +137,21 @@ class MqttLink:
     # One connection, in the link's thread.
 
     def _connect(self, attempt: Attempt) -> None:
-        client = self._new_client(attempt)
+        client: mqtt.Client | None = None
         try:
+            client = self._new_client(attempt)
             options = _connect_options(self._clean_start) if attempt.protocol == "5" else {}
             client.connect(self.broker.host, self.broker.port, self._keepalive_s, **options)
-            self._loop.run(client, lambda: self._turn(client, attempt))
+            self._loop.run(client, partial(self._turn, client, attempt))
+        except UsageError as error:
+            attempt.blame(link_faults.Fault(str(error), lasting=True))
         except (OSError, UnicodeError) as error:
-            attempt.blame(link_faults.unreachable(self.broker, error))
+            known = fault_of(self.broker, self._credentials.files, error)
+            attempt.blame(known or link_faults.unreachable(self.broker, error))
         except Exception:
             log.exception("unexpected failure of the connection to %s", self.broker)
         finally:
-            left = client.socket()
+            left = client.socket() if client is not None else None
             if left is not None:
                 left.close()
         for message in self._desk.disconnected():
@@ -156,12 +165,20 @@ class MqttLink:
 
     def _turn(self, client: mqtt.Client, attempt: Attempt) -> bool:
         """What to do before waiting for the socket; False to give the connection up."""
+        now = time.monotonic()
+        if attempt.goodbye_until is not None:
+            return now < attempt.goodbye_until
         if attempt.connected is not None:
             self._feed(client, attempt)
-        elif time.monotonic() > attempt.answer_by:
+        elif now > attempt.answer_by:
             attempt.blame(link_faults.silent(self.broker))
             return False
-        return not (self._desk.stopping.is_set() and self._has_left(client, attempt))
+        if self._desk.stopping.is_set():
+            self._leave_when_sent(client, attempt)
+        elif self._credentials.renewed(now):
+            attempt.blame(link_faults.renewed(self.broker))
+            self._say_goodbye(client, attempt)
+        return True
 
     def _feed(self, client: mqtt.Client, attempt: Attempt) -> None:
         """Hand paho what callers want, never more than one packet ahead of the socket: a ping must get through."""
@@ -180,17 +197,18 @@ class MqttLink:
             if message.qos > 0:
                 self._desk.sent(info.mid, message)
 
-    def _has_left(self, client: mqtt.Client, attempt: Attempt) -> bool:
-        """Say goodbye once all is sent or it takes too long; True when the broker does not even take that."""
+    def _leave_when_sent(self, client: mqtt.Client, attempt: Attempt) -> None:
+        """Say goodbye once all is sent or it takes too long."""
         now = time.monotonic()
         if attempt.drain_until is None:
             attempt.drain_until = now + self._desk.drain_s
-        if attempt.goodbye_until is None:
-            if attempt.connected is None or self._desk.idle() or now > attempt.drain_until:
-                attempt.goodbye_until = now + GOODBYE_TIMEOUT_S
-                client.disconnect()
-            return False
-        return now > attempt.goodbye_until
+        if attempt.connected is None or self._desk.idle() or now > attempt.drain_until:
+            self._say_goodbye(client, attempt)
+
+    def _say_goodbye(self, client: mqtt.Client, attempt: Attempt) -> None:
+        """Leave without a last will; a broker that does not take even that is left a second later."""
+        attempt.goodbye_until = time.monotonic() + GOODBYE_TIMEOUT_S
+        client.disconnect()
 
     # paho's callbacks, which run in the same thread.
 
@@ -204,16 +222,17 @@ class MqttLink:
         )
         if self._username is not None:
             client.username_pw_set(self._username, self._password)
-        if self._tls is not None:
-            client.tls_set_context(self._tls)
+        if (context := self._credentials.context()) is not None:
+            client.tls_set_context(context)
         if self._will is not None:
             client.will_set(*self._will, qos=1, retain=self._retains)
-        client.on_socket_open = _no_delay
+        client.on_socket_open = lambda _client, _data, sock: _opened(attempt, sock)
         client.on_connect = lambda _client, _data, flags, reason, properties: self._on_connect(
             attempt, flags.session_present, reason, properties
         )
         client.on_disconnect = lambda _client, _data, flags, reason, _properties: attempt.blame(
-            link_faults.lost(self.broker, reason, flags.is_disconnect_packet_from_server, attempt.connected is not None)
+            fault_of(self.broker, self._credentials.files, getattr(attempt.socket, "alert", None))
+            or link_faults.lost(self.broker, reason, flags.is_disconnect_packet_from_server, bool(attempt.connected))
         )
         client.on_message = lambda _client, _data, message: self._on_message(message)
         client.on_publish = lambda _client, _data, mid, reason, _properties: self._on_publish(mid, reason)
@@ -238,6 +257,7 @@ class MqttLink:
             max_packet_bytes=getattr(properties, "MaximumPacketSize", None),
             retain_available=self._retains,
             session_present=session_present,
+            broker_certificate_ends=peer_ends(attempt.socket),
         )
         self._desk.connected(attempt.connected)
         self._emit(attempt.connected)
@@ -268,7 +288,8 @@ class MqttLink:
             log.exception("the receiver of link events failed at %s", type(event).__name__)
 
 
-def _no_delay(_client: mqtt.Client, _data: object, sock: Any) -> None:
+def _opened(attempt: Attempt, sock: Any) -> None:
+    attempt.socket = sock
     # A small QoS 1 message and its answer take 88 ms where both sides let Nagle wait, and 0.4 ms where neither does.
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 

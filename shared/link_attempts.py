@@ -18,6 +18,8 @@ from shared.outbox import MAX_IN_FLIGHT
 
 CONNACK_TIMEOUT_S = 10.0
 
+_CLOCK_EVERY_S = 1.0
+
 _OTHER: dict[ProtocolVersion, ProtocolVersion] = {"5": "3.1.1", "3.1.1": "5"}
 
 
@@ -33,6 +35,7 @@ class Attempt:
     subscribing: dict[int, tuple[str, ...]] = field(default_factory=dict)
     drain_until: float | None = None
     goodbye_until: float | None = None
+    socket: object = None
 
     def blame(self, fault: Fault) -> None:
         """Keep the first fault: what follows is its consequence."""
@@ -77,11 +80,23 @@ class Attempts:
                 continue
             self._desk.failed(fault)
             self._events(Disconnected(fault.reason))
+            if fault.renewal:
+                continue
             if attempt.connected is not None and time.monotonic() - began > pause_s:
                 pause_s = self._shortest_s
             # Drawn anew each time, so that a fleet which lost its broker at one moment comes back spread out.
             pause_s = min(self._longest_s, random.uniform(self._shortest_s, 3 * pause_s))
-            self._desk.stopping.wait(self._longest_s if self.patient else pause_s)
+            self._pause(self._longest_s if self.patient else pause_s, fault)
+
+    def _pause(self, pause_s: float, fault: Fault) -> None:
+        """Wait for that long or, where only the clock is wrong, until it has been set."""
+        if fault.good_from is None:
+            self._desk.stopping.wait(pause_s)
+            return
+        until = time.monotonic() + pause_s
+        while time.time() < fault.good_from and time.monotonic() < until:
+            if self._desk.stopping.wait(_CLOCK_EVERY_S):
+                return
 
     def _change_protocol(self, attempt: Attempt, fault: Fault) -> bool:
         """Come back at once, with another version or without a retained will, if that may be why it did not accept."""

@@ -10,12 +10,16 @@ ProtocolVersion = Literal["5", "3.1.1"]
 
 @dataclass(frozen=True)
 class Connected:
-    """The broker took us; subscriptions are made again. `max_packet_bytes` is None where the broker states no limit."""
+    """The broker took us; subscriptions are made again. `max_packet_bytes` is None where the broker states no limit.
+
+    `broker_certificate_ends` is in unix seconds, None without TLS.
+    """
 
     protocol: ProtocolVersion
     max_packet_bytes: int | None
     retain_available: bool
     session_present: bool
+    broker_certificate_ends: float | None = None
 
 
 @dataclass(frozen=True)

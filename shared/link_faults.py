@@ -19,13 +19,18 @@ _KEEPALIVE_TIMEOUT, _TAKEN_OVER, _PACKET_TOO_LARGE, _RETAINS_NOTHING = 0x8D, 0x8
 
 @dataclass(frozen=True)
 class Fault:
-    """A failed or ended connection; `lasting` where trying again will not mend it."""
+    """A failed or ended connection; `lasting` where trying again will not mend it.
+
+    `good_from` is the unix time from which it would work: a clock that is behind is waited for.
+    """
 
     reason: str
     lasting: bool = False
     wrong_version: bool = False
     unanswered: bool = False
     retains_nothing: bool = False
+    good_from: float | None = None
+    renewal: bool = False
 
 
 class Reason(Protocol):
@@ -42,9 +47,6 @@ def unreachable(broker: BrokerUrl, error: Exception) -> Fault:
         return Fault(f"connection refused by {broker}; is a broker running there?")
     if isinstance(error, socket.gaierror | UnicodeError):
         return Fault(f"the name {broker.host!r} cannot be resolved; check the broker URL and the network")
-    if isinstance(error, ssl.SSLCertVerificationError):
-        problem = error.verify_message
-        return Fault(f"{broker} cannot be trusted: {problem}; check the CA file and the host name", lasting=True)
     if isinstance(error, ssl.SSLError):
         return Fault(f"no TLS with {broker} ({getattr(error, 'reason', None) or error}); is this its TLS port?")
     if isinstance(error, TimeoutError):
@@ -91,6 +93,11 @@ def lost(broker: BrokerUrl, reason: Reason, by_broker: bool, accepted: bool) -> 
 def silent(broker: BrokerUrl) -> Fault:
     """Something listens there, but does not answer a CONNECT; some 3.1.1 brokers fall silent at one of MQTT 5."""
     return Fault(f"{broker} does not answer; is it an MQTT broker?", unanswered=True)
+
+
+def renewed(broker: BrokerUrl) -> Fault:
+    """We end the connection ourselves, to make one with the new files."""
+    return Fault(f"our certificate was renewed; connecting to {broker} with the new one", renewal=True)
 
 
 def lost_silently(broker: BrokerUrl) -> Fault:

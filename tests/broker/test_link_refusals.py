@@ -10,6 +10,7 @@ import pytest
 
 from shared.errors import BrokerError, UsageError
 from shared.link import Connected, Disconnected, MqttLink
+from shared.tls_files import TlsFiles
 from tests.brokers import HOST, PATIENCE_S, Mosquitto, client, free_port, link_is_alive
 
 pytestmark = pytest.mark.broker
@@ -92,14 +93,14 @@ def test_tls_is_used_when_asked_for_and_a_stranger_is_not_trusted(certificates):
     options = f"certfile {certificates}/broker.crt\nkeyfile {certificates}/broker.key"
     with Mosquitto(options) as secret:
         url = secret.url.replace("mqtt:", "mqtts:")
-        with client(url, "one", "t", ca_file=certificates / "broker.crt") as one:
+        with client(url, "one", "t", tls=TlsFiles(certificates / "broker.crt")) as one:
             one.settle()
             for _ in range(5):
                 one.link.publish("t", bytes(300_000))
             for _ in range(5):
                 assert len(one.received("t").payload) == 300_000
-        with client(url, "two", ca_file=certificates / "stranger.crt") as two:
-            assert "check the CA file" in two.wait(Disconnected).reason
+        with client(url, "two", tls=TlsFiles(certificates / "stranger.crt")) as two:
+            assert "holds another CA; give --ca-file" in two.wait(Disconnected).reason
             with pytest.raises(BrokerError, match="cannot be trusted"):
                 two.link.wait_connected(PATIENCE_S)
         with client(secret.url, "three") as three:
@@ -116,4 +117,4 @@ def test_a_ca_file_must_exist_and_be_of_use(tmp_path):
     """Both mistakes show at construction."""
     for url, mend in (("mqtts://h", "not a file of CA certificates"), ("mqtt://h", "write mqtts://")):
         with pytest.raises(UsageError, match=mend):
-            MqttLink(url, client_id="one", events=print, ca_file=tmp_path / "none.pem")
+            MqttLink(url, client_id="one", events=print, tls=TlsFiles(tmp_path / "none.pem"))

@@ -21,7 +21,7 @@ from coordinator.settings import DemoSettings, RunSettings
 from shared.config import load
 from shared.errors import ConfigError, UsageError
 from shared.listening import Address, parse_address
-from shared.tls import first_expiry
+from shared.tls_faults import expiry_of
 from tests.coordinator.engines import engine
 from tests.monitoring.prometheus import fetch
 
@@ -81,6 +81,27 @@ def test_a_port_that_is_taken_costs_a_line_and_not_the_run(told, tmp_path):
     (line,) = told.lines
     assert line.startswith(f"no metrics: cannot listen on {address}: ")
     assert "--metrics" in line
+
+
+@pytest.mark.parametrize("address", ["a..b:1", f"{'x' * 70}:1"])
+def test_a_host_that_cannot_be_a_name_costs_a_line_and_not_the_run(told, tmp_path, address):
+    """Such a name is not even looked up."""
+    with observed(_settings(metrics=address), engine(), tmp_path, told.view) as observer:
+        assert isinstance(observer, Unobserved)
+    assert told.lines[0].startswith(f"no metrics: cannot listen on {address}: ")
+
+
+def test_a_second_run_on_the_same_address_goes_on_without_metrics(told, tmp_path):
+    """The first one keeps the address and its numbers."""
+    with observed(_settings(), engine(), tmp_path, told.view) as first:
+        first.link(connected=False)
+        url = told.lines.pop().removeprefix("metrics: ")
+        address = url.removeprefix("http://").removesuffix("/metrics")
+        with observed(_settings(metrics=address), engine(), tmp_path, told.view) as second:
+            assert isinstance(second, Unobserved)
+            second.link(connected=True)
+            assert "\nfedpatch_broker_connected 0.0\n" in fetch(url)
+    assert told.lines.pop().startswith(f"no metrics: cannot listen on {address}: ")
 
 
 def test_an_address_of_another_machine_costs_a_line_and_not_the_run(told, tmp_path):
@@ -143,9 +164,9 @@ def test_an_address_is_read_as_it_is_written(host, port):
 
 def test_a_file_without_certificates_has_no_expiry(tmp_path):
     """Nor has one that is not there."""
-    assert first_expiry(tmp_path / "none.pem") is None
+    assert expiry_of(tmp_path / "none.pem") is None
     (tmp_path / "text.pem").write_text("no certificate")
-    assert first_expiry(tmp_path / "text.pem") is None
+    assert expiry_of(tmp_path / "text.pem") is None
 
 
 def test_the_certificate_that_expires_first_counts(tmp_path, told):
@@ -161,7 +182,7 @@ def test_the_certificate_that_expires_first_counts(tmp_path, told):
             pytest.skip("openssl is not installed (apt install openssl)")
     both = tmp_path / "ca.pem"
     both.write_text("".join(Path(one).read_text() for one in files))
-    expiry = first_expiry(both)
+    expiry = expiry_of(both)
     assert expiry is not None
     assert expiry - time.time() == pytest.approx(10 * 86_400, abs=3_600)
     settings = _settings(broker="mqtts://localhost", ca_file=both)

@@ -1,0 +1,293 @@
+"""The CA of a fleet as a directory, and what is done with it: issue, renew, revoke.
+
+    ca.key ca.crt ca.crl           the CA, and the list of what it revoked
+    index.json                     the record, which decides; all else can be made again from it and the CA's key
+    broker/ coordinator/           a certificate and its key each
+    devices/ID/ watchers/NAME/     the certificate alone: its key is in the bundle, and nowhere else
+
+Everything is written with shared/files.py. A key is on the disk before its certificate, and the record before both.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Self
+
+from coordinator.identity.certificates import (
+    BACKDATED_S,
+    Issuer,
+    Pair,
+    Period,
+    Subject,
+    check_server_names,
+    make_ca,
+    make_crl,
+    make_leaf,
+    new_key,
+    new_serial,
+    read_crl_number,
+    read_issuer,
+)
+from coordinator.identity.index import BROKER, COORDINATOR, DEVICE, PASSWORD, WATCHER, Entry, Index
+from coordinator.identity.index_file import INDEX_NAME, read_index, write_index
+from shared.errors import StateError, UsageError
+from shared.files import refusals_of, remove_unfinished, write_atomic
+from shared.locks import FileLock
+from shared.settings import NAME
+
+__all__ = ["BROKER", "CA_DAYS", "COORDINATOR", "DAYS", "DEVICE", "WATCHER", "Authority", "Issued"]
+
+DAY_S = 86_400
+CA_DAYS = 3650
+DAYS = 365
+
+KEY, CERTIFICATE, CRL, LOCK = "ca.key", "ca.crt", "ca.crl", "lock"
+_HELD = "another command is changing this CA; try again when it is done"
+_FOLDERS = {DEVICE: "devices", WATCHER: "watchers"}
+_FILES = {BROKER: "broker"}
+_OPEN = 0o077
+
+
+@dataclass(frozen=True)
+class Issued:
+    """What somebody was given: the entry in the record, the certificate and its key."""
+
+    entry: Entry
+    pair: Pair
+
+
+class Authority:
+    """A CA whose directory this process alone may change, from `create` or `open` to `close`.
+
+    `now` is unix time throughout. UsageError for what cannot be issued, StateError for a directory that is damaged.
+    """
+
+    def __init__(self, directory: Path, lock: FileLock, index: Index, issuer: Issuer) -> None:
+        self.directory = directory
+        self.index = index
+        self._lock = lock
+        self._issuer = issuer
+
+    @classmethod
+    def create(cls, directory: Path, fleet: str, *, now: float, days: int = CA_DAYS) -> Self:
+        """The CA of `fleet` in `directory`, which is made where absent; one that is there already is opened.
+
+        UsageError where it is that of another fleet.
+        """
+        _check_name("fleet", fleet)
+        with refusals_of(directory):
+            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock = _locked(directory)
+        try:
+            index = read_index(directory)
+            if index is None:
+                if (directory / KEY).exists() or (directory / CERTIFICATE).exists():
+                    raise StateError(f"{directory} has a CA but no {INDEX_NAME}; put that back from a backup")
+                index = Index(fleet=fleet)
+                write_index(directory, index)
+            if index.fleet != fleet:
+                mend = "name that fleet, or another directory with --ca-dir"
+                raise UsageError(f"{directory} is the CA of fleet {index.fleet!r}, not of {fleet!r}; {mend}")
+            if not index.entries and not (directory / CERTIFICATE).exists():
+                _begin(directory, fleet, int(now), days)
+            return cls._opened(directory, lock, index, now)
+        except BaseException:
+            lock.release()
+            raise
+
+    @classmethod
+    def open(cls, directory: Path, *, now: float) -> Self:
+        """The CA that is in `directory`; UsageError where there is none."""
+        if not (directory / INDEX_NAME).exists():
+            raise UsageError(f"{directory}: no CA there; make one with `fedpatch ca init`, or name it with --ca-dir")
+        lock = _locked(directory)
+        try:
+            index = read_index(directory)
+            assert index is not None
+            return cls._opened(directory, lock, index, now)
+        except BaseException:
+            lock.release()
+            raise
+
+    @classmethod
+    def _opened(cls, directory: Path, lock: FileLock, index: Index, now: float) -> Self:
+        opened = cls(directory, lock, index, _read_issuer(directory))
+        opened._finish(now)
+        return opened
+
+    def close(self) -> None:
+        """Let others change it."""
+        self._lock.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def fleet(self) -> str:
+        """The fleet it is for."""
+        return self.index.fleet
+
+    @property
+    def ends(self) -> int:
+        """When the CA itself expires."""
+        return self._issuer.ends
+
+    @property
+    def certificate(self) -> bytes:
+        """The CA's certificate, as PEM."""
+        return self._issuer.pem()
+
+    def issue(
+        self, part: str, name: str, *, now: float, days: int = DAYS, names: Sequence[str] = (), key: bytes | None = None
+    ) -> Issued:
+        """A new certificate, for `key` or a new one, on the disk when this returns; older ones stay as good as they were.
+
+        `names` are what the broker's is for. A name belongs to one part: the broker knows its clients by it.
+        """
+        if part != BROKER:
+            _check_name(part, name)
+        check_server_names(names)
+        self._check_free(part, name)
+        if now >= self.ends:
+            raise UsageError(f"the CA of fleet {self.fleet!r} has expired; renew it with `fedpatch ca renew`")
+        key = key or new_key()
+        serial = self._new_serial()
+        period = Period(int(now) - BACKDATED_S, min(int(now) + days * DAY_S, self.ends))
+        entry = Entry(
+            serial=f"{serial:x}", part=part, name=name, not_before=period.not_before, not_after=period.not_after
+        )
+        self._note(self.index.with_entry(entry))
+        certificate = make_leaf(self._issuer, Subject(self.fleet, part, name), key, serial, period, names)
+        pair = Pair(certificate, key)
+        self._keep(part, name, pair)
+        return Issued(entry, pair)
+
+    def note_password(self, part: str, name: str) -> Entry:
+        """Takes note of a password that somebody was given; the password itself is not kept."""
+        _check_name(part, name)
+        self._check_free(part, name)
+        entry = Entry(serial=f"{self._new_serial():x}", part=part, name=name, kind=PASSWORD)
+        self._note(self.index.with_entry(entry))
+        return entry
+
+    def revoke(self, part: str, name: str, *, now: float, reason: str = "", keep: str = "") -> tuple[Entry, ...]:
+        """Takes back all that `name` was given, but for the serial `keep`; returns what was good until now.
+
+        UsageError for somebody who never got anything. Doing it twice changes nothing.
+        """
+        found = self.index.of(part, name)
+        if not found:
+            known = ", ".join(self.index.names(part)[:5]) or "none"
+            raise UsageError(f"no {part} {name!r} was ever given a certificate or a password here (known: {known})")
+        fresh = tuple(one for one in found if not one.revoked_at and one.serial != keep)
+        if fresh:
+            self._note(self.index.revoked([one.serial for one in fresh], int(now), reason))
+            self.write_crl(now)
+        return fresh
+
+    def write_crl(self, now: float) -> Path:
+        """Makes the revocation list anew; brokers have to be told to read it again."""
+        self._note(replace(self.index, crl_number=self.index.crl_number + 1))
+        revoked = [
+            (int(one.serial, 16), one.revoked_at)
+            for one in self.index.entries
+            if one.revoked_at and one.kind != PASSWORD
+        ]
+        self._write(self.directory / CRL, make_crl(self._issuer, self.index.crl_number, int(now), revoked), mode=0o644)
+        return self.directory / CRL
+
+    def renew(self, *, now: float, days: int = CA_DAYS) -> None:
+        """A new certificate for the CA's own key: what it has issued stays good, also to those who trust the old one."""
+        key = (self.directory / KEY).read_bytes()
+        period = Period(int(now) - BACKDATED_S, int(now) + days * DAY_S)
+        certificate = make_ca(self.fleet, key, self._new_serial(), period)
+        self._write(self.directory / CERTIFICATE, certificate, mode=0o644)
+        self._issuer = read_issuer(certificate, key)
+        self.write_crl(now)
+
+    def place(self, part: str, name: str) -> Path:
+        """The directory of somebody's certificate."""
+        return self.directory / _FOLDERS[part] / name if part in _FOLDERS else self.directory / part
+
+    def _finish(self, now: float) -> None:
+        """Does what a command that was killed had still to do: the list of what is revoked."""
+        for one in (self.directory, self.directory / BROKER, self.directory / COORDINATOR):
+            if one.is_dir():
+                remove_unfinished(one)
+        number = -1
+        with suppress(OSError, ValueError):
+            number = read_crl_number((self.directory / CRL).read_bytes())
+        if number < self.index.crl_number or number < 0:
+            self.write_crl(now)
+
+    def _check_free(self, part: str, name: str) -> None:
+        others = {COORDINATOR, BROKER} - {part}
+        taken = next((one.part for one in self.index.entries if one.name == name and one.part != part), None)
+        taken = taken or (name if name in others else None)
+        if taken:
+            raise UsageError(f"{name!r} is the name of a {taken} at the broker; choose another for this {part}")
+
+    def _new_serial(self) -> int:
+        taken = self.index.serials()
+        while f"{(serial := new_serial()):x}" in taken:
+            pass
+        return serial
+
+    def _note(self, index: Index) -> None:
+        write_index(self.directory, index)
+        self.index = index
+
+    def _keep(self, part: str, name: str, pair: Pair) -> None:
+        stem = _FILES.get(part, "client")
+        place = self.place(part, name)
+        with refusals_of(place):
+            place.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if part not in _FOLDERS:
+            self._write(place / f"{stem}.key", pair.key)
+        self._write(place / f"{stem}.crt", pair.certificate, mode=0o644)
+
+    def _write(self, path: Path, data: bytes, mode: int = 0o600) -> None:
+        with refusals_of(path):
+            write_atomic(path, data, mode=mode)
+
+
+def _begin(directory: Path, fleet: str, now: int, days: int) -> None:
+    """Key, then certificate; a key without one is of a command that was killed, and is used."""
+    path = directory / KEY
+    with refusals_of(directory):
+        if not path.exists():
+            write_atomic(path, new_key())
+        key = path.read_bytes()
+        certificate = make_ca(fleet, key, new_serial(), Period(now - BACKDATED_S, now + days * DAY_S))
+        write_atomic(directory / CERTIFICATE, certificate, mode=0o644)
+
+
+def _read_issuer(directory: Path) -> Issuer:
+    path = directory / KEY
+    try:
+        if path.stat().st_mode & _OPEN:
+            raise UsageError(f"{path} is open to other users, who could make certificates with it; chmod 600 {path}")
+        return read_issuer((directory / CERTIFICATE).read_bytes(), path.read_bytes())
+    except OSError as error:
+        raise StateError(f"{error.filename}: {error.strerror}; put it back from a backup") from error
+    except ValueError as error:
+        raise StateError(
+            f"{directory}: {KEY} and {CERTIFICATE} are no CA ({error}); put them back from a backup"
+        ) from None
+
+
+def _locked(directory: Path) -> FileLock:
+    with refusals_of(directory):
+        return FileLock(directory / LOCK, _HELD)
+
+
+def _check_name(what: str, name: str) -> None:
+    if not re.fullmatch(NAME.regex, name):
+        raise UsageError(f"{name!r} cannot be the name of a {what}: {NAME.words}")

@@ -1,0 +1,208 @@
+"""`fedpatch ca`: the CA of a fleet. What makes certificates is imported when a command runs."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shared.command import AsJson, Group, command
+
+if TYPE_CHECKING:
+    from coordinator.identity.authority import Authority
+
+CaDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--ca-dir",
+        envvar="FEDPATCH_CA_DIR",
+        metavar="PATH",
+        help="Directory of the CA; without it ca in the coordinator's state directory.",
+    ),
+]
+Days = Annotated[int, typer.Option(min=1, max=36_500, metavar="DAYS", help="How long it is good.")]
+_CaDays = Annotated[int, typer.Option(min=1, max=36_500, metavar="DAYS", help="How long the CA itself is good.")]
+_BrokerName = Annotated[
+    list[str] | None,
+    typer.Option(metavar="HOST", help="Host name or address of the broker, as in its URL (repeatable)."),
+]
+_NewKey = Annotated[bool, typer.Option("--new-key", help="Make a new key, too; without it the key stays.")]
+_Out = Annotated[Path, typer.Option(metavar="FILE", help="File to write, mode 0600.")]
+
+_DAYS = 365
+_CA_DAYS = 3650
+
+
+def ca_directory(given: Path | None) -> Path:
+    """Where the CA is: as said, or in the coordinator's state directory."""
+    from coordinator.settings import CA_DIRECTORY, RunSettings
+
+    state_dir = Path(os.environ.get("FEDPATCH_STATE_DIR") or RunSettings.state_dir)
+    return (given or state_dir / CA_DIRECTORY).expanduser().absolute()
+
+
+def add_ca(app: typer.Typer) -> None:
+    """Give `app` the commands."""
+    group = typer.Typer(
+        cls=Group, no_args_is_help=True, help="The CA of a fleet: certificates for its broker and coordinator."
+    )
+    app.add_typer(group, name="ca", epilog="Example: fedpatch ca init --fleet kitchen --broker-name broker.local")
+    _add_init(group)
+    _add_renewals(group)
+    _add_watcher(group)
+    _add_lists(group)
+
+
+def _add_init(group: typer.Typer) -> None:
+    @command(group, "init", example="fedpatch ca init --fleet kitchen --broker-name broker.local")
+    def init(
+        fleet: Annotated[str, typer.Option(metavar="NAME", help="Fleet that the CA is for.")],
+        broker_name: _BrokerName = None,
+        days: Days = _DAYS,
+        ca_days: _CaDays = _CA_DAYS,
+        ca_dir: CaDir = None,
+    ) -> None:
+        """Make a fleet's CA, the certificate of its broker and that of its coordinator.
+
+        Done again, it makes what is missing and changes nothing else.
+        """
+        from coordinator.identity.authority import Authority
+        from coordinator.identity.enrolment import ensure_broker, ensure_coordinator
+
+        directory = ca_directory(ca_dir)
+        with Authority.create(directory, fleet, now=time.time(), days=ca_days) as authority:
+            made = [f"the CA of fleet {fleet!r} in {directory}"]
+            if broker_name and ensure_broker(authority, tuple(broker_name), days=days):
+                made.append(f"the broker's certificate for {', '.join(broker_name)}")
+            if ensure_coordinator(authority, days=days):
+                made.append("the coordinator's certificate")
+        _say(*(f"there is {one}" for one in made))
+        _tell_next(directory)
+
+
+def _tell_next(directory: Path) -> None:
+    _say(
+        f"broker: {directory}/broker/ has its certificate and key; the CA is {directory}/ca.crt, its list {directory}/ca.crl",
+        f"coordinator: --ca-file {directory}/ca.crt --cert-file {directory}/coordinator/client.crt "
+        f"--key-file {directory}/coordinator/client.key",
+        "devices: fedpatch device add ID --broker mqtts://HOST --out FILE",
+    )
+
+
+def _add_renewals(group: typer.Typer) -> None:
+    @command(group, "broker", example="fedpatch ca broker --broker-name broker.local --broker-name 192.168.1.10")
+    def broker(
+        broker_name: _BrokerName = None, days: Days = _DAYS, new_key: _NewKey = False, ca_dir: CaDir = None
+    ) -> None:
+        """Renew the broker's certificate; the broker has to be told to read it again."""
+        from coordinator.identity.enrolment import ensure_broker, opened, server_names
+        from shared.errors import UsageError
+
+        with opened(ca_directory(ca_dir)) as authority:
+            names = tuple(broker_name or server_names(authority))
+            if not names:
+                raise UsageError("what is the broker called? name it as in its URL with --broker-name")
+            ensure_broker(authority, names, days=days, again=True, new_key=new_key)
+            _say(f"renewed {authority.directory}/broker/broker.crt for {', '.join(names)}")
+        _say("give it to the broker, then make it read it: systemctl reload mosquitto")
+
+    @command(group, "coordinator", example="fedpatch ca coordinator --days 365")
+    def coordinator(
+        days: Days = _DAYS,
+        new_key: _NewKey = False,
+        password: Annotated[
+            bool, typer.Option("--password", help="Make a password instead, for a broker without client certificates.")
+        ] = False,
+        ca_dir: CaDir = None,
+    ) -> None:
+        """Renew the coordinator's certificate; one that is at work takes it up by itself."""
+        from coordinator.identity.enrolment import ensure_coordinator, give_coordinator_password, opened
+        from coordinator.identity.passwords import password_file
+
+        with opened(ca_directory(ca_dir)) as authority:
+            if password:
+                path = give_coordinator_password(authority)
+                _say(f"user name and password are in {path}, for EnvironmentFile= of systemd")
+                _say(f"give {password_file(authority.directory)} to the broker: systemctl reload mosquitto")
+                return
+            ensure_coordinator(authority, days=days, again=True, new_key=new_key)
+            _say(f"renewed {authority.directory}/coordinator/client.crt; a coordinator at work takes it up by itself")
+
+    @command(group, "renew", example="fedpatch ca renew")
+    def renew(ca_days: _CaDays = _CA_DAYS, ca_dir: CaDir = None) -> None:
+        """Renew the CA's own certificate, with its key: whatever it has issued stays good.
+
+        Everybody needs the new ca.crt before the old one expires; old and new are good side by side.
+        """
+        from coordinator.identity.enrolment import opened
+
+        with opened(ca_directory(ca_dir)) as authority:
+            authority.renew(now=time.time(), days=ca_days)
+            _say(f"renewed {authority.directory}/ca.crt; give it to the broker, to the coordinator and to every device")
+
+
+def _add_watcher(group: typer.Typer) -> None:
+    @command(group, "watcher", example="fedpatch ca watcher anna --out anna.pem")
+    def watcher(
+        name: Annotated[str, typer.Argument(metavar="NAME", help="Name at the broker.")],
+        out: _Out,
+        days: Days = _DAYS,
+        ca_dir: CaDir = None,
+    ) -> None:
+        """Make a certificate for somebody who looks on with `fedpatch watch --cert-file FILE`."""
+        from coordinator.identity.enrolment import give_watcher, opened
+
+        with opened(ca_directory(ca_dir)) as authority:
+            give_watcher(authority, name, out, days=days)
+            _say(f"{out} holds the certificate and the key of {name}; {authority.directory}/ca.crt is the CA to trust")
+
+    @command(group, "revoke-watcher", example="fedpatch ca revoke-watcher anna")
+    def revoke_watcher(
+        name: Annotated[str, typer.Argument(metavar="NAME", help="Name at the broker.")], ca_dir: CaDir = None
+    ) -> None:
+        """Take a watcher's certificate back; the broker has to be told to read the new list."""
+        from coordinator.identity.authority import WATCHER
+        from coordinator.identity.enrolment import opened, revoke
+
+        with opened(ca_directory(ca_dir)) as authority:
+            revoke(authority, WATCHER, name, reason="", only_old=False)
+            tell_broker(authority)
+
+
+def _add_lists(group: typer.Typer) -> None:
+    @command(group, "crl", example="fedpatch ca crl")
+    def crl(ca_dir: CaDir = None) -> None:
+        """Write the list of what is revoked anew, and print where it is."""
+        from coordinator.identity.enrolment import opened
+
+        with opened(ca_directory(ca_dir)) as authority:
+            typer.echo(str(authority.write_crl(time.time())))
+
+    @command(group, "show", example="fedpatch ca show --json")
+    def show(ca_dir: CaDir = None, as_json: AsJson = False) -> None:
+        """Show what the CA has issued and when it expires; works without the broker."""
+        from coordinator.identity.shown import show_authority
+
+        show_authority(ca_directory(ca_dir), as_json=as_json)
+
+
+def tell_broker(authority: Authority) -> None:
+    """What is left to do by hand after a revocation."""
+    from coordinator.identity.passwords import password_file
+
+    files = [str(authority.directory / "ca.crl")]
+    if password_file(authority.directory).exists():
+        files.append(str(password_file(authority.directory)))
+    _say(
+        f"the coordinator heeds it within seconds; the broker has to be given {' and '.join(files)} and to read them: "
+        "systemctl reload mosquitto",
+        "a connection that is open ends with the next restart of the broker: systemctl restart mosquitto",
+    )
+
+
+def _say(*lines: str) -> None:
+    for line in lines:
+        typer.echo(line, err=True)

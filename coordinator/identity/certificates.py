@@ -1,0 +1,231 @@
+"""Makes certificates and revocation lists (RFC 5280) with ECDSA over P-256; the one file that uses `cryptography`.
+
+Subject: CN is the name at the broker, O the fleet, OU the part. A certificate begins an hour before it was made, so that a
+clock which is a little behind takes it, and none outlives its CA.
+"""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from shared.errors import UsageError
+
+try:
+    from cryptography import x509
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePrivateKey, generate_private_key
+    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+except ModuleNotFoundError as error:
+    raise UsageError(
+        f"certificates need the package {error.name}, which is not installed; pip install 'fedpatch[coordinator]'"
+    ) from error
+
+BACKDATED_S = 3600
+
+_SHA256 = hashes.SHA256()
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Whom a certificate is for: the fleet (O), the part (OU) and the name at the broker (CN)."""
+
+    fleet: str
+    part: str
+    name: str
+
+
+@dataclass(frozen=True)
+class Period:
+    """From when until when a certificate is good, in unix seconds."""
+
+    not_before: int
+    not_after: int
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A certificate and its key, both as PEM; the key is PKCS#8 without a password."""
+
+    certificate: bytes
+    key: bytes
+
+
+@dataclass(frozen=True)
+class Issuer:
+    """A CA's certificate and key."""
+
+    certificate: x509.Certificate
+    key: EllipticCurvePrivateKey
+
+    @property
+    def ends(self) -> int:
+        """When the CA's certificate expires, in unix seconds."""
+        return int(self.certificate.not_valid_after_utc.timestamp())
+
+    def pem(self) -> bytes:
+        """The certificate, as everybody gets it."""
+        return _pem(self.certificate)
+
+
+def new_key() -> bytes:
+    """A key over P-256, as PEM."""
+    key = generate_private_key(SECP256R1())
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+def new_serial() -> int:
+    """A serial number of 159 random bits, which nobody can foresee and none has had before (RFC 5280, 4.1.2.2)."""
+    return x509.random_serial_number()
+
+
+def make_ca(fleet: str, key: bytes, serial: int, period: Period) -> bytes:
+    """The self-signed certificate of a fleet's CA, as PEM; it signs certificates and lists, and no further CA."""
+    private = _key(key)
+    name = _name(Subject(fleet, "ca", f"fedpatch CA of {fleet}"))
+    builder = _builder(name, name, private, serial, period)
+    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    builder = builder.add_extension(_usage(signs_certificates=True), critical=True)
+    return _pem(builder.sign(private, _SHA256))
+
+
+def make_leaf(
+    issuer: Issuer, subject: Subject, key: bytes, serial: int, period: Period, names: Sequence[str] = ()
+) -> bytes:
+    """A certificate for `key`, as PEM: a server's of these `names` (hosts, addresses), or without names a client's.
+
+    A client's own name is a URI, fedpatch://FLEET/PART/NAME: device ids need not be host names.
+    """
+    private = _key(key)
+    ends = min(period.not_after, issuer.ends)
+    builder = _builder(_name(subject), issuer.certificate.subject, private, serial, Period(period.not_before, ends))
+    purpose = ExtendedKeyUsageOID.SERVER_AUTH if names else ExtendedKeyUsageOID.CLIENT_AUTH
+    uri = f"fedpatch://{subject.fleet}/{subject.part}/{subject.name}"
+    alternatives = [_server_name(one) for one in names] or [x509.UniformResourceIdentifier(uri)]
+    builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+    builder = builder.add_extension(_usage(signs_certificates=False), critical=True)
+    builder = builder.add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
+    builder = builder.add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
+    known_as = x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer.key.public_key())
+    builder = builder.add_extension(known_as, critical=False)
+    return _pem(builder.sign(issuer.key, _SHA256))
+
+
+def make_crl(issuer: Issuer, number: int, now: int, revoked: Iterable[tuple[int, int]]) -> bytes:
+    """The revocation list as PEM; `revoked` holds (serial, when).
+
+    It is good for as long as the CA: a broker takes no client at all once its list is out of date.
+    """
+    builder = (
+        x509.CertificateRevocationListBuilder()
+        .issuer_name(issuer.certificate.subject)
+        .last_update(_moment(now - BACKDATED_S))
+        .next_update(_moment(max(issuer.ends, now)))
+        .add_extension(x509.CRLNumber(number), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer.key.public_key()), critical=False)
+    )
+    for serial, when in revoked:
+        one = x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(_moment(when)).build()
+        builder = builder.add_revoked_certificate(one)
+    return builder.sign(issuer.key, _SHA256).public_bytes(serialization.Encoding.PEM)
+
+
+def read_crl_number(pem: bytes) -> int:
+    """The number of a revocation list; ValueError where it is none of ours."""
+    try:
+        found = x509.load_pem_x509_crl(pem).extensions.get_extension_for_class(x509.CRLNumber)
+    except x509.ExtensionNotFound as error:
+        raise ValueError("a revocation list without a number") from error
+    return found.value.crl_number
+
+
+def read_issuer(certificate: bytes, key: bytes) -> Issuer:
+    """A CA from PEM; ValueError where it is damaged, or the key is not that of the certificate."""
+    issuer = Issuer(x509.load_pem_x509_certificate(certificate), _key(key))
+    if issuer.certificate.public_key() != issuer.key.public_key():
+        raise ValueError("the key is not that of the certificate")
+    return issuer
+
+
+def names_of(certificate: bytes) -> list[str]:
+    """Hosts and addresses that a server's certificate is for; ValueError where it is damaged."""
+    try:
+        found = x509.load_pem_x509_certificate(certificate).extensions
+        names = found.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return []
+    return [*names.get_values_for_type(x509.DNSName), *map(str, names.get_values_for_type(x509.IPAddress))]
+
+
+def check_server_names(names: Iterable[str]) -> None:
+    """UsageError for a name that no certificate can hold."""
+    for name in names:
+        _server_name(name)
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: EllipticCurvePrivateKey, serial: int, period: Period
+) -> x509.CertificateBuilder:
+    builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).serial_number(serial)
+    builder = builder.not_valid_before(_moment(period.not_before)).not_valid_after(_moment(period.not_after))
+    known_as = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    return builder.public_key(key.public_key()).add_extension(known_as, critical=False)
+
+
+def _name(subject: Subject) -> x509.Name:
+    parts = (
+        (NameOID.ORGANIZATION_NAME, subject.fleet),
+        (NameOID.ORGANIZATIONAL_UNIT_NAME, subject.part),
+        (NameOID.COMMON_NAME, subject.name),
+    )
+    return x509.Name([x509.NameAttribute(kind, value) for kind, value in parts])
+
+
+def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _server_name(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        pass
+    labels = name.removeprefix("*.").split(".")
+    if len(name) > 253 or not all(0 < len(one) <= 63 and one.replace("-", "a").isalnum() for one in labels):
+        raise UsageError(f"{name!r} is neither a host name nor an address; write it as in the broker's URL")
+    if not name.isascii():
+        raise UsageError(f"{name!r} is not ASCII; write the host name as the DNS has it (xn--...)")
+    return x509.DNSName(name)
+
+
+def _key(pem: bytes) -> EllipticCurvePrivateKey:
+    try:
+        key = serialization.load_pem_private_key(pem, password=None)
+    except (TypeError, UnsupportedAlgorithm) as error:
+        raise ValueError(str(error)) from error
+    if not isinstance(key, EllipticCurvePrivateKey):
+        raise ValueError("the key is not one over an elliptic curve")
+    return key
+
+
+def _moment(unix_s: int) -> datetime.datetime:
+    return datetime.datetime.fromtimestamp(unix_s, datetime.UTC)
+
+
+def _pem(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(serialization.Encoding.PEM)

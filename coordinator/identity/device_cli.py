@@ -1,0 +1,119 @@
+"""`fedpatch device`: enrol a device, renew what it has, take it back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coordinator.identity.ca_cli import CaDir, Days, ca_directory, tell_broker
+from shared.command import AsJson, Group, command
+
+_Id = Annotated[str, typer.Argument(metavar="ID", help="Name of the device, unique in its fleet.")]
+_Out = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="The bundle to write, mode 0600; without it ID.bundle.")
+]
+_Broker = Annotated[
+    str,
+    typer.Option(
+        envvar="FEDPATCH_BROKER", metavar="URL", help="The broker's URL; without it, that of the device's settings."
+    ),
+]
+_Password = Annotated[
+    bool, typer.Option("--password", help="A password instead, for a broker that takes no client certificates.")
+]
+_DAYS = 365
+
+
+def add_device(app: typer.Typer) -> None:
+    """Give `app` the commands."""
+    group = typer.Typer(cls=Group, no_args_is_help=True, help="The identities of devices: enrol, renew, take back.")
+    app.add_typer(group, name="device", epilog="Example: fedpatch device add pi-1 --broker mqtts://broker.local")
+    _add_bundles(group)
+    _add_revoke(group)
+    _add_list(group)
+
+
+def _add_bundles(group: typer.Typer) -> None:
+    @command(group, "add", example="fedpatch device add pi-1 --broker mqtts://broker.local --out pi-1.bundle")
+    def add(
+        device: _Id,
+        out: _Out = None,
+        broker: _Broker = "",
+        days: Days = _DAYS,
+        password: _Password = False,
+        ca_dir: CaDir = None,
+    ) -> None:
+        """Enrol a device: write the bundle that `fedpatch-agent enrol` installs there.
+
+        Whoever has the bundle has the device's identity: carry it on a way that you trust, and delete it afterwards.
+        """
+        _write(device, out, broker, days, password, ca_dir, renewal=False)
+
+    @command(group, "rotate", example="fedpatch device rotate pi-1 --out pi-1.bundle")
+    def rotate(
+        device: _Id,
+        out: _Out = None,
+        broker: _Broker = "",
+        days: Days = _DAYS,
+        password: _Password = False,
+        ca_dir: CaDir = None,
+    ) -> None:
+        """Write a new bundle for a device that is enrolled; its present certificate stays good until it is revoked.
+
+        An old password is good until the broker reads the new file.
+        """
+        path = _write(device, out, broker, days, password, ca_dir, renewal=True)
+        if not password:
+            _say(f"once {path} is installed, take the old one back: fedpatch device revoke {device} --old")
+
+
+def _write(
+    device: str, out: Path | None, broker: str, days: int, password: bool, ca_dir: Path | None, *, renewal: bool
+) -> Path:
+    from coordinator.identity.enrolment import enrol, opened
+    from coordinator.identity.passwords import password_file
+
+    path = out or Path(f"{device}.bundle")
+    directory = ca_directory(ca_dir)
+    with opened(directory) as authority:
+        enrol(authority, device, path, broker=broker, days=days, password=password, renewal=renewal)
+    _say(f"{path} holds the identity of {device}; on the device: fedpatch-agent enrol {path.name}, then delete it")
+    if password:
+        _say(f"give {password_file(directory)} to the broker: systemctl reload mosquitto")
+    return path
+
+
+def _add_revoke(group: typer.Typer) -> None:
+    @command(group, "revoke", example="fedpatch device revoke pi-1 --reason stolen")
+    def revoke(
+        device: _Id,
+        reason: Annotated[str, typer.Option(metavar="TEXT", help="Why, for the record.")] = "",
+        old: Annotated[bool, typer.Option("--old", help="Only what was replaced; the newest stays good.")] = False,
+        ca_dir: CaDir = None,
+    ) -> None:
+        """Take back what a device has: the coordinator at work shuts it out, and the broker once it reads the new list."""
+        from coordinator.identity.authority import DEVICE
+        from coordinator.identity.enrolment import opened
+        from coordinator.identity.enrolment import revoke as take_back
+
+        with opened(ca_directory(ca_dir)) as authority:
+            taken = take_back(authority, DEVICE, device, reason=reason[:200], only_old=old)
+            what = "1 certificate or password" if len(taken) == 1 else f"{len(taken)} certificates or passwords"
+            _say(f"revoked {what} of {device}" if taken else f"nothing of {device} was left to revoke")
+            tell_broker(authority)
+
+
+def _add_list(group: typer.Typer) -> None:
+    @command(group, "list", example="fedpatch device list --json")
+    def list_devices(ca_dir: CaDir = None, as_json: AsJson = False) -> None:
+        """List the devices that were enrolled: what they have, and until when it is good."""
+        from coordinator.identity.shown import show_devices
+
+        show_devices(ca_directory(ca_dir), as_json=as_json)
+
+
+def _say(*lines: str) -> None:
+    for line in lines:
+        typer.echo(line, err=True)

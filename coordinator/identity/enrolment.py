@@ -1,0 +1,165 @@
+"""Makes what a device is enrolled with, and takes it back: the CA, the password file and the bundle together."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from coordinator.identity.authority import COORDINATOR, DEVICE, WATCHER, Authority
+from coordinator.identity.index import BROKER, Entry
+from coordinator.identity.passwords import keep_passwords, new_password, password_line
+from shared.broker_url import parse_broker_url
+from shared.bundle import Bundle, encode_bundle
+from shared.errors import UsageError
+from shared.files import refusals_of, write_atomic
+from shared.tls import tls_context
+from shared.tls_files import TlsFiles
+
+
+@contextmanager
+def opened(directory: Path) -> Iterator[Authority]:
+    """The CA to be changed; what a command that was killed had still to do is done first."""
+    with Authority.open(directory, now=time.time()) as authority:
+        keep_passwords(directory, authority.index)
+        yield authority
+
+
+def enrol(
+    authority: Authority, device: str, out: Path, *, broker: str, days: int, password: bool, renewal: bool
+) -> Entry:
+    """Writes the bundle of a device to `out` (mode 0600); UsageError where it already has what it needs, or has nothing.
+
+    `renewal`: it has something that is good, which stays so; otherwise it must not have.
+    """
+    current = authority.index.current(DEVICE, device)
+    if renewal and current is None:
+        raise UsageError(f"{device!r} has nothing to renew; `fedpatch device add {device}` enrols it")
+    if not renewal and current is not None:
+        raise UsageError(
+            f"{device!r} is enrolled already; `fedpatch device rotate {device}` makes it a new bundle, "
+            f"`fedpatch device revoke {device}` takes back what it has"
+        )
+    check_out(out)
+    _check_broker(broker, password)
+    if password:
+        entry, words = _give_password(authority, DEVICE, device)
+        bundle = Bundle(
+            fleet=authority.fleet, device=device, broker=broker, ca=authority.certificate.decode(), password=words
+        )
+    else:
+        issued = authority.issue(DEVICE, device, now=time.time(), days=days)
+        entry = issued.entry
+        bundle = Bundle(
+            fleet=authority.fleet,
+            device=device,
+            broker=broker,
+            ca=authority.certificate.decode(),
+            certificate=issued.pair.certificate.decode(),
+            key=issued.pair.key.decode(),
+        )
+    with refusals_of(out):
+        write_atomic(out, encode_bundle(bundle))
+    return entry
+
+
+def revoke(authority: Authority, part: str, name: str, *, reason: str, only_old: bool) -> tuple[Entry, ...]:
+    """Takes back all that somebody has or, with `only_old`, all but the newest; the broker's files are made anew."""
+    current = authority.index.current(part, name)
+    keep = current.serial if only_old and current is not None else ""
+    taken = authority.revoke(part, name, now=time.time(), reason=reason, keep=keep)
+    keep_passwords(authority.directory, authority.index)
+    return taken
+
+
+def give_watcher(authority: Authority, name: str, out: Path, *, days: int) -> Entry:
+    """A certificate and its key in one PEM file, for `fedpatch watch --cert-file`."""
+    check_out(out)
+    issued = authority.issue(WATCHER, name, now=time.time(), days=days)
+    with refusals_of(out):
+        write_atomic(out, issued.pair.certificate + issued.pair.key)
+    return issued.entry
+
+
+def ensure_coordinator(authority: Authority, *, days: int, again: bool = False, new_key: bool = False) -> bool:
+    """The coordinator's own certificate, with the key it has, unless it is there and good; True where one was made."""
+    return _ensure(authority, COORDINATOR, "coordinator", "client", (), days=days, again=again, new_key=new_key)
+
+
+def ensure_broker(
+    authority: Authority, names: tuple[str, ...], *, days: int, again: bool = False, new_key: bool = False
+) -> bool:
+    """The broker's certificate for these names, likewise."""
+    return _ensure(authority, BROKER, "broker", "broker", names, days=days, again=again, new_key=new_key)
+
+
+def give_coordinator_password(authority: Authority) -> Path:
+    """User name and password of the coordinator, as an environment file for systemd or a shell; returns where."""
+    _entry, words = _give_password(authority, COORDINATOR, COORDINATOR)
+    path = authority.place(COORDINATOR, COORDINATOR) / "password.env"
+    with refusals_of(path):
+        path.parent.mkdir(exist_ok=True, mode=0o700)
+        write_atomic(path, f"FEDPATCH_USERNAME={COORDINATOR}\nFEDPATCH_PASSWORD={words}\n".encode())
+    return path
+
+
+def server_names(authority: Authority) -> list[str]:
+    """What the broker's present certificate is for; empty without one."""
+    from coordinator.identity.certificates import names_of
+
+    try:
+        return names_of((authority.place(BROKER, "broker") / "broker.crt").read_bytes())
+    except (OSError, ValueError):
+        return []
+
+
+def check_out(out: Path) -> None:
+    """UsageError where a secret cannot be put at `out`, before one is made."""
+    if out.exists():
+        raise UsageError(f"{out} exists already; name another file with --out, or delete it")
+    if not out.absolute().parent.is_dir() or not os.access(out.absolute().parent, os.W_OK):
+        raise UsageError(f"{out}: its directory is absent or cannot be written; name another file with --out")
+
+
+def _ensure(
+    authority: Authority,
+    part: str,
+    name: str,
+    stem: str,
+    names: tuple[str, ...],
+    *,
+    days: int,
+    again: bool,
+    new_key: bool,
+) -> bool:
+    place = authority.place(part, name)
+    certificate, key = place / f"{stem}.crt", place / f"{stem}.key"
+    if not again and _fit(certificate, key):
+        return False
+    known = key.read_bytes() if key.exists() and not new_key else None
+    authority.issue(part, name, now=time.time(), days=days, names=names, key=known)
+    return True
+
+
+def _fit(certificate: Path, key: Path) -> bool:
+    if not certificate.exists() or not key.exists():
+        return False
+    try:
+        tls_context(parse_broker_url("mqtts://localhost"), TlsFiles(None, certificate, key))
+    except UsageError:
+        return False
+    return True
+
+
+def _give_password(authority: Authority, part: str, name: str) -> tuple[Entry, str]:
+    words = new_password()
+    entry = authority.note_password(part, name)
+    keep_passwords(authority.directory, authority.index, password_line(name, words))
+    return entry, words
+
+
+def _check_broker(broker: str, password: bool) -> None:
+    if broker and not parse_broker_url(broker).tls and not password:
+        raise UsageError(f"{broker}: a certificate is of no use without TLS; write mqtts://, or use --password")

@@ -1,0 +1,101 @@
+"""Keeps revoked devices out of a run, also where the broker still lets them in.
+
+The record of the CA is looked at once a second: a revocation is heeded while the run goes on, and so is a device that was
+enrolled again.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from pathlib import Path
+
+from coordinator.effects import Count, Effect
+from coordinator.engine import Engine
+from coordinator.identity.index import Index
+from coordinator.identity.index_file import INDEX_NAME, read_index
+from shared.errors import StateError
+
+LOOK_EVERY_S = 1.0
+REVOKED = "revoked"
+
+_log = logging.getLogger("fedpatch.coordinator")
+
+
+class Gate:
+    """Who may not pass, as the CA directory of `fleet` says; where there is no CA, everybody may.
+
+    Raises StateError for a record that cannot be read: not to know who was revoked is no reason to let everybody in. One
+    that becomes unreadable, or goes, while a run is at work leaves what was known.
+    """
+
+    def __init__(self, directory: Path, fleet: str) -> None:
+        self.index = self._read(directory, fleet)
+        self.revoked = self.index.revoked_devices()
+        self._directory = directory
+        self._fleet = fleet
+        self._stamp = self._look_at_file()
+        self._looked_at = -math.inf
+        self._told: set[str] = set()
+
+    def look(self, engine: Engine, now: float) -> list[Effect]:
+        """Takes note of what was revoked or issued since the last look, and what follows for the run."""
+        if now < self._looked_at + LOOK_EVERY_S:
+            return []
+        self._looked_at = now
+        before, known = self.revoked, engine.fleet.members
+        if (stamp := self._look_at_file()) != self._stamp:
+            self._stamp = stamp
+            self._read_again()
+        for device in (before - self.revoked) & known.keys():
+            engine.fleet.bar(device, "")
+            self._told.discard(device)
+        effects: list[Effect] = []
+        for device in sorted((self.revoked - self._told) & known.keys()):
+            self._told.add(device)
+            _log.warning("%s was revoked: it is not asked any more, and its messages are refused", device)
+            effects += expel(engine, device, now)
+        return effects
+
+    def refuses(self, device: str) -> bool:
+        """Whether a message of this device must not be heeded."""
+        return device in self.revoked
+
+    def _read_again(self) -> None:
+        try:
+            index = self._read(self._directory, self._fleet)
+        except StateError as error:
+            _log.warning("%s; what was revoked before stays so", error)
+            return
+        if not index.entries and self.index.entries:
+            _log.warning("%s has gone; what was revoked before stays so", self._directory / INDEX_NAME)
+            return
+        self.index, self.revoked = index, index.revoked_devices()
+
+    @staticmethod
+    def _read(directory: Path, fleet: str) -> Index:
+        index = read_index(directory)
+        if index is not None and index.fleet != fleet:
+            _log.warning(
+                "%s is the CA of fleet %r, not of %r: what it revoked is not heeded", directory, index.fleet, fleet
+            )
+            index = None
+        return index or Index(fleet=fleet)
+
+    def _look_at_file(self) -> tuple[int, ...]:
+        try:
+            found = (self._directory / INDEX_NAME).stat()
+        except OSError:
+            return ()
+        return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def expel(engine: Engine, device: str, now: float) -> list[Effect]:
+    """A device is asked no more, and takes no further part in the open round; what it delivered before counts."""
+    engine.fleet.bar(device, REVOKED)
+    return [] if engine.open is None else engine.open.expel(device, now)
+
+
+def refused(device: str) -> list[Effect]:
+    """What becomes of a message of a revoked device."""
+    return [Count(device, "ignored", REVOKED)]

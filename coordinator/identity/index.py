@@ -1,0 +1,115 @@
+"""The record of a CA: what was issued to whom, and what of it was revoked. A text, and what is read from it.
+
+A certificate is in the record before it exists, and a revocation before the list that brokers read: whatever moment a
+command is killed in, no serial number is given twice and no revocation is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+import msgspec
+
+from shared.errors import StateError
+from shared.settings import NAME
+
+DEVICE, COORDINATOR, WATCHER, BROKER = "device", "coordinator", "watcher", "broker"
+PASSWORD = "password"
+
+_VERSION = 1
+_Name = Annotated[str, msgspec.Meta(pattern=f"^{NAME.regex}$")]
+_Seconds = Annotated[int, msgspec.Meta(ge=0)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A certificate, or a password, that was issued. Times are unix seconds; `revoked_at` 0: it was not.
+
+    `serial` is in hexadecimal, and of a password a number that only this record knows. A password has no end (0).
+    """
+
+    serial: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{1,40}$")]
+    part: str
+    name: _Name
+    kind: str = "certificate"
+    not_before: _Seconds = 0
+    not_after: _Seconds = 0
+    revoked_at: _Seconds = 0
+    reason: Annotated[str, msgspec.Meta(max_length=200)] = ""
+
+    def good(self, now: float) -> bool:
+        """Whether it lets its holder in: not revoked, not expired."""
+        return not self.revoked_at and (not self.not_after or now < self.not_after)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Index:
+    """All that a CA has issued for its fleet, the oldest first. `crl_number` counts the revocation lists."""
+
+    fleet: _Name
+    version: int = _VERSION
+    crl_number: _Seconds = 0
+    entries: tuple[Entry, ...] = ()
+
+    def of(self, part: str, name: str) -> tuple[Entry, ...]:
+        """All that one holder ever got, the oldest first."""
+        return tuple(one for one in self.entries if (one.part, one.name) == (part, name))
+
+    def current(self, part: str, name: str) -> Entry | None:
+        """The newest that is not revoked."""
+        return next((one for one in reversed(self.of(part, name)) if not one.revoked_at), None)
+
+    def names(self, part: str) -> list[str]:
+        """Everybody who ever got something, sorted."""
+        return sorted({one.name for one in self.entries if one.part == part})
+
+    def serials(self) -> frozenset[str]:
+        """Those that are taken."""
+        return frozenset(one.serial for one in self.entries)
+
+    def revoked_devices(self) -> frozenset[str]:
+        """Devices of which all that they ever got was revoked: not one that was rotated, or enrolled again since."""
+        known = {one.name for one in self.entries if one.part == DEVICE}
+        return frozenset(known - {one.name for one in self.entries if one.part == DEVICE and not one.revoked_at})
+
+    def first_expiry(self, part: str) -> int | None:
+        """When the first holder's newest certificate ends that is not revoked; None where nobody has any."""
+        ends: dict[str, int] = {}
+        for one in self.entries:
+            if one.part == part and not one.revoked_at and one.not_after:
+                ends[one.name] = max(one.not_after, ends.get(one.name, 0))
+        return min(ends.values(), default=None)
+
+    def with_entry(self, entry: Entry) -> Index:
+        """As it is once this was issued."""
+        return replace(self, entries=(*self.entries, entry))
+
+    def revoked(self, serials: Iterable[str], now: int, reason: str) -> Index:
+        """As it is once these are revoked; those that were before stay as they were."""
+        taken = frozenset(serials)
+        entries = tuple(
+            replace(one, revoked_at=max(now, 1), reason=reason) if one.serial in taken and not one.revoked_at else one
+            for one in self.entries
+        )
+        return replace(self, entries=entries, crl_number=self.crl_number + 1)
+
+
+def encode_index(index: Index) -> bytes:
+    """As the file holds it: JSON that people can read."""
+    return msgspec.json.format(msgspec.json.encode(index), indent=1) + b"\n"
+
+
+def decode_index(data: bytes, place: object) -> Index:
+    """Reads it back; StateError, naming `place`, where it is damaged or of another version."""
+    mend = "put it back from a backup: without it nobody knows what was revoked"
+    try:
+        found = msgspec.json.decode(data, type=Index)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise StateError(f"{place}: the record of a CA is damaged ({error}); {mend}") from None
+    if found.version != _VERSION:
+        raise StateError(f"{place}: the record of a CA has version {found.version}, and this fedpatch knows {_VERSION}")
+    if len(found.serials()) != len(found.entries):
+        raise StateError(f"{place}: the record of a CA names a serial number twice; {mend}")
+    return found

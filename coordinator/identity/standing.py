@@ -1,0 +1,111 @@
+"""How everything stands that a CA has issued: for lists, and for `fedpatch doctor`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from coordinator.identity.index import COORDINATOR, DEVICE, PASSWORD, Entry, Index
+from coordinator.identity.index_file import read_index
+from coordinator.settings import RunSettings
+from shared.checkup import Checkup
+from shared.errors import FedpatchError, UsageError
+from shared.own_certificate import WARN_DAYS
+from shared.tls import certificates_of, key_problem
+
+_DAY_S = 86_400
+_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Row:
+    """One holder: what is good of his, or was at last. `expires_at` is None for a password."""
+
+    part: str
+    name: str
+    kind: str
+    state: str
+    expires_at: int | None
+    revoked_at: int | None
+    reason: str
+    serial: str
+    others_good: int
+
+
+def rows(index: Index, now: float, *parts: str) -> list[Row]:
+    """Every holder of these parts, or of all, by part and name."""
+    found = dict.fromkeys((one.part, one.name) for one in index.entries if not parts or one.part in parts)
+    return [_row(index.of(*holder), now) for holder in sorted(found)]
+
+
+def _row(entries: tuple[Entry, ...], now: float) -> Row:
+    good = [one for one in entries if one.good(now)]
+    one = next((one for one in reversed(entries) if not one.revoked_at), entries[-1])
+    state = "revoked" if one.revoked_at else "good" if one.good(now) else "expired"
+    return Row(
+        part=one.part,
+        name=one.name,
+        kind=one.kind,
+        state=state,
+        expires_at=None if one.kind == PASSWORD else one.not_after,
+        revoked_at=one.revoked_at or None,
+        reason=one.reason,
+        serial=one.serial,
+        others_good=len([other for other in good if other is not one]),
+    )
+
+
+def must_read(directory: Path) -> Index:
+    """The record of the CA in `directory`; UsageError where there is none."""
+    index = read_index(directory)
+    if index is None:
+        raise UsageError(f"{directory}: no CA there; make one with `fedpatch ca init`, or name it with --ca-dir")
+    return index
+
+
+def check_authority(settings: RunSettings, checkup: Checkup) -> None:
+    """The check `identities`: the CA, its key, and what expires soon. Nothing is told where there is no CA."""
+    directory = settings.ca_directory
+    try:
+        index = read_index(directory)
+    except FedpatchError as error:
+        checkup.fail("identities", str(error), "put the directory of the CA back from a backup")
+        return
+    if index is None:
+        return
+    if index.fleet != settings.fleet:
+        text = f"{directory} is the CA of fleet {index.fleet!r}, and this is fleet {settings.fleet!r}"
+        checkup.warn("identities", text, "name the CA of this fleet with --ca-dir")
+        return
+    problem = key_problem(directory / "ca.key") if (directory / "ca.key").exists() else None
+    if problem:
+        checkup.fail("identities", *problem)
+        return
+    now = time.time()
+    endings = list(_endings(directory, index, now))
+    devices = rows(index, now, DEVICE)
+    revoked = sum(one.state == "revoked" for one in devices)
+    text = f"the CA of fleet {index.fleet!r} knows {len(devices)} devices, {revoked} of them revoked"
+    if endings:
+        more = f" and {len(endings) - _SHOWN} more" if len(endings) > _SHOWN else ""
+        mend = "renew them: fedpatch device rotate ID, fedpatch ca coordinator, fedpatch ca broker, fedpatch ca renew"
+        checkup.warn("identities", f"{text}; {', '.join(endings[:_SHOWN])}{more}", mend)
+    else:
+        checkup.good("identities", f"{text}; nothing of it expires within {WARN_DAYS} days")
+
+
+def _endings(directory: Path, index: Index, now: float) -> Iterator[str]:
+    for one in certificates_of(directory / "ca.crt"):
+        if one.not_after < now + WARN_DAYS * _DAY_S:
+            yield f"the CA {_in_words(one.not_after, now)}"
+    for row in rows(index, now):
+        if row.state != "revoked" and row.expires_at is not None and row.expires_at < now + WARN_DAYS * _DAY_S:
+            what = row.name if row.part in (DEVICE, COORDINATOR) else f"{row.part} {row.name}"
+            yield f"{what} {_in_words(row.expires_at, now)}"
+
+
+def _in_words(ends: float, now: float) -> str:
+    days = int((ends - now) // _DAY_S)
+    return "has expired" if ends <= now else f"expires in {days} days"

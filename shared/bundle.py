@@ -1,0 +1,62 @@
+"""The file that a device is enrolled with: who it is, where its broker is, and what it shows there. JSON, one per device.
+
+It holds a key or a password, so whoever carries it carries the device's identity: mode 0600, and gone once it is installed.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
+
+from shared.errors import DataError
+from shared.settings import NAME
+
+FORMAT = 1
+MAX_BUNDLE_BYTES = 256 * 1024
+
+_Name = Annotated[str, msgspec.Meta(pattern=f"^{NAME.regex}$")]
+_Pem = Annotated[str, msgspec.Meta(max_length=64 * 1024)]
+_Text = Annotated[str, msgspec.Meta(max_length=500)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bundle:
+    """A device's identity. With a certificate: `certificate` and `key` as PEM; with a password: that; `ca` as PEM in either.
+
+    An empty `broker` leaves that to whoever installs it.
+    """
+
+    fedpatch_bundle: int = FORMAT
+    fleet: _Name
+    device: _Name
+    broker: _Text = ""
+    ca: _Pem = ""
+    certificate: _Pem = ""
+    key: _Pem = ""
+    password: _Text = ""
+
+    def __repr__(self) -> str:
+        return f"Bundle of {self.device} in fleet {self.fleet}"  # never what is secret in it
+
+
+def encode_bundle(bundle: Bundle) -> bytes:
+    """As the file holds it."""
+    return json.dumps(msgspec.to_builtins(bundle), indent=1).encode() + b"\n"
+
+
+def decode_bundle(data: bytes, place: object) -> Bundle:
+    """Reads it back; DataError, naming `place` and nothing of what is in it, where it is none, or makes no identity."""
+    if len(data) > MAX_BUNDLE_BYTES:
+        raise DataError(f"{place}: larger than any bundle; `fedpatch device add` makes one")
+    try:
+        found = msgspec.json.decode(data, type=Bundle)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        raise DataError(f"{place}: damaged, or not a bundle of a device; `fedpatch device add` makes one") from None
+    if found.fedpatch_bundle != FORMAT:
+        raise DataError(f"{place}: a bundle of version {found.fedpatch_bundle}; this fedpatch knows version {FORMAT}")
+    if not found.password and not (found.certificate and found.key):
+        raise DataError(f"{place}: neither a certificate with its key nor a password in it; make it anew")
+    return found

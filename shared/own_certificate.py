@@ -1,0 +1,85 @@
+"""Whether our own certificate is for who we are, and how it and its key lie there: what starts and the doctors ask."""
+
+from __future__ import annotations
+
+import time
+
+from shared.broker_settings import BrokerSettings
+from shared.broker_url import parse_broker_url
+from shared.certificate import Certificate
+from shared.checkup import Checkup
+from shared.errors import UsageError
+from shared.tls import certificates_of, key_problem, tls_context
+from shared.tls_files import TlsFiles
+
+WARN_DAYS = 21
+NAME = "certificate"
+
+_DAY_S = 86_400
+
+
+def check_holder(files: TlsFiles, fleet: str, part: str, name: str = "") -> None:
+    """UsageError where our certificate is one that fedpatch made for another fleet, part or (where given) name."""
+    own = next(iter(certificates_of(files.cert_file)), None)
+    if own is not None and (problem := _for_somebody_else(own, fleet, part, name)):
+        raise UsageError(f"{files.cert_file} {problem}; enrol with a bundle of this fleet, or correct the settings")
+
+
+def check_own_certificate(settings: BrokerSettings, part: str, name: str, checkup: Checkup) -> None:
+    """The check `certificate`: key and certificate fit, for whom they are, who may read the key, how long they are good.
+
+    Nothing is told where there is none: a broker that asks for one says so itself.
+    """
+    files, broker = settings.tls_files, parse_broker_url(settings.broker)
+    if files.cert_file is None or not broker.tls:
+        return
+    key_file = files.key_file or files.cert_file
+    if open_key := key_problem(key_file):
+        checkup.fail(NAME, *open_key)
+        return
+    try:
+        tls_context(broker, TlsFiles(None, files.cert_file, files.key_file))
+    except UsageError as error:
+        checkup.fail(
+            NAME, str(error), "enrol this device (fedpatch-agent enrol FILE), or correct cert_file and key_file"
+        )
+        return
+    own = next(iter(certificates_of(files.cert_file)), None)
+    if own is None:
+        checkup.warn(NAME, f"{files.cert_file}: its certificate cannot be read", "enrol again")
+    elif problem := _for_somebody_else(own, settings.fleet, part, name):
+        checkup.fail(NAME, f"{files.cert_file} {problem}", "enrol with a bundle of this fleet, or correct the settings")
+    else:
+        _judge_dates(own, part, checkup)
+
+
+def _for_somebody_else(own: Certificate, fleet: str, part: str, name: str) -> str:
+    holder = own.holder
+    if holder is None:
+        return ""
+    if holder.fleet != fleet:
+        return f"is a certificate for fleet {holder.fleet!r}, and this is fleet {fleet!r}"
+    if holder.part != part:
+        return f"is a certificate for a {holder.part}, and this is a {part}"
+    if name and holder.name != name:
+        return f"is a certificate for {holder.name!r}, and this is {name!r}"
+    return ""
+
+
+def _judge_dates(own: Certificate, part: str, checkup: Checkup) -> None:
+    now = time.time()
+    renew = "fedpatch ca coordinator" if part == "coordinator" else f"fedpatch device rotate {own.subject}, then enrol"
+    begins, ends = (time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(when)) for when in (own.not_before, own.not_after))
+    left_days = int((own.not_after - now) // _DAY_S)
+    text = f"for {own.subject!r}, by {own.issuer!r}"
+    if own.standing(now) == "expired":
+        checkup.fail(NAME, f"{text}; it has expired on {ends}", f"{renew}; where it is not old, set the clock")
+    elif own.standing(now) == "not yet valid":
+        clock = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(now))
+        checkup.fail(
+            NAME, f"{text}; it is not valid before {begins}, and the clock says {clock}", "set the clock (timedatectl)"
+        )
+    elif left_days < WARN_DAYS:
+        checkup.warn(NAME, f"{text}; it is good for {left_days} more days", renew)
+    else:
+        checkup.good(NAME, f"{text}; it is good until {ends}, and only its owner reads the key")

@@ -1,0 +1,188 @@
+"""Why two sides do not trust each other, in sentences for people: which certificate, from when until when, what to do.
+
+The TLS library says which check failed, but of no certificate which one it was: the dates of our own files tell, and where
+they are good it is the broker's, which is then asked for.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import socket
+import ssl
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from shared.broker_url import BrokerUrl
+from shared.certificate import Certificate, read_der
+from shared.clock import is_synchronised
+from shared.link_faults import Fault
+from shared.tls import certificates_of
+from shared.tls_files import TlsFiles
+
+ASK_TIMEOUT_S = 4.0
+RENEW = "fedpatch device rotate, then fedpatch-agent enrol; for a coordinator: fedpatch ca coordinator"
+
+# Numbers of OpenSSL (X509_V_ERR_*), as SSLCertVerificationError.verify_code gives them.
+_SIGNATURE, _NOT_YET_VALID, _EXPIRED, _REVOKED, _PURPOSE = 7, 9, 10, 23, 26
+_UNKNOWN_CA = (18, 19, 20, 21, _SIGNATURE)
+_OTHER_NAME = (62, 64)
+
+
+@dataclass(frozen=True)
+class Distrust:
+    """What is wrong and what to do, apart, as the doctors show it; `good_from` where the clock alone may mend it."""
+
+    problem: str
+    mend: str
+    good_from: float | None = None
+
+    def fault(self) -> Fault:
+        """The same for a link; what only waits for the right time is worth to be tried again."""
+        return Fault(f"{self.problem}; {self.mend}", lasting=self.good_from is None, good_from=self.good_from)
+
+
+def fault_of(broker: BrokerUrl, files: TlsFiles, error: BaseException | None) -> Fault | None:
+    """The fault that an error of the TLS library means; None where it is about something else than trust."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return distrusted(broker, files, error, synchronised=is_synchronised).fault()
+    refusal = refused_by_broker(broker, files, error) if isinstance(error, ssl.SSLError) else None
+    return None if refusal is None else refusal.fault()
+
+
+def distrusted(
+    broker: BrokerUrl,
+    files: TlsFiles,
+    error: ssl.SSLCertVerificationError,
+    *,
+    now: float | None = None,
+    synchronised: Callable[[], bool | None] = lambda: None,
+) -> Distrust:
+    """We do not trust the broker. May ask it for its certificate, for a few seconds."""
+    now = time.time() if now is None else now
+    code = error.verify_code
+    if code in (_NOT_YET_VALID, _EXPIRED):
+        return _at_a_wrong_time(broker, files, code, now, synchronised)
+    problem = f"{broker} cannot be trusted: {error.verify_message}"
+    if code in _OTHER_NAME:
+        mend = f"write a name of its certificate in the broker URL, or make one with {broker.host} among its names"
+        return Distrust(f"{broker} cannot be trusted: its certificate is not for the host name {broker.host}", mend)
+    if code in _UNKNOWN_CA:
+        known = f"{files.ca_file} holds another CA" if files.ca_file else "the system does not know its CA"
+        mend = f"{known}; give --ca-file the PEM file of the CA that signed the broker's certificate"
+        return Distrust(f"{broker} cannot be trusted: its certificate is of an unknown CA", mend)
+    if code == _REVOKED:
+        return Distrust(f"{broker} cannot be trusted: its certificate was revoked", "renew it (fedpatch ca broker)")
+    if code == _PURPOSE:
+        mend = "give the broker a server's certificate (fedpatch ca broker)"
+        return Distrust(f"{broker} cannot be trusted: its certificate is a client's, not a server's", mend)
+    return Distrust(problem, "check the CA file and the host name")
+
+
+def _at_a_wrong_time(
+    broker: BrokerUrl, files: TlsFiles, code: int, now: float, synchronised: Callable[[], bool | None]
+) -> Distrust:
+    state = "not yet valid" if code == _NOT_YET_VALID else "expired"
+    cas = [one for one in certificates_of(files.ca_file) if one.standing(now) == state]
+    one = cas[0] if cas else _presented(broker)
+    what = f"the CA {cas[0].subject!r} in {files.ca_file}" if cas else f"the certificate of the broker {broker}"
+    clock = f"the clock here says {_date(now)}"
+    if state == "expired":
+        since = f" since {_date(one.not_after)}" if one is not None else ""
+        mend = (
+            "renew the CA (fedpatch ca renew) and give everybody its new ca.crt"
+            if cas
+            else "renew it (fedpatch ca broker)"
+        )
+        return Distrust(
+            f"{what} has expired{since}; {clock}", f"{mend}; where it is not old, set the clock (timedatectl)"
+        )
+    told = synchronised()
+    if told is False:
+        clock += " and is not synchronised with any time server"
+    begins = f" before {_date(one.not_before)}" if one is not None else ""
+    mend = "set the clock (sudo timedatectl set-ntp true, or a time server that can be reached); it goes on once that is done"
+    return Distrust(
+        f"{what} is not yet valid{begins}; {clock}", mend, good_from=one.not_before if one is not None else math.inf
+    )
+
+
+def _presented(broker: BrokerUrl) -> Certificate | None:
+    """The broker's certificate, asked for without trusting it; None where that fails."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    try:
+        with (
+            socket.create_connection((broker.host, broker.port), timeout=ASK_TIMEOUT_S) as plain,
+            context.wrap_socket(plain, server_hostname=broker.host) as secured,
+        ):
+            return read_der(secured.getpeercert(binary_form=True) or b"")
+    except (OSError, ValueError):
+        return None
+
+
+def refused_by_broker(
+    broker: BrokerUrl, files: TlsFiles, alert: ssl.SSLError, *, now: float | None = None
+) -> Distrust | None:
+    """The broker does not trust us: what its alert (RFC 8446, 6.2) means; None for one about something else."""
+    now = time.time() if now is None else now
+    word = _word_of(alert)
+    own = next(iter(certificates_of(files.cert_file)), None)
+    if own is None:
+        if word in ("CERTIFICATE_REQUIRED", "HANDSHAKE_FAILURE", "BAD_CERTIFICATE"):
+            mend = "enrol this device (fedpatch-agent enrol FILE), or give cert_file and key_file"
+            return Distrust(f"{broker} asks for a certificate, and we have none", mend)
+        return None
+    ours = f"our certificate for {own.subject!r} ({files.cert_file})"
+    if word == "CERTIFICATE_EXPIRED":
+        return _says_expired(broker, files, own, ours, now)
+    if word == "CERTIFICATE_REVOKED":
+        mend = "ask whoever runs the fleet; a device that may come back gets a new one (fedpatch device add)"
+        return Distrust(f"{broker} refused {ours}: it was revoked", mend)
+    if word in ("UNKNOWN_CA", "DECRYPT_ERROR"):
+        mend = "enrol with a bundle of this broker's fleet, or give the broker that CA (cafile)"
+        text = f"the broker does not know its CA, {own.issuer!r}: is it a certificate for another fleet?"
+        return Distrust(f"{broker} refused {ours}: {text}", mend)
+    if word in ("BAD_CERTIFICATE", "UNSUPPORTED_CERTIFICATE", "CERTIFICATE_UNKNOWN", "ACCESS_DENIED"):
+        if own.standing(now) == "not yet valid":
+            return Distrust(
+                f"{broker} refused {ours}: it is not yet valid before {_date(own.not_before)}",
+                "set the clocks of this machine, of the broker and of the CA (timedatectl)",
+                good_from=own.not_before,
+            )
+        return Distrust(f"{broker} refused {ours}", "look into the broker's log, and at the broker's clock")
+    return None
+
+
+def _says_expired(broker: BrokerUrl, files: TlsFiles, own: Certificate, ours: str, now: float) -> Distrust:
+    if own.standing(now) == "expired":
+        return Distrust(f"{broker} refused {ours}: it has expired on {_date(own.not_after)}", f"renew it ({RENEW})")
+    gone = next((one for one in certificates_of(files.ca_file) if one.standing(now) == "expired"), None)
+    if gone is not None:
+        return Distrust(
+            f"{broker} refused {ours}: its CA {gone.subject!r} has expired on {_date(gone.not_after)}",
+            "renew the CA (fedpatch ca renew) and give everybody its new ca.crt, the broker too",
+        )
+    return Distrust(
+        f"{broker} refused {ours} as expired; by the clock here it is good until {_date(own.not_after)}",
+        "set the broker's clock, or give it a new CA certificate and revocation list (fedpatch ca crl)",
+    )
+
+
+def _word_of(alert: ssl.SSLError) -> str:
+    """`CERTIFICATE_EXPIRED` of what OpenSSL calls SSLV3_ALERT_CERTIFICATE_EXPIRED or, elsewhere, TLS_ALERT_..."""
+    text = re.sub(r"[^A-Z0-9]+", "_", str(alert.reason or alert).upper())
+    found = re.search(r"ALERT_([A-Z_]+?)_?(?:_SSL_C_[0-9]+_?)?$", text)
+    return found[1] if found else ""
+
+
+def _date(unix_s: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(unix_s))
+
+
+def expiry_of(path: Path | None) -> float | None:
+    """When the first certificate of a PEM file ends; None where there is none that can be read."""
+    return min((one.not_after for one in certificates_of(path)), default=None)

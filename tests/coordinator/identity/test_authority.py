@@ -1,0 +1,168 @@
+"""The CA of a fleet: what it issues, what it refuses, and that nothing is lost or given twice."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+
+from coordinator.identity.authority import BROKER, COORDINATOR, DAY_S, DEVICE, WATCHER, Authority
+from coordinator.identity.index_file import read_index
+from shared.errors import StateError, UsageError
+
+NOW = 1_800_000_000
+
+
+@pytest.fixture
+def authority(tmp_path: Path):
+    """The CA of a kitchen."""
+    with Authority.create(tmp_path / "ca", "kitchen", now=NOW) as made:
+        yield made
+
+
+def certificate(pem: bytes) -> x509.Certificate:
+    """As others read it."""
+    return x509.load_pem_x509_certificate(pem)
+
+
+def crl(authority: Authority) -> set[int]:
+    """The serial numbers that brokers refuse."""
+    found = x509.load_pem_x509_crl((authority.directory / "ca.crl").read_bytes())
+    return {one.serial_number for one in found}
+
+
+def test_a_client_s_certificate_says_who_it_is_and_what_it_may(authority: Authority):
+    """CN, O and OU as brokers and people read them; a client's purpose, no CA, for as long as was said."""
+    issued = authority.issue(DEVICE, "pi-1", now=NOW, days=30)
+    found = certificate(issued.pair.certificate)
+    assert found.subject.rfc4514_string() == "CN=pi-1,OU=device,O=kitchen"
+    assert found.not_valid_after_utc.timestamp() == NOW + 30 * DAY_S
+    extensions = found.extensions
+    assert not extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    purpose = extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    assert [one.dotted_string for one in purpose] == ["1.3.6.1.5.5.7.3.2"]
+    assert extensions.get_extension_for_class(x509.KeyUsage).value.digital_signature
+    names = extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert [one.value for one in names] == ["fedpatch://kitchen/device/pi-1"]
+    found.verify_directly_issued_by(certificate(authority.certificate))
+
+
+def test_the_broker_s_certificate_is_for_its_names(authority: Authority):
+    """Hosts and addresses stand in it as what they are; a name that can be neither is refused."""
+    found = certificate(authority.issue(BROKER, "broker", now=NOW, names=["broker.lan", "::1"]).pair.certificate)
+    names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["broker.lan"]
+    assert [str(one) for one in names.get_values_for_type(x509.IPAddress)] == ["::1"]
+    with pytest.raises(UsageError, match="'bro ker' is neither a host name nor an address"):
+        authority.issue(BROKER, "broker", now=NOW, names=["bro ker"])
+
+
+def test_openssl_takes_key_and_certificate_together(authority: Authority):
+    """The coordinator's files are what the TLS library loads, and only their owner can read the key."""
+    authority.issue(COORDINATOR, "coordinator", now=NOW)
+    place = authority.place(COORDINATOR, "coordinator")
+    context = ssl.create_default_context(cafile=authority.directory / "ca.crt")
+    context.load_cert_chain(place / "client.crt", place / "client.key")
+    assert (place / "client.key").stat().st_mode & 0o777 == 0o600
+    assert (authority.directory / "ca.key").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_device_s_key_does_not_stay_with_the_ca(authority: Authority):
+    """It leaves in the bundle; what stays is the certificate."""
+    issued = authority.issue(DEVICE, "pi-1", now=NOW)
+    assert b"PRIVATE KEY" in issued.pair.key
+    assert sorted(one.name for one in authority.place(DEVICE, "pi-1").iterdir()) == ["client.crt"]
+
+
+def test_no_two_parts_have_one_name_at_the_broker(authority: Authority):
+    """A device called coordinator would have the coordinator's rights, for the broker knows names only."""
+    with pytest.raises(UsageError, match="'coordinator' is the name of a coordinator at the broker"):
+        authority.issue(DEVICE, "coordinator", now=NOW)
+    authority.issue(DEVICE, "pi-1", now=NOW)
+    with pytest.raises(UsageError, match="'pi-1' is the name of a device"):
+        authority.issue(WATCHER, "pi-1", now=NOW)
+    with pytest.raises(UsageError, match="cannot be the name of a device"):
+        authority.issue(DEVICE, "Pi 1", now=NOW)
+
+
+def test_revoked_is_all_that_a_device_had_and_stands_in_the_list(authority: Authority):
+    """Both certificates of a rotated device; revoking once more changes nothing, and a new one makes it welcome again."""
+    serials = [int(authority.issue(DEVICE, "pi-1", now=NOW).entry.serial, 16) for _ in range(2)]
+    other = authority.issue(DEVICE, "pi-2", now=NOW)
+    assert len(authority.revoke(DEVICE, "pi-1", now=NOW + 5, reason="stolen")) == 2
+    assert crl(authority) == set(serials)
+    assert authority.index.revoked_devices() == {"pi-1"}
+    assert authority.revoke(DEVICE, "pi-1", now=NOW + 9) == ()
+    assert authority.index.current(DEVICE, "pi-2") == other.entry
+    authority.issue(DEVICE, "pi-1", now=NOW + 10)
+    assert authority.index.revoked_devices() == frozenset()
+    assert crl(authority) == set(serials)
+
+
+def test_only_what_was_given_can_be_revoked(authority: Authority):
+    """A name with a slip of the pen is refused, with those that exist."""
+    authority.issue(DEVICE, "pi-1", now=NOW)
+    with pytest.raises(UsageError, match=r"no device 'pi-2' was ever given .*known: pi-1"):
+        authority.revoke(DEVICE, "pi-2", now=NOW)
+
+
+def test_a_list_that_was_not_written_is_made_when_the_ca_is_opened(authority: Authority):
+    """The record knows of the revocation, and that the list on the disk is an older one."""
+    issued = authority.issue(DEVICE, "pi-1", now=NOW)
+    before = (authority.directory / "ca.crl").read_bytes()
+    authority.revoke(DEVICE, "pi-1", now=NOW)
+    (authority.directory / "ca.crl").write_bytes(before)
+    authority.close()
+    with Authority.open(authority.directory, now=NOW) as again:
+        assert crl(again) == {int(issued.entry.serial, 16)}
+
+
+def test_a_ca_is_never_made_over_another(authority: Authority):
+    """Again the same is the same CA; for another fleet, or without its record, it is refused."""
+    first = authority.certificate
+    authority.close()
+    with Authority.create(authority.directory, "kitchen", now=NOW + 99) as again:
+        assert again.certificate == first
+    with pytest.raises(UsageError, match="is the CA of fleet 'kitchen', not of 'garden'"):
+        Authority.create(authority.directory, "garden", now=NOW)
+    (authority.directory / "index.json").unlink()
+    with pytest.raises(StateError, match=r"has a CA but no index\.json"):
+        Authority.create(authority.directory, "kitchen", now=NOW)
+    with pytest.raises(UsageError, match="no CA there; make one with `fedpatch ca init`"):
+        Authority.open(authority.directory, now=NOW)
+
+
+def test_one_command_at_a_time_changes_a_ca(authority: Authority):
+    """The second is told to wait."""
+    with pytest.raises(UsageError, match="another command is changing this CA"):
+        Authority.open(authority.directory, now=NOW)
+
+
+def test_a_ca_whose_key_others_can_read_is_not_used(authority: Authority):
+    """Whoever read it can make certificates; the mend is named."""
+    authority.close()
+    (authority.directory / "ca.key").chmod(0o640)
+    with pytest.raises(UsageError, match=r"chmod 600 .*ca\.key"):
+        Authority.open(authority.directory, now=NOW)
+
+
+def test_nothing_outlives_its_ca_and_an_expired_one_issues_nothing(tmp_path: Path):
+    """A certificate ends with its CA at the latest; renewing the CA keeps its key, so that what it issued stays good."""
+    with Authority.create(tmp_path, "kitchen", now=NOW, days=10) as authority:
+        issued = authority.issue(DEVICE, "pi-1", now=NOW, days=30)
+        assert issued.entry.not_after == authority.ends == NOW + 10 * DAY_S
+        with pytest.raises(UsageError, match="has expired; renew it with `fedpatch ca renew`"):
+            authority.issue(DEVICE, "pi-2", now=NOW + 10 * DAY_S)
+        authority.renew(now=NOW + 11 * DAY_S)
+        certificate(issued.pair.certificate).verify_directly_issued_by(certificate(authority.certificate))
+        assert authority.issue(DEVICE, "pi-2", now=NOW + 11 * DAY_S).entry.not_after > NOW + 300 * DAY_S
+
+
+def test_a_record_that_is_damaged_is_told_and_not_used(authority: Authority):
+    """Without it nobody knows what was revoked."""
+    authority.close()
+    (authority.directory / "index.json").write_text('{"fleet": "kitchen", "entries": [{"serial": "1"}]}')
+    with pytest.raises(StateError, match="the record of a CA is damaged"):
+        read_index(authority.directory)
