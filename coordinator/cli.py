@@ -26,6 +26,7 @@ from coordinator.settings import DemoSettings, RunSettings
 from coordinator.watch_cli import add_watch
 from shared.command import (
     EXIT_INTERRUPTED,
+    AsJson,
     Group,
     catch_signals,
     command,
@@ -54,7 +55,6 @@ app = make_app(
 broker_app = typer.Typer(cls=Group, invoke_without_command=True)
 app.add_typer(broker_app, name="broker", epilog="Example: fedpatch broker --port 1883")
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
 StateDir = Annotated[
     Path | None,
     typer.Option(

@@ -25,6 +25,7 @@ from shared.errors import WireError
 from shared.link import Connected, Disconnected, LinkEvent, Received
 from shared.messages import DeviceState
 from shared.transfer import decode_chunk
+from shared.vitals import Vitals
 
 _log = logging.getLogger("fedpatch.coordinator")
 
@@ -132,7 +133,9 @@ class Service:
                 effects = self._engine.on_state(topic.device, envelope.body, now)
                 self._observer.presence(topic.device)
                 return effects
-            if topic.kind == "up":
+            if topic.kind == "up" and isinstance(envelope.body, Vitals):
+                self._observer.vitals(topic.device, envelope.body, now)
+            elif topic.kind == "up":
                 return self._engine.on_message(topic.device, envelope, now)
         except UnknownMessage as error:
             _log.debug("%s: %s", event.topic, error)

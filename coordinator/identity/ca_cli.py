@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shared.command import Group, command
+from shared.command import AsJson, Group, command
 
 if TYPE_CHECKING:
     from coordinator.identity.authority import Authority
@@ -23,7 +23,6 @@ CaDir = Annotated[
         help="Directory of the CA; without it ca in the coordinator's state directory.",
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
 Days = Annotated[int, typer.Option(min=1, max=36_500, metavar="DAYS", help="How long it is good.")]
 _CaDays = Annotated[int, typer.Option(min=1, max=36_500, metavar="DAYS", help="How long the CA itself is good.")]
 _BrokerName = Annotated[

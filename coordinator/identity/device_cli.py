@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from coordinator.identity.ca_cli import AsJson, CaDir, Days, ca_directory, tell_broker
-from shared.command import Group, command
+from coordinator.identity.ca_cli import CaDir, Days, ca_directory, tell_broker
+from shared.command import AsJson, Group, command
 
 _Id = Annotated[str, typer.Argument(metavar="ID", help="Name of the device, unique in its fleet.")]
 _Out = Annotated[
