@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.identity.expiry import as_numbers, of_files, of_others
-from coordinator.identity.gate import Gate
+from coordinator.identity.revocations import Revocations
 from coordinator.identity.standing import check_authority
 from coordinator.settings import RunSettings
 from device_agent.settings import AgentSettings
@@ -121,12 +121,12 @@ def test_the_coordinator_s_doctor_knows_what_ends_soon(house: Certified, tmp_pat
 def test_the_metric_knows_every_certificate_a_run_depends_on(house: Certified):
     """The CA's, the coordinator's, that of the device whose newest ends first, and what the broker showed; renewals too."""
     settings, now = run_settings(house), time.time()
-    gate = Gate(house.directory, "kitchen")
-    asks = as_numbers({**of_files(settings), **of_others(gate, lambda: now + 7 * DAY_S)})
+    revocations = Revocations(house.directory, "kitchen")
+    asks = as_numbers({**of_files(settings), **of_others(revocations, lambda: now + 7 * DAY_S)})
     days = {name: round((ask() - now) / DAY_S) for name, ask in asks.items()}
     assert days == {"ca": 900, "coordinator": 300, "device": 300, "broker": 7}
     with house.open() as authority:
         authority.issue("coordinator", "coordinator", now=now, days=400)
     assert round((asks["coordinator"]() - now) / DAY_S) == 400
-    bare = of_others(Gate(house.directory / "none", "kitchen"), lambda: None)
+    bare = of_others(Revocations(house.directory / "none", "kitchen"), lambda: None)
     assert (of_files(RunSettings()), bare) == ({}, {})
