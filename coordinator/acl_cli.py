@@ -2,32 +2,94 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from shared.command import command
+from shared.errors import UsageError
+
+_PATTERNS = (
+    "warning: no device is named, so the rules are patterns, which mosquitto applies to every user: whoever has a password or "
+    "a certificate of any kind can join the fleet as the device of that name; name the devices with --ca-dir or --device"
+)
+
+
+@dataclass(frozen=True)
+class Members:
+    """Whom the rules are for; `devices` None: nobody knows them."""
+
+    fleet: str
+    devices: list[str] | None
+    watchers: list[str]
+
+
+def members(
+    fleet: str | None, devices: list[str] | None, watchers: list[str] | None, ca_dir: Path | None
+) -> tuple[Members, list[str]]:
+    """What was given, and all that the CA in `ca_dir` has given an identity that is not revoked; with what is to be said.
+
+    UsageError where there is no CA, no fleet, or two of them.
+    """
+    if ca_dir is None:
+        if fleet is None:
+            raise UsageError("whose rules? name the fleet with --fleet, or its CA with --ca-dir")
+        return Members(fleet, devices or None, watchers or []), [] if devices else [_PATTERNS]
+    from coordinator.identity.index import DEVICE, WATCHER
+    from coordinator.identity.index_file import read_index
+
+    index = read_index(ca_dir)
+    if index is None:
+        raise UsageError(f"{ca_dir}: no CA there; make one with `fedpatch ca init`, or name the devices with --device")
+    if fleet not in (None, index.fleet):
+        raise UsageError(f"{ca_dir} is the CA of fleet {index.fleet!r}, not of {fleet!r}; leave --fleet out")
+
+    def good(part: str) -> list[str]:
+        return [name for name in index.names(part) if index.current(part, name)]
+
+    found = Members(
+        index.fleet,
+        sorted({*good(DEVICE), *(devices or ())}),
+        sorted({*good(WATCHER), *(watchers or ())}),
+    )
+    return found, []
 
 
 def add_acl(app: typer.Typer) -> None:
     """Give `app` the command."""
 
-    @command(app, "acl", example="fedpatch broker acl --fleet kitchen --device pi-1 --device pi-2 > fedpatch.acl")
+    @command(app, "acl", example="fedpatch broker acl --ca-dir fedpatch-state/ca > fedpatch.acl")
     def broker_acl(
-        fleet: Annotated[str, typer.Option(metavar="NAME", help="Fleet that the rules are for.")],
+        fleet: Annotated[
+            str | None, typer.Option(metavar="NAME", help="Fleet that the rules are for; with --ca-dir, the CA's.")
+        ] = None,
         coordinator_user: Annotated[
             str, typer.Option(metavar="NAME", help="User name of the coordinator at the broker.")
         ] = "coordinator",
         device: Annotated[
             list[str] | None,
-            typer.Option(metavar="NAME", help="A device of the fleet (repeatable); none: every other user."),
+            typer.Option(metavar="NAME", help="A device of the fleet (repeatable); none, and no CA: every other user."),
         ] = None,
         watcher: Annotated[
             list[str] | None,
             typer.Option(metavar="NAME", help="A user who may look on with `fedpatch watch` (repeatable)."),
         ] = None,
+        ca_dir: Annotated[
+            Path | None,
+            typer.Option(
+                envvar="FEDPATCH_CA_DIR",
+                metavar="PATH",
+                help="Directory of the fleet's CA: all devices and watchers that it knows and has not revoked.",
+            ),
+        ] = None,
     ) -> None:
         """Print mosquitto's acl_file for a fleet: who may write and read which topic."""
         from shared.topics import mosquitto_acl
 
-        typer.echo(mosquitto_acl(fleet, coordinator_user, device or None, watcher or ()), nl=False)
+        found, warnings = members(fleet, device, watcher, ca_dir)
+        text = mosquitto_acl(found.fleet, coordinator_user, found.devices, found.watchers)
+        for line in warnings:
+            typer.echo(f"fedpatch: {line}", err=True)
+        typer.echo(text, nl=False)

@@ -16,6 +16,7 @@ from shared.codec import decode, encode
 from shared.errors import UsageError, WireError
 from shared.link import LinkEvent, MqttLink, Received
 from shared.messages import Body, Claim, CoordinatorState, Envelope
+from shared.password_file import password_of
 
 ANSWER_S = 2.0
 CONNECT_TIMEOUT_S = 10.0
@@ -39,7 +40,7 @@ def claim_fleet(settings: RunSettings, boot: str) -> None:
         client_id=f"{client_id(settings.fleet)}.{boot}",
         events=heard.put,
         username=settings.username,
-        password=settings.password,
+        password=password_of(settings),
         tls=settings.tls_files,
         clean_start=True,
     )

@@ -37,6 +37,7 @@ from shared.command import (
 )
 from shared.config import cli_options
 from shared.errors import BrokerError, UsageError
+from shared.secret_variables import pop_password
 
 if TYPE_CHECKING:
     from coordinator.records import RunSummary
@@ -90,7 +91,7 @@ def demo(settings: DemoSettings, as_json: AsJson = False) -> None:
         _end(done.summary, as_json)
 
 
-@command(app, "run", example="fedpatch run --broker mqtt://broker.local --task digits --devices 4 --target-ua 0.97")
+@command(app, "run", example="fedpatch run --broker mqtts://broker.local --task digits --devices 4 --target-ua 0.97")
 @cli_options(RunSettings)
 def run(
     settings: RunSettings,
@@ -119,6 +120,9 @@ def resume(
     rounds: Annotated[int | None, typer.Option(min=1, help="Another number of rounds to end after, in all.")] = None,
     target_ua: Annotated[float | None, typer.Option(help="Another user accuracy to end at.")] = None,
     metrics: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Another address for metrics.")] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Allow mqtt:// to another machine, without TLS.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Take a run up again where it was, with the settings it began with.
@@ -132,11 +136,19 @@ def resume(
 
     found = find_to_resume(state_dir, run)
     must_exist(found / REGISTRY_FILE)  # where there is none, none is to be made
-    password = os.environ.get("FEDPATCH_PASSWORD") or None
+    password = pop_password(os.environ)
     with interruptible():
         with _view() as view:
             summary = resume_run(
-                found, run, view, broker=broker, password=password, rounds=rounds, target_ua=target_ua, metrics=metrics
+                found,
+                run,
+                view,
+                broker=broker,
+                password=password,
+                rounds=rounds,
+                target_ua=target_ua,
+                metrics=metrics,
+                insecure=insecure,
             )
             ignore_signals()
         _say_how_to_resume(summary, found)

@@ -15,11 +15,13 @@ from typing import Self
 from coordinator.claim import CONNECT_TIMEOUT_S, body_of, claim_fleet, client_id
 from coordinator.settings import RunSettings
 from shared import topics
+from shared.broker_settings import exposure
 from shared.codec import encode
 from shared.link import Connected, Disconnected, LinkEvent, MqttLink, Received
 from shared.link_faults import SAME_NAME
 from shared.messages import Claim, CoordinatorState, Envelope
 from shared.own_certificate import check_holder
+from shared.password_file import password_of
 
 _log = logging.getLogger("fedpatch.coordinator")
 
@@ -55,7 +57,7 @@ class Connection:
             events=self._take,
             will=(self._presence, self._state(online=False)),
             username=settings.username,
-            password=settings.password,
+            password=password_of(settings),
             tls=settings.tls_files,
             clean_start=True,
             max_queued=_MAX_QUEUED,
@@ -66,6 +68,8 @@ class Connection:
         self.broker_certificate_ends: float | None = None
 
     def __enter__(self) -> Self:
+        if warning := exposure(self.link.broker):
+            _log.warning(warning)
         try:
             claim_fleet(self._settings, self._boot)
             self.link.start()

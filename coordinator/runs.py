@@ -100,7 +100,7 @@ def start_run(settings: RunSettings, view: View) -> RunSummary:
             return _play(spec, settings, prepared, registry, connection, view)
 
 
-def resume_run(
+def resume_run(  # noqa: PLR0913 - one keyword per choice of the user
     state_dir: Path,
     name: str,
     view: View,
@@ -110,15 +110,19 @@ def resume_run(
     rounds: int | None = None,
     target_ua: float | None = None,
     metrics: str | None = None,
+    insecure: bool = False,
 ) -> RunSummary:
     """Takes a run up where it was, with its own settings except those given here."""
     state_dir = state_dir.absolute()
     with Registry(state_dir / REGISTRY_FILE) as registry:
         run = registry.run(name)
         changes: dict[str, Any] = {"broker": broker, "rounds": rounds, "target_ua": target_ua, "metrics": metrics}
+        changes["insecure"] = insecure or None
         flags = {**run.settings, **{name: value for name, value in changes.items() if value is not None}}
         settings = load(RunSettings, file=None, environ={}, flags={**flags, "state_dir": str(state_dir)})
-        return _go_on(registry, run, replace(settings, password=password), view)
+        # A password that is given now replaces the file that the run began with.
+        settings = replace(settings, password=password, password_file=None) if password else settings
+        return _go_on(registry, run, settings, view)
 
 
 def _go_on(registry: Registry, run: RunInfo, settings: RunSettings, view: View) -> RunSummary:
@@ -149,7 +153,7 @@ def _same_terms(run: RunInfo, settings: RunSettings) -> bool:
 
 def _from_anywhere(settings: RunSettings) -> RunSettings:
     """What is kept for a resume, which may be called in another directory."""
-    files = {name: getattr(settings, name) for name in ("ca_file", "cert_file", "key_file", "ca_dir")}
+    files = {name: getattr(settings, name) for name in ("ca_file", "cert_file", "key_file", "ca_dir", "password_file")}
     return replace(settings, **{name: path.absolute() for name, path in files.items() if path is not None})
 
 

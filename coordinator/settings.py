@@ -278,9 +278,13 @@ class DemoSettings(RoundSettings):
         """The broker's URL, where there is one; and no more devices can accept than there are."""
         problems = super().check()
         try:
-            parse_broker_url(self.broker or "mqtt://localhost")
+            url = parse_broker_url(self.broker or "mqtt://localhost")
         except UsageError as error:
             problems.append(("broker", str(error)))
+        else:
+            if url.exposed:
+                text = f"mqtt://{url} is another machine; write mqtts://, use a broker on this one, or leave it out"
+                problems.append(("broker", text))
         if self.min_cohort > self.devices:
             text = (
                 f"{self.min_cohort} is more than devices = {self.devices}, so every round would fail; make it smaller"

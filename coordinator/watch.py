@@ -24,9 +24,10 @@ from coordinator.records import RunInfo
 from coordinator.registry import REGISTRY_FILE, Registry
 from coordinator.snapshot import Snapshot
 from coordinator.view import LiveView, PlainView, make_view
-from shared.broker_settings import BrokerSettings
+from shared.broker_settings import BrokerSettings, exposure
 from shared.errors import StateError, UsageError
 from shared.link import LinkEvent, MqttLink
+from shared.password_file import password_of
 from shared.topics import watcher_filters
 
 CONNECT_TIMEOUT_S = 10.0
@@ -146,10 +147,12 @@ def watch(settings: BrokerSettings, *, once: bool, as_json: bool) -> None:
         client_id=f"fedpatch.{settings.fleet}.watch.{secrets.token_hex(4)}",
         events=heard.put,
         username=settings.username,
-        password=settings.password,
+        password=password_of(settings),
         tls=settings.tls_files,
         clean_start=True,
     )
+    if warning := exposure(link.broker):
+        typer.echo(warning, err=True)
     link.subscribe(*watcher_filters(settings.fleet))
     link.start()
     try:

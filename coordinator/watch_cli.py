@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -28,6 +28,12 @@ _CaFile = Annotated[
     Path | None,
     typer.Option(envvar="FEDPATCH_CA_FILE", metavar="PATH", help="CA certificate to trust for mqtts://, a PEM file."),
 ]
+_Insecure = Annotated[
+    bool | None,
+    typer.Option(
+        "--insecure/--no-insecure", envvar="FEDPATCH_INSECURE", help="Allow mqtt:// to another machine, without TLS."
+    ),
+]
 _CertFile = Annotated[
     Path | None,
     typer.Option(
@@ -47,36 +53,39 @@ _AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document p
 def add_watch(app: typer.Typer) -> None:
     """Give `app` the command."""
 
-    @command(app, "watch", example="fedpatch watch --broker mqtt://broker.local --fleet kitchen")
-    def watch(
+    @command(app, "watch", example="fedpatch watch --broker mqtts://broker.local --fleet kitchen")
+    def watch(  # noqa: PLR0913 - a command has as many arguments as it has options
         broker: _Broker = None,
         fleet: _Fleet = None,
         username: _Username = None,
         ca_file: _CaFile = None,
         cert_file: _CertFile = None,
+        insecure: _Insecure = None,
         state_dir: _StateDir = None,
         once: _Once = False,
         as_json: _AsJson = False,
     ) -> None:
         """Watch a run while it goes on, also over the network: its round, its devices, user accuracy, bytes.
 
-        Nothing is changed by it. Where the broker wants a password, it is read from FEDPATCH_PASSWORD.
+        Nothing is changed by it. Where the broker wants a password, it is read from FEDPATCH_PASSWORD, or from the file that
+        FEDPATCH_PASSWORD_FILE names.
         """
         from coordinator.watch import watch
 
-        given: dict[str, str | None] = {"broker": broker, "fleet": fleet, "username": username}
+        given: dict[str, Any] = {"broker": broker, "fleet": fleet, "username": username, "insecure": insecure}
         for name, path in (("ca_file", ca_file), ("cert_file", cert_file)):
             given[name] = str(path) if path else None
         with interruptible():
             watch(_broker_settings(given, state_dir), once=once, as_json=as_json)
 
 
-def _broker_settings(given: Mapping[str, str | None], state_dir: Path | None) -> BrokerSettings:
+def _broker_settings(given: Mapping[str, Any], state_dir: Path | None) -> BrokerSettings:
     """What was given; where that names no broker, the rest is as the newest run on this machine has it."""
     from coordinator.state_dirs import find, with_runs
     from coordinator.watch import newest_run
     from shared.broker_settings import BrokerSettings
     from shared.config import load
+    from shared.secret_variables import drop_secrets
 
     flags: dict[str, object] = {name: value for name, value in given.items() if value is not None}
     if "broker" not in flags:
@@ -85,5 +94,7 @@ def _broker_settings(given: Mapping[str, str | None], state_dir: Path | None) ->
         flags = {**{name: value for name, value in known.items() if value is not None}, **flags}
         if run.status != "running":
             typer.echo(f"run {run.id} is not going on ({run.status}); waiting for the next one", err=True)
-    environ = {name: os.environ[name] for name in ("FEDPATCH_PASSWORD",) if name in os.environ}
+    variables = ("FEDPATCH_PASSWORD", "FEDPATCH_PASSWORD_FILE")
+    environ = {name: os.environ[name] for name in variables if name in os.environ}
+    drop_secrets(os.environ)
     return load(BrokerSettings, file=None, environ=environ, flags=flags)

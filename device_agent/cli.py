@@ -50,7 +50,7 @@ def main() -> None:
 @command(
     app,
     "run",
-    example="fedpatch-agent run --broker mqtt://broker.local --task digits --data shard:0/10",
+    example="fedpatch-agent run --broker mqtts://broker.local --task digits --data shard:0/10",
     log_level=logging.INFO,
 )
 @cli_options(AgentSettings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -30,12 +31,16 @@ from device_agent.upkeep import Upkeep
 from device_agent.usage import UsageLedger
 from device_agent.watching import Watcher
 from shared import __version__
+from shared.broker_settings import exposure
 from shared.broker_url import parse_broker_url
 from shared.link import MqttLink
 from shared.own_certificate import check_holder
+from shared.password_file import password_of
 
 # Two agents that push each other off the broker, each after the longest pause, hear of each other every other pause.
 _FORGET_AFTER_PAUSES = 3.0
+
+log = logging.getLogger("fedpatch.agent")
 
 
 def run_agent(settings: AgentSettings, *, until_stdin_closes: bool = False, root: Path = Path("/")) -> int:
@@ -48,6 +53,8 @@ def run_agent(settings: AgentSettings, *, until_stdin_closes: bool = False, root
     directory = settings.state_dir.absolute()
     inbox: Inbox = SimpleQueue()
     manager = ServiceManager.from_environment()
+    if warning := exposure(parse_broker_url(settings.broker)):
+        log.warning(warning)
     with lock_state_dir(directory):
         agent = _make_agent(settings, identity, directory, inbox, manager, root)
         for number, exit_code in ((signal.SIGTERM, 0), (signal.SIGINT, 130)):
@@ -66,7 +73,7 @@ def _make_agent(
         events=inbox.put,
         will=identity.will(),
         username=settings.username,
-        password=settings.password,
+        password=password_of(settings),
         tls=settings.tls_files,
         reconnect_delay_s=(settings.reconnect_min_s, settings.reconnect_max_s),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from shared.broker_url import parse_broker_url
+from shared.broker_url import BrokerUrl, parse_broker_url
 from shared.errors import UsageError
 from shared.settings import NAME, Settings, setting
 from shared.tls_files import TlsFiles
@@ -20,10 +20,13 @@ class BrokerSettings(Settings):
     broker: str = setting(
         "mqtt://127.0.0.1:1883",
         group=CONNECTION,
-        help="URL of the MQTT broker, mqtt://HOST:PORT or, with TLS, mqtts://.",
+        help="URL of the MQTT broker, mqtts://HOST:PORT; without TLS, on this machine, mqtt://.",
     )
     username: str | None = setting(None, group=CONNECTION, help="User name for the broker.")
     password: str | None = setting(None, group=CONNECTION, secret=True, help="Password for the broker.")
+    password_file: Path | None = setting(  # noqa: RUF009  (a path does not change)
+        None, group=CONNECTION, help="File that holds the password, which only its owner may read (mode 0600)."
+    )
     ca_file: Path | None = setting(  # noqa: RUF009  (a path does not change)
         None, group=CONNECTION, default_means="the system's", help="CA certificate to trust for mqtts://, a PEM file."
     )
@@ -38,6 +41,11 @@ class BrokerSettings(Settings):
         group=CONNECTION,
         default_means="in cert_file",
         help="Key of cert_file, a PEM file that only its owner may read (mode 0600).",
+    )
+    insecure: bool = setting(
+        False,
+        group=CONNECTION,
+        help="Allow mqtt:// to another machine: whoever is on the way can read and change everything, passwords too.",
     )
     fleet: str = setting(
         "default",
@@ -58,11 +66,26 @@ class BrokerSettings(Settings):
             url = parse_broker_url(self.broker)
         except UsageError as error:
             return [*problems, ("broker", str(error))]
-        if self.password is not None and self.username is None and url.username is None:
-            problems.append(("password", "set without a user name; set username too", "username", "broker"))
+        given = [name for name in ("password", "password_file") if getattr(self, name) is not None]
+        if given and self.username is None and url.username is None:
+            problems.append((given[0], "set without a user name; set username too", "username", "broker"))
+        if len(given) > 1:
+            problems.append(("password_file", "set beside a password; keep one of them", "password"))
         for name in ("ca_file", "cert_file"):
             if getattr(self, name) is not None and not url.tls:
                 problems.append((name, f"of no use with mqtt://{url}; write mqtts:// to use TLS", "broker"))
         if self.key_file is not None and self.cert_file is None:
             problems.append(("key_file", "set without a certificate; set cert_file too", "cert_file"))
+        if url.exposed and not self.insecure and self.ca_file is None and self.cert_file is None:
+            text = f"mqtt://{url} is another machine, and without TLS everybody on the way can read and change what travels"
+            problems.append(
+                ("broker", f"{text}; write mqtts://, or allow it with --insecure (insecure = true)", "insecure")
+            )
         return problems
+
+
+def exposure(url: BrokerUrl) -> str:
+    """What is to be said at each start of a connection that `insecure` allowed; empty where there is nothing to say."""
+    if not url.exposed:
+        return ""
+    return f"insecure: no TLS to {url}; everybody on the way can read and change what travels, passwords too"

@@ -1,13 +1,16 @@
-"""Where a broker is: mqtt://host[:port] or mqtts://host[:port]."""
+"""Where a broker is: mqtts://host[:port], or mqtt://host[:port] without TLS. Without a scheme, mqtts:// is meant."""
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import dataclass
 from urllib.parse import unquote, urlsplit
 
 from shared.errors import UsageError
 
 DEFAULT_PORTS = {"mqtt": 1883, "mqtts": 8883}
+
+_LOOPBACK_6 = ipaddress.ip_address("::1")
 
 
 @dataclass(frozen=True)
@@ -19,23 +22,44 @@ class BrokerUrl:
     tls: bool
     username: str | None = None
 
+    @property
+    def loopback(self) -> bool:
+        """Whether the host is this machine by what is written: `localhost`, 127.0.0.0/8 or ::1.
+
+        No name is looked up: whoever answers for names could send what is meant for this machine anywhere.
+        """
+        if self.host == "localhost":
+            return True
+        try:
+            address = ipaddress.ip_address(self.host)
+        except ValueError:
+            return False
+        return address.is_loopback if address.version == 4 else address == _LOOPBACK_6
+
+    @property
+    def exposed(self) -> bool:
+        """Whether what travels leaves this machine in plain text."""
+        return not self.tls and not self.loopback
+
     def __str__(self) -> str:
         """The broker as messages name it."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 def parse_broker_url(text: str) -> BrokerUrl:
-    """The broker that `text` names; UsageError says how to write it properly."""
-    scheme, separator, rest = text.partition("://")
-    if not separator:
-        raise UsageError(f"broker URL {text!r} has no scheme; write mqtt://{text} (or mqtts://{text} for TLS)")
+    """The broker that `text` names, over TLS where it names no scheme; UsageError says how to write it properly."""
+    if "://" not in text:
+        text = f"mqtts://{text}"
+    scheme, _, rest = text.partition("://")
     if scheme not in DEFAULT_PORTS:
         raise UsageError(f"broker URL {_hidden(text)!r}: {scheme}:// is not spoken here; use mqtt:// or mqtts://")
     try:
         parts = urlsplit(text)
         port = parts.port
     except ValueError:
-        raise UsageError(f"broker URL {_hidden(text)!r}: wrong address or port; write {scheme}://host:1883") from None
+        raise UsageError(
+            f"broker URL {_hidden(text)!r}: wrong address or port; write {scheme}://host:{DEFAULT_PORTS[scheme]}"
+        ) from None
     if parts.password is not None:
         raise UsageError(f"broker URL {_hidden(text)!r} holds a password, which logs would show; give it separately")
     if not parts.hostname or port == 0 or any(char.isspace() for char in rest):

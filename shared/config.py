@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
 
 from shared.errors import ConfigError
+from shared.secret_variables import drop_secrets
 from shared.settings import NAME, NONE_WORD, Pattern, Setting, Settings, from_text, from_value, setting, settings_of
 from shared.settings_page import reference
 from shared.toml_text import key_lines, syntax_problem, toml_value
@@ -248,6 +249,7 @@ def cli_options(cls: type[S]) -> Callable[[Callable[..., R]], Callable[..., R]]:
         def run(*, config: Path | None, print_config: bool, **given: Any) -> R:
             flags = {one.name: given.pop(one.name) for one in known if not one.rules.secret}
             loaded = load_with_origins(cls, file=config, environ=os.environ, flags=flags)
+            drop_secrets(os.environ)
             if print_config:
                 import typer
 

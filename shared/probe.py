@@ -13,6 +13,7 @@ from shared.broker_settings import BrokerSettings
 from shared.link import MqttLink
 from shared.link_events import Connected, Disconnected, LinkEvent, Received
 from shared.link_faults import Reason
+from shared.password_file import password_of
 
 ANSWER_TIMEOUT_S = 3.0
 CONNECT_TIMEOUT_S = 6.0
@@ -62,7 +63,7 @@ class Probe:
             client_id=client_id,
             events=self._events,
             username=settings.username,
-            password=settings.password,
+            password=password_of(settings),
             tls=settings.tls_files,
             clean_start=not keeps_session,
         )

@@ -226,9 +226,8 @@ def test_resume_passes_on_what_replaces_the_settings_of_the_run(fedpatch, state_
     monkeypatch.setenv("FEDPATCH_PASSWORD", "secret")
     ended = fedpatch("resume", "last", "--state-dir", state_dir, "--rounds", "60", "--target-ua", "0.9")
     assert ended.code == 0
-    assert calls == [
-        (state_dir, "last", {"broker": None, "password": "secret", "rounds": 60, "target_ua": 0.9, "metrics": None})
-    ]
+    given = {"broker": None, "password": "secret", "rounds": 60, "target_ua": 0.9, "metrics": None, "insecure": False}
+    assert calls == [(state_dir, "last", given)]
 
 
 def test_wrong_settings_are_told_together(fedpatch):

@@ -59,7 +59,7 @@ def test_every_setting_says_what_it_is(cls):
         ("seed", -1),
         ("encoding", "gzip"),
         ("fleet", "Fleet One"),
-        ("broker", "127.0.0.1:1883"),
+        ("broker", "mqtt://127.0.0.1:0"),
     ],
 )
 def test_a_value_beyond_its_limits_is_refused(name, value):
@@ -71,7 +71,7 @@ def test_a_password_comes_from_the_environment_and_belongs_to_a_user():
     """It is refused without a user name, which may stand in the broker's URL."""
     secret = {"FEDPATCH_PASSWORD": "geheim"}
     assert problems(environ=secret) == ["$FEDPATCH_PASSWORD: set without a user name; set username too"]
-    for flags in ({"username": "ada"}, {"broker": "mqtt://ada@broker"}):
+    for flags in ({"username": "ada"}, {"broker": "mqtts://ada@broker"}):
         assert load(RunSettings, file=None, environ=secret, flags=flags).password == "geheim"
 
 

@@ -60,6 +60,6 @@ def test_a_broker_that_is_not_there_is_said(how, monkeypatch, capsys):
 
 def test_a_fleet_that_cannot_be_is_a_mistake_in_one_sentence(monkeypatch, capsys):
     """Exit code 2."""
-    ended = Program(coordinator.cli.main, monkeypatch, capsys)("watch", "--broker", "mqtt://b", "--fleet", "No Name")
+    ended = Program(coordinator.cli.main, monkeypatch, capsys)("watch", "--broker", "mqtts://b", "--fleet", "No Name")
     assert ended.code == 2
     assert "--fleet" in ended.err and len(ended.err.splitlines()) == 1

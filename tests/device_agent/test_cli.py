@@ -142,7 +142,7 @@ def test_the_state_directory_may_come_from_the_environment(agent, state_dir, mon
 
 def test_wrong_settings_are_told_together(agent):
     """Before anything is started, with exit code 2."""
-    ended = agent("run", "--threads", "none", "--broker", "nowhere", "--task", "digts")
+    ended = agent("run", "--threads", "none", "--broker", "no where", "--task", "digts")
     assert (ended.code, ended.out) == (2, "")
     complaints = [line.removeprefix("fedpatch-agent: ").partition(":")[0] for line in ended.err.splitlines()]
     assert sorted(complaints) == ["--broker", "--task", "--threads", "data"]

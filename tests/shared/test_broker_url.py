@@ -16,17 +16,22 @@ from shared.errors import UsageError
         ("mqtt://10.0.0.1:2000/", BrokerUrl("10.0.0.1", 2000, False)),
         ("mqtt://[::1]:1884", BrokerUrl("::1", 1884, False)),
         ("mqtts://pi%401@broker.lan:99", BrokerUrl("broker.lan", 99, True, "pi@1")),
+        ("broker.lan", BrokerUrl("broker.lan", 8883, True)),
+        ("broker.lan:1883", BrokerUrl("broker.lan", 1883, True)),
+        ("127.0.0.1", BrokerUrl("127.0.0.1", 8883, True)),
+        ("pi-1@[fd00::1]:99", BrokerUrl("fd00::1", 99, True, "pi-1")),
     ],
 )
 def test_a_broker_url_is_understood(text, expected):
-    """Port and TLS follow from the scheme; a user name may be there."""
+    """Port and TLS follow from the scheme, and without one it is TLS; a user name may be there."""
     assert parse_broker_url(text) == expected
 
 
 @pytest.mark.parametrize(
     ("text", "mend"),
     [
-        ("broker.lan:1883", "write mqtt://broker.lan:1883"),
+        ("", "write mqtts://host"),
+        ("fd00::1", "write mqtts://host:8883"),
         ("tcp://broker.lan", "use mqtt:// or mqtts://"),
         ("mqtt://", "write mqtt://host"),
         ("mqtt://:1883", "write mqtt://host"),
@@ -45,7 +50,15 @@ def test_a_wrong_url_is_refused_with_its_mend(text, mend):
     assert mend in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["mqtt://pi:secret@broker.lan", "tcp://pi:secret@broker.lan", "mqtt://pi:secret@h:x"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "mqtt://pi:secret@broker.lan",
+        "tcp://pi:secret@broker.lan",
+        "mqtt://pi:secret@h:x",
+        "pi:secret@broker.lan",
+    ],
+)
 def test_a_password_in_a_url_is_refused_and_not_repeated(text):
     """A URL ends up in logs; a password must not."""
     with pytest.raises(UsageError) as caught:
@@ -57,3 +70,18 @@ def test_a_broker_is_named_with_its_port():
     """An address of IPv6 stands in brackets."""
     assert str(BrokerUrl("::1", 1883, False)) == "[::1]:1883"
     assert str(BrokerUrl("h", 1, True)) == "h:1"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.7.6", "[::1]", "localhost", "LOCALHOST"])
+def test_what_is_written_as_this_machine_is_loopback(host):
+    """Addresses of the loopback networks, and the one name that is reserved for them."""
+    assert parse_broker_url(f"mqtt://{host}").loopback
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["10.0.0.1", "128.0.0.1", "0.0.0.0", "[::]", "[::ffff:127.0.0.1]", "127.1", "localhost.lan", "ip6-localhost", "h"],
+)
+def test_everything_else_is_not_loopback(host):
+    """A name is not looked up, whatever it may resolve to here and now."""
+    assert not parse_broker_url(f"mqtt://{host}").loopback

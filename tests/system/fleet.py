@@ -26,10 +26,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from shared.broker_url import parse_broker_url
+
 ROOT = Path(__file__).resolve().parents[2]
 """Where agents run, so that a task's module:attribute is found from the repository's root."""
 
-PATIENCE_S = 60.0
+PATIENCE_S = 150.0
 """To import torch takes a busy machine seconds; this is for one that is very busy."""
 
 _STOP_TIMEOUT_S = 60.0
@@ -150,12 +152,18 @@ class Fleet:
         self.agents: dict[str, AgentProcess] = {}
         self._directory = directory
 
+    @property
+    def plain(self) -> list[str]:
+        """The option that both sides want for a broker without TLS that is not on loopback: one on a host of the lab."""
+        return ["--insecure"] if parse_broker_url(self.broker).exposed else []
+
     def start(
         self, device: str, task: str, data: str, admission: str = "always", options: Sequence[str] = ()
     ) -> AgentProcess:
         """Start an agent for `device`; `options` are further options of `fedpatch-agent run`."""
         settings = ["--broker", self.broker, "--fleet", self.name, "--task", task, "--data", data]
         settings += ["--admission", admission, "--reconnect-min-s", "0.2", "--reconnect-max-s", "1"]
+        settings += self.plain
         # A test's own processes must not starve what they wait for.
         settings += ["--nice", "0", *options]
         self._directory.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,24 @@
+"""Secrets that come in environment variables, and that nobody whom we start is to inherit."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import MutableMapping
+
+_SECRET = re.compile(r"FEDPATCH_(AGENT_)?PASSWORD")
+
+
+def drop_secrets(environ: MutableMapping[str, str]) -> None:
+    """Takes every secret of either side out of `environ`, once the settings have it.
+
+    Training, which runs a task's code, a program that asks a UPS and the devices of a demo are children of ours.
+    """
+    for variable in [one for one in environ if _SECRET.fullmatch(one)]:
+        del environ[variable]
+
+
+def pop_password(environ: MutableMapping[str, str]) -> str | None:
+    """The coordinator's, for commands that take it by itself; then as `drop_secrets`. An empty one is none."""
+    password = environ.get("FEDPATCH_PASSWORD") or None
+    drop_secrets(environ)
+    return password

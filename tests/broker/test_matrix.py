@@ -1,0 +1,297 @@
+"""Who may write and read what at a broker as it ships: every topic, everybody, both ways, judged by what is delivered.
+
+What is expected follows from the table of topics, so a new row is covered as soon as it is there.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import struct
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+import pytest
+from paho.mqtt import client as mqtt
+from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
+
+from shared.topics import TOPICS, Topic, transfer_id
+from tests.brokers import HOST, PATIENCE_S
+from tests.secured import Certificates, SecuredMosquitto, rules
+
+pytestmark = pytest.mark.broker
+
+FLEET, DIGEST = "home", "0123456789abcdef" * 4
+OWNER, OTHER, COORDINATOR, WATCHER = "pi-1", "pi-2", "coordinator", "ann"
+PARTIES = {OWNER: "device", OTHER: "device", COORDINATOR: "coordinator", WATCHER: "watcher"}
+# Has a certificate of the CA, and no line in the rules.
+UNLISTED = "guest"
+# Has lines in the rules, and a certificate that was taken back.
+REVOKED = "gone"
+NO_CERTIFICATE, OTHER_CA = "nobody", "forger"
+# Reads and writes everything, so that a test can see what was let through. Nobody else has such a line.
+AUDITOR = "auditor"
+OUTSIDE = {
+    "another fleet's": "fedpatch/1/attic/coord",
+    "another version's": "fedpatch/2/home/coord",
+    "below a topic": "fedpatch/1/home/dev/pi-1/up/more",
+    "nobody's": "anything",
+}
+Cell = tuple[str, str, str]
+_WELCOME, _PING, _PONG = b"\x20\x02\x00\x00", b"\xc0\x00", b"\xd0\x00"
+
+
+def _topic(row: Topic) -> str:
+    return row.pattern.format(fleet=FLEET, device=OWNER, digest=DIGEST, transfer=transfer_id(DIGEST), index=3)
+
+
+EXAMPLES = {row.name: _topic(row) for row in TOPICS} | OUTSIDE
+KEPT = {row.name for row in TOPICS if row.retain}
+
+
+def _expected() -> set[Cell]:
+    """Who may do what, by the table: what has a device in its name is that device's alone, among devices."""
+    cells: set[Cell] = set()
+    for row in TOPICS:
+        for who, party in PARTIES.items():
+            theirs = party != "device" or "{device}" not in row.pattern or who == OWNER
+            cells |= {(who, row.name, "write")} if theirs and row.writer == party else set()
+            cells |= {(who, row.name, "read")} if theirs and party in row.readers else set()
+    return cells
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    """Those of the fleet, one of them taken back."""
+    made = Certificates(
+        tmp_path_factory.mktemp("ca"), FLEET, devices=[OWNER, OTHER, REVOKED, UNLISTED], watchers=[WATCHER, AUDITOR]
+    )
+    made.revoke(REVOKED)
+    return made
+
+
+@pytest.fixture(scope="module")
+def forged(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    """Another CA that calls itself the fleet's, with a certificate for the same device."""
+    return Certificates(tmp_path_factory.mktemp("forged"), FLEET, devices=[OWNER])
+
+
+ACL = rules(FLEET, [OWNER, OTHER, REVOKED], [WATCHER])
+_AUDIT = f"\nuser {AUDITOR}\ntopic readwrite #\n\npattern read mark/%u\n"
+
+
+class Member:
+    """A client that is not ours, with a certificate; `came` is every (topic, payload) that it got."""
+
+    def __init__(self, broker: SecuredMosquitto, user: str, version: MQTTProtocolVersion) -> None:
+        port = broker.coordinator_port if user in (COORDINATOR, AUDITOR) else broker.port
+        self.user, self.came = user, set[tuple[str, bytes]]()
+        self._marks: dict[bytes, threading.Event] = {}
+        self._ready = threading.Event()
+        self._client = mqtt.Client(CallbackAPIVersion.VERSION2, client_id=f"some-{user}", protocol=version)
+        self._client.tls_set_context(_context(broker.certificates, user))
+        self._client.on_message = lambda _client, _data, message: self._take(message.topic, bytes(message.payload))
+        self._client.on_subscribe = lambda *_: self._ready.set()
+        self._client.connect(HOST, port)
+        self._client.loop_start()
+
+    def subscribe(self) -> None:
+        """To every topic by its name, to all of them by wildcards, and to marks; returns once the broker answered."""
+        wild = ["#", "fedpatch/#", "fedpatch/+/+/+/+/+", f"fedpatch/1/{FLEET}/#", "$SYS/#"]
+        self._client.subscribe([(one, 1) for one in (*EXAMPLES.values(), *wild, f"mark/{self.user}")])
+        assert self._ready.wait(PATIENCE_S)
+
+    def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
+        """Returns once the broker has acknowledged it, which it also does with what it refuses."""
+        self._client.publish(topic, payload, qos=1, retain=retain).wait_for_publish(PATIENCE_S)
+
+    def wait_for(self, mark: bytes) -> None:
+        """Returns once the mark came, and so all that the broker had for this client before it."""
+        assert self._marks.setdefault(mark, threading.Event()).wait(PATIENCE_S), f"{self.user} got {self.came}"
+
+    def close(self) -> None:
+        """Leave."""
+        self._client.disconnect()
+        self._client.loop_stop()
+
+    def _take(self, topic: str, payload: bytes) -> None:
+        self.came.add((topic, payload))
+        if topic.startswith("mark/"):
+            self._marks.setdefault(payload, threading.Event()).set()
+
+
+def _context(certificates: Certificates, user: str | None) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=certificates.ca_file)
+    if user is not None:
+        context.load_cert_chain(*certificates.pair(user))
+    return context
+
+
+def matrix(broker: SecuredMosquitto, version: MQTTProtocolVersion) -> set[Cell]:
+    """Every (who, topic, read or write) that was let through, of members and of topics in the table and outside."""
+    users = (OWNER, OTHER, COORDINATOR, WATCHER, UNLISTED, AUDITOR)
+    with ExitStack() as stack, ThreadPoolExecutor(len(users)) as pool:
+        joined = dict(zip(users, pool.map(lambda user: Member(broker, user, version), users), strict=True))
+        for member in joined.values():
+            stack.callback(member.close)
+        auditor = joined.pop(AUDITOR)
+        auditor.subscribe()
+        for name in KEPT:
+            auditor.publish(EXAMPLES[name], b"kept", retain=True)
+
+        def act(member: Member) -> None:
+            member.subscribe()
+            for name, topic in EXAMPLES.items():
+                member.publish(topic, f"{member.user} {name}".encode())
+
+        list(pool.map(act, joined.values()))
+        for topic in EXAMPLES.values():
+            auditor.publish(topic, b"live")
+        for member in (*joined.values(), auditor):
+            auditor.publish(f"mark/{member.user}", b"end")
+            member.wait_for(b"end")
+        for name in KEPT:
+            auditor.publish(EXAMPLES[name], b"", retain=True)
+        read = {
+            (user, name, "read")
+            for user, member in joined.items()
+            for name, topic in EXAMPLES.items()
+            if _came_whole(member, name, topic)
+        }
+        written = {(user, name, "write") for user in joined for name in EXAMPLES if _arrived(auditor, user, name)}
+        system = {(user, "$SYS", "read") for user, member in joined.items() if _is_told_of_the_broker(member)}
+    return read | written | system
+
+
+def _came_whole(member: Member, name: str, topic: str) -> bool:
+    """Whether it got what was kept and what came live; either both or neither."""
+    came = {payload for payload in (b"kept", b"live") if (topic, payload) in member.came}
+    assert came in (set(), {b"live"} | ({b"kept"} if name in KEPT else set())), (member.user, name, came)
+    return bool(came)
+
+
+def _arrived(auditor: Member, user: str, name: str) -> bool:
+    return (EXAMPLES[name], f"{user} {name}".encode()) in auditor.came
+
+
+def _is_told_of_the_broker(member: Member) -> bool:
+    return any(topic.startswith("$SYS") for topic, _ in member.came)
+
+
+@pytest.fixture(scope="module")
+def broker(certificates: Certificates) -> Iterator[SecuredMosquitto]:
+    """The broker as it ships, and an auditor."""
+    with SecuredMosquitto(certificates, ACL + _AUDIT) as running:
+        yield running
+
+
+@pytest.mark.parametrize("version", [MQTTProtocolVersion.MQTTv5, MQTTProtocolVersion.MQTTv311])
+def test_everybody_may_do_what_the_table_says_and_nothing_else(broker, version):
+    """In both versions of MQTT; nobody can write outside the table, and nobody is told of the broker itself."""
+    assert matrix(broker, version) == _expected()
+
+
+@pytest.mark.parametrize(
+    ("line", "opened"),
+    [
+        (f"user {OTHER}\ntopic read fedpatch/1/{FLEET}/dev/+/dn\n", {(OTHER, "down", "read")}),
+        (f"user {WATCHER}\ntopic write fedpatch/1/{FLEET}/coord\n", {(WATCHER, "coordinator_state", "write")}),
+        (f"pattern read fedpatch/1/{FLEET}/blob/+/+\n", {(who, "model_chunk", "read") for who in (*PARTIES, UNLISTED)}),
+    ],
+)
+def test_a_line_that_is_too_wide_is_found_out(certificates, line, opened):
+    """Exactly what it opens is seen; a pattern opens it to everybody who can log in."""
+    with SecuredMosquitto(certificates, f"{ACL}{_AUDIT}\n{line}") as open_broker:
+        assert matrix(open_broker, MQTTProtocolVersion.MQTTv5) - _expected() == opened - _expected()
+
+
+def _speak(port: int, context: ssl.SSLContext, client_id: str) -> bytes:
+    """Connect, write on every topic and ping, all at once, without waiting to be let in; what the broker answered."""
+    with socket.create_connection((HOST, port), PATIENCE_S) as plain:
+        try:
+            with context.wrap_socket(plain, server_hostname=HOST) as secured:
+                secured.sendall(_connect_packet(client_id))
+                for topic in EXAMPLES.values():
+                    secured.sendall(_publish_packet(topic, client_id.encode()))
+                secured.sendall(_PING)
+                return _read(secured)
+        except OSError:  # an alert of TLS among them
+            return b""
+
+
+def _read(secured: ssl.SSLSocket) -> bytes:
+    """All that is answered, to the end or to the answer of a ping: then what was sent before it was looked at."""
+    answer = b""
+    while not answer.endswith(_PONG) and (part := secured.recv(16)):
+        answer += part
+    return answer
+
+
+def _connect_packet(client_id: str) -> bytes:
+    body = b"\x00\x04MQTT\x04\x02\x00\x3c" + struct.pack(">H", len(client_id)) + client_id.encode()
+    return bytes([0x10, len(body)]) + body
+
+
+def _publish_packet(topic: str, payload: bytes) -> bytes:
+    body = struct.pack(">H", len(topic)) + topic.encode() + payload
+    assert len(body) < 2**14
+    return bytes([0x30, 0x80 | len(body) & 0x7F, len(body) >> 7]) + body
+
+
+def _contexts(certificates: Certificates, forged: Certificates) -> dict[str, ssl.SSLContext]:
+    forger = ssl.create_default_context(cafile=certificates.ca_file)
+    forger.load_cert_chain(*forged.pair(OWNER))
+    return {
+        REVOKED: _context(certificates, REVOKED),
+        NO_CERTIFICATE: _context(certificates, None),
+        OTHER_CA: forger,
+    }
+
+
+def test_nobody_else_gets_as_far_as_a_message(broker, certificates, forged):
+    """Revoked, without a certificate, or with that of another CA: on no listener, and nothing that they send arrives."""
+    auditor = Member(broker, AUDITOR, MQTTProtocolVersion.MQTTv5)
+    try:
+        auditor.subscribe()
+        for name, context in _contexts(certificates, forged).items():
+            for port in (broker.port, broker.coordinator_port):
+                assert _speak(port, context, name) == b"", name
+        honest = _speak(broker.port, _context(certificates, OWNER), "honest")
+        assert honest == _WELCOME + _PONG  # so the packets are good ones
+        auditor.publish(f"mark/{AUDITOR}", b"end")
+        auditor.wait_for(b"end")
+        senders = {payload for _, payload in auditor.came}
+    finally:
+        auditor.close()
+    assert b"honest" in senders
+    assert senders.isdisjoint({REVOKED.encode(), NO_CERTIFICATE.encode(), OTHER_CA.encode()})
+
+
+def test_tls_older_than_1_2_is_not_spoken(broker, certificates):
+    """Nor are ciphers without forward secrecy."""
+    old = _context(certificates, OWNER)
+    old.set_ciphers("DEFAULT@SECLEVEL=0")
+    with pytest.warns(DeprecationWarning):
+        old.minimum_version, old.maximum_version = ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1
+    weak = _context(certificates, OWNER)
+    weak.maximum_version = ssl.TLSVersion.TLSv1_2
+    weak.set_ciphers("AES128-SHA256")
+    assert [_speak(broker.port, one, "old") for one in (old, weak)] == [b"", b""]
+
+
+def test_a_client_id_is_no_way_to_push_another_off(broker, certificates):
+    """Whatever it calls itself, a device has the id of its certificate: the other stays connected under its own."""
+    with ExitStack() as stack:
+        victim = Member(broker, OTHER, MQTTProtocolVersion.MQTTv5)
+        stack.callback(victim.close)
+        victim.subscribe()
+        assert _speak(broker.port, _context(certificates, OWNER), f"some-{OTHER}") == _WELCOME + _PONG
+        assert _speak(broker.port, _context(certificates, OWNER), OTHER) == _WELCOME + _PONG
+        auditor = Member(broker, AUDITOR, MQTTProtocolVersion.MQTTv5)
+        stack.callback(auditor.close)
+        auditor.publish(f"mark/{OTHER}", b"still there")
+        victim.wait_for(b"still there")
+    assert f"Client {OTHER} already connected" not in broker.log
+    assert f"as {OWNER} (" in broker.log

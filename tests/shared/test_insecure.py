@@ -1,0 +1,66 @@
+"""Plain MQTT to another machine: refused unless the user said so, on every side, and then told at each start."""
+
+from __future__ import annotations
+
+import pytest
+
+import coordinator.cli
+import device_agent.cli
+from coordinator.settings import DemoSettings, RunSettings
+from device_agent.settings import AgentSettings
+from shared.broker_settings import BrokerSettings, exposure
+from shared.broker_url import parse_broker_url
+from shared.config import ConfigError, load
+from tests.programs import Program
+
+SIDES = [(RunSettings, {}), (AgentSettings, {"data": "shard:0/2"}), (BrokerSettings, {})]
+EXPOSED, LOCAL, SECURED = "mqtt://10.1.2.3", "mqtt://localhost:1883", "mqtts://broker.lan"
+
+
+@pytest.mark.parametrize(("settings", "needed"), SIDES)
+def test_plain_mqtt_to_another_machine_takes_a_word(settings, needed):
+    """Without it the URL is to blame, and the word is in the mend; with it, the URL is as good as any."""
+    with pytest.raises(ConfigError) as caught:
+        load(settings, file=None, environ={}, flags={**needed, "broker": EXPOSED})
+    (said,) = caught.value.problems
+    assert said.startswith("--broker: ") and "mqtts://" in said and "--insecure" in said
+    flags = {**needed, "broker": EXPOSED, "insecure": True}
+    assert load(settings, file=None, environ={}, flags=flags).broker == EXPOSED
+
+
+@pytest.mark.parametrize(("settings", "needed"), SIDES)
+@pytest.mark.parametrize("broker", [LOCAL, SECURED, "mqtt://127.0.0.1", "broker.lan"])
+def test_nothing_is_asked_for_on_this_machine_and_with_tls(settings, needed, broker):
+    """A URL without a scheme is one with TLS."""
+    assert not load(settings, file=None, environ={}, flags={**needed, "broker": broker}).insecure
+
+
+def test_a_demo_never_talks_to_another_machine_in_plain_text():
+    """Its devices are all alike, and have no such word."""
+    with pytest.raises(ConfigError, match="write mqtts://"):
+        load(DemoSettings, file=None, environ={}, flags={"broker": EXPOSED})
+
+
+def test_what_is_told_at_a_start_names_the_broker_and_the_danger():
+    """One line; nothing where there is no danger."""
+    told = exposure(parse_broker_url(EXPOSED))
+    assert "10.1.2.3:1883" in told and "passwords" in told and "\n" not in told
+    assert [exposure(parse_broker_url(url)) for url in (LOCAL, SECURED)] == ["", ""]
+
+
+RUN = ("run", "--broker", EXPOSED)
+COMMANDS = [
+    (coordinator.cli.main, RUN),
+    (coordinator.cli.main, ("doctor", "--broker", EXPOSED)),
+    (coordinator.cli.main, ("watch", "--broker", EXPOSED, "--fleet", "home")),
+    (device_agent.cli.main, (*RUN, "--data", "shard:0/2")),
+    (device_agent.cli.main, ("doctor", "--broker", EXPOSED, "--data", "shard:0/2")),
+]
+
+
+@pytest.mark.parametrize(("main", "words"), COMMANDS)
+def test_every_command_refuses_with_exit_code_2(main, words, monkeypatch, capsys):
+    """Before anything is connected or written, in one line with the mend."""
+    ended = Program(main, monkeypatch, capsys)(*words)
+    assert (ended.code, ended.out) == (2, "")
+    assert len(ended.err.splitlines()) == 1 and "--insecure" in ended.err

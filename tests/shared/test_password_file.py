@@ -1,0 +1,89 @@
+"""A password that lies in a file: whose it must be, what may be in it, and that nothing of it is ever told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from coordinator.settings import RunSettings
+from device_agent.settings import AgentSettings
+from shared.config import ConfigError, load, public_values, to_toml
+from shared.errors import UsageError
+from shared.password_file import MAX_BYTES, password_of, read_password
+
+SECRET = "correct horse — battery"
+NEEDED = {RunSettings: {}, AgentSettings: {"data": "shard:0/2"}}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A password, as an owner should keep it."""
+    path = tmp_path / "password"
+    path.touch(mode=0o600)
+    path.write_text(f"{SECRET}\n", "utf-8")
+    return path
+
+
+@pytest.mark.parametrize("settings", NEEDED)
+def test_a_password_may_lie_in_a_file(settings, file):
+    """Its line ending is not part of it; settings that are shown or stored hold the path alone."""
+    flags = {**NEEDED[settings], "username": "ada", "password_file": str(file)}
+    found = load(settings, file=None, environ={}, flags=flags)
+    assert password_of(found) == SECRET
+    assert SECRET not in to_toml(found) + str(public_values(found)) + repr(found)
+
+
+@pytest.mark.parametrize("end", ["", "\n", "\r\n"])
+def test_the_end_of_the_line_is_not_part_of_it(file, end):
+    """Blanks are: nobody knows that they were not meant."""
+    file.write_bytes(b" two  words " + end.encode())
+    assert read_password(file) == " two  words "
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o601, 0o666])
+def test_one_that_others_may_read_or_change_is_refused(file, mode):
+    """With the mend; the password may be known by now."""
+    file.chmod(mode)
+    with pytest.raises(UsageError, match=f"chmod 600 {file}") as caught:
+        read_password(file)
+    assert SECRET not in str(caught.value)
+
+
+def test_one_that_systemd_gives_its_service_is_taken(file, monkeypatch):
+    """Its access list shows as rights of a group; no other directory may do so."""
+    file.chmod(0o440)
+    with pytest.raises(UsageError):
+        read_password(file)
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(file.parent))
+    assert read_password(file) == SECRET
+    file.chmod(0o444)
+    with pytest.raises(UsageError, match="open to other users"):
+        read_password(file)
+
+
+@pytest.mark.parametrize("data", [b"", b"\n", b"two\nlines\n", b"a\0b", b"\xff\xfe", b"x" * (MAX_BYTES + 1)])
+def test_what_is_no_password_is_refused_without_being_repeated(file, data):
+    """Empty, of several lines, no text, or far too long."""
+    file.write_bytes(data)
+    with pytest.raises(UsageError, match="password_file") as caught:
+        read_password(file)
+    assert "lines" not in str(caught.value).replace(str(file), "") and "xxxx" not in str(caught.value)
+
+
+def test_one_that_is_not_there_or_no_file_is_named(tmp_path):
+    """With what the system says of it."""
+    for path, words in ((tmp_path / "absent", "No such file"), (tmp_path, "Is a directory")):
+        with pytest.raises(UsageError, match=words):
+            read_password(path)
+
+
+def test_it_needs_a_user_name_and_no_second_password(file):
+    """Both mistakes are told at once, by the name of the setting."""
+    with pytest.raises(ConfigError) as caught:
+        load(RunSettings, file=None, environ={"FEDPATCH_PASSWORD": SECRET}, flags={"password_file": str(file)})
+    said = sorted(caught.value.problems)
+    assert said == [
+        "$FEDPATCH_PASSWORD: set without a user name; set username too",
+        "--password-file: set beside a password; keep one of them",
+    ]

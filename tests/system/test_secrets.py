@@ -1,0 +1,170 @@
+"""A password is told to the broker and to nobody else: not to a file, a log, a command line, a child, a metric or a page."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+
+from tests.brokers import HOST, Mosquitto, free_port
+from tests.prometheus import fetch
+from tests.system.commands import Command, Done, run
+from tests.system.held_task import REFERENCE, Hold
+
+pytestmark = [pytest.mark.system, pytest.mark.broker]
+
+# Unlike anything else that could be found, and without what a hash or a base64 text might hold by chance.
+COORDINATORS, DEVICES_OWN, WRONG = "Coordinators-own&pass=word!7", "Devices-own&pass=word!8", "Quite-wrong&pass=word!9"
+SECRETS = (COORDINATORS, DEVICES_OWN, WRONG)
+DEVICE = "ann"
+_OWN, _AGENTS = {"FEDPATCH_PASSWORD": COORDINATORS}, {"FEDPATCH_AGENT_PASSWORD": DEVICES_OWN}
+_STEPS = 3  # of a round of its examples
+
+
+@dataclass
+class Played:
+    """What a run with passwords left behind: directories, what was printed, and what was seen of its processes."""
+
+    directory: Path
+    told: dict[str, str] = field(default_factory=dict)
+    processes: dict[str, bytes] = field(default_factory=dict)
+
+
+def _forms(secret: str) -> set[bytes]:
+    """As it is, and as it might have been written by somebody who meant well."""
+    raw = secret.encode()
+    texts = {secret, raw.hex(), quote(secret), json.dumps(secret), secret.replace("&", "&amp;")}
+    # Within a longer text base64 may begin at any of three places: what lies in its middle is always the same.
+    coded = {base64.b64encode(b"." * shift + raw)[4:-4] for shift in range(3)}
+    return {text.encode() for text in texts} | coded
+
+
+def _leaks(data: bytes) -> list[str]:
+    return [secret for secret in SECRETS if any(form in data for form in _forms(secret))]
+
+
+def _look_at_processes(above: int) -> Iterator[tuple[str, bytes]]:
+    """Command line and environment of all that descends from the process `above`, but not of itself."""
+    parents: dict[int, int] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
+    for pid in parents:
+        ancestor = parents[pid]
+        while ancestor not in (0, above):
+            ancestor = parents.get(ancestor, 0)
+        if ancestor == above:
+            for name in ("cmdline", "environ"):
+                with contextlib.suppress(OSError):
+                    yield f"{pid} {name}", Path(f"/proc/{pid}/{name}").read_bytes()
+
+
+def _command_lines() -> Iterator[tuple[str, bytes]]:
+    """Of every process here: they are what every user of a machine may read."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            yield str(path), path.read_bytes()
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
+    """A run with everything switched on that could tell: debugging, metrics, watching, a report."""
+    directory = tmp_path_factory.mktemp("secrets")
+    found = Played(directory / "left")
+    found.directory.mkdir()
+    secret_file = directory / "password"
+    secret_file.touch(mode=0o600)
+    secret_file.write_text(COORDINATORS)
+    hold = Hold(directory / "hold")
+    hold.at(_STEPS + 1)
+    agents = found.directory / "agent"
+    with Mosquitto(passwords={"coordinator": COORDINATORS, DEVICE: DEVICES_OWN}) as broker:
+        place = ["--broker", broker.url, "--fleet", "home", "--username"]
+        data = ["--task", REFERENCE, "--data", f"n=23,test=20,seed=2;{hold.path}", "--admission", "always", "--nice", 0]
+        login = [*place, DEVICE, "--device-id", DEVICE, "--state-dir", agents]
+        options = [*place, "coordinator", "--task", REFERENCE, "--state-dir", found.directory / "coordinator"]
+        with Command("fedpatch-agent", "run", "--debug", *login, *data, environment=_AGENTS) as agent:
+            _play(found, options, secret_file, hold, agent)
+            _ask_more(found, options, secret_file)
+            _keep(found, "agent", agent.terminate())
+    yield found
+
+
+def _play(found: Played, options: list[object], secret_file: Path, hold: Hold, agent: Command) -> None:
+    """Two rounds; in the second, while the device trains, everything is looked at."""
+    target = f"{HOST}:{free_port()}"
+    by_file = ["--password-file", secret_file, "--debug", "--metrics", target]
+    patient = ["--rounds", 2, "--quorum", 1, "--deadline-s", 200, "--recruit-deadline-s", 100, "--wait-s", 100]
+    with Command("fedpatch", "run", *options, *by_file, *patient) as coordinator:
+        coordinator.wait(lambda: hold.reached, "has a device that trains in the second round")
+        found.told["metrics"] = fetch(f"http://{target}/metrics")
+        found.processes |= dict(_look_at_processes(agent.pid)) | dict(_command_lines())
+        place = [one for one in options[:6] if one]
+        _keep(found, "watch", run("fedpatch", "watch", "--once", "--json", "--debug", *place, environment=_OWN))
+        hold.release()
+        _keep(found, "run", coordinator.done())
+
+
+def _ask_more(found: Played, options: list[object], secret_file: Path) -> None:
+    """All else that is done with passwords, right and wrong ones, and by people who look at what was done."""
+    state = ["--state-dir", found.directory / "coordinator"]
+    elsewhere = [*options[:-1], found.directory / "elsewhere"]
+    both = {"FEDPATCH_PASSWORD_FILE": str(secret_file), **_OWN}
+    told: dict[str, tuple[int | None, tuple[object, ...], dict[str, str]]] = {
+        "resume": (0, ("fedpatch", "resume", "last", *state, "--rounds", 3, "--debug"), _OWN),
+        "refused": (3, ("fedpatch", "run", "--debug", *elsewhere), {"FEDPATCH_PASSWORD": WRONG}),
+        "print-config": (0, ("fedpatch", "run", "--print-config", *options), _OWN),
+        "agent's": (0, ("fedpatch-agent", "run", "--print-config", "--username", DEVICE, "--data", "x"), _AGENTS),
+        "doctor": (None, ("fedpatch", "doctor", "--json", "--debug", *elsewhere), _OWN),
+        "both": (2, ("fedpatch", "run", *elsewhere), both),
+    }
+    with ThreadPoolExecutor(3) as pool:
+        ended = {name: pool.submit(run, *words, environment=own) for name, (_, words, own) in told.items()}
+        for name, (code, _, _) in told.items():
+            _keep(found, name, ended[name].result(), code=code)
+    page = found.directory / "report.html"
+    _keep(found, "report", run("fedpatch", "report", "last", *state, "--out", page, "--json"))
+
+
+def _keep(found: Played, name: str, done: Done, *, code: int | None = 0) -> None:
+    assert code in (None, done.code), (name, done)
+    found.told[name] = done.out + done.err
+
+
+def _all(items: Mapping[str, str]) -> dict[str, bytes]:
+    return {name: text.encode() for name, text in items.items()}
+
+
+def test_no_file_holds_it(played):
+    """State directories of both sides, logs at their most talkative, the report, patches, the registry with its journal."""
+    files = {str(path.relative_to(played.directory)): path for path in played.directory.rglob("*") if path.is_file()}
+    assert {"agent/status.json", "report.html"} < files.keys() and any("registry" in name for name in files)
+    assert {name: leaks for name, path in files.items() if (leaks := _leaks(path.read_bytes()))} == {}
+
+
+def test_nothing_that_is_printed_holds_it(played):
+    """Nor what is served: results, errors, logs, settings, metrics; also where it was wrong, or given twice."""
+    assert len(played.told["metrics"]) > 1000
+    assert "refused user 'coordinator'" in played.told["refused"]
+    assert 'password = "***"' in played.told["print-config"]
+    assert {name: leaks for name, data in _all(played.told).items() if (leaks := _leaks(data))} == {}
+
+
+def test_no_process_shows_it(played):
+    """No command line on the machine, and neither that nor the environment of the process that runs the task's code."""
+    assert any(name.endswith("environ") and b"PATH=" in data for name, data in played.processes.items())
+    assert {name: leaks for name, data in played.processes.items() if (leaks := _leaks(data))} == {}
+
+
+@pytest.mark.parametrize("form", sorted(_forms(COORDINATORS)))
+def test_the_search_finds_what_it_looks_for(form):
+    """In each of its forms, amid other things, so it can fail."""
+    assert _leaks(b"user=ann&" + form + b"\n") == [COORDINATORS]
+    assert _leaks(base64.b64encode(b"coordinator:" + COORDINATORS.encode())) == [COORDINATORS]
