@@ -208,15 +208,8 @@ def _play_rounds(
     try:
         certificates = of_others(revocations, lambda: connection.broker_certificate_ends)
         with observed(settings, engine, directory, view, certificates) as performer.observer:
-            Service(
-                engine,
-                performer,
-                connection=connection,
-                publisher=publisher,
-                registry=registry,
-                view=view,
-                revocations=revocations,
-            ).run()
+            told = {"connection": connection, "publisher": publisher, "registry": registry, "view": view}
+            Service(engine, performer, **told, revocations=revocations).run()
     except (StateError, OSError):
         with suppress(FedpatchError, OSError):
             performer.perform(engine.suspend(time.monotonic()))

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from coordinator.identity.revocations import Revocations
 from coordinator.identity.index import DEVICE
+from coordinator.identity.revocations import Revocations
 from coordinator.settings import RunSettings
 from shared.tls_faults import expiry_of
 

@@ -11,7 +11,6 @@ import hashlib
 import io
 import json
 import sqlite3
-import ssl
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
@@ -24,8 +23,6 @@ import numpy as np
 
 from coordinator import row_sums
 from coordinator.checkpoint import load_checkpoint, load_update, save_checkpoint, store_update
-from coordinator.identity.authority import Authority
-from coordinator.identity.index import Entry, Index, decode_index, encode_index
 from coordinator.ledger import Ledger
 from coordinator.moments import Moment
 from coordinator.publisher import ModelPublisher
@@ -38,8 +35,6 @@ from device_agent.settings import AgentSettings
 from device_agent.spool import Spool, Spooled
 from device_agent.standing import read_standing
 from shared.blobs import PartialBlob
-from shared.bundle import Bundle, decode_bundle, encode_bundle
-from shared.certificate import read_der, read_pem
 from shared.codec import to_bytes
 from shared.config import load, to_toml
 from shared.errors import ConfigError, DataError, StateError, UsageError
@@ -53,6 +48,7 @@ from simulator.results import Result, Results
 from simulator.study import Outcome, Point, Study
 from tests.coordinator.links import RecordedLink
 from tests.fuzz.decoders import _KEY, PUBLIC, TENSORS, Decoder
+from tests.fuzz.identity_decoders import identity_decoders
 from tests.specs import model
 
 _PATCH = PatchKey("digits", "ab" * 32, "affine")
@@ -250,17 +246,6 @@ def _meta(state: bytes) -> bytes:
         return bytes(file["meta"].tobytes())
 
 
-def _certificate() -> bytes:
-    """A device's, as our own CA makes it."""
-    with tempfile.TemporaryDirectory() as place, Authority.create(Path(place), "kitchen", now=1e9) as authority:
-        pem = authority.issue("device", "pi-1", now=1e9).pair.certificate
-    return ssl.PEM_cert_to_DER_cert(pem.decode())
-
-
-def _in_pem(der: bytes) -> bytes:
-    return ssl.DER_cert_to_PEM_cert(der).encode()
-
-
 def _file_decoders() -> Iterator[Decoder]:
     state, update = (StateError,), _kept_bytes(lambda folder: store_update(folder, 1, "a", b"blob"))
     patch = _kept_bytes(_written_patch)
@@ -288,12 +273,7 @@ def _file_decoders() -> Iterator[Decoder]:
         given = {name: value for name, value in flags.items() if name in kind.__dataclass_fields__}
         text = to_toml(load(kind, file=None, environ={}, flags=given)).encode()
         yield Decoder(f"settings, {kind.__name__}", partial(_settings, kind), (ConfigError,), (text,), "text")
-    index = Index(fleet="kitchen", entries=(Entry(serial="1f", part="device", name="pi-1", not_after=9),))
-    yield Decoder("record of a CA", lambda data, _: decode_index(data, "it"), state, (encode_index(index),), "json")
-    bundle = Bundle(fleet="kitchen", device="pi-1", broker="mqtts://broker", ca="CA", certificate="C", key="K")
-    yield Decoder("bundle", lambda data, _: decode_bundle(data, "it"), (DataError,), (encode_bundle(bundle),), "json")
-    yield Decoder("certificate", lambda data, _: read_der(data), (ValueError,), (_certificate(),))
-    yield Decoder("certificates", lambda data, _: read_pem(data), (ValueError,), (_in_pem(_certificate()),), "text")
+    yield from identity_decoders()
     yield Decoder("status", _status, state, (b'{"device_id": "a", "fleet": "field", "tasks": []}',), "json")
     outcome = to_json(Outcome(_STUDY, (_POINT,), complete=False))
     yield Decoder("outcome", _outcome, (UsageError,), (outcome.encode(),), "json")

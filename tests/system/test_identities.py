@@ -13,7 +13,7 @@ import pytest
 
 from tests.brokers import HOST, Mosquitto
 from tests.identities import Certified, url_of
-from tests.system.commands import run
+from tests.system.commands import Command, run
 from tests.system.fleet import Fleet
 from tests.system.stage import Stage, outcomes
 from tests.system.test_clocks import LIBRARIES
@@ -69,71 +69,78 @@ def files_of_coordinator(house: House) -> dict[str, object]:
     }
 
 
+def start_with_a_clock_that_is_behind(stage: Stage, options: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ann's agent: it says what is wrong, waits, and goes on by itself once the clock is set."""
+    clock, right = stage.directory / "clock", stage.directory / "right"
+    clock.write_text("-5y")
+    with monkeypatch.context() as patch:
+        patch.setenv("LD_PRELOAD", str(LIBRARIES[0]))
+        patch.setenv("FAKETIME_TIMESTAMP_FILE", str(clock))
+        patch.setenv("FAKETIME_DONT_FAKE_MONOTONIC", "1")
+        patch.setenv("FAKETIME_CACHE_DURATION", "1")
+        ann = stage.start_agent("ann", list(map(str, options)))
+    ann.wait(lambda: "is not yet valid before" in ann.log, "says that its clock is behind")
+    assert "the CA 'fedpatch CA of kitchen'" in ann.log and "it goes on once that is done" in ann.log
+    right.write_text("+0")
+    right.replace(clock)
+    ann.wait_ready()
+    # libfaketime makes sleeping fail at times once its clock has jumped; what follows needs no wrong clock.
+    ann.restart()
+
+
+def renew(house: House, stage: Stage, coordinator: Command) -> None:
+    """Bob's certificate and the coordinator's, while bob trains; bob's old one is taken back."""
+    bob = stage.fleet.agents["bob"]
+    house.enrol("bob", "rotate")
+    bob.wait(lambda: "our certificate was renewed" in bob.log, "takes the new certificate up")
+    bob.wait_ready()
+    house.device("revoke", "bob", "--old")
+    stage.broker.signal(signal.SIGHUP)
+    house.well("fedpatch", "ca", "coordinator", "--ca-dir", house.directory / "ca")
+    coordinator.wait_err("our certificate was renewed")
+
+
+def revoke(house: House, stage: Stage, coordinator: Command) -> None:
+    """Bob, while he trains; the broker does not know of it."""
+    bob = stage.fleet.agents["bob"]
+    told = house.device("revoke", "bob", "--reason", "stolen")
+    assert "systemctl reload mosquitto" in told and str(house.directory / "ca" / "ca.crl") in told
+    coordinator.wait_err("bob was revoked: it is not asked any more")
+    stage.holds["bob"].release()
+    bob.wait(lambda: bob.status.get("state") == "uploading", "offers its update in vain")
+
+
 def test_certificates_are_renewed_and_revoked_while_a_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """No round is lost to a renewal; a revoked device is out at once, whatever the broker does, and then there too."""
     house = House(tmp_path)
-    options = {device: list(map(str, house.enrol(device))) for device in ("ann", "bob")}
+    options = {device: house.enrol(device) for device in ("ann", "bob")}
     with house.broker as broker, Fleet(url_of(broker), tmp_path, name=FLEET) as fleet:
         stage = Stage(broker, fleet, tmp_path)
-        clock = tmp_path / "clock"
-        clock.write_text("-5y")
-        with monkeypatch.context() as patch:
-            patch.setenv("LD_PRELOAD", str(LIBRARIES[0]))
-            patch.setenv("FAKETIME_TIMESTAMP_FILE", str(clock))
-            patch.setenv("FAKETIME_DONT_FAKE_MONOTONIC", "1")
-            patch.setenv("FAKETIME_CACHE_DURATION", "1")
-            ann = stage.start_agent("ann", options["ann"])
-        bob = stage.start_agent("bob", options["bob"])
-        ann.wait(lambda: "is not yet valid before" in ann.log, "says that its clock is behind")
-        assert "the CA 'fedpatch CA of kitchen'" in ann.log and "it goes on once that is done" in ann.log
-        right = tmp_path / "right"
-        right.write_text("+0")
-        right.replace(clock)
-        ann.wait_ready()
-        # libfaketime makes sleeping fail at times once its clock has jumped; what follows needs no wrong clock.
-        ann.restart()
+        start_with_a_clock_that_is_behind(stage, options["ann"], monkeypatch)
+        bob = stage.start_agent("bob", list(map(str, options["bob"])))
         fleet.wait_ready()
-
         stage.hold("bob", round=2, step=2)
         stage.hold("ann", round=3, step=2)
         changes = {"broker": url_of(broker), "quorum": 0.5, **files_of_coordinator(house)}
-        with stage.begin(rounds=4, **changes) as coordinator:
+        with stage.begin(rounds=4, metrics="none", **changes) as coordinator:
             stage.wait_held("bob", coordinator)
-            house.enrol("bob", "rotate")
-            bob.wait(lambda: "our certificate was renewed" in bob.log, "takes the new certificate up")
-            bob.wait_ready()
-            house.device("revoke", "bob", "--old")
-            broker.signal(signal.SIGHUP)
-            house.well("fedpatch", "ca", "coordinator", "--ca-dir", tmp_path / "ca")
-            coordinator.wait_err("our certificate was renewed")
+            renew(house, stage, coordinator)
             stage.hold("bob", round=3, step=2)
             stage.wait_held("ann", coordinator)
             stage.wait_held("bob", coordinator)
-
-            told = house.device("revoke", "bob", "--reason", "stolen")
-            assert "systemctl reload mosquitto" in told and str(tmp_path / "ca" / "ca.crl") in told
-            coordinator.wait_err("bob was revoked: it is not asked any more")
-            stage.holds["bob"].release()
-            bob.wait(lambda: bob.status.get("state") == "uploading", "offers its update in vain")
+            revoke(house, stage, coordinator)
             stage.holds["ann"].release()
             done = coordinator.done()
         assert done.code == 0, done.err
-        assert outcomes(done.document) == [
-            (1, "aggregated", 2),
-            (2, "aggregated", 2),
-            (3, "aggregated", 1),
-            (4, "aggregated", 1),
-        ]
-        seen = {
-            one["id"]: one
-            for one in json.loads(run("fedpatch", "devices", "--state-dir", stage.state_dir, "--json").out)
-        }
+        assert [reported for _, outcome, reported in outcomes(done.document) if outcome == "aggregated"] == [2, 2, 1, 1]
+        known = json.loads(run("fedpatch", "devices", "--state-dir", stage.state_dir, "--json").out)
+        seen = {one["id"]: one for one in known}
         assert seen["bob"]["ignored"] > 0 and seen["bob"]["last_reason"] == "revoked"
         assert (seen["ann"]["reported"], seen["bob"]["reported"]) == (4, 2)
 
         broker.restart()
         bob.wait(lambda: "it was revoked; ask whoever runs the fleet" in bob.log, "is refused by the broker, too")
-        ann.wait_ready()
+        fleet.agents["ann"].wait_ready()
 
 
 def test_an_agent_does_not_start_with_the_certificate_of_another(tmp_path: Path):

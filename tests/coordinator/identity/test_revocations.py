@@ -9,9 +9,9 @@ import pytest
 
 from coordinator.effects import Count
 from coordinator.engine import Engine
-from coordinator.identity.revocations import REVOKED, Revocations, refused
 from coordinator.identity.index import DEVICE, Entry, Index
 from coordinator.identity.index_file import INDEX_NAME, write_index
+from coordinator.identity.revocations import REVOKED, Revocations, refused
 from coordinator.round_states import State
 from shared.errors import StateError
 from shared.messages import Accept
