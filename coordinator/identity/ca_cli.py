@@ -52,6 +52,7 @@ def add_ca(app: typer.Typer) -> None:
     app.add_typer(group, name="ca", epilog="Example: fedpatch ca init --fleet kitchen --broker-name broker.local")
     _add_init(group)
     _add_renewals(group)
+    _add_renew(group)
     _add_watcher(group)
     _add_lists(group)
 
@@ -131,6 +132,8 @@ def _add_renewals(group: typer.Typer) -> None:
             ensure_coordinator(authority, days=days, again=True, new_key=new_key)
             _say(f"renewed {authority.directory}/coordinator/client.crt; a coordinator at work takes it up by itself")
 
+
+def _add_renew(group: typer.Typer) -> None:
     @command(group, "renew", example="fedpatch ca renew")
     def renew(ca_days: _CaDays = _CA_DAYS, ca_dir: CaDir = None) -> None:
         """Renew the CA's own certificate, with its key: whatever it has issued stays good.
