@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
+import subprocess
+import sys
 import urllib.error
 from urllib.parse import urlsplit
 from urllib.request import urlopen
@@ -37,14 +40,20 @@ def test_an_endpoint_serves_what_is_there_now():
 
 @pytest.mark.parametrize("rude", [b"", b"GET", b"\x00\xff\r\n\r\n", b"GET /metrics HTTP/1.1\r\n"])
 def test_a_client_that_is_rude_or_slow_is_left_behind(monkeypatch, rude):
-    """The next one is served."""
-    monkeypatch.setattr(gauge_outlets._Handler, "timeout", 0.2)
+    """Its connection is ended, and the next one is served."""
     endpoint = Endpoint(Address("127.0.0.1", 0), lambda: "fine 1\n")
     try:
         where = urlsplit(endpoint.url)
-        with socket.create_connection((where.hostname, where.port)) as client:
-            client.sendall(rude)
-            assert fetch(endpoint.url) == "fine 1\n"
+        with monkeypatch.context() as patch:
+            patch.setattr(gauge_outlets._Handler, "timeout", 0.2)
+            with (
+                socket.create_connection((where.hostname, where.port), 60) as client,
+                contextlib.suppress(ConnectionError),  # it may also be reset
+            ):
+                client.sendall(rude)
+                while client.recv(4096):
+                    pass
+        assert fetch(endpoint.url) == "fine 1\n"
     finally:
         endpoint.stop()
 
@@ -114,3 +123,10 @@ def test_a_link_that_somebody_put_in_the_way_is_not_followed(tmp_path, caplog):
     (tmp_path / ".fedpatch.prom.tmp").symlink_to(victim)
     TextFile(tmp_path / "fedpatch.prom").show(1, lambda: "one 1\n", 0.0)
     assert victim.read_text() == "precious"
+
+
+def test_no_library_is_needed():
+    """What an agent is installed with is enough: nobody has to add one to a device."""
+    program = "import sys, device_agent.local_metrics; print('prometheus_client' in sys.modules)"
+    ended = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True)
+    assert ended.stdout.strip() == "False"
