@@ -84,11 +84,22 @@ def add_acl(app: typer.Typer) -> None:
                 help="Directory of the fleet's CA: all devices and watchers that it knows and has not revoked.",
             ),
         ] = None,
+        ejabberd: Annotated[
+            str,
+            typer.Option(metavar="HOST", help="Print the rules of an ejabberd whose users are those of HOST instead."),
+        ] = "",
     ) -> None:
         """Print mosquitto's acl_file for a fleet: who may write and read which topic."""
+        from coordinator.ejabberd_rules import ejabberd_rules
         from shared.topics import mosquitto_acl
 
         found, warnings = members(fleet, device, watcher, ca_dir)
+        if ejabberd:
+            if found.devices is None:
+                raise UsageError("ejabberd's rules name each device; name them with --device or --ca-dir")
+            users = found.devices, found.watchers
+            typer.echo(ejabberd_rules(found.fleet, ejabberd, *users, coordinator_user=coordinator_user), nl=False)
+            return
         text = mosquitto_acl(found.fleet, coordinator_user, found.devices, found.watchers)
         for line in warnings:
             typer.echo(f"fedpatch: {line}", err=True)

@@ -33,7 +33,10 @@ class Verdict:
 
 def judge(report: Mapping[str, Any], ignored: Mapping[str, str]) -> Verdict:
     """Reads pip-audit's JSON; a vulnerability goes by its id or any alias of it."""
-    vulnerable, explained, unknown, audited = [], [], [], 0
+    vulnerable: list[str] = []
+    explained: list[str] = []
+    unknown: list[str] = []
+    audited = 0
     for one in report["dependencies"]:
         if "skip_reason" in one:
             unknown.append(one["name"])

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import cast
 
 import pytest
 from paho.mqtt import client as mqtt
@@ -18,6 +19,7 @@ from shared.errors import BrokerError
 from shared.link import Connected, Disconnected
 from shared.tls_files import TlsFiles
 from tests.brokers import HOST, PATIENCE_S, Client, client
+from tests.checkups import ask, settings_for, verdicts
 from tests.secured import CONFIGURATIONS, Certificates, SecuredMosquitto, rules
 
 pytestmark = pytest.mark.broker
@@ -66,7 +68,7 @@ def ghost(certificates: Certificates, port: int, user: str, will: tuple[str, byt
     one.loop_start()
     try:
         assert ready.wait(PATIENCE_S)
-        yield one.socket()
+        yield cast(socket.socket, one.socket())
     finally:
         one.loop_stop()
 
@@ -122,6 +124,19 @@ def test_the_last_will_of_whoever_was_revoked_is_not_published(certificates):
             assert coordinator.received(state_of("pi-1")).payload == b"will"
         coordinator.settle()
         assert state_of("pi-2") not in coordinator.topics
+
+
+@pytest.mark.parametrize(("user", "tied"), [("pi-1", True), ("coordinator", False)])
+def test_the_doctor_sees_that_client_ids_are_tied(certificates, user, tied):
+    """On the devices' listener it says so and asks no more; on the coordinator's it asks everything."""
+    cert_file, key_file = certificates.pair(user)
+    files = {"ca_file": certificates.ca_file, "cert_file": cert_file, "key_file": key_file}
+    with SecuredMosquitto(certificates, rules(FLEET, DEVICES)) as broker:
+        side, url = ("device", broker.url) if tied else ("coordinator", broker.coordinator_url)
+        found = verdicts(ask(settings_for(side, url, **files), side))
+    assert found["broker_tls"] == found["broker_login"] == "ok"
+    assert ("client_ids" in found, "rights_write" in found) == (tied, not tied)
+    assert found.get("client_ids", "skip") == "skip" and "fail" not in found.values()
 
 
 @pytest.mark.parametrize("configuration", PRODUCTION)

@@ -88,6 +88,14 @@ def test_rules_for_nobody_in_particular_are_warned_of(fedpatch):
     assert "hold" not in ended.out and "--ca-dir or --device" in ended.err and len(ended.err.splitlines()) == 1
 
 
+def test_the_same_members_have_rules_for_ejabberd(fedpatch):
+    """Where nobody is named there are none: it knows no users by pattern alone."""
+    ended = fedpatch("broker", "acl", "--fleet", "kitchen", "--device", "pi-1", "--ejabberd", "broker.lan")
+    assert ended.code == 0 and 'user: ["pi-1@broker.lan"]' in ended.out and "access_publish" in ended.out
+    ended = fedpatch("broker", "acl", "--fleet", "kitchen", "--ejabberd", "broker.lan")
+    assert (ended.code, ended.out) == (2, "")
+
+
 def test_it_must_be_clear_whose_rules_they_are(fedpatch, tmp_path):
     """No fleet, no CA, or the CA of another fleet: exit code 2, and nothing that could be taken for rules."""
     Authority.create(tmp_path / "ca", "kitchen", now=time.time()).close()
