@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from coordinator.engine import Engine
 from coordinator.identity.expiry import Ask, as_numbers, of_files
-from coordinator.listening import Address, parse_address
 from coordinator.observing import Observer, Unobserved
 from coordinator.settings import RunSettings
 from coordinator.snapshot import View
+from shared.listening import Address, parse_address
 
 if TYPE_CHECKING:
     from coordinator.metrics import Metrics
@@ -50,10 +50,9 @@ def observed(
         metrics.traffic.expiry.labels(name).set_function(ask)
     try:
         stop, url = serve(metrics, address)
-    except OSError as error:
-        view.say(
-            f"no metrics: cannot listen on {address}: {error.strerror or error}; --metrics names another HOST:PORT"
-        )
+    except (OSError, UnicodeError) as error:  # the latter of a name that cannot be looked up
+        why = getattr(error, "strerror", None) or error
+        view.say(f"no metrics: cannot listen on {address}: {why}; --metrics names another HOST:PORT")
         yield Unobserved()
         return
     view.say(f"metrics: {url}")

@@ -16,7 +16,7 @@ from coordinator.connection import Connection
 from coordinator.database import exists
 from coordinator.engine import Engine
 from coordinator.identity.expiry import of_others
-from coordinator.identity.gate import Gate
+from coordinator.identity.revocations import Revocations
 from coordinator.metrics_endpoint import observed
 from coordinator.performing import Performer
 from coordinator.preparation import Prepared, prepare, run_spec
@@ -204,9 +204,9 @@ def _play_rounds(
         directory=directory,
         view=view,
     )
-    gate = Gate(settings.ca_directory, settings.fleet)
+    revocations = Revocations(settings.ca_directory, settings.fleet)
     try:
-        certificates = of_others(gate, lambda: connection.broker_certificate_ends)
+        certificates = of_others(revocations, lambda: connection.broker_certificate_ends)
         with observed(settings, engine, directory, view, certificates) as performer.observer:
             Service(
                 engine,
@@ -215,7 +215,7 @@ def _play_rounds(
                 publisher=publisher,
                 registry=registry,
                 view=view,
-                gate=gate,
+                revocations=revocations,
             ).run()
     except (StateError, OSError):
         with suppress(FedpatchError, OSError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 from types import TracebackType
 from typing import Protocol, Self, TextIO
@@ -13,6 +12,7 @@ from rich.live import Live
 from coordinator.frame import draw
 from coordinator.round_text import round_line
 from coordinator.snapshot import Snapshot, View
+from coordinator.terminal import can_draw, plain_console
 from shared.quantities import counted
 
 DRAWS_PER_SECOND = 8
@@ -32,9 +32,8 @@ class RunView(View, Protocol):
 
 def make_view(stderr: TextIO, *, plain: bool = False) -> RunView:
     """A live view where `stderr` is a terminal that can be drawn on, unless `plain` lines are wanted."""
-    console = Console(file=stderr, highlight=False, markup=False, emoji=False)
-    can_draw = stderr.isatty() and os.environ.get("TERM") not in (None, "", "dumb") and not console.options.ascii_only
-    return LiveView(console) if can_draw and not plain else PlainView(stderr)
+    console = plain_console(stderr)
+    return LiveView(console) if can_draw(console) and not plain else PlainView(stderr)
 
 
 class LiveView:

@@ -9,15 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from device_agent.settings import AgentSettings
-from shared.command import command
+from shared.command import AsJson, command
 from shared.config import cli_options
 
 if TYPE_CHECKING:
-    from device_agent.admission import Verdict
-    from device_agent.facts import Fact, Facts
-    from device_agent.preferences import Objection
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
+    from device_agent.facts import Fact
+    from device_agent.outlook import Outlook
 
 
 def add_conditions(app: typer.Typer) -> None:
@@ -31,52 +28,38 @@ def add_conditions(app: typer.Typer) -> None:
         root: Annotated[Path, typer.Option("--conditions-root", hidden=True)] = Path("/"),
     ) -> None:
         """Look at this device as the agent does, and tell whether it would accept work now, and why not."""
-        facts, verdict, objections = _look(settings, root)
+        from device_agent.outlook import look
+
+        found = look(settings, root)
         if as_json:
-            typer.echo(json.dumps(_plain(facts, verdict, objections)))
+            typer.echo(json.dumps(_plain(found)))
         else:
-            for line in _in_words(facts, verdict, objections):
+            for line in _in_words(found):
                 typer.echo(line)
 
 
-def _look(settings: AgentSettings, root: Path) -> tuple[Facts, Verdict, tuple[Objection, ...]]:
-    from device_agent.admission import decide, parse_order
-    from device_agent.local_time import local_now
-    from device_agent.owner import text_of
-    from device_agent.preferences import Preferences, judge
-    from device_agent.running import observer_of
-    from device_agent.usage import read_today
-
-    directory = settings.state_dir.absolute()
-    order = parse_order(settings.admission)
-    facts = observer_of(settings, directory, root).observe()
-    # Of a task that is named by its module, only loading it would tell the name.
-    task = "" if ":" in settings.task else settings.task
-    objections = judge(Preferences.of(settings), facts, read_today(directory), local=local_now(), task=task)
-    return facts, decide(order, text_of(order), objections), objections
-
-
-def _plain(facts: Facts, verdict: Verdict, objections: tuple[Objection, ...]) -> dict[str, Any]:
+def _plain(found: Outlook) -> dict[str, Any]:
     return {
-        "would_accept": verdict.accept,
-        "why": verdict.why,
-        "missed": [{"condition": one.condition, "words": one.words} for one in objections],
+        "would_accept": found.verdict.accept,
+        "why": found.verdict.why,
+        "missed": [{"condition": one.condition, "words": one.words} for one in found.objections],
         "facts": {
             name: {"value": fact.value, "source": fact.source, "confidence": fact.confidence}
-            for name, fact in vars(facts).items()
+            for name, fact in vars(found.facts).items()
         },
     }
 
 
-def _in_words(facts: Facts, verdict: Verdict, objections: tuple[Objection, ...]) -> list[str]:
-    lines = [f"{name.replace('_', ' '):<18} {_value(fact):<10} {_origin(fact)}" for name, fact in vars(facts).items()]
+def _in_words(found: Outlook) -> list[str]:
+    lines = [
+        f"{name.replace('_', ' '):<18} {_value(fact):<10} {_origin(fact)}" for name, fact in vars(found.facts).items()
+    ]
     lines.append("")
-    if verdict.accept:
+    if found.verdict.accept:
         lines.append("it would accept work now")
-        lines += [f"  whatever its preferences say: {one.words}" for one in objections]
+        lines += [f"  whatever its preferences say: {one.words}" for one in found.objections]
         return lines
-    reasons = [one.words for one in objections] or [verdict.why]
-    return [*lines, "it would not accept work now:", *(f"  {words}" for words in reasons)]
+    return [*lines, "it would not accept work now:", *(f"  {words}" for words in found.why_not)]
 
 
 def _value(fact: Fact[Any]) -> str:

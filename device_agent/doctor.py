@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
+from device_agent.outlook import look
 from device_agent.performing import Identity
 from device_agent.presence import LOCK_NAME, host_as_device_id
 from device_agent.settings import AgentSettings
@@ -48,8 +49,8 @@ _SMALL_MODEL_BYTES = 5e6
 _LEAST_DISK_BYTES = 16 * 2**20
 
 
-def examine(settings: AgentSettings, checkup: Checkup) -> None:
-    """All checks of a device. UsageError when its name is none that a topic can hold."""
+def examine(settings: AgentSettings, checkup: Checkup, root: Path = Path("/")) -> None:
+    """All checks of a device, its conditions read below `root`. UsageError when its name is none that a topic can hold."""
     identity = Identity.new(settings.fleet, settings.device_id or host_as_device_id())
     broker = parse_broker_url(settings.broker)
     directory = settings.state_dir.absolute()
@@ -60,6 +61,7 @@ def examine(settings: AgentSettings, checkup: Checkup) -> None:
     model_bytes = settings.max_model_mib * 2**20
     space = Space(_LEAST_DISK_BYTES, 3 * model_bytes, "a model, an update and a patch")
     check_state_dir(directory, space, checkup, private=True)
+    _check_preferences(settings, checkup, root)
     running = _is_running(directory)
     if running:
         checkup.skip("task", f"{_told(directory)}; it is not loaded a second time")
@@ -70,6 +72,16 @@ def examine(settings: AgentSettings, checkup: Checkup) -> None:
     with _loading(settings, identity, checkup) as loaded:
         _check_broker(settings, identity, checkup, running)
         _check_task(settings, loaded, checkup)
+
+
+def _check_preferences(settings: AgentSettings, checkup: Checkup, root: Path) -> None:
+    """A device that declines every round is in order, and yet its owner may wonder why nothing happens."""
+    why_not = look(settings, root).why_not
+    if not why_not:
+        checkup.good("preferences", "work would be accepted now")
+        return
+    mend = "nothing, if that is meant; `fedpatch-agent conditions` tells its facts, docs/preferences.md what can be set"
+    checkup.warn("preferences", f"work would be declined now: {'; '.join(why_not)}", mend)
 
 
 def _is_running(directory: Path) -> bool:

@@ -144,13 +144,13 @@ class TidySocket(ssl.SSLSocket):
             raise
 
     def send(self, data: Any, flags: int = 0) -> int:
-        """As the base class; where the broker is gone, its last words are read."""
+        """As the base class; where the broker has closed the connection, its last words are read."""
         try:
             return super().send(data, flags)
-        except ssl.SSLError as error:
-            self._keep(error)
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             raise
-        except OSError:
+        except OSError as error:
+            self._keep(error)
             if self.alert is None:
                 self._listen_once_more()
             raise
@@ -158,13 +158,12 @@ class TidySocket(ssl.SSLSocket):
     def _listen_once_more(self) -> None:
         try:
             super().recv(1)
-        except ssl.SSLError as error:
+        except (OSError, ValueError) as error:
             self._keep(error)
-        except (OSError, ValueError):
-            pass
 
-    def _keep(self, error: ssl.SSLError) -> None:
-        if not isinstance(error, ssl.SSLWantReadError | ssl.SSLWantWriteError):
+    def _keep(self, error: Exception) -> None:
+        # All else is about the connection: that it waits, that it is gone.
+        if isinstance(error, ssl.SSLError) and "ALERT" in (error.reason or str(error)).upper():
             self.alert = self.alert or error
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 _KEY = r"""(?: "(?:\\.|[^"\\\n])*" | '[^'\n]*' | [A-Za-z0-9_-]+ )"""
@@ -28,6 +29,34 @@ _TOKEN = re.compile(
 def key_lines(text: str) -> dict[str, int]:
     """Line (from 1) of the first mention of each top-level key or table of `text`, a valid TOML document."""
     lines: dict[str, int] = {}
+    for key, begin, _end, _is_table in _entries(text):
+        lines.setdefault(key, text.count("\n", 0, begin) + 1)
+    return lines
+
+
+def with_values(text: str, values: Mapping[str, str]) -> str:
+    """`text`, a valid TOML document, with these texts at its top level; the rest stays as it was, comments included.
+
+    A line that has its key takes the value; new keys come before the first table. ValueError where that is not what
+    the document says then, as for a key that is a table.
+    """
+    entries = list(_entries(text))
+    tables = [begin for _key, begin, _end, is_table in entries if is_table]
+    at = tables[0] if tables else len(text)
+    present = [(key, begin, end) for key, begin, end, is_table in entries if not is_table and key in values]
+    absent = [key for key in values if key not in {one for one, _, _ in present}]
+    added = "".join(f"{key} = {toml_value(values[key])}\n" for key in absent)
+    before_ends = at == 0 or text[at - 1] == "\n"
+    changed = text[:at] + ("" if before_ends or not added else "\n") + added + text[at:]
+    for key, begin, end in reversed(present):
+        changed = changed[:begin] + f"{key} = {toml_value(values[key])}" + changed[end:]
+    if tomllib.loads(changed) != {**tomllib.loads(text), **values}:
+        raise ValueError("its keys cannot be told apart")
+    return changed
+
+
+def _entries(text: str) -> Iterator[tuple[str, int, int, bool]]:
+    """Top-level keys and tables of a valid document: name, where it begins and ends in the text, whether it is a table."""
     place, in_table = 0, False
     while place < len(text):
         if space := _SPACE.match(text, place):
@@ -36,14 +65,13 @@ def key_lines(text: str) -> dict[str, int]:
         header = _HEADER.match(text, place)
         entry = header or _ENTRY.match(text, place)
         if entry is None:
-            break
+            return
+        end = text.find("\n", place) if header else _end_of_value(text, entry.end())
+        end = len(text) if end < 0 else end
         if header or not in_table:
-            lines.setdefault(_bare(entry[1]), text.count("\n", 0, place) + 1)
+            yield _bare(entry[1]), place, end, header is not None
         in_table = in_table or header is not None
-        place = text.find("\n", place) if header else _end_of_value(text, entry.end())
-        if place < 0:
-            break
-    return lines
+        place = end
 
 
 def syntax_problem(text: str, error: tomllib.TOMLDecodeError) -> tuple[int, str]:

@@ -34,7 +34,7 @@ class StudyFolder:
         self.outcome = self._read()
         if self.outcome is not None and self.outcome.study != study:
             raise UsageError(
-                f"{path} holds another study ({_difference(self.outcome.study, study)}); choose another --out"
+                f"{path} holds another study ({self.outcome.study.differences(study)}); choose another --out"
             )
 
     def _read(self) -> Outcome | None:
@@ -77,8 +77,3 @@ def to_csv(outcome: Outcome) -> str:
     writer.writeheader()
     writer.writerows(asdict(point) for point in outcome.points)
     return text.getvalue()
-
-
-def _difference(there: Study, wanted: Study) -> str:
-    pairs = [(one.name, getattr(there, one.name), getattr(wanted, one.name)) for one in fields(Study)]
-    return ", ".join(f"{name} {a}, not {b}" for name, a, b in pairs if a != b)

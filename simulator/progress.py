@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections import deque
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from typing import Protocol, Self, TextIO
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from coordinator.terminal import can_draw, plain_console
 from shared.quantities import accuracy, duration
 from simulator.study import Point, Study
 
@@ -40,9 +40,8 @@ class StudyProgress(Protocol):
 
 def make_progress(stderr: TextIO, study: Study, *, plain: bool = False) -> StudyProgress:
     """A bar where `stderr` is a terminal that can be drawn on, unless `plain` lines are wanted."""
-    console = Console(file=stderr, highlight=False, markup=False, emoji=False)
-    can_draw = stderr.isatty() and os.environ.get("TERM") not in (None, "", "dumb") and not console.options.ascii_only
-    return Bar(console, study) if can_draw and not plain else Lines(stderr, study)
+    console = plain_console(stderr)
+    return Bar(console, study) if can_draw(console) and not plain else Lines(stderr, study)
 
 
 class Course:

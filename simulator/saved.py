@@ -73,11 +73,5 @@ def load(folder: Path, study: Study) -> Saved | None:
     except Exception as error:  # a damaged archive raises whatever its bytes lead to
         raise UsageError(f"{path} cannot be read ({error}); delete it to begin this simulation anew") from error
     if begun != study:
-        raise UsageError(f"{path} belongs to another simulation{_difference(begun, study)}; use another folder")
+        raise UsageError(f"{path} belongs to another simulation ({begun.differences(study)}); use another folder")
     return saved
-
-
-def _difference(begun: Study, study: Study) -> str:
-    old, new = begun.to_dict(), study.to_dict()
-    name = next(one for one in old if old[one] != new[one])
-    return f" ({name} is {old[name]!r} there and {new[name]!r} now)"

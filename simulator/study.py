@@ -60,6 +60,11 @@ class Study:
         terms = MetricTerms(self.metric, self.metric_goal)
         return self.target_ua is not None and terms.reached(user_accuracy, self.target_ua)
 
+    def differences(self, other: Study) -> str:
+        """What `other` has else than this one, in words."""
+        pairs = [(one.name, getattr(self, one.name), getattr(other, one.name)) for one in fields(Study)]
+        return ", ".join(f"{name} {mine}, not {its}" for name, mine, its in pairs if mine != its)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON; `metric` and `metric_goal` only where the task's metric is not accuracy."""
         plain = asdict(self)

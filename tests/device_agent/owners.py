@@ -6,14 +6,19 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from device_agent.admission import parse_order
+from device_agent.admission import Verdict, parse_order
 from device_agent.allowance import NOTHING, Spent
-from device_agent.facts import Fact, Facts, LinkKind
+from device_agent.effects import Effect
+from device_agent.facts import Fact, Facts
+from device_agent.job import Job
 from device_agent.own_work import OwnLoad
 from device_agent.owner import Owner
 from device_agent.preference_settings import PreferenceSettings
 from device_agent.preferences import Preferences
 from shared.config import load
+from shared.reasons import LinkKind
+from tests.device_agent.jobs import REQUEST
+from tests.specs import TASK
 
 NOON = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
 
@@ -67,7 +72,12 @@ class Pocketbook:
 
 
 def owner_of(
-    book: Pocketbook | None = None, admission: str = "always", *, local: datetime = NOON, **settings: Any
+    book: Pocketbook | None = None,
+    admission: str = "always",
+    *,
+    local: datetime = NOON,
+    look_anyway: bool = False,
+    **settings: Any,
 ) -> Owner:
     """An owner to whom it is always `local`, and who lets the device work unless `admission` or a demand is against it."""
     pocketbook = book or Pocketbook()
@@ -79,4 +89,22 @@ def owner_of(
         local_now=lambda: local,
         own_memory_mib=lambda: 0.0,
         own_load=OwnLoad(1, 4),
+        look_anyway=look_anyway,
     )
+
+
+class Bench:
+    """An owner, and the pocketbook that stands for watcher and ledger."""
+
+    def __init__(self, admission: str = "preferences", **settings: Any) -> None:
+        terms = {"loss_after_s": 2.0, "return_after_s": 10.0, "pause_limit_s": 60.0, **settings}
+        self.book = Pocketbook()
+        self.owner = owner_of(self.book, admission, **terms)
+
+    def see(self, job: Job, found: Facts, *moments: float) -> list[Effect]:
+        """The same facts at each of these moments."""
+        return [effect for now in moments for effect in self.owner.see(found, job, [TASK], now)]
+
+    def consider(self, now: float) -> Verdict | None:
+        """An offer of the usual work."""
+        return self.owner.consider(TASK, REQUEST, now)

@@ -20,7 +20,8 @@ from shared.errors import UsageError
 from shared.messages import CoordinatorState, DeviceState, Envelope
 from shared.topics import mosquitto_acl
 from tests.brokers import HOST, Mosquitto, client, free_port
-from tests.checkups import COORDINATOR, DEVICE, FLEET, PASSWORDS, guarded, quiet_checkup
+from tests.checkups import COORDINATOR, DEVICE, FLEET, PASSWORDS, guarded, patient_doctors, quiet_checkup
+from tests.device_agent.conditions.scenes import BATTERY, Scene
 
 pytestmark = pytest.mark.usefixtures("installed")
 
@@ -56,10 +57,11 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AgentSettings:
     )
 
 
-def find(settings: AgentSettings) -> dict[str, Finding]:
+def find(settings: AgentSettings, root: Path = Path("/")) -> dict[str, Finding]:
     """Findings by name."""
     checkup = quiet_checkup()
-    examine(settings, checkup)
+    with patient_doctors():
+        examine(settings, checkup, root)
     return {one.name: one for one in checkup.findings}
 
 
@@ -86,6 +88,24 @@ def test_a_task_that_cannot_be_used(settings, task, words, mend):
     assert found["task"].verdict == "fail"
     assert words in found["task"].detail and mend in found["task"].mend
     assert found["broker_port"].verdict == "fail"
+
+
+@pytest.mark.parametrize(
+    ("admission", "status", "verdict", "words"),
+    [
+        ("preferences", "Discharging", "warn", "would be declined now: "),
+        ("preferences", "Charging", "ok", "would be accepted"),
+        ("always", "Discharging", "ok", "would be accepted"),
+        ("never", "Charging", "warn", "would be declined now: "),
+    ],
+)
+def test_a_device_that_would_decline(settings, tmp_path, admission, status, verdict, words):
+    """It is in order, and yet nothing would happen: told with the command that shows why."""
+    scene = Scene(tmp_path)
+    scene.supply("BAT0", BATTERY | {"status": status})
+    found = find(replace(settings, admission=admission, unmetered=False), scene.root)["preferences"]
+    assert (found.verdict, words in found.detail) == (verdict, True)
+    assert ("fedpatch-agent conditions" in found.mend) is (verdict == "warn")
 
 
 def test_an_agent_at_work_is_left_alone(settings):

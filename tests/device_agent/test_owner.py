@@ -2,57 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from device_agent.admission import Verdict
 from device_agent.allowance import Spent
-from device_agent.effects import ContinueTraining, Effect, Forget, PauseTraining
-from device_agent.facts import Facts
+from device_agent.effects import ContinueTraining, Forget, PauseTraining
 from device_agent.job import Job
 from device_agent.owner import FRESH_S, LOOK_AT_WORK_S, LOOK_IDLE_S
-from shared.messages import Failed, Offer
+from shared.messages import Failed
 from shared.reasons import Condition, FailReason
-from tests.device_agent.jobs import KEY, REQUEST, ask, downloading, said_back, training, uploading
-from tests.device_agent.owners import NOON, WELL, Pocketbook, facts, owner_of
-from tests.specs import TASK, update
+from tests.device_agent.jobs import KEY, ask, downloading, said_back, training, uploading
+from tests.device_agent.owners import NOON, WELL, Bench, facts
+from tests.specs import update
 
 UNPLUGGED = facts(external_power=False)
 METERED = facts(metered=True)
 PAUSED = facts(paused=True)
-
-
-class Bench:
-    """An owner, and the pocketbook that stands for watcher and ledger."""
-
-    def __init__(self, admission: str = "preferences", **settings: Any) -> None:
-        terms = {"loss_after_s": 2.0, "return_after_s": 10.0, "pause_limit_s": 60.0, **settings}
-        self.book = Pocketbook()
-        self.owner = owner_of(self.book, admission, **terms)
-
-    def see(self, job: Job, found: Facts, *moments: float) -> list[Effect]:
-        """The same facts at each of these moments."""
-        return [effect for now in moments for effect in self.owner.see(found, job, [TASK], now)]
-
-    def consider(self, now: float) -> Verdict | None:
-        """An offer of the usual work."""
-        return self.owner.consider(TASK, REQUEST, now)
-
-
-def asking(resumed: bool) -> Job:
-    """A job whose update is ready and awaits clearance, after training or after a restart."""
-    job = Job(max_blob_bytes=10_000, ask_to_send=True)
-    if resumed:
-        job.resume(KEY, update(), 20.0, REQUEST)
-    else:
-        ask(job)
-        job.fetching(frozenset(range(3)), 11.0)
-        job.trained(KEY, update(), 20.0)
-    assert job.awaits_clearance
-    return job
 
 
 def idle() -> Job:
@@ -199,48 +166,6 @@ class TestWorkInHand:
         bench.see(job, WELL, 16.0, 40.0)
         ask(job, 2, now=41.0)
         assert bench.see(job, UNPLUGGED, 42.0) == []
-
-
-class TestUpdate:
-    """Nothing is sent over a link that nobody has looked at."""
-
-    @pytest.mark.parametrize("resumed", [False, True])
-    def test_waits_until_the_link_was_looked_at(self, resumed):
-        """After training as after a restart: the look is asked for at once, and then the update is offered."""
-        bench, job = Bench(), asking(resumed)
-        asked = bench.book.asked
-        bench.owner.tick(job, 21.0)
-        assert bench.book.asked == asked + 1
-        assert job.tick(21.0) == []
-        assert said_back(bench.see(job, WELL, 21.1)) == [Offer(update())]
-
-    @pytest.mark.parametrize("resumed", [False, True])
-    def test_is_not_sent_over_a_link_that_is_metered(self, resumed):
-        """Nor while it is not yet certain that it is; it goes on when it is not any more."""
-        bench, job = Bench(), asking(resumed)
-        assert said_back(bench.see(job, METERED, 21.0, 22.0, 23.0, 24.0)) == []
-        assert job.paused
-        assert said_back(bench.see(job, WELL, 25.0, 36.0)) == [Offer(update())]
-
-    def test_is_sent_once_a_moment_is_over(self):
-        """The link was metered for less than counts."""
-        bench, job = Bench(), Job(max_blob_bytes=10_000, ask_to_send=True)
-        ask(job)
-        job.fetching(frozenset(range(3)), 11.0)
-        bench.see(job, WELL, 19.0)
-        job.trained(KEY, update(), 20.0)
-        assert said_back(bench.see(job, METERED, 21.0)) == []
-        assert said_back(bench.see(job, WELL, 22.0)) == [Offer(update())]
-
-    def test_is_given_up_where_its_owner_said_so(self):
-        """Not a byte of it was sent."""
-        bench, job = Bench(on_loss="abandon"), asking(resumed=False)
-        assert said_back(bench.see(job, METERED, 21.0, 23.0)) == [Failed(FailReason.UNWILLING, Condition.METERED)]
-
-    def test_is_finished_where_its_owner_said_so(self):
-        """Whatever it costs."""
-        bench, job = Bench(on_loss="finish"), asking(resumed=False)
-        assert said_back(bench.see(job, METERED, 21.0, 23.0)) == [Offer(update())]
 
 
 class TestLooks:

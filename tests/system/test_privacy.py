@@ -90,6 +90,7 @@ def _own(certificates: Certificates, device: str) -> list[str]:
 def _recorded(stage: Stage, tmp_path: Path, private: str, encoding: str) -> tuple[str, Haystack]:
     """A run of three rounds in which everybody takes part, and all that was on the broker meanwhile."""
     settings = RunSettings(
+        metrics=None,
         **stage.coordinator,
         fleet=stage.fleet.name,
         state_dir=tmp_path,

@@ -15,7 +15,7 @@ from urllib.parse import quote
 import pytest
 
 from tests.brokers import HOST, Mosquitto, free_port
-from tests.prometheus import fetch
+from tests.monitoring.prometheus import fetch
 from tests.system.commands import Command, Done, run
 from tests.system.held_task import REFERENCE, Hold
 

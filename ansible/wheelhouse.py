@@ -1,0 +1,217 @@
+"""Makes the wheelhouse: all that a host needs to run fedpatch, so that it asks no package index itself.
+
+    python ansible/wheelhouse.py --arch aarch64 --python 3.11 --python 3.13 --out build/wheelhouse
+
+The folder gets fedpatch's own wheel, one archive of libraries for each kind of host, and `wheelhouse.json`, which the role
+`program` reads. Libraries are apart from fedpatch because they are large and seldom change: a version of fedpatch that needs the
+same libraries costs a device's card a megabyte, not one gigabyte. uv finds out what a host of another kind needs (pip would
+take this machine's markers), pip fetches it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+MANIFEST = "wheelhouse.json"
+ARCHITECTURES = ("aarch64", "x86_64")
+PYTHONS = ("3.11", "3.12", "3.13")
+
+_PACKAGES = ("coordinator", "device_agent", "shared", "simulator")
+_EXTRAS = ("agent", "coordinator")
+_UV_PLATFORM = "{arch}-manylinux_2_28"
+# Debian 12 has glibc 2.36; pip wants each older promise by name.
+_PLATFORMS = ("manylinux2014_{arch}", *(f"manylinux_2_{minor}_{{arch}}" for minor in range(17, 37)))
+_REQUIREMENTS = "requirements.txt"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point."""
+    options = _parser().parse_args(argv)
+    out: Path = options.out
+    out.mkdir(parents=True, exist_ok=True)
+    manifest = _read(out / MANIFEST)
+    libraries = dict(manifest.get("libraries", {}))
+    for python in options.python or PYTHONS[::2]:
+        kind = f"{options.arch}-cp{python.replace('.', '')}"
+        libraries[kind] = _libraries(options.arch, python, kind, libraries.get(kind), out, options.pip_args.split())
+    wheel = _own_wheel(out)
+    version = wheel.name.split("-")[1]
+    told = {"version": version, "wheel": wheel.name, "sha256": _sha256(wheel), "libraries": libraries}
+    _write(out / MANIFEST, json.dumps(told, indent=1) + "\n")
+    print(f"{out / MANIFEST}: fedpatch {version} for {', '.join(sorted(libraries))}")  # noqa: T201
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description="Make the wheelhouse that hosts of a fleet are installed from.")
+    parser.add_argument("--arch", choices=ARCHITECTURES, default="aarch64", help="processor of the hosts")
+    parser.add_argument(
+        "--python", choices=PYTHONS, action="append", help="Python of the hosts (repeatable); without it 3.11 and 3.13"
+    )
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "wheelhouse", help="folder to fill")
+    parser.add_argument("--pip-args", default="", help="more options for pip and uv, e.g. another index to look at")
+    return parser
+
+
+def _libraries(
+    arch: str, python: str, kind: str, known: dict[str, str] | None, out: Path, pip_args: Sequence[str]
+) -> dict[str, str]:
+    """The archive for one kind of host: `{"file", "pins", "digest"}`. What is there already is not fetched again."""
+    pins = _resolve(arch, python, pip_args)
+    pins_sha = hashlib.sha256(pins.encode()).hexdigest()
+    if known is not None and known["pins"] == pins_sha and (out / known["file"]).exists():
+        return known
+    with tempfile.TemporaryDirectory(dir=out, prefix=".fetching-") as name:
+        folder = Path(name)
+        (folder / "pins").write_text(pins)
+        _fetch(arch, python, folder / "pins", folder / "wheels", pip_args)
+        wheels = sorted((folder / "wheels").glob("*.whl"))
+        required = "".join(f"{_pin(wheel)} --hash=sha256:{_sha256(wheel)}\n" for wheel in wheels)
+        digest = hashlib.sha256(required.encode()).hexdigest()[:12]
+        (folder / _REQUIREMENTS).write_text(required)
+        archive = out / f"fedpatch-libraries-{kind}-{digest}.tar"
+        _pack([folder / _REQUIREMENTS, *wheels], archive)
+    for old in out.glob(f"fedpatch-libraries-{kind}-*.tar"):
+        if old != archive:
+            old.unlink()
+    return {"file": archive.name, "pins": pins_sha, "digest": digest}
+
+
+def _resolve(arch: str, python: str, pip_args: Sequence[str]) -> str:
+    """What a host of that kind needs, one exact version to a line, within constraints.txt."""
+    extras = [option for extra in _EXTRAS for option in ("--extra", extra)]
+    command = [
+        sys.executable,
+        "-m",
+        "uv",
+        "pip",
+        "compile",
+        "-q",
+        "--no-header",
+        "--no-annotate",
+        "--only-binary=:all:",
+    ]
+    command += ["--python-platform", _UV_PLATFORM.format(arch=arch), "--python-version", python]
+    command += ["--constraints", str(ROOT / "constraints.txt"), *extras, *_indexes_of_pip(), *pip_args]
+    return _run([*command, str(ROOT / "pyproject.toml")], env=_certificates_of_pip())
+
+
+def _fetch(arch: str, python: str, pins: Path, folder: Path, pip_args: Sequence[str]) -> None:
+    platforms = [option for one in _PLATFORMS for option in ("--platform", one.format(arch=arch))]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "-q",
+        "--no-deps",
+        "--only-binary=:all:",
+        "--disable-pip-version-check",
+    ]
+    command += ["--python-version", python, "--implementation", "cp", *platforms, *pip_args]
+    _run([*command, "-r", str(pins), "-d", str(folder)])
+
+
+def _own_wheel(out: Path) -> Path:
+    """fedpatch's wheel, made of a copy, so that nothing that an earlier build left behind gets in."""
+    with tempfile.TemporaryDirectory(prefix="fedpatch-wheel-") as name:
+        copy = Path(name, "source")
+        copy.mkdir()
+        for package in _PACKAGES:
+            shutil.copytree(ROOT / package, copy / package, ignore=shutil.ignore_patterns("__pycache__"))
+        for file in ("pyproject.toml", "README.md", "LICENSE"):
+            shutil.copy2(ROOT / file, copy)
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "wheel",
+            "-q",
+            "--no-deps",
+            "--no-build-isolation",
+            "--disable-pip-version-check",
+        ]
+        # The same files give the same wheel: a host that has it is left alone.
+        _run([*command, "-w", str(Path(name, "made")), str(copy)], env={"SOURCE_DATE_EPOCH": "315532800"})
+        made = next(Path(name, "made").glob("fedpatch-*.whl"))
+        for old in out.glob("fedpatch-*.whl"):
+            old.unlink()
+        return Path(shutil.copy2(made, out / made.name))
+
+
+def _indexes_of_pip() -> list[str]:
+    """Where pip is configured to look, as options for uv, which does not read pip's configuration."""
+    options: list[str] = []
+    for line in _run([sys.executable, "-m", "pip", "config", "list"]).splitlines():
+        found = re.fullmatch(r"[^=]*\.(index-url|extra-index-url|find-links)='(.*)'", line)
+        for value in found[2].split() if found else ():
+            if found and not (found[1] == "extra-index-url" and value.startswith("file:")):
+                options += [f"--{found[1]}", value]
+    return options
+
+
+def _certificates_of_pip() -> dict[str, str]:
+    for line in _run([sys.executable, "-m", "pip", "config", "list"]).splitlines():
+        found = re.fullmatch(r"[^=]*\.cert='(.*)'", line)
+        if found:
+            return {"SSL_CERT_FILE": found[1]}
+    return {}
+
+
+def _pin(wheel: Path) -> str:
+    """NAME==VERSION as the wheel's own metadata say, since a file's name may be normalised."""
+    with zipfile.ZipFile(wheel) as opened:
+        metadata = next(name for name in opened.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", name))
+        text = opened.read(metadata).decode("utf-8", "replace")
+    found = {key: re.search(rf"^{key}: (\S+)", text, re.MULTILINE) for key in ("Name", "Version")}
+    name, version = found["Name"], found["Version"]
+    assert name is not None
+    assert version is not None
+    return f"{name[1]}=={version[1]}"
+
+
+def _pack(files: Sequence[Path], archive: Path) -> None:
+    part = archive.with_suffix(".part")
+    with tarfile.open(part, "w") as tar:
+        for file in files:
+            tar.add(file, file.name, recursive=False)
+    part.replace(archive)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def _read(path: Path) -> dict[str, dict[str, dict[str, str]]]:
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def _write(path: Path, text: str) -> None:
+    part = path.with_suffix(".part")
+    part.write_text(text)
+    part.replace(path)
+
+
+def _run(command: Sequence[str], env: dict[str, str] | None = None) -> str:
+    """What a command prints. What it complains of comes through; its failure ends ours, in a sentence."""
+    done = subprocess.run(command, env={**os.environ, **(env or {})}, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode != 0:
+        sys.exit(f"wheelhouse: {' '.join(command[:5])} ... ended with {done.returncode}; its own words are above")
+    return done.stdout
+
+
+if __name__ == "__main__":
+    main()

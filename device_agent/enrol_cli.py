@@ -1,0 +1,70 @@
+"""`fedpatch-agent enrol`, a command of its own file: what it needs is imported when it runs."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from device_agent.settings import AgentSettings
+from shared.command import command
+
+
+def add_enrol(app: typer.Typer) -> None:
+    """Give `app` the command."""
+
+    @command(app, "enrol", example="fedpatch-agent enrol pi-1.bundle --config /etc/fedpatch/agent.toml")
+    def enrol(
+        file: Annotated[Path, typer.Argument(metavar="FILE", help="Bundle that `fedpatch device add` wrote.")],
+        config: Annotated[
+            Path,
+            typer.Option(metavar="PATH", help="The agent's settings, changed or made: broker, fleet, device, files."),
+        ] = Path("agent.toml"),
+        state_dir: Annotated[
+            Path | None,
+            typer.Option(
+                envvar="FEDPATCH_AGENT_STATE_DIR",
+                metavar="PATH",
+                help="The agent's state directory; without it, that of the settings.",
+            ),
+        ] = None,
+        replace: Annotated[
+            bool, typer.Option("--replace", help="Also where this device is another one so far.")
+        ] = False,
+        as_json: Annotated[
+            bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")
+        ] = False,
+    ) -> None:
+        """Make this device the one of a bundle: install its certificate or password, and write it into the settings.
+
+        Done again with the same bundle, it changes nothing; with a newer one of the same device it renews the certificate,
+        which an agent at work takes up by itself. The agent's other settings stay as they are.
+        """
+        from device_agent.enrolling import install, read_bundle
+
+        where = state_dir or _state_dir_of(config)
+        done = install(read_bundle(file), config=config.expanduser(), state_dir=where.expanduser(), replace=replace)
+        for warning in done.warnings:
+            typer.echo(f"fedpatch-agent: {warning}", err=True)
+        if as_json:
+            typer.echo(json.dumps(asdict(done)))
+            return
+        typer.echo(
+            f"this device is {done.device} of fleet {done.fleet}" + ("" if done.written else "; nothing has changed")
+        )
+        for path in done.written:
+            typer.echo(f"wrote {path}")
+        typer.echo(f"delete {file}; then: fedpatch-agent doctor --config {config}")
+
+
+def _state_dir_of(config: Path) -> Path:
+    with suppress(OSError, ValueError, RecursionError):
+        found = tomllib.loads(config.expanduser().read_text("utf-8-sig")).get("state_dir")
+        if isinstance(found, str):
+            return Path(found)
+    return AgentSettings.state_dir

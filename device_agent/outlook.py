@@ -1,0 +1,40 @@
+"""Whether this device would take work now: facts against preferences, for whoever asks from outside the agent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from device_agent.admission import Verdict, decide, parse_order
+from device_agent.facts import Facts
+from device_agent.local_time import local_now
+from device_agent.owner import text_of
+from device_agent.preferences import Objection, Preferences, judge
+from device_agent.running import observer_of
+from device_agent.settings import AgentSettings
+from device_agent.usage import read_today
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """The facts of this moment, the answer that an offer would get, and every objection, also where the answer is yes."""
+
+    facts: Facts
+    verdict: Verdict
+    objections: tuple[Objection, ...]
+
+    @property
+    def why_not(self) -> list[str]:
+        """In words, where the answer is no."""
+        return [] if self.verdict.accept else [one.words for one in self.objections] or [self.verdict.why]
+
+
+def look(settings: AgentSettings, root: Path = Path("/")) -> Outlook:
+    """Looks once, as the agent does, without its memory of moments before; `root` holds /sys, /proc and /run."""
+    directory = settings.state_dir.absolute()
+    order = parse_order(settings.admission)
+    facts = observer_of(settings, directory, root).observe()
+    # Of a task that is named by its module, only loading it would tell the name.
+    task = "" if ":" in settings.task else settings.task
+    objections = judge(Preferences.of(settings), facts, read_today(directory), local=local_now(), task=task)
+    return Outlook(facts, decide(order, text_of(order), objections), objections)

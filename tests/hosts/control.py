@@ -1,0 +1,81 @@
+"""The control host of booted hosts: an inventory, and ansible-playbook as an operator calls it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sysconfig
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.hosts.bases import ROOT, USER
+from tests.hosts.machines import Machines
+
+_LONG_S = 900.0
+_COUNTS = re.compile(r"^(?P<host>[\w-]+)\s*: ok=\d+\s+changed=(?P<changed>\d+)\s+unreachable=(?P<away>\d+)\s+failed=(?P<failed>\d+)", re.M)
+
+
+@dataclass(frozen=True)
+class Played:
+    """What became of a playbook. `changed` and `failed` count tasks, by host."""
+
+    code: int
+    out: str
+    changed: Mapping[str, int]
+    failed: Mapping[str, int]
+
+
+class Control:
+    """Plays the playbooks of ansible/ with an inventory of `machines`."""
+
+    def __init__(self, machines: Machines, folder: Path) -> None:
+        self._machines = machines
+        self.folder = folder
+        self.inventory = folder / "inventory"
+        (self.inventory / "group_vars").mkdir(parents=True)
+
+    def write_inventory(self, groups: Mapping[str, list[str]], settings: Mapping[str, Any]) -> None:
+        """Groups of hosts, and the variables of all."""
+        common = {
+            "ansible_user": USER,
+            "ansible_ssh_private_key_file": str(self._machines.key),
+            "ansible_ssh_common_args": "-o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null",
+            **settings,
+        }
+        children = {
+            group: {"hosts": {host: {"ansible_host": self._machines.address(host)} for host in hosts}}
+            for group, hosts in groups.items()
+        }
+        (self.inventory / "hosts.json").write_text(json.dumps({"all": {"children": children}}))
+        (self.inventory / "group_vars" / "all.json").write_text(json.dumps(common))
+
+    def play(self, book: str, *options: str, check: bool = True, **variables: Any) -> Played:
+        """The playbook `book`, in the control host's network; AssertionError where it fails and `check` wants it whole."""
+        program = Path(sysconfig.get_path("scripts"), "ansible-playbook")
+        given = ["-e", json.dumps(variables)] if variables else []
+        command = [*self._machines.inside_control, str(program), "-i", str(self.inventory), book, *given, *options]
+        done = subprocess.run(
+            command,
+            cwd=ROOT / "ansible",
+            env={**os.environ, "ANSIBLE_FORCE_COLOR": "0", "ANSIBLE_NOCOLOR": "1", "ANSIBLE_LOCAL_TEMP": str(self.folder / "tmp")},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=_LONG_S,
+            check=False,
+        )
+        rows = list(_COUNTS.finditer(done.stdout))
+        played = Played(
+            done.returncode,
+            done.stdout,
+            {row["host"]: int(row["changed"]) for row in rows},
+            {row["host"]: int(row["failed"]) + int(row["away"]) for row in rows},
+        )
+        assert not check or played.code == 0, done.stdout[-8000:]
+        return played

@@ -1,0 +1,212 @@
+"""Booted hosts on one machine: systemd-nspawn containers with a service manager, a disk and an address of their own.
+
+    with Machines({"hub": "bookworm", "pi-1": "bookworm"}) as machines:
+        machines.ssh("hub", "systemctl is-system-running")
+        machines.reboot("hub")
+
+Each host is a network namespace on a bridge in a namespace of its own; the machine that the tests run on has no way there but
+through the namespace of the control host. A disk is an overlay over the bare base tree. A warden, a process that outlives the
+tests however they end, removes everything; hosts of tests that were killed together with their warden are removed by the next.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+
+from tests.hosts import bases
+from tests.hosts.warden import CGROUPS, PREFIX, end, end_leftovers
+
+PATIENCE_S = 120.0
+NET = "10.77.0"
+CONTROL = "ctl"
+
+_INIT = """#!/bin/sh
+# nspawn mounts these read-only, so that MemoryMax= and CPUQuota= would do nothing.
+for one in memory cpu cpuacct pids; do mount -o remount,bind,rw /sys/fs/cgroup/$one 2>/dev/null; done
+exec /lib/systemd/systemd
+"""
+# Its own cgroup first: nspawn puts a container's into its caller's. It ends with 133 where the host wants to boot again.
+_POWER = """
+for tree in {cgroups}; do [ -d "$tree" ] && mkdir -p "$tree/{lab}/{host}" && echo $$ > "$tree/{lab}/{host}/cgroup.procs"; done
+while :; do
+    rc=0
+    systemd-nspawn -q --register=no --keep-unit -D {disk}/root -M {host} --hostname={host} --kill-signal=SIGRTMIN+3 \
+        --network-namespace-path=/run/netns/{lab}-{host} --resolv-conf=off --link-journal=no --console=read-only \
+        --timezone=off /usr/local/sbin/lab-init </dev/null >>{disk}/console.log 2>&1 || rc=$?
+    echo "nspawn ended with $rc" >>{disk}/console.log
+    [ $rc = 133 ] || break
+done
+"""
+
+
+class Machines:
+    """Hosts by name, each of a Debian suite, booted and reachable by ssh while the `with` lasts."""
+
+    def __init__(self, hosts: Mapping[str, str]) -> None:
+        bases.require_tools()
+        self._suites = dict(hosts)
+        self._addresses = {name: f"{NET}.{number}" for number, name in enumerate(hosts, 11)}
+        self.lab = f"{PREFIX}-{os.getpid()}"
+        self.folder = Path()
+        self._warden: subprocess.Popen[bytes] | None = None
+
+    def address(self, host: str) -> str:
+        """IPv4 address of a host."""
+        return self._addresses[host]
+
+    @property
+    def key(self) -> Path:
+        """The private key that every host lets in."""
+        return self.folder / "id"
+
+    @property
+    def inside_control(self) -> list[str]:
+        """What a command line begins with that is run on the control host."""
+        return ["ip", "netns", "exec", f"{self.lab}-{CONTROL}"]
+
+    def ssh(self, host: str, command: str, *, check: bool = True) -> str:
+        """What a command prints that root runs on a host; RuntimeError where it fails."""
+        done = self._ssh(host, f"sudo -n sh -c {_quoted(command)}")
+        if check and done.returncode != 0:
+            raise RuntimeError(f"{host}: {command}: {done.returncode}\n{done.stdout}{done.stderr}")
+        return done.stdout
+
+    def boots(self, host: str) -> str:
+        """Changes with each boot of a host."""
+        return self.ssh(host, "systemctl show -p UserspaceTimestampMonotonic --value; stat -c %Z /proc/1").strip()
+
+    def reboot(self, host: str) -> None:
+        """As `systemctl reboot` does it; returns when ssh answers again after it."""
+        before = self.boots(host)
+        self._ssh(host, "sudo -n systemctl reboot")
+        self._until(lambda: self._answers(host) and self.boots(host) != before, f"{host} comes back")
+
+    def add(self, host: str, suite: str) -> None:
+        """One more host, booted."""
+        self._suites[host] = suite
+        self._addresses[host] = f"{NET}.{11 + len(self._addresses)}"
+        self._plug_in(host)
+        self._boot(host)
+        self._await(host)
+
+    def remove(self, host: str) -> None:
+        """Cut the power of a host for good, and throw its disk away."""
+        end(self.lab, self.folder, host)
+
+    def console(self, host: str) -> str:
+        """What a host's console showed."""
+        path = self.folder / host / "console.log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def __enter__(self) -> Machines:
+        end_leftovers()
+        for suite in set(self._suites.values()):
+            bases.base(suite)
+        self.folder = Path(tempfile.mkdtemp(prefix=f"{self.lab}-"))
+        command = [sys.executable, "-P", "-m", "tests.hosts.warden", self.lab, str(self.folder)]
+        self._warden = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, cwd=bases.ROOT)
+        try:
+            self._begin()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, _type: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all hosts, and wait until nothing of them is left."""
+        if self._warden is not None:
+            assert self._warden.stdin is not None
+            self._warden.stdin.close()
+            self._warden.wait()
+            self._warden = None
+
+    def _begin(self) -> None:
+        _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.key))
+        switch = f"{self.lab}-switch"
+        _run("ip", "netns", "add", switch)
+        _run("ip", "-n", switch, "link", "add", "br0", "type", "bridge")
+        _run("ip", "-n", switch, "link", "set", "br0", "up")
+        self._addresses[CONTROL] = f"{NET}.2"
+        for host in (CONTROL, *self._suites):
+            self._plug_in(host)
+        for host in self._suites:
+            self._boot(host)
+        for host in self._suites:
+            self._await(host)
+
+    def _plug_in(self, host: str) -> None:
+        there, switch = f"{self.lab}-{host}", f"{self.lab}-switch"
+        _run("ip", "netns", "add", there)
+        # A link's name has 15 characters at most.
+        card = f"v-{host}"[:15]
+        _run("ip", "link", "add", card, "netns", switch, "type", "veth", "peer", "name", "eth0", "netns", there)
+        _run("ip", "-n", switch, "link", "set", card, "master", "br0", "up")
+        _run("ip", "-n", there, "addr", "add", f"{self._addresses[host]}/24", "dev", "eth0")
+        for link in ("lo", "eth0"):
+            _run("ip", "-n", there, "link", "set", link, "up")
+
+    def _boot(self, host: str) -> None:
+        disk = self.folder / host
+        for name in ("upper", "work", "root"):
+            (disk / name).mkdir(parents=True)
+        layers = f"lowerdir={bases.base(self._suites[host])},upperdir={disk}/upper,workdir={disk}/work"
+        _run("mount", "-t", "overlay", "overlay", "-o", layers, f"{disk}/root")
+        init = disk / "root/usr/local/sbin/lab-init"
+        init.write_text(_INIT)
+        init.chmod(0o755)
+        allowed = disk / "root/home" / bases.USER / ".ssh" / "authorized_keys"
+        allowed.parent.mkdir(mode=0o700)
+        shutil.copy(self.key.with_suffix(".pub"), allowed)
+        _run("chroot", f"{disk}/root", "chown", "-R", f"{bases.USER}:", f"/home/{bases.USER}/.ssh")
+        script = _POWER.format(cgroups=" ".join(map(str, CGROUPS)), lab=self.lab, host=host, disk=disk)
+        subprocess.Popen(["sh", "-c", script], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True)
+
+    def _await(self, host: str) -> None:
+        self._until(lambda: self._answers(host), f"{host} answers")
+
+    def _answers(self, host: str) -> bool:
+        return self._ssh(host, "systemctl is-system-running").stdout.strip() in ("running", "degraded")
+
+    def _ssh(self, host: str, command: str) -> subprocess.CompletedProcess[str]:
+        options = ["StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null", "LogLevel=ERROR", "ConnectTimeout=5"]
+        program = [*self.inside_control, "ssh", "-i", str(self.key), *(f"-o{option}" for option in options)]
+        return subprocess.run(
+            [*program, f"{bases.USER}@{self._addresses[host]}", command],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+
+    def _until(self, fits: object, what: str) -> None:
+        give_up_at = time.monotonic() + PATIENCE_S
+        while not fits():  # type: ignore[operator]
+            if time.monotonic() > give_up_at:
+                told = "\n".join(f"--- {host}\n{self.console(host)[-3000:]}" for host in self._suites)
+                raise TimeoutError(f"never: {what}\n{told}")
+            time.sleep(0.1)
+
+
+def _quoted(text: str) -> str:
+    return "'" + re.sub("'", "'\\''", text) + "'"
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(command)}: {done.returncode}: {done.stderr}")
