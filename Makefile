@@ -43,7 +43,7 @@ FAULT_SEEDS ?= 0..31
 SOAK_ROUNDS ?= 500
 SOAK_MINUTES ?= 60
 
-.PHONY: help setup system-deps demo test lint types imports format precommit bench bench-peers fuzz faults soak clean FORCE
+.PHONY: help setup system-deps demo test lint types imports bandit audit format precommit bench bench-peers fuzz faults soak clean FORCE
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,7 +51,7 @@ help: ## list the targets
 demo: setup ## train a small fleet on this machine (options: make demo ARGS="--help")
 	@$(BIN)/fedpatch demo $(ARGS)
 
-test: setup system-deps lint types imports ## run every check, then the tests (with CI=true also those that take long)
+test: setup system-deps lint types imports bandit ## run every check, then the tests (with CI=true also those that take long)
 	@$(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder $(if $(CI),,-m 'not faults')
 
 setup: $(STAMP) ## build .venv with all that constraints.txt pins
@@ -66,6 +66,13 @@ types: setup ## check types
 
 imports: setup ## check who imports whom
 	@$(BIN)/lint-imports --no-logo
+
+bandit: setup ## look for insecure code, without the network
+	@$(BIN)/bandit --quiet --configfile pyproject.toml --recursive shared coordinator device_agent simulator benchmarks ansible \
+		2> >(grep -v "nosec encountered" >&2 || true) # it says so of each part of a statement in which nothing is wrong
+
+audit: bandit ## that, and ask the package index for known vulnerabilities of what is pinned (says so where it cannot)
+	@$(BIN)/python -m tests.audit
 
 format: setup ## mend style and layout where that is safe
 	@$(BIN)/ruff check --fix

@@ -190,10 +190,7 @@ def _play_rounds(
     unfinished = take_up_round(registry, directory, spec, prepared, state, view.say)
     records = registry.rounds.records(spec.run)
     engine = Engine(spec, records=records, unfinished=unfinished, jitter=random.Random(secrets.randbits(64)))
-    # Notes of another broker are for whoever comes back to it.
-    broker = hashlib.sha256(str(connection.link.broker).encode()).hexdigest()[:8]
-    publisher = ModelPublisher(connection.link, settings.fleet, state_dir / f"published-{settings.fleet}-{broker}.txt")
-    publisher.retain = connection.established.retain_available
+    publisher = _publisher(settings.fleet, state_dir, connection)
     performer = Performer(
         engine,
         prepared,
@@ -229,6 +226,14 @@ def _play_rounds(
         with suppress(FedpatchError, OSError):
             publisher.close()
     return engine.stopped or Stopped.FAILED
+
+
+def _publisher(fleet: str, state_dir: Path, connection: Connection) -> ModelPublisher:
+    """Notes of another broker are for whoever comes back to it."""
+    broker = hashlib.sha256(str(connection.link.broker).encode()).hexdigest()[:8]
+    publisher = ModelPublisher(connection.link, fleet, state_dir / f"published-{fleet}-{broker}.txt")
+    publisher.retain = connection.established.retain_available
+    return publisher
 
 
 def _export(directory: Path, prepared: Prepared, view: View) -> str:
