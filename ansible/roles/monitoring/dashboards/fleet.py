@@ -162,7 +162,7 @@ def _limits() -> Section:
     return Section(
         "Limits",
         [
-            number("Certificate", "Days until the first one of ca_file expires; none without a ca_file.", days, few),
+            number("Certificate", "Days until the certificates expire that a run depends on.", days, few),
             number("Devices without series", "More than metrics_max_devices: not shown above.", hidden, few),
         ],
     )
