@@ -20,13 +20,13 @@ from coordinator.demo_settings import DemoSettings
 from coordinator.devices_cli import add_devices
 from coordinator.doctor_cli import add_doctor
 from coordinator.export_cli import add_export
-from coordinator.identity.ca_cli import add_ca
-from coordinator.identity.device_cli import add_device
+from coordinator.identity.device_cli import add_identities
 from coordinator.report_cli import add_report
 from coordinator.settings import RunSettings
 from coordinator.watch_cli import add_watch
 from shared.command import (
     EXIT_INTERRUPTED,
+    AsJson,
     Group,
     catch_signals,
     command,
@@ -55,7 +55,6 @@ app = make_app(
 broker_app = typer.Typer(cls=Group, invoke_without_command=True)
 app.add_typer(broker_app, name="broker", epilog="Example: fedpatch broker --port 1883")
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
 StateDir = Annotated[
     Path | None,
     typer.Option(
@@ -243,13 +242,9 @@ broker_app.callback()(with_debug(broker))
 
 
 add_acl(broker_app)
-add_ca(app)
-add_device(app)
 add_devices(app, lambda state_dir: _registry(state_dir))
-add_doctor(app)
-add_export(app)
-add_report(app)
-add_watch(app)
+for add in (add_identities, add_doctor, add_export, add_report, add_watch):
+    add(app)
 
 
 def _view() -> RunView:

@@ -16,7 +16,7 @@ from coordinator.connection import Connection
 from coordinator.database import exists
 from coordinator.engine import Engine
 from coordinator.identity.expiry import of_others
-from coordinator.identity.gate import Gate
+from coordinator.identity.revocations import Revocations
 from coordinator.metrics_endpoint import observed
 from coordinator.performing import Performer
 from coordinator.preparation import Prepared, prepare, run_spec
@@ -193,10 +193,7 @@ def _play_rounds(
     resumable = {run: number for run, number in registry.open_rounds(settings.fleet).items() if run != spec.run}
     jitter = random.Random(secrets.randbits(64))
     engine = Engine(spec, records=records, unfinished=unfinished, resumable=resumable, jitter=jitter)
-    # Notes of another broker are for whoever comes back to it.
-    broker = hashlib.sha256(str(connection.link.broker).encode()).hexdigest()[:8]
-    publisher = ModelPublisher(connection.link, settings.fleet, state_dir / f"published-{settings.fleet}-{broker}.txt")
-    publisher.retain = connection.established.retain_available
+    publisher = _publisher(settings.fleet, state_dir, connection)
     performer = Performer(
         engine,
         prepared,
@@ -208,9 +205,9 @@ def _play_rounds(
         view=view,
     )
     _guard(performer, engine, settings, registry, connection, view)
-    gate = Gate(settings.ca_directory, settings.fleet)
+    revocations = Revocations(settings.ca_directory, settings.fleet)
     try:
-        certificates = of_others(gate, lambda: connection.broker_certificate_ends)
+        certificates = of_others(revocations, lambda: connection.broker_certificate_ends)
         with observed(settings, engine, directory, view, certificates) as performer.observer:
             Service(
                 engine,
@@ -218,7 +215,7 @@ def _play_rounds(
                 connection=connection,
                 publisher=publisher,
                 view=view,
-                gate=gate,
+                revocations=revocations,
             ).run()
     except (StateError, OSError):
         with suppress(FedpatchError, OSError):
@@ -241,6 +238,14 @@ def _guard(
     performer.warden = Warden(registry, settings.fleet, settings.quarantine_after, view.say)
     engine.fleet.hold(performer.warden.held)
     connection.door.expect(engine.spec.max_blob_bytes, engine.spec.chunk_bytes)
+
+
+def _publisher(fleet: str, state_dir: Path, connection: Connection) -> ModelPublisher:
+    """Notes of another broker are for whoever comes back to it."""
+    broker = hashlib.sha256(str(connection.link.broker).encode()).hexdigest()[:8]
+    publisher = ModelPublisher(connection.link, fleet, state_dir / f"published-{fleet}-{broker}.txt")
+    publisher.retain = connection.established.retain_available
+    return publisher
 
 
 def _export(directory: Path, prepared: Prepared, view: View) -> str:

@@ -14,7 +14,7 @@ from coordinator.connection import Connection, Interrupt
 from coordinator.effects import Count, Effect
 from coordinator.engine import Engine
 from coordinator.fleet import QUARANTINED
-from coordinator.identity.gate import Gate, refused
+from coordinator.identity.revocations import Revocations, refused
 from coordinator.performing import Performer
 from coordinator.publisher import ModelPublisher
 from coordinator.snapshot import View, take_snapshot
@@ -25,6 +25,7 @@ from shared.errors import WireError
 from shared.link import Connected, Disconnected, LinkEvent, Received
 from shared.messages import DeviceState
 from shared.transfer import decode_chunk
+from shared.vitals import Vitals
 
 _log = logging.getLogger("fedpatch.coordinator")
 
@@ -44,10 +45,10 @@ class Service:
         connection: Connection,
         publisher: ModelPublisher,
         view: View,
-        gate: Gate,
+        revocations: Revocations,
     ) -> None:
         self._engine = engine
-        self._gate = gate
+        self._revocations = revocations
         self._performer = performer
         self._connection = connection
         self._publisher = publisher
@@ -69,7 +70,7 @@ class Service:
             else:
                 self._performer.flush_counts()
                 self._publisher.settle()
-            self._performer.perform(self._gate.look(self._engine, time.monotonic()))
+            self._performer.perform(self._revocations.look(self._engine, time.monotonic()))
             self._watch_devices(time.monotonic())
             self._performer.perform(self._engine.tick(time.monotonic()))
             self._observer.look(time.monotonic(), waiting=self._connection.inbox.qsize())
@@ -130,7 +131,7 @@ class Service:
         if topic is None:
             return []
         self._observer.received(topic.kind, len(event.payload))
-        if self._gate.refuses(topic.device):
+        if self._revocations.refuses(topic.device):
             return refused(topic.device)
         try:
             if topic.kind == "update_chunk":
@@ -138,7 +139,9 @@ class Service:
             envelope = decode(event.payload)
             if topic.kind == "device_state" and isinstance(envelope.body, DeviceState):
                 return self._on_state(topic.device, envelope.body, now)
-            if topic.kind == "up":
+            if topic.kind == "up" and isinstance(envelope.body, Vitals):
+                self._observer.vitals(topic.device, envelope.body, now)
+            elif topic.kind == "up":
                 return self._engine.on_message(topic.device, envelope, now)
         except UnknownMessage as error:
             _log.debug("%s: %s", event.topic, error)

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.limits import parse_examples_cap, parse_norm_bound
-from coordinator.listening import parse_address
 from shared.broker_settings import BrokerSettings
 from shared.errors import UsageError
+from shared.listening import parse_address
 from shared.messages import ENCODINGS, MAX_CHUNKS
 from shared.settings import Settings, setting
 
