@@ -74,7 +74,9 @@ def require_tools() -> None:
     """Skip where there is no root, or no program to make hosts with."""
     if os.geteuid() != 0:
         pytest.skip("booted hosts need root")
-    missing = [tool for tool in ("systemd-nspawn", "mmdebstrap", "ip", "ssh", "ssh-keygen") if shutil.which(tool) is None]
+    missing = [
+        tool for tool in ("systemd-nspawn", "mmdebstrap", "ip", "ssh", "ssh-keygen") if shutil.which(tool) is None
+    ]
     if missing:
         pytest.skip(f"no {', '.join(missing)} here (apt install systemd-container mmdebstrap iproute2 openssh-client)")
 
@@ -102,4 +104,6 @@ def _digest(*parts: str) -> str:
 def _run(*command: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=_LONG_S, check=False)
     if done.returncode != 0:
-        raise RuntimeError(f"{' '.join(command[:3])} ...: {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
+        raise RuntimeError(
+            f"{' '.join(command[:3])} ...: {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-4000:]}"
+        )

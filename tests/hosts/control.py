@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import sysconfig
 from collections.abc import Mapping
@@ -17,7 +16,10 @@ from tests.hosts.bases import ROOT, USER
 from tests.hosts.machines import Machines
 
 _LONG_S = 900.0
-_COUNTS = re.compile(r"^(?P<host>[\w-]+)\s*: ok=\d+\s+changed=(?P<changed>\d+)\s+unreachable=(?P<away>\d+)\s+failed=(?P<failed>\d+)", re.M)
+_COUNTS = re.compile(
+    r"^(?P<host>[\w-]+)\s*: ok=\d+\s+changed=(?P<changed>\d+)\s+unreachable=(?P<away>\d+)\s+failed=(?P<failed>\d+)",
+    re.M,
+)
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,13 @@ class Control:
         done = subprocess.run(
             command,
             cwd=ROOT / "ansible",
-            env={**os.environ, "ANSIBLE_FORCE_COLOR": "0", "ANSIBLE_NOCOLOR": "1", "ANSIBLE_LOCAL_TEMP": str(self.folder / "tmp")},
+            env={
+                **os.environ,
+                "ANSIBLE_FORCE_COLOR": "0",
+                "ANSIBLE_NOCOLOR": "1",
+                "PYTHONPATH": str(ROOT),
+                "ANSIBLE_LOCAL_TEMP": str(self.folder / "tmp"),
+            },
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
