@@ -27,6 +27,9 @@ PEERS := .venv-peers
 # Options of the benchmark.
 BENCH_ARGS ?= --out results/benchmarks/simulation.json
 
+# How many files of tests are played at a time; most tests wait most of the time. 0: one after the other, in one process.
+TEST_JOBS ?= $(shell n=$$(nproc); echo $$((n > 4 ? 4 : n > 2 ? n - 1 : n)))
+
 # Fuzzing: how many times the examples of the ordinary tests, seconds for each decoder, which decoders (none: all).
 FUZZ_EFFORT ?= 20
 FUZZ_SECONDS ?= 60
@@ -49,7 +52,7 @@ demo: setup ## train a small fleet on this machine (options: make demo ARGS="--h
 	@$(BIN)/fedpatch demo $(ARGS)
 
 test: setup system-deps lint types imports ## run every check, then the tests (with CI=true also those that take long)
-	@$(BIN)/python -m pytest $(if $(CI),,-m 'not faults')
+	@$(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder $(if $(CI),,-m 'not faults')
 
 setup: $(STAMP) ## build .venv with all that constraints.txt pins
 	@:

@@ -69,13 +69,15 @@ def save_checkpoint(directory: Path, state: ServerState, schema: Schema, meta: M
 def load_checkpoint(directory: Path) -> tuple[ServerState, Schema, dict[str, Any]]:
     """The newest state that is whole, its public schema and its meta; what is damaged is told in the log.
 
-    Raises StateError where there is none.
+    The run may go on meanwhile. Raises StateError where there is none.
     """
     problems = []
     for path in _checkpoints(directory):
         try:
             loaded = _load(path)
         except StateError as error:
+            if path not in _checkpoints(directory):  # the run has newer ones by now
+                return load_checkpoint(directory)
             problems.append(str(error))
             continue
         for problem in problems:

@@ -50,10 +50,9 @@ def observed(
         metrics.traffic.expiry.labels(name).set_function(ask)
     try:
         stop, url = serve(metrics, address)
-    except OSError as error:
-        view.say(
-            f"no metrics: cannot listen on {address}: {error.strerror or error}; --metrics names another HOST:PORT"
-        )
+    except (OSError, UnicodeError) as error:  # the latter of a name that cannot be looked up
+        why = getattr(error, "strerror", None) or error
+        view.say(f"no metrics: cannot listen on {address}: {why}; --metrics names another HOST:PORT")
         yield Unobserved()
         return
     view.say(f"metrics: {url}")

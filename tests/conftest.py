@@ -19,6 +19,16 @@ settings.register_profile(
 settings.load_profile("house")
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where several files are played at a time, those that take long come first: the last one to end has nobody beside it."""
+    if hasattr(config, "workerinput"):
+        longest: dict[str, int] = {}
+        for item in items:
+            weight = sum(item.get_closest_marker(one) is not None for one in ("faults", "system", "slow"))
+            longest[str(item.path)] = max(weight, longest.get(str(item.path), 0))
+        items.sort(key=lambda item: -longest[str(item.path)])
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _home_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What commands note in the home directory does not go into that of whoever runs the tests."""

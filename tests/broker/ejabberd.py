@@ -20,7 +20,7 @@ import pytest
 
 from tests.brokers import HOST, free_port, listening
 
-START_PATIENCE_S = 60.0
+START_PATIENCE_S = 120.0
 USERNAME, PASSWORD = "fedpatch@localhost", "anything"
 
 # Its users are names at a host; an anonymous one may choose its own, but must give some password.

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from shared import topics
-from shared.broker_checkup import check_broker
+from shared.broker_checkup import SLOW_ROUND_TRIP_MS, check_broker
 from shared.broker_rights import Side
 from shared.checkup import Checkup, Finding
 from shared.codec import encode
@@ -164,7 +164,7 @@ def test_a_broker_that_waits_before_small_packets():
         config = broker.directory / "mosquitto.conf"
         config.write_text(config.read_text().replace("set_tcp_nodelay true", "set_tcp_nodelay false"))
         broker.restart()
-        found = ask(settings_for("device", broker.url), "device")["round_trip"]
+        found = ask(settings_for("device", broker.url), "device", slow_ms=SLOW_ROUND_TRIP_MS)["round_trip"]
     assert found.verdict == "warn"
     assert "set_tcp_nodelay true" in found.mend
 

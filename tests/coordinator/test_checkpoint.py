@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coordinator import checkpoint
 from coordinator.checkpoint import (
     drop_round,
     export_model,
@@ -143,6 +144,22 @@ def test_whatever_lies_in_the_place_of_the_newest_the_one_before_is_used(tmp_pat
     for number in (2, 3):
         save_checkpoint(tmp_path, state_of(number), PUBLIC, {})
     assert sorted(path.name for path in tmp_path.glob("*.fp")) == ["checkpoint-000002.fp", "checkpoint-000003.fp"]
+
+
+def test_a_run_that_goes_on_may_delete_what_is_about_to_be_read(tmp_path, caplog, monkeypatch):
+    """Between a look at what there is and the reading, two rounds may end: what is newer then is read, without a word."""
+    save_checkpoint(tmp_path, state_of(1), PUBLIC, {})
+    read = checkpoint._read
+
+    def late(path: Path, kind: bytes) -> memoryview:
+        monkeypatch.undo()
+        for number in (2, 3):
+            save_checkpoint(tmp_path, state_of(number), PUBLIC, {})
+        return read(path, kind)
+
+    monkeypatch.setattr(checkpoint, "_read", late)
+    assert equal(load_checkpoint(tmp_path)[0], state_of(3))
+    assert caplog.text == ""
 
 
 def test_a_checkpoint_that_may_not_be_read_is_passed_over(tmp_path, caplog, monkeypatch):

@@ -20,7 +20,7 @@ from shared.codec import encode
 from shared.locks import FileLock
 from shared.messages import ENCODINGS, CoordinatorState, DeviceState, Envelope, TaskCapability
 from tests.brokers import HOST, Mosquitto, client, free_port
-from tests.checkups import FLEET, quiet_checkup
+from tests.checkups import FLEET, patient_doctors, quiet_checkup
 
 TASKS = """
 from dataclasses import replace
@@ -48,7 +48,8 @@ def settings(tmp_path: Path) -> RunSettings:
 def find(settings: RunSettings) -> dict[str, Finding]:
     """Findings by name."""
     checkup = quiet_checkup()
-    examine(settings, checkup)
+    with patient_doctors():
+        examine(settings, checkup)
     return {one.name: one for one in checkup.findings}
 
 

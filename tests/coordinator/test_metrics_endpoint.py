@@ -83,6 +83,27 @@ def test_a_port_that_is_taken_costs_a_line_and_not_the_run(told, tmp_path):
     assert "--metrics" in line
 
 
+@pytest.mark.parametrize("address", ["a..b:1", f"{'x' * 70}:1"])
+def test_a_host_that_cannot_be_a_name_costs_a_line_and_not_the_run(told, tmp_path, address):
+    """Such a name is not even looked up."""
+    with observed(_settings(metrics=address), engine(), tmp_path, told.view) as observer:
+        assert isinstance(observer, Unobserved)
+    assert told.lines[0].startswith(f"no metrics: cannot listen on {address}: ")
+
+
+def test_a_second_run_on_the_same_address_goes_on_without_metrics(told, tmp_path):
+    """The first one keeps the address and its numbers."""
+    with observed(_settings(), engine(), tmp_path, told.view) as first:
+        first.link(connected=False)
+        url = told.lines.pop().removeprefix("metrics: ")
+        address = url.removeprefix("http://").removesuffix("/metrics")
+        with observed(_settings(metrics=address), engine(), tmp_path, told.view) as second:
+            assert isinstance(second, Unobserved)
+            second.link(connected=True)
+            assert "\nfedpatch_broker_connected 0.0\n" in fetch(url)
+    assert told.lines.pop().startswith(f"no metrics: cannot listen on {address}: ")
+
+
 def test_an_address_of_another_machine_costs_a_line_and_not_the_run(told, tmp_path):
     """As with a port that is taken."""
     with observed(_settings(metrics="192.0.2.1:0"), engine(), tmp_path, told.view) as observer:

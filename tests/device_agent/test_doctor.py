@@ -20,7 +20,7 @@ from shared.errors import UsageError
 from shared.messages import CoordinatorState, DeviceState, Envelope
 from shared.topics import mosquitto_acl
 from tests.brokers import HOST, Mosquitto, client, free_port
-from tests.checkups import COORDINATOR, DEVICE, FLEET, PASSWORDS, guarded, quiet_checkup
+from tests.checkups import COORDINATOR, DEVICE, FLEET, PASSWORDS, guarded, patient_doctors, quiet_checkup
 from tests.device_agent.conditions.scenes import BATTERY, Scene
 
 pytestmark = pytest.mark.usefixtures("installed")
@@ -60,7 +60,8 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AgentSettings:
 def find(settings: AgentSettings, root: Path = Path("/")) -> dict[str, Finding]:
     """Findings by name."""
     checkup = quiet_checkup()
-    examine(settings, checkup, root)
+    with patient_doctors():
+        examine(settings, checkup, root)
     return {one.name: one for one in checkup.findings}
 
 

@@ -13,7 +13,7 @@ from shared.reasons import FailReason
 from tests.device_agent.rounds import ADAM, Scene, key
 from tests.device_agent.toy_tasks import MISHAP
 
-TIMEOUT_S = 60
+TIMEOUT_S = 120
 
 
 class Device:

@@ -16,7 +16,7 @@ from shared.reasons import FailReason
 from tests.device_agent.rounds import ADAM, Scene
 from tests.device_agent.toy_tasks import TOY
 
-TIMEOUT_S = 60
+TIMEOUT_S = 120
 
 
 def test_that_work_is_to_stop_is_told_without_waiting():

@@ -8,7 +8,7 @@ from pathlib import Path
 from device_agent.trainer import Trainer
 from device_agent.training_channel import Ready, Setup, TrainProgress
 
-TIMEOUT_S = 60
+TIMEOUT_S = 120
 
 
 class Watched:

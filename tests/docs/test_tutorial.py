@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import re
 import shutil
 import signal
@@ -17,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.brokers import listening
+from tests.brokers import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs/tutorial-own-task.md").read_text("utf-8")
@@ -50,11 +49,6 @@ def _programs(folder: Path) -> Path:
     return folder
 
 
-def _port_for_later() -> int:
-    """A free port below those that the kernel gives to others, since the broker is started only after a while."""
-    return next(port for port in random.sample(range(20_000, 32_000), 100) if not listening(port))
-
-
 @pytest.fixture(scope="module")
 def followed(tmp_path_factory: pytest.TempPathFactory) -> Followed:
     """The page, followed to its end."""
@@ -65,8 +59,9 @@ def followed(tmp_path_factory: pytest.TempPathFactory) -> Followed:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("FEDPATCH_", "PYTEST_"))}
     environment |= {
         "PATH": f"{_programs(programs / 'bin')}:{os.environ['PATH']}:{sbin}",
-        "PORT": str(_port_for_later()),
+        "PORT": str(free_port()),
         "PYTHONPATH": str(ROOT),
+        "FEDPATCH_METRICS": "none",  # whose port somebody else on this machine may want
     }
     script = "set -e\n" + "\n".join(f"echo '{MARK}'\n{block}" for block in _blocks())
     began = time.monotonic()

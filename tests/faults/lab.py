@@ -254,7 +254,7 @@ def _require_lab() -> None:
         pytest.skip("the command ip is not installed (apt install iproute2)")
     if not os.access(_TUN, os.R_OK | os.W_OK):
         pytest.skip(f"{_TUN} cannot be opened, so there are no TAP devices")
-    probe = f"{PREFIX}-{os.getpid()}-0-probe"
+    probe = f"{PREFIX}-{os.getpid()}-{next(_numbers)}-probe"
     if subprocess.run(["ip", "netns", "add", probe], capture_output=True, check=False).returncode != 0:
         pytest.skip("network namespaces cannot be made here")
     _remove(probe)

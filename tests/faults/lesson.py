@@ -6,9 +6,11 @@ So a round has those who trained, and among them those whose updates the new mod
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Sequence
 
 import torch
+from torch import nn
 
 from shared.tensors import Array
 from tests import oracle
@@ -19,13 +21,21 @@ from tests.system.oracle_task import device_data
 _SEED = 0
 
 
+def _seeded() -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(_SEED)
+        return build_model()
+
+
+# Made once, before there are threads that play several runs at a time: torch has one stream of random numbers for them all.
+_NET = _seeded()
+
+
 class Lesson:
     """FedAvg-Adam; `omega` is the global model."""
 
     def __init__(self, devices: Sequence[str]) -> None:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(_SEED)
-            self._net = build_model()
+        self._net = copy.deepcopy(_NET)
         initial = {name: tensor.detach().numpy().copy() for name, tensor in self._net.state_dict().items()}
         private = oracle.private_names(self._net, PRIVATE)
         zeros = {name: oracle.zero_moments(initial[name]) for name, _ in self._net.named_parameters()}

@@ -18,6 +18,7 @@ from coordinator.runs import run_directory
 from device_agent.patch_store import PatchKey, PatchState, PatchStore
 from shared.model import schema_of
 from tests.faults.slow_task import REFERENCE, TASK, build_model
+from tests.listing import listed
 from tests.system.commands import Command
 from tests.system.fleet import Fleet
 from tests.system.oracle_task import device_data
@@ -63,8 +64,8 @@ def make_as_new(fleet: Fleet, on: Callable[[str], AbstractContextManager[None]] 
                 agent.start()
     fleet.wait_ready()
     for agent in fleet.agents.values():
-        for path in agent.patches.glob("*"):
-            path.unlink()
+        for path in listed(agent.patches, "*"):
+            path.unlink(missing_ok=True)
         agent.state_dir.with_suffix(".log").write_bytes(b"")
 
 
@@ -101,7 +102,7 @@ class Scene:
     @property
     def run(self) -> str:
         """Id of the newest run, empty while there is none."""
-        return max((path.name for path in self.state_dir.glob("runs/*")), default="")
+        return max((path.name for path in listed(self.state_dir, "runs/*")), default="")
 
     @property
     def is_over(self) -> bool:

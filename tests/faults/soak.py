@@ -34,7 +34,7 @@ from tests.faults.gauges import (
     rows_beyond_the_ledger,
     training_processes,
 )
-from tests.faults.slopes import SIGNIFICANT, Slope, slope
+from tests.faults.slopes import BLOCKS, SIGNIFICANT, Slope, slope
 from tests.system.commands import Command
 from tests.system.fleet import Fleet
 from tests.system.oracle_task import REFERENCE
@@ -59,6 +59,7 @@ BOUNDS: Mapping[str, float] = {
 }
 """Per 100 rounds; what belongs to agents is the mean over them. The registry's KiB hold page slack of the records."""
 
+_INTERRUPTED = 130
 _ROUND = re.compile(r"^round (\d+)/", re.MULTILINE)
 
 
@@ -73,6 +74,10 @@ class Soak:
     aggregated: int = 0
     seconds: float = 0.0
     samples: list[dict[str, float]] = field(default_factory=list)
+
+    def enough(self) -> bool:
+        """Whether each gauge has been read so often that its slope can be told."""
+        return all(sum(name in one for one in self.samples) >= 2 * BLOCKS for name in BOUNDS)
 
     def slopes(self) -> dict[str, Slope]:
         """Of each gauge."""
@@ -94,29 +99,33 @@ class Soak:
 
 
 def soak(directory: Path, *, agents: int, rounds: int, limit_s: float, kill_every_s: float) -> Soak:
-    """Play rounds until there are enough, or `limit_s` have passed. Raises RuntimeError if the run fails."""
+    """Play rounds until there are enough, or `limit_s` have passed and there are samples to judge by.
+
+    Raises RuntimeError if the run fails.
+    """
     with Mosquitto(autosave=True) as broker, Fleet(broker.url, directory) as fleet:
         for number in range(agents):
             fleet.start(f"pi-{number:02d}", REFERENCE, f"n={20 + number},test=20,seed={number}")
         fleet.wait_ready(patience_s=60.0 + 10.0 * agents)
         given = {**TERMS, "broker": broker.url, "fleet": fleet.name, "state-dir": directory / "coordinator"}
         given |= {"task": REFERENCE, "devices": agents, "rounds": rounds, "max-failed-rounds": rounds}
-        given |= {"time-limit-s": limit_s}
         with Command("fedpatch", "run", "--json", *(f"--{name}={value}" for name, value in given.items())) as command:
-            measured = _watch(command, broker, fleet, directory, kill_every_s)
-            done = command.done()
-    if done.code != 0:
+            measured = _watch(command, broker, fleet, directory, kill_every_s, limit_s)
+            done = command.interrupt() if command.running else command.done()
+    if done.code not in (0, _INTERRUPTED):
         raise RuntimeError(f"the run ended with {done.code}:\n{done.err}")
     outcomes = [one["outcome"] for one in done.document["rounds"]]
     measured.rounds, measured.aggregated = len(outcomes), outcomes.count("aggregated")
     return measured
 
 
-def _watch(command: Command, broker: Mosquitto, fleet: Fleet, directory: Path, kill_every_s: float) -> Soak:
+def _watch(
+    command: Command, broker: Mosquitto, fleet: Fleet, directory: Path, kill_every_s: float, limit_s: float
+) -> Soak:
     measured = Soak(len(fleet.agents))
     began = time.monotonic()
     kill_at = began + kill_every_s
-    while command.running:
+    while command.running and not (time.monotonic() - began > limit_s and measured.enough()):
         if time.monotonic() >= kill_at:
             broker.restart()
             measured.broker_kills += 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -58,8 +58,8 @@ class Town:
     lab: Lab
     fleet: Fleet
 
-    def phase_is(self, phase: str, number: int, seen: Sequence[Seen]) -> bool:
-        """Whether round `number` is entering that phase, as far as the device is concerned, or was found beyond it."""
+    def has_reached(self, phase: str, number: int, happened: Collection[Seen]) -> bool:
+        """Whether round `number` has come to that phase, as far as the device is concerned, or beyond it."""
         moments = {
             "recruit": Seen(Happening.SAVED, number - 1),
             "training": Seen(Happening.TRAINING, number, VICTIM),
@@ -67,9 +67,9 @@ class Town:
             "committed": Seen(Happening.STORED, number, VICTIM),
             "aggregate": Seen(Happening.SAVED, number),
         }
-        # A moment may be shorter than a look takes: an update that closes its round is gone from the spool at once.
+        # A phase may be shorter than a look takes: an update that closes its round is gone from the spool at once.
         later = list(PHASES)[list(PHASES).index(phase) :]
-        if any(moments[one] in seen for one in later if one in moments):
+        if any(moments[one] in happened for one in later if one in moments):
             return True
         status = self.fleet.agents[VICTIM].status
         return phase == "download" and (status.get("state"), status.get("round")) == ("downloading", number)
@@ -128,7 +128,7 @@ def test_a_round_ends_by_its_deadline_though_nobody_can_be_heard(town: Town, sce
     """A coordinator that is cut off for longer than a round may take ends the round, and goes on once it is healed."""
     terms = {**HASTY, "deadline-s": 6}
     document, problems = _play(
-        town, scene, "coordinator", "training", terms, for_s=9.0, cuts=[Cut.SILENT], more_rounds=3
+        town, scene, "coordinator", "download", terms, for_s=9.0, cuts=[Cut.SILENT], more_rounds=3
     )
     assert problems == []
     outcomes = [one["outcome"] for one in document["rounds"]]
@@ -168,16 +168,20 @@ def _play(
 
 
 def _has_settled(agent: AgentProcess) -> bool:
-    return agent.status["state"] in ("idle", "uploading")
+    return agent.status.get("state") in ("idle", "uploading")
 
 
 def _wait_for(town: Town, watch: Watch, coordinator: Command, phase: str, number: int) -> None:
-    coordinator.wait(lambda: town.phase_is(phase, number, watch.poll()), f"is in the phase {phase} of round {number}")
+    def has_come() -> bool:
+        watch.poll()
+        return town.has_reached(phase, number, watch.happened)
+
+    coordinator.wait(has_come, f"has come to the phase {phase} of round {number}")
     if phase == "upload":
         _go_on(watch, coordinator, UPLOADS_S)
     # An agent writes down what it does right after it has begun to; one that was quicker than this look is cut off later.
     until = time.monotonic() + _SETTLING_S
-    while town.fleet.agents[VICTIM].status["state"] not in PHASES[phase] and time.monotonic() < until:
+    while town.fleet.agents[VICTIM].status.get("state") not in PHASES[phase] and time.monotonic() < until:
         _go_on(watch, coordinator, _POLL_S)
 
 

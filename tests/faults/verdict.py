@@ -23,6 +23,7 @@ from shared.tensors import Array
 from tests.faults.lesson import Lesson
 from tests.faults.scene import Scene, reporters
 from tests.faults.watch import Watch
+from tests.listing import listed
 
 TOLERANCE = 1e-5
 LATE_S = 10.0
@@ -114,7 +115,7 @@ def _differences(what: str, found: Mapping[str, Array], expected: Mapping[str, A
 
 
 def _leftovers(scene: Scene) -> Iterator[str]:
-    left = sorted(path.name for path in scene.run_dir(scene.run).glob("updates/*"))
+    left = [path.name for path in listed(scene.run_dir(scene.run), "updates/*")]
     if left:
         yield f"updates of rounds {left} are still on the coordinator's disk"
     file = scene.state_dir / REGISTRY_FILE

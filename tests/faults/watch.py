@@ -22,6 +22,7 @@ import msgpack
 
 from coordinator.registry import REGISTRY_FILE
 from tests.faults.scene import Scene
+from tests.listing import content, listed
 
 _BEGAN = re.compile(r"(\S+) round (\d+)(: training| waits to be committed)")
 _COMMITTED = "job over: committed"
@@ -54,11 +55,13 @@ class Seen:
 class Watch:
     """Of the one run of a scene; what agents wrote before does not count.
 
-    `committed` are the rounds and devices of all promises, `trained` those of all patches that were saved; `models` are
-    directories with the model of so many rounds, and `problems` what must never be seen.
+    `happened` is all that was seen so far, so that nobody has to catch a moment. `committed` are the rounds and devices of all
+    promises, `trained` those of all patches that were saved; `models` are directories with the model of so many rounds, and
+    `problems` what must never be seen.
     """
 
     def __init__(self, scene: Scene) -> None:
+        self.happened: set[Seen] = set()
         self.committed: set[tuple[int, str]] = set()
         self.trained: set[tuple[int, str]] = set()
         self.models: dict[int, Path] = {}
@@ -72,16 +75,21 @@ class Watch:
 
     def poll(self) -> list[Seen]:
         """What happened since the last look."""
+        seen = self._look()
+        self.happened.update(seen)
+        return seen
+
+    def _look(self) -> list[Seen]:
         self._run = self._scene.run
         created = [] if self._created else self._look_for_registry()
         if not self._run:
             return created
         seen = created + [one for device in self._scene.devices for one in self._of_agent(device)]
         directory = self._scene.run_dir(self._run)
-        for path in directory.glob("updates/*/*.fp"):
+        for path in listed(directory, "updates/*/*.fp"):
             if self._is_new(path):
                 seen.append(Seen(Happening.STORED, int(path.parent.name), path.stem))
-        for path in directory.glob("checkpoint-*.fp"):
+        for path in listed(directory, "checkpoint-*.fp"):
             found = _CHECKPOINT.fullmatch(path.name)
             if found and self._is_new(path):
                 seen += self._keep(path, int(found[1]))
@@ -104,7 +112,7 @@ class Watch:
                 self.committed.add((self._round_of[device], device))
                 yield Seen(Happening.COMMITTED, self._round_of[device], device)
         # A patch that is saved stays, whatever becomes of the update that belongs to it.
-        for path in self._scene.fleet.agents[device].patches.glob("[!.]*.patch*"):
+        for path in listed(self._scene.fleet.agents[device].patches, "[!.]*.patch*"):
             if self._is_new(path):
                 self.trained |= {(number, device) for run, number in _made_in(path) if run == self._run}
         if self._is_new(self._scene.offer(device)):
@@ -152,9 +160,9 @@ class _Tail:
 
 def _made_in(patch: Path) -> list[tuple[str, int]]:
     """Run and round that a patch was made in; none where it is not there any more, or not yet whole."""
-    with contextlib.suppress(FileNotFoundError, msgpack.OutOfData, KeyError):
+    with contextlib.suppress(msgpack.OutOfData, KeyError):
         unpacker = msgpack.Unpacker()
-        unpacker.feed(patch.read_bytes().partition(b"\n")[2][32:])  # after a line of text and a SHA-256
+        unpacker.feed((content(patch) or b"").partition(b"\n")[2][32:])  # after a line of text and a SHA-256
         header = unpacker.unpack()
         return [(header["run"], header["round"])]
     return []

@@ -21,7 +21,7 @@ import pytest
 
 from tests.brokers import HOST, free_port
 
-PATIENCE_S = 100.0
+PATIENCE_S = 200.0
 _ANSWER_LIMIT_S = 30.0
 
 

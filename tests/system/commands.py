@@ -48,7 +48,10 @@ class Done:
 
 
 class Command:
-    """One process. `environment` is added to ours, of which no setting of fedpatch's is passed on."""
+    """One process. `environment` is added to ours, of which no setting of fedpatch's is passed on.
+
+    A run serves no metrics unless it is told to: all runs of all tests would want the same port.
+    """
 
     def __init__(
         self, program: str, *arguments: object, cwd: Path = ROOT, environment: Mapping[str, str] | None = None
@@ -56,7 +59,7 @@ class Command:
         self.line = [sys.executable, "-P", "-m", _PACKAGES[program], *map(str, arguments)]
         self._cwd = cwd
         ours = {name: value for name, value in os.environ.items() if not name.startswith("FEDPATCH_")}
-        self._environment = {**ours, **(environment or {})}
+        self._environment = {**ours, "FEDPATCH_METRICS": "none", **(environment or {})}
         self._files = contextlib.ExitStack()
 
     @property

@@ -31,7 +31,7 @@ from shared.broker_url import parse_broker_url
 ROOT = Path(__file__).resolve().parents[2]
 """Where agents run, so that a task's module:attribute is found from the repository's root."""
 
-PATIENCE_S = 60.0
+PATIENCE_S = 150.0
 """To import torch takes a busy machine seconds; this is for one that is very busy."""
 
 _STOP_TIMEOUT_S = 60.0

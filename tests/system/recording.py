@@ -17,7 +17,7 @@ import zstandard
 from shared.tensors import Array
 from tests.brokers import HOST
 
-PATIENCE_S = 30.0
+PATIENCE_S = 100.0
 WINDOW_BYTES = 8
 """Two float32 values in a row: chance does not repeat them."""
 

@@ -81,7 +81,7 @@ class Stage:
 
 def wait_state(agent: AgentProcess, state: str) -> None:
     """Return once an agent is in a state of its job."""
-    agent.wait(lambda: agent.status["state"] == state, f"is {state}")
+    agent.wait(lambda: agent.status.get("state") == state, f"is {state}")
 
 
 def outcomes(document: dict[str, Any]) -> list[tuple[int, str, int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from shared.model import initial_tensors
 from shared.tasks.digits import TASK
 from tests.brokers import Mosquitto
 from tests.shared.tasks.conftest import real_data  # noqa: F401  (a fixture)
-from tests.system.commands import Command, run
+from tests.system.commands import PATIENCE_S, Command, run
 from tests.system.fleet import Fleet
 
 pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.timeout(600)]
@@ -53,6 +54,14 @@ def _agent_says(command: str, state_dir: Path) -> Any:
     return done.document
 
 
+def _status_when_idle(state_dir: Path) -> Any:
+    """The coordinator may have ended before an agent has taken its last word."""
+    give_up_at = time.monotonic() + PATIENCE_S
+    while (told := _agent_says("status", state_dir))["state"] != "idle" and time.monotonic() < give_up_at:
+        time.sleep(0.1)
+    return told
+
+
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
     """Three agents, started as the documentation says, and a coordinator that comes before them."""
@@ -68,7 +77,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
             agents.append(stack.enter_context(Command("fedpatch-agent", "run", *where, *what)))
         done = coordinator.done()
         assert done.code == 0, done.err
-        told = {device: _agent_says("status", state_dir) for device, state_dir in state_dirs.items()}
+        told = {device: _status_when_idle(state_dir) for device, state_dir in state_dirs.items()}
         for agent in agents:
             agent.terminate()
         yield Played(done.document, directory / "coordinator", state_dirs, told, broker.url)

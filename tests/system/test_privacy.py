@@ -53,6 +53,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 def _recorded(stage: Stage, tmp_path: Path, private: str, encoding: str) -> tuple[str, Haystack]:
     """A run of three rounds in which everybody takes part, and all that was on the broker meanwhile."""
     settings = RunSettings(
+        metrics=None,
         broker=stage.broker.url,
         fleet=stage.fleet.name,
         state_dir=tmp_path,

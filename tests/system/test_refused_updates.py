@@ -143,6 +143,7 @@ class Stage:
     def play(self, misdeeds: Sequence[Misdeed]) -> Played:
         """A run of as many rounds as there are misdeeds."""
         settings = RunSettings(
+            metrics=None,
             broker=self.fleet.broker,
             fleet=self.fleet.name,
             state_dir=Path(tempfile.mkdtemp(dir=self.directory)),

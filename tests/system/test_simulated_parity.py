@@ -67,6 +67,7 @@ def deployed(fleet: Fleet, study: Study, state_dir: Path) -> tuple[RunSummary, S
         for patch in agent.patches.iterdir():
             patch.unlink()
     settings = RunSettings(
+        metrics=None,
         broker=fleet.broker,
         fleet=fleet.name,
         state_dir=state_dir,

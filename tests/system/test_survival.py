@@ -221,7 +221,7 @@ def test_an_update_that_waited_out_a_restart_is_committed(stage: Stage):
     stage.hold("ann", round=1, step=STEPS["ann"])
     with stage.begin(rounds=2) as coordinator:
         stage.wait_held("ann", coordinator)
-        bob.wait(lambda: bob.status["last_outcome"] == "committed", "has done its part")
+        bob.wait(lambda: bob.status.get("last_outcome") == "committed", "has done its part")
         coordinator.freeze()
         stage.holds["ann"].release()
         wait_state(ann, "uploading")

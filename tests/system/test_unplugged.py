@@ -12,14 +12,11 @@ import pytest
 
 from tests.brokers import Mosquitto
 from tests.device_agent.conditions import scenes
-from tests.faults.slow_task import REFERENCE
 from tests.system.commands import Command
 from tests.system.fleet import ROOT, AgentProcess, Fleet
+from tests.system.held_task import REFERENCE, Hold
 
 pytestmark = [pytest.mark.broker, pytest.mark.system, pytest.mark.slow]
-
-STEP_MS = 700
-"""Of each of about 18 steps, so that there is a middle of training on any machine."""
 
 
 class Laptop:
@@ -34,7 +31,9 @@ class Laptop:
         self.plug(True)
         terms = {"conditions-root": self._scene.root, "on-loss": on_loss, "return-after-s": 1}
         options = [f"--{name}={value}" for name, value in terms.items()]
-        data = f"n=24,test=20,seed=1;pause_ms={STEP_MS}"
+        self.hold = Hold(directory / "hold")
+        self.hold.at(2)  # of three steps
+        data = f"n=24,test=20,seed=1;{self.hold.path}"
         self.agent: AgentProcess = fleet.start("ann", REFERENCE, data, admission="preferences", options=options)
         fleet.wait_ready()
 
@@ -46,13 +45,13 @@ class Laptop:
     def run(self, **terms: object) -> Command:
         """A run of one round with this device alone."""
         given = {"task": REFERENCE, "devices": 1, "broker": self.fleet.broker, "fleet": self.fleet.name, "rounds": 1}
-        given |= {"state-dir": self.directory / "coordinator", "epochs": 6, "wait-s": 100, "deadline-s": 100}
+        given |= {"state-dir": self.directory / "coordinator", "wait-s": 200, "deadline-s": 200}
         options = [f"--{name}={value}" for name, value in (given | terms).items()]
         return Command("fedpatch", "run", "--json", *options)
 
     def wait_training(self) -> None:
-        """Return in the middle of it."""
-        self.agent.wait(lambda: self.agent.status.get("state") == "training", "trains")
+        """Return in the middle of it; until `hold` is released it stays there."""
+        self.agent.wait(lambda: self.hold.reached, "trains")
 
     def told(self) -> str:
         """What `fedpatch-agent status` says."""
@@ -76,6 +75,7 @@ def test_a_paused_training_goes_on_once_power_is_back(laptop, record_property):
         unplugged_at = time.monotonic()
         laptop.agent.wait(lambda: laptop.agent.status.get("paused"), "pauses")
         record_property("reaction_s", round(time.monotonic() - unplugged_at, 2))
+        laptop.hold.release()
         assert "it is training, paused" in laptop.told()
         assert "it would not accept work now:\n  it runs on its battery" in laptop.told()
         laptop.plug(True)
@@ -92,6 +92,8 @@ def test_an_abandoned_training_names_the_condition(laptop, record_property):
         laptop.wait_training()
         laptop.plug(False)
         unplugged_at = time.monotonic()
+        laptop.agent.wait(lambda: laptop.agent.status.get("unwilling"), "has noticed")
+        laptop.hold.release()
         coordinator.wait_err("round 1/2 failed")
         record_property("reaction_s", round(time.monotonic() - unplugged_at, 2))
         coordinator.wait_err("unwilling: not_charging 1")
@@ -109,6 +111,7 @@ def test_work_that_may_be_finished_is_finished(laptop):
         laptop.wait_training()
         laptop.plug(False)
         laptop.agent.wait(lambda: laptop.agent.status.get("unwilling"), "would not accept more")
+        laptop.hold.release()
         document = coordinator.done().document
     assert document["rounds"][0]["reported"] == 1
     assert "it would not accept work now:\n  it runs on its battery" in laptop.told()
@@ -121,7 +124,7 @@ def test_a_device_on_its_battery_is_not_asked(laptop):
     laptop.agent.restart()
     laptop.agent.wait(lambda: laptop.agent.status.get("unwilling"), "has looked")
     laptop.agent.wait_ready()
-    with laptop.run(**{"wait-s": 20}) as coordinator:
-        done = coordinator.done()
-    assert done.code != 0
-    assert "1 of those that are there are unwilling: not_charging 1" in done.err
+    with laptop.run() as coordinator:
+        coordinator.wait_err("waiting for devices: 0 of 1 are there; unwilling: not_charging 1")
+        done = coordinator.interrupt()
+    assert done.code == 130

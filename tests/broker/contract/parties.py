@@ -31,7 +31,7 @@ from tests.broker.contract.targets import Target
 
 COORDINATOR = "coordinator"
 CHUNK_BYTES = 96 * 1024
-PATIENCE_S = 30.0
+PATIENCE_S = 100.0
 
 Events = queue.SimpleQueue[tuple[str, LinkEvent]]
 

@@ -24,7 +24,7 @@ TASK = "tests.system.oracle_task:TASK"
 DEVICES = {"ann": "n=37,test=20,seed=1", "bob": "n=23,test=20,seed=2", "eve": "n=29,test=20,seed=3"}
 
 
-PATIENCE_S = 60.0
+PATIENCE_S = 100.0
 
 
 @dataclass

@@ -40,7 +40,7 @@ def chromium(tmp_path_factory) -> Iterator[Browser]:
 
 def _fedpatch(*argv: object) -> None:
     command = [sys.executable, "-m", "coordinator", *map(str, argv)]
-    subprocess.run(command, check=True, timeout=140, stdout=subprocess.DEVNULL)
+    subprocess.run(command, check=True, timeout=280, stdout=subprocess.DEVNULL)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,37 @@
+"""Looks at files that another process may be making, replacing or deleting at that moment.
+
+`Path.glob` raises FileNotFoundError where a folder vanishes between being found and being listed (until Python 3.13), and to
+ask whether a file exists before it is read says nothing about the moment of reading.
+"""
+
+from __future__ import annotations
+
+import os
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+
+def listed(folder: Path, pattern: str) -> list[Path]:
+    """What is below `folder`, in order, as `folder.glob(pattern)` finds it; a folder that vanishes meanwhile holds nothing.
+
+    The pattern has a name for each level and no `**`.
+    """
+    found = [folder]
+    for part in Path(pattern).parts:
+        found = [path / name for path in found for name in _names(path) if fnmatchcase(name, part)]
+    return found
+
+
+def content(path: Path) -> bytes | None:
+    """What is in a file; None where there is none, or none any more."""
+    try:
+        return path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
