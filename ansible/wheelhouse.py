@@ -114,8 +114,8 @@ def _libraries(host: Host, known: dict[str, str] | None, out: Path) -> dict[str,
 
 def _resolve(host: Host) -> str:
     """What a host of that kind needs, one exact version to a line, within constraints.txt."""
-    command = [sys.executable, "-m", "uv", "pip", "compile", "-q", "--no-header", "--no-annotate", "--only-binary=:all:"]
-    command += [f"--extra={extra}" for extra in _EXTRAS]
+    command = [sys.executable, "-m", "uv", "pip", "compile", "-q", "--no-header", "--no-annotate"]
+    command += ["--only-binary=:all:", *(f"--extra={extra}" for extra in _EXTRAS)]
     command += ["--python-platform", _UV_PLATFORM.format(arch=host.arch), "--python-version", host.python]
     command += ["--constraints", str(ROOT / "constraints.txt"), *_indexes_of_pip(), *host.pip_args]
     return _run([*command, str(ROOT / "pyproject.toml"), "-"], env=_certificates_of_pip(), given="\n".join(host.needed))
