@@ -21,7 +21,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from benchmarks.process_memory import Memory, bytes_written, children_of, memory_of
-from shared.command import command, interruptible, run_app
+from shared.command import AsJson, command, interruptible, run_app
 from shared.errors import FedpatchError
 from shared.files import write_atomic
 
@@ -46,7 +46,7 @@ def footprint(
     rounds: Annotated[int, typer.Option(min=1, metavar="N", help="Rounds to play.")] = 3,
     quiet_s: Annotated[float, typer.Option(min=0.0, metavar="S", help="How long to watch an idle agent.")] = QUIET_S,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the JSON document there too.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure the memory of an agent and of its training process in each state, and what an idle agent writes."""
     with interruptible(), tempfile.TemporaryDirectory(prefix="fedpatch-footprint-") as folder:

@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from coordinator import effects as do
@@ -13,16 +14,21 @@ from coordinator.metering import LOOK_EVERY_S, Meter
 from coordinator.metrics import Metrics
 from coordinator.observing import Observer, Unobserved
 from shared.messages import Envelope
+from shared.reasons import LinkKind
 from shared.transfer import Chunk
+from shared.vitals import LastRound, Vitals
 from simulator.fleet import SimulatedFleet
 from simulator.fleet_terms import FleetTerms
 
 # Of a message as it travels: what is counted is no matter, only that it is.
 _MESSAGE_BYTES = 100
+VITALS = Vitals(True, 0.8, False, False, 61.5, LinkKind.WIFI, 0.4, 512 * 2**20, 9000 * 2**20)
 
 
 class MeteredFleet(SimulatedFleet):
-    """`coordinator_s` is the processor time of engine and observer alone: no codec, no network, no disk, no devices.
+    """Each device tells its vitals whenever it comes, and after each of its rounds.
+
+    `coordinator_s` is the processor time of engine and observer alone: no codec, no network, no disk, no devices.
 
     Devices have series of their own up to `max_devices`; without `metrics` nobody counts. Looks come once a second of
     real time, as in a run, although the fleet's clock runs ahead.
@@ -47,6 +53,7 @@ class MeteredFleet(SimulatedFleet):
             self.observer.received("device_state", _MESSAGE_BYTES)
             super().on_state(device, envelope)
             self.observer.presence(device)
+            self.observer.vitals(device, VITALS, self.agenda.now)
 
     def on_message(self, device: str, envelope: Envelope) -> None:
         """What a device says."""
@@ -63,6 +70,12 @@ class MeteredFleet(SimulatedFleet):
     def _wake(self) -> None:
         with self._event():
             super()._wake()
+
+    def _tell_vitals(self, device: str) -> None:
+        """As a device does after its round."""
+        engine = self._engine
+        last = LastRound(engine.spec.run, engine.last_round, train_s=20.0, upload_s=2.0)
+        self.observer.vitals(device, replace(VITALS, last_round=last), self.agenda.now)
 
     @contextmanager
     def _event(self) -> Iterator[None]:
@@ -82,6 +95,8 @@ class MeteredFleet(SimulatedFleet):
             if isinstance(effect, do.Send):
                 self.observer.sent(_MESSAGE_BYTES)
             self.observer.performed(effect, now, now)
+            if isinstance(effect, do.Count) and effect.what == "reported":
+                self._tell_vitals(effect.device)
         self._alarm.set(self._engine.next_deadline())
 
 

@@ -13,7 +13,7 @@ from prometheus_client import generate_latest
 
 from benchmarks.metered_fleet import MeteredFleet, seconds_of
 from coordinator.metrics import Metrics
-from shared.command import command, interruptible, run_app
+from shared.command import AsJson, command, interruptible, run_app
 from shared.files import write_atomic
 from simulator.fleet_terms import FleetTerms
 
@@ -28,7 +28,7 @@ def metrics_cost(
     rounds: Annotated[int, typer.Option(min=1, metavar="N", help="Rounds of each turn.")] = 5,
     turns: Annotated[int, typer.Option(min=1, metavar="N", help="Turns, each with and without metrics.")] = 7,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the JSON document there too.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Play simulated rounds with and without metrics, in turn, and compare the coordinator's own processor time."""
     with interruptible(), tempfile.TemporaryDirectory(prefix="fedpatch-metrics-") as folder:

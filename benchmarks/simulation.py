@@ -25,7 +25,7 @@ from benchmarks.peer_rounds import HOW_TO_GET, PEERS, ROOT, PeerRounds, version
 from benchmarks.plain_loop import PlainLoop, PlainLoopWorkers
 from benchmarks.report import Report
 from benchmarks.work import Work, make_work, write_work
-from shared.command import command, interruptible, run_app
+from shared.command import AsJson, command, interruptible, run_app
 from shared.errors import FedpatchError
 from shared.files import write_atomic
 
@@ -58,7 +58,7 @@ def simulation(
         Path, typer.Option(metavar="PATH", help="Python of the environment that holds pfl and Flower.")
     ] = PEERS_PYTHON,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the JSON document there too.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Time a simulated round: fedpatch, a plain PyTorch loop, the matrix products alone, pfl and Flower.
 

@@ -57,39 +57,55 @@ def members(
     return found, []
 
 
+_Fleet = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Fleet that the rules are for; with --ca-dir, the CA's.")
+]
+_CoordinatorUser = Annotated[str, typer.Option(metavar="NAME", help="User name of the coordinator at the broker.")]
+_Device = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME", help="A device of the fleet (repeatable); none, and no CA: every other user."),
+]
+_Watcher = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME", help="A user who may look on with `fedpatch watch` (repeatable)."),
+]
+_CaDir = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="FEDPATCH_CA_DIR",
+        metavar="PATH",
+        help="Directory of the fleet's CA: all devices and watchers that it knows and has not revoked.",
+    ),
+]
+_Ejabberd = Annotated[
+    str, typer.Option(metavar="HOST", help="Print the rules of an ejabberd whose users are those of HOST instead.")
+]
+
+
 def add_acl(app: typer.Typer) -> None:
     """Give `app` the command."""
 
     @command(app, "acl", example="fedpatch broker acl --ca-dir fedpatch-state/ca > fedpatch.acl")
     def broker_acl(
-        fleet: Annotated[
-            str | None, typer.Option(metavar="NAME", help="Fleet that the rules are for; with --ca-dir, the CA's.")
-        ] = None,
-        coordinator_user: Annotated[
-            str, typer.Option(metavar="NAME", help="User name of the coordinator at the broker.")
-        ] = "coordinator",
-        device: Annotated[
-            list[str] | None,
-            typer.Option(metavar="NAME", help="A device of the fleet (repeatable); none, and no CA: every other user."),
-        ] = None,
-        watcher: Annotated[
-            list[str] | None,
-            typer.Option(metavar="NAME", help="A user who may look on with `fedpatch watch` (repeatable)."),
-        ] = None,
-        ca_dir: Annotated[
-            Path | None,
-            typer.Option(
-                envvar="FEDPATCH_CA_DIR",
-                metavar="PATH",
-                help="Directory of the fleet's CA: all devices and watchers that it knows and has not revoked.",
-            ),
-        ] = None,
+        fleet: _Fleet = None,
+        coordinator_user: _CoordinatorUser = "coordinator",
+        device: _Device = None,
+        watcher: _Watcher = None,
+        ca_dir: _CaDir = None,
+        ejabberd: _Ejabberd = "",
     ) -> None:
         """Print mosquitto's acl_file for a fleet: who may write and read which topic."""
+        from coordinator.ejabberd_rules import ejabberd_rules
         from shared.topics import mosquitto_acl
 
         found, warnings = members(fleet, device, watcher, ca_dir)
-        text = mosquitto_acl(found.fleet, coordinator_user, found.devices, found.watchers)
+        if not ejabberd:
+            text = mosquitto_acl(found.fleet, coordinator_user, found.devices, found.watchers)
+        elif found.devices is not None:
+            users = found.devices, found.watchers
+            text = ejabberd_rules(found.fleet, ejabberd, *users, coordinator_user=coordinator_user)
+        else:
+            raise UsageError("ejabberd's rules name each device; name them with --device or --ca-dir")
         for line in warnings:
             typer.echo(f"fedpatch: {line}", err=True)
         typer.echo(text, nl=False)

@@ -19,13 +19,13 @@ import typer
 from coordinator.acl_cli import add_acl
 from coordinator.doctor_cli import add_doctor
 from coordinator.export_cli import add_export
-from coordinator.identity.ca_cli import add_ca
-from coordinator.identity.device_cli import add_device
+from coordinator.identity.device_cli import add_identities
 from coordinator.report_cli import add_report
 from coordinator.settings import DemoSettings, RunSettings
 from coordinator.watch_cli import add_watch
 from shared.command import (
     EXIT_INTERRUPTED,
+    AsJson,
     Group,
     catch_signals,
     command,
@@ -54,7 +54,6 @@ app = make_app(
 broker_app = typer.Typer(cls=Group, invoke_without_command=True)
 app.add_typer(broker_app, name="broker", epilog="Example: fedpatch broker --port 1883")
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
 StateDir = Annotated[
     Path | None,
     typer.Option(
@@ -259,12 +258,8 @@ broker_app.callback()(with_debug(broker))
 
 
 add_acl(broker_app)
-add_ca(app)
-add_device(app)
-add_doctor(app)
-add_export(app)
-add_report(app)
-add_watch(app)
+for add in (add_identities, add_doctor, add_export, add_report, add_watch):
+    add(app)
 
 
 def _view() -> RunView:

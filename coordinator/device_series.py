@@ -17,11 +17,12 @@ _Family = TypeVar("_Family", GaugeMetricFamily, CounterMetricFamily)
 
 @dataclass(frozen=True)
 class DeviceRow:
-    """One device now. The values by metric, without their prefix; one that is None has no series."""
+    """One device now. The values by metric, without their prefix; one that is None has no series, nor has an empty `link`."""
 
     device: str
     state: str
     reason: str
+    link: str
     values: Mapping[str, float | None]
 
 
@@ -31,6 +32,15 @@ GAUGES = {
     "round_seconds": "From invitation to committed update, in the last round to which it contributed",
     "download_seconds": "Download of the model in that round, by its own clock",
     "train_seconds": "Training in that round, by its own clock",
+    "upload_seconds": "Upload in the last round that it told of, by its own clock",
+    "temperature_celsius": "Of the hottest part of its processor",
+    "external_power": "1 while it is on external power",
+    "battery_ratio": "Charge of the battery that feeds it",
+    "under_voltage": "1 while its supply is too weak",
+    "throttled": "1 while its processor is slowed down",
+    "load_per_cpu": "Its load of a minute, by CPU",
+    "free_memory_bytes": "Memory that its programs could take",
+    "free_disk_bytes": "Free on the disk of its state",
 }
 COUNTERS = {
     "declines": "Invitations that it declined",
@@ -55,6 +65,13 @@ class DeviceSeries(Collector):
         for row in rows:
             state.add_metric((row.device, row.state, row.reason), 1)
         yield state
+        link = GaugeMetricFamily(
+            "fedpatch_device_link", "What leads to the broker, always 1", labels=("device", "kind")
+        )
+        for row in rows:
+            if row.link:
+                link.add_metric((row.device, row.link), 1)
+        yield link
         for name, text in GAUGES.items():
             yield _fill(GaugeMetricFamily(f"fedpatch_device_{name}", text, labels=("device",)), name, rows)
         for name, text in COUNTERS.items():

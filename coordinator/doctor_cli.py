@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
 from coordinator.settings import RunSettings
-from shared.command import command, interruptible
+from shared.command import AsJson, command, interruptible
 from shared.config import cli_options
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
 
 
 def add_doctor(app: typer.Typer) -> None:

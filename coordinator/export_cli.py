@@ -8,9 +8,7 @@ from typing import Annotated
 
 import typer
 
-from shared.command import command
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
+from shared.command import AsJson, command
 
 
 def add_export(app: typer.Typer) -> None:

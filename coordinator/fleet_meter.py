@@ -9,10 +9,11 @@ from coordinator.device_series import DeviceRow, DeviceSeries
 from coordinator.effects import Count, Effect, Open, Record
 from coordinator.engine import Engine
 from coordinator.fleet import Member
-from coordinator.metrics import CONDITIONS, FLEET_STATES, FleetMetrics, TrafficMetrics
+from coordinator.metrics import CONDITIONS, FLEET_STATES, Metrics
 from coordinator.open_round import OpenRound
 from coordinator.records import RoundRecord
 from coordinator.round_states import State
+from coordinator.vitals_meter import VitalsMeter, values_of
 
 _TOLD_WHY = (State.DECLINED, State.FAILED, State.LATE, State.LOST)
 
@@ -48,10 +49,11 @@ class FleetMeter:
     """Reads `engine` in the coordinator's thread only. At most `max_devices` have `series` of their own."""
 
     def __init__(
-        self, metrics: FleetMetrics, traffic: TrafficMetrics, series: DeviceSeries, engine: Engine, max_devices: int
+        self, metrics: Metrics, vitals: VitalsMeter, series: DeviceSeries, engine: Engine, max_devices: int
     ) -> None:
-        self._metrics = metrics
-        self._traffic = traffic
+        self._metrics = metrics.fleet
+        self._traffic = metrics.traffic
+        self._vitals = vitals
         self._series = series
         self._engine = engine
         self._max_devices = max_devices
@@ -83,7 +85,7 @@ class FleetMeter:
             case Record():
                 self._over(effect.record, began_at)
 
-    def look(self) -> None:
+    def look(self, now: float) -> None:
         """The fleet as it stands; costs as much as the fleet has devices."""
         metrics, engine = self._metrics, self._engine
         members, current = engine.fleet.members, engine.open
@@ -97,7 +99,7 @@ class FleetMeter:
             metrics.participants.labels(one).set(current.round.count(one) if current else 0)
         metrics.wanted.set(engine.wanted())
         self._choose()
-        self._series.rows = tuple(self._row(device) for device in self._shown)
+        self._series.rows = tuple(self._row(device, now) for device in self._shown)
         self._traffic.device_series.set(len(self._shown))
         self._traffic.without_series.set(len(members) - len(self._shown))
 
@@ -153,7 +155,7 @@ class FleetMeter:
             self._shown = tuple(sorted(ranked[: self._max_devices]))
             self._choose_anew = False
 
-    def _row(self, device: str) -> DeviceRow:
+    def _row(self, device: str, now: float) -> DeviceRow:
         member, history = self._engine.fleet.members[device], self._history(device)
         current = self._engine.open
         participant = current.round.participants.get(device) if current else None
@@ -163,6 +165,7 @@ class FleetMeter:
         else:
             state = standing(member, self._engine.spec.task)
             reason = member.unwilling if state == "unwilling" else ""
+        vitals = self._vitals.of(device, now)
         training = participant is not None and participant.state is State.TRAINING
         values = {
             "online": float(member.state.online),
@@ -175,5 +178,6 @@ class FleetMeter:
             "disconnects": history.disconnects,
             "user_accuracy_before": history.user_accuracy_before,
             "user_accuracy_after": history.user_accuracy_after,
+            **values_of(vitals),
         }
-        return DeviceRow(device, state, reason, values)
+        return DeviceRow(device, state, reason, (vitals and vitals.link) or "", values)

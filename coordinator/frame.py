@@ -15,7 +15,7 @@ from rich.text import Text
 
 from coordinator.records import measure_words
 from coordinator.round_states import State
-from coordinator.round_text import add_round, rounds_table
+from coordinator.round_text import add_open_round, add_round, rounds_table
 from coordinator.snapshot import DeviceLine, Snapshot, slowest
 from shared.quantities import accuracy, counted, duration
 
@@ -46,8 +46,8 @@ def draw(snapshot: Snapshot, *, over: bool = False, lines: int = MIN_LINES) -> R
             parts.append(Text(f"unwilling: {counted(snapshot.unwilling)}", style="yellow", overflow="fold"))
     if not over and snapshot.devices:
         parts += [_quorum(snapshot), _states(snapshot), _devices(snapshot, MAX_DEVICES + max(0, lines - MIN_LINES))]
-    if snapshot.records:
-        parts += ["", _user_accuracy(snapshot), _rounds(snapshot)]
+    if snapshot.records or (snapshot.devices and not over):
+        parts += ["", *([_user_accuracy(snapshot)] if snapshot.records else []), _rounds(snapshot, over=over)]
     return Group(*parts)
 
 
@@ -141,8 +141,12 @@ def _user_accuracy(snapshot: Snapshot) -> Text:
     return text
 
 
-def _rounds(snapshot: Snapshot) -> Table:
+def _rounds(snapshot: Snapshot, *, over: bool) -> Table:
+    """The last rounds, the one that is open among them."""
+    is_open = bool(snapshot.devices) and not over
     table = rounds_table(snapshot.records)
-    for record in snapshot.records[-MAX_ROUNDS:]:
+    for record in snapshot.records[-(MAX_ROUNDS - is_open) :]:
         add_round(table, record)
+    if is_open:
+        add_open_round(table, snapshot)
     return table

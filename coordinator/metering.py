@@ -12,6 +12,8 @@ from coordinator.fleet_meter import FleetMeter
 from coordinator.metrics import Metrics
 from coordinator.round_meter import RoundMeter
 from coordinator.traffic_meter import TrafficMeter
+from coordinator.vitals_meter import VitalsMeter
+from shared.vitals import Vitals
 
 # A look costs as much as the fleet has devices, and nobody scrapes more often.
 LOOK_EVERY_S = 1.0
@@ -24,7 +26,8 @@ class Meter:
         series = DeviceSeries()
         metrics.registry.register(series)
         self._rounds = RoundMeter(metrics.rounds, engine, strategy)
-        self._fleet = FleetMeter(metrics.fleet, metrics.traffic, series, engine, max_devices)
+        self._vitals = VitalsMeter(metrics.fleet, metrics.rounds, engine)
+        self._fleet = FleetMeter(metrics, self._vitals, series, engine, max_devices)
         self._traffic = TrafficMeter(metrics.traffic, directory)
         self._looked_at = -math.inf
 
@@ -49,6 +52,10 @@ class Meter:
         """A device told of itself."""
         self._fleet.presence(device)
 
+    def vitals(self, device: str, vitals: Vitals, now: float) -> None:
+        """A device told how it is."""
+        self._vitals.take(device, vitals, now)
+
     def link(self, *, connected: bool) -> None:
         """The broker went or came back."""
         self._traffic.link(connected=connected)
@@ -59,5 +66,6 @@ class Meter:
             return
         self._looked_at = now
         self._rounds.look(now)
-        self._fleet.look()
+        self._vitals.look(now)
+        self._fleet.look(now)
         self._traffic.look(waiting)

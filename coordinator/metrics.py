@@ -24,9 +24,10 @@ from shared.reasons import Condition, DeclineReason, FailReason, RefuseReason
 BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
 
 PHASES = ("select", "recruit", "download", "train", "upload", "aggregate", "checkpoint")
-DEVICE_PHASES = ("download", "train")
+DEVICE_PHASES = ("download", "train", "upload")
 OUTCOMES = ("aggregated", "too_few_accepted", "quorum_missed")
 FLEET_STATES = ("eligible", "unwilling", "barred", "other_task", "offline")
+SIGNS = ("told", "on_battery", "under_voltage", "throttled", "hot")
 RESULTS = ("committed", "late", "refused", "damaged")
 IGNORED = ("unknown_message", "not_ours", "revoked")
 STATS = ("mean", "p10", "min")
@@ -106,6 +107,9 @@ class FleetMetrics:
         self.unwilling = Gauge(
             "fedpatch_unwilling_devices", "Devices that would decline now", ("condition",), registry=registry
         )
+        self.signs = Gauge(
+            "fedpatch_devices_showing", "Devices whose vitals show a sign of trouble", ("sign",), registry=registry
+        )
         self.declines = counter("declines", "Invitations that were declined", "reason")
         self.failures = counter("failures", "Participants that gave up after they accepted, or stayed away", "reason")
         self.lost = counter("participants_lost", "Times a participant vanished during a round")
@@ -114,6 +118,7 @@ class FleetMetrics:
         begin(self.devices, FLEET_STATES)
         begin(self.participants, State)
         begin(self.unwilling, CONDITIONS)
+        begin(self.signs, SIGNS)
         begin(self.declines, (*DeclineReason, *Condition))
         begin(self.failures, (*FailReason, *Condition, "lost", "revoked"))
         begin(self.ignored, IGNORED)

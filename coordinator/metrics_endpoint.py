@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from coordinator.engine import Engine
 from coordinator.identity.expiry import Ask, as_numbers, of_files
-from coordinator.listening import Address, parse_address
 from coordinator.observing import Observer, Unobserved
 from coordinator.settings import RunSettings
 from coordinator.snapshot import View
+from shared.listening import Address, parse_address
 
 if TYPE_CHECKING:
     from coordinator.metrics import Metrics

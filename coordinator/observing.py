@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from coordinator.effects import Effect
+from shared.vitals import Vitals
 
 
 class Observer(Protocol):
@@ -21,6 +22,9 @@ class Observer(Protocol):
 
     def presence(self, device: str) -> None:
         """A device told of itself; the engine's fleet knows what."""
+
+    def vitals(self, device: str, vitals: Vitals, now: float) -> None:
+        """A device told how it is, which nobody else wants to know."""
 
     def link(self, *, connected: bool) -> None:
         """The broker went or came back."""
@@ -42,6 +46,9 @@ class Unobserved:
         """Lets it pass."""
 
     def presence(self, device: str) -> None:
+        """Lets it pass."""
+
+    def vitals(self, device: str, vitals: Vitals, now: float) -> None:
         """Lets it pass."""
 
     def link(self, *, connected: bool) -> None:

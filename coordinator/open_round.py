@@ -230,11 +230,14 @@ class OpenRound:
         """Mean over the reports so far, before local training (paper, section 4.2); None without any."""
         return mean_accuracy(report.user_accuracy_before for report in self.reports.values())
 
+    def traffic(self) -> Traffic:
+        """What has travelled so far."""
+        model_bytes = self._model.size_bytes if self._model else 0
+        return Traffic(self.round.downloads() * model_bytes, self._bytes_up)
+
     def record(self, outcome: str) -> RoundRecord:
         """The books on a round that is over."""
-        model_bytes = self._model.size_bytes if self._model else 0
-        traffic = Traffic(self.round.downloads() * model_bytes, self._bytes_up)
-        return write_record(self.round, outcome, self.reports, traffic, self._refused, metric=self._spec.metric)
+        return write_record(self.round, outcome, self.reports, self.traffic(), self._refused, metric=self._spec.metric)
 
     def _request(self, now: float) -> WorkRequest:
         assert self._model is not None

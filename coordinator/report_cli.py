@@ -8,9 +8,8 @@ from typing import Annotated
 
 import typer
 
-from shared.command import command
+from shared.command import AsJson, command
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
 Runs = Annotated[
     list[str],
     typer.Argument(metavar="RUN...", help="Id of a run, the beginning of one, or: last. Several are compared."),

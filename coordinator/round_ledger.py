@@ -68,7 +68,7 @@ class RoundLedger(Tables):
     def updates(self, run: str, round: int) -> list[StoredUpdate]:
         """The updates of a round, by device."""
         columns = "round, device, digest, raw_bytes, num_examples"
-        query = f"SELECT {columns} FROM updates WHERE (run, round) = (?, ?) ORDER BY device"
+        query = f"SELECT {columns} FROM updates WHERE (run, round) = (?, ?) ORDER BY device"  # our columns  # nosec B608
         return [StoredUpdate(**row) for row in self._read(query, (run, round))]
 
     def drop_update(self, run: str, round: int, device: str) -> None:

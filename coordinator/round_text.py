@@ -8,6 +8,7 @@ from dataclasses import astuple
 from rich.table import Table
 
 from coordinator.records import RoundRecord
+from coordinator.snapshot import Snapshot
 from shared.quantities import accuracy, counted, duration, size
 
 
@@ -69,4 +70,20 @@ def add_round(table: Table, record: RoundRecord) -> None:
         size(record.bytes_down),
         size(record.bytes_up),
         style="red" if record.failure else None,
+    )
+
+
+def add_open_round(table: Table, snapshot: Snapshot) -> None:
+    """The open round as a row, as far as it has come."""
+    table.add_row(
+        str(snapshot.round),
+        snapshot.phase,
+        f"{snapshot.reported}/{snapshot.cohort}",
+        accuracy(snapshot.user_accuracy),
+        "",
+        "",
+        duration(snapshot.elapsed_s),
+        size(snapshot.bytes_down),
+        size(snapshot.bytes_up),
+        style="cyan",
     )

@@ -21,7 +21,7 @@ def fill(db: sqlite3.Connection) -> None:
     _define(db)
     for table in _tables(db):
         db.execute(
-            f"INSERT INTO main.sums SELECT '{table}', {_total(db, table)}, 1 FROM main.{table} WHERE true"
+            f"INSERT INTO main.sums SELECT '{table}', {_total(db, table)}, 1 FROM main.{table} WHERE true"  # our tables  # nosec B608
             " ON CONFLICT (name) DO UPDATE SET total = excluded.total, changes = changes + 1"
         )
 
@@ -39,7 +39,7 @@ def keep(db: sqlite3.Connection) -> None:
             ("UPDATE", f"+ {_row(db, table, 'NEW')} - {_row(db, table, 'OLD')}"),
         ):
             db.execute(
-                f"CREATE TEMP TRIGGER {table}_{event.lower()} AFTER {event} ON main.{table} BEGIN"
+                f"CREATE TEMP TRIGGER {table}_{event.lower()} AFTER {event} ON main.{table} BEGIN"  # our tables  # nosec B608
                 f" UPDATE sums SET total = total {change}, changes = changes + 1 WHERE name = '{table}'; END"
             )
 
@@ -49,7 +49,7 @@ def wrong(db: sqlite3.Connection) -> str | None:
     _define(db)
     known = dict(db.execute("SELECT name, total FROM main.sums"))
     for table in _tables(db):
-        if db.execute(f"SELECT {_total(db, table)} FROM main.{table}").fetchone()[0] != known.get(table):
+        if db.execute(f"SELECT {_total(db, table)} FROM main.{table}").fetchone()[0] != known.get(table):  # our tables  # nosec B608
             return table
     return None
 

@@ -16,7 +16,7 @@ from coordinator.connection import Connection
 from coordinator.database import exists
 from coordinator.engine import Engine
 from coordinator.identity.expiry import of_others
-from coordinator.identity.gate import Gate
+from coordinator.identity.revocations import Revocations
 from coordinator.metrics_endpoint import observed
 from coordinator.performing import Performer
 from coordinator.preparation import Prepared, prepare, run_spec
@@ -190,10 +190,7 @@ def _play_rounds(
     unfinished = take_up_round(registry, directory, spec, prepared, state, view.say)
     records = registry.rounds.records(spec.run)
     engine = Engine(spec, records=records, unfinished=unfinished, jitter=random.Random(secrets.randbits(64)))
-    # Notes of another broker are for whoever comes back to it.
-    broker = hashlib.sha256(str(connection.link.broker).encode()).hexdigest()[:8]
-    publisher = ModelPublisher(connection.link, settings.fleet, state_dir / f"published-{settings.fleet}-{broker}.txt")
-    publisher.retain = connection.established.retain_available
+    publisher = _publisher(settings.fleet, state_dir, connection)
     performer = Performer(
         engine,
         prepared,
@@ -204,9 +201,9 @@ def _play_rounds(
         directory=directory,
         view=view,
     )
-    gate = Gate(settings.ca_directory, settings.fleet)
+    revocations = Revocations(settings.ca_directory, settings.fleet)
     try:
-        certificates = of_others(gate, lambda: connection.broker_certificate_ends)
+        certificates = of_others(revocations, lambda: connection.broker_certificate_ends)
         with observed(settings, engine, directory, view, certificates) as performer.observer:
             Service(
                 engine,
@@ -215,7 +212,7 @@ def _play_rounds(
                 publisher=publisher,
                 registry=registry,
                 view=view,
-                gate=gate,
+                revocations=revocations,
             ).run()
     except (StateError, OSError):
         with suppress(FedpatchError, OSError):
@@ -229,6 +226,14 @@ def _play_rounds(
         with suppress(FedpatchError, OSError):
             publisher.close()
     return engine.stopped or Stopped.FAILED
+
+
+def _publisher(fleet: str, state_dir: Path, connection: Connection) -> ModelPublisher:
+    """Notes of another broker are for whoever comes back to it."""
+    broker = hashlib.sha256(str(connection.link.broker).encode()).hexdigest()[:8]
+    publisher = ModelPublisher(connection.link, fleet, state_dir / f"published-{fleet}-{broker}.txt")
+    publisher.retain = connection.established.retain_available
+    return publisher
 
 
 def _export(directory: Path, prepared: Prepared, view: View) -> str:

@@ -13,7 +13,7 @@ from queue import Empty
 from coordinator.connection import Connection, Interrupt
 from coordinator.effects import Count, Effect
 from coordinator.engine import Engine
-from coordinator.identity.gate import Gate, refused
+from coordinator.identity.revocations import Revocations, refused
 from coordinator.performing import Performer
 from coordinator.publisher import ModelPublisher
 from coordinator.registry import Registry
@@ -25,6 +25,7 @@ from shared.errors import WireError
 from shared.link import Connected, Disconnected, LinkEvent, Received
 from shared.messages import DeviceState
 from shared.transfer import decode_chunk
+from shared.vitals import Vitals
 
 _log = logging.getLogger("fedpatch.coordinator")
 
@@ -45,10 +46,10 @@ class Service:
         publisher: ModelPublisher,
         registry: Registry,
         view: View,
-        gate: Gate,
+        revocations: Revocations,
     ) -> None:
         self._engine = engine
-        self._gate = gate
+        self._revocations = revocations
         self._performer = performer
         self._connection = connection
         self._publisher = publisher
@@ -71,7 +72,7 @@ class Service:
             else:
                 self._performer.flush_counts()
                 self._publisher.settle()
-            self._performer.perform(self._gate.look(self._engine, time.monotonic()))
+            self._performer.perform(self._revocations.look(self._engine, time.monotonic()))
             self._performer.perform(self._engine.tick(time.monotonic()))
             self._observer.look(time.monotonic(), waiting=self._connection.inbox.qsize())
             self._show(time.monotonic())
@@ -121,7 +122,7 @@ class Service:
         if topic is None or not event.payload:
             return []
         self._observer.received(topic.kind, len(event.payload))
-        if self._gate.refuses(topic.device):
+        if self._revocations.refuses(topic.device):
             return refused(topic.device)
         try:
             if topic.kind == "update_chunk":
@@ -132,7 +133,9 @@ class Service:
                 effects = self._engine.on_state(topic.device, envelope.body, now)
                 self._observer.presence(topic.device)
                 return effects
-            if topic.kind == "up":
+            if topic.kind == "up" and isinstance(envelope.body, Vitals):
+                self._observer.vitals(topic.device, envelope.body, now)
+            elif topic.kind == "up":
                 return self._engine.on_message(topic.device, envelope, now)
         except UnknownMessage as error:
             _log.debug("%s: %s", event.topic, error)

@@ -7,10 +7,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from coordinator.listening import parse_address
 from shared.broker_settings import BrokerSettings
 from shared.broker_url import parse_broker_url
 from shared.errors import UsageError
+from shared.listening import parse_address
 from shared.messages import ENCODINGS, MAX_CHUNKS
 from shared.settings import Settings, setting
 

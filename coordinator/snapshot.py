@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from coordinator.books import Traffic
 from coordinator.engine import Engine
 from coordinator.records import RoundRecord
 from coordinator.round_states import State
@@ -44,7 +45,7 @@ class Snapshot:
     `present` of `wanted` devices are there and willing, `unwilling` says why others are not, and the next round begins in
     `pause_s` at the earliest. `records` are the rounds so far. Whoever is told of a run by messages does not get everything:
     participants that are not among its `devices` are counted in `others`, and `earlier` are user accuracies of the rounds
-    before its `records`.
+    before its `records`. Bytes are those of the open round so far, as they travelled.
     """
 
     run: str
@@ -65,6 +66,8 @@ class Snapshot:
     records: tuple[RoundRecord, ...]
     others: tuple[Others, ...] = ()
     earlier: tuple[float, ...] = ()
+    bytes_down: int = 0
+    bytes_up: int = 0
 
     @property
     def cohort(self) -> int:
@@ -98,6 +101,7 @@ def take_snapshot(engine: Engine, now: float) -> Snapshot:
             training = participant.state is State.TRAINING and member is not None
             progress = member.progress if training and member else 0.0
             lines.append(DeviceLine(device, participant.state, participant.reason, progress))
+    traffic = current.traffic() if current else Traffic(0, 0)
     return Snapshot(
         run=spec.run,
         round=engine.last_round,
@@ -115,4 +119,6 @@ def take_snapshot(engine: Engine, now: float) -> Snapshot:
         elapsed_s=current.round.elapsed_s(now) if current else 0.0,
         pause_s=engine.pause_s(now),
         records=tuple(engine.records),
+        bytes_down=traffic.down,
+        bytes_up=traffic.up,
     )

@@ -60,6 +60,8 @@ def status_of(snapshot: Snapshot, stopped: str = "") -> RunStatus:
         earlier=_earlier(records, first_told),
         bytes_down=sum(one.bytes_down for one in records),
         bytes_up=sum(one.bytes_up for one in records),
+        round_bytes_down=snapshot.bytes_down,
+        round_bytes_up=snapshot.bytes_up,
     )
 
 
@@ -89,6 +91,8 @@ def snapshot_of(envelope: Envelope, status: RunStatus) -> Snapshot:
         records=tuple(_record(one, status) for one in status.rounds),
         others=tuple(Others(State(one.state), one.reason, one.count) for one in status.others if one.state in known),
         earlier=status.earlier,
+        bytes_down=status.round_bytes_down,
+        bytes_up=status.round_bytes_up,
     )
 
 

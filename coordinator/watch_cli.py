@@ -90,7 +90,9 @@ def _broker_settings(given: Mapping[str, Any], state_dir: Path | None) -> Broker
     flags: dict[str, object] = {name: value for name, value in given.items() if value is not None}
     if "broker" not in flags:
         run = newest_run(with_runs() if state_dir is None else [find(state_dir)], given["fleet"])
-        known = {name: run.settings.get(name) for name in given}
+        # A certificate that was given brings its key along; the run's is of the run's.
+        wanted = [*given, *(["key_file"] if given["cert_file"] is None else [])]
+        known = {name: run.settings.get(name) for name in wanted}
         flags = {**{name: value for name, value in known.items() if value is not None}, **flags}
         if run.status != "running":
             typer.echo(f"run {run.id} is not going on ({run.status}); waiting for the next one", err=True)

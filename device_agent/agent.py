@@ -108,7 +108,8 @@ class Agent:
         while True:
             self._write_status(self._job.state)
             now = time.monotonic()
-            self._upkeep.look(self._job, connected=self._connected, ready=bool(self._tasks), now=now)
+            task = self._tasks[0].task if self._tasks else ""
+            self._upkeep.look(self._job, connected=self._connected, task=task, now=now)
             event = self._next_event()
             if isinstance(event, Stop):
                 return event.exit_code
@@ -121,6 +122,7 @@ class Agent:
             self._owner.tick(self._job, time.monotonic())
             if self._owner.unwilling != self._unwilling:
                 self._tell_state()
+            self._tell_vitals(time.monotonic())
 
     def _next_event(self) -> Event | None:
         job_at = self._job.next_deadline() if self._connected else None
@@ -138,6 +140,7 @@ class Agent:
                 _log.info("connected to the broker, MQTT %s", event.protocol)
                 self._connected, self._retain = True, event.retain_available
                 self._namesake.connected()
+                self._upkeep.nobody_knows()
                 self._tell_state()
                 self._job.reconnected(now)
             case Disconnected(reason=reason):
@@ -175,6 +178,7 @@ class Agent:
                 # Without a connection they would fill the queue that our presence has to pass when there is one again.
                 return told if self._connected else []
             case Trained():
+                self._performer.times.trained(event.key, event.report)
                 return self._job.trained(event.key, event.manifest, now)
             case TrainFailed():
                 return self._job.training_failed(event.key, event.reason, event.detail)
@@ -206,6 +210,13 @@ class Agent:
         self._link.publish(
             topics.device_state(self._me.fleet, self._me.device), encode(Envelope(state)), retain=self._retain
         )
+
+    def _tell_vitals(self, now: float) -> None:
+        if not self._connected or not self._tasks:
+            return
+        vitals = self._upkeep.vitals(self._owner.facts, self._performer.times.last, now)
+        if vitals is not None:
+            self._link.publish(topics.up(self._me.fleet, self._me.device), encode(Envelope(vitals)))
 
     def _on_received(self, event: Received, now: float) -> list[Effect]:
         topic = topics.parse_topic(self._me.fleet, event.topic)
@@ -245,6 +256,7 @@ class Agent:
         elif isinstance(state, CoordinatorState) and state.online and state.boot != self._coordinator_boot:
             self._coordinator_boot = state.boot
             # Not every broker retains what a device said of itself before this coordinator was there.
+            self._upkeep.nobody_knows()
             self._tell_state()
             self._job.reconnected(now)
 

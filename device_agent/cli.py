@@ -22,7 +22,7 @@ from device_agent.new_task.command import register as add_new_task
 from device_agent.settings import AgentSettings
 from device_agent.standing import Standing, read_standing
 from device_agent.unit_cli import add_unit
-from shared.command import command, interruptible, make_app, run_app
+from shared.command import AsJson, command, interruptible, make_app, run_app
 from shared.config import cli_options
 from shared.quantities import age, size
 
@@ -30,7 +30,6 @@ NAME = "fedpatch-agent"
 
 app = make_app(NAME, "The agent of one device: it trains with data and a patch that never leave the device.")
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
 StateDir = Annotated[
     Path,
     typer.Option("--state-dir", envvar="FEDPATCH_AGENT_STATE_DIR", metavar="PATH", help="The agent's state directory."),

@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from device_agent.settings import AgentSettings
-from shared.command import command
+from shared.command import AsJson, command
 from shared.config import cli_options
 
 if TYPE_CHECKING:
     from device_agent.facts import Fact
     from device_agent.outlook import Outlook
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
 
 
 def add_conditions(app: typer.Typer) -> None:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Generic, TypeVar
 
+from shared.reasons import LinkKind
+
 T = TypeVar("T")
 
 
@@ -18,16 +20,6 @@ class Confidence(StrEnum):
     MEASURED = "measured"
     ASSUMED = "assumed"
     UNKNOWN = "unknown"
-
-
-class LinkKind(StrEnum):
-    """What the route to the broker leaves the device by."""
-
-    LOOPBACK = "loopback"
-    ETHERNET = "ethernet"
-    WIFI = "wifi"
-    CELLULAR = "cellular"
-    OTHER = "other"
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import typer
 
 from device_agent.model_store import DIRECTORY, ModelStore, ModelVersion
 from device_agent.settings import AgentSettings
-from shared.command import command
+from shared.command import AsJson, command
 from shared.config import cli_options
 from shared.errors import UsageError
 from shared.quantities import size
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from device_agent.personal import PersonalModel
     from shared.tensors import Array
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
 StateDir = Annotated[
     Path,
     typer.Option("--state-dir", envvar="FEDPATCH_AGENT_STATE_DIR", metavar="PATH", help="The agent's state directory."),

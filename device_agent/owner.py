@@ -56,7 +56,8 @@ class Ledger(Protocol):
 class Owner:
     """Drive it with `tick` in each turn of the loop and `see` for each look; `now` is monotonic, in seconds.
 
-    `unwilling` is what presence tells; `words` are for the owner, and the same for as long as the conditions are.
+    `unwilling` is what presence tells; `words` are for the owner, and the same for as long as the conditions are, which are
+    `conditions`. `facts` are the newest. With `look_anyway` there are facts even where the order asks for none.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Owner:
         local_now: Callable[[], datetime],
         own_memory_mib: Callable[[], float],
         own_load: OwnLoad,
+        look_anyway: bool = False,
     ) -> None:
         self.meter = Meter()
         self.unwilling: Condition | None = None
@@ -85,26 +87,29 @@ class Owner:
         self._at_work = Willingness(preferences)
         self._work: JobKey | None = None
         self._awaited: JobKey | None = None
-        self._facts: Facts | None = None
+        self.facts: Facts | None = None
         self._seen_at = 0.0
         self._asked = False
-        self._conditions: frozenset[Condition] = frozenset()
+        self.conditions: frozenset[Condition] = frozenset()
+        self._looks = order.by_preferences or look_anyway
 
     def consider(self, task: str, request: WorkRequest, now: float) -> Verdict | None:
         """Whether to take an offer; None until there are fresh facts: ask again after the next `see`."""
         if not self._order.by_preferences:
             return decide(self._order, text_of(self._order))
-        if self._facts is None or now - self._seen_at > FRESH_S:
+        if self.facts is None or now - self._seen_at > FRESH_S:
             self._ask()
             return None
         # The update is at most about as large as the model.
         expected_bytes = 2 * request.model.size_bytes
-        objections = self._judge(self._standing, self._facts, now, task=task, expected_bytes=expected_bytes)
+        objections = self._judge(self._standing, self.facts, now, task=task, expected_bytes=expected_bytes)
         return decide(self._order, None, self._standing.answer(objections, now))
 
     def see(self, facts: Facts, job: Job, tasks: Sequence[str], now: float) -> list[Effect]:
         """The facts as they are: what becomes of the work in hand. `tasks` are those that the device can train."""
-        self._facts, self._seen_at, self._asked = facts, now, False
+        self.facts, self._seen_at, self._asked = facts, now, False
+        if not self._order.by_preferences:
+            return []
         change = self._standing.observe(
             self._judge(self._standing, facts, now, task=tasks[0] if tasks else ""), now, working=False
         )
@@ -126,16 +131,29 @@ class Owner:
         if due is not None and now >= due:
             self._ask()
 
+    @property
+    def willing(self) -> bool | None:
+        """Whether it would take work now; None where that is not known, or a file is asked for each offer."""
+        if not self._order.by_preferences:
+            return None if self._order.path else self._order.always
+        return None if self.facts is None else self._standing.willing
+
+    def spent_today(self, now: float) -> Spent:
+        """What counts today, the work in hand included."""
+        return self._usage.today.plus(self.meter.spent(now))
+
     def stop(self, now: float) -> None:
         """The agent ends: what its job has taken so far is noted."""
         self._usage.note(self.meter.take(now))
 
     def next_deadline(self, job: Job) -> float | None:
         """When to look again; None while a look is under way, or where nobody asks for facts."""
-        if self._asked or not self._order.by_preferences:
+        if self._asked or not self._looks:
             return None
-        if self._facts is None:
+        if self.facts is None:
             return 0.0
+        if not self._order.by_preferences:
+            return self._seen_at + LOOK_IDLE_S
         # An update that waits to be fetched may do so for days.
         rests = job.key is None or (job.state is JobState.UPLOADING and not job.awaits_clearance)
         wanted = [self._seen_at + (LOOK_IDLE_S if rests else LOOK_AT_WORK_S)]
@@ -162,7 +180,7 @@ class Owner:
         return judge(
             willingness.preferences,
             facts,
-            self._usage.today.plus(self.meter.spent(now)),
+            self.spent_today(now),
             local=self._local_now(),
             task=task,
             expected_bytes=expected_bytes,
@@ -174,8 +192,8 @@ class Owner:
         self.unwilling = self._standing.unwilling
         reasons = () if self._standing.willing else self._standing.reasons
         conditions = frozenset(one.condition for one in reasons)
-        if conditions != self._conditions:
-            self._conditions, self.words = conditions, tuple(one.words for one in reasons)
+        if conditions != self.conditions:
+            self.conditions, self.words = conditions, tuple(one.words for one in reasons)
 
     def _mind(self, facts: Facts, job: Job, now: float) -> list[Effect]:
         """The work in hand, if there is any."""

@@ -27,6 +27,7 @@ from device_agent.effects import (
 from device_agent.job import Job
 from device_agent.meter import Meter
 from device_agent.model_store import ModelStore
+from device_agent.round_times import RoundTimes
 from device_agent.spool import Spool as UpdateSpool
 from device_agent.spool import Spooled
 from device_agent.trainer import Trainer
@@ -73,10 +74,10 @@ class Identity:
 
 
 class Performer:
-    """The hands of one agent, `me`. `directory` holds downloads and the spool; `last_outcome` says how the last job ended.
+    """The hands of one agent, `me`. `directory` holds downloads and the spool.
 
-    `meter` is told what goes over the link. `models` are the personal models for this device's applications, None where it
-    keeps none.
+    `last_outcome` says how the last job ended, and `times` what the last round took. `meter` is told what goes over the
+    link. `models` are the personal models for this device's applications, None where it keeps none.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class Performer:
         models: ModelStore | None = None,
     ) -> None:
         self.last_outcome = ""
+        self.times = RoundTimes()
         self.me = identity
         self.job = job
         self._link = link
@@ -149,6 +151,7 @@ class Performer:
                 topic = topics.update_chunk(self.me.fleet, self.me.device, chunk.digest, chunk.index)
                 self._link.publish(topic, encode_chunk(chunk))
                 self._meter.moved(len(chunk.data))
+                self.times.sends(time.monotonic())
             case Forget():
                 self._end_job(effect)
             case _:
@@ -173,6 +176,8 @@ class Performer:
         self.last_outcome = effect.outcome
         self._update = None
         self._drop_blob()
+        if effect.committed:
+            self.times.committed(effect.committed, time.monotonic())
         if effect.committed and self._models:
             self._publish_model(self._models, effect.committed)
         self._spool.clear()

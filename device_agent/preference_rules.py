@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from device_agent.facts import Fact, Facts, LinkKind
+from device_agent.facts import Fact, Facts
 from device_agent.preference_settings import PreferenceSettings
-from shared.reasons import Condition
+from shared.reasons import Condition, LinkKind
 
 # The broker is on this very device, or at the end of a cable: neither can be worse than a WiFi network.
 _BETTER_THAN_WIFI = (LinkKind.LOOPBACK, LinkKind.ETHERNET)

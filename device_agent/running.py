@@ -15,6 +15,7 @@ from device_agent.agent import Agent, Inbox, Stop
 from device_agent.conditions.observe import Observer
 from device_agent.idling import Idling
 from device_agent.job import Job
+from device_agent.local_metrics import LocalMetrics
 from device_agent.local_time import local_now
 from device_agent.model_store import DIRECTORY, ModelStore
 from device_agent.namesake import Namesake
@@ -29,6 +30,7 @@ from device_agent.trainer import Trainer
 from device_agent.training_channel import Setup
 from device_agent.upkeep import Upkeep
 from device_agent.usage import UsageLedger
+from device_agent.vitals import VitalsPace
 from device_agent.watching import Watcher
 from shared import __version__
 from shared.broker_settings import exposure
@@ -77,34 +79,44 @@ def _make_agent(
         tls=settings.tls_files,
         reconnect_delay_s=(settings.reconnect_min_s, settings.reconnect_max_s),
     )
-    setup = Setup(
-        task_ref=settings.task,
-        data=settings.data,
-        data_root=str((settings.data_root or _data_root()).absolute()),
-        patch_dir=str(directory / "patches"),
-        device_id=identity.device,
-        threads=settings.threads,
-        nice=settings.nice,
-        max_memory_mib=settings.max_memory_mib,
-        models_dir=str(directory / DIRECTORY) if settings.keep_models else "",
-        keep_margin=settings.keep_margin,
-    )
     models = ModelStore(directory / DIRECTORY, settings.keep_models) if settings.keep_models else None
-    trainer = Trainer(setup, inbox.put)
+    trainer = Trainer(_setup_of(settings, directory, identity.device), inbox.put)
     order = parse_order(settings.admission)
     job = Job(max_blob_bytes=settings.max_model_mib * 2**20, ask_to_send=order.by_preferences)
     fixed = {"device_id": identity.device, "fleet": identity.fleet, "broker": settings.broker, "version": __version__}
     fixed["admission"] = settings.admission
     owner = _make_owner(settings, directory, inbox, trainer, root)
+    performer = Performer(
+        identity, job, link=link, trainer=trainer, meter=owner.meter, directory=directory, models=models
+    )
+    metrics = None
+    if settings.tells_metrics:
+        metrics = LocalMetrics(settings, identity.device, owner, performer.times, models)
+    vitals = VitalsPace() if settings.share_vitals else None
     return Agent(
-        Performer(identity, job, link=link, trainer=trainer, meter=owner.meter, directory=directory, models=models),
+        performer,
         link=link,
         inbox=inbox,
         trainer=trainer,
         owner=owner,
         status=StatusFile(directory, fixed),
         namesake=Namesake(identity.boot, _FORGET_AFTER_PAUSES * settings.reconnect_max_s),
-        upkeep=Upkeep(trainer, Idling(settings.idle_release_s), manager),
+        upkeep=Upkeep(trainer, Idling(settings.idle_release_s), manager, metrics=metrics, vitals=vitals),
+    )
+
+
+def _setup_of(settings: AgentSettings, directory: Path, device: str) -> Setup:
+    return Setup(
+        task_ref=settings.task,
+        data=settings.data,
+        data_root=str((settings.data_root or _data_root()).absolute()),
+        patch_dir=str(directory / "patches"),
+        device_id=device,
+        threads=settings.threads,
+        nice=settings.nice,
+        max_memory_mib=settings.max_memory_mib,
+        models_dir=str(directory / DIRECTORY) if settings.keep_models else "",
+        keep_margin=settings.keep_margin,
     )
 
 
@@ -117,6 +129,7 @@ def _make_owner(settings: AgentSettings, directory: Path, inbox: Inbox, trainer:
         local_now=local_now,
         own_memory_mib=lambda: resident_mib(trainer.pid),
         own_load=OwnLoad(settings.threads, os.cpu_count() or 1),
+        look_anyway=settings.share_vitals or settings.tells_metrics,
     )
 
 

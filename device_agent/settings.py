@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -10,11 +11,13 @@ from device_agent.conditions.ups import parse_ups
 from device_agent.preference_settings import PreferenceSettings
 from shared.broker_settings import CONNECTION, BrokerSettings
 from shared.errors import UsageError
+from shared.listening import parse_address
 from shared.settings import NAME, Pattern, setting
 from shared.task import check_name
 
 _WORK = "Work"
 _MODEL = "Personal model"
+_TELLING = "What it tells of itself"
 
 # Below, torch cannot even be imported; what a task takes comes on top.
 _LEAST_MEMORY_MIB = 256
@@ -110,17 +113,51 @@ class AgentSettings(PreferenceSettings, BrokerSettings):
         help="How much worse than the present personal model's user accuracy a new one's may be.",
     )
 
+    metrics: str | None = setting(
+        None,
+        group=_TELLING,
+        default_means="not served",
+        help="HOST:PORT at which to serve this device's metrics for Prometheus, port 0 takes a free one; none: not at all.",
+    )
+    metrics_textfile: Path | None = setting(  # noqa: RUF009  (a path does not change)
+        None,
+        group=_TELLING,
+        default_means="not written",
+        help="File to write this device's metrics to, for node_exporter to read; its name ends in .prom.",
+    )
+    share_vitals: bool = setting(
+        True,
+        group=_TELLING,
+        help="Tell the coordinator how the device is: power, temperature, load, free space, kind of link.",
+    )
+
+    @property
+    def tells_metrics(self) -> bool:
+        """Whether somebody wants to read this device's metrics."""
+        return self.metrics is not None or self.metrics_textfile is not None
+
     def check(self) -> list[tuple[str, ...]]:
         """The task's name, which must exist here, and problems between fields."""
         problems = super().check()
-        for name, check in (("task", check_name), ("ups", parse_ups)):
+        checks: tuple[tuple[str, Callable[[str], object]], ...] = (
+            ("task", check_name),
+            ("ups", parse_ups),
+            ("metrics", parse_address),
+        )
+        for name, check in checks:
             try:
-                check(getattr(self, name))
+                if (given := getattr(self, name)) is not None:
+                    check(given)
             except UsageError as error:
                 problems.append((name, str(error)))
         if self.reconnect_max_s < self.reconnect_min_s:
             text = f"{self.reconnect_max_s:g} is below reconnect_min_s = {self.reconnect_min_s:g}; make it larger"
             problems.append(("reconnect_max_s", text, "reconnect_min_s"))
+        if self.metrics_textfile is not None and self.metrics_textfile.suffix != ".prom":
+            text = (
+                f"{self.metrics_textfile}: node_exporter reads only files whose names end in .prom; give it such a name"
+            )
+            problems.append(("metrics_textfile", text))
         if 0 < self.max_memory_mib < _LEAST_MEMORY_MIB:
             text = (
                 f"torch itself takes more than {self.max_memory_mib}; at least {_LEAST_MEMORY_MIB}, or 0 for no limit"

@@ -1,14 +1,18 @@
-"""What the agent's loop does beside its job: it tells the service manager how it is, and gives unused memory back."""
+"""What the agent's loop does beside its job: it tells others how the device is, and gives unused memory back."""
 
 from __future__ import annotations
 
 import logging
 
 from device_agent.effects import JobState
+from device_agent.facts import Facts
 from device_agent.idling import Idling
 from device_agent.job import Job
+from device_agent.local_metrics import LocalMetrics
 from device_agent.notify import ServiceManager
 from device_agent.trainer import Trainer
+from device_agent.vitals import VitalsPace
+from shared.vitals import LastRound, Vitals
 
 _log = logging.getLogger("fedpatch.agent")
 
@@ -19,13 +23,25 @@ _IDLE_STATES = (JobState.IDLE, JobState.UPLOADING)
 class Upkeep:
     """Asked once in each turn of the loop."""
 
-    def __init__(self, trainer: Trainer, idling: Idling, manager: ServiceManager) -> None:
+    def __init__(
+        self,
+        trainer: Trainer,
+        idling: Idling,
+        manager: ServiceManager,
+        *,
+        metrics: LocalMetrics | None = None,
+        vitals: VitalsPace | None = None,
+    ) -> None:
+        """Without `metrics` nobody is told locally, without `vitals` the coordinator is not."""
         self._trainer = trainer
         self._idling = idling
         self._manager = manager
+        self._metrics = metrics
+        self._vitals = vitals
 
-    def look(self, job: Job, *, connected: bool, ready: bool, now: float) -> None:
-        """`ready` is whether the training process has ever told what it can train: until then it is loading."""
+    def look(self, job: Job, *, connected: bool, task: str, now: float) -> None:
+        """`task` is what the training process has told that it can train, "" until then: it is loading."""
+        ready = bool(task)
         idle = ready and job.state in _IDLE_STATES and self._trainer.pid is not None
         self._idling.see(idle=idle, now=now)
         if self._idling.tick(now):
@@ -33,15 +49,29 @@ class Upkeep:
             self._trainer.stop()
         self._manager.doing(_in_words(job, connected=connected, ready=ready), now)
         self._manager.tick(now)
+        if self._metrics is not None:
+            self._metrics.look(job, connected=connected, task=task, now=now)
+
+    def nobody_knows(self) -> None:
+        """Whoever listens to vitals now has heard none."""
+        if self._vitals is not None:
+            self._vitals.forget()
+
+    def vitals(self, facts: Facts | None, last_round: LastRound | None, now: float) -> Vitals | None:
+        """What the coordinator is to be told of the device now, if anything."""
+        return None if self._vitals is None else self._vitals.next(facts, last_round, now)
 
     def next_deadline(self) -> float | None:
         """When to look again, whatever happens."""
-        wanted = (self._idling.next_deadline(), self._manager.next_deadline())
+        metrics_at = self._metrics.next_deadline() if self._metrics is not None else None
+        wanted = (self._idling.next_deadline(), self._manager.next_deadline(), metrics_at)
         return min((one for one in wanted if one is not None), default=None)
 
     def stopping(self) -> None:
         """The loop is over."""
         self._manager.stopping()
+        if self._metrics is not None:
+            self._metrics.stop()
 
 
 def _in_words(job: Job, *, connected: bool, ready: bool) -> str:

@@ -63,10 +63,24 @@ def check_broker(settings: BrokerSettings, side: Side, chunk_bytes: int, checkup
         login = f"as user {user!r}" if user else "without a user name"
         checkup.good("broker_login", f"MQTT {probe.connected.protocol}, {login}")
         try:
+            if _ids_are_tied(settings, side, probe):
+                text = (
+                    f"the broker gives all connections {login} one client id, and each ends the last one, that of an agent at "
+                    "work too: the doctor can ask no more here; another listener may tie no ids (mosquitto.conf: 8884)"
+                )
+                checkup.skip("client_ids", text)
+                return None
             return _Broker(settings, side, checkup, probe, reached).ask(chunk_bytes)
         except BrokerError as error:
             checkup.fail("broker", f"the broker let us in, but then: {in_words(error)}", "look into the broker's log")
             return None
+
+
+def _ids_are_tied(settings: BrokerSettings, side: Side, probe: Probe) -> bool:
+    """Whether a second connection of ours ends the first, though it asked for another id."""
+    with Probe(settings, side.probe_id("t")):
+        pass
+    return probe.publish(side.echo_topic("tied")) == "lost" and probe.ended
 
 
 def _login_mend(settings: BrokerSettings, side: Side, text: str) -> str:

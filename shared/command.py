@@ -38,6 +38,8 @@ _LogFormat = Annotated[
     typer.Option("--log-format", envvar="FEDPATCH_LOG_FORMAT", help="Logs for people, or as key=value pairs."),
 ]
 
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
+
 log = logging.getLogger("fedpatch.command")
 
 

@@ -97,7 +97,7 @@ def silent(broker: BrokerUrl) -> Fault:
 
 def renewed(broker: BrokerUrl) -> Fault:
     """We end the connection ourselves, to make one with the new files."""
-    return Fault(f"our certificate was renewed; connecting to {broker} with the new one", renewal=True)
+    return Fault(f"our certificate was renewed, so the connection to {broker} is made anew", renewal=True)
 
 
 def lost_silently(broker: BrokerUrl) -> Fault:

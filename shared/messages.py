@@ -14,6 +14,7 @@ from msgspec import Meta
 from shared.field_types import Count, Measure, Positive, Seconds, Text, Word
 from shared.reasons import Condition, DeclineReason, FailReason, JobPhase, RefuseReason
 from shared.run_status import RunStatus
+from shared.vitals import Vitals
 
 PROTOCOL_VERSION = 1
 ENCODINGS = ("fp32+zstd", "fp16+zstd", "fp32", "fp16")  # how tensors may travel; the first is the default
@@ -247,7 +248,7 @@ class UpdateReport:
 
 DownBody = WorkRequest | Grant | Ack | Committed | Refused | RetryAfter | Cancel
 UpBody = Accept | Decline | Need | Progress | Offer | Failed
-StateBody = CoordinatorState | Claim | DeviceState
+StateBody = CoordinatorState | Claim | DeviceState | Vitals
 Body = DownBody | UpBody | StateBody | RunStatus
 
 

@@ -70,6 +70,7 @@ class Probe:
         self._link.subscribe(*topics)
         self.received: list[Received] = []
         self.fault = ""
+        self.ended = False  # by the broker, or the network
 
     def __enter__(self) -> Self:
         self._link.start()
@@ -138,6 +139,7 @@ class Probe:
             self.received.append(event)
         if isinstance(event, Disconnected):
             self.fault = event.reason
+            self.ended = True
         return event
 
 

@@ -1,4 +1,4 @@
-"""The closed sets of reasons that devices and coordinator give each other; the wire carries these words and no others."""
+"""The closed sets of words that devices and coordinator give each other: reasons, and kinds of links."""
 
 from __future__ import annotations
 
@@ -74,3 +74,13 @@ class JobPhase(StrEnum):
     DOWNLOADING = "downloading"
     TRAINING = "training"
     UPLOADING = "uploading"
+
+
+class LinkKind(StrEnum):
+    """What the route to the broker leaves the device by."""
+
+    LOOPBACK = "loopback"
+    ETHERNET = "ethernet"
+    WIFI = "wifi"
+    CELLULAR = "cellular"
+    OTHER = "other"

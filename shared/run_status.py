@@ -77,7 +77,8 @@ class RunStatus:
     `devices` are those of the open round, of many only the slowest; `others` counts the rest. While waiting, `present` of
     `wanted` devices are there and willing, `unwilling` says why others are not. `reported` of `needed` updates make the
     quorum. `rounds` are the last ones, `earlier` the user accuracies of those before them; bytes are those of all rounds
-    that are over. `metric` is what user accuracies are of, and `lower_is_better` says so of an error.
+    that are over, and of the open one so far (0 from a coordinator that does not tell them). `metric` is what user
+    accuracies are of, and `lower_is_better` says so of an error.
     """
 
     phase: Word
@@ -101,3 +102,5 @@ class RunStatus:
     earlier: Annotated[tuple[Measure, ...], Meta(max_length=MAX_EARLIER)]
     bytes_down: Count
     bytes_up: Count
+    round_bytes_down: Count = 0
+    round_bytes_up: Count = 0

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from shared.command import EXIT_INTERRUPTED, Group, command, stoppable, with_debug
+from shared.command import EXIT_INTERRUPTED, AsJson, Group, command, stoppable, with_debug
 from shared.errors import UsageError
 from simulator.computing import STOPPING, device_name, worker_count
 from simulator.fleet_command import fleet
@@ -85,7 +85,6 @@ Out = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="Folder for outcome and curve; there an interrupted study can go on."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
 
 
 def simulate(

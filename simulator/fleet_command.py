@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shared.command import interruptible
+from shared.command import AsJson, interruptible
 from shared.config import cli_options
 from shared.quantities import counted, duration, size
 from simulator.fleet_terms import FleetTerms
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from simulator.fleet_study import Row
 
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
 Compare = Annotated[
     list[str] | None,
     typer.Option(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 
-from shared.command import EXIT_INTERRUPTED, interruptible, stoppable
+from shared.command import EXIT_INTERRUPTED, AsJson, interruptible, stoppable
 from shared.errors import FedpatchError, UpdateRefused, UsageError, unknown_name
 from shared.quantities import accuracy, duration
 from simulator.computing import STOPPING, device_name, worker_count
@@ -60,7 +60,6 @@ InsideRounds = Annotated[
         min=1, metavar="N", help="Only fig3 and fig4: rounds to measure; unless given, 20 and the paper's 600."
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
 
 
 def paper(  # noqa: PLR0913  (a command has as many arguments as it has options)

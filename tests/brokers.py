@@ -115,6 +115,11 @@ class Mosquitto:
         assert self._process is not None
         self._process.send_signal(signal.SIGCONT)
 
+    def signal(self, number: signal.Signals) -> None:
+        """As an administrator may: SIGHUP makes it read its configuration again."""
+        assert self._process is not None
+        self._process.send_signal(number)
+
     def restart(self) -> None:
         """Kill it and start it again."""
         self.kill()

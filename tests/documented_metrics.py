@@ -14,11 +14,15 @@ Described = dict[str, tuple[str, frozenset[str]]]
 """Type and labels by name; a counter with its `_total`, a histogram without its endings."""
 
 
-def documented() -> Described:
-    """What the page says there is."""
+def documented(*, agent: bool = False) -> Described:
+    """What the page says there is, at a coordinator's endpoint or at an agent's."""
     rows = _ROW.findall(PAGE)
     assert len(rows) == PAGE.count("\n| `"), "a row of the table cannot be read"
-    return {name: (kind, frozenset(filter(None, labels.strip().split(", ")))) for name, kind, labels, _ in rows}
+    return {
+        name: (kind, frozenset(filter(None, labels.strip().split(", "))))
+        for name, kind, labels, _ in rows
+        if name.startswith("fedpatch_agent_") == agent
+    }
 
 
 def served(text: str) -> Described:

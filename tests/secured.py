@@ -53,7 +53,7 @@ class Certificates:
 
 
 class SecuredMosquitto(Mosquitto):
-    """Runs `configuration` of broker_config, its paths and ports replaced and nothing else; with the rules `acl`."""
+    """Runs `configuration` of broker_config, its paths and ports replaced, with the rules `acl`; `options` replace its own."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class SecuredMosquitto(Mosquitto):
             assert shipped in text, f"{configuration} no longer says {shipped!r}"
             text = text.replace(shipped, ours)
         self._listens_twice = str(self.coordinator_port) in text
-        self._config.write_text(f"user root\n{options}\n{text}")
+        self._config.write_text(f"user root\n{text}\n{options}\n")
 
     @property
     def url(self) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shared.command import Group, command
+from shared.command import AsJson, Group, command
 
 if TYPE_CHECKING:
     from coordinator.identity.authority import Authority
@@ -23,7 +23,6 @@ CaDir = Annotated[
         help="Directory of the CA; without it ca in the coordinator's state directory.",
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
 Days = Annotated[int, typer.Option(min=1, max=36_500, metavar="DAYS", help="How long it is good.")]
 _CaDays = Annotated[int, typer.Option(min=1, max=36_500, metavar="DAYS", help="How long the CA itself is good.")]
 _BrokerName = Annotated[
@@ -53,6 +52,7 @@ def add_ca(app: typer.Typer) -> None:
     app.add_typer(group, name="ca", epilog="Example: fedpatch ca init --fleet kitchen --broker-name broker.local")
     _add_init(group)
     _add_renewals(group)
+    _add_renew(group)
     _add_watcher(group)
     _add_lists(group)
 
@@ -132,6 +132,8 @@ def _add_renewals(group: typer.Typer) -> None:
             ensure_coordinator(authority, days=days, again=True, new_key=new_key)
             _say(f"renewed {authority.directory}/coordinator/client.crt; a coordinator at work takes it up by itself")
 
+
+def _add_renew(group: typer.Typer) -> None:
     @command(group, "renew", example="fedpatch ca renew")
     def renew(ca_days: _CaDays = _CA_DAYS, ca_dir: CaDir = None) -> None:
         """Renew the CA's own certificate, with its key: whatever it has issued stays good.

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from coordinator.identity.ca_cli import AsJson, CaDir, Days, ca_directory, tell_broker
-from shared.command import Group, command
+from coordinator.identity.ca_cli import CaDir, Days, add_ca, ca_directory, tell_broker
+from shared.command import AsJson, Group, command
 
 _Id = Annotated[str, typer.Argument(metavar="ID", help="Name of the device, unique in its fleet.")]
 _Out = Annotated[
@@ -26,8 +26,9 @@ _Password = Annotated[
 _DAYS = 365
 
 
-def add_device(app: typer.Typer) -> None:
-    """Give `app` the commands."""
+def add_identities(app: typer.Typer) -> None:
+    """Give `app` the commands `ca` and `device`."""
+    add_ca(app)
     group = typer.Typer(cls=Group, no_args_is_help=True, help="The identities of devices: enrol, renew, take back.")
     app.add_typer(group, name="device", epilog="Example: fedpatch device add pi-1 --broker mqtts://broker.local")
     _add_bundles(group)

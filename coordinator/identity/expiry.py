@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from coordinator.identity.gate import Gate
 from coordinator.identity.index import DEVICE
+from coordinator.identity.revocations import Revocations
 from coordinator.settings import RunSettings
 from shared.tls_faults import expiry_of
 
@@ -20,14 +20,14 @@ def of_files(settings: RunSettings) -> dict[str, Ask]:
     return {name: partial(expiry_of, path) for name, path in files.items() if expiry_of(path) is not None}
 
 
-def of_others(gate: Gate, broker_ends: Ask) -> dict[str, Ask]:
+def of_others(revocations: Revocations, broker_ends: Ask) -> dict[str, Ask]:
     """`device`: the first device whose newest certificate ends; `broker`: what it showed in the last handshake.
 
     Asked by the threads of the endpoint: they take one reference and change nothing.
     """
     asks: dict[str, Ask] = {}
-    if gate.index.names(DEVICE):
-        asks["device"] = lambda: gate.index.first_expiry(DEVICE)
+    if revocations.index.names(DEVICE):
+        asks["device"] = lambda: revocations.index.first_expiry(DEVICE)
     if broker_ends() is not None:
         asks["broker"] = broker_ends
     return asks

@@ -16,7 +16,7 @@ from shared.errors import StateError
 from shared.settings import NAME
 
 DEVICE, COORDINATOR, WATCHER, BROKER = "device", "coordinator", "watcher", "broker"
-PASSWORD = "password"
+PASSWORD = "password"  # the word, not one  # nosec B105
 
 _VERSION = 1
 _Name = Annotated[str, msgspec.Meta(pattern=f"^{NAME.regex}$")]

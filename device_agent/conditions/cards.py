@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from device_agent.facts import Fact, LinkKind
+from device_agent.facts import Fact
+from shared.reasons import LinkKind
 
 _ETHERNET_TYPE, _PPP_TYPE, _LOOPBACK_TYPE = "1", "512", "772"
 _MODEM_DRIVERS = ("cdc_mbim", "hso", "huawei_cdc_ncm", "kalmia", "mhi_net", "option", "qmi_wwan", "sierra_net")

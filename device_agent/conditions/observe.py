@@ -21,7 +21,8 @@ from device_agent.conditions.route import Route, read_link
 from device_agent.conditions.tree import Tree
 from device_agent.conditions.ups import parse_ups
 from device_agent.conditions.wireless import bus_address, read_network
-from device_agent.facts import Fact, Facts, LinkKind
+from device_agent.facts import Fact, Facts
+from shared.reasons import LinkKind
 
 SOURCE_LIMIT_S = 2.0
 PAUSE_FILE = "pause"

@@ -14,7 +14,8 @@ from device_agent.conditions.bounded import CannotTell
 from device_agent.conditions.cards import Card, link_kind, uevent_value
 from device_agent.conditions.netlink import route_answer, route_question
 from device_agent.conditions.tree import Tree
-from device_agent.facts import Fact, LinkKind
+from device_agent.facts import Fact
+from shared.reasons import LinkKind
 
 NAME_GOOD_S = 600.0
 _NETLINK_LIMIT_S = 1.0

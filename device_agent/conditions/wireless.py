@@ -16,7 +16,8 @@ from device_agent.conditions.cards import ssid_text, told_metering, usual_meteri
 from device_agent.conditions.network_manager import NoManager, Told
 from device_agent.conditions.programs import run_program
 from device_agent.conditions.tree import Tree
-from device_agent.facts import Fact, LinkKind
+from device_agent.facts import Fact
+from shared.reasons import LinkKind
 
 _SYSTEM_BUS = "run/dbus/system_bus_socket"
 _SIOCGIWESSID = 0x8B1B  # linux/wireless.h

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from device_agent.new_task.skeleton import KINDS, write_skeleton
-from shared.command import command
+from shared.command import AsJson, command
 
 EXAMPLE = "fedpatch-agent new-task room-climate --kind regression"
 
@@ -18,9 +18,7 @@ def new_task(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The task's name: lower-case letters, digits, - and _.")],
     parent: Annotated[Path, typer.Option("--dir", metavar="DIR", help="Where to make the folder NAME.")] = Path(),
     kind: Annotated[str, typer.Option("--kind", metavar="KIND", help=f"{' or '.join(KINDS)}.")] = KINDS[0],
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Write a task of your own that works, with its tests: a model, growing CSV files, a metric."""
     written = write_skeleton(name, kind, parent)

@@ -43,9 +43,12 @@ modules:
 
 
 class Ejabberd:
-    """Start it with `start` or `with`; `kill` is a power cut. Skips the test where it is not installed."""
+    """Start it with `start` or `with`; `kill` is a power cut. Skips the test where it is not installed.
 
-    def __init__(self) -> None:
+    `config` is its ejabberd.yml, in which {port}, {host} and {directory} are filled in.
+    """
+
+    def __init__(self, config: str = _CONFIG) -> None:
         libraries = next(Path("/usr/lib").glob("*/ejabberd-*/ebin"), None)
         erl = shutil.which("erl")
         if libraries is None or erl is None:
@@ -54,7 +57,7 @@ class Ejabberd:
         self._files = contextlib.ExitStack()
         self.directory = Path(self._files.enter_context(tempfile.TemporaryDirectory(prefix="fedpatch-ejabberd-")))
         self.port = free_port()
-        (self.directory / "ejabberd.yml").write_text(_CONFIG.format(port=self.port, host=HOST))
+        (self.directory / "ejabberd.yml").write_text(config.format(port=self.port, host=HOST, directory=self.directory))
         self._process: subprocess.Popen[bytes] | None = None
 
     @property

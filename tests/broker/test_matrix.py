@@ -16,6 +16,7 @@ from contextlib import ExitStack
 import pytest
 from paho.mqtt import client as mqtt
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
+from paho.mqtt.reasoncodes import ReasonCode
 
 from shared.topics import TOPICS, Topic, transfer_id
 from tests.brokers import HOST, PATIENCE_S
@@ -93,19 +94,21 @@ class Member:
         self._client = mqtt.Client(CallbackAPIVersion.VERSION2, client_id=f"some-{user}", protocol=version)
         self._client.tls_set_context(_context(broker.certificates, user))
         self._client.on_message = lambda _client, _data, message: self._take(message.topic, bytes(message.payload))
-        self._client.on_subscribe = lambda *_: self._ready.set()
+        self._client.on_subscribe = lambda _client, _data, _mid, reasons, _properties: self._answered(reasons)
         self._client.connect(HOST, port)
         self._client.loop_start()
 
     def subscribe(self) -> None:
-        """To every topic by its name, to all of them by wildcards, and to marks; returns once the broker answered."""
+        """To every topic by its name, to all of them by wildcards, and to marks; the broker grants it, forbidden or not."""
         wild = ["#", "fedpatch/#", "fedpatch/+/+/+/+/+", f"fedpatch/1/{FLEET}/#", "$SYS/#"]
         self._client.subscribe([(one, 1) for one in (*EXAMPLES.values(), *wild, f"mark/{self.user}")])
         assert self._ready.wait(PATIENCE_S)
 
     def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
         """Returns once the broker has acknowledged it, which it also does with what it refuses."""
-        self._client.publish(topic, payload, qos=1, retain=retain).wait_for_publish(PATIENCE_S)
+        sent = self._client.publish(topic, payload, qos=1, retain=retain)
+        sent.wait_for_publish(PATIENCE_S)
+        assert sent.is_published()
 
     def wait_for(self, mark: bytes) -> None:
         """Returns once the mark came, and so all that the broker had for this client before it."""
@@ -115,6 +118,10 @@ class Member:
         """Leave."""
         self._client.disconnect()
         self._client.loop_stop()
+
+    def _answered(self, reasons: list[ReasonCode]) -> None:
+        assert not any(one.is_failure for one in reasons)
+        self._ready.set()
 
     def _take(self, topic: str, payload: bytes) -> None:
         self.came.add((topic, payload))

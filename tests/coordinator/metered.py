@@ -11,6 +11,7 @@ from coordinator.metering import Meter
 from coordinator.metrics import Metrics
 from shared.messages import Accept, Body, DeviceState, Offer
 from shared.transfer import cut
+from shared.vitals import Vitals
 from tests.coordinator.engines import BLOB, engine, send
 from tests.specs import model, report, there, update
 
@@ -44,6 +45,10 @@ class Metered:
         """A device's presence."""
         self.perform(self.engine.on_state(device, state, self.now))
         self.meter.presence(device)
+
+    def vitals(self, device: str, vitals: Vitals) -> None:
+        """A device tells how it is."""
+        self.meter.vitals(device, vitals, self.now)
 
     def hear(self, device: str, body: Body) -> None:
         """A message of the open round, or of the last one."""

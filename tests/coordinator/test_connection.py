@@ -37,6 +37,7 @@ def at_work(url: str, *, fleet: str = "home", user: str | None = None) -> Iterat
     """A coordinator that has said that it is online."""
     with connection_to(url, fleet=fleet, user=user) as one:
         one.announce(online=True)
+        assert eventually(lambda: one.link.idle)  # the broker knows it
         yield one
 
 
@@ -193,6 +194,7 @@ def test_a_broker_that_comes_back_is_no_other_coordinator(mosquitto: Mosquitto, 
         mosquitto.start()
         assert eventually(lambda: first._connects == 2)
         first.announce(online=True)
+        assert eventually(lambda: first.link.idle)  # the broker knows it
         assert refused_at(mosquitto.url)
     assert [line for line in caplog.messages if "another coordinator" in line] == []
 

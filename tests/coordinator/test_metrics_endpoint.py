@@ -15,15 +15,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.listening import Address, parse_address
 from coordinator.metrics_endpoint import observed
 from coordinator.observing import Unobserved
 from coordinator.settings import DemoSettings, RunSettings
 from shared.config import load
 from shared.errors import ConfigError, UsageError
+from shared.listening import Address, parse_address
 from shared.tls_faults import expiry_of
 from tests.coordinator.engines import engine
-from tests.prometheus import fetch
+from tests.monitoring.prometheus import fetch
 
 
 class Told:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from coordinator.snapshot import take_snapshot
 from shared.messages import Accept, Progress
 from shared.reasons import JobPhase
-from tests.coordinator.engines import asking, engine, report_of, send
+from tests.coordinator.engines import BLOB, asking, engine, report_of, send
 from tests.specs import model, there
 
 
@@ -31,6 +31,18 @@ class TestSnapshot:
             ("c", "reported", 0.0),
         ]
         assert (seen.reported, seen.needed, seen.user_accuracy, seen.eta_s, seen.elapsed_s) == (1, 2, 0.5, None, 8.0)
+
+    def test_shows_what_has_travelled_in_the_round(self):
+        """The model, once for each device that had the whole of it, and the chunks that came; none between rounds."""
+        made = asking("ab", quorum=0.6)
+        report_of(made, "a")
+        send(made, "b", Accept(10))
+        seen = take_snapshot(made, 8.0)
+        assert (seen.bytes_down, seen.bytes_up) == (model().size_bytes, len(BLOB))
+        assert made.open is not None
+        assert made.open.record("aggregated").bytes_up == seen.bytes_up
+        idle = take_snapshot(engine(devices=3), 1.0)
+        assert (idle.bytes_down, idle.bytes_up) == (0, 0)
 
     def test_expects_what_it_has_seen(self):
         """The time to the quorum is that of the rounds before."""

@@ -11,8 +11,8 @@ from coordinator.records import PhaseSeconds, RoundRecord
 from coordinator.round_states import State
 from coordinator.snapshot import DeviceLine, Others, Snapshot
 from coordinator.status import snapshot_of, status_of
-from shared.codec import MAX_MESSAGE_BYTES, decode, encode
-from shared.messages import Envelope
+from shared.codec import MAX_MESSAGE_BYTES, decode, encode, from_plain, to_plain
+from shared.messages import CoordinatorState, Envelope
 from shared.run_status import MAX_DEVICES, MAX_EARLIER, MAX_ROUNDS, DeviceStatus, RunStatus, StateCount
 from tests.coordinator.test_view import WAITING, collecting, fleet, record, text_of
 from tests.shared.arbitrary_messages import of_message
@@ -69,9 +69,18 @@ def test_any_run_fits_the_wire_and_no_device_is_lost(devices, records, unwilling
         assert told == sum(one.state is state for one in devices)
 
 
+def test_a_coordinator_that_tells_no_bytes_of_the_open_round_is_understood():
+    """One of an earlier version: all the rest is shown."""
+    told = to_plain(status_of(collecting(*fleet(3), bytes_down=5, bytes_up=7)))
+    del told["round_bytes_down"], told["round_bytes_up"]
+    seen = snapshot_of(Envelope(CoordinatorState(True, "")), from_plain(told, RunStatus))
+    assert (seen.cohort, seen.bytes_down, seen.bytes_up) == (3, 0, 0)
+
+
 def test_a_small_fleet_is_seen_as_the_coordinator_sees_it():
     """Up to the limits, the picture is the same to the last character."""
-    snapshot = collecting(*fleet(MAX_DEVICES), eta_s=12.0, user_accuracy=0.5, unwilling={"too_hot": 2})
+    bytes_so_far = {"bytes_down": 1_200_000, "bytes_up": 300_000}
+    snapshot = collecting(*fleet(MAX_DEVICES), eta_s=12.0, user_accuracy=0.5, unwilling={"too_hot": 2}, **bytes_so_far)
     assert text_of(passed_on(snapshot)) == text_of(snapshot)
     assert passed_on(WAITING) == WAITING
 

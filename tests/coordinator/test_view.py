@@ -96,9 +96,13 @@ def test_a_round_says_who_reported_of_how_many_and_when_it_may_be_enough():
                 DeviceLine("pi-3", State.DECLINED, "unwilling", 0.0),
                 eta_s=65.0,
                 user_accuracy=0.875,
+                bytes_down=1_200_000,
+                bytes_up=340_000,
             )
         )
     )
+    open_round = next(line.split() for line in lines.splitlines() if line.split()[:2] == ["3", "collecting"])
+    assert open_round == ["3", "collecting", "1/3", "0.875", "4.2", "s", "1.2", "MB", "340", "kB"]
     assert "round 3/30  collecting  4.2 s" in lines
     assert "1/3 8 needed, in about 1 min 5 s" in lines
     assert "training 1  reported 1  declined 1 (unwilling 1)" in lines

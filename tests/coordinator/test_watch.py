@@ -11,14 +11,15 @@ import coordinator.watch
 from coordinator.registry import REGISTRY_FILE, Registry
 from coordinator.watch import newest_run
 from shared.errors import UsageError
+from shared.tls_files import TlsFiles
 from tests.brokers import free_port
 from tests.programs import Program
 
 
-def begin(place: Path, fleet: str, created_at: float, ended: str | None = None) -> str:
+def begin(place: Path, fleet: str, created_at: float, ended: str | None = None, **more: str) -> str:
     """A run in a state directory; its id."""
     place.mkdir(exist_ok=True)
-    settings = {"broker": f"mqtt://broker:{int(created_at)}", "fleet": fleet, "username": None}
+    settings = {"broker": f"mqtt://broker:{int(created_at)}", "fleet": fleet, "username": None, **more}
     with Registry(place / REGISTRY_FILE) as registry:
         run = registry.create_run(
             created_at=created_at, task="digits", strategy="fedavg", private="none", settings=settings, schema="00" * 32
@@ -63,3 +64,18 @@ def test_a_fleet_that_cannot_be_is_a_mistake_in_one_sentence(monkeypatch, capsys
     ended = Program(coordinator.cli.main, monkeypatch, capsys)("watch", "--broker", "mqtts://b", "--fleet", "No Name")
     assert ended.code == 2
     assert "--fleet" in ended.err and len(ended.err.splitlines()) == 1
+
+
+def test_the_certificate_of_the_run_is_shown_unless_another_is_given(tmp_path, monkeypatch, capsys):
+    """With its key, which may be in a file of its own; that of a watcher brings its own along."""
+    files = {"ca_file": "/ca.crt", "cert_file": "/own.crt", "key_file": "/own.key"}
+    begin(tmp_path, "kitchen", 100.0, broker="mqtts://broker", **files)
+    watched: list[TlsFiles] = []
+    monkeypatch.setattr(coordinator.watch, "watch", lambda settings, **_: watched.append(settings.tls_files))
+    watch = Program(coordinator.cli.main, monkeypatch, capsys)
+    watch("watch", "--state-dir", tmp_path)
+    watch("watch", "--state-dir", tmp_path, "--cert-file", "/anna.pem")
+    assert watched == [
+        TlsFiles(Path("/ca.crt"), Path("/own.crt"), Path("/own.key")),
+        TlsFiles(Path("/ca.crt"), Path("/anna.pem"), None),
+    ]

@@ -9,13 +9,14 @@ from typing import Any
 from device_agent.admission import Verdict, parse_order
 from device_agent.allowance import NOTHING, Spent
 from device_agent.effects import Effect
-from device_agent.facts import Fact, Facts, LinkKind
+from device_agent.facts import Fact, Facts
 from device_agent.job import Job
 from device_agent.own_work import OwnLoad
 from device_agent.owner import Owner
 from device_agent.preference_settings import PreferenceSettings
 from device_agent.preferences import Preferences
 from shared.config import load
+from shared.reasons import LinkKind
 from tests.device_agent.jobs import REQUEST
 from tests.specs import TASK
 
@@ -71,7 +72,12 @@ class Pocketbook:
 
 
 def owner_of(
-    book: Pocketbook | None = None, admission: str = "always", *, local: datetime = NOON, **settings: Any
+    book: Pocketbook | None = None,
+    admission: str = "always",
+    *,
+    local: datetime = NOON,
+    look_anyway: bool = False,
+    **settings: Any,
 ) -> Owner:
     """An owner to whom it is always `local`, and who lets the device work unless `admission` or a demand is against it."""
     pocketbook = book or Pocketbook()
@@ -83,6 +89,7 @@ def owner_of(
         local_now=lambda: local,
         own_memory_mib=lambda: 0.0,
         own_load=OwnLoad(1, 4),
+        look_anyway=look_anyway,
     )
 
 

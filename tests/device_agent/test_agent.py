@@ -18,6 +18,8 @@ from device_agent.presence import StatusFile
 from device_agent.trainer import Died, Trainer
 from device_agent.training_channel import Ready, Setup, SetupFailed, TrainFailed, TrainProgress
 from device_agent.upkeep import Upkeep
+from device_agent.vitals import VitalsPace, vitals_of
+from device_agent.watching import Observed
 from shared import topics
 from shared.codec import encode
 from shared.errors import DataError, UsageError
@@ -36,7 +38,7 @@ from shared.messages import (
 from shared.reasons import FailReason, JobPhase
 from shared.transfer import cut, encode_chunk
 from tests.device_agent.jobs import BLOB, REQUEST
-from tests.device_agent.owners import owner_of
+from tests.device_agent.owners import WELL, facts, owner_of
 from tests.device_agent.wire import Wire
 from tests.specs import RUN, SCHEMA, TASK, model, said
 
@@ -69,7 +71,7 @@ def played(tmp_path, monkeypatch):
     program.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(program))
 
-    def play(*events, wire: Wire | None = None) -> list:
+    def play(*events, wire: Wire | None = None, vitals: VitalsPace | None = None) -> list:
         identity, wire, inbox, job = Identity.new("lab", "pi"), wire or Wire(), Inbox(), Job(max_blob_bytes=10_000)
         trainer = Trainer(Setup("none", "", "", "", "pi"), inbox.put)
         owner = owner_of()
@@ -83,7 +85,7 @@ def played(tmp_path, monkeypatch):
             owner=owner,
             status=status,
             namesake=Namesake(identity.boot, 3600.0),
-            upkeep=Upkeep(trainer, Idling(0.0), ServiceManager()),
+            upkeep=Upkeep(trainer, Idling(0.0), ServiceManager(), vitals=vitals),
         )
         own = DeviceState(online=True, boot=identity.boot)
         for event in (CONNECTED, *events, Stop(7)):
@@ -235,3 +237,24 @@ class _Seen(Exception):
 def _see(self: StatusFile, changing: dict) -> None:
     if changing["problem"] and changing["state"] != "stopped":
         raise _Seen(changing["problem"])
+
+
+def test_vitals_are_told_at_the_first_look_and_to_each_new_coordinator(played):
+    """Not before there is a task, and not again for a change that can wait; last what the newest look found."""
+    busy = facts(load_per_cpu=9.0)
+    new = [stated(CoordinatorState(True, boot)) for boot in ("c1", "c1", "c2")]
+    told = played(Observed(WELL), READY, Observed(busy), *new, vitals=VitalsPace())
+    assert told == [vitals_of(WELL), vitals_of(busy), vitals_of(busy)]
+
+
+def test_vitals_are_told_again_after_each_connect(played):
+    """Without a connection nothing is said, and the broker keeps nothing of it."""
+    told = played(
+        READY, Observed(WELL), Disconnected("gone"), Observed(facts(load_per_cpu=9.0)), CONNECTED, vitals=VitalsPace()
+    )
+    assert told == [vitals_of(WELL), vitals_of(facts(load_per_cpu=9.0))]
+
+
+def test_an_owner_who_shares_no_vitals_sends_none(played):
+    """Whatever is looked at."""
+    assert played(READY, Observed(WELL), stated(CoordinatorState(True, "c1")), Observed(WELL)) == []

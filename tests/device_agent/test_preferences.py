@@ -10,12 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from device_agent.allowance import NOTHING, Spent
-from device_agent.facts import LinkKind
 from device_agent.preference_rules import RULES, Own
 from device_agent.preference_settings import ALLOWED_IF_UNKNOWN
 from device_agent.preferences import Objection, Preferences, judge, words_for_wire
 from shared.errors import ConfigError
-from shared.reasons import Condition
+from shared.reasons import Condition, LinkKind
 from tests.device_agent.owners import WELL, easy, facts, wants
 
 NOON = datetime(2026, 11, 21, 12, 0, tzinfo=timezone(timedelta(hours=1)))

@@ -21,7 +21,7 @@ from shared.errors import DataError
 from shared.reasons import FailReason
 from tests.device_agent.rounds import ADAM, POLICIES, SGD, Scene, key, raw_update, traces
 from tests.device_agent.toy_tasks import SLOW
-from tests.device_agent.watched import Watched
+from tests.device_agent.watched import Watched, until_logged
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -209,7 +209,7 @@ def test_what_a_task_prints_goes_to_the_log(idle, tmp_path, caplog):
     caplog.set_level(logging.INFO)
     idle.trainer.train(Scene(tmp_path, SLOW, SGD, "none").command())
     assert isinstance(idle.outcome(), Trained)
-    assert "a task may print what it likes" in caplog.text
+    until_logged(caplog, "a task may print what it likes")
 
 
 def test_an_error_in_a_tasks_own_code_fails_the_round_in_one_line(fresh, tmp_path, caplog):
@@ -247,7 +247,8 @@ def test_garbage_from_the_process_is_its_end(installed, tmp_path, monkeypatch, c
     died = watched.next()
     watched.trainer.stop()
     assert isinstance(died, Died) and "SIGKILL" in died.detail
-    assert "training channel" in caplog.text and "wrong version" in caplog.text
+    assert "training channel" in caplog.text
+    until_logged(caplog, "wrong version")
 
 
 def test_an_end_without_a_reason_is_told_with_its_last_words(installed, tmp_path, monkeypatch):

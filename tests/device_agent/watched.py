@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import queue
+import time
 from pathlib import Path
+
+import pytest
 
 from device_agent.trainer import Trainer
 from device_agent.training_channel import Ready, Setup, TrainProgress
 
 TIMEOUT_S = 120
+
+
+def until_logged(caplog: pytest.LogCaptureFixture, text: str) -> None:
+    """Wait for what a process said: its answers and its log are read by two threads."""
+    give_up_at = time.monotonic() + TIMEOUT_S
+    while text not in caplog.text:
+        assert time.monotonic() < give_up_at, caplog.text
+        time.sleep(0.01)
 
 
 class Watched:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
-from benchmarks.metered_fleet import MeteredFleet
-from coordinator.listening import parse_address
+from benchmarks.metered_fleet import VITALS, MeteredFleet
 from coordinator.metrics import Metrics
 from coordinator.metrics_endpoint import serve
 from coordinator.settings import RunSettings
-from shared.messages import UpdateReport
+from device_agent.vitals import LEAST_S, REPEAT_S
+from shared.codec import encode
+from shared.listening import parse_address
+from shared.messages import Envelope, UpdateReport
+from shared.vitals import LastRound
 from simulator import fleet
 from simulator.fleet_terms import FleetTerms
 from tests.documented_metrics import PAGE, documented, served
-from tests.prometheus import fetch, lint
+from tests.monitoring.prometheus import fetch, lint
 
 
 @pytest.fixture(scope="module")
@@ -58,4 +62,14 @@ def test_the_page_names_the_defaults():
 def test_every_metric_in_an_example_exists():
     """Queries of the page ask for series that are there."""
     for name in re.findall(r"\b(fedpatch_[a-z_]+)\b", PAGE):
-        assert re.sub(r"_(sum|count)$", "", name) in documented(), name
+        assert re.sub(r"_(sum|count)$", "", name) in documented() | documented(agent=True), name
+
+
+def test_the_page_says_what_vitals_cost():
+    """Messages and bytes an hour, by the pace that is kept and the size that a full message has."""
+    full = replace(VITALS, last_round=LastRound("20260504-101500-3fa9c1", 100, 21.123456, 2.5123456))
+    size_bytes = len(encode(Envelope(full)))
+    assert f"A message has {size_bytes} bytes" in PAGE
+    for pause_s in (REPEAT_S, LEAST_S):
+        messages = round(1000 * 3600 / pause_s)
+        assert f"| {messages:,} | {messages * size_bytes / 1e6:.1f} MB |" in PAGE

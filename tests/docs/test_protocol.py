@@ -14,15 +14,19 @@ from coordinator.open_round import REINVITE_S, UPLOAD_IDLE_S
 from coordinator.repairs import REPUBLISH_S
 from coordinator.round_states import TABLE, Event, State
 from coordinator.status_feed import LEAST_S, REPEAT_S
+from device_agent.vitals import CHANGE_BATTERY, CHANGE_C
+from device_agent.vitals import LEAST_S as LEAST_S_OF_VITALS
+from device_agent.vitals import REPEAT_S as REPEAT_S_OF_VITALS
 from shared import messages
 from shared.codec import BODY_TYPES, MAX_MESSAGE_BYTES, _Frame
 from shared.messages import ENCODINGS, MAX_CHUNKS, JobStatus, Manifest, TaskCapability, TrainPlan, UpdateReport
 from shared.run_status import DeviceStatus, ReasonCount, RoundStatus, StateCount
 from shared.topics import TOPICS
 from shared.transfer import CHUNK_OVERHEAD_BYTES, MAX_QUIET_S
+from shared.vitals import LastRound
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "protocol.md").read_text("utf-8")
-WITHIN = (Manifest, TrainPlan, TaskCapability, JobStatus, UpdateReport)
+WITHIN = (Manifest, TrainPlan, TaskCapability, LastRound, JobStatus, UpdateReport)
 WITHIN_STATUS = (DeviceStatus, StateCount, RoundStatus, ReasonCount)
 SECTIONS: dict[str, type] = BODY_TYPES | {kind.__name__: kind for kind in (*WITHIN, *WITHIN_STATUS)}
 
@@ -104,6 +108,9 @@ def test_figures_are_those_of_the_code():
         f"within {REPUBLISH_S:g} s",
         f"silent for {UPLOAD_IDLE_S:g} s",
         f"up to {MAX_QUIET_S:g} s",
+        f"then every {REPEAT_S_OF_VITALS:g} s, and where",
+        f"no more than one in {LEAST_S_OF_VITALS:g} s.",
+        f"the temperature by {CHANGE_C:g} °C or the battery by {CHANGE_BATTERY:.0%}".replace("%", " %"),
         f"a second at most, and every {REPEAT_S:g} s even",
         f"Version {messages.PROTOCOL_VERSION}",
         ", ".join(f"`{encoding}`" for encoding in ENCODINGS[:-1]),

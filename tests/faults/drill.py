@@ -81,7 +81,8 @@ class Lane:
 
     def _keep(self, directory: Path, lines: Sequence[str]) -> None:
         for device, agent in self.fleet.agents.items():
-            shutil.copytree(agent.state_dir, directory / "devices" / device)
+            with contextlib.suppress(shutil.Error):  # of files that the agent deletes meanwhile
+                shutil.copytree(agent.state_dir, directory / "devices" / device)
             (directory / "devices" / f"{device}.log").write_text(agent.log)
         shutil.copy(self.broker.directory / "log", directory / "mosquitto.log")
         (directory / "what.txt").write_text("\n".join(lines) + "\n")

@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import re
+import sqlite3
 import sys
 import tempfile
 import time
@@ -132,8 +133,8 @@ def _watch(
             kill_at += kill_every_s
         number = max(map(int, _ROUND.findall(command.err)), default=0)
         sample: dict[str, float] = {"round": number, "seconds": round(time.monotonic() - began, 1)}
-        # What ends while it is looked at is no sample.
-        with contextlib.suppress(ProcessLookupError, OSError, TimeoutError):
+        # What ends or is busy while it is looked at is no sample.
+        with contextlib.suppress(OSError, TimeoutError, sqlite3.OperationalError):
             if number:
                 sample |= _gauged(command._process.pid, fleet, directory)
                 if len(measured.samples) % COUNT_RETAINED_EVERY == 0:

@@ -12,6 +12,7 @@ import io
 import json
 import sqlite3
 import tarfile
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache, partial
@@ -47,6 +48,7 @@ from simulator.results import Result, Results
 from simulator.study import Outcome, Point, Study
 from tests.coordinator.links import RecordedLink
 from tests.fuzz.decoders import _KEY, PUBLIC, TENSORS, Decoder
+from tests.fuzz.identity_decoders import identity_decoders
 from tests.specs import model
 
 _PATCH = PatchKey("digits", "ab" * 32, "affine")
@@ -211,8 +213,6 @@ def _archive() -> bytes:
 
 def _kept_bytes(write: Callable[[Path], Path]) -> bytes:
     """What a writer of ours puts into its file."""
-    import tempfile
-
     with tempfile.TemporaryDirectory() as place:
         return write(Path(place)).read_bytes()
 
@@ -273,6 +273,7 @@ def _file_decoders() -> Iterator[Decoder]:
         given = {name: value for name, value in flags.items() if name in kind.__dataclass_fields__}
         text = to_toml(load(kind, file=None, environ={}, flags=given)).encode()
         yield Decoder(f"settings, {kind.__name__}", partial(_settings, kind), (ConfigError,), (text,), "text")
+    yield from identity_decoders()
     yield Decoder("status", _status, state, (b'{"device_id": "a", "fleet": "field", "tasks": []}',), "json")
     outcome = to_json(Outcome(_STUDY, (_POINT,), complete=False))
     yield Decoder("outcome", _outcome, (UsageError,), (outcome.encode(),), "json")

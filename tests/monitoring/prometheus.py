@@ -25,10 +25,30 @@ PATIENCE_S = 200.0
 _ANSWER_LIMIT_S = 30.0
 
 
-def promtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run promtool with these arguments; skips the test where it is not installed."""
-    program = _program("promtool")
-    return subprocess.run([program, *arguments], capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+def promtool(*arguments: str | Path, given: str = "") -> subprocess.CompletedProcess[str]:
+    """Run promtool with these arguments, `given` on its standard input; skips the test where it is not installed."""
+    argv = [_program("promtool"), *arguments]
+    return subprocess.run(argv, input=given, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+
+
+def fetch(url: str) -> str:
+    """What an address of this machine serves."""
+    with urlopen(url, timeout=PATIENCE_S) as answer:
+        return str(answer.read().decode())
+
+
+def lint(text: str) -> str:
+    """What promtool has to say against metrics as they are served; "" where it likes them."""
+    done = promtool("check", "metrics", given=text)
+    return done.stdout + done.stderr or ("" if done.returncode == 0 else f"promtool ended with {done.returncode}")
+
+
+def scraping(*targets: str) -> str:
+    """The configuration of a server that scrapes these `targets` (HOST:PORT) once a second."""
+    return (
+        "global: {scrape_interval: 1s, scrape_timeout: 1s}\n"
+        f"scrape_configs: [{{job_name: fedpatch, static_configs: [{{targets: {list(targets)}}}]}}]\n"
+    )
 
 
 class Prometheus:
@@ -73,6 +93,12 @@ class Prometheus:
         """The series that this PromQL has now."""
         series: list[Any] = self.get("query", query=expr)["result"]
         return series
+
+    def value(self, expr: str) -> float | None:
+        """The one value that this PromQL has now; None for none."""
+        found = self.ask(expr)
+        assert len(found) < 2, f"{expr} has {len(found)} values"
+        return float(found[0]["value"][1]) if found else None
 
     def ask_until_there(self, expr: str) -> list[Any]:
         """The same, once there are any: while a scrape fails on a busy machine, there are none."""

@@ -98,6 +98,8 @@ class _Fleet(Collector):
         yield _gauge("devices", ("state",), [((state,), 1) for state in DEVICE_STATES])
         yield _gauge("participants", ("state",), [((state,), 1) for state in PARTICIPANT_STATES])
         yield _gauge("unwilling_devices", ("condition",), [((str(one),), 1) for one in Condition])
+        signs = ("told", "on_battery", "under_voltage", "throttled", "hot")
+        yield _gauge("devices_showing", ("sign",), [((sign,), 1) for sign in signs])
         accuracies = [((s, m), 0.9) for s in ("mean", "p10", "min") for m in ("before", "after")]
         yield _gauge("user_accuracy", ("stat", "moment"), accuracies)
 
@@ -137,6 +139,17 @@ class _Fleet(Collector):
         for name in ("online", "progress_ratio", "round_seconds", "download_seconds", "train_seconds"):
             values = [((device,), (place + 1) / 5) for place, device in enumerate(DEVICES)]
             yield _gauge(f"device_{name}", ("device",), values)
+        more = (
+            "upload_seconds",
+            "temperature_celsius",
+            "external_power",
+            "battery_ratio",
+            "under_voltage",
+            "throttled",
+        )
+        for name in (*more, "load_per_cpu", "free_memory_bytes", "free_disk_bytes"):
+            yield _gauge(f"device_{name}", ("device",), [((device,), 1) for device in DEVICES])
+        yield _gauge("device_link", ("device", "kind"), [((device, "wifi"), 1) for device in DEVICES])
         both = [((device, moment), 0.8) for device in DEVICES for moment in ("before", "after")]
         yield _gauge("device_user_accuracy", ("device", "moment"), both)
 

@@ -35,9 +35,10 @@ from shared.messages import (
     TrainPlan,
     WorkRequest,
 )
-from shared.reasons import Condition, DeclineReason, FailReason, JobPhase, RefuseReason
+from shared.reasons import Condition, DeclineReason, FailReason, JobPhase, LinkKind, RefuseReason
 from shared.run_status import DeviceStatus, ReasonCount, RoundStatus, RunStatus, StateCount
 from shared.transfer import Chunk, decode_chunk, encode_chunk
+from shared.vitals import LastRound, Vitals
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 
@@ -72,6 +73,8 @@ STATUS = RunStatus(
     earlier=(0.25,),
     bytes_down=600,
     bytes_up=400,
+    round_bytes_down=70,
+    round_bytes_up=30,
 )
 
 BODIES: dict[str, Body] = {
@@ -99,6 +102,9 @@ BODIES: dict[str, Body] = {
         ("fp32+zstd", "fp16+zstd"),
         JobStatus("run-1", 2, 3, JobPhase.UPLOADING),
         Condition.METERED,
+    ),
+    "vitals": Vitals(
+        False, 0.75, True, False, 61.5, LinkKind.WIFI, 0.25, 512 * 2**20, None, LastRound("run-1", 3, 20.5, 2.25)
     ),
 }
 CHUNK = Chunk(UPDATE, 1, 3, b"patches stay at home")

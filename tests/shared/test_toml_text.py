@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import tomllib
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.toml_text import key_lines, toml_value
+from shared.toml_text import key_lines, toml_value, with_values
 
 KEYS = st.sampled_from(["a", "b-c", "'d e'", '"f\\u0041"', '"#=["', "1", 'g . "h=]"', "[i]", "[[j]]", "[k.'l]#']"])
 VALUES = st.sampled_from(
@@ -48,6 +49,31 @@ def test_every_top_level_key_is_found_on_its_line(entries, windows):
         in_table = in_table or is_table
     assert expected.keys() == tomllib.loads(text).keys()
     assert key_lines(text.replace("\n", "\r\n") if windows else text) == expected
+
+
+@given(
+    st.lists(st.tuples(GAPS, KEYS, VALUES), max_size=6, unique_by=lambda entry: entry[1]),
+    st.dictionaries(st.sampled_from(["a", "b-c", "1", "new", "newer"]), st.text('ab"\\\n#', max_size=4), max_size=4),
+)
+def test_values_that_are_put_in_are_there_and_nothing_else_has_changed(entries, values):
+    """Before the first table, in the place of what a key had; comments stay. A key that is a table is refused."""
+    text = ""
+    in_table = False
+    for gap, key, value in entries:
+        in_table = in_table or key.startswith("[")
+        text += gap + (f"{key}\n" if key.startswith("[") else f"{key} = {value}\n")
+    changed = with_values(text, values)
+    assert tomllib.loads(changed) == {**tomllib.loads(text), **values}
+    assert [line for line in changed.splitlines() if line.startswith("# a")] == [
+        line for line in text.splitlines() if line.startswith("# a")
+    ]
+    assert with_values(changed, values) == changed
+
+
+def test_a_key_that_is_a_table_is_not_made_a_value():
+    """Whoever wrote it meant something else."""
+    with pytest.raises(ValueError, match="overwrite"):
+        with_values("[broker]\nurl = 1\n", {"broker": "mqtts://there"})
 
 
 @given(

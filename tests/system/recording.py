@@ -6,7 +6,7 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -27,18 +27,21 @@ _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 
 
 class Recorder:
-    """mosquitto_sub on all topics of the broker at `port`, while its `with` lasts; then see `messages`."""
+    """mosquitto_sub on all topics of the broker at `port`, while its `with` lasts; then see `messages`.
 
-    def __init__(self, port: int, directory: Path) -> None:
+    `options` are further ones of mosquitto_sub and mosquitto_pub, such as certificates.
+    """
+
+    def __init__(self, port: int, directory: Path, options: Sequence[object] = ()) -> None:
         for program in ("mosquitto_sub", "mosquitto_pub"):
             if shutil.which(program) is None:
                 pytest.skip(f"{program} is not installed (apt install mosquitto-clients)")
         self.messages: list[tuple[str, bytes]] = []
-        self._port = port
+        self._place = ["-h", HOST, "-p", str(port), *map(str, options)]
         self._output = directory / "recorded"
 
     def __enter__(self) -> Recorder:
-        command = ["mosquitto_sub", "-h", HOST, "-p", str(self._port), "-q", "1", "-t", "#", "-F", "%t %x"]
+        command = ["mosquitto_sub", *self._place, "-i", "recorder-in", "-q", "1", "-t", "#", "-F", "%t %x"]
         with self._output.open("wb") as output:
             self._process = subprocess.Popen(command, stdout=output)
         self._pass_mark("begin")
@@ -59,7 +62,7 @@ class Recorder:
 
     def _pass_mark(self, mark: str) -> None:
         """Return once a message of our own was recorded, and so all that came before it."""
-        publish = ["mosquitto_pub", "-h", HOST, "-p", str(self._port), "-q", "1", "-t", f"recorder/{mark}", "-n"]
+        publish = ["mosquitto_pub", *self._place, "-i", "recorder-out", "-q", "1", "-t", f"recorder/{mark}", "-n"]
         give_up_at = time.monotonic() + PATIENCE_S
         while f"recorder/{mark} ".encode() not in self._output.read_bytes():
             assert time.monotonic() < give_up_at, f"mosquitto_sub does not record: {mark}"

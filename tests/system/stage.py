@@ -49,10 +49,14 @@ class Stage:
 
     def start_agents(self) -> tuple[AgentProcess, AgentProcess]:
         """Ann and Bob."""
-        for device, data in DEVICES.items():
-            self.holds[device] = Hold(self.directory / f"{device}.hold")
-            self.fleet.start(device, REFERENCE, f"{data};{self.holds[device].path}")
+        for device in DEVICES:
+            self.start_agent(device)
         return self.fleet.agents["ann"], self.fleet.agents["bob"]
+
+    def start_agent(self, device: str, options: Sequence[str] = ()) -> AgentProcess:
+        """One of them, with further options of `fedpatch-agent run`."""
+        self.holds[device] = Hold(self.directory / f"{device}.hold")
+        return self.fleet.start(device, REFERENCE, f"{DEVICES[device]};{self.holds[device].path}", options=options)
 
     def begin(self, rounds: int = ROUNDS, **changes: object) -> Command:
         """`fedpatch run`, with a patience of minutes but for `changes`."""

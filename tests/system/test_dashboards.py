@@ -12,6 +12,7 @@ import yaml
 pytest.importorskip("coordinator.metrics", reason="the coordinator has no metrics")
 
 from tests.brokers import HOST, Mosquitto, free_port
+from tests.device_agent.conditions.scenes import Scene
 from tests.monitoring.prometheus import Prometheus
 from tests.system.commands import Command
 from tests.system.fleet import Fleet
@@ -38,6 +39,8 @@ def _queries() -> list[tuple[str, str]]:
 def test_every_panel_finds_data_of_a_real_run(tmp_path):
     """Once some rounds are over, and somebody has declined."""
     target = f"{HOST}:{free_port()}"
+    scene = Scene(tmp_path / "machine")
+    scene.whole()
     scrape = {"job_name": "fedpatch", "scrape_interval": "1s", "static_configs": [{"targets": [target]}]}
     options = ["--task", "digits", "--devices", len(DEVICES), "--rounds", 1_000_000, "--quorum", 1]
     with (
@@ -47,7 +50,8 @@ def test_every_panel_finds_data_of_a_real_run(tmp_path):
     ):
         # Besides those that work, one that declines and one that would.
         for index, device in enumerate(DEVICES):
-            fleet.start(device, "digits", f"shard:{index}/{len(DEVICES)}")
+            on_a_pi = ["--conditions-root", str(scene.root)]
+            fleet.start(device, "digits", f"shard:{index}/{len(DEVICES)}", options=on_a_pi)
         order = tmp_path / "order"
         order.write_text("decline not today\n")
         fleet.start("cat", "digits", "shard:0/2", admission=f"file:{order}")

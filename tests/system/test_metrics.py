@@ -5,13 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.brokers import HOST, Mosquitto, free_port
-from tests.documented_metrics import documented
-from tests.prometheus import PATIENCE_S, Prometheus, fetch, lint
+from tests.device_agent.conditions.scenes import Scene
+from tests.documented_metrics import documented, served
+from tests.monitoring.prometheus import PATIENCE_S, Prometheus, fetch, lint, scraping
 from tests.system.commands import Command
 from tests.system.fleet import Fleet
 
@@ -19,13 +21,16 @@ pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.timeout(600)]
 
 DEVICES = ("ann", "bob")
 ENOUGH_ROUNDS = 5
+LIMITS = ["--max-rounds-per-day", "1000000", "--max-mib-per-day", "1000000", "--max-minutes-per-day", "1440"]
 
 
 @dataclass
 class Watched:
-    """A run that goes on and on, and who watches it."""
+    """A run that goes on and on, and who watches it; `ann_url` is of one of its agents, which also writes `ann_file`."""
 
     url: str
+    ann_url: str
+    ann_file: Path
     prometheus: Prometheus
 
     def samples(self) -> dict[str, float]:
@@ -39,7 +44,7 @@ class Watched:
     def wait_rounds(self, least: int = ENOUGH_ROUNDS) -> None:
         """Until Prometheus knows of so many."""
         query = 'fedpatch_rounds_total{outcome="aggregated"}'
-        self.prometheus.wait(lambda: (self.prometheus.value(query) or 0) >= least, f"has seen {least} rounds")
+        self.prometheus.wait_until(lambda: (self.prometheus.value(query) or 0) >= least, f"has seen {least} rounds")
 
 
 @pytest.fixture(scope="module")
@@ -48,37 +53,69 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     directory = tmp_path_factory.mktemp("fleet")
     target = f"{HOST}:{free_port()}"
     options = ["--task", "digits", "--devices", len(DEVICES), "--rounds", 1_000_000, "--quorum", 1]
-    with Prometheus(target) as prometheus, Mosquitto() as broker, Fleet(broker.url, directory) as fleet:
+    ann_target, ann_file = f"{HOST}:{free_port()}", directory / "ann.prom"
+    scene = Scene(directory / "machine")
+    scene.whole()
+    with (
+        Prometheus(scraping(target, ann_target)) as prometheus,
+        Mosquitto() as broker,
+        Fleet(broker.url, directory) as fleet,
+    ):
+        more = {"ann": ["--metrics", ann_target, "--metrics-textfile", str(ann_file), *LIMITS]}
         for index, device in enumerate(DEVICES):
-            fleet.start(device, "digits", f"shard:{index}/{len(DEVICES)}")
+            given = ["--conditions-root", str(scene.root), *more.get(device, ())]
+            fleet.start(device, "digits", f"shard:{index}/{len(DEVICES)}", options=given)
         fleet.wait_ready()
         options += ["--broker", broker.url, "--fleet", fleet.name, "--state-dir", directory / "state"]
         with Command("fedpatch", "run", *options, "--metrics", target) as run:
             run.wait(lambda: "round 1/" in run.err, "has played a round")
             assert f"metrics: http://{target}/metrics" in run.err
-            yield Watched(f"http://{target}/metrics", prometheus)
+            yield Watched(f"http://{target}/metrics", f"http://{ann_target}/metrics", ann_file, prometheus)
             done = run.interrupt()
+        fleet.agents["ann"].terminate()
+        assert not ann_file.exists()
     assert "Traceback" not in done.err
 
 
 def test_prometheus_has_every_documented_metric(watched):
-    """All names of the table, and no others; only the certificate is missing, since the run has none."""
+    """All names of both tables, and no others; only the certificates are missing, since the run has none."""
     watched.wait_rounds()
-    expected = set()
+    expected = set(documented(agent=True)) - {"fedpatch_agent_certificate_expiry_timestamp_seconds"}
     for name, (kind, _) in documented().items():
         expected |= {f"{name}_{end}" for end in ("bucket", "sum", "count")} if kind == "histogram" else {name}
     expected -= {"fedpatch_certificate_expiry_timestamp_seconds"}
 
     def has_all() -> bool:
-        names = set(watched.prometheus.ask("label/__name__/values"))
+        names = set(watched.prometheus.get("label/__name__/values"))
         return {name for name in names if name.startswith(("fedpatch_", "process_"))} == expected
 
-    watched.prometheus.wait(has_all, "has every documented metric and no others")
+    watched.prometheus.wait_until(has_all, "has every documented metric and no others")
 
 
 def test_promtool_likes_the_endpoint_of_a_run(watched):
     """As it is served."""
     assert lint(fetch(watched.url)) == ""
+
+
+def test_an_agent_says_of_itself_what_it_does(watched):
+    """At its endpoint and in its file, in which promtool finds no fault; and the coordinator says the same of it."""
+    watched.wait_rounds()
+    assert lint(fetch(watched.ann_url)) == ""
+    assert served(watched.ann_file.read_text("utf-8")).items() <= documented(agent=True).items()
+    for fact, expected in {
+        "fedpatch_agent_broker_connected": 1,
+        "fedpatch_agent_willing": 1,
+        "sum(fedpatch_agent_state)": 1,
+        "fedpatch_agent_rounds_allowed_today": 1_000_000,
+        "fedpatch_agent_temperature_celsius": 48.25,
+        "fedpatch_agent_link{kind='loopback'}": 1,
+        "fedpatch_agent_rounds_today > bool 1": 1,
+        "fedpatch_agent_model_user_accuracy > bool 0": 1,
+    }.items():
+        watched.prometheus.wait_until(
+            lambda fact=fact, expected=expected: watched.prometheus.value(fact) == expected,
+            f"has {expected} for {fact}",
+        )
 
 
 def test_what_happened_can_be_asked_for(watched):
@@ -92,7 +129,7 @@ def test_what_happened_can_be_asked_for(watched):
         # Those of the open round, and of one that was over between the two.
         return more is not None and 0 <= more <= 2 * len(DEVICES)
 
-    watched.prometheus.wait(agree, "has as many updates as rounds and devices make")
+    watched.prometheus.wait_until(agree, "has as many updates as rounds and devices make")
     for fact, expected in {
         "sum(fedpatch_devices)": len(DEVICES),
         "fedpatch_broker_connected": 1,
@@ -102,10 +139,17 @@ def test_what_happened_can_be_asked_for(watched):
         "fedpatch_devices_without_series": 0,
         "fedpatch_rounds_failed_in_a_row": 0,
         "sum(fedpatch_failures_total) + sum(fedpatch_declines_total)": 0,
-        "count(fedpatch_round_phase_seconds_count > 0)": 9,
+        "count(fedpatch_round_phase_seconds_count > 0)": 10,
+        "fedpatch_devices_showing{sign='told'}": len(DEVICES),
+        "count(fedpatch_device_temperature_celsius == 48.25 or fedpatch_device_temperature_celsius == 48.2)": len(
+            DEVICES
+        ),
+        "count(fedpatch_device_upload_seconds >= 0)": len(DEVICES),
         "count(fedpatch_bytes_total > 0)": 6,
     }.items():
-        watched.prometheus.wait(lambda fact=fact, expected=expected: ask(fact) == expected, f"{fact} is {expected}")
+        watched.prometheus.wait_until(
+            lambda fact=fact, expected=expected: ask(fact) == expected, f"has {expected} for {fact}"
+        )
 
 
 def test_the_phases_of_rounds_add_up_to_their_time(watched):
@@ -118,7 +162,7 @@ def test_the_phases_of_rounds_add_up_to_their_time(watched):
         share = watched.prometheus.value(f"{parts} / sum(fedpatch_round_seconds_sum)")
         return share is not None and abs(share - 1.0) <= 0.05
 
-    watched.prometheus.wait(add_up, "adds up")
+    watched.prometheus.wait_until(add_up, "adds up")
 
 
 def test_rounds_without_a_pause_add_up_to_the_time_that_passed(watched):

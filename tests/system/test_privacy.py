@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,10 @@ from device_agent.patch_store import PatchKey, PatchStore
 from shared.model import schema_of
 from shared.patches import parse_policy
 from shared.tensors import MOMENTS, Array, Schema
-from tests.brokers import Mosquitto
+from shared.tls_files import TlsFiles
+from shared.topics import parse_topic
+from tests.brokers import Mosquitto, client
+from tests.secured import Certificates, SecuredMosquitto, rules
 from tests.system.fleet import AgentProcess, Fleet
 from tests.system.oracle_task import REFERENCE, TASK, build_model
 from tests.system.recording import Haystack, Recorder, telling_windows
@@ -27,6 +31,7 @@ pytestmark = [pytest.mark.system, pytest.mark.broker]
 ROUNDS = 3
 DEVICES = {"ann": "n=37,test=30,seed=1", "bob": "n=24,test=30,seed=2"}
 STRATEGY = "fedavg-adam"  # the one whose moments travel
+EVE, RECORDER = "eve", "recorder"
 NAMES = "names:bn1.running_*,fc3.*"  # no full name, since the text itself travels
 CASES = [(private, "fp32") for private in ("stats", "affine", "all", NAMES)] + [("all", "fp32+zstd")]
 
@@ -37,6 +42,10 @@ class Stage:
 
     broker: Mosquitto
     fleet: Fleet
+    coordinator: dict[str, Any] = field(default_factory=dict)
+    """Settings by which the coordinator connects."""
+    recorder: tuple[int, Sequence[object]] = (0, ())
+    """Port and options of the recorder, which may read everything."""
 
 
 @pytest.fixture(scope="module")
@@ -47,14 +56,42 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
         for device, data in DEVICES.items():
             fleet.start(device, REFERENCE, data)
         fleet.wait_ready()
-        yield Stage(broker, fleet)
+        yield Stage(broker, fleet, {"broker": broker.url}, (broker.port, ()))
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    """The same at a broker as it ships, with TLS, certificates and rules; the recorder alone may read everything."""
+    directory = tmp_path_factory.mktemp("secured")
+    certificates = Certificates(directory / "ca", "demo", devices=[*DEVICES, EVE], watchers=[RECORDER])
+    acl = rules("demo", [*DEVICES, EVE]) + f"\nuser {RECORDER}\ntopic readwrite #\n\npattern readwrite barrier/%u\n"
+    with (
+        SecuredMosquitto(certificates, acl, options="max_queued_messages 0\nmax_queued_bytes 0") as broker,
+        Fleet(broker.url, directory) as fleet,
+    ):
+        for device, data in DEVICES.items():
+            fleet.start(
+                device, REFERENCE, data, options=["--ca-file", str(certificates.ca_file), *_own(certificates, device)]
+            )
+        fleet.wait_ready()
+        cert_file, key_file = certificates.pair("coordinator")
+        connects = {"broker": broker.coordinator_url, "ca_file": certificates.ca_file}
+        connects |= {"cert_file": cert_file, "key_file": key_file}
+        cert, key = certificates.pair(RECORDER)
+        reads = ("--cafile", certificates.ca_file, "--cert", cert, "--key", key)
+        yield Stage(broker, fleet, connects, (broker.coordinator_port, reads))
+
+
+def _own(certificates: Certificates, device: str) -> list[str]:
+    cert_file, key_file = certificates.pair(device)
+    return ["--cert-file", str(cert_file), "--key-file", str(key_file)]
 
 
 def _recorded(stage: Stage, tmp_path: Path, private: str, encoding: str) -> tuple[str, Haystack]:
     """A run of three rounds in which everybody takes part, and all that was on the broker meanwhile."""
     settings = RunSettings(
         metrics=None,
-        broker=stage.broker.url,
+        **stage.coordinator,
         fleet=stage.fleet.name,
         state_dir=tmp_path,
         task=REFERENCE,
@@ -65,7 +102,8 @@ def _recorded(stage: Stage, tmp_path: Path, private: str, encoding: str) -> tupl
         devices=len(DEVICES),
         quorum=1.0,
     )
-    with Recorder(stage.broker.port, tmp_path) as recorder:
+    port, options = stage.recorder
+    with Recorder(port, tmp_path, options) as recorder:
         summary = start_run(settings, Silent())
     assert [record.reported for record in summary.rounds] == [len(DEVICES)] * ROUNDS
     return summary.run, Haystack(recorder.messages)
@@ -102,6 +140,10 @@ def _whole_schema() -> Schema:
 @pytest.mark.parametrize(("private", "encoding"), CASES)
 def test_neither_names_nor_values_of_a_patch_are_on_the_wire(stage, tmp_path, private, encoding):
     """Nothing private of any device after any round is found, though everything public is."""
+    _check_what_was_private(stage, tmp_path, private, encoding)
+
+
+def _check_what_was_private(stage: Stage, tmp_path: Path, private: str, encoding: str) -> None:
     run, haystack = _recorded(stage, tmp_path, private, encoding)
     private_names = parse_policy(private).private_names(_whole_schema())
     for device, agent in stage.fleet.agents.items():
@@ -126,3 +168,22 @@ def test_the_same_search_finds_what_is_not_private(stage, tmp_path, encoding):
     assert haystack.names_of(batch_norm) == private_elsewhere
     assert haystack.values_of(batch_norm) == _telling(batch_norm)
     assert {"bn1.weight", "bn2.running_var", "bn1.bias:exp_avg", "bn2.weight:exp_avg_sq"} <= _telling(batch_norm)
+
+
+def test_over_tls_the_broker_itself_sees_nothing_private_and_a_device_nothing_of_another(secured, tmp_path):
+    """Whoever reads everything finds no patch; a third device that listens to everything gets the model, and no more.
+
+    It subscribes by wildcards and by the others' very topics. The broker grants that, and delivers nothing.
+    """
+    certificates = secured.broker.certificates
+    others = [f"fedpatch/1/demo/dev/{device}/{end}" for device in DEVICES for end in ("#", "state", "up", "dn")]
+    everything = ["#", "fedpatch/#", "fedpatch/1/demo/dev/+/+", "fedpatch/1/demo/dev/+/blob/+/+", *others]
+    eve = TlsFiles(certificates.ca_file, *certificates.pair(EVE))
+    with client(secured.broker.url, EVE, *everything, tls=eve) as listener:
+        listener.settle()
+        _check_what_was_private(secured, tmp_path, "affine", "fp32")
+        listener.settle()
+        came = {topic for topic in listener.topics if topic.startswith("fedpatch/")}
+    kinds = {found.kind for topic in came if (found := parse_topic("demo", topic))}
+    assert kinds == {"coordinator_state", "model_chunk"}
+    assert not [topic for topic in came if "/dev/" in topic]

@@ -9,12 +9,13 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pytest
 
 from tests.brokers import HOST, Mosquitto, free_port
-from tests.prometheus import fetch
+from tests.monitoring.prometheus import fetch
 from tests.system.commands import Command, Done, run
 from tests.system.held_task import REFERENCE, Hold
 
@@ -117,7 +118,7 @@ def _ask_more(found: Played, options: list[object], secret_file: Path) -> None:
     state = ["--state-dir", found.directory / "coordinator"]
     elsewhere = [*options[:-1], found.directory / "elsewhere"]
     both = {"FEDPATCH_PASSWORD_FILE": str(secret_file), **_OWN}
-    told: dict[str, tuple[int | None, tuple[object, ...], dict[str, str]]] = {
+    told: dict[str, tuple[int | None, tuple[Any, ...], dict[str, str]]] = {
         "resume": (0, ("fedpatch", "resume", "last", *state, "--rounds", 3, "--debug"), _OWN),
         "refused": (3, ("fedpatch", "run", "--debug", *elsewhere), {"FEDPATCH_PASSWORD": WRONG}),
         "print-config": (0, ("fedpatch", "run", "--print-config", *options), _OWN),

@@ -68,6 +68,16 @@ class Scene:
         place.chmod(0o755)
         return place
 
+    def whole(self) -> None:
+        """Of a battery-fed device on which every condition can be found out; it reaches its broker by the loopback."""
+        self.supply("mains", MAINS)
+        self.supply("battery", {**BATTERY, "status": "Charging"})
+        self.zone(0, "cpu-thermal", "48250")
+        self.chip(0, "rpi_volt", in0_lcrit_alarm="0")
+        self.program("vcgencmd", "echo 'throttled=0x0'")
+        self.card("lo", kind="772")
+        self.file("run/systemd/timesync/synchronized", "")
+
     def observer(self, route: str = "eth0", ups: str = "", bus: str | None = None) -> Observer:
         """Looks at this machine, whose route to the broker leaves by this interface."""
         return Observer(

@@ -16,7 +16,8 @@ from device_agent.conditions.cards import (
 )
 from device_agent.conditions.route import read_link
 from device_agent.conditions.tree import Tree
-from device_agent.facts import Confidence, Fact, LinkKind
+from device_agent.facts import Confidence, Fact
+from shared.reasons import LinkKind
 from tests.device_agent.conditions.scenes import Scene
 
 MEASURED, ASSUMED, UNKNOWN = Confidence.MEASURED, Confidence.ASSUMED, Confidence.UNKNOWN

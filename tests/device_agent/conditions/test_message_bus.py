@@ -16,7 +16,8 @@ from device_agent.conditions.bounded import CannotTell
 from device_agent.conditions.network_manager import ask_network_manager
 from device_agent.conditions.tree import Tree
 from device_agent.conditions.wireless import bus_address
-from device_agent.facts import Confidence, LinkKind
+from device_agent.facts import Confidence
+from shared.reasons import LinkKind
 from tests.device_agent.conditions.buses import NAME, PATIENCE_S, message_bus
 from tests.device_agent.conditions.scenes import Scene
 

@@ -11,7 +11,8 @@ import pytest
 from device_agent.conditions import bounded, network_manager
 from device_agent.conditions.bounded import CannotTell
 from device_agent.conditions.network_manager import Told, ask_network_manager
-from device_agent.facts import Confidence, LinkKind
+from device_agent.facts import Confidence
+from shared.reasons import LinkKind
 from tests.device_agent.conditions.buses import (
     DEVICE,
     MANAGER,

@@ -17,7 +17,7 @@ from device_agent.conditions.bounded import CannotTell
 from device_agent.conditions.netlink import route_answer, route_question
 from device_agent.conditions.observe import Observer
 from device_agent.conditions.route import Route
-from device_agent.facts import LinkKind
+from shared.reasons import LinkKind
 from tests.faults.lab import Lab
 
 # A route to 10.0.0.0/8 by interface 2, as a kernel of x86-64 sent it.

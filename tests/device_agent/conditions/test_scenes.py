@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from device_agent.facts import Confidence, LinkKind
+from device_agent.facts import Confidence
+from shared.reasons import LinkKind
 from tests.device_agent.conditions.pisugar_server import PiSugarServer
 from tests.device_agent.conditions.scenes import BATTERY, MAINS, MOUSE, Scene
 
@@ -149,3 +150,11 @@ def test_unplugging_shows_in_the_next_observation(scene):
     scene.supply("BAT0", {"status": "Discharging", "capacity": "70"})
     facts = observer.observe()
     assert (facts.external_power.value, facts.battery_percent.value) == (False, 70.0)
+
+
+def test_a_machine_of_which_everything_is_known(scene):
+    """Nothing is left open but the network's name, which it has none of."""
+    scene.whole()
+    facts = vars(scene.observer("lo").observe())
+    assert [name for name, fact in facts.items() if not fact.known] == ["ssid"]
+    assert facts["link"].value is LinkKind.LOOPBACK

@@ -22,7 +22,7 @@ _THIRD = Look(unit="s", width=8, height=10, least=0, link=_LINK)
 def dashboard() -> Dashboard:
     """All of it."""
     built = board(UID, "fedpatch: Fleet", "The devices of one coordinator: states, conditions, the slowest, offenders.")
-    return filled(built, [_now(), _states(), _rankings(), _coordinator(), _limits()])
+    return filled(built, [_now(), _states(), _rankings(), _health(), _coordinator(), _limits()])
 
 
 def _now() -> Section:
@@ -114,6 +114,26 @@ def _rankings() -> Section:
     )
 
 
+def _health() -> Section:
+    hottest = Query(f"sort_desc(topk(10, fedpatch_device_temperature_celsius{{{OF}}}))", "{{device}}")
+    least = Query(f"sort(bottomk(10, fedpatch_device_free_disk_bytes{{{OF}}}))", "{{device}}")
+    signs = Query(f'fedpatch_devices_showing{{{OF}, sign!="told"}}', "{{sign}}")
+    heat = Look("celsius", width=8, height=10, steps=((70, WARNING), (80, BAD)), link=_LINK)
+    return Section(
+        "The devices themselves",
+        [
+            lines(
+                "Signs of trouble",
+                "Devices that say so of themselves, with series of their own or without.",
+                [signs],
+                Look(width=8, height=10, decimals=0, least=0),
+            ),
+            ranking("Hottest", "From 80 °C on a Raspberry Pi is slowed down.", [hottest], heat),
+            ranking("Least free disk", "Where agents keep their state.", [least], Look("bytes", 8, 10, link=_LINK)),
+        ],
+    )
+
+
 def _coordinator() -> Section:
     disk = [Query(f"fedpatch_state_free_bytes{{{OF}}} / fedpatch_state_size_bytes{{{OF}}}", "free")]
     spool = [Query(f"fedpatch_update_spool_bytes{{{OF}}}", "bytes")]
@@ -142,7 +162,7 @@ def _limits() -> Section:
     return Section(
         "Limits",
         [
-            number("Certificate", "Days until the first one of ca_file expires; none without a ca_file.", days, few),
+            number("Certificate", "Days until the certificates expire that a run depends on.", days, few),
             number("Devices without series", "More than metrics_max_devices: not shown above.", hidden, few),
         ],
     )

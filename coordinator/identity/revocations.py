@@ -22,7 +22,7 @@ REVOKED = "revoked"
 _log = logging.getLogger("fedpatch.coordinator")
 
 
-class Gate:
+class Revocations:
     """Who may not pass, as the CA directory of `fleet` says; where there is no CA, everybody may.
 
     Raises StateError for a record that cannot be read: not to know who was revoked is no reason to let everybody in. One

@@ -1,0 +1,138 @@
+"""Where an agent's gauges can be read: at an address of its own, and in a file for node_exporter.
+
+Whether either works is no matter to the agent's work.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socketserver
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from socket import AF_INET, AF_INET6
+
+from shared.files import mend_of
+from shared.listening import Address
+
+WRITE_EVERY_S = 60.0
+"""An SD card bears only so many writes."""
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_CLIENT_LIMIT_S = 5.0
+_FILE_MODE = 0o644
+
+_log = logging.getLogger("fedpatch.metrics")
+
+
+class Endpoint:
+    """Serves `text` at http://HOST:PORT/metrics, one client after the other, in a thread of its own.
+
+    OSError where the address cannot be had. `text` is called in that thread.
+    """
+
+    def __init__(self, address: Address, text: Callable[[], str]) -> None:
+        class Handler(_Handler):
+            metrics = staticmethod(text)
+
+        class Server(socketserver.TCPServer):
+            address_family = AF_INET6 if ":" in address.host else AF_INET
+            allow_reuse_address = True
+
+            def handle_error(self, request: object, client_address: object) -> None:
+                """A client that went away is no matter."""
+                _log.debug("metrics: %s", client_address, exc_info=True)
+
+        self._server = Server((address.host, address.port), Handler)
+        self.url = f"http://{Address(address.host, self._server.server_address[1])}/metrics"
+        self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Serve nobody any more."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Knows one page."""
+
+    metrics: Callable[[], str]
+    timeout = _CLIENT_LIMIT_S
+    server_version = "fedpatch-agent"
+    sys_version = ""
+
+    def do_GET(self) -> None:
+        """The page, or 404."""
+        found = self.path.partition("?")[0] == "/metrics"
+        body = (self.metrics() if found else "The metrics are at /metrics.\n").encode()
+        self.send_response(200 if found else 404)
+        self.send_header("Content-Type", CONTENT_TYPE if found else "text/plain; charset=utf-8")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """A scrape is no news."""
+
+
+class TextFile:
+    """A file that node_exporter's textfile collector reads: replaced in one rename, at most every WRITE_EVERY_S."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._written: object = None
+        self._refused = ""
+        self._due_at = 0.0
+        self._waits = False
+
+    def show(self, what: object, text: Callable[[], str], now: float) -> None:
+        """Write the `text` of `what` if that is new, and it is time; `now` is monotonic."""
+        self._waits = what != self._written
+        if not self._waits or now < self._due_at:
+            return
+        self._due_at, self._waits = now + WRITE_EVERY_S, False
+        try:
+            _replace(self._path, text())
+        except OSError as error:
+            self._complain(error)
+        else:
+            self._written, self._refused = what, ""
+
+    def next_deadline(self) -> float | None:
+        """When something that waits may be written."""
+        return self._due_at if self._waits else None
+
+    def remove(self) -> None:
+        """What it says would be taken for the present; without it, nothing is said."""
+        for path in (self._path, _unfinished(self._path)):
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                self._complain(error)
+
+    def _complain(self, error: OSError) -> None:
+        """Once for as long as it lasts."""
+        problem = error.strerror or str(error)
+        if problem != self._refused:
+            self._refused = problem
+            mend = mend_of(error, "metrics_textfile names a file in a directory that this user may write to")
+            _log.warning("no metrics in %s: %s; %s", self._path, problem, mend)
+
+
+def _replace(path: Path, text: str) -> None:
+    """Readers see the old text or the new one. Nothing is flushed to the disk: after a power cut it is of no use."""
+    unfinished = _unfinished(path)
+    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, _FILE_MODE)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        os.fchmod(descriptor, _FILE_MODE)  # whatever the umask
+        file.write(text)
+    os.replace(unfinished, path)
+
+
+def _unfinished(path: Path) -> Path:
+    """Always the same, so that an agent that is killed leaves no more than one; node_exporter reads *.prom only."""
+    return path.with_name(f".{path.name}.tmp")

@@ -1,0 +1,144 @@
+"""What an agent says of itself to a Prometheus of its owner, as text; docs/metrics.md is its table.
+
+Written in Prometheus' text format 0.0.4, which endpoints serve and node_exporter reads from files. A value that nobody
+knows has no series.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Set
+from dataclasses import dataclass
+
+from device_agent.allowance import NOTHING, Spent
+from device_agent.effects import JobState
+from device_agent.facts import Fact, Facts
+from device_agent.preference_settings import PreferenceSettings
+from shared.messages import UpdateReport
+from shared.reasons import Condition
+from shared.vitals import LastRound
+
+_MIB = 2**20
+_Labels = tuple[tuple[str, str], ...]
+_NO_LABELS: _Labels = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gauges:
+    """An agent at one moment. Times are unix times; `willing` is None where nobody was asked yet.
+
+    `round` is 0 without a job. `model` is user accuracy and time of the personal model, `expiry` when certificates expire.
+    """
+
+    info: tuple[tuple[str, str], ...]
+    state: JobState
+    paused: bool
+    round: int
+    connected: bool
+    willing: bool | None
+    objections: Set[Condition] = frozenset()
+    facts: Facts | None = None
+    today: Spent = NOTHING
+    allowance: PreferenceSettings
+    last_round: LastRound | None = None
+    last_round_at: float | None = None
+    report: UpdateReport | None = None
+    model: tuple[float | None, float] | None = None
+    expiry: tuple[tuple[str, float], ...] = ()
+
+    def text(self) -> str:
+        """As Prometheus reads it."""
+        lines: list[str] = []
+        for name, about, series in self._families():
+            values = [(labels, float(value)) for labels, value in series if value is not None]
+            if values:
+                lines += [f"# HELP fedpatch_agent_{name} {about}", f"# TYPE fedpatch_agent_{name} gauge"]
+                lines += [f"fedpatch_agent_{name}{_braced(labels)} {value!r}" for labels, value in values]
+        return "".join(f"{line}\n" for line in lines)
+
+    def _families(self) -> Iterator[tuple[str, str, Iterable[tuple[_Labels, float | None]]]]:
+        yield "info", "The agent", [(self.info, 1)]
+        states = [((("state", str(state)),), state is self.state) for state in JobState]
+        yield "state", "Where its job is: 1 for one of the states", states
+        objections = [((("condition", str(one)),), one in self.objections) for one in Condition]
+        yield "objection", "1 for each condition of its owner that is missed", objections
+        link = self.facts.link.value if self.facts else None
+        yield "link", "What leads to the broker, always 1", [((("kind", str(link)),), 1)] if link else []
+        plain = {**self._work(), **self._found(), **self._spent(), **self._rounds()}
+        for name, (about, value) in plain.items():
+            yield name, about, [(_NO_LABELS, value)]
+        accuracies = (
+            (("before", self.report.user_accuracy_before), ("after", self.report.user_accuracy_after))
+            if self.report
+            else ()
+        )
+        measured = [((("moment", moment),), value) for moment, value in accuracies]
+        yield "user_accuracy", "Around its last training", measured
+        expiry = [((("certificate", name),), when) for name, when in self.expiry]
+        yield "certificate_expiry_timestamp_seconds", "Unix time at which a certificate expires", expiry
+
+    def _work(self) -> Mapping[str, tuple[str, float | None]]:
+        return {
+            "paused": ("1 while its owner's conditions hold up its job", self.paused),
+            "round_number": ("Number of the round that it is on; 0: none", self.round),
+            "broker_connected": ("1 while the broker is connected", self.connected),
+            "willing": ("1 where it would take work now", self.willing),
+        }
+
+    def _found(self) -> Mapping[str, tuple[str, float | None]]:
+        facts = self.facts
+        if facts is None:
+            return {}
+        return {
+            "external_power": ("1 on external power", facts.external_power.value),
+            "battery_ratio": ("Charge of the battery that feeds it", _times(facts.battery_percent, 0.01)),
+            "under_voltage": ("1 while its supply is too weak", facts.under_voltage.value),
+            "throttled": ("1 while its processor is slowed down", facts.throttled.value),
+            "temperature_celsius": ("Of the hottest part of the processor", facts.temperature_c.value),
+            "metered": ("1 where its connection is paid by volume", facts.metered.value),
+            "load_per_cpu": ("Load of a minute, by CPU", facts.load_per_cpu.value),
+            "free_memory_bytes": ("Memory that programs could take", _times(facts.free_memory_mib, _MIB)),
+            "free_disk_bytes": ("Free on the disk of its state", _times(facts.free_disk_mib, _MIB)),
+            "clock_set": ("1 where its clock was set from outside", facts.clock_set.value),
+        }
+
+    def _spent(self) -> Mapping[str, tuple[str, float | None]]:
+        spent, may = self.today, self.allowance
+        return {
+            "rounds_today": ("Rounds on this local day", spent.rounds),
+            "rounds_allowed_today": ("Rounds that its owner allows a day", may.max_rounds_per_day),
+            "traffic_today_bytes": ("Models and updates on this local day", spent.traffic_bytes),
+            "traffic_allowed_today_bytes": ("Bytes that its owner allows a day", _product(may.max_mib_per_day, _MIB)),
+            "training_today_seconds": ("Training on this local day", spent.training_s),
+            "training_allowed_today_seconds": (
+                "Training that its owner allows a day",
+                _product(may.max_minutes_per_day, 60),
+            ),
+        }
+
+    def _rounds(self) -> Mapping[str, tuple[str, float | None]]:
+        last, (accuracy, made_at) = self.last_round, self.model or (None, None)
+        return {
+            "last_round_timestamp_seconds": ("Unix time of the last committed update", self.last_round_at),
+            "last_round_train_seconds": ("Training in that round", last.train_s if last else None),
+            "last_round_upload_seconds": ("Upload in that round", last.upload_s if last else None),
+            "model_user_accuracy": ("Of the personal model", accuracy),
+            "model_timestamp_seconds": ("Unix time at which the personal model was made", made_at),
+        }
+
+
+def _braced(labels: _Labels) -> str:
+    if not labels:
+        return ""
+    return "{" + ",".join(f'{name}="{_escaped(value)}"' for name, value in labels) + "}"
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def _times(fact: Fact[float], factor: float) -> float | None:
+    return _product(fact.value, factor)
+
+
+def _product(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor

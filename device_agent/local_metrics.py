@@ -1,0 +1,152 @@
+"""Keeps the agent's gauges up to date while its loop turns, and gives them to those who read them."""
+
+from __future__ import annotations
+
+import logging
+import time
+from datetime import datetime
+from pathlib import Path
+
+from device_agent.gauge_outlets import Endpoint, TextFile
+from device_agent.gauges import Gauges
+from device_agent.job import Job
+from device_agent.model_store import ModelStore
+from device_agent.owner import Owner
+from device_agent.round_times import RoundTimes
+from device_agent.settings import AgentSettings
+from shared import __version__
+from shared.errors import FedpatchError
+from shared.listening import parse_address
+from shared.tls_faults import expiry_of
+
+LOOK_EVERY_S = 1.0
+
+_log = logging.getLogger("fedpatch.metrics")
+
+
+class LocalMetrics:
+    """Asked in each turn of the loop; `now` is monotonic, in seconds. What cannot be served is said once, in the log."""
+
+    def __init__(
+        self, settings: AgentSettings, device: str, owner: Owner, times: RoundTimes, models: ModelStore | None
+    ):
+        self._settings = settings
+        self._owner = owner
+        self._times = times
+        self._models = models
+        self._info = (("version", __version__), ("device", device), ("fleet", settings.fleet))
+        self._certificates = {"ca": settings.ca_file, "device": settings.cert_file}
+        self._stamps: tuple[int, ...] = ()
+        self._expiry: tuple[tuple[str, float], ...] = ()
+        self._task = ""
+        self._model_path: Path | None = None
+        self._model: tuple[float | None, float] | None = None
+        self._last_round_at: float | None = None
+        self._shown: Gauges | None = None
+        self._looked_at: float | None = None
+        self._look_again = False
+        self._endpoint = self._listen() if settings.metrics else None
+        self._file = TextFile(settings.metrics_textfile.absolute()) if settings.metrics_textfile else None
+
+    def look(self, job: Job, *, connected: bool, task: str, now: float) -> None:
+        """How the agent is now; `task` is what it trains, "" where that is not known yet."""
+        self._look_again = self._looked_at is not None and now < self._looked_at + LOOK_EVERY_S
+        if not self._look_again:
+            self._looked_at = now
+            if self._shown is None or self._shown.last_round is not self._times.last:
+                self._last_round_at = time.time() if self._times.last else None
+            self._look_at_model(task)
+            self._look_at_certificates()
+            self._shown = self._gauges(job, connected, task, now)
+        if self._file is not None and self._shown is not None:
+            self._file.show(self._shown, self._shown.text, now)
+
+    def next_deadline(self) -> float | None:
+        """When to look again, whatever happens."""
+        again = self._looked_at + LOOK_EVERY_S if self._look_again and self._looked_at is not None else None
+        wanted = (again, self._file.next_deadline() if self._file else None)
+        return min((one for one in wanted if one is not None), default=None)
+
+    def stop(self) -> None:
+        """The agent ends: nothing is said of it any more."""
+        if self._endpoint is not None:
+            self._endpoint.stop()
+        if self._file is not None:
+            self._file.remove()
+
+    def text(self) -> str:
+        """For whoever asks, in whatever thread: what was seen last."""
+        shown = self._shown
+        return shown.text() if shown else ""
+
+    def _listen(self) -> Endpoint | None:
+        address = parse_address(self._settings.metrics or "")
+        try:
+            endpoint = Endpoint(address, self.text)
+        except OSError as error:
+            _log.warning(
+                "no metrics: cannot listen on %s: %s; --metrics names another HOST:PORT",
+                address,
+                error.strerror or error,
+            )
+            return None
+        _log.info("metrics: %s", endpoint.url)
+        return endpoint
+
+    def _gauges(self, job: Job, connected: bool, task: str, now: float) -> Gauges:
+        owner, times = self._owner, self._times
+        return Gauges(
+            info=(*self._info, ("task", task)),
+            state=job.state,
+            paused=job.paused,
+            round=job.key.round if job.key else 0,
+            connected=connected,
+            willing=owner.willing,
+            objections=owner.conditions,
+            facts=owner.facts,
+            today=owner.spent_today(now),
+            allowance=self._settings,
+            last_round=times.last,
+            last_round_at=self._last_round_at,
+            report=times.report,
+            model=self._model,
+            expiry=self._expiry,
+        )
+
+    def _look_at_model(self, task: str) -> None:
+        """Another process may have rolled it back; as long as the link leads where it did, nothing is read."""
+        if self._models is None or not task:
+            return
+        try:
+            path = self._models.current(task)
+            if path != self._model_path:
+                self._model_path, self._model = path, _model_of(self._models, task)
+        except (FedpatchError, OSError) as error:
+            _log.debug("personal model: %s", error)
+
+    def _look_at_certificates(self) -> None:
+        """Read again once they are renewed."""
+        stamps = tuple(map(_changed_at, self._certificates.values()))
+        if stamps != self._stamps:
+            self._stamps = stamps
+            ends = ((name, expiry_of(path)) for name, path in self._certificates.items() if path)
+            self._expiry = tuple((name, float(end)) for name, end in ends if end is not None)
+
+
+def _model_of(models: ModelStore, task: str) -> tuple[float | None, float] | None:
+    """User accuracy of the present model, and when it was made."""
+    present = next((one.metadata for one in models.versions(task) if one.current), None)
+    if present is None:
+        return None
+    try:
+        return present.user_accuracy, datetime.fromisoformat(present.created).timestamp()
+    except ValueError:
+        return None
+
+
+def _changed_at(path: Path | None) -> int:
+    """When a file was last written, 0 where there is none."""
+    try:
+        return path.stat().st_mtime_ns if path else 0
+    except OSError:
+        return 0

@@ -1,0 +1,96 @@
+"""Which of its facts a device tells of itself, and when: seldom, unless something has changed that matters to people."""
+
+from __future__ import annotations
+
+import math
+
+from device_agent.facts import Fact, Facts
+from shared.vitals import LastRound, Vitals
+
+LEAST_S = 60.0
+"""Between two messages, whatever happens; but a second one may follow the first at once, as when the first round is over."""
+REPEAT_S = 300.0
+"""After which all is told again, even if it is the same."""
+
+CHANGE_C = 5.0
+CHANGE_BATTERY = 0.05
+
+PLAIN = ("external_power", "under_voltage", "throttled", "link", "last_round")
+"""What matters whenever it changes."""
+
+_MIB = 2**20
+_MOST_MIB = 2**53 // _MIB
+_COLDEST_C, _HOTTEST_C = -273.0, 1000.0
+
+
+def vitals_of(facts: Facts, last_round: LastRound | None = None) -> Vitals:
+    """What is told of these facts: neither the network's name nor what it costs, nor why anything is as it is."""
+    battery, celsius = _finite(facts.battery_percent), _finite(facts.temperature_c)
+    load = _finite(facts.load_per_cpu)
+    return Vitals(
+        external_power=facts.external_power.value,
+        battery=None if battery is None else round(min(max(battery / 100.0, 0.0), 1.0), 2),
+        under_voltage=facts.under_voltage.value,
+        throttled=facts.throttled.value,
+        temperature_c=round(celsius, 1) if celsius is not None and _COLDEST_C <= celsius <= _HOTTEST_C else None,
+        link=facts.link.value,
+        load_per_cpu=None if load is None else round(min(max(load, 0.0), 1e6), 2),
+        free_memory_bytes=_bytes(facts.free_memory_mib),
+        free_disk_bytes=_bytes(facts.free_disk_mib),
+        last_round=last_round,
+    )
+
+
+class VitalsPace:
+    """When to tell them; `now` is monotonic, in seconds."""
+
+    def __init__(self) -> None:
+        self._told: Vitals | None = None
+        self._told_at = -math.inf
+        self._paid_until = -math.inf
+
+    def forget(self) -> None:
+        """Whoever listens now has heard nothing yet: it begins anew."""
+        self._told, self._paid_until = None, -math.inf
+
+    def next(self, facts: Facts | None, last_round: LastRound | None, now: float) -> Vitals | None:
+        """What is to be told now; None: nothing."""
+        if facts is None:
+            return None
+        if self._told is None:
+            return self._tell(vitals_of(facts, last_round), now)
+        if now < self._paid_until - LEAST_S:
+            return None
+        vitals = vitals_of(facts, last_round)
+        due = now >= self._told_at + REPEAT_S or matters(self._told, vitals)
+        return self._tell(vitals, now) if due else None
+
+    def _tell(self, vitals: Vitals, now: float) -> Vitals:
+        self._told, self._told_at = vitals, now
+        self._paid_until = max(self._paid_until, now) + LEAST_S
+        return vitals
+
+
+def matters(before: Vitals, after: Vitals) -> bool:
+    """Whether somebody who watches would want to know of the change at once."""
+    return (
+        any(getattr(before, name) != getattr(after, name) for name in PLAIN)
+        or _moved(before.temperature_c, after.temperature_c, CHANGE_C)
+        or _moved(before.battery, after.battery, CHANGE_BATTERY)
+    )
+
+
+def _moved(before: float | None, after: float | None, by: float) -> bool:
+    if before is None or after is None:
+        return before is not after
+    return abs(after - before) >= by
+
+
+def _finite(fact: Fact[float]) -> float | None:
+    return fact.value if fact.value is not None and math.isfinite(fact.value) else None
+
+
+def _bytes(fact: Fact[float]) -> int | None:
+    """Whole MiB: what is below changes with every breath."""
+    mib = _finite(fact)
+    return None if mib is None else int(min(max(0.0, mib), _MOST_MIB)) * _MIB

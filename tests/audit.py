@@ -1,0 +1,91 @@
+"""`make audit`: asks the Python Package Index for known vulnerabilities of the pinned dependencies, and says what it knows.
+
+Exit code 1 for a vulnerability that nobody has explained. Where the index cannot be asked, or knows nothing of a package,
+nothing was found, but nothing was shown either: that is said, and no failure.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+CONSTRAINTS = Path(__file__).resolve().parents[1] / "constraints.txt"
+LIMIT_S = 300.0
+
+IGNORED: dict[str, str] = {}
+"""Vulnerabilities that do not concern fedpatch: the id, and why. Each is to be looked at again with every new pin."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was found: vulnerable packages, those of which nothing is known, and how many were looked up."""
+
+    vulnerable: tuple[str, ...]
+    ignored: tuple[str, ...]
+    unknown: tuple[str, ...]
+    audited: int
+
+
+def judge(report: Mapping[str, Any], ignored: Mapping[str, str]) -> Verdict:
+    """Reads pip-audit's JSON; a vulnerability goes by its id or any alias of it."""
+    vulnerable: list[str] = []
+    explained: list[str] = []
+    unknown: list[str] = []
+    audited = 0
+    for one in report["dependencies"]:
+        if "skip_reason" in one:
+            unknown.append(one["name"])
+            continue
+        audited += 1
+        for found in one["vulns"]:
+            ids = [found["id"], *found.get("aliases", ())]
+            reason = next((ignored[name] for name in ids if name in ignored), None)
+            mend = f"mended in {', '.join(found['fix_versions'])}" if found.get("fix_versions") else "not mended yet"
+            text = f"{one['name']} {one['version']}: {found['id']}, {mend}"
+            (vulnerable if reason is None else explained).append(
+                text if reason is None else f"{text}; ignored: {reason}"
+            )
+    return Verdict(tuple(vulnerable), tuple(explained), tuple(unknown), audited)
+
+
+def in_words(verdict: Verdict) -> list[str]:
+    """The lines to print."""
+    lines = [f"vulnerable: {one}" for one in verdict.vulnerable] + list(verdict.ignored)
+    pins = verdict.audited + len(verdict.unknown)
+    if not verdict.audited:
+        return [*lines, f"not audited: the index that answered knows none of the {pins} pinned packages"]
+    if verdict.unknown:
+        lines.append(f"not audited, for the index does not know them: {', '.join(verdict.unknown)}")
+    return [*lines, f"{verdict.audited} of {pins} pinned packages audited, {len(verdict.vulnerable)} vulnerabilities"]
+
+
+def main() -> int:
+    """Runs pip-audit on constraints.txt."""
+    command = [sys.executable, "-m", "pip_audit", "--requirement", str(CONSTRAINTS), "--no-deps", "--disable-pip"]
+    command += ["--format", "json", "--progress-spinner", "off"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+        report = json.loads(done.stdout)
+    except subprocess.TimeoutExpired:
+        _say(f"not audited: the index has not answered within {LIMIT_S:g} s")
+        return 0
+    except ValueError:
+        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        _say(f"not audited: pip-audit ended with {done.returncode} and no result: {last[:300]}")
+        return 0
+    verdict = judge(report, IGNORED)
+    _say(*in_words(verdict))
+    return 1 if verdict.vulnerable else 0
+
+
+def _say(*lines: str) -> None:
+    sys.stdout.writelines(f"audit: {line}\n" for line in lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

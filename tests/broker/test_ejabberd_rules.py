@@ -1,0 +1,149 @@
+"""A clustered broker's access rules, made from the topic table and tried on a real ejabberd, over TLS and with passwords."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from coordinator.ejabberd_rules import ejabberd_rules
+from shared import topics
+from shared.errors import BrokerError
+from shared.link import Received
+from shared.tls_files import TlsFiles
+from shared.topics import TOPICS
+from tests.broker.ejabberd import Ejabberd
+from tests.brokers import PATIENCE_S, Client, client
+from tests.secured import Certificates
+
+pytestmark = pytest.mark.broker
+
+OWNER, OTHER, COORDINATOR, WATCHER, UNLISTED = "pi-1", "pi-2", "coordinator", "ann", "guest"
+USERS = (OWNER, OTHER, COORDINATOR, WATCHER, UNLISTED)
+PARTIES = {OWNER: "device", OTHER: "device", COORDINATOR: "coordinator", WATCHER: "watcher", UNLISTED: ""}
+EXAMPLES = {
+    row.name: row.pattern.format(fleet="home", device=OWNER, digest="0" * 64, transfer="0" * 16, index=0)
+    for row in TOPICS
+}
+
+# Answers ejabberd's questions about passwords: a user's is its own name.
+_ASK = """\
+#!{python}
+import struct, sys
+while head := sys.stdin.buffer.read(2):
+    question = sys.stdin.buffer.read(struct.unpack(">H", head)[0]).decode().split(":")
+    right = question[0] == "isuser" or (question[0] == "auth" and question[1] == question[3])
+    sys.stdout.buffer.write(struct.pack(">HH", 2, right))
+    sys.stdout.buffer.flush()
+"""
+
+_CONFIG = """\
+hosts: [localhost]
+loglevel: warning
+certfiles: [{{directory}}/broker.pem]
+listen:
+  - port: {{port}}
+    ip: "{{host}}"
+    module: mod_mqtt
+    backlog: 128
+    tls: true
+auth_method: external
+extauth_program: "{{directory}}/ask"
+acme:
+  auto: false
+{rules}"""
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    """Of the broker; members have passwords."""
+    return Certificates(tmp_path_factory.mktemp("ca"))
+
+
+@pytest.fixture(scope="module")
+def broker(certificates: Certificates) -> Iterator[Ejabberd]:
+    """With the rules of a fleet, and one topic more for whoever waits."""
+    text = ejabberd_rules("home", "localhost", [OWNER, OTHER], watchers=[WATCHER])
+    for option in ("access_publish", "access_subscribe"):
+        text = text.replace(f"    {option}:\n", f'    {option}:\n      "barrier/%u": all\n')
+    made = Ejabberd(_CONFIG.format(rules=text))
+    of_broker = certificates.directory / "broker"
+    pem = (of_broker / "broker.crt").read_bytes() + (of_broker / "broker.key").read_bytes()
+    (made.directory / "broker.pem").write_bytes(pem)
+    ask = made.directory / "ask"
+    ask.write_text(_ASK.format(python=shutil.which("python3") or sys.executable))
+    ask.chmod(0o755)
+    with made:
+        yield made
+
+
+def _login(certificates: Certificates, user: str, password: str = "") -> dict[str, object]:
+    return {
+        "username": f"{user}@localhost",
+        "password": password or user,
+        "tls": TlsFiles(certificates.ca_file),
+        "reconnect_delay_s": (0.05, 0.2),
+    }
+
+
+def test_what_is_delivered_is_what_the_table_allows(broker, certificates):
+    """Everybody subscribes to every topic and all of them, and writes on every topic."""
+    url = broker.url.replace("mqtt:", "mqtts:")
+    with ExitStack() as stack:
+        members: dict[str, Client] = {
+            user: stack.enter_context(client(url, user, "#", *EXAMPLES.values(), **_login(certificates, user)))
+            for user in USERS
+        }
+        for member in members.values():
+            member.settle()
+        for user, member in members.items():
+            for name, topic in EXAMPLES.items():
+                member.link.publish(topic, f"{user} {name}".encode())
+            member.settle()
+        for member in members.values():
+            member.settle()
+    came = {
+        (reader, *event.payload.decode().split())
+        for reader, member in members.items()
+        for event in member.seen
+        if isinstance(event, Received) and event.topic in EXAMPLES.values()
+    }
+    assert came == _expected()
+
+
+def _expected() -> set[tuple[str, str, str]]:
+    """Every (reader, writer, topic): what has a device in its name is the owner's, among devices."""
+
+    def are(party: str, row: topics.Topic) -> set[str]:
+        named = "{device}" in row.pattern and party == "device"
+        return {OWNER} if named else {user for user in USERS if PARTIES[user] == party}
+
+    return {
+        (reader, writer, row.name)
+        for row in TOPICS
+        for writer in are(row.writer, row)
+        for party in row.readers
+        for reader in are(party, row)
+    }
+
+
+def test_nobody_gets_in_without_a_password_or_in_plain_text(broker, certificates):
+    """A wrong one is refused; without TLS there is no MQTT."""
+    url = broker.url.replace("mqtt:", "mqtts:")
+    with client(url, OWNER, **_login(certificates, OWNER, "guess")) as one, pytest.raises(BrokerError):
+        one.link.wait_connected(PATIENCE_S)
+    plain = {**_login(certificates, OWNER), "tls": TlsFiles()}
+    with client(broker.url, OWNER, **plain) as one, pytest.raises(BrokerError):
+        one.link.wait_connected(3.0)
+
+
+def test_a_fleet_without_devices_has_rules_for_nobody():
+    """And every rule that is used is there."""
+    text = ejabberd_rules("home", "broker.lan", [])
+    assert 'fedpatch_device:\n    user: ["nobody@nowhere.invalid"]' in text and '"coordinator@broker.lan"' in text
+    used = {line.rpartition(": ")[2] for line in text.splitlines() if line.startswith("      ")}
+    defined = {line.strip(" :") for line in text.partition("access_rules:")[2].splitlines() if line.endswith(":")}
+    assert used <= defined

@@ -1,0 +1,218 @@
+"""The configurations that ship: mosquitto takes them, nobody is let in without an identity, and who lost his has lost all."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import cast
+
+import pytest
+from paho.mqtt import client as mqtt
+from paho.mqtt.enums import CallbackAPIVersion
+
+from shared import topics
+from shared.errors import BrokerError
+from shared.link import Connected, Disconnected
+from shared.tls_files import TlsFiles
+from tests.brokers import HOST, PATIENCE_S, Client, client
+from tests.checkups import ask, settings_for, verdicts
+from tests.secured import CONFIGURATIONS, Certificates, SecuredMosquitto, rules
+
+pytestmark = pytest.mark.broker
+
+FLEET, DEVICES = "home", ["pi-1", "pi-2"]
+# Everybody may ask the broker whether it is done; what is written on `read` tells that it has read the rules again.
+MARKS = "\npattern readwrite barrier/+\n"
+READ = "\npattern readwrite read\n"
+ALL = rules(FLEET, DEVICES) + MARKS
+LEFT = rules(FLEET, ["pi-1"]) + MARKS + READ
+PRODUCTION = ("mosquitto.conf", "mosquitto-passwords.conf")
+
+
+@pytest.fixture
+def certificates(tmp_path: Path) -> Certificates:
+    """Those of a small fleet."""
+    return Certificates(tmp_path / "ca", FLEET, devices=DEVICES)
+
+
+def tls(certificates: Certificates, user: str = "") -> TlsFiles:
+    """What a member trusts and shows; without a name it shows nothing."""
+    pair = certificates.pair(user) if user else (None, None)
+    return TlsFiles(certificates.ca_file, *pair)
+
+
+@contextmanager
+def member(broker: SecuredMosquitto, user: str, *filters: str) -> Iterator[Client]:
+    """A client with a certificate, which is connected and has subscribed; its id is its user name, as the broker has it."""
+    url = broker.coordinator_url if user == "coordinator" else broker.url
+    with client(url, user, *filters, tls=tls(broker.certificates, user)) as one:
+        one.settle()
+        yield one
+
+
+@contextmanager
+def ghost(certificates: Certificates, port: int, user: str, will: tuple[str, bytes]) -> Iterator[socket.socket]:
+    """A connection with a last will, to be shut without a goodbye."""
+    ready = threading.Event()
+    one = mqtt.Client(CallbackAPIVersion.VERSION2, client_id=f"ghost-{user}", reconnect_on_failure=False)
+    context = ssl.create_default_context(cafile=certificates.ca_file)
+    context.load_cert_chain(*certificates.pair(user))
+    one.tls_set_context(context)
+    one.will_set(*will, qos=1, retain=True)
+    one.on_connect = lambda *_: ready.set()
+    one.connect(HOST, port)
+    one.loop_start()
+    try:
+        assert ready.wait(PATIENCE_S)
+        yield cast(socket.socket, one.socket())
+    finally:
+        one.loop_stop()
+
+
+def test_whoever_was_revoked_is_shut_out_and_what_it_left_is_gone(certificates):
+    """List and rules, and a reload: an open connection writes and reads no more; its retained state is given to nobody."""
+    state, down = topics.device_state(FLEET, "pi-2"), topics.down(FLEET, "pi-2")
+    with (
+        SecuredMosquitto(certificates, ALL) as broker,
+        member(broker, "coordinator", state) as coordinator,
+        client(broker.url, "pi-2", down, tls=tls(certificates, "pi-2")) as gone,
+    ):
+        gone.settle()
+        coordinator.link.subscribe("read")
+        gone.link.publish(state, b"here", retain=True)
+        assert coordinator.received(state).payload == b"here"
+        with client(broker.coordinator_url, "later", state, tls=tls(certificates, "coordinator")) as later:
+            assert later.received(state).retained
+        certificates.revoke("pi-2")
+        broker.install_certificates()
+        broker.write_acl(LEFT)
+        broker.reload()
+        _until_read(coordinator)
+        coordinator.link.publish(down, b"not for you")
+        coordinator.settle()
+        gone.link.publish(state, b"still here", retain=True)
+        gone.settle()
+        coordinator.settle()
+        assert not any(isinstance(event, Disconnected) for event in gone.seen)
+        assert down not in gone.topics and coordinator.topics.count(state) == 1
+        with client(broker.coordinator_url, "last", state, "mark", tls=tls(certificates, "coordinator")) as last:
+            last.settle()
+            assert state not in last.topics
+        broker.restart()
+        assert "revoked" in gone.wait(Disconnected, lambda event: "revoked" in event.reason).reason
+
+
+def test_the_last_will_of_whoever_was_revoked_is_not_published(certificates):
+    """Nor does a connection that breaks tell anything in its name; that of a good one does."""
+    with (
+        SecuredMosquitto(certificates, ALL) as broker,
+        member(broker, "coordinator", "read", state_of("+")) as coordinator,
+    ):
+        with (
+            ghost(certificates, broker.port, "pi-1", (state_of("pi-1"), b"will")) as good,
+            ghost(certificates, broker.port, "pi-2", (state_of("pi-2"), b"will")) as gone,
+        ):
+            broker.write_acl(LEFT)
+            broker.reload()
+            _until_read(coordinator)
+            gone.shutdown(socket.SHUT_RDWR)
+            good.shutdown(socket.SHUT_RDWR)
+            assert coordinator.received(state_of("pi-1")).payload == b"will"
+        coordinator.settle()
+        assert state_of("pi-2") not in coordinator.topics
+
+
+@pytest.mark.parametrize(("user", "tied"), [("pi-1", True), ("coordinator", False)])
+def test_the_doctor_sees_that_client_ids_are_tied(certificates, user, tied):
+    """On the devices' listener it says so and asks no more; on the coordinator's it asks everything."""
+    cert_file, key_file = certificates.pair(user)
+    files = {"ca_file": certificates.ca_file, "cert_file": cert_file, "key_file": key_file}
+    with SecuredMosquitto(certificates, rules(FLEET, DEVICES)) as broker:
+        side, url = ("device", broker.url) if tied else ("coordinator", broker.coordinator_url)
+        found = verdicts(ask(settings_for(side, url, **files), side))
+    assert found["broker_tls"] == found["broker_login"] == "ok"
+    assert ("client_ids" in found, "rights_write" in found) == (tied, not tied)
+    assert found.get("client_ids", "skip") == "skip" and "fail" not in found.values()
+
+
+@pytest.mark.parametrize("configuration", PRODUCTION)
+def test_limits_are_stated_and_what_is_kept_outlasts_a_restart(certificates, configuration):
+    """Mosquitto takes the file as it ships; a client hears the packet limit; presence is there after `systemctl restart`."""
+    passwords = {user: user for user in ("coordinator", *DEVICES)} if "passwords" in configuration else None
+    named = {"username": "pi-1", "password": "pi-1", "tls": tls(certificates)}
+    login = named if passwords else {"tls": tls(certificates, "pi-1")}
+    with SecuredMosquitto(certificates, ALL, configuration=configuration, passwords=passwords) as broker:
+        with client(broker.url, "any", **login) as device:
+            assert device.wait(Connected).max_packet_bytes == 1_048_576
+            device.link.publish(state_of("pi-1"), b"here", retain=True)
+            device.settle()
+        broker.stop()
+        broker.start()
+        with client(broker.url, "any", state_of("pi-1"), **login) as device:
+            assert device.received(state_of("pi-1")).retained
+        assert "Warning: File" not in broker.log
+
+
+def test_passwords_travel_over_tls_only_and_let_in_by_name(certificates):
+    """Without one, with a wrong one, or in plain text nobody is let in; the rules hold as with certificates."""
+    words = {user: f"{user}'s own" for user in ("coordinator", *DEVICES)}
+    with SecuredMosquitto(certificates, ALL, configuration="mosquitto-passwords.conf", passwords=words) as broker:
+        right = {"username": "pi-1", "password": words["pi-1"]}
+        trusting = tls(certificates)
+        for options in ({"tls": trusting}, {"tls": trusting, "username": "pi-1", "password": "guess"}):
+            with client(broker.url, "pi-1", **options) as one, pytest.raises(BrokerError, match="user"):
+                one.link.wait_connected(PATIENCE_S)
+        with client(broker.url.replace("mqtts:", "mqtt:"), "pi-1", **right) as one:
+            one.wait(Disconnected)
+            assert not any(isinstance(event, Connected) for event in one.seen)
+        boss = {"username": "coordinator", "password": words["coordinator"], "tls": trusting}
+        with (
+            client(
+                broker.url, "pi-1", topics.down(FLEET, "pi-1"), topics.down(FLEET, "pi-2"), tls=trusting, **right
+            ) as one,
+            client(broker.coordinator_url, "boss", state_of("+"), **boss) as coordinator,
+        ):
+            one.settle()
+            coordinator.settle()
+            for device in DEVICES:
+                coordinator.link.publish(topics.down(FLEET, device), b"to " + device.encode())
+                one.link.publish(state_of(device), b"of " + device.encode())
+            for party in (one, coordinator, one):  # what one has written is there before the other is asked what came
+                party.settle()
+            told = [topics.down(FLEET, device) in one.topics for device in DEVICES]
+            assert told == [state_of(device) in coordinator.topics for device in DEVICES] == [True, False]
+
+
+@pytest.mark.parametrize("configuration", PRODUCTION)
+def test_every_option_is_explained_where_it_first_stands(configuration):
+    """A comment is above its paragraph; the options of a listener are explained with the first one."""
+    known: set[str] = set()
+    explained = False
+    for line in (CONFIGURATIONS / configuration).read_text("utf-8").splitlines():
+        if not line or line.startswith("#"):
+            explained = bool(line)
+            continue
+        option = line.partition(" ")[0]
+        assert explained or option in known, f"{configuration}: nobody says why {option} is as it is"
+        known.add(option)
+    assert {"allow_anonymous", "acl_file", "max_packet_size", "memory_limit", "tls_version"} <= known
+    assert ("require_certificate" in known) is (configuration == "mosquitto.conf")
+
+
+def state_of(device: str) -> str:
+    """The topic of a device's presence; `+` is all of them."""
+    return f"fedpatch/1/{FLEET}/dev/{device}/state"
+
+
+def _until_read(one: Client) -> None:
+    """Until the broker has read its rules again: those that allow to write on `read`."""
+    for _ in range(1000):
+        one.link.publish("read", b"")
+        one.settle()
+        if "read" in one.topics:
+            return
+    raise AssertionError("the broker does not read its rules again")

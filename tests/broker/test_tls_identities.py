@@ -1,0 +1,206 @@
+"""Two sides that do not trust each other, over TLS with a real mosquitto: what the user reads, for each reason."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from coordinator.identity.authority import BROKER
+from shared.link import Connected, Disconnected
+from shared.tls_files import TlsFiles
+from tests.brokers import HOST, Mosquitto, client
+from tests.identities import DAY_S, Certified, url_of
+
+pytestmark = pytest.mark.broker
+
+
+@pytest.fixture(scope="module")
+def kitchen(tmp_path_factory: pytest.TempPathFactory) -> Certified:
+    """A fleet with certificates."""
+    return Certified(tmp_path_factory.mktemp("kitchen") / "ca").make("pi-1", "pi-2")
+
+
+@pytest.fixture(scope="module")
+def garden(tmp_path_factory: pytest.TempPathFactory) -> Certified:
+    """Another fleet, with a CA of its own."""
+    return Certified(tmp_path_factory.mktemp("garden") / "ca", "garden").make("pi-1")
+
+
+@pytest.fixture(scope="module")
+def broker(kitchen: Certified) -> Iterator[Mosquitto]:
+    """That of the kitchen."""
+    with kitchen.broker() as started:
+        yield started
+
+
+def told(url: str, files: TlsFiles) -> str:
+    """Why a connection with these files fails."""
+    with client(url, "one", tls=files) as one:
+        return one.wait(Disconnected).reason
+
+
+def test_a_device_with_a_certificate_is_let_in(kitchen: Certified, broker: Mosquitto):
+    """And learns until when the broker's own certificate is good."""
+    with client(url_of(broker), "pi-1", tls=kitchen.files("pi-1")) as one:
+        ends = one.wait(Connected).broker_certificate_ends
+    assert ends is not None and abs(ends - time.time() - 20 * DAY_S) < DAY_S
+
+
+def test_a_certificate_of_another_fleet_is_refused(kitchen: Certified, garden: Certified, broker: Mosquitto):
+    """Its CA is named. Who brings the other fleet's CA, too, does not trust the broker in the first place."""
+    own = garden.files("pi-1").cert_file
+    reason = told(url_of(broker), TlsFiles(kitchen.directory / "ca.crt", own, own))
+    assert "the broker does not know its CA, 'fedpatch CA of garden': is it a certificate for another fleet?" in reason
+    reason = told(url_of(broker), garden.files("pi-1"))
+    assert f"its certificate is of an unknown CA; {garden.directory}/ca.crt holds another CA" in reason
+
+
+def test_who_has_no_certificate_is_told_to_enrol(kitchen: Certified, broker: Mosquitto):
+    """The broker asks for one."""
+    reason = told(url_of(broker), TlsFiles(kitchen.directory / "ca.crt"))
+    assert "asks for a certificate, and we have none; enrol this device (fedpatch-agent enrol FILE)" in reason
+
+
+def test_a_certificate_that_has_expired_is_told_with_its_date(kitchen: Certified, broker: Mosquitto):
+    """And how to renew it."""
+    kitchen.device("old", days=1, now=time.time() - 5 * DAY_S)
+    reason = told(url_of(broker), kitchen.files("old"))
+    gone = time.strftime("%Y-%m-%d", time.gmtime(time.time() - 4 * DAY_S))
+    assert f"our certificate for 'old' ({kitchen.directory}/old.pem): it has expired on {gone}" in reason
+    assert "renew it (fedpatch device rotate" in reason
+
+
+def test_a_certificate_of_the_future_is_told_with_its_date(kitchen: Certified, broker: Mosquitto):
+    """As when the clock of whoever made it was ahead."""
+    kitchen.device("young", now=time.time() + 5 * DAY_S)
+    assert "it is not yet valid before" in told(url_of(broker), kitchen.files("young"))
+
+
+def test_a_name_that_is_not_in_the_broker_s_certificate(kitchen: Certified, garden: Certified):
+    """The host name is to blame, and neither the CA nor the clock."""
+    with garden.open() as authority:
+        authority.issue(BROKER, "broker", now=time.time(), names=["elsewhere.example"])
+    with garden.broker() as other:
+        reason = told(url_of(other), garden.files("pi-1"))
+    assert (
+        f"its certificate is not for the host name {HOST}; write a name of its certificate in the broker URL" in reason
+    )
+
+
+def test_a_broker_with_the_certificate_of_a_client(garden: Certified):
+    """It is told apart from one that nobody trusts."""
+    place = garden.directory
+    options = f"cafile {place}/ca.crt\ncertfile {place}/coordinator/client.crt\nkeyfile {place}/coordinator/client.key"
+    with Mosquitto(options) as other:
+        assert "its certificate is a client's, not a server's" in told(url_of(other), garden.files("pi-1"))
+
+
+def test_a_ca_that_has_expired_is_named(tmp_path: Path):
+    """Whatever it signed is of no use then; the mend is to renew the CA, and what it signed works again."""
+    past = Certified(tmp_path / "ca", now=time.time() - 10 * DAY_S, ca_days=9).make("pi-1", days=60)
+    with past.broker() as broker:
+        reason = told(url_of(broker), past.files("pi-1"))
+        assert f"the CA 'fedpatch CA of kitchen' in {tmp_path}/ca/ca.crt has expired since" in reason
+        assert "renew the CA (fedpatch ca renew) and give everybody its new ca.crt" in reason
+
+
+def test_a_broker_s_certificate_that_has_expired_is_told_with_its_date(tmp_path: Path):
+    """The CA is good, so it must be the broker's own: it is asked for, and its last day told."""
+    house = Certified(tmp_path / "ca").make("pi-1")
+    with house.open() as authority:
+        authority.issue(BROKER, "broker", now=time.time() - 5 * DAY_S, days=1, names=[HOST])
+    with house.broker() as broker:
+        reason = told(url_of(broker), house.files("pi-1"))
+    gone = time.strftime("%Y-%m-%d", time.gmtime(time.time() - 4 * DAY_S))
+    assert f"the certificate of the broker {HOST}:{broker.port} has expired since {gone}" in reason
+    assert "renew it (fedpatch ca broker); where it is not old, set the clock" in reason
+
+
+def test_a_revoked_device_is_refused_once_the_broker_has_read_the_list(tmp_path: Path):
+    """SIGHUP is enough for new connections; a restart ends those that are open, and only those of who was revoked."""
+    house = Certified(tmp_path / "ca").make("pi-1", "pi-2")
+    with house.broker() as broker, client(url_of(broker), "pi-1", tls=house.files("pi-1")) as one:
+        one.wait(Connected)
+        house.revoke("pi-1")
+        broker.signal(signal.SIGHUP)
+        for _ in range(300):
+            with client(url_of(broker), "again", tls=house.files("pi-1")) as again:
+                event = again.wait(object)
+            if isinstance(event, Disconnected):
+                break
+        assert isinstance(event, Disconnected) and "it was revoked; ask whoever runs the fleet" in event.reason
+        broker.restart()
+        one.wait(Disconnected, lambda event: "it was revoked" in event.reason)
+        with client(url_of(broker), "pi-2", tls=house.files("pi-2")) as two:
+            two.wait(Connected)
+
+
+def test_a_renewed_certificate_is_taken_up_without_a_restart(tmp_path: Path):
+    """The connection is made anew with it; a key that does not fit, as between two writes, costs nothing meanwhile."""
+    house = Certified(tmp_path / "ca").make("pi-1")
+    files = house.files("pi-1")
+    assert files.cert_file is not None
+    with house.broker() as broker, client(url_of(broker), "pi-1", "t", tls=files) as one:
+        one.wait(Connected)
+        files.cert_file.write_bytes(b"half a certificate")
+        house.device("pi-1", days=10)
+        assert "our certificate was renewed" in one.wait(Disconnected).reason
+        one.wait(Connected)
+        one.link.publish("t", b"still here")
+        assert one.received("t").payload == b"still here"
+
+
+LIBRARIES = sorted(Path("/usr/lib").glob("**/libfaketime.so.1"))
+LOOK = """
+import queue, sys
+from pathlib import Path
+from shared.link import Connected, Disconnected, MqttLink
+from shared.tls_files import TlsFiles
+events, (url, ca, own) = queue.Queue(), sys.argv[1:]
+link = MqttLink(url, client_id="pi-1", events=events.put, tls=TlsFiles(Path(ca), Path(own), Path(own)))
+link.start()
+while True:
+    event = events.get(timeout=120)
+    print(event.reason if isinstance(event, Disconnected) else "connected", flush=True)
+    if isinstance(event, Connected):
+        break
+link.stop()
+"""
+
+
+@pytest.mark.skipif(not LIBRARIES, reason="libfaketime is missing; install Debian's package faketime")
+@pytest.mark.parametrize(
+    ("offset", "words"), [("-400d", "is not yet valid before"), ("+4000d", "has expired since")], ids=["past", "future"]
+)
+def test_a_clock_that_is_off_is_told_and_waited_for(
+    kitchen: Certified, broker: Mosquitto, tmp_path: Path, offset: str, words: str
+):
+    """Which certificate, from when or until when, what the clock says and what to do; once it is set, the link goes on."""
+    clock = tmp_path / "clock"
+    clock.write_text(offset)
+    environment = {
+        "LD_PRELOAD": str(LIBRARIES[0]),
+        "FAKETIME_TIMESTAMP_FILE": str(clock),
+        "FAKETIME_NO_CACHE": "1",
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        "PYTHONPATH": ":".join(sys.path),
+        "PATH": "/usr/bin:/bin",
+    }
+    files = kitchen.files("pi-1")
+    command = [sys.executable, "-c", LOOK, url_of(broker), str(files.ca_file), str(files.cert_file)]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as device:
+        assert device.stdout is not None
+        first = device.stdout.readline()
+        assert f"the CA 'fedpatch CA of kitchen' in {files.ca_file} {words}" in first
+        assert "the clock here says" in first and "set the clock" in first
+        replacement = tmp_path / "right"
+        replacement.write_text("+0")
+        replacement.replace(clock)
+        assert any("connected" in line for line in device.stdout)
+        assert device.wait(60) == 0

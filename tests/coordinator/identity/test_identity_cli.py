@@ -1,0 +1,152 @@
+"""`fedpatch ca` and `fedpatch device` as an operator types them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from coordinator.cli import main
+from shared.bundle import decode_bundle
+from shared.certificate import read_pem
+from tests.programs import Ended, Program
+
+
+@pytest.fixture
+def fedpatch(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Program:
+    """The command line, with the CA of a kitchen in the state directory of this folder."""
+    monkeypatch.chdir(tmp_path)
+    program = Program(main, monkeypatch, capsys)
+    well(program("ca", "init", "--fleet", "kitchen", "--broker-name", "broker.lan"))
+    return program
+
+
+def well(ended: Ended) -> Ended:
+    """It must have succeeded."""
+    assert ended.code == 0, ended.err
+    return ended
+
+
+def listed(fedpatch: Program) -> dict[str, dict[str, object]]:
+    """What `fedpatch device list --json` says, by name."""
+    return {one["name"]: one for one in json.loads(well(fedpatch("device", "list", "--json")).out)}
+
+
+def test_a_ca_is_made_with_what_a_broker_and_a_coordinator_need(fedpatch: Program, tmp_path: Path):
+    """In ca of the state directory; again it changes nothing; keys are for their owner alone."""
+    place = tmp_path / "fedpatch-state" / "ca"
+    files = {str(one.relative_to(place)): one.read_bytes() for one in sorted(place.rglob("*.*"))}
+    assert set(files) == {
+        *("ca.crt", "ca.key", "ca.crl", "index.json", "broker/broker.crt", "broker/broker.key"),
+        *("coordinator/client.crt", "coordinator/client.key"),
+    }
+    assert all(one.stat().st_mode & 0o077 == 0 for one in place.rglob("*.key"))
+    again = well(fedpatch("ca", "init", "--fleet", "kitchen", "--broker-name", "broker.lan"))
+    assert {str(one.relative_to(place)): one.read_bytes() for one in sorted(place.rglob("*.*"))} == files
+    assert f"--cert-file {place}/coordinator/client.crt" in again.err
+    other = fedpatch("ca", "init", "--fleet", "garden")
+    assert other.code == 2 and "is the CA of fleet 'kitchen', not of 'garden'" in other.err
+
+
+def test_a_device_is_enrolled_rotated_and_revoked(fedpatch: Program, tmp_path: Path):
+    """Each step says what is left to do, and the list what is good."""
+    told = well(fedpatch("device", "add", "pi-1", "--broker", "mqtts://broker.lan", "--out", "one"))
+    assert "on the device: fedpatch-agent enrol one, then delete it" in told.err and told.out == ""
+    bundle = decode_bundle((tmp_path / "one").read_bytes(), "one")
+    assert (bundle.fleet, bundle.device, bundle.broker) == ("kitchen", "pi-1", "mqtts://broker.lan")
+    assert (tmp_path / "one").stat().st_mode & 0o777 == 0o600
+    again = fedpatch("device", "add", "pi-1", "--out", "two")
+    assert again.code == 2 and "`fedpatch device rotate pi-1` makes it a new bundle" in again.err
+    assert "fedpatch device revoke pi-1 --old" in well(fedpatch("device", "rotate", "pi-1", "--out", "two")).err
+    assert (listed(fedpatch)["pi-1"]["state"], listed(fedpatch)["pi-1"]["others_good"]) == ("good", 1)
+    well(fedpatch("device", "revoke", "pi-1", "--old"))
+    assert (listed(fedpatch)["pi-1"]["state"], listed(fedpatch)["pi-1"]["others_good"]) == ("good", 0)
+    gone = well(fedpatch("device", "revoke", "pi-1", "--reason", "stolen"))
+    assert "ca.crl" in gone.err and "systemctl reload mosquitto" in gone.err
+    assert (listed(fedpatch)["pi-1"]["state"], listed(fedpatch)["pi-1"]["reason"]) == ("revoked", "stolen")
+    well(fedpatch("device", "add", "pi-1", "--out", "three"))
+    assert listed(fedpatch)["pi-1"]["state"] == "good"
+
+
+def test_no_secret_overwrites_a_file_or_gets_lost(fedpatch: Program, tmp_path: Path):
+    """Where the bundle cannot be written, nothing is issued."""
+    (tmp_path / "taken").write_text("mine")
+    for out, words in (("taken", "exists already"), ("nowhere/one", "its directory is absent")):
+        refused = fedpatch("device", "add", "pi-1", "--out", out)
+        assert refused.code == 2 and words in refused.err
+    assert listed(fedpatch) == {} and (tmp_path / "taken").read_text() == "mine"
+
+
+def test_passwords_for_a_broker_without_client_certificates(fedpatch: Program, tmp_path: Path):
+    """The bundle has the word, the broker's file its hash; revoking takes the line away."""
+    well(fedpatch("device", "add", "pi-1", "--password", "--out", "one"))
+    word = decode_bundle((tmp_path / "one").read_bytes(), "one").password
+    place = tmp_path / "fedpatch-state" / "ca"
+    well(fedpatch("ca", "coordinator", "--password"))
+    passwords = place / "broker" / "passwords"
+    assert [line.partition(":")[0] for line in passwords.read_text().splitlines()] == ["coordinator", "pi-1"]
+    assert word not in passwords.read_text() and "$7$" in passwords.read_text()
+    environment = place / "coordinator" / "password.env"
+    assert "FEDPATCH_USERNAME=coordinator\nFEDPATCH_PASSWORD=" in environment.read_text()
+    assert environment.stat().st_mode & 0o777 == 0o600
+    well(fedpatch("device", "revoke", "pi-1"))
+    assert "pi-1" not in passwords.read_text()
+
+
+def test_what_expires_is_renewed_with_the_key_it_has(fedpatch: Program, tmp_path: Path):
+    """The broker's for the same names, the coordinator's, the CA's; a new key where that is asked for."""
+    place = tmp_path / "fedpatch-state" / "ca"
+    for stem, words in (
+        ("broker/broker", ["ca", "broker", "--days", "9"]),
+        ("coordinator/client", ["ca", "coordinator", "--days", "9"]),
+    ):
+        certificate, key = place / f"{stem}.crt", place / f"{stem}.key"
+        before, former = read_pem(certificate.read_bytes())[0], key.read_bytes()
+        well(fedpatch(*words))
+        after = read_pem(certificate.read_bytes())[0]
+        assert after.serial != before.serial and after.not_after < before.not_after
+        assert key.read_bytes() == former
+        well(fedpatch(*words, "--new-key"))
+        assert key.read_bytes() != former
+    before = read_pem((place / "ca.crt").read_bytes())[0]
+    well(fedpatch("ca", "renew", "--ca-days", "5000"))
+    assert read_pem((place / "ca.crt").read_bytes())[0].not_after > before.not_after
+
+
+def test_watchers_have_certificates_of_their_own(fedpatch: Program, tmp_path: Path):
+    """In one file with the key, and they can be taken back."""
+    well(fedpatch("ca", "watcher", "anna", "--out", "anna.pem"))
+    text = (tmp_path / "anna.pem").read_text()
+    holder = read_pem(text.encode())[0].holder
+    assert holder is not None and (holder.part, holder.name) == ("watcher", "anna") and "PRIVATE KEY" in text
+    well(fedpatch("ca", "revoke-watcher", "anna"))
+    shown = json.loads(well(fedpatch("ca", "show", "--json")).out)
+    states = {(one["part"], one["name"]): one["state"] for one in shown["holders"]}
+    assert states[("watcher", "anna")] == "revoked" and states[("coordinator", "coordinator")] == "good"
+    assert shown["fleet"] == "kitchen" and shown["expires_at"] > 0
+    assert "watcher" in well(fedpatch("ca", "show")).out
+    assert well(fedpatch("ca", "crl")).out.strip() == str(tmp_path / "fedpatch-state" / "ca" / "ca.crl")
+
+
+def test_a_directory_without_a_ca_is_told(fedpatch: Program, tmp_path: Path):
+    """By all commands that need one."""
+    for words in (["device", "list"], ["ca", "show"], ["device", "revoke", "pi-1"], ["ca", "crl"]):
+        ended = fedpatch(*words, "--ca-dir", tmp_path / "none")
+        assert ended.code == 2 and "no CA there; make one with `fedpatch ca init`" in ended.err
+
+
+def test_without_the_package_a_sentence_says_what_to_install(fedpatch: Program):
+    """Lists need nothing; what makes certificates does."""
+    program = (
+        "import sys; sys.modules['cryptography'] = None; from coordinator.cli import main; "
+        "sys.argv = ['fedpatch', *sys.argv[1:]]; main()"
+    )
+    lists, makes = (
+        subprocess.run([sys.executable, "-c", program, "device", *words], capture_output=True, text=True, check=False)
+        for words in (["list", "--json"], ["add", "pi-9"])
+    )
+    assert (lists.returncode, lists.stdout.strip()) == (0, "[]"), lists.stderr
+    assert makes.returncode == 2 and "pip install 'fedpatch[coordinator]'" in makes.stderr

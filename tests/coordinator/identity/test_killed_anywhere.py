@@ -1,0 +1,111 @@
+"""A command that is killed at any of its writes: no serial number is given twice, and no revocation is lost."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+
+from coordinator.identity.authority import COORDINATOR, DEVICE, Authority
+from coordinator.identity.index_file import read_index
+
+NOW = 1_800_000_000
+
+
+class Killed(BaseException):
+    """As kill -9: nobody catches it."""
+
+
+def killed_at(monkeypatch: pytest.MonkeyPatch, write: int, *, after: bool, what: Callable[[], object]) -> bool:
+    """Whether `what` was killed at a write, counted from 0, before or after its rename; else it came to its end."""
+    count = itertools.count()
+    real = os.replace
+
+    def replace(source: str, target: str) -> None:
+        here = next(count) == write
+        if here and not after:
+            raise Killed
+        real(source, target)
+        if here:
+            raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr("shared.files.os.replace", replace)
+        try:
+            what()
+        except Killed:
+            return True
+    return False
+
+
+def crl(directory: Path) -> set[str]:
+    """Serial numbers that brokers refuse."""
+    found = x509.load_pem_x509_crl((directory / "ca.crl").read_bytes())
+    return {f"{one.serial_number:x}" for one in found}
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_a_revocation_that_is_recorded_reaches_the_list(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, after: bool):
+    """Whatever moment it stops in: either nothing was revoked and it can be done again, or it is in the list at last."""
+    for write in itertools.count():
+        place = tmp_path / str(write)
+        with Authority.create(place, "kitchen", now=NOW) as authority:
+            serial = authority.issue(DEVICE, "pi-1", now=NOW).entry.serial
+
+            def revoke(authority: Authority = authority) -> object:
+                return authority.revoke(DEVICE, "pi-1", now=NOW + 1)
+
+            killed = killed_at(monkeypatch, write, after=after, what=revoke)
+        with Authority.open(place, now=NOW + 2) as again:
+            recorded = again.index.revoked_devices() == {"pi-1"}
+            assert (serial in crl(place)) is recorded
+            assert recorded or killed
+            again.revoke(DEVICE, "pi-1", now=NOW + 3)
+            assert serial in crl(place)
+        if not killed:
+            assert write > 2
+            return
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_a_serial_number_that_may_be_out_is_recorded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, after: bool):
+    """There is no certificate on the disk of which the record does not know, and a name can be revoked and used again."""
+    for write in itertools.count():
+        place = tmp_path / str(write)
+        with Authority.create(place, "kitchen", now=NOW) as authority:
+
+            def issue(authority: Authority = authority) -> object:
+                return authority.issue(COORDINATOR, "coordinator", now=NOW)
+
+            killed = killed_at(monkeypatch, write, after=after, what=issue)
+        index = read_index(place)
+        assert index is not None
+        for path in place.glob("*/*.crt"):
+            assert f"{x509.load_pem_x509_certificate(path.read_bytes()).serial_number:x}" in index.serials()
+        with Authority.open(place, now=NOW + 2) as again:
+            again.issue(COORDINATOR, "coordinator", now=NOW + 2)
+            assert len(again.index.serials()) == len(again.index.entries)
+        if not killed:
+            assert write > 2
+            return
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_a_ca_that_was_begun_is_finished(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, after: bool):
+    """`fedpatch ca init` once more, and it is whole."""
+    for write in itertools.count():
+        place = tmp_path / str(write)
+
+        def create(place: Path = place) -> None:
+            Authority.create(place, "kitchen", now=NOW).close()
+
+        killed = killed_at(monkeypatch, write, after=after, what=create)
+        with Authority.create(place, "kitchen", now=NOW) as authority:
+            authority.issue(DEVICE, "pi-1", now=NOW)
+        assert crl(place) == set()
+        if not killed:
+            return

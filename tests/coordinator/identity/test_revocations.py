@@ -1,0 +1,120 @@
+"""Revoked devices and a run that goes on."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from coordinator.effects import Count
+from coordinator.engine import Engine
+from coordinator.identity.index import DEVICE, Entry, Index
+from coordinator.identity.index_file import INDEX_NAME, write_index
+from coordinator.identity.revocations import REVOKED, Revocations, refused
+from coordinator.round_states import State
+from shared.errors import StateError
+from shared.messages import Accept
+from tests.coordinator.engines import engine, send
+from tests.specs import there
+
+WORDS = logging.getLogger("fedpatch.coordinator").name
+
+
+def record(directory: Path, *, revoked: str = "", issued: str = "", fleet: str = "kitchen") -> None:
+    """Certificates of a and b, of which those of `revoked` are taken back; then new ones for `issued`."""
+    names = [(name, name in revoked) for name in "ab"] + [(name, False) for name in issued]
+    entries = [
+        Entry(serial=f"{number:x}", part=DEVICE, name=name, not_after=9, revoked_at=int(gone))
+        for number, (name, gone) in enumerate(names, 1)
+    ]
+    write_index(directory, Index(fleet=fleet, entries=tuple(entries)))
+
+
+def started(devices: str = "ab") -> Engine:
+    """An engine whose devices are there, in the middle of a round."""
+    made = engine(devices=len(devices))
+    made.start(0.0)
+    for device in devices:
+        made.on_state(device, there(), 0.0)
+    return made
+
+
+def test_without_a_ca_everybody_may_pass(tmp_path: Path):
+    """A fleet that has no certificates of ours is as it was."""
+    revocations = Revocations(tmp_path / "ca", "kitchen")
+    assert revocations.look(started(), 1.0) == [] and not revocations.refuses("a")
+
+
+def test_a_device_that_is_revoked_is_shut_out_at_the_next_look(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    """It is not asked any more, that is told once, and its messages are counted as what they are."""
+    record(tmp_path)
+    revocations, run = Revocations(tmp_path, "kitchen"), started()
+    assert revocations.look(run, 1.0) == [] and run.fleet.members["a"].barred == ""
+    record(tmp_path, revoked="a")
+    assert revocations.look(run, 1.5) == [] and not revocations.refuses("a"), "it looks once a second"
+    with caplog.at_level("WARNING", WORDS):
+        revocations.look(run, 2.0)
+        revocations.look(run, 9.0)
+    assert [one.message for one in caplog.records] == [
+        "a was revoked: it is not asked any more, and its messages are refused"
+    ]
+    assert revocations.refuses("a") and not revocations.refuses("b")
+    assert run.fleet.members["a"].barred == REVOKED and run.fleet.eligible() == ["b"]
+    assert refused("a") == [Count("a", "ignored", "revoked")]
+
+
+def test_a_device_that_is_revoked_leaves_the_open_round(tmp_path: Path):
+    """It counts as failed, for that reason; the others go on."""
+    record(tmp_path)
+    revocations, run = Revocations(tmp_path, "kitchen"), started()
+    from coordinator.effects import PublishModel
+    from tests.specs import model
+
+    assert run.open is not None or any(isinstance(one, PublishModel) for one in run.tick(0.0))
+    run.model_published(model(), 0.0)
+    for device in "ab":
+        send(run, device, Accept(10), 0.0, 1)
+    record(tmp_path, revoked="a")
+    assert Count("a", "failed", "revoked") in revocations.look(run, 2.0)
+    assert run.open is not None
+    assert run.open.round.participants["a"].state is State.FAILED
+    assert run.open.round.participants["b"].state is not State.FAILED
+
+
+def test_a_device_that_is_enrolled_again_is_welcome_again(tmp_path: Path):
+    """While the run goes on, too."""
+    record(tmp_path, revoked="a")
+    revocations, run = Revocations(tmp_path, "kitchen"), started()
+    revocations.look(run, 1.0)
+    assert run.fleet.eligible() == ["b"]
+    record(tmp_path, revoked="a", issued="a")
+    revocations.look(run, 2.0)
+    assert not revocations.refuses("a") and run.fleet.eligible() == ["a", "b"]
+
+
+def test_a_record_that_goes_bad_meanwhile_forgets_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    """Damaged or gone: who was revoked stays so, and it is told."""
+    record(tmp_path, revoked="a")
+    revocations, run = Revocations(tmp_path, "kitchen"), started()
+    for number, spoil in enumerate((lambda path: path.write_text("{"), lambda path: path.unlink()), 1):
+        spoil(tmp_path / INDEX_NAME)
+        with caplog.at_level("WARNING", WORDS):
+            revocations.look(run, 2.0 * number)
+        assert revocations.refuses("a")
+    assert "is damaged" in caplog.text and "has gone; what was revoked before stays so" in caplog.text
+
+
+def test_a_record_that_cannot_be_read_at_the_beginning_is_an_error(tmp_path: Path):
+    """Not to know who was revoked is no reason to let everybody in."""
+    (tmp_path / INDEX_NAME).write_text("{")
+    with pytest.raises(StateError, match="the record of a CA is damaged"):
+        Revocations(tmp_path, "kitchen")
+
+
+def test_the_ca_of_another_fleet_says_nothing_about_this_one(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    """It is told, and not heeded."""
+    record(tmp_path, revoked="a", fleet="garden")
+    with caplog.at_level("WARNING", WORDS):
+        assert not Revocations(tmp_path, "kitchen").refuses("a")
+    assert "is the CA of fleet 'garden', not of 'kitchen'" in caplog.text

@@ -1,0 +1,218 @@
+"""The bundle of an identity, installed on a device."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+import time
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from coordinator.identity.authority import DEVICE, Authority
+from device_agent.enrolling import install, read_bundle
+from shared.broker_url import parse_broker_url
+from shared.bundle import Bundle, decode_bundle, encode_bundle
+from shared.errors import ConfigError, DataError, UsageError
+from shared.tls import tls_context
+from shared.tls_files import TlsFiles
+
+OWN = '# the owner\'s\ntask = "digits"\ndata = "shard:0/2"  # all there is\n'
+
+
+def bundle_of(directory: Path, device: str = "pi-1", fleet: str = "kitchen", now: float = 0.0, days: int = 9) -> Bundle:
+    """As `fedpatch device add` makes it."""
+    now = now or time.time()
+    with Authority.create(directory / fleet, fleet, now=now - 86_400) as authority:
+        pair = authority.issue(DEVICE, device, now=now, days=days).pair
+        return Bundle(
+            fleet=fleet,
+            device=device,
+            broker="mqtts://broker.lan",
+            ca=authority.certificate.decode(),
+            certificate=pair.certificate.decode(),
+            key=pair.key.decode(),
+        )
+
+
+class Device:
+    """A device with settings of its owner's, in a directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self.config, self.state_dir = directory / "agent.toml", directory / "state"
+        self.config.write_text(OWN)
+
+    def install(self, bundle: Bundle, *, replace: bool = False) -> list[str]:
+        """What was written."""
+        return install(bundle, config=self.config, state_dir=self.state_dir, replace=replace).written
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """As the agent reads them."""
+        return tomllib.loads(self.config.read_text())
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> Device:
+    """One that is nobody yet."""
+    return Device(tmp_path)
+
+
+def test_a_bundle_makes_a_device_who_it_is(tmp_path: Path, device: Device):
+    """The files are there for their owner alone, TLS takes them, and the owner's settings stay with their comments."""
+    device.install(bundle_of(tmp_path))
+    place = device.state_dir / "identity"
+    assert device.settings == {
+        **tomllib.loads(OWN),
+        "broker": "mqtts://broker.lan",
+        "fleet": "kitchen",
+        "device_id": "pi-1",
+        "ca_file": str(place / "ca.crt"),
+        "cert_file": str(place / "client.pem"),
+        "key_file": str(place / "client.pem"),
+    }
+    assert device.config.read_text().startswith(OWN)
+    assert {path.name: path.stat().st_mode & 0o777 for path in place.iterdir()} == {
+        "ca.crt": 0o600,
+        "client.pem": 0o600,
+    }
+    assert device.state_dir.stat().st_mode & 0o077 == 0
+    files = TlsFiles(place / "ca.crt", place / "client.pem", place / "client.pem")
+    assert tls_context(parse_broker_url("mqtts://broker.lan"), files) is not None
+
+
+def test_the_same_bundle_again_changes_nothing(tmp_path: Path, device: Device):
+    """And a newer one of the same device only its certificate."""
+    bundle = bundle_of(tmp_path)
+    assert len(device.install(bundle)) == 3
+    assert device.install(bundle) == []
+    assert device.install(bundle_of(tmp_path)) == [str(device.state_dir / "identity" / "client.pem")]
+
+
+@pytest.mark.parametrize(("other", "fleet"), [("pi-2", "kitchen"), ("pi-1", "garden")])
+def test_another_identity_is_not_overwritten_unless_that_is_said(
+    tmp_path: Path, device: Device, other: str, fleet: str
+):
+    """What is in the settings counts, and what is installed."""
+    device.install(bundle_of(tmp_path))
+    before = device.config.read_text()
+    newcomer = bundle_of(tmp_path, other, fleet)
+    with pytest.raises(UsageError, match="is this bundle for another device\\? --replace makes this one it"):
+        device.install(newcomer)
+    assert device.config.read_text() == before
+    device.config.write_text(OWN)
+    with pytest.raises(UsageError, match="holds the identity of 'pi-1' in fleet 'kitchen'"):
+        device.install(newcomer)
+    device.install(newcomer, replace=True)
+    assert (device.settings["device_id"], device.settings["fleet"]) == (other, fleet)
+
+
+def test_what_does_not_belong_together_is_refused(tmp_path: Path, device: Device):
+    """A strange key, a strange CA, another's certificate, one that has expired: told apart, and nothing is written."""
+    bundle, other = bundle_of(tmp_path), bundle_of(tmp_path, "pi-2", "garden")
+    for wrong, words in (
+        (replace(bundle, key=other.key), "the bundle's key is not that of its certificate"),
+        (replace(bundle, ca=other.ca), "the bundle's CA did not make its certificate"),
+        (replace(bundle, device="pi-9"), "the bundle's certificate is not for 'pi-9' in fleet 'kitchen'"),
+        (replace(bundle, certificate="nothing"), "the bundle's certificate is damaged"),
+        (bundle_of(tmp_path, now=time.time() - 50_000, days=0), "the bundle's certificate has expired on"),
+    ):
+        with pytest.raises(DataError, match=words):
+            device.install(wrong)
+    with pytest.raises(UsageError, match="of no use without TLS; write mqtts://"):
+        device.install(replace(bundle, broker="mqtt://broker.lan"))
+    assert not device.state_dir.exists() and device.config.read_text() == OWN
+
+
+def test_a_clock_that_is_behind_does_not_hinder_it(tmp_path: Path, device: Device):
+    """A Pi that has no time yet is enrolled all the same, and says what it will wait for."""
+    future = bundle_of(tmp_path, now=time.time() + 86_400 * 9)
+    done = install(future, config=device.config, state_dir=device.state_dir, replace=False)
+    assert "the agent waits until the clock is set" in done.warnings[0]
+
+
+def test_a_password_is_for_the_owner_alone(tmp_path: Path, device: Device):
+    """Settings that everybody could read are closed, and the bundle shows no secret where it is printed."""
+    device.config.chmod(0o644)
+    bundle = Bundle(fleet="kitchen", device="pi-1", broker="mqtts://broker.lan", password="s3cret")
+    device.install(bundle)
+    assert device.settings["username"] == "pi-1" and device.settings["password"] == "s3cret"
+    assert device.config.stat().st_mode & 0o777 == 0o640
+    assert "s3cret" not in repr(bundle)
+
+
+def test_an_installation_that_is_cut_short_is_completed_by_doing_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """At whichever of its writes the plug is pulled, certificate and key fit at every moment."""
+    first, second = bundle_of(tmp_path), bundle_of(tmp_path)
+    for write in itertools.count():
+        directory = tmp_path / str(write)
+        directory.mkdir()
+        device = Device(directory)
+        device.install(replace(first, broker="mqtts://old"))
+        count = itertools.count()
+
+        def pulled(source: str, target: str, count: itertools.count = count, stop: int = write) -> None:
+            if next(count) == stop:
+                raise KeyboardInterrupt
+            os.rename(source, target)
+
+        with monkeypatch.context() as patch:
+            patch.setattr("shared.files.os.replace", pulled)
+            try:
+                device.install(second)
+                whole = True
+            except KeyboardInterrupt:
+                whole = False
+        place = device.state_dir / "identity" / "client.pem"
+        assert place.read_text() in {f"{one.certificate.rstrip()}\n{one.key.rstrip()}\n" for one in (first, second)}
+        device.install(second)
+        assert place.read_text().startswith(second.certificate.rstrip())
+        assert device.settings["broker"] == "mqtts://broker.lan"
+        if whole:
+            return
+
+
+def test_what_is_no_bundle_is_refused_without_a_word_of_what_is_in_it(tmp_path: Path):
+    """Damaged, of a later version, without an identity, too large, or not there."""
+    bundle = bundle_of(tmp_path)
+    assert decode_bundle(encode_bundle(bundle), "it") == bundle
+    plain = json.loads(encode_bundle(bundle))
+    for data, words in (
+        (b"PRIVATE", "damaged, or not a bundle"),
+        (json.dumps({**plain, "device": "../etc"}).encode(), "damaged, or not a bundle"),
+        (json.dumps({**plain, "fedpatch_bundle": 2}).encode(), "a bundle of version 2"),
+        (json.dumps({**plain, "key": ""}).encode(), "neither a certificate with its key nor a password"),
+        (bytes(10**6), "larger than any bundle"),
+    ):
+        with pytest.raises(DataError, match=words) as refused:
+            decode_bundle(data, "it")
+        assert "PRIVATE" not in str(refused.value)
+    with pytest.raises(UsageError, match="No such file"):
+        read_bundle(tmp_path / "none")
+
+
+def test_settings_that_cannot_be_read_are_left_alone(tmp_path: Path, device: Device):
+    """They are mended first."""
+    device.config.write_text("data = [")
+    with pytest.raises(ConfigError, match="not TOML"):
+        device.install(bundle_of(tmp_path))
+
+
+def test_a_device_needs_no_further_package(tmp_path: Path):
+    """Enrolling works where `cryptography` cannot be imported."""
+    (tmp_path / "bundle").write_bytes(encode_bundle(bundle_of(tmp_path)))
+    program = (
+        "import sys; sys.modules['cryptography'] = None; from device_agent.cli import main; "
+        f"sys.argv = ['fedpatch-agent', 'enrol', '{tmp_path}/bundle', '--config', '{tmp_path}/agent.toml', "
+        f"'--state-dir', '{tmp_path}/state', '--json']; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["device"] == "pi-1"

@@ -1,0 +1,45 @@
+"""What the last round took, by the device's own clock."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from device_agent.effects import JobKey
+from device_agent.round_times import RoundTimes
+from shared.vitals import LastRound
+from tests.specs import report
+
+KEY = JobKey("r", 1, 3, "digits")
+REPORT = replace(report(0.5), train_s=20.0)
+
+
+def test_an_upload_lasts_from_its_first_chunk_until_it_is_committed():
+    """Also where the coordinator came back in between, in a newer epoch."""
+    times = RoundTimes()
+    times.trained(KEY, REPORT)
+    for now in (5.0, 6.0, 7.5):
+        times.sends(now)
+    assert times.last is None
+    times.committed(replace(KEY, epoch=2), 8.0)
+    assert times.last == LastRound("r", 3, 20.0, 3.0)
+    assert times.report == REPORT
+
+
+def test_an_update_that_was_there_already_took_no_time():
+    """No chunk of it was sent; nor does the round before count."""
+    times = RoundTimes()
+    times.trained(KEY, REPORT)
+    times.sends(5.0)
+    times.trained(replace(KEY, round=4), REPORT)
+    times.committed(replace(KEY, round=4), 9.0)
+    assert times.last == LastRound("r", 4, 20.0, 0.0)
+
+
+def test_an_update_of_before_a_restart_says_nothing():
+    """How long its training took is not known any more."""
+    times = RoundTimes()
+    times.sends(5.0)
+    times.committed(KEY, 8.0)
+    times.trained(KEY, REPORT)
+    times.committed(replace(KEY, run="other"), 9.0)
+    assert times.last is None

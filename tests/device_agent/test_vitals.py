@@ -1,0 +1,119 @@
+"""What a device tells of itself, and how often."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from device_agent.facts import Fact, Facts
+from device_agent.vitals import LEAST_S, REPEAT_S, VitalsPace, matters, vitals_of
+from shared.codec import decode, encode
+from shared.messages import Envelope
+from shared.reasons import LinkKind
+from shared.vitals import LastRound, Vitals
+from tests.device_agent.owners import WELL, facts
+
+NUMBERS = st.none() | st.floats()
+ANSWERS = st.none() | st.booleans()
+ROUND = LastRound("r", 3, 20.0, 2.0)
+
+
+def _facts() -> st.SearchStrategy[Facts]:
+    """Whatever sources may say."""
+    kinds = {
+        "link": st.none() | st.sampled_from(LinkKind),
+        "ssid": st.none() | st.text(max_size=5),
+        **dict.fromkeys(("external_power", "under_voltage", "throttled", "metered", "clock_set", "paused"), ANSWERS),
+    }
+    return st.builds(Facts, **{one.name: kinds.get(one.name, NUMBERS).map(_fact) for one in fields(Facts)})
+
+
+def _fact(value: object) -> Fact:
+    return Fact.unknown("nobody tells") if value is None else Fact(value, "somewhere")
+
+
+@given(_facts())
+def test_whatever_is_found_fits_the_wire(found):
+    """Numbers that no device has are left out or brought within the limits."""
+    envelope = Envelope(vitals_of(found, ROUND))
+    assert decode(encode(envelope)) == envelope
+
+
+def test_a_device_tells_how_it_is_and_not_where():
+    """Neither the network's name nor its costs, nor whether its owner paused it."""
+    told = vitals_of(facts(ssid="at home", battery_percent=71.4, temperature_c=48.26, free_memory_mib=900.7), ROUND)
+    assert told == Vitals(True, 0.71, False, False, 48.3, LinkKind.WIFI, 0.1, 900 * 2**20, 9000 * 2**20, ROUND)
+    assert b"at home" not in encode(Envelope(told))
+
+
+def test_what_nobody_can_tell_is_left_open():
+    """It is None, and not some number."""
+    nothing = facts(**dict.fromkeys((one.name for one in fields(Facts)), None))
+    assert vitals_of(nothing) == Vitals()
+
+
+@pytest.mark.parametrize(
+    ("change", "matter"),
+    [
+        ({"external_power": False}, True),
+        ({"under_voltage": True}, True),
+        ({"throttled": None}, True),
+        ({"link": LinkKind.CELLULAR}, True),
+        ({"temperature_c": 45.0}, True),
+        ({"temperature_c": None}, True),
+        ({"battery_percent": 95.0}, True),
+        ({"temperature_c": 44.0, "battery_percent": 96.0}, False),
+        ({"load_per_cpu": 3.0, "free_memory_mib": 10.0, "free_disk_mib": 10.0}, False),
+    ],
+)
+def test_some_changes_matter_to_people(change, matter):
+    """The others are told with the next regular message."""
+    assert matters(vitals_of(WELL), vitals_of(facts(**change))) is matter
+
+
+def test_a_round_that_is_over_matters():
+    """What it took is told once."""
+    assert matters(vitals_of(WELL), vitals_of(WELL, ROUND))
+    assert not matters(vitals_of(WELL, ROUND), vitals_of(WELL, ROUND))
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 90.0), st.booleans()), max_size=60))
+def test_messages_are_neither_too_many_nor_too_few(looks):
+    """One for each LEAST_S and one more; none missing after REPEAT_S; and a change is told as soon as that is allowed."""
+    pace, now, power_told, times = VitalsPace(), 0.0, None, []
+    for pause_s, power in looks:
+        now += pause_s
+        vitals = pace.next(facts(external_power=power), None, now)
+        if vitals is not None:
+            times.append(now)
+            power_told = power
+        assert now < times[-1] + REPEAT_S
+        if power is not power_told:
+            assert len(times) > 1 and now < times[-2] + 2 * LEAST_S
+    for first, since in enumerate(times):
+        assert all(
+            count <= (until - since) / LEAST_S + 1.001 for count, until in enumerate(times[first + 1 :], start=1)
+        )
+
+
+def test_the_first_change_need_not_wait():
+    """As when the first round is over, soon after the connect; the next one does."""
+    pace = VitalsPace()
+    rounds = [None, *(replace(ROUND, round=number) for number in range(1, 4))]
+    told = [pace.next(WELL, last, now) is not None for now, last in enumerate(rounds)]
+    assert told == [True, True, False, False]
+    assert pace.next(WELL, rounds[3], LEAST_S) is not None
+
+
+def test_whoever_is_new_hears_at_once():
+    """A coordinator that has just begun knows nothing; and without facts there is nothing to say."""
+    pace = VitalsPace()
+    assert pace.next(None, None, 0.0) is None
+    assert pace.next(WELL, None, 1.0) is not None
+    assert pace.next(WELL, None, 2.0) is None
+    pace.forget()
+    assert pace.next(WELL, None, 3.0) is not None
+    assert pace.next(WELL, ROUND, 4.0) is not None

@@ -1,0 +1,36 @@
+"""Readers of what says who is who: records, bundles, certificates."""
+
+from __future__ import annotations
+
+import ssl
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from coordinator.identity.authority import Authority
+from coordinator.identity.index import Entry, Index, decode_index, encode_index
+from shared.bundle import Bundle, decode_bundle, encode_bundle
+from shared.certificate import read_der, read_pem
+from shared.errors import DataError, StateError
+from tests.fuzz.decoders import Decoder
+
+
+def identity_decoders() -> Iterator[Decoder]:
+    """One for each."""
+    index = Index(fleet="kitchen", entries=(Entry(serial="1f", part="device", name="pi-1", not_after=9),))
+    yield Decoder(
+        "record of a CA", lambda data, _: decode_index(data, "it"), (StateError,), (encode_index(index),), "json"
+    )
+    bundle = Bundle(fleet="kitchen", device="pi-1", broker="mqtts://broker", ca="CA", certificate="C", key="K")
+    yield Decoder("bundle", lambda data, _: decode_bundle(data, "it"), (DataError,), (encode_bundle(bundle),), "json")
+    der = _certificate()
+    pem = ssl.DER_cert_to_PEM_cert(der).encode()
+    yield Decoder("certificate", lambda data, _: read_der(data), (ValueError,), (der,))
+    yield Decoder("certificates", lambda data, _: read_pem(data), (ValueError,), (pem,), "text")
+
+
+def _certificate() -> bytes:
+    """A device's, as our own CA makes it."""
+    with tempfile.TemporaryDirectory() as place, Authority.create(Path(place), "kitchen", now=1e9) as authority:
+        pem = authority.issue("device", "pi-1", now=1e9).pair.certificate
+    return ssl.PEM_cert_to_DER_cert(pem.decode())

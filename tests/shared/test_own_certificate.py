@@ -1,0 +1,132 @@
+"""What the doctors say of our own certificate, and of the CA of a fleet."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from coordinator.identity.expiry import as_numbers, of_files, of_others
+from coordinator.identity.revocations import Revocations
+from coordinator.identity.standing import check_authority
+from coordinator.settings import RunSettings
+from device_agent.settings import AgentSettings
+from shared.checkup import Finding
+from shared.own_certificate import check_own_certificate
+from tests.checkups import quiet_checkup
+from tests.identities import DAY_S, Certified
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Certified:
+    """A fleet with a device."""
+    return Certified(tmp_path / "ca", ca_days=900).make("pi-1", days=300)
+
+
+def settings_of(house: Certified, device: str = "pi-1") -> AgentSettings:
+    """Of a device with its certificate."""
+    files = house.files(device)
+    return AgentSettings(
+        broker="mqtts://broker.lan",
+        data="shard:0/1",
+        fleet="kitchen",
+        ca_file=files.ca_file,
+        cert_file=files.cert_file,
+        key_file=files.key_file,
+    )
+
+
+def found(settings: AgentSettings | RunSettings, name: str = "pi-1") -> Finding | None:
+    """The finding about the certificate."""
+    checkup = quiet_checkup()
+    check_own_certificate(settings, "device", name, checkup)
+    return checkup.findings[0] if checkup.findings else None
+
+
+def test_a_certificate_that_is_good_is_told_with_its_end(house: Certified):
+    """And who made it; without a certificate, or without TLS, nothing is told."""
+    good = found(settings_of(house))
+    assert good is not None and good.verdict == "ok"
+    assert "for 'pi-1', by 'fedpatch CA of kitchen'; it is good until 20" in good.detail
+    assert found(replace(settings_of(house), cert_file=None, key_file=None)) is None
+    assert found(replace(settings_of(house), broker="mqtt://broker.lan")) is None
+
+
+def test_what_is_wrong_with_a_certificate_is_told_with_its_mend(house: Certified, tmp_path: Path):
+    """Near its end, over, before its time, for somebody else, with another's key, open to others, not there."""
+    now = time.time()
+    house.device("ending", days=5)
+    house.device("old", days=1, now=now - 9 * DAY_S)
+    house.device("young", now=now + 9 * DAY_S)
+    house.device("open")
+    (house.directory / "open.pem").chmod(0o640)
+    strange = replace(settings_of(house), key_file=house.files("old").key_file)
+    for settings, name, verdict, words, mend in (
+        (settings_of(house, "ending"), "ending", "warn", "it is good for 4 more days", "fedpatch device rotate ending"),
+        (settings_of(house, "old"), "old", "fail", "it has expired on", "fedpatch device rotate old"),
+        (settings_of(house, "young"), "young", "fail", "it is not valid before", "set the clock"),
+        (settings_of(house), "pi-2", "fail", "is a certificate for 'pi-1', and this is 'pi-2'", "enrol"),
+        (replace(settings_of(house), fleet="garden"), "pi-1", "fail", "is a certificate for fleet 'kitchen'", "enrol"),
+        (strange, "pi-1", "fail", "is not that of the certificate", "enrol"),
+        (settings_of(house, "open"), "open", "fail", "is open to other users (mode 0640)", "chmod 600"),
+        (replace(settings_of(house), key_file=tmp_path / "no"), "pi-1", "fail", "No such file", "enrol"),
+    ):
+        finding = found(settings, name)
+        assert finding is not None
+        assert finding.verdict == verdict and words in finding.detail and mend in finding.mend
+
+
+def run_settings(house: Certified) -> RunSettings:
+    """Of the fleet's coordinator."""
+    place = house.directory
+    own = place / "coordinator"
+    return RunSettings(
+        broker="mqtts://broker.lan",
+        fleet="kitchen",
+        ca_dir=place,
+        ca_file=place / "ca.crt",
+        cert_file=own / "client.crt",
+        key_file=own / "client.key",
+    )
+
+
+def identities(settings: RunSettings) -> Finding | None:
+    """The finding about the CA."""
+    checkup = quiet_checkup()
+    check_authority(settings, checkup)
+    return checkup.findings[0] if checkup.findings else None
+
+
+def test_the_coordinator_s_doctor_knows_what_ends_soon(house: Certified, tmp_path: Path):
+    """A device among them; a revoked one is nobody's concern. Without a CA nothing is told."""
+    settings = run_settings(house)
+    good = identities(settings)
+    assert good is not None and good.verdict == "ok" and "knows 1 devices, 0 of them revoked" in good.detail
+    house.device("pi-2", days=5)
+    ending = identities(settings)
+    assert ending is not None and ending.verdict == "warn" and "pi-2 expires in 4 days" in ending.detail
+    house.revoke("pi-2")
+    again = identities(settings)
+    assert again is not None and again.verdict == "ok" and "1 of them revoked" in again.detail
+    other = identities(replace(settings, fleet="garden"))
+    assert other is not None and other.verdict == "warn" and "is the CA of fleet 'kitchen'" in other.detail
+    assert identities(replace(settings, ca_dir=tmp_path / "none")) is None
+    (house.directory / "index.json").write_text("{")
+    damaged = identities(settings)
+    assert damaged is not None and damaged.verdict == "fail" and "damaged" in damaged.detail
+
+
+def test_the_metric_knows_every_certificate_a_run_depends_on(house: Certified):
+    """The CA's, the coordinator's, that of the device whose newest ends first, and what the broker showed; renewals too."""
+    settings, now = run_settings(house), time.time()
+    revocations = Revocations(house.directory, "kitchen")
+    asks = as_numbers({**of_files(settings), **of_others(revocations, lambda: now + 7 * DAY_S)})
+    days = {name: round((ask() - now) / DAY_S) for name, ask in asks.items()}
+    assert days == {"ca": 900, "coordinator": 300, "device": 300, "broker": 7}
+    with house.open() as authority:
+        authority.issue("coordinator", "coordinator", now=now, days=400)
+    assert round((asks["coordinator"]() - now) / DAY_S) == 400
+    bare = of_others(Revocations(house.directory / "none", "kitchen"), lambda: None)
+    assert (of_files(RunSettings()), bare) == ({}, {})

@@ -1,0 +1,185 @@
+"""A fleet with certificates while a run goes on: enrolled, renewed, revoked, and started with a clock that is years off.
+
+All of it is done by the commands that an operator has, with a real mosquitto that asks for certificates.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.brokers import HOST, Mosquitto
+from tests.identities import Certified, url_of
+from tests.system.commands import Command, run
+from tests.system.fleet import Fleet
+from tests.system.stage import Stage, outcomes
+from tests.system.test_clocks import LIBRARIES
+
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.broker,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(not LIBRARIES, reason="libfaketime is missing; install Debian's package faketime"),
+]
+
+FLEET = "kitchen"
+
+
+class House:
+    """The commands of a fleet with a CA in `directory`."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.certified = Certified(directory / "ca", FLEET)
+        self.well("fedpatch", "ca", "init", "--fleet", FLEET, "--broker-name", HOST, "--ca-dir", directory / "ca")
+        self.broker = Mosquitto(self.certified.options)
+
+    def well(self, program: str, *arguments: object) -> str:
+        """Runs a command that must succeed; what it told."""
+        done = run(program, *arguments)
+        assert done.code == 0, done.err
+        return done.err
+
+    def device(self, verb: str, *arguments: object) -> str:
+        """`fedpatch device`."""
+        return self.well("fedpatch", "device", verb, *arguments, "--ca-dir", self.directory / "ca")
+
+    def enrol(self, device: str, verb: str = "add") -> list[object]:
+        """Bundle and installation; the options of an agent that uses it."""
+        bundle = self.directory / f"{device}.bundle"
+        config = self.directory / f"{device}.toml"
+        self.device(verb, device, "--broker", url_of(self.broker), "--out", bundle)
+        state_dir = self.directory / device
+        self.well("fedpatch-agent", "enrol", bundle, "--config", config, "--state-dir", state_dir)
+        bundle.unlink()
+        return ["--config", str(config)]
+
+
+def files_of_coordinator(house: House) -> dict[str, object]:
+    """What the coordinator shows."""
+    place = house.directory / "ca"
+    return {
+        "ca_dir": place,
+        "ca_file": place / "ca.crt",
+        "cert_file": place / "coordinator" / "client.crt",
+        "key_file": place / "coordinator" / "client.key",
+    }
+
+
+def start_with_a_clock_that_is_behind(stage: Stage, options: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ann's agent: it says what is wrong, waits, and goes on by itself once the clock is set."""
+    clock, right = stage.directory / "clock", stage.directory / "right"
+    clock.write_text("-5y")
+    with monkeypatch.context() as patch:
+        patch.setenv("LD_PRELOAD", str(LIBRARIES[0]))
+        patch.setenv("FAKETIME_TIMESTAMP_FILE", str(clock))
+        patch.setenv("FAKETIME_DONT_FAKE_MONOTONIC", "1")
+        patch.setenv("FAKETIME_CACHE_DURATION", "1")
+        ann = stage.start_agent("ann", list(map(str, options)))
+    ann.wait(lambda: "is not yet valid before" in ann.log, "says that its clock is behind")
+    assert "the CA 'fedpatch CA of kitchen'" in ann.log and "it goes on once that is done" in ann.log
+    right.write_text("+0")
+    right.replace(clock)
+    ann.wait_ready()
+    # libfaketime makes sleeping fail at times once its clock has jumped; what follows needs no wrong clock.
+    ann.restart()
+
+
+def renew(house: House, stage: Stage, coordinator: Command) -> None:
+    """Bob's certificate and the coordinator's, while bob trains; bob's old one is taken back."""
+    bob = stage.fleet.agents["bob"]
+    house.enrol("bob", "rotate")
+    bob.wait(lambda: "our certificate was renewed" in bob.log, "takes the new certificate up")
+    bob.wait_ready()
+    house.device("revoke", "bob", "--old")
+    stage.broker.signal(signal.SIGHUP)
+    house.well("fedpatch", "ca", "coordinator", "--ca-dir", house.directory / "ca")
+    coordinator.wait_err("our certificate was renewed")
+
+
+def revoke(house: House, stage: Stage, coordinator: Command) -> None:
+    """Bob, while he trains; the broker does not know of it."""
+    bob = stage.fleet.agents["bob"]
+    told = house.device("revoke", "bob", "--reason", "stolen")
+    assert "systemctl reload mosquitto" in told and str(house.directory / "ca" / "ca.crl") in told
+    coordinator.wait_err("bob was revoked: it is not asked any more")
+    stage.holds["bob"].release()
+    bob.wait(lambda: bob.status.get("state") == "uploading", "offers its update in vain")
+
+
+def test_certificates_are_renewed_and_revoked_while_a_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """No round is lost to a renewal; a revoked device is out at once, whatever the broker does, and then there too."""
+    house = House(tmp_path)
+    options = {device: house.enrol(device) for device in ("ann", "bob")}
+    with house.broker as broker, Fleet(url_of(broker), tmp_path, name=FLEET) as fleet:
+        stage = Stage(broker, fleet, tmp_path)
+        start_with_a_clock_that_is_behind(stage, options["ann"], monkeypatch)
+        bob = stage.start_agent("bob", list(map(str, options["bob"])))
+        fleet.wait_ready()
+        stage.hold("bob", round=2, step=2)
+        stage.hold("ann", round=3, step=2)
+        changes = {"broker": url_of(broker), "quorum": 0.5, **files_of_coordinator(house)}
+        with stage.begin(rounds=4, metrics="none", **changes) as coordinator:
+            stage.wait_held("bob", coordinator)
+            renew(house, stage, coordinator)
+            stage.hold("bob", round=3, step=2)
+            stage.wait_held("ann", coordinator)
+            stage.wait_held("bob", coordinator)
+            revoke(house, stage, coordinator)
+            stage.holds["ann"].release()
+            done = coordinator.done()
+        assert done.code == 0, done.err
+        assert [reported for _, outcome, reported in outcomes(done.document) if outcome == "aggregated"] == [2, 2, 1, 1]
+        known = json.loads(run("fedpatch", "devices", "--state-dir", stage.state_dir, "--json").out)
+        seen = {one["id"]: one for one in known}
+        assert seen["bob"]["ignored"] > 0 and seen["bob"]["last_reason"] == "revoked"
+        assert (seen["ann"]["reported"], seen["bob"]["reported"]) == (4, 2)
+
+        broker.restart()
+        bob.wait(lambda: "it was revoked; ask whoever runs the fleet" in bob.log, "is refused by the broker, too")
+        fleet.agents["ann"].wait_ready()
+
+
+def test_an_agent_does_not_start_with_the_certificate_of_another(tmp_path: Path):
+    """Of another fleet or another device: the file and both names are told, and the exit code is that of a wrong setting."""
+    place = Certified(tmp_path / "ca", "garden").make("ann").files("ann").cert_file
+    options = [
+        "--broker",
+        "mqtts://localhost:1",
+        "--cert-file",
+        place,
+        "--data",
+        "n=1",
+        "--state-dir",
+        tmp_path / "state",
+    ]
+    for names, problem in (
+        (["--fleet", FLEET, "--device-id", "ann"], "is a certificate for fleet 'garden', and this is fleet 'kitchen'"),
+        (["--fleet", "garden", "--device-id", "bob"], "is a certificate for 'ann', and this is 'bob'"),
+    ):
+        done = run("fedpatch-agent", "run", *options, *names)
+        assert done.code == 2 and f"{place} {problem}; enrol with a bundle of this fleet" in done.err
+
+
+def test_a_key_that_others_can_read_is_not_used(tmp_path: Path):
+    """Neither by an agent nor by a coordinator; the doctor says so too."""
+    files = Certified(tmp_path / "ca", FLEET).make("ann").files("ann")
+    assert files.cert_file is not None
+    files.cert_file.chmod(0o644)
+    given = [
+        "--broker",
+        "mqtts://localhost:1",
+        "--fleet",
+        FLEET,
+        "--ca-file",
+        files.ca_file,
+        "--cert-file",
+        files.cert_file,
+    ]
+    agent = ["--data", "n=1", "--device-id", "ann", "--state-dir", tmp_path / "state"]
+    words = f"{files.cert_file} is open to other users (mode 0644), who could pass for us; chmod 600 {files.cert_file}"
+    done = run("fedpatch-agent", "run", *given, *agent)
+    assert done.code == 2 and words in done.err
