@@ -43,7 +43,12 @@ FAULT_SEEDS ?= 0..31
 SOAK_ROUNDS ?= 500
 SOAK_MINUTES ?= 60
 
-.PHONY: help setup system-deps demo test lint types imports bandit audit format precommit bench bench-peers fuzz faults soak clean FORCE
+# The wheelhouse: processor and Pythons of the hosts, and what their task needs besides, e.g. WITH="scikit-learn".
+ARCH ?= aarch64
+PYTHONS_OF_HOSTS ?= 3.11 3.13
+WITH ?=
+
+.PHONY: help setup system-deps demo test lint types imports bandit audit format precommit bench bench-peers fuzz faults soak wheelhouse clean FORCE
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -60,6 +65,8 @@ setup: $(STAMP) ## build .venv with all that constraints.txt pins
 lint: setup ## check style and layout
 	@$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(BIN)/yamllint --strict ansible
+	cd ansible && PATH="$(CURDIR)/$(BIN):$$PATH" ansible-lint -q
 
 types: setup ## check types
 	@$(BIN)/mypy
@@ -112,6 +119,10 @@ faults: setup ## kill real processes while rounds go on, by schedules drawn from
 
 soak: setup ## play hundreds of rounds while the broker is killed, and say what grows (SOAK_ROUNDS, SOAK_MINUTES)
 	@$(BIN)/python -m tests.faults.soak --rounds $(SOAK_ROUNDS) --minutes $(SOAK_MINUTES) --out results/robustness/soak.json
+
+wheelhouse: setup ## fetch what hosts of a fleet are installed from (make wheelhouse ARCH=x86_64 WITH="scikit-learn")
+	@$(BIN)/python ansible/wheelhouse.py --arch $(ARCH) $(addprefix --python ,$(PYTHONS_OF_HOSTS)) $(addprefix --with ,$(WITH)) \
+		--pip-args='$(PIP_ARGS)'
 
 clean: ## remove caches, builds and the demo's output, but not .venv
 	@rm -rf .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist demo-out
@@ -173,7 +184,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[dev]' $(PIP_ARGS)
 	echo "$(CURDIR)" >$@
 
-system-deps: ## install MQTT brokers, Prometheus, faketime, tmux, Chromium and D-Bus for the tests (where that needs no password)
+system-deps: ## install brokers, Prometheus, faketime, tmux, Chromium, D-Bus and containers for the tests (where that needs no password)
 	@$(apt_install)
 	PATH="$$PATH:/usr/sbin:/usr/local/sbin"
 	found() { command -v mosquitto && command -v mosquitto_pub; } >/dev/null
@@ -198,6 +209,13 @@ system-deps: ## install MQTT brokers, Prometheus, faketime, tmux, Chromium and D
 	if ! found; then
 		echo "make: no D-Bus or no dbusmock here, so the tests that ask a NetworkManager will be skipped"
 		echo "make: on Debian: apt install dbus python3-dbusmock"
+	fi
+	# Booted hosts for the roles in ansible/; they need root besides, and a Debian mirror.
+	found() { command -v systemd-nspawn && command -v mmdebstrap && command -v ip && command -v ssh; } >/dev/null
+	found || apt_install systemd-container mmdebstrap iproute2 openssh-client || true
+	if ! found; then
+		echo "make: no systemd-nspawn, mmdebstrap or ssh here, so the tests on booted hosts will be skipped"
+		echo "make: on Debian: apt install systemd-container mmdebstrap iproute2 openssh-client"
 	fi
 	# What follows are services, which Debian starts at once and at each boot. Only the programs are wanted.
 	install_asleep() {

@@ -3,8 +3,8 @@
     python ansible/wheelhouse.py --arch aarch64 --python 3.11 --python 3.13 --out build/wheelhouse
 
 The folder gets fedpatch's own wheel, one archive of libraries for each kind of host, and `wheelhouse.json`, which the role
-`program` reads. Libraries are apart from fedpatch because they are large and seldom change: a version of fedpatch that needs the
-same libraries costs a device's card a megabyte, not one gigabyte. uv finds out what a host of another kind needs (pip would
+`program` reads. Libraries are apart from fedpatch because they are large and seldom change: a version of fedpatch that needs
+the same libraries costs a device's card a megabyte, not one gigabyte. uv finds out what a host of another kind needs (pip would
 take this machine's markers), pip fetches it.
 """
 
@@ -22,6 +22,7 @@ import tarfile
 import tempfile
 import zipfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -34,7 +35,23 @@ _EXTRAS = ("agent", "coordinator")
 _UV_PLATFORM = "{arch}-manylinux_2_28"
 # Debian 12 has glibc 2.36; pip wants each older promise by name.
 _PLATFORMS = ("manylinux2014_{arch}", *(f"manylinux_2_{minor}_{{arch}}" for minor in range(17, 37)))
+_PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 _REQUIREMENTS = "requirements.txt"
+
+
+@dataclass(frozen=True)
+class Host:
+    """A kind of host, and what it is given besides what fedpatch needs."""
+
+    arch: str
+    python: str
+    needed: tuple[str, ...]
+    pip_args: tuple[str, ...]
+
+    @property
+    def kind(self) -> str:
+        """As the role `program` calls it."""
+        return f"{self.arch}-cp{self.python.replace('.', '')}"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -45,8 +62,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     manifest = _read(out / MANIFEST)
     libraries = dict(manifest.get("libraries", {}))
     for python in options.python or PYTHONS[::2]:
-        kind = f"{options.arch}-cp{python.replace('.', '')}"
-        libraries[kind] = _libraries(options.arch, python, kind, libraries.get(kind), out, options.pip_args.split())
+        host = Host(options.arch, python, tuple(options.needed), tuple(options.pip_args.split()))
+        libraries[host.kind] = _libraries(host, libraries.get(host.kind), out)
     wheel = _own_wheel(out)
     version = wheel.name.split("-")[1]
     told = {"version": version, "wheel": wheel.name, "sha256": _sha256(wheel), "libraries": libraries}
@@ -60,72 +77,58 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--python", choices=PYTHONS, action="append", help="Python of the hosts (repeatable); without it 3.11 and 3.13"
     )
+    parser.add_argument(
+        "--with",
+        dest="needed",
+        metavar="REQUIREMENT",
+        action="append",
+        default=[],
+        help="what the fleet's task needs besides, e.g. scikit-learn for the task digits (repeatable)",
+    )
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "wheelhouse", help="folder to fill")
     parser.add_argument("--pip-args", default="", help="more options for pip and uv, e.g. another index to look at")
     return parser
 
 
-def _libraries(
-    arch: str, python: str, kind: str, known: dict[str, str] | None, out: Path, pip_args: Sequence[str]
-) -> dict[str, str]:
+def _libraries(host: Host, known: dict[str, str] | None, out: Path) -> dict[str, str]:
     """The archive for one kind of host: `{"file", "pins", "digest"}`. What is there already is not fetched again."""
-    pins = _resolve(arch, python, pip_args)
+    pins = _resolve(host)
     pins_sha = hashlib.sha256(pins.encode()).hexdigest()
     if known is not None and known["pins"] == pins_sha and (out / known["file"]).exists():
         return known
     with tempfile.TemporaryDirectory(dir=out, prefix=".fetching-") as name:
         folder = Path(name)
         (folder / "pins").write_text(pins)
-        _fetch(arch, python, folder / "pins", folder / "wheels", pip_args)
+        _fetch(host, folder / "pins", folder / "wheels")
         wheels = sorted((folder / "wheels").glob("*.whl"))
         required = "".join(f"{_pin(wheel)} --hash=sha256:{_sha256(wheel)}\n" for wheel in wheels)
         digest = hashlib.sha256(required.encode()).hexdigest()[:12]
         (folder / _REQUIREMENTS).write_text(required)
-        archive = out / f"fedpatch-libraries-{kind}-{digest}.tar"
+        archive = out / f"fedpatch-libraries-{host.kind}-{digest}.tar"
         _pack([folder / _REQUIREMENTS, *wheels], archive)
-    for old in out.glob(f"fedpatch-libraries-{kind}-*.tar"):
+    for old in out.glob(f"fedpatch-libraries-{host.kind}-*.tar"):
         if old != archive:
             old.unlink()
     return {"file": archive.name, "pins": pins_sha, "digest": digest}
 
 
-def _resolve(arch: str, python: str, pip_args: Sequence[str]) -> str:
+def _resolve(host: Host) -> str:
     """What a host of that kind needs, one exact version to a line, within constraints.txt."""
-    extras = [option for extra in _EXTRAS for option in ("--extra", extra)]
-    command = [
-        sys.executable,
-        "-m",
-        "uv",
-        "pip",
-        "compile",
-        "-q",
-        "--no-header",
-        "--no-annotate",
-        "--only-binary=:all:",
-    ]
-    command += ["--python-platform", _UV_PLATFORM.format(arch=arch), "--python-version", python]
-    command += ["--constraints", str(ROOT / "constraints.txt"), *extras, *_indexes_of_pip(), *pip_args]
-    return _run([*command, str(ROOT / "pyproject.toml")], env=_certificates_of_pip())
+    command = [sys.executable, "-m", "uv", "pip", "compile", "-q", "--no-header", "--no-annotate"]
+    command += ["--only-binary=:all:", *(f"--extra={extra}" for extra in _EXTRAS)]
+    command += ["--python-platform", _UV_PLATFORM.format(arch=host.arch), "--python-version", host.python]
+    command += ["--constraints", str(ROOT / "constraints.txt"), *_indexes_of_pip(), *host.pip_args]
+    return _run([*command, str(ROOT / "pyproject.toml"), "-"], env=_certificates_of_pip(), given="\n".join(host.needed))
 
 
-def _fetch(arch: str, python: str, pins: Path, folder: Path, pip_args: Sequence[str]) -> None:
-    platforms = [option for one in _PLATFORMS for option in ("--platform", one.format(arch=arch))]
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "-q",
-        "--no-deps",
-        "--only-binary=:all:",
-        "--disable-pip-version-check",
-    ]
-    command += ["--python-version", python, "--implementation", "cp", *platforms, *pip_args]
-    _run([*command, "-r", str(pins), "-d", str(folder)])
+def _fetch(host: Host, pins: Path, folder: Path) -> None:
+    platforms = [option for one in _PLATFORMS for option in ("--platform", one.format(arch=host.arch))]
+    command = [*_PIP, "download", "-q", "--no-deps", "--only-binary=:all:", "--python-version", host.python]
+    _run([*command, "--implementation", "cp", *platforms, *host.pip_args, "-r", str(pins), "-d", str(folder)])
 
 
 def _own_wheel(out: Path) -> Path:
-    """fedpatch's wheel, made of a copy, so that nothing that an earlier build left behind gets in."""
+    """The wheel of fedpatch, made of a copy, so that nothing that an earlier build left behind gets in."""
     with tempfile.TemporaryDirectory(prefix="fedpatch-wheel-") as name:
         copy = Path(name, "source")
         copy.mkdir()
@@ -133,16 +136,7 @@ def _own_wheel(out: Path) -> Path:
             shutil.copytree(ROOT / package, copy / package, ignore=shutil.ignore_patterns("__pycache__"))
         for file in ("pyproject.toml", "README.md", "LICENSE"):
             shutil.copy2(ROOT / file, copy)
-        command = [
-            sys.executable,
-            "-m",
-            "pip",
-            "wheel",
-            "-q",
-            "--no-deps",
-            "--no-build-isolation",
-            "--disable-pip-version-check",
-        ]
+        command = [*_PIP, "wheel", "-q", "--no-deps", "--no-build-isolation"]
         # The same files give the same wheel: a host that has it is left alone.
         _run([*command, "-w", str(Path(name, "made")), str(copy)], env={"SOURCE_DATE_EPOCH": "315532800"})
         made = next(Path(name, "made").glob("fedpatch-*.whl"))
@@ -205,9 +199,11 @@ def _write(path: Path, text: str) -> None:
     part.replace(path)
 
 
-def _run(command: Sequence[str], env: dict[str, str] | None = None) -> str:
+def _run(command: Sequence[str], env: dict[str, str] | None = None, given: str = "") -> str:
     """What a command prints. What it complains of comes through; its failure ends ours, in a sentence."""
-    done = subprocess.run(command, env={**os.environ, **(env or {})}, stdout=subprocess.PIPE, text=True, check=False)
+    done = subprocess.run(
+        command, env={**os.environ, **(env or {})}, input=given, stdout=subprocess.PIPE, text=True, check=False
+    )
     if done.returncode != 0:
         sys.exit(f"wheelhouse: {' '.join(command[:5])} ... ended with {done.returncode}; its own words are above")
     return done.stdout

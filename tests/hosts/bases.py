@@ -5,12 +5,15 @@ Both are made once and kept in build/hosts; `make clean` removes them. They take
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import os
 import shutil
 import subprocess
 import tarfile
-from collections.abc import Sequence
+import urllib.request
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -20,63 +23,95 @@ KEPT = ROOT / "build" / "hosts"
 USER = "admin"
 
 _MIRROR = "http://MIRROR/debian"
+_TOOLS = ("systemd-nspawn", "mmdebstrap", "unshare", "ip", "ssh", "ssh-keygen")
 # As on a fresh Raspberry Pi OS Lite or Debian: a service manager, ssh, sudo and a Python, and nothing of ours.
 _INCLUDED = "systemd,systemd-sysv,dbus,openssh-server,python3,python3-apt,iproute2,ca-certificates,sudo,adduser"
 _EXCLUDED = ("/usr/share/man/*", "/usr/share/doc/*", "/usr/share/locale/*")
-# There is no hardware clock to set, nor a network card to manage, in a container.
+# A container's network is not its own to manage.
 _MASKED = ("console-getty", "systemd-networkd", "systemd-resolved")
-_LONG_S = 900.0
-
-
-def base(suite: str) -> Path:
-    """The root directory of a bare host."""
-    tree = KEPT / f"{suite}-{_digest(suite, _INCLUDED, *_MASKED)}"
-    if not tree.exists():
-        KEPT.mkdir(parents=True, exist_ok=True)
-        part = tree.with_suffix(".part")
-        shutil.rmtree(part, ignore_errors=True)
-        options = [f"--dpkgopt=path-exclude={path}" for path in _EXCLUDED]
-        command = ["mmdebstrap", "-q", "--variant=minbase", "--format=directory", f"--include={_INCLUDED}", *options]
-        _run(*command, suite, str(part), _MIRROR)
-        _prepare(part)
-        part.rename(tree)
-    return tree
-
-
-def packages(suite: str, names: Sequence[str]) -> Path:
-    """A tar archive: a flat repository of these packages, and all that they need which the base lacks."""
-    archive = KEPT / f"packages-{suite}-{_digest(_INCLUDED, *names)}.tar"
-    if not archive.exists():
-        cache = KEPT / f"archives-{suite}"
-        (cache / "partial").mkdir(parents=True, exist_ok=True)
-        options = ["-o", f"Dir::Cache::archives={cache}", "-o", "APT::Sandbox::User=root", "-o", "Debug::NoLocking=1"]
-        tree = base(suite)
-        (cache / "lists" / "partial").mkdir(parents=True, exist_ok=True)
-        for kind, where in (("lists", cache / "lists"), ("status", tree / "var/lib/dpkg/status")):
-            options += ["-o", f"Dir::State::{kind}={where}"]
-        options += ["-o", f"Dir::Etc={tree}/etc/apt", "-o", f"Dir::Etc::trustedparts={tree}/etc/apt/trusted.gpg.d"]
-        options += ["-o", "Dir::Cache::pkgcache=", "-o", "Dir::Cache::srcpkgcache="]
-        _run("apt-get", "-qq", *options, "update")
-        _run("apt-get", "-qq", "-y", "--no-install-recommends", *options, "install", "--download-only", *names)
-        index = cache / "Packages"
-        debs = sorted(cache.glob("*.deb"))
-        index.write_text("\n".join(map(_entry, debs)))
-        part = archive.with_suffix(".part")
-        with tarfile.open(part, "w") as tar:
-            for file in (index, *debs):
-                tar.add(file, file.name)
-        part.rename(archive)
-        shutil.rmtree(cache)
-    return archive
+_LONG_S = 1200.0
 
 
 def require_tools() -> None:
     """Skip where there is no root, or no program to make hosts with."""
     if os.geteuid() != 0:
         pytest.skip("booted hosts need root")
-    missing = [tool for tool in ("systemd-nspawn", "mmdebstrap", "ip", "ssh", "ssh-keygen") if shutil.which(tool) is None]
+    missing = [tool for tool in _TOOLS if shutil.which(tool) is None]
     if missing:
         pytest.skip(f"no {', '.join(missing)} here (apt install systemd-container mmdebstrap iproute2 openssh-client)")
+
+
+def base(suite: str) -> Path:
+    """The root directory of a bare host; skips where there is none yet, and no mirror to make it from."""
+    tree = KEPT / f"{suite}-{_digest(suite, _INCLUDED, *_MASKED)}"
+    with alone(suite):
+        if not tree.exists():
+            _require_mirror()
+            part = tree.with_suffix(".part")
+            _remove(part)
+            options = [f"--dpkgopt=path-exclude={path}" for path in _EXCLUDED]
+            options += ["--variant=minbase", "--format=directory", f"--include={_INCLUDED}"]
+            # In a mount namespace of its own: what it mounts in the tree goes with it, also when it is killed.
+            _run("unshare", "--mount", "mmdebstrap", "-q", *options, suite, str(part), _MIRROR)
+            _prepare(part)
+            part.rename(tree)
+    return tree
+
+
+def packages(suite: str, names: Sequence[str]) -> Path:
+    """A tar archive: a flat repository of these packages, and all that they need which the base lacks."""
+    tree = base(suite)
+    archive = KEPT / f"packages-{suite}-{_digest(tree.name, *names)}.tar"
+    with alone(suite):
+        if not archive.exists():
+            _require_mirror()
+            _fetch(tree, names, KEPT / f"archives-{suite}", archive)
+    return archive
+
+
+@contextlib.contextmanager
+def alone(what: str) -> Iterator[None]:
+    """Of several test processes, one makes what all of them use."""
+    KEPT.mkdir(parents=True, exist_ok=True)
+    with (KEPT / f"{what}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _require_mirror() -> None:
+    try:
+        urllib.request.urlopen(f"{_MIRROR}/dists/stable/Release", timeout=30.0).close()
+    except OSError as error:
+        pytest.skip(f"booted hosts are made from a Debian mirror, and {_MIRROR} does not answer: {error}")
+
+
+def _fetch(tree: Path, names: Sequence[str], cache: Path, archive: Path) -> None:
+    """By this machine's apt, which is told to look at the base's sources, keys and installed packages."""
+    for folder in ("partial", "lists/partial"):
+        (cache / folder).mkdir(parents=True, exist_ok=True)
+    told = {
+        "APT::Sandbox::User": "root",
+        "Debug::NoLocking": "1",
+        "Dir::Cache::archives": cache,
+        "Dir::Cache::pkgcache": "",
+        "Dir::Cache::srcpkgcache": "",
+        "Dir::Etc": tree / "etc/apt",
+        "Dir::Etc::trustedparts": tree / "etc/apt/trusted.gpg.d",
+        "Dir::State::lists": cache / "lists",
+        "Dir::State::status": tree / "var/lib/dpkg/status",
+    }
+    apt = ["apt-get", "-qq", *(word for key, value in told.items() for word in ("-o", f"{key}={value}"))]
+    _run(*apt, "update")
+    _run(*apt, "-y", "--no-install-recommends", "install", "--download-only", *names)
+    index = cache / "Packages"
+    debs = sorted(cache.glob("*.deb"))
+    index.write_text("\n".join(map(_entry, debs)))
+    part = archive.with_suffix(".part")
+    with tarfile.open(part, "w") as tar:
+        for file in (index, *debs):
+            tar.add(file, file.name)
+    part.rename(archive)
+    _remove(cache)
 
 
 def _prepare(tree: Path) -> None:
@@ -95,6 +130,13 @@ def _entry(deb: Path) -> str:
     return f"{fields}Filename: ./{deb.name}\nSize: {len(content)}\nSHA256: {hashlib.sha256(content).hexdigest()}\n"
 
 
+def _remove(tree: Path) -> None:
+    """Never through a mount: what is mounted there is this machine's own."""
+    if str(tree) in Path("/proc/mounts").read_text():
+        raise RuntimeError(f"something is mounted in {tree}; unmount it first")
+    shutil.rmtree(tree, ignore_errors=True)
+
+
 def _digest(*parts: str) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
 
@@ -102,4 +144,6 @@ def _digest(*parts: str) -> str:
 def _run(*command: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=_LONG_S, check=False)
     if done.returncode != 0:
-        raise RuntimeError(f"{' '.join(command[:3])} ...: {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
+        raise RuntimeError(
+            f"{' '.join(command[:3])} ...: {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-4000:]}"
+        )

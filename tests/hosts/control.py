@@ -16,7 +16,10 @@ from tests.hosts.bases import ROOT, USER
 from tests.hosts.machines import Machines
 
 _LONG_S = 900.0
-_COUNTS = re.compile(r"^(?P<host>[\w-]+)\s*: ok=\d+\s+changed=(?P<changed>\d+)\s+unreachable=(?P<away>\d+)\s+failed=(?P<failed>\d+)", re.M)
+_COUNTS = re.compile(
+    r"^(?P<host>[\w-]+)\s*: ok=\d+\s+changed=(?P<changed>\d+)\s+unreachable=(?P<away>\d+)\s+failed=(?P<failed>\d+)",
+    re.M,
+)
 
 
 @dataclass(frozen=True)
@@ -30,38 +33,46 @@ class Played:
 
 
 class Control:
-    """Plays the playbooks of ansible/ with an inventory of `machines`."""
+    """Plays the playbooks of ansible/ with an inventory of `machines`: `groups` of hosts, and `settings` of all of them."""
 
     def __init__(self, machines: Machines, folder: Path) -> None:
         self._machines = machines
         self.folder = folder
         self.inventory = folder / "inventory"
         (self.inventory / "group_vars").mkdir(parents=True)
+        self.groups: Mapping[str, list[str]] = {}
+        self.settings: dict[str, Any] = {}
 
-    def write_inventory(self, groups: Mapping[str, list[str]], settings: Mapping[str, Any]) -> None:
-        """Groups of hosts, and the variables of all."""
+    def _write_inventory(self) -> None:
         common = {
             "ansible_user": USER,
             "ansible_ssh_private_key_file": str(self._machines.key),
             "ansible_ssh_common_args": "-o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null",
-            **settings,
+            **self.settings,
         }
         children = {
             group: {"hosts": {host: {"ansible_host": self._machines.address(host)} for host in hosts}}
-            for group, hosts in groups.items()
+            for group, hosts in self.groups.items()
         }
         (self.inventory / "hosts.json").write_text(json.dumps({"all": {"children": children}}))
         (self.inventory / "group_vars" / "all.json").write_text(json.dumps(common))
 
     def play(self, book: str, *options: str, check: bool = True, **variables: Any) -> Played:
         """The playbook `book`, in the control host's network; AssertionError where it fails and `check` wants it whole."""
+        self._write_inventory()
         program = Path(sysconfig.get_path("scripts"), "ansible-playbook")
         given = ["-e", json.dumps(variables)] if variables else []
         command = [*self._machines.inside_control, str(program), "-i", str(self.inventory), book, *given, *options]
         done = subprocess.run(
             command,
             cwd=ROOT / "ansible",
-            env={**os.environ, "ANSIBLE_FORCE_COLOR": "0", "ANSIBLE_NOCOLOR": "1", "ANSIBLE_LOCAL_TEMP": str(self.folder / "tmp")},
+            env={
+                **os.environ,
+                "ANSIBLE_FORCE_COLOR": "0",
+                "ANSIBLE_NOCOLOR": "1",
+                "PYTHONPATH": str(ROOT),
+                "ANSIBLE_LOCAL_TEMP": str(self.folder / "tmp"),
+            },
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

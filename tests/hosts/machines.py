@@ -168,12 +168,15 @@ class Machines:
         init = disk / "root/usr/local/sbin/lab-init"
         init.write_text(_INIT)
         init.chmod(0o755)
+        (disk / "root/etc/hosts").write_text(f"127.0.0.1 localhost\n127.0.1.1 {host}\n")
         allowed = disk / "root/home" / bases.USER / ".ssh" / "authorized_keys"
         allowed.parent.mkdir(mode=0o700)
         shutil.copy(self.key.with_suffix(".pub"), allowed)
         _run("chroot", f"{disk}/root", "chown", "-R", f"{bases.USER}:", f"/home/{bases.USER}/.ssh")
         script = _POWER.format(cgroups=" ".join(map(str, CGROUPS)), lab=self.lab, host=host, disk=disk)
-        subprocess.Popen(["sh", "-c", script], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True)
+        subprocess.Popen(
+            ["sh", "-c", script], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True
+        )
 
     def _await(self, host: str) -> None:
         self._until(lambda: self._answers(host), f"{host} answers")

@@ -1,0 +1,60 @@
+"""The wheelhouse that booted hosts are installed from, and others that hold another version of fedpatch, sound or broken."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+from tests.hosts.bases import KEPT, ROOT, alone
+
+MANIFEST = "wheelhouse.json"
+# What ends an agent as soon as it is to serve; its other commands still work.
+BREAKAGE = {
+    "device_agent/running.py": "\n\ndef run(*_given: object, **_named: object) -> None:\n    raise SystemExit(1)\n"
+}
+_LONG_S = 900.0
+
+
+def wheelhouse(python: str = "3.11") -> Path:
+    """As `make wheelhouse` makes it, for hosts of this machine's kind, with what the task digits needs."""
+    out = KEPT / "wheelhouse"
+    program = [sys.executable, str(ROOT / "ansible" / "wheelhouse.py")]
+    options = ["--arch", platform.machine(), "--python", python, "--with", "scikit-learn", "--out", str(out)]
+    with alone("wheelhouse"):
+        done = subprocess.run([*program, *options], capture_output=True, text=True, timeout=_LONG_S, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"make wheelhouse: {done.stderr[-4000:]}")
+    return out
+
+
+def with_version(house: Path, version: str, out: Path, *, broken: bool = False) -> Path:
+    """The same libraries and another version of fedpatch, in the new folder `out`; a broken one's agent ends at once."""
+    told = json.loads((house / MANIFEST).read_text())
+    out.mkdir()
+    for kind in told["libraries"].values():
+        (out / kind["file"]).symlink_to(house / kind["file"])
+    wheel = out / told["wheel"].replace(told["version"], version)
+    _rewrite(house / told["wheel"], wheel, told["version"], version, BREAKAGE if broken else {})
+    told |= {"version": version, "wheel": wheel.name, "sha256": hashlib.sha256(wheel.read_bytes()).hexdigest()}
+    (out / MANIFEST).write_text(json.dumps(told))
+    return out
+
+
+def _rewrite(wheel: Path, to: Path, before: str, after: str, additions: dict[str, str]) -> None:
+    old, new = f"fedpatch-{before}.dist-info", f"fedpatch-{after}.dist-info"
+    with zipfile.ZipFile(wheel) as source, zipfile.ZipFile(to, "w", zipfile.ZIP_DEFLATED) as target:
+        for name in source.namelist():
+            data = source.read(name)
+            if name == f"{old}/METADATA":
+                data = re.sub(rb"(?m)^Version: .*$", b"Version: " + after.encode(), data, count=1)
+            elif name == "shared/__init__.py":
+                data = data.replace(before.encode(), after.encode())
+            elif name == f"{old}/RECORD":
+                data = re.sub(rb"(?m)^(.*?),.*$", rb"\1,,", data.replace(old.encode(), new.encode()))
+            target.writestr(name.replace(old, new), data + additions.get(name, "").encode())
