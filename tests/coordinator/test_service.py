@@ -24,8 +24,8 @@ def test_what_strangers_say_is_counted_under_no_name():
         asking("a"),
         performer,
         connection=connection,
-        publisher=SimpleNamespace(),  # type: ignore[arg-type]
-        view=SimpleNamespace(),  # type: ignore[arg-type]
+        publisher=nobody,
+        view=nobody,
         revocations=nobody,
     )
     for device, name in (("a", "a"), ("ghost", "")):
