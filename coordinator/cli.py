@@ -20,6 +20,7 @@ from coordinator.acl_cli import add_acl
 from coordinator.doctor_cli import add_doctor
 from coordinator.export_cli import add_export
 from coordinator.identity.device_cli import add_identities
+from coordinator.inventory_cli import add_inventory
 from coordinator.report_cli import add_report
 from coordinator.settings import DemoSettings, RunSettings
 from coordinator.watch_cli import add_watch
@@ -258,7 +259,7 @@ broker_app.callback()(with_debug(broker))
 
 
 add_acl(broker_app)
-for add in (add_identities, add_doctor, add_export, add_report, add_watch):
+for add in (add_identities, add_doctor, add_export, add_inventory, add_report, add_watch):
     add(app)
 
 
