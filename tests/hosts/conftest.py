@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -24,6 +25,7 @@ class Fleet:
 
     machines: Machines
     control: Control
+    house: Path
     dry: Played
     first: Played
 
@@ -47,4 +49,4 @@ def fleet() -> Iterator[Fleet]:
         }
         control.groups = {"broker": [HUB], "coordinator": [HUB], "monitoring": [HUB], "devices": DEVICES}
         dry = control.play("site.yml", "--check", "--diff")
-        yield Fleet(machines, control, dry, control.play("site.yml"))
+        yield Fleet(machines, control, house, dry, control.play("site.yml"))
