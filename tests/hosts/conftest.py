@@ -43,7 +43,7 @@ def fleet() -> Iterator[Fleet]:
             "fleet_package_archives": {SUITE: str(packages)},
             "device_agent_settings": {"task": "digits", "data": "shard:0/2", "admission": "always"},
             "device_agent_settle_s": 5,
-            "coordinator_settings": {"task": "digits", "rounds": 20, "target_ua": 0.9, "round_interval_s": 3},
+            "coordinator_settings": {"task": "digits", "rounds": 20, "target_ua": 0.9, "round_interval_s": 10},
             "coordinator_settle_s": 5,
             "monitoring_scrape_interval": "1s",
         }
