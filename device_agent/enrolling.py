@@ -72,7 +72,10 @@ def install(bundle: Bundle, *, config: Path, state_dir: Path, replace: bool) -> 
             _put(place / CA_NAME, bundle.ca.encode(), owner, done)
         if own is not None:
             _put(place / OWN_NAME, _together(bundle), owner, done)
-        _put_settings(config, text, _values(bundle, place), owner, done)
+        _put_settings(config, text, _values(bundle, place), _contradicting(bundle, table, place), owner, done)
+        if own is None:
+            # Of the identity before. It goes last: until then it is what the settings name.
+            (place / OWN_NAME).unlink(missing_ok=True)
     return done
 
 
@@ -99,6 +102,18 @@ def _values(bundle: Bundle, place: Path) -> dict[str, str]:
     if bundle.password:
         values |= {"username": bundle.device, "password": bundle.password}
     return values
+
+
+def _contradicting(bundle: Bundle, table: dict[str, object], place: Path) -> list[str]:
+    """Settings that an agent would not start with beside those of the bundle, and what an earlier bundle has left."""
+    keys = []
+    if bundle.password:
+        keys.append("password_file")
+    if not bundle.certificate:
+        keys += [key for key in ("cert_file", "key_file") if table.get(key) == str(place / OWN_NAME)]
+    if bundle.broker and not parse_broker_url(bundle.broker).tls and table.get("ca_file") == str(place / CA_NAME):
+        keys.append("ca_file")
+    return keys
 
 
 def _check_broker(bundle: Bundle, known: str) -> None:
@@ -129,7 +144,7 @@ def _check_certificate(bundle: Bundle, done: Enrolled) -> Certificate:
     anew = "make the bundle anew: fedpatch device rotate"
     try:
         own = read_pem(bundle.certificate.encode())[0]
-        read_pem(bundle.ca.encode())
+        read_pem(bundle.ca.encode("ascii"))  # in nothing else the TLS library takes it
     except ValueError as error:
         raise DataError(f"the bundle's certificate is damaged ({error}); {anew}") from None
     holder = own.holder
@@ -197,10 +212,12 @@ def _put(path: Path, data: bytes, owner: os.stat_result, done: Enrolled, mode: i
     done.written.append(str(path))
 
 
-def _put_settings(config: Path, text: str, values: dict[str, str], owner: os.stat_result, done: Enrolled) -> None:
+def _put_settings(
+    config: Path, text: str, values: dict[str, str], without: list[str], owner: os.stat_result, done: Enrolled
+) -> None:
     """A file that is there keeps its owner and its mode, but is closed to everybody else once it holds a password."""
     try:
-        changed = with_values(text, values)
+        changed = with_values(text, values, without)
     except ValueError:
         raise ConfigError([f"{config}: cannot be changed; write into it: {', '.join(values)}"]) from None
     mode = 0o600

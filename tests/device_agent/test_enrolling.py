@@ -16,6 +16,7 @@ import pytest
 
 from coordinator.identity.authority import DEVICE, Authority
 from device_agent.enrolling import install, read_bundle
+from device_agent.settings import AgentSettings
 from shared.broker_url import parse_broker_url
 from shared.bundle import Bundle, decode_bundle, encode_bundle
 from shared.errors import ConfigError, DataError, UsageError
@@ -120,6 +121,7 @@ def test_what_does_not_belong_together_is_refused(tmp_path: Path, device: Device
         (replace(bundle, ca=other.ca), "the bundle's CA did not make its certificate"),
         (replace(bundle, device="pi-9"), "the bundle's certificate is not for 'pi-9' in fleet 'kitchen'"),
         (replace(bundle, certificate="nothing"), "the bundle's certificate is damaged"),
+        (replace(bundle, ca=f"{bundle.ca}é"), "the bundle's certificate is damaged"),
         (bundle_of(tmp_path, now=time.time() - 50_000, days=0), "the bundle's certificate has expired on"),
     ):
         with pytest.raises(DataError, match=words):
@@ -144,6 +146,38 @@ def test_a_password_is_for_the_owner_alone(tmp_path: Path, device: Device):
     assert device.settings["username"] == "pi-1" and device.settings["password"] == "s3cret"
     assert device.config.stat().st_mode & 0o777 == 0o640
     assert "s3cret" not in repr(bundle)
+
+
+def test_a_password_takes_the_place_of_what_contradicts_it(tmp_path: Path, device: Device):
+    """A file with another password, the certificate of the identity before: the agent starts, and again changes nothing."""
+    device.install(bundle_of(tmp_path))
+    device.config.write_text(f'password_file = "/etc/old"  # the old one\n{device.config.read_text()}')
+    bundle = Bundle(
+        fleet="kitchen", device="pi-2", broker="mqtts://broker.lan", ca=bundle_of(tmp_path).ca, password="s3"
+    )
+    device.install(bundle, replace=True)
+    place = device.state_dir / "identity"
+    assert device.settings == {
+        **tomllib.loads(OWN),
+        "broker": "mqtts://broker.lan",
+        "fleet": "kitchen",
+        "device_id": "pi-2",
+        "ca_file": str(place / "ca.crt"),
+        "username": "pi-2",
+        "password": "s3",
+    }
+    assert AgentSettings(**device.settings).check() == []  # type: ignore[arg-type]
+    assert not (place / "client.pem").exists() and device.config.read_text().startswith(OWN)
+    assert device.install(bundle) == []
+    device.install(replace(bundle, broker="mqtt://localhost"))
+    assert AgentSettings(**device.settings).check() == []  # type: ignore[arg-type]
+
+
+def test_a_certificate_of_the_owner_s_own_stays_beside_a_password(tmp_path: Path, device: Device):
+    """A broker may ask for both."""
+    device.config.write_text('cert_file = "/etc/ssl/mine.pem"\n')
+    device.install(Bundle(fleet="kitchen", device="pi-1", broker="mqtts://broker.lan", password="s3cret"))
+    assert device.settings["cert_file"] == "/etc/ssl/mine.pem"
 
 
 def test_an_installation_that_is_cut_short_is_completed_by_doing_it_again(
