@@ -162,10 +162,9 @@ def names_of(certificate: bytes) -> list[str]:
     return [*names.get_values_for_type(x509.DNSName), *map(str, names.get_values_for_type(x509.IPAddress))]
 
 
-def check_server_names(names: Iterable[str]) -> None:
-    """UsageError for a name that no certificate can hold."""
-    for name in names:
-        _server_name(name)
+def check_server_names(names: Iterable[str]) -> frozenset[str]:
+    """These names as `names_of` gives them; UsageError for one that no certificate can hold."""
+    return frozenset(str(_server_name(name).value) for name in names)
 
 
 def _builder(
