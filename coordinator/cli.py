@@ -21,6 +21,7 @@ from coordinator.devices_cli import add_devices
 from coordinator.doctor_cli import add_doctor
 from coordinator.export_cli import add_export
 from coordinator.identity.device_cli import add_identities
+from coordinator.inventory_cli import add_inventory
 from coordinator.report_cli import add_report
 from coordinator.settings import RunSettings
 from coordinator.watch_cli import add_watch
@@ -243,7 +244,7 @@ broker_app.callback()(with_debug(broker))
 
 add_acl(broker_app)
 add_devices(app, lambda state_dir: _registry(state_dir))
-for add in (add_identities, add_doctor, add_export, add_report, add_watch):
+for add in (add_identities, add_doctor, add_export, add_inventory, add_report, add_watch):
     add(app)
 
 

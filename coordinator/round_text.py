@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import astuple
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 
 from coordinator.records import RoundRecord
-from coordinator.snapshot import Snapshot
 from shared.quantities import accuracy, counted, duration, size
+
+if TYPE_CHECKING:
+    from coordinator.snapshot import Snapshot
 
 
 def round_seconds(record: RoundRecord) -> float:

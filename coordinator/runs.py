@@ -6,6 +6,7 @@ import hashlib
 import random
 import secrets
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import fields, replace
 from pathlib import Path
@@ -17,11 +18,12 @@ from coordinator.database import exists
 from coordinator.engine import Engine
 from coordinator.identity.expiry import of_others
 from coordinator.identity.revocations import Revocations
+from coordinator.ledger import Opening
 from coordinator.metrics_endpoint import observed
 from coordinator.performing import Performer
 from coordinator.preparation import Prepared, prepare, run_spec
 from coordinator.publisher import ModelPublisher
-from coordinator.records import RunInfo, RunSummary, last_user_accuracy
+from coordinator.records import RoundRecord, RunInfo, RunSummary, last_user_accuracy
 from coordinator.recovery import reconcile, take_up_round
 from coordinator.registry import REGISTRY_FILE, Registry
 from coordinator.run_spec import RunSpec, Stopped
@@ -190,9 +192,7 @@ def _play_rounds(
     state = load_checkpoint(directory)[0]
     unfinished = take_up_round(registry, directory, spec, prepared, state, view.say)
     records = registry.rounds.records(spec.run)
-    resumable = {run: number for run, number in registry.open_rounds(settings.fleet).items() if run != spec.run}
-    jitter = random.Random(secrets.randbits(64))
-    engine = Engine(spec, records=records, unfinished=unfinished, resumable=resumable, jitter=jitter)
+    engine = _engine(spec, registry, settings.fleet, records, unfinished)
     publisher = _publisher(settings.fleet, state_dir, connection)
     performer = Performer(
         engine,
@@ -229,6 +229,15 @@ def _play_rounds(
         with suppress(FedpatchError, OSError):
             publisher.close()
     return engine.stopped or Stopped.FAILED
+
+
+def _engine(
+    spec: RunSpec, registry: Registry, fleet: str, records: Sequence[RoundRecord], unfinished: Opening | None
+) -> Engine:
+    """What other runs of the fleet have open is theirs: updates for that wait."""
+    resumable = {run: number for run, number in registry.open_rounds(fleet).items() if run != spec.run}
+    jitter = random.Random(secrets.randbits(64))
+    return Engine(spec, records=records, unfinished=unfinished, resumable=resumable, jitter=jitter)
 
 
 def _guard(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -24,6 +25,7 @@ class Fleet:
 
     machines: Machines
     control: Control
+    house: Path
     dry: Played
     first: Played
 
@@ -41,10 +43,10 @@ def fleet() -> Iterator[Fleet]:
             "fleet_package_archives": {SUITE: str(packages)},
             "device_agent_settings": {"task": "digits", "data": "shard:0/2", "admission": "always"},
             "device_agent_settle_s": 5,
-            "coordinator_settings": {"task": "digits", "rounds": 20, "target_ua": 0.9, "round_interval_s": 3},
+            "coordinator_settings": {"task": "digits", "rounds": 20, "target_ua": 0.9, "round_interval_s": 10},
             "coordinator_settle_s": 5,
             "monitoring_scrape_interval": "1s",
         }
         control.groups = {"broker": [HUB], "coordinator": [HUB], "monitoring": [HUB], "devices": DEVICES}
         dry = control.play("site.yml", "--check", "--diff")
-        yield Fleet(machines, control, dry, control.play("site.yml"))
+        yield Fleet(machines, control, house, dry, control.play("site.yml"))

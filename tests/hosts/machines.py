@@ -58,6 +58,7 @@ class Machines:
         self.lab = f"{PREFIX}-{os.getpid()}"
         self.folder = Path()
         self._warden: subprocess.Popen[bytes] | None = None
+        self._powered: dict[str, subprocess.Popen[bytes]] = {}
 
     def address(self, host: str) -> str:
         """IPv4 address of a host."""
@@ -101,6 +102,7 @@ class Machines:
     def remove(self, host: str) -> None:
         """Cut the power of a host for good, and throw its disk away."""
         end(self.lab, self.folder, host)
+        self._powered.pop(host).wait()
 
     def console(self, host: str) -> str:
         """What a host's console showed."""
@@ -133,6 +135,8 @@ class Machines:
             self._warden.stdin.close()
             self._warden.wait()
             self._warden = None
+        while self._powered:
+            self._powered.popitem()[1].wait()
 
     def _begin(self) -> None:
         _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.key))
@@ -174,7 +178,7 @@ class Machines:
         shutil.copy(self.key.with_suffix(".pub"), allowed)
         _run("chroot", f"{disk}/root", "chown", "-R", f"{bases.USER}:", f"/home/{bases.USER}/.ssh")
         script = _POWER.format(cgroups=" ".join(map(str, CGROUPS)), lab=self.lab, host=host, disk=disk)
-        subprocess.Popen(
+        self._powered[host] = subprocess.Popen(
             ["sh", "-c", script], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True
         )
 

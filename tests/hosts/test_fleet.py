@@ -6,6 +6,7 @@ The tests are the life of one fleet, in this order: each finds what those before
 from __future__ import annotations
 
 import json
+import shlex
 import time
 import urllib.parse
 from collections.abc import Callable
@@ -13,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from tests.hosts.conftest import DEVICES, HUB, Fleet
+from tests.hosts.conftest import DEVICES, HUB, SUITE, Fleet
+from tests.hosts.wheelhouses import with_version
 
 pytestmark = [pytest.mark.hosts, pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -25,6 +27,35 @@ AGENT = "/opt/fedpatch/current/bin/fedpatch-agent status --json --state-dir /var
 def _runs(fleet: Fleet, host: str = HUB) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = json.loads(fleet.machines.ssh(host, COORDINATOR.format("runs --json")) or "[]")
     return found
+
+
+def _rounds(fleet: Fleet, host: str = HUB) -> int:
+    told = fleet.machines.ssh(host, COORDINATOR.format("show last --json"), check=False)
+    return len(json.loads(told)["rounds"]) if told else 0
+
+
+def _versions(fleet: Fleet) -> dict[str, str]:
+    return {
+        host: fleet.machines.ssh(host, "basename $(readlink /opt/fedpatch/current)").strip() for host in (HUB, *DEVICES)
+    }
+
+
+def _knock(fleet: Fleet, device: str) -> str:
+    """Whether the broker lets in who shows the certificate that was copied to /root/kept."""
+    hub = fleet.machines.address(HUB)
+    program = f"""
+import socket, ssl
+context = ssl.create_default_context(cafile="/root/kept/ca.crt")
+context.load_cert_chain("/root/kept/client.pem")
+plain = socket.create_connection(("{hub}", 8883), 60)
+try:
+    with context.wrap_socket(plain, server_hostname="{hub}") as one:
+        one.sendall(bytes.fromhex("101000044d5154540402003c0004") + b"{device}")
+        print("let in" if one.recv(4) == bytes.fromhex("20020000") else "refused")
+except (ssl.SSLError, ConnectionResetError):
+    print("refused")
+"""
+    return fleet.machines.ssh(device, f"python3 -c {shlex.quote(program)}").strip()
 
 
 def _status(fleet: Fleet, device: str) -> dict[str, Any]:
@@ -116,3 +147,82 @@ def test_hosts_come_back_after_a_reboot(fleet):
     _until(
         lambda: fleet.machines.ssh(HUB, "systemctl is-active fedpatch-coordinator").strip() == "active", "a coordinator"
     )
+
+
+def test_a_host_that_cannot_be_one_is_refused_in_a_sentence(fleet):
+    """Too little memory and a wrong processor end the play before anything is touched, and say what to do."""
+    for wrong, words in (
+        ({"common_min_memory_mib": 10_000_000}, "training takes 10000000"),
+        ({"common_architectures": ["riscv64"]}, "write Raspberry Pi OS (64-bit) on its card"),
+        ({"common_debian_versions": ["99"]}, "these roles know Debian and Raspberry Pi OS 99"),
+    ):
+        played = fleet.control.play("site.yml", "--limit", DEVICES[0], check=False, **wrong)
+        assert (played.code, played.changed) == (2, {DEVICES[0]: 0})
+        assert words in " ".join(played.out.split())
+
+
+def test_a_version_that_is_not_well_stops_at_the_canary(fleet, tmp_path):
+    """The canary of a broken version goes back to the one before and serves again; nobody else is touched."""
+    broken = with_version(fleet.house, "0.1.1", tmp_path / "broken", broken=True)
+    played = fleet.control.play("upgrade.yml", check=False, fleet_wheelhouse=str(broken))
+    assert played.code != 0
+    assert f"{DEVICES[0]} was not well with 0.1.1 and is back at 0.1.0" in " ".join(played.out.split())
+    assert set(_versions(fleet).values()) == {"0.1.0"}
+    assert played.changed.get(DEVICES[1], 0) == 0
+    _await_serving(fleet, *DEVICES)
+
+
+def test_a_sound_version_reaches_every_host(fleet, tmp_path):
+    """Canary, coordinator, batches; a device whose former version is gone keeps its identity and its patch."""
+    sound = with_version(fleet.house, "0.2.0", tmp_path / "sound")
+    fleet.control.settings["fleet_wheelhouse"] = str(sound)
+    fleet.control.play("upgrade.yml")
+    assert set(_versions(fleet).values()) == {"0.2.0"}
+    _await_serving(fleet, *DEVICES)
+    for host in (HUB, *DEVICES):
+        assert fleet.machines.ssh(host, "ls /opt/fedpatch/libraries | wc -l").strip() == "1"
+
+
+def test_more_than_one_minor_version_is_not_left_out(fleet, tmp_path):
+    """A fleet that is half upgraded must understand itself."""
+    far = with_version(fleet.house, "0.4.0", tmp_path / "far")
+    played = fleet.control.play("upgrade.yml", check=False, fleet_wheelhouse=str(far))
+    assert played.code != 0
+    assert "more than one minor version away" in " ".join(played.out.split())
+    assert set(played.changed.values()) == {0}
+
+
+def test_a_revoked_device_is_locked_out(fleet):
+    """retire.yml takes its certificate back: the broker refuses it, and nothing of ours stays on it."""
+    kept = "/var/lib/fedpatch/agent/identity"
+    fleet.machines.ssh(DEVICES[1], f"cp -a {kept} /root/kept")
+    assert _knock(fleet, DEVICES[1]) == "let in"
+    fleet.control.play("retire.yml", retired=DEVICES[1], retire_reason="stolen")
+    assert fleet.machines.ssh(DEVICES[1], "ls /var/lib/fedpatch").strip() == ""
+    assert _knock(fleet, DEVICES[1]) == "refused"
+    _await_serving(fleet, DEVICES[0])
+    again = fleet.control.play("site.yml", "--limit", DEVICES[1], check=False)
+    assert f"{DEVICES[1]} was revoked (stolen)" in " ".join(again.out.split())
+
+
+def test_the_coordinator_moves_to_a_fresh_host(fleet, tmp_path):
+    """With a backup, a bare host goes on with the run that was under way when the old one was lost."""
+    fleet.control.groups = {**fleet.control.groups, "devices": DEVICES[:1]}
+    fleet.control.settings["coordinator_settings"] = {"task": "digits", "rounds": 100_000, "round_interval_s": 2}
+    fleet.control.play("site.yml")
+    _until(lambda: _rounds(fleet) >= 2, "two rounds")
+    fleet.control.play("backup.yml", backup_dir=str(tmp_path))
+    copy = next(tmp_path.glob("coordinator-kitchen-*.tar.gz"))
+    assert (next(tmp_path.glob("ca-kitchen-*.tar")).stat().st_mode & 0o777) == 0o600
+    run, done = _runs(fleet)[0]["id"], _rounds(fleet)
+    fleet.machines.remove(HUB)
+    fleet.machines.add("hub-2", SUITE)
+    fleet.control.groups = {
+        "broker": ["hub-2"],
+        "coordinator": ["hub-2"],
+        "monitoring": ["hub-2"],
+        "devices": DEVICES[:1],
+    }
+    fleet.control.play("restore.yml", restore_from=str(copy))
+    assert _runs(fleet, "hub-2")[0]["id"] == run
+    _until(lambda: _rounds(fleet, "hub-2") > done, "the run goes on")
