@@ -20,6 +20,7 @@ from device_agent.settings import AgentSettings
 from shared.broker_url import parse_broker_url
 from shared.bundle import Bundle, decode_bundle, encode_bundle
 from shared.errors import ConfigError, DataError, UsageError
+from shared.password_file import read_password
 from shared.tls import tls_context
 from shared.tls_files import TlsFiles
 
@@ -139,19 +140,23 @@ def test_a_clock_that_is_behind_does_not_hinder_it(tmp_path: Path, device: Devic
 
 
 def test_a_password_is_for_the_owner_alone(tmp_path: Path, device: Device):
-    """Settings that everybody could read are closed, and the bundle shows no secret where it is printed."""
+    """In a file of its own, not in settings that others may read, and the bundle shows no secret where it is printed."""
     device.config.chmod(0o644)
     bundle = Bundle(fleet="kitchen", device="pi-1", broker="mqtts://broker.lan", password="s3cret")
     device.install(bundle)
-    assert device.settings["username"] == "pi-1" and device.settings["password"] == "s3cret"
-    assert device.config.stat().st_mode & 0o777 == 0o640
+    place = device.state_dir / "identity" / "password"
+    assert device.settings["username"] == "pi-1" and "s3cret" not in device.config.read_text()
+    assert device.settings["password_file"] == str(place) and read_password(place) == "s3cret"
+    assert (place.stat().st_mode & 0o777, device.config.stat().st_mode & 0o777) == (0o600, 0o644)
+    device.install(bundle_of(tmp_path))
+    assert not place.exists() and not {"username", "password_file"} & device.settings.keys()
     assert "s3cret" not in repr(bundle)
 
 
 def test_a_password_takes_the_place_of_what_contradicts_it(tmp_path: Path, device: Device):
     """A file with another password, the certificate of the identity before: the agent starts, and again changes nothing."""
     device.install(bundle_of(tmp_path))
-    device.config.write_text(f'password_file = "/etc/old"  # the old one\n{device.config.read_text()}')
+    device.config.write_text(f'password = "old"  # the old one\n{device.config.read_text()}')
     bundle = Bundle(
         fleet="kitchen", device="pi-2", broker="mqtts://broker.lan", ca=bundle_of(tmp_path).ca, password="s3"
     )
@@ -164,7 +169,7 @@ def test_a_password_takes_the_place_of_what_contradicts_it(tmp_path: Path, devic
         "device_id": "pi-2",
         "ca_file": str(place / "ca.crt"),
         "username": "pi-2",
-        "password": "s3",
+        "password_file": str(place / "password"),
     }
     assert AgentSettings(**device.settings).check() == []  # type: ignore[arg-type]
     assert not (place / "client.pem").exists() and device.config.read_text().startswith(OWN)
