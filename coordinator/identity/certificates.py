@@ -135,13 +135,16 @@ def make_crl(issuer: Issuer, number: int, now: int, revoked: Iterable[tuple[int,
     return builder.sign(issuer.key, _SHA256).public_bytes(serialization.Encoding.PEM)
 
 
-def read_crl_number(pem: bytes) -> int:
-    """The number of a revocation list; ValueError where it is none of ours."""
+def read_crl(pem: bytes) -> tuple[int, int]:
+    """Number of a revocation list, and until when it is good, in unix seconds; ValueError where it is none of ours."""
+    found = x509.load_pem_x509_crl(pem)
     try:
-        found = x509.load_pem_x509_crl(pem).extensions.get_extension_for_class(x509.CRLNumber)
+        number = found.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number
     except x509.ExtensionNotFound as error:
         raise ValueError("a revocation list without a number") from error
-    return found.value.crl_number
+    if found.next_update_utc is None:
+        raise ValueError("a revocation list without an end")
+    return number, int(found.next_update_utc.timestamp())
 
 
 def read_issuer(certificate: bytes, key: bytes) -> Issuer:
