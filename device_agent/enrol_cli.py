@@ -45,10 +45,11 @@ def add_enrol(app: typer.Typer) -> None:
         Done again with the same bundle, it changes nothing; with a newer one of the same device it renews the certificate,
         which an agent at work takes up by itself. The agent's other settings stay as they are.
         """
-        from device_agent.enrolling import install, read_bundle
+        from device_agent.enrolling import install, open_to_others, read_bundle
 
         where = state_dir or _state_dir_of(config)
         done = install(read_bundle(file), config=config.expanduser(), state_dir=where.expanduser(), replace=replace)
+        done.warnings += open_to_others(file, done.device)
         for warning in done.warnings:
             typer.echo(f"fedpatch-agent: {warning}", err=True)
         if as_json:

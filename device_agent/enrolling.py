@@ -29,6 +29,7 @@ DIRECTORY, CA_NAME, OWN_NAME = "identity", "ca.crt", "client.pem"
 PASSWORD_NAME = "password"  # the file's name  # nosec B105
 
 _NOT_YET_VALID = 9
+_OPEN = 0o077
 
 
 @dataclass
@@ -49,6 +50,17 @@ def read_bundle(path: Path) -> Bundle:
             return decode_bundle(file.read(MAX_BUNDLE_BYTES + 1), path)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror or error}; name the file that `fedpatch device add` wrote") from None
+
+
+def open_to_others(path: Path, device: str) -> list[str]:
+    """A sentence where other users may have read the bundle: not refused, for a memory stick has no modes."""
+    mode = path.stat().st_mode & 0o777
+    if not mode & _OPEN:
+        return []
+    return [
+        f"{path} is open to other users (mode {mode:04o}): whoever has read it can pass for {device}; "
+        f"if anybody may have, `fedpatch device rotate {device}` makes another"
+    ]
 
 
 def install(bundle: Bundle, *, config: Path, state_dir: Path, replace: bool) -> Enrolled:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.identity.authority import DEVICE, Authority
-from device_agent.enrolling import install, read_bundle
+from device_agent.enrolling import install, open_to_others, read_bundle
 from device_agent.settings import AgentSettings
 from shared.broker_url import parse_broker_url
 from shared.bundle import Bundle, decode_bundle, encode_bundle
@@ -242,6 +242,16 @@ def test_settings_that_cannot_be_read_are_left_alone(tmp_path: Path, device: Dev
     device.config.write_text("data = [")
     with pytest.raises(ConfigError, match="not TOML"):
         device.install(bundle_of(tmp_path))
+
+
+def test_a_bundle_that_others_may_have_read_is_told(tmp_path: Path):
+    """It is installed all the same: a memory stick knows no modes."""
+    bundle = tmp_path / "pi-1.bundle"
+    bundle.touch(mode=0o600)
+    assert open_to_others(bundle, "pi-1") == []
+    bundle.chmod(0o644)
+    (told,) = open_to_others(bundle, "pi-1")
+    assert "pi-1.bundle is open to other users (mode 0644)" in told and "fedpatch device rotate pi-1" in told
 
 
 def test_a_device_needs_no_further_package(tmp_path: Path):
