@@ -10,19 +10,20 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from coordinator.acl_cli import add_acl
+from coordinator.demo_settings import DemoSettings
+from coordinator.devices_cli import add_devices
 from coordinator.doctor_cli import add_doctor
 from coordinator.export_cli import add_export
 from coordinator.identity.device_cli import add_identities
 from coordinator.inventory_cli import add_inventory
 from coordinator.report_cli import add_report
-from coordinator.settings import DemoSettings, RunSettings
+from coordinator.settings import RunSettings
 from coordinator.watch_cli import add_watch
 from shared.command import (
     EXIT_INTERRUPTED,
@@ -182,23 +183,6 @@ def show(run: Run, state_dir: StateDir = None, as_json: AsJson = False) -> None:
         print_run(info, rounds)
 
 
-@command(app, "devices", example="fedpatch devices --fleet kitchen")
-def devices(
-    state_dir: StateDir = None,
-    fleet: Annotated[str | None, typer.Option(metavar="NAME", help="Only devices of this fleet.")] = None,
-    as_json: AsJson = False,
-) -> None:
-    """List the devices that were ever seen, and what came of asking them."""
-    from coordinator.printing import plain, print_devices, print_json
-
-    with _registry(state_dir) as registry:
-        found = [one for one in registry.devices() if fleet in (None, one.fleet)]
-    if as_json:
-        print_json(plain(found))
-    else:
-        print_devices(found, time.time())
-
-
 @command(app, "tasks", example="fedpatch tasks")
 def tasks(as_json: AsJson = False) -> None:
     """List the installed tasks, also those that cannot be used, and why."""
@@ -259,6 +243,7 @@ broker_app.callback()(with_debug(broker))
 
 
 add_acl(broker_app)
+add_devices(app, lambda state_dir: _registry(state_dir))
 for add in (add_identities, add_doctor, add_export, add_inventory, add_report, add_watch):
     add(app)
 

@@ -13,6 +13,7 @@ from types import FrameType
 from typing import Self
 
 from coordinator.claim import CONNECT_TIMEOUT_S, body_of, claim_fleet, client_id
+from coordinator.doorkeeper import Doorkeeper
 from coordinator.settings import RunSettings
 from shared import topics
 from shared.broker_settings import exposure
@@ -48,6 +49,7 @@ class Connection:
         check_holder(settings.tls_files, settings.fleet, "coordinator")
         self.inbox: Inbox = SimpleQueue()
         self.fleet = settings.fleet
+        self.door = Doorkeeper(settings.max_devices)
         self._settings = settings
         self._boot = secrets.token_hex(8)
         self._presence = topics.coordinator_state(settings.fleet)
@@ -95,6 +97,7 @@ class Connection:
         One that finds the queue full is lost, as it may be on its way: devices are asked again.
         """
         payload = encode(envelope)
+        self.door.sends(device, envelope)
         if self.link.publish(topics.down(self.fleet, device), payload):
             return len(payload)
         _log.warning("outgoing queue is full; %s will hear later", device)
@@ -105,6 +108,11 @@ class Connection:
         if isinstance(event, Received) and event.topic == self._presence:
             self._on_coordinator(event)
             return
+        if isinstance(event, Received):
+            # Refused before it takes a place: a flood is not to grow what waits for the coordinator.
+            topic = topics.parse_topic(self.fleet, event.topic)
+            if topic is None or not event.payload or not self.door.admit(topic, len(event.payload)):
+                return
         if isinstance(event, Connected):
             self._connects += 1
             self.broker_certificate_ends = event.broker_certificate_ends

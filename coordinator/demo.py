@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from coordinator.demo_devices import DemoDevice, device_names, start_device, stop_devices, wait_until_ready
+from coordinator.demo_settings import DemoSettings
 from coordinator.embedded_broker import EmbeddedBroker
 from coordinator.preparation import prepare
 from coordinator.records import RunSummary
 from coordinator.runs import start_run
-from coordinator.settings import DemoSettings
 from coordinator.snapshot import Snapshot, View
 from shared.broker_url import parse_broker_url
 from shared.command import ignore_signals

@@ -78,12 +78,13 @@ class Record:
 
 @dataclass(frozen=True)
 class Count:
-    """Add to a device's counters."""
+    """Add to a device's counters, `times` over."""
 
     device: str
     what: str
     reason: str = ""
     detail: str = ""
+    times: int = 1
 
 
 @dataclass(frozen=True)

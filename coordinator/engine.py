@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from coordinator.effects import Aggregate, Effect, Finish, Pause, PublishModel, Record, RetractModel
-from coordinator.fleet import Fleet
+from coordinator.fleet import QUARANTINED, Fleet
 from coordinator.ledger import Ledger, Opening
 from coordinator.open_round import OpenRound
 from coordinator.post import Post
@@ -21,7 +21,6 @@ from coordinator.round_states import Phase
 from coordinator.run_spec import RunSpec, Stopped
 from coordinator.selection import select
 from shared.messages import Decline, DeviceState, Envelope, Manifest, UpdateReport
-from shared.quantities import counted
 from shared.reasons import RefuseReason
 from shared.transfer import Chunk
 
@@ -34,7 +33,7 @@ class Engine:
     """Drive it with `start`, `on_state`, `on_message`, `on_chunk`, `tick`, `interrupt` and the call-backs of the effects.
 
     Each returns the effects to perform, in order. `records` are those of earlier epochs of the run, if there were any, and
-    `unfinished` is the round that was open in the last of them, as it is when `start` is called.
+    `unfinished` is the round that was open in the last of them, as it is when `start` is called; `resumable` as in Post.
     """
 
     def __init__(
@@ -43,10 +42,11 @@ class Engine:
         *,
         records: Sequence[RoundRecord] = (),
         unfinished: Opening | None = None,
+        resumable: Mapping[str, int] | None = None,
         jitter: random.Random,
     ) -> None:
         self.spec = spec
-        self.fleet = Fleet(spec.task)
+        self.fleet = Fleet(spec.task, spec.limits.max_devices)
         self.open: OpenRound | None = None
         self.records = list(records)
         self.stopped: Stopped | None = None
@@ -54,7 +54,7 @@ class Engine:
         self._unfinished = unfinished
         self._taken_up = bool(self.records) or unfinished is not None
         self._selected = False
-        self._post = Post(spec)
+        self._post = Post(spec, resumable)
         self._jitter = jitter
         self._started_at = 0.0
         self._wait_until: float | None = None
@@ -72,6 +72,7 @@ class Engine:
 
     def on_state(self, device: str, state: DeviceState, now: float) -> list[Effect]:
         """A device's presence: it came, went, or came back."""
+        state = self.fleet.relevant(state)
         known = self.fleet.members.get(device)
         known_boot = self.fleet.boot(device)
         # A broker gives what it retained again after each reconnect: of a device that is at work, that is the past.
@@ -83,6 +84,8 @@ class Engine:
 
     def on_message(self, device: str, envelope: Envelope, now: float) -> list[Effect]:
         """A message from a device's `up` topic."""
+        if self.fleet.held(device) == QUARANTINED:
+            return self._post.turn_away(device, envelope)
         if isinstance(envelope.body, Decline) and envelope.run == self.spec.run:
             self.fleet.declined(device, envelope.body, now)
         stale = self._stale(device, envelope)
@@ -106,6 +109,13 @@ class Engine:
         """The broker went or came back; without it no round is opened, and nobody is missed."""
         self._connected = connected
         return self._settle(now)
+
+    def on_holds(self, holds: Mapping[str, str], now: float) -> list[Effect]:
+        """Which devices are held back now, and why: quarantined ones have no part in the open round any more either."""
+        self.fleet.hold(holds)
+        current, out = self.open, sorted(device for device, why in holds.items() if why == QUARANTINED)
+        effects = [one for device in out for one in current.expel(device, now, QUARANTINED)] if current else []
+        return effects + self._settle(now)
 
     def interrupt(self, now: float) -> list[Effect]:
         """The operator wants to stop: the devices may do something else, and a resume goes on with the open round."""
@@ -140,9 +150,10 @@ class Engine:
         assert self.open is not None
         return self.open.refuse(device, digest, reason, detail, now) + self._settle(now)
 
-    def aggregated(self, now: float) -> list[Effect]:
-        """The new global model is made."""
+    def aggregated(self, now: float, bounded: Mapping[str, int] | None = None) -> list[Effect]:
+        """The new global model is made; so many updates met which bound (coordinator.folding)."""
         assert self.open is not None
+        self.open.bounded = dict(bounded or {})
         self.open.round.finish(now)
         quorum_s = self.open.round.quorum_s
         assert quorum_s is not None
@@ -234,7 +245,7 @@ class Engine:
                 return []
             # A run that had begun with more of them goes on with those that are left.
             if not self._taken_up or self.fleet.present < self._least():
-                return self._stop(Stopped.FAILED, self._who_is_missing())
+                return self._stop(Stopped.FAILED, self.fleet.who_is_missing(self.wanted(), spec.wait_s))
         self._wait_until = None
         if self._pause_until is not None:
             return []
@@ -264,16 +275,6 @@ class Engine:
         if self._failures() >= spec.max_failed_rounds:
             return Stopped.FAILED, f"{self._failures()} rounds in a row failed, the last one: {records[-1].failure}"
         return None
-
-    def _who_is_missing(self) -> str:
-        came = f"{self.fleet.present} of {self.wanted()} devices came within {self.spec.wait_s:g} s"
-        barred = sorted((device, m.barred) for device, m in self.fleet.members.items() if m.barred)
-        if barred:
-            device, reason = barred[0]
-            return f"{came}; {len(barred)} of those that are there cannot take part, as {device}: {reason}"
-        if unwilling := self.fleet.unwilling():
-            return f"{came}; {unwilling.total()} of those that are there are unwilling: {counted(unwilling)}"
-        return f"{came}; are the agents running, with this broker, fleet and task?"
 
     def _failures(self) -> int:
         """Rounds of this epoch that failed since the last one that did not."""

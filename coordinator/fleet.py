@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from coordinator.answers import lasts, word_of
 from shared.messages import Decline, DeviceState
+from shared.quantities import counted
+
+QUARANTINED, DRAINED = "quarantined", "drained"
 
 
 @dataclass
 class Member:
     """A device. `barred` is its own lasting reason not to be asked again, `progress` the fraction of its job.
 
+    `held` is its operator's: quarantined or drained.
+
     `resting` is the reason for which it is not asked until a time that it named; its presence may say more before.
     """
 
     state: DeviceState
+    held: str = ""
     barred: str = ""
     progress: float = 0.0
     resting: str = ""
@@ -30,26 +37,44 @@ class Member:
 
 
 class Fleet:
-    """All devices that were ever seen by this coordinator."""
+    """The devices that were seen by this coordinator, no more than `most` at a time.
 
-    def __init__(self, task: str) -> None:
+    Where there is no more room, whoever is gone longest without ever having worked makes way for a newcomer, and a newcomer is
+    not taken in while there is no such device. `evicted` are those that had to go, for whoever clears it.
+    """
+
+    def __init__(self, task: str, most: int = 100_000) -> None:
         self.members: dict[str, Member] = {}
+        self.evicted: list[str] = []
+        self._most = most
+        self._holds: dict[str, str] = {}
+        self._worked: set[str] = set()
+        self._gone: dict[str, None] = {}
         self._task = task
         self._eligible: set[str] = set()
         self._resting: set[str] = set()
         self._wake_at = math.inf
 
     def see(self, device: str, state: DeviceState) -> bool:
-        """Takes note of a presence. False for the last will of a connection that the device has replaced since."""
+        """Takes note of a presence. False for the last will of a connection that the device has replaced since.
+
+        False too for one for which there is no room.
+        """
         known = self.members.get(device)
+        if known is None and not self._make_room():
+            return False
         if not state.online and known is not None and known.state.boot != state.boot:
             return False
         if not state.online and known is not None:
             # A last will says nothing but that the device is gone.
             known.state = replace(known.state, online=False)
             self._eligible.discard(device)
+            self._gone.setdefault(device)
             return True
-        member = self.members[device] = Member(state)
+        member = self.members[device] = Member(state, self._holds.get(device, ""))
+        self._gone.pop(device, None)
+        if not state.online:
+            self._gone[device] = None
         # What it said of itself holds until it restarts or offers other tasks.
         if known is not None and (known.state.boot, known.state.tasks) == (state.boot, state.tasks):
             member.barred = known.barred
@@ -58,6 +83,47 @@ class Fleet:
             member.resting, member.rest_until = known.resting, known.rest_until
         self._sort(device)
         return True
+
+    def relevant(self, state: DeviceState) -> DeviceState:
+        """What is kept of a presence: of the tasks, the run's own, so that a device takes no more room than another."""
+        own = tuple(one for one in state.tasks if one.task == self._task)[:1]
+        return replace(state, tasks=own, encodings=())
+
+    def registered(self, device: str) -> int | None:
+        """How many examples the device says that it has; None where that is not known."""
+        known = self.members.get(device)
+        return next((one.num_examples for one in known.state.tasks if one.task == self._task), None) if known else None
+
+    def works(self, device: str) -> None:
+        """The device has done something for a run, and so has a place for good."""
+        self._worked.add(device)
+
+    def hold(self, holds: Mapping[str, str]) -> None:
+        """These devices, and no others, are not to be asked; the words say why."""
+        changed = {device for device in {*self._holds, *holds} if self._holds.get(device) != holds.get(device)}
+        self._holds = dict(holds)
+        for device in changed & self.members.keys():
+            self.members[device].held = holds.get(device, "")
+            self._sort(device)
+
+    def held(self, device: str) -> str:
+        """Why the operator does not want the device to be asked, "" where that is not so."""
+        return self._holds.get(device, "")
+
+    def who_is_missing(self, wanted: int, wait_s: float) -> str:
+        """Why there are too few devices, in words."""
+        came = f"{self.present} of {wanted} devices came within {wait_s:g} s"
+        there = {device: member for device, member in self.members.items() if member.state.online}
+        if held := sorted(device for device, member in there.items() if member.held):
+            device = held[0]
+            return f"{came}; {len(held)} of those that are there are held back, as {device}: {there[device].held}"
+        barred = sorted((device, m.barred) for device, m in self.members.items() if m.barred)
+        if barred:
+            device, reason = barred[0]
+            return f"{came}; {len(barred)} of those that are there cannot take part, as {device}: {reason}"
+        if unwilling := self.unwilling():
+            return f"{came}; {unwilling.total()} of those that are there are unwilling: {counted(unwilling)}"
+        return f"{came}; are the agents running, with this broker, fleet and task?"
 
     def declined(self, device: str, answer: Decline, now: float) -> None:
         """Takes note of when to ask again, which holds whatever has become of the round that it was asked for."""
@@ -115,9 +181,26 @@ class Fleet:
         """Devices that can be asked: online, with this task, willing as far as they told, not barred; sorted."""
         return sorted(self._eligible)
 
+    def _make_room(self) -> bool:
+        while len(self.members) >= self._most:
+            device = next((one for one in self._gone if one not in self._worked), None)
+            if device is None:
+                return False
+            for known in (self.members, self._gone):
+                known.pop(device, None)
+            for known_names in (self._eligible, self._resting):
+                known_names.discard(device)
+            self.evicted.append(device)
+        return True
+
     def _could(self, member: Member) -> bool:
         state = member.state
-        return state.online and not member.barred and any(one.task == self._task for one in state.tasks)
+        return (
+            state.online
+            and not member.held
+            and not member.barred
+            and any(one.task == self._task for one in state.tasks)
+        )
 
     def _sort(self, device: str) -> None:
         member = self.members[device]

@@ -40,6 +40,8 @@ def standing(member: Member, task: str) -> str:
         return "offline"
     if not any(one.task == task for one in member.state.tasks):
         return "other_task"
+    if member.held:
+        return member.held
     if member.barred:
         return "barred"
     return "unwilling" if member.unwilling else "eligible"
@@ -79,7 +81,7 @@ class FleetMeter:
             case Open():
                 self._open = self._engine.open
             case Count(what="ignored"):
-                self._metrics.ignored.labels(effect.reason).inc()
+                self._metrics.ignored.labels(effect.reason).inc(effect.times)
             case Count():
                 self._count(effect)
             case Record():
@@ -148,9 +150,12 @@ class FleetMeter:
     def _choose(self) -> None:
         """All devices, or the slowest, who stay the same to the end of a round: each newcomer is a series for ever."""
         members = self._engine.fleet.members
+        # Of devices that had to make way for others nothing is kept either.
+        if len(self._histories) > 2 * len(members) + self._max_devices:
+            self._histories = {device: one for device, one in self._histories.items() if device in members}
         if len(members) <= self._max_devices:
             self._shown = tuple(sorted(members))
-        elif self._choose_anew or len(self._shown) != self._max_devices:
+        elif self._choose_anew or len(self._shown) != self._max_devices or not members.keys() >= set(self._shown):
             ranked = sorted(members, key=lambda device: (-self._history(device).slow_s, device))
             self._shown = tuple(sorted(ranked[: self._max_devices]))
             self._choose_anew = False

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 
 from coordinator.aggregation import check_private, check_update
+from coordinator.bounds import check_moments, check_norm, check_registered, norm
+from coordinator.limits import Limits
 from shared.codec import from_plain
 from shared.compression import unpack
 from shared.errors import SchemaMismatch, UpdateRefused, WireError
-from shared.messages import Manifest, UpdateReport
+from shared.messages import Manifest, TrainPlan, UpdateReport
 from shared.metric_terms import MetricTerms
 from shared.reasons import RefuseReason
 from shared.tensors import Array, Schema, UnexpectedTensors
@@ -20,13 +22,17 @@ from shared.transfer import check_manifest
 class Terms:
     """What an update of a round must be: `schema` of what travels, names that must not, digest of the round's global model.
 
-    `metric` says which user accuracies there can be.
+    `metric` says which user accuracies there can be. `model` are the tensors of that global model, and `plan` is what devices
+    were asked to do with them: where they are not known, what follows from them is not checked.
     """
 
     schema: Schema
     private_names: Collection[str]
     base: str
     metric: MetricTerms = field(default_factory=MetricTerms)
+    model: Mapping[str, Array] | None = None
+    plan: TrainPlan | None = None
+    limits: Limits = field(default_factory=Limits)
 
 
 def check_offer(manifest: Manifest, *, schema: str, encoding: str, max_bytes: int) -> None:
@@ -41,8 +47,13 @@ def check_offer(manifest: Manifest, *, schema: str, encoding: str, max_bytes: in
         raise UpdateRefused(RefuseReason.SCHEMA_MISMATCH, f"{offered}, asked for {schema[:12]} in {encoding}")
 
 
-def read_update(blob: bytes, terms: Terms, *, encoding: str, raw_bytes: int) -> tuple[UpdateReport, dict[str, Array]]:
-    """The report and the tensors of an update. Raises UpdateRefused with a RefuseReason for anything unacceptable."""
+def read_update(
+    blob: bytes, terms: Terms, *, encoding: str, raw_bytes: int, registered: int | None = None
+) -> tuple[UpdateReport, dict[str, Array]]:
+    """The report and the tensors of an update. Raises UpdateRefused with a RefuseReason for anything unacceptable.
+
+    `registered` is how many examples the device said that it has, None where that is not known any more.
+    """
     try:
         meta, tensors = unpack(blob, encoding=encoding, raw_bytes=raw_bytes, schema=terms.schema)
         report = from_plain(meta, UpdateReport)
@@ -60,6 +71,11 @@ def read_update(blob: bytes, terms: Terms, *, encoding: str, raw_bytes: int) -> 
         detail = f"trained on the global model {report.base[:12]}, this round's is {terms.base[:12]}"
         raise UpdateRefused(RefuseReason.WRONG_BASE, detail)
     check_update(tensors, terms.schema, terms.private_names, report.num_examples)
+    check_registered(report.num_examples, registered)
+    if terms.plan is not None:
+        check_moments(tensors, terms.schema, terms.plan)
+    if terms.model is not None and terms.limits.norm.action == "reject":
+        check_norm(norm(tensors, terms.model, terms.schema), terms.limits.norm)
     for measured in (report.user_accuracy_before, report.user_accuracy_after):
         if measured is not None and not terms.metric.allows(measured):
             detail = f"its {terms.metric.name} of {measured:g} is not {terms.metric.range_words}"

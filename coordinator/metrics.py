@@ -26,10 +26,11 @@ BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0
 PHASES = ("select", "recruit", "download", "train", "upload", "aggregate", "checkpoint")
 DEVICE_PHASES = ("download", "train", "upload")
 OUTCOMES = ("aggregated", "too_few_accepted", "quorum_missed")
-FLEET_STATES = ("eligible", "unwilling", "barred", "other_task", "offline")
+FLEET_STATES = ("eligible", "unwilling", "barred", "quarantined", "drained", "other_task", "offline")
 SIGNS = ("told", "on_battery", "under_voltage", "throttled", "hot")
 RESULTS = ("committed", "late", "refused", "damaged")
-IGNORED = ("unknown_message", "not_ours", "revoked")
+IGNORED = ("unknown_message", "not_ours", "revoked", "over_limit", "not_granted", "fleet_full")
+BOUNDS = ("norm", "num_examples")
 STATS = ("mean", "p10", "min")
 MOMENTS = ("before", "after")
 CONDITIONS = (*Condition, DeclineReason.UNWILLING)
@@ -136,6 +137,8 @@ class TrafficMetrics:
 
         self.updates = counter("updates", "Updates by what became of them", "result")
         self.refusals = counter("refusals", "Updates that were not taken", "reason")
+        self.bounded = counter("updates_bounded", "Updates that count for less than they came with", "bound")
+        self.turned_away = counter("messages_turned_away", "Messages of devices in quarantine")
         self.bytes = counter(
             "bytes", "Bytes as they travelled, and of the tensors in them", "direction", "kind", "form"
         )
@@ -153,6 +156,7 @@ class TrafficMetrics:
         self.without_series = gauge("devices_without_series", "Known devices that have no series of their own")
         begin(self.updates, RESULTS)
         begin(self.refusals, RefuseReason)
+        begin(self.bounded, BOUNDS)
         for labels in BYTES:
             self.bytes.labels(*labels)
 

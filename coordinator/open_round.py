@@ -68,6 +68,7 @@ class OpenRound:
         self.round = Round(ledger.round, replace(spec.policy, target=ledger.target, deadline_s=deadline_s), now)
         self.reports: dict[str, UpdateReport] = {}
         self.dismissed = False
+        self.bounded: dict[str, int] = {}
         self._spec = spec
         self._opening = opening
         self._fleet = fleet
@@ -174,10 +175,10 @@ class OpenRound:
         # The same request again is harmless to a device that is on it, and a second chance for one that lost it.
         return [*effects, self._send(device, self._request(now))] if participant.state in AT_WORK else effects
 
-    def expel(self, device: str, now: float) -> list[Effect]:
+    def expel(self, device: str, now: float, why: str = "revoked") -> list[Effect]:
         """It may work no more; what it delivered before counts."""
         self._desk.release(device)
-        return [Count(device, "failed", "revoked")] if self.round.handle(device, Event.FAIL, now, "revoked") else []
+        return [Count(device, "failed", why)] if self.round.handle(device, Event.FAIL, now, why) else []
 
     def stored(self, device: str, digest: str, report: UpdateReport, now: float) -> list[Effect]:
         """An update is durable: count it once, and say so. `committed` is a promise: only what counts has it."""
@@ -188,6 +189,7 @@ class OpenRound:
         self._desk.release(device)
         self._post.committed[device] = digest
         self.reports[device] = report
+        self._fleet.works(device)
         rest_s = max(0.0, self._spec.round_interval_s - self.round.spent_s(now))
         return [self._send(device, Committed(digest, rest_s)), Count(device, "reported")]
 
@@ -237,7 +239,10 @@ class OpenRound:
 
     def record(self, outcome: str) -> RoundRecord:
         """The books on a round that is over."""
-        return write_record(self.round, outcome, self.reports, self.traffic(), self._refused, metric=self._spec.metric)
+        record = write_record(
+            self.round, outcome, self.reports, self.traffic(), self._refused, metric=self._spec.metric
+        )
+        return replace(record, bounded=self.bounded)
 
     def _request(self, now: float) -> WorkRequest:
         assert self._model is not None

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Mapping
 from pathlib import Path
 
-from coordinator.aggregation import WeightedMean
 from coordinator.checkpoint import drop_round, load_update, save_checkpoint, store_update
 from coordinator.connection import Connection
 from coordinator.effects import (
@@ -24,6 +24,7 @@ from coordinator.effects import (
     Store,
 )
 from coordinator.engine import Engine
+from coordinator.folding import Folded, fold
 from coordinator.intake import read_update
 from coordinator.moments import Moment
 from coordinator.observing import Observer, Unobserved
@@ -31,11 +32,12 @@ from coordinator.preparation import Prepared
 from coordinator.publisher import ModelPublisher
 from coordinator.records import RoundRecord, StoredUpdate
 from coordinator.recovery import pack_model, terms_of
-from coordinator.registry import Registry
+from coordinator.registry import Registry, Sighting
 from coordinator.snapshot import View
 from coordinator.strategies import ServerState
+from coordinator.warden import Warden
 from shared.errors import UpdateRefused
-from shared.messages import Manifest, UpdateReport
+from shared.messages import DeviceState, Manifest, UpdateReport
 from shared.reasons import RefuseReason
 from shared.tensors import Array
 
@@ -71,7 +73,9 @@ class Performer:
         # Digest of the global model that the open round trains on.
         self.base = ""
         self.observer: Observer = Unobserved()
-        self._counts: list[Count] = []
+        self.warden: Warden | None = None
+        self._counts: Counter[tuple[str, str, str]] = Counter()
+        self._sightings: dict[str, Sighting] = {}
         self._accepted: set[str] = set()
 
     def perform(self, effects: list[Effect]) -> None:
@@ -126,8 +130,13 @@ class Performer:
 
     def flush_counts(self) -> None:
         """Writes the counters; called when there is time, since each write waits for the disk."""
+        fleet = self._connection.fleet
+        if self._sightings:
+            most = self._engine.spec.limits.max_devices
+            self._registry.seen_devices(fleet, self._sightings.values(), most)
+            self._sightings.clear()
         if self._counts:
-            self._registry.count(self._connection.fleet, *((one.device, one.what, one.reason) for one in self._counts))
+            self._registry.count(fleet, *((*counted, times) for counted, times in self._counts.items()))
             self._counts.clear()
         if self._accepted:
             self._registry.rounds.accept(self._engine.spec.run, self._accepted)
@@ -135,11 +144,22 @@ class Performer:
 
     def count(self, effect: Count) -> None:
         """Adds to a device's counters with the next flush, and tells what a person should know."""
-        self._counts.append(effect)
+        self._counts[effect.device, effect.what, effect.reason] += effect.times
+        if self.warden is not None:
+            self.warden.note(effect)
         if effect.what == "accepted":
             self._accepted.add(effect.device)
         if effect.what in _TOLD:
             self._tell(f"{effect.device} {effect.what}: {effect.reason} {effect.detail}".rstrip())
+
+    def see(self, device: str, state: DeviceState) -> None:
+        """Takes note of a presence with the next flush: one wait for the disk, however many there are."""
+        tasks = tuple(one.task for one in state.tasks)
+        before = self._sightings.pop(device, None)
+        if before is not None and not state.online:
+            # A last will says nothing else; what the device had said is still to be written.
+            self._registry.seen_devices(self._connection.fleet, [before])
+        self._sightings[device] = Sighting(device, time.time(), state.online, state.version, tasks)
 
     def _tell(self, line: str) -> None:
         """A line that may hold a device's own words, and this is a person's terminal."""
@@ -155,7 +175,8 @@ class Performer:
         """Checks first, then the disk, and only then `committed`."""
         manifest, device = effect.manifest, effect.device
         try:
-            report, _ = self._read(effect.blob, manifest.raw_bytes)
+            registered = self._engine.fleet.registered(device)
+            report, _ = self._read(effect.blob, manifest.raw_bytes, registered)
             store_update(self._directory, effect.round, device, effect.blob)
             update = StoredUpdate(effect.round, device, manifest.digest, manifest.raw_bytes, report.num_examples)
             self._registry.rounds.add_update(self._engine.spec.run, update, self._accepted)
@@ -165,9 +186,12 @@ class Performer:
         self._accepted.clear()
         return self._engine.stored(device, manifest.digest, report, time.monotonic())
 
-    def _read(self, blob: bytes, raw_bytes: int) -> tuple[UpdateReport, dict[str, Array]]:
-        terms = terms_of(self._prepared, self.base)
-        return read_update(blob, terms, encoding=self._engine.spec.encoding, raw_bytes=raw_bytes)
+    def _read(
+        self, blob: bytes, raw_bytes: int, registered: int | None = None
+    ) -> tuple[UpdateReport, dict[str, Array]]:
+        spec = self._engine.spec
+        terms = terms_of(self._prepared, self.base, model=self.state.tensors, limits=spec.limits)
+        return read_update(blob, terms, encoding=spec.encoding, raw_bytes=raw_bytes, registered=registered)
 
     def _aggregate(self, effect: Aggregate) -> list[Effect]:
         """Folds in one update at a time, in the order of device names: the same updates give the same bits."""
@@ -175,13 +199,27 @@ class Performer:
         stored = {
             update.device: update for update in self._registry.rounds.updates(self._engine.spec.run, effect.round)
         }
-        mean = WeightedMean(self._prepared.travelling)
-        for device in effect.devices:
-            blob = load_update(self._directory, effect.round, device)
-            report, tensors = self._read(blob, stored[device].raw_bytes)
-            mean.add(tensors, report.num_examples)
-        self._next = self._prepared.strategy.finish(self.state, mean.result(), self._prepared.public)
-        return self._engine.aggregated(time.monotonic())
+
+        def read(device: str) -> Mapping[str, Array]:
+            return self._read(load_update(self._directory, effect.round, device), stored[device].raw_bytes)[1]
+
+        folded = fold(
+            effect.devices,
+            {device: stored[device].num_examples for device in effect.devices},
+            read,
+            schema=self._prepared.travelling,
+            base=self.state.tensors,
+            limits=self._engine.spec.limits,
+        )
+        self._tell_bounded(folded, stored)
+        self._next = self._prepared.strategy.finish(self.state, folded.mean, self._prepared.public)
+        return self._engine.aggregated(time.monotonic(), folded.bounded())
+
+    def _tell_bounded(self, folded: Folded, stored: Mapping[str, StoredUpdate]) -> None:
+        for device in folded.clipped:
+            self._tell(f"{device} bounded: its update was pulled back to the norm bound")
+        for device, weight in folded.capped.items():
+            self._tell(f"{device} bounded: its {stored[device].num_examples} examples count as {weight}")
 
     def _record(self, run: str, record: RoundRecord) -> None:
         """Model and record become durable together, in the checkpoint; the registry may lag behind by a crash."""

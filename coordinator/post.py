@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from coordinator.effects import Count, Effect, Send
 from coordinator.run_spec import RunSpec
-from shared.messages import Accept, Body, Cancel, Committed, Envelope, Need, Offer, Progress, Refused
+from shared.messages import Accept, Body, Cancel, Committed, Envelope, Need, Offer, Progress, Refused, RetryAfter
 from shared.reasons import RefuseReason
+
+# After which a device offers once more what another run may still take.
+KEEP_S = 60.0
 
 
 class Post:
-    """Numbers the messages of a run, and remembers what each device last had committed."""
+    """Numbers the messages of a run, and remembers what each device last had committed.
 
-    def __init__(self, spec: RunSpec) -> None:
+    `resumable` are the open rounds of other runs that somebody may go on with: what waits for those goes on waiting.
+    """
+
+    def __init__(self, spec: RunSpec, resumable: Mapping[str, int] | None = None) -> None:
         self._spec = spec
+        self._resumable = resumable or {}
         self._last_id = 0
         self.committed: dict[str, str] = {}
 
@@ -30,6 +38,8 @@ class Post:
         match envelope.body:
             case Offer(manifest=manifest) if self.committed.get(device) == manifest.digest:
                 return [self._numbered(device, replace(envelope, body=Committed(manifest.digest)))]
+            case Offer(manifest=manifest) if self._resumable.get(envelope.run) == envelope.round:
+                return [self._numbered(device, replace(envelope, body=RetryAfter(manifest.digest, KEEP_S)))]
             case Offer(manifest=manifest):
                 answer: Body = Refused(manifest.digest, reason, "the round is over for this device")
             case Accept() | Progress() | Need():
@@ -37,6 +47,19 @@ class Post:
             case _:
                 return []
         return [self._numbered(device, replace(envelope, body=answer)), Count(device, "late", reason)]
+
+    def turn_away(self, device: str, envelope: Envelope) -> list[Effect]:
+        """Of a device in quarantine nothing is taken. `cancel` is for one that does not know that reason to refuse."""
+        reason = RefuseReason.QUARANTINED
+        answers: list[Body] = []
+        match envelope.body:
+            case Offer(manifest=manifest):
+                answers = [Refused(manifest.digest, reason, "the coordinator's operator can release this device")]
+                answers.append(Cancel(reason))
+            case Accept() | Progress() | Need():
+                answers = [Cancel(reason)]
+        sends = [self._numbered(device, replace(envelope, body=answer)) for answer in answers]
+        return [*sends, Count(device, "refused", reason)]
 
     def _numbered(self, device: str, envelope: Envelope) -> Send:
         self._last_id += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from coordinator.limits import Limits, parse_examples_cap, parse_norm_bound
 from coordinator.round import RoundPolicy
 from coordinator.run_spec import RunSpec
 from coordinator.settings import RunSettings
@@ -118,4 +119,7 @@ def run_spec(run: str, epoch: int, settings: RunSettings, prepared: Prepared, ch
         seed=settings.seed,
         round_interval_s=settings.round_interval_s,
         metric=prepared.task.metric_terms,
+        limits=Limits(
+            parse_norm_bound(settings.norm_bound), parse_examples_cap(settings.max_num_examples), settings.max_devices
+        ),
     )

@@ -55,6 +55,8 @@ def print_run(info: RunInfo, rounds: Sequence[RoundRecord]) -> None:
     for record in rounds:
         add_round(table, record)
     typer.echo(f"task {info.task}, strategy {info.strategy}, private {info.private}, begun {_moment(info.created_at)}")
+    if info.settings.get("norm_bound", "off") != "off":
+        typer.echo(f"norm bound {info.settings['norm_bound']}")
     if rounds:
         print_table(table)
     for record in rounds:
@@ -83,6 +85,9 @@ def print_devices(devices: Iterable[DeviceInfo], now: float) -> None:
     for one in devices:
         counts = [str(getattr(one, counter)) for counter in counters]
         state = Text("online", style="green") if one.online else Text("offline", style="red")
+        if hold := one.quarantined or one.drained:
+            word = "quarantined" if one.quarantined else "drained"
+            state = Text(f"{word} {age(max(0.0, now - hold.since))}: {hold.reason}", style="yellow")
         heard = age(max(0.0, now - one.last_seen))
         table.add_row(one.id, one.fleet, state, heard, ", ".join(one.tasks), *counts, one.last_reason)
     print_table(table)

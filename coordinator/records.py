@@ -36,7 +36,8 @@ class RoundRecord:
     worst is the least, or the greatest where the `metric_goal` is "min"; `user_accuracy_p10` is what the worst tenth of them
     is no better than (MetricTerms.worst_tenth). `user_accuracies` has them by device, in rounds with few (coordinator.books).
     `bytes_down` and `bytes_up` are bytes as they travelled. The maps count devices by reason; `late` counts devices that
-    the round left behind.
+    the round left behind. `bounded` counts updates that are in the aggregate, but not as they came: those that were pulled
+    back to the bound of the `norm`, and those that weigh less than the `num_examples` they report (coordinator.bounds).
     """
 
     round: int
@@ -61,6 +62,7 @@ class RoundRecord:
     metric_goal: Goal = "max"
     user_accuracy_p10: float | None = None
     user_accuracies: Mapping[str, float] = field(default_factory=dict)
+    bounded: Mapping[str, int] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON; `failure` only where there is one."""
@@ -146,10 +148,19 @@ class RunInfo:
 
 
 @dataclass(frozen=True)
+class Hold:
+    """Why a device is not asked, and since when, in unix seconds."""
+
+    reason: str
+    since: float
+
+
+@dataclass(frozen=True)
 class DeviceInfo:
     """A device as the registry keeps it: when it was seen (unix seconds), what it can train, what came of asking it.
 
-    The numbers are over all runs; `last_reason` is why it last declined, failed or was refused.
+    The numbers are over all runs; `last_reason` is why it last declined, failed or was refused. `offences` are those since it
+    was last released (coordinator.conduct).
     """
 
     id: str
@@ -169,6 +180,9 @@ class DeviceInfo:
     late: int
     ignored: int
     last_reason: str
+    offences: int = 0
+    quarantined: Hold | None = None
+    drained: Hold | None = None
 
 
 @dataclass(frozen=True)

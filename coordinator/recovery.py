@@ -23,6 +23,7 @@ from coordinator.checkpoint import (
 )
 from coordinator.intake import Terms, read_update
 from coordinator.ledger import KeptUpdate, Ledger, Opening
+from coordinator.limits import Limits
 from coordinator.moments import Moment
 from coordinator.preparation import Prepared
 from coordinator.records import RoundRecord, StoredUpdate
@@ -32,6 +33,7 @@ from coordinator.strategies import ServerState
 from shared.compression import pack
 from shared.errors import StateError, UpdateRefused
 from shared.messages import Manifest
+from shared.tensors import Array
 from shared.transfer import describe
 
 Say = Callable[[str], None]
@@ -66,7 +68,7 @@ def take_up_round(
         _, model = pack_model(state, prepared, spec, ledger.round)
         if model.digest == ledger.base:
             stored = registry.rounds.updates(spec.run, ledger.round)
-            kept = _kept_updates(registry, directory, spec, prepared, ledger, say)
+            kept = _kept_updates(registry, directory, spec, prepared, state, ledger, say)
             # With an update less, its device is to be asked again: so the round collects once more.
             opening = Opening(replace(ledger, closing=ledger.closing and len(kept) == len(stored)), kept)
             say(_in_words(opening, spec))
@@ -94,9 +96,12 @@ def pack_model(state: ServerState, prepared: Prepared, spec: RunSpec, number: in
     return packed.blob, manifest
 
 
-def terms_of(prepared: Prepared, base: str) -> Terms:
-    """What an update must be that was trained on the model `base`."""
-    return Terms(prepared.travelling, prepared.private_names, base, prepared.task.metric_terms)
+def terms_of(
+    prepared: Prepared, base: str, *, model: Mapping[str, Array] | None = None, limits: Limits | None = None
+) -> Terms:
+    """What an update must be that was trained on the model `base`, whose tensors are `model`."""
+    metric, plan = prepared.task.metric_terms, prepared.plan
+    return Terms(prepared.travelling, prepared.private_names, base, metric, model, plan, limits or Limits())
 
 
 def _reached(meta: Mapping[str, Any]) -> RoundRecord | None:
@@ -104,10 +109,16 @@ def _reached(meta: Mapping[str, Any]) -> RoundRecord | None:
 
 
 def _kept_updates(
-    registry: Registry, directory: Path, spec: RunSpec, prepared: Prepared, ledger: Ledger, say: Say
+    registry: Registry,
+    directory: Path,
+    spec: RunSpec,
+    prepared: Prepared,
+    state: ServerState,
+    ledger: Ledger,
+    say: Say,
 ) -> dict[str, KeptUpdate]:
     kept: dict[str, KeptUpdate] = {}
-    terms = terms_of(prepared, ledger.base)
+    terms = terms_of(prepared, ledger.base, model=state.tensors, limits=spec.limits)
     for update in registry.rounds.updates(spec.run, ledger.round):
         try:
             kept[update.device] = _read_back(directory, update, terms, spec.encoding)

@@ -9,11 +9,14 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
 from coordinator.database import COUNTERS, keep_copy, open_database
+from coordinator.device_holds import DeviceHolds
+from coordinator.fleet import DRAINED, QUARANTINED
 from coordinator.records import DeviceInfo, RunInfo
 from coordinator.round_ledger import RoundLedger
 from coordinator.tables import Tables
@@ -23,18 +26,41 @@ REGISTRY_FILE = "registry.sqlite3"
 LAST = "last"
 _RUN = "id, created_at, task, strategy, private, settings, schema, epoch, status, stopped_because, user_accuracy, model"
 _DEVICE = f"id, fleet, first_seen, last_seen, online, version, tasks, {', '.join(COUNTERS)}, last_reason"
+_DEVICES = (
+    f"SELECT {_DEVICE}, coalesce("  # our columns  # nosec B608
+    "(SELECT count FROM offences WHERE (fleet, id) = (devices.fleet, devices.id)), 0) AS offences"
+    " FROM devices ORDER BY id, fleet"
+)
+_FORGET = (
+    "DELETE FROM devices WHERE fleet = :fleet AND id IN (SELECT id FROM devices WHERE fleet = :fleet AND invited = 0"
+    " AND id NOT IN (SELECT id FROM holds WHERE fleet = :fleet) ORDER BY last_seen"
+    " LIMIT max(0, (SELECT count(*) FROM devices WHERE fleet = :fleet) - :most))"
+)
+
+
+@dataclass(frozen=True)
+class Sighting:
+    """A presence that was heard."""
+
+    device: str
+    now: float
+    online: bool
+    version: str
+    tasks: tuple[str, ...]
 
 
 class Registry(Tables):
     """The registry in the file `path`, made where absent.
 
     With `readonly` nothing is made or changed, and an absent file is a UsageError. Raises StateError for a file that is
-    damaged, foreign or of a newer version, and wherever the disk refuses. `rounds` is what it knows of rounds.
+    damaged, foreign or of a newer version, and wherever the disk refuses. `rounds` is what it knows of rounds,
+    `holds` which devices are held back.
     """
 
     def __init__(self, path: Path, *, readonly: bool = False) -> None:
         super().__init__(open_database(path, readonly), path)
         self.rounds = RoundLedger(self._db, path)
+        self.holds = DeviceHolds(self._db, path)
 
     def close(self) -> None:
         """Release the file."""
@@ -129,40 +155,58 @@ class Registry(Tables):
 
         `device` is a name within `fleet`: another fleet's device of that name is another device.
         """
-        values = {"id": device, "fleet": fleet, "now": now, "online": online, "version": version}
-        with self._change() as db:
-            db.execute(
-                "INSERT INTO devices (id, fleet, first_seen, last_seen, online, version, tasks)"
-                " VALUES (:id, :fleet, :now, :now, :online, :version, :tasks) ON CONFLICT (fleet, id) DO UPDATE SET"
-                " last_seen = :now, online = :online,"
-                " version = iif(:online, :version, version), tasks = iif(:online, :tasks, tasks)",
-                {**values, "tasks": json.dumps(list(tasks))},
-            )
+        self.seen_devices(fleet, [Sighting(device, now, online, version, tuple(tasks))])
 
-    def count(self, fleet: str, *counts: tuple[str, str, str]) -> None:
-        """Add one to a counter (database.COUNTERS) of a device that `fleet` has seen, for each (device, counter, reason).
+    def seen_devices(self, fleet: str, sightings: Iterable[Sighting], most: int | None = None) -> None:
+        """Note many presences in one transaction.
 
-        A reason is kept as the device's last. Many at once are one transaction, and so one wait for the disk.
+        Of devices that were never asked for anything, those that were not heard for longest are forgotten where there are more
+        than `most` in all: whoever invents names does not fill the disk.
         """
-        for _, what, _ in counts:
+        with self._change() as db:
+            for one in sightings:
+                db.execute(
+                    "INSERT INTO devices (id, fleet, first_seen, last_seen, online, version, tasks)"
+                    " VALUES (:id, :fleet, :now, :now, :online, :version, :tasks) ON CONFLICT (fleet, id) DO UPDATE SET"
+                    " last_seen = :now, online = :online,"
+                    " version = iif(:online, :version, version), tasks = iif(:online, :tasks, tasks)",
+                    {**asdict(one), "id": one.device, "fleet": fleet, "tasks": json.dumps(list(one.tasks))},
+                )
+            if most is not None:
+                db.execute(_FORGET, {"fleet": fleet, "most": most})
+
+    def count(self, fleet: str, *counts: tuple[str, str, str] | tuple[str, str, str, int]) -> None:
+        """Add one, or a fourth value, to a counter (database.COUNTERS) of a device, for each (device, counter, reason).
+
+        `fleet` must have seen it. A reason is kept as the device's last. Many at once are one wait for the disk.
+        """
+        for _, what, *_ in counts:
             if what not in COUNTERS:
                 raise ValueError(f"{what!r} is no counter (known: {', '.join(COUNTERS)})")
         with self._change() as db:
-            for device, what, reason in counts:
+            for device, what, reason, *times in counts:
                 db.execute(
                     # `what` is of a closed set of columns; everything else is bound.
-                    f"UPDATE devices SET {what} = {what} + 1, last_reason = iif(:reason = '', last_reason, :reason)"  # nosec B608
-                    " WHERE (fleet, id) = (:fleet, :id)",
-                    {"fleet": fleet, "id": device, "reason": str(reason)},
+                    f"UPDATE devices SET {what} = {what} + :times,"  # nosec B608
+                    " last_reason = iif(:reason = '', last_reason, :reason) WHERE (fleet, id) = (:fleet, :id)",
+                    {"fleet": fleet, "id": device, "reason": str(reason), "times": times[0] if times else 1},
                 )
 
     def devices(self) -> list[DeviceInfo]:
         """All devices ever seen, by id, and by fleet where several have one of that id."""
-        rows = self._read(f"SELECT {_DEVICE} FROM devices ORDER BY id, fleet")  # our columns  # nosec B608
-        return [
-            DeviceInfo(**{**row, "online": bool(row["online"]), "tasks": tuple(self._json(row["tasks"], list))})
-            for row in rows
-        ]
+        holds = self.holds.all()
+        found = []
+        for row in self._read(_DEVICES):
+            held = holds.get((row["fleet"], row["id"]), {})
+            known = {**row, "online": bool(row["online"]), "tasks": tuple(self._json(row["tasks"], list))}
+            found.append(DeviceInfo(**known, quarantined=held.get(QUARANTINED), drained=held.get(DRAINED)))
+        return found
+
+    def open_rounds(self, fleet: str) -> dict[str, int]:
+        """Runs of a fleet that did not come to their end and can be resumed, each with the round that was open."""
+        rows = self._read("SELECT run, round FROM open_rounds")
+        left = {run.id for run in self.runs() if run.status != "finished" and run.settings.get("fleet") == fleet}
+        return {row["run"]: row["round"] for row in rows if row["run"] in left}
 
 
 def _only(rows: list[Any], run: str) -> Any:

@@ -81,8 +81,25 @@ CREATE TABLE acceptances (
     PRIMARY KEY (run, device)
 );
 """
+_VERSION_3 = """
+CREATE TABLE holds (
+    fleet TEXT NOT NULL,
+    id TEXT NOT NULL,
+    kind TEXT NOT NULL CHECK (kind IN ('quarantined', 'drained')),
+    reason TEXT NOT NULL,
+    since REAL NOT NULL,
+    PRIMARY KEY (fleet, id, kind)
+);
+CREATE TABLE offences (
+    fleet TEXT NOT NULL,
+    id TEXT NOT NULL,
+    count INTEGER NOT NULL,
+    last TEXT NOT NULL,
+    PRIMARY KEY (fleet, id)
+);
+"""
 # Entry i brings version i + 1 to i + 2, in one transaction and after a copy was kept. What was released is not changed.
-_MIGRATIONS: tuple[str, ...] = (_VERSION_2,)
+_MIGRATIONS: tuple[str, ...] = (_VERSION_2, _VERSION_3)
 SCHEMA_VERSION = 1 + len(_MIGRATIONS)
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import astuple
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 
 from coordinator.records import RoundRecord
-from coordinator.snapshot import Snapshot
 from shared.quantities import accuracy, counted, duration, size
+
+if TYPE_CHECKING:
+    from coordinator.snapshot import Snapshot
 
 
 def round_seconds(record: RoundRecord) -> float:
@@ -23,8 +26,13 @@ def outcome(record: RoundRecord) -> str:
 
 
 def troubles(record: RoundRecord) -> list[str]:
-    """Why devices that were asked are missing from the round, e.g. `declined: unwilling 2`."""
-    counts = (("declined", record.decline_reasons), ("failed", record.failures), ("refused", record.refused))
+    """Why devices that were asked are missing from the round, or count for less, e.g. `declined: unwilling 2`."""
+    counts = (
+        ("declined", record.decline_reasons),
+        ("failed", record.failures),
+        ("refused", record.refused),
+        ("bounded", record.bounded),
+    )
     words = [f"{word}: {counted(reasons)}" for word, reasons in counts if reasons]
     return [*words, f"{record.late} late"] if record.late else words
 

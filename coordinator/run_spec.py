@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from coordinator.limits import Limits
 from coordinator.round import RoundPolicy
 from shared.messages import TrainPlan
 from shared.metric_terms import MetricTerms
@@ -52,3 +53,4 @@ class RunSpec:
     seed: int
     round_interval_s: float = 0.0
     metric: MetricTerms = field(default_factory=MetricTerms)
+    limits: Limits = field(default_factory=Limits)

@@ -6,6 +6,7 @@ import hashlib
 import random
 import secrets
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import fields, replace
 from pathlib import Path
@@ -17,11 +18,12 @@ from coordinator.database import exists
 from coordinator.engine import Engine
 from coordinator.identity.expiry import of_others
 from coordinator.identity.revocations import Revocations
+from coordinator.ledger import Opening
 from coordinator.metrics_endpoint import observed
 from coordinator.performing import Performer
 from coordinator.preparation import Prepared, prepare, run_spec
 from coordinator.publisher import ModelPublisher
-from coordinator.records import RunInfo, RunSummary, last_user_accuracy
+from coordinator.records import RoundRecord, RunInfo, RunSummary, last_user_accuracy
 from coordinator.recovery import reconcile, take_up_round
 from coordinator.registry import REGISTRY_FILE, Registry
 from coordinator.run_spec import RunSpec, Stopped
@@ -29,6 +31,7 @@ from coordinator.service import Service
 from coordinator.settings import RunSettings
 from coordinator.snapshot import View
 from coordinator.state_dirs import remember
+from coordinator.warden import Warden
 from shared.broker_settings import BrokerSettings
 from shared.config import load, public_values
 from shared.errors import FedpatchError, SchemaMismatch, StateError
@@ -189,7 +192,7 @@ def _play_rounds(
     state = load_checkpoint(directory)[0]
     unfinished = take_up_round(registry, directory, spec, prepared, state, view.say)
     records = registry.rounds.records(spec.run)
-    engine = Engine(spec, records=records, unfinished=unfinished, jitter=random.Random(secrets.randbits(64)))
+    engine = _engine(spec, registry, settings.fleet, records, unfinished)
     publisher = _publisher(settings.fleet, state_dir, connection)
     performer = Performer(
         engine,
@@ -201,6 +204,7 @@ def _play_rounds(
         directory=directory,
         view=view,
     )
+    _guard(performer, engine, settings, registry, connection, view)
     revocations = Revocations(settings.ca_directory, settings.fleet)
     try:
         certificates = of_others(revocations, lambda: connection.broker_certificate_ends)
@@ -210,7 +214,6 @@ def _play_rounds(
                 performer,
                 connection=connection,
                 publisher=publisher,
-                registry=registry,
                 view=view,
                 revocations=revocations,
             ).run()
@@ -226,6 +229,24 @@ def _play_rounds(
         with suppress(FedpatchError, OSError):
             publisher.close()
     return engine.stopped or Stopped.FAILED
+
+
+def _engine(
+    spec: RunSpec, registry: Registry, fleet: str, records: Sequence[RoundRecord], unfinished: Opening | None
+) -> Engine:
+    """What other runs of the fleet have open is theirs: updates for that wait."""
+    resumable = {run: number for run, number in registry.open_rounds(fleet).items() if run != spec.run}
+    jitter = random.Random(secrets.randbits(64))
+    return Engine(spec, records=records, unfinished=unfinished, resumable=resumable, jitter=jitter)
+
+
+def _guard(
+    performer: Performer, engine: Engine, settings: RunSettings, registry: Registry, connection: Connection, view: View
+) -> None:
+    """What stands between the run and devices that misbehave."""
+    performer.warden = Warden(registry, settings.fleet, settings.quarantine_after, view.say)
+    engine.fleet.hold(performer.warden.held)
+    connection.door.expect(engine.spec.max_blob_bytes, engine.spec.chunk_bytes)
 
 
 def _publisher(fleet: str, state_dir: Path, connection: Connection) -> ModelPublisher:

@@ -13,10 +13,10 @@ from queue import Empty
 from coordinator.connection import Connection, Interrupt
 from coordinator.effects import Count, Effect
 from coordinator.engine import Engine
+from coordinator.fleet import QUARANTINED
 from coordinator.identity.revocations import Revocations, refused
 from coordinator.performing import Performer
 from coordinator.publisher import ModelPublisher
-from coordinator.registry import Registry
 from coordinator.snapshot import View, take_snapshot
 from coordinator.status_feed import StatusFeed
 from shared import topics
@@ -44,7 +44,6 @@ class Service:
         *,
         connection: Connection,
         publisher: ModelPublisher,
-        registry: Registry,
         view: View,
         revocations: Revocations,
     ) -> None:
@@ -53,7 +52,6 @@ class Service:
         self._performer = performer
         self._connection = connection
         self._publisher = publisher
-        self._registry = registry
         self._view = view
         self._watchers = StatusFeed(connection.link, connection.fleet, engine.spec)
         self._observer = performer.observer
@@ -73,6 +71,7 @@ class Service:
                 self._performer.flush_counts()
                 self._publisher.settle()
             self._performer.perform(self._revocations.look(self._engine, time.monotonic()))
+            self._watch_devices(time.monotonic())
             self._performer.perform(self._engine.tick(time.monotonic()))
             self._observer.look(time.monotonic(), waiting=self._connection.inbox.qsize())
             self._show(time.monotonic())
@@ -84,6 +83,15 @@ class Service:
             snapshot = take_snapshot(self._engine, now)
             self._view.show(snapshot)
             self._watchers.tell(snapshot, self._engine.stopped or "", now)
+
+    def _watch_devices(self, now: float) -> None:
+        """Who is held back, and what was dropped at the door."""
+        warden = self._performer.warden
+        held = warden.look(now) if warden is not None else None
+        if held is not None:
+            self._performer.perform(self._engine.on_holds(held, now))
+        for (device, reason), times in self._connection.door.take_dropped().items():
+            self._performer.perform([Count(device, "ignored", reason, times=times)])
 
     def _next_event(self) -> LinkEvent | Interrupt | None:
         deadline = self._engine.next_deadline()
@@ -118,8 +126,9 @@ class Service:
         return []
 
     def _on_received(self, event: Received, now: float) -> list[Effect]:
+        self._connection.door.took(len(event.payload))
         topic = topics.parse_topic(self._connection.fleet, event.topic)
-        if topic is None or not event.payload:
+        if topic is None:
             return []
         self._observer.received(topic.kind, len(event.payload))
         if self._revocations.refuses(topic.device):
@@ -129,10 +138,7 @@ class Service:
                 return self._engine.on_chunk(topic.device, decode_chunk(event.payload), now)
             envelope = decode(event.payload)
             if topic.kind == "device_state" and isinstance(envelope.body, DeviceState):
-                self._note(topic.device, envelope.body)
-                effects = self._engine.on_state(topic.device, envelope.body, now)
-                self._observer.presence(topic.device)
-                return effects
+                return self._on_state(topic.device, envelope.body, now)
             if topic.kind == "up" and isinstance(envelope.body, Vitals):
                 self._observer.vitals(topic.device, envelope.body, now)
             elif topic.kind == "up":
@@ -141,16 +147,19 @@ class Service:
             _log.debug("%s: %s", event.topic, error)
             return [Count(topic.device, "ignored", "unknown_message")]
         except WireError as error:
-            _log.warning("%s: ignored, %s", event.topic, error)
+            level = logging.DEBUG if self._engine.fleet.held(topic.device) == QUARANTINED else logging.WARNING
+            _log.log(level, "%s: ignored, %s", event.topic, error)
             return [Count(topic.device, "ignored", "not_ours")]
         return []
 
-    def _note(self, device: str, state: DeviceState) -> None:
-        self._registry.seen_device(
-            device,
-            fleet=self._connection.fleet,
-            now=time.time(),
-            online=state.online,
-            version=state.version,
-            tasks=[one.task for one in state.tasks],
-        )
+    def _on_state(self, device: str, state: DeviceState, now: float) -> list[Effect]:
+        effects = self._engine.on_state(device, state, now)
+        fleet, door = self._engine.fleet, self._connection.door
+        while fleet.evicted:
+            door.forgets(fleet.evicted.pop())
+        if device not in fleet.members:
+            return [*effects, Count("", "ignored", "fleet_full")]
+        door.knows(device)
+        self._performer.see(device, state)
+        self._observer.presence(device)
+        return effects

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from coordinator.limits import parse_examples_cap, parse_norm_bound
 from shared.broker_settings import BrokerSettings
-from shared.broker_url import parse_broker_url
 from shared.errors import UsageError
 from shared.listening import parse_address
 from shared.messages import ENCODINGS, MAX_CHUNKS
@@ -16,7 +16,8 @@ from shared.settings import Settings, setting
 
 CA_DIRECTORY = "ca"
 
-_TRAINING, _ROUNDS, _DEADLINES, _TRANSFER, _METRICS = "Training", "Rounds", "Deadlines", "Transfer", "Metrics"
+_TRAINING, ROUNDS, _DEADLINES, _TRANSFER, _METRICS = "Training", "Rounds", "Deadlines", "Transfer", "Metrics"
+_LIMITS = "Limits of a device"
 
 # A broker drops from a full queue without a word (mosquitto's default: 1000 messages), so stay well below.
 MAX_CHUNKS_IN_FLIGHT = 500
@@ -69,35 +70,35 @@ class RoundSettings(Settings):
         0, group=_TRAINING, ge=0, le=2**53, help="Seed of the initial model, the selection and the minibatches."
     )
 
-    rounds: int = setting(30, group=_ROUNDS, ge=1, le=1_000_000, unit="rounds", help="Rounds after which the run ends.")
+    rounds: int = setting(30, group=ROUNDS, ge=1, le=1_000_000, unit="rounds", help="Rounds after which the run ends.")
     target_ua: float | None = setting(
-        None, group=_ROUNDS, help="Mean user accuracy, in the task's metric, at which the run ends earlier."
+        None, group=ROUNDS, help="Mean user accuracy, in the task's metric, at which the run ends earlier."
     )
     devices: int = setting(
-        1, group=_ROUNDS, ge=1, le=100_000, unit="devices", help="Devices to wait for before the first round."
+        1, group=ROUNDS, ge=1, le=100_000, unit="devices", help="Devices to wait for before the first round."
     )
     participation: float = setting(
-        1.0, group=_ROUNDS, gt=0.0, le=1.0, help="Share of the devices that a round is meant for."
+        1.0, group=ROUNDS, gt=0.0, le=1.0, help="Share of the devices that a round is meant for."
     )
     over_select: float = setting(
-        1.0, group=_ROUNDS, ge=1.0, le=10.0, help="Times as many devices are asked, because some decline or drop out."
+        1.0, group=ROUNDS, ge=1.0, le=10.0, help="Times as many devices are asked, because some decline or drop out."
     )
     min_cohort: int = setting(
-        1, group=_ROUNDS, ge=1, le=100_000, unit="devices", help="Devices that must accept, else the round fails."
+        1, group=ROUNDS, ge=1, le=100_000, unit="devices", help="Devices that must accept, else the round fails."
     )
     quorum: float = setting(
-        0.8, group=_ROUNDS, gt=0.0, le=1.0, help="Share of the cohort that must report, else the round fails."
+        0.8, group=ROUNDS, gt=0.0, le=1.0, help="Share of the cohort that must report, else the round fails."
     )
     round_interval_s: float = setting(
         0.0,
-        group=_ROUNDS,
+        group=ROUNDS,
         ge=0.0,
         le=_YEAR_S,
         unit="seconds",
         help="Least time from the beginning of a round to that of the next; devices that are done hear how long they may rest.",
     )
     max_failed_rounds: int = setting(
-        3, group=_ROUNDS, ge=1, le=1_000_000, unit="rounds", help="Failed rounds in a row after which the run fails."
+        3, group=ROUNDS, ge=1, le=1_000_000, unit="rounds", help="Failed rounds in a row after which the run fails."
     )
 
     time_limit_s: float | None = setting(
@@ -179,9 +180,37 @@ class RoundSettings(Settings):
         help="Devices that may have series of their own; of a larger fleet, that many of the slowest.",
     )
 
+    norm_bound: str = setting(
+        "off",
+        group=_LIMITS,
+        help="How far an update may be from the global model (L2 norm): off, clip:X, reject:X, "
+        "or auto:F, which clips at F times the median of the round's updates.",
+    )
+    max_num_examples: str = setting(
+        "auto:10",
+        group=_LIMITS,
+        help="Examples that an update weighs at most: off, a number, or auto:F, F times the median of the round's updates.",
+    )
+    quarantine_after: int = setting(
+        5,
+        group=_LIMITS,
+        ge=0,
+        le=1_000_000,
+        unit="offences",
+        help="Offences after which a device is not asked any more until it is released; 0: never.",
+    )
+    max_devices: int = setting(
+        10_000,
+        group=_LIMITS,
+        ge=1,
+        le=1_000_000,
+        unit="devices",
+        help="Devices that are known at a time; beyond that, newcomers take the place of those that are gone.",
+    )
+
     def check(self) -> list[tuple[str, ...]]:
         """Names that must exist, and problems between fields of a round."""
-        problems = [*super().check(), *self._unknown_names(), *self._wrong_address()]
+        problems = [*super().check(), *self._unknown_names(), *self._wrong_address(), *self._wrong_limits()]
         if self.recruit_deadline_s >= self.deadline_s:
             text = (
                 f"{self.recruit_deadline_s:g} must be below deadline_s = {self.deadline_s:g}: training takes time too"
@@ -208,6 +237,18 @@ class RoundSettings(Settings):
         except UsageError as error:
             return [("metrics", str(error))]
         return []
+
+    def _wrong_limits(self) -> list[tuple[str, ...]]:
+        problems: list[tuple[str, ...]] = []
+        for name, parse in (("norm_bound", parse_norm_bound), ("max_num_examples", parse_examples_cap)):
+            try:
+                parse(getattr(self, name))
+            except UsageError as error:
+                problems.append((name, str(error)))
+        if self.devices > self.max_devices:
+            text = f"{self.max_devices} is less than devices = {self.devices}, which are waited for; make it larger"
+            problems.append(("max_devices", text, "devices"))
+        return problems
 
     def _unknown_names(self) -> list[tuple[str, ...]]:
         """Task, strategy and patch policy, looked up without loading the task."""
@@ -254,45 +295,3 @@ class RunSettings(RoundSettings, BrokerSettings):
     def ca_directory(self) -> Path:
         """Where the CA is, if there is one."""
         return self.ca_dir or self.state_dir / CA_DIRECTORY
-
-
-@dataclass(frozen=True, kw_only=True)
-class DemoSettings(RoundSettings):
-    """`fedpatch demo`: a coordinator, its devices and, unless one is given, a broker on this machine."""
-
-    devices: int = setting(10, group=_ROUNDS, ge=1, le=1000, unit="devices", help="Devices to start.")
-    target_ua: float | None = setting(
-        0.97,
-        group=_ROUNDS,
-        default_means="0.97 where the task's metric is accuracy, else none",
-        help="Mean user accuracy, in the task's metric, at which the run ends earlier; none: never.",
-    )
-    out: Path = setting(  # noqa: RUF009  (a path does not change)
-        Path("fedpatch-demo"), group="Demo", help="Directory for what the demo leaves behind."
-    )
-    broker: str | None = setting(
-        None, group="Demo", default_means="one that the demo starts", help="URL of an MQTT broker."
-    )
-
-    def check(self) -> list[tuple[str, ...]]:
-        """The broker's URL, where there is one; and no more devices can accept than there are."""
-        problems = super().check()
-        try:
-            url = parse_broker_url(self.broker or "mqtt://localhost")
-        except UsageError as error:
-            problems.append(("broker", str(error)))
-        else:
-            if url.exposed:
-                text = f"mqtt://{url} is another machine; write mqtts://, use a broker on this one, or leave it out"
-                problems.append(("broker", text))
-        if self.min_cohort > self.devices:
-            text = (
-                f"{self.min_cohort} is more than devices = {self.devices}, so every round would fail; make it smaller"
-            )
-            problems.append(("min_cohort", text, "devices"))
-        return problems
-
-    def run_settings(self, *, broker: str, state_dir: Path, fleet: str = "demo") -> RunSettings:
-        """The settings of the demo's coordinator."""
-        shared = {one.name: getattr(self, one.name) for one in fields(RoundSettings)}
-        return RunSettings(**shared, broker=broker, state_dir=state_dir, fleet=fleet)

@@ -62,6 +62,8 @@ class TrafficMeter:
             case Count(what="reported"):
                 metrics.updates.labels("committed").inc()
                 metrics.spool.inc(self._arrived.pop(effect.device, 0))
+            case Count(what="refused", reason=RefuseReason.QUARANTINED):
+                metrics.turned_away.inc()
             case Republish():
                 metrics.repaired.inc(len(effect.indices))
             case Open():
@@ -89,6 +91,8 @@ class TrafficMeter:
 
     def _record(self, record: RoundRecord) -> None:
         self._metrics.spool.set(0)
+        for bound, count in record.bounded.items():
+            self._metrics.bounded.labels(bound).inc(count)
         self._metrics.bytes.labels("down", "model", "wire").inc(record.bytes_down)
         if self._model is not None:
             raw_bytes = record.bytes_down * self._model.raw_bytes / self._model.size_bytes

@@ -19,6 +19,8 @@ from shared.transfer import Bitmap, Chunk, fits
 
 # However long the line, a device asks again within a minute or two: a grant may be lost, and with it its turn.
 MAX_RETRY_S = 60.0
+# On a line so slow that a chunk of the largest size takes longer, there are smaller chunks to choose.
+STALL_S = 120.0
 # No device is asked for larger chunks. One that offers its update in fewer is taken to have as many as this makes of it.
 _LARGEST_CHUNK_BYTES = 2**20
 
@@ -39,13 +41,15 @@ class _Slot:
         self.have = Bitmap(manifest.chunk_count)
         self.buffer = bytearray(manifest.size_bytes)
         self.heard_at = now
+        self.grew_at = now
         self.unacked = 0
 
 
 class UploadDesk:
     """Who may upload now: slots x window chunks in flight, at most `window` of them of one device.
 
-    A place whose device is silent for `idle_s` is given to the next in line, and that device waits for another turn.
+    A place whose device is silent for `idle_s`, or sends nothing new for STALL_S, is given to the next in line, and that device
+    waits for another turn.
     `idle_s` must hold several of the pauses after which a granted device speaks again (shared.transfer).
     """
 
@@ -90,6 +94,7 @@ class UploadDesk:
             start = chunk.index * slot.manifest.chunk_bytes
             slot.buffer[start : start + len(chunk.data)] = chunk.data
             slot.unacked += 1
+            slot.grew_at = now
             if slot.have.full:
                 self._leave(device)
                 blob = bytes(slot.buffer)
@@ -128,16 +133,20 @@ class UploadDesk:
         """When a silent place could be given to somebody who waits."""
         if not self._waiting or not self._active:
             return None
-        return min(slot.heard_at for slot in self._active.values()) + self._idle_s
+        return min(map(self._ends_at, self._active.values()))
 
     def _evict_idle(self, now: float) -> None:
         if not self._waiting:
             return
-        for device in [d for d, s in self._active.items() if now >= s.heard_at + self._idle_s]:
+        for device in [d for d, s in self._active.items() if now >= self._ends_at(s)]:
             slot = self._leave(device)
             # Perhaps only its grant was lost: it gets another one in turn. Who is gone offers when it is back.
             if slot is not None and slot.heard_at != -math.inf:
                 self._waiting[device] = slot.manifest
+
+    def _ends_at(self, slot: _Slot) -> float:
+        """When its place is given away. To speak is not enough for ever: it must bring something too."""
+        return min(slot.heard_at + self._idle_s, slot.grew_at + STALL_S)
 
     def _next_fits(self) -> str | None:
         """The first in line, if its share is free: nobody overtakes it, however small."""

@@ -66,6 +66,8 @@ class RefuseReason(StrEnum):
     OUT_OF_RANGE = "out_of_range"
     NUM_EXAMPLES = "num_examples"
     WRONG_BASE = "wrong_base"
+    NORM_BOUND = "norm_bound"
+    QUARANTINED = "quarantined"
 
 
 class JobPhase(StrEnum):

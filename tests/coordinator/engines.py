@@ -24,7 +24,8 @@ DIGEST = update(BLOB).digest
 
 def engine(records: Sequence[RoundRecord] = (), now: float = 0.0, **changes: Any) -> Engine:
     """One that has started."""
-    made = Engine(run_spec(**changes), records=records, jitter=random.Random(1))
+    resumable = changes.pop("resumable", None)
+    made = Engine(run_spec(**changes), records=records, resumable=resumable, jitter=random.Random(1))
     made.start(now)
     return made
 

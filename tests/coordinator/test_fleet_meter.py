@@ -10,13 +10,18 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.metered_fleet import MeteredFleet
+from coordinator.effects import Count, Record
 from coordinator.fleet_meter import standing
+from coordinator.limits import Limits
+from coordinator.metering import Meter
 from coordinator.metrics import FLEET_STATES, Metrics
+from coordinator.records import RoundRecord
 from shared.messages import Decline, DeviceState, TaskCapability
 from shared.reasons import Condition, DeclineReason
 from simulator.fleet_terms import FleetTerms
 from tests.coordinator.engines import engine
-from tests.specs import SCHEMA, TASK
+from tests.coordinator.metered import Metered
+from tests.specs import SCHEMA, TASK, gone, there
 
 _TASKS = st.sampled_from([(), (TaskCapability(TASK, SCHEMA, 10),), (TaskCapability("other", SCHEMA, 10),)])
 _STATES = st.builds(
@@ -113,3 +118,28 @@ def test_what_devices_do_is_counted_in_the_fleet_and_for_each(tmp_path):
     for what in ("declines", "disconnects"):
         assert total(f"{what}_total") == total(f"device_{what}_total") > 0
     assert total("failures_total") + total("refusals_total") >= total("device_failures_total") > 0
+
+
+def test_a_device_that_made_way_has_no_series(tmp_path):
+    """More devices than may be known, and fewer series than those: who is not known any more is not drawn."""
+    drawn = Metered(tmp_path, "abc", limits=Limits(max_devices=3))
+    drawn.metrics = Metrics()
+    drawn.meter = Meter(drawn.metrics, drawn.engine, tmp_path, strategy="fedavg", max_devices=2)
+    drawn.look()
+    for left, came in zip("abc", "xyz", strict=True):
+        drawn.state(left, gone())
+        drawn.state(came, there())
+        drawn.look()
+    assert set().union(*_series(drawn.metrics).values()) <= set("xyz") == drawn.engine.fleet.members.keys()
+
+
+def test_what_is_bounded_and_turned_away_is_counted(tmp_path):
+    """Updates that count for less, by the bound that they met, and messages of devices in quarantine."""
+    drawn = Metered(tmp_path, "a")
+    drawn.meter.performed(
+        Record(RoundRecord(1, "aggregated", 1, 1, 0, 1, bounded={"norm": 2, "num_examples": 1})), 0.0, 0.0
+    )
+    drawn.meter.performed(Count("a", "refused", "quarantined"), 0.0, 0.0)
+    assert drawn.value("updates_bounded_total", bound="norm") == 2
+    assert drawn.value("updates_bounded_total", bound="num_examples") == 1
+    assert drawn.value("messages_turned_away_total") == 1

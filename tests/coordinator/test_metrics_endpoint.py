@@ -15,9 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coordinator.demo_settings import DemoSettings
 from coordinator.metrics_endpoint import observed
 from coordinator.observing import Unobserved
-from coordinator.settings import DemoSettings, RunSettings
+from coordinator.settings import RunSettings
 from shared.config import load
 from shared.errors import ConfigError, UsageError
 from shared.listening import Address, parse_address

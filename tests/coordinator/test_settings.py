@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.settings import MAX_CHUNKS_IN_FLIGHT, DemoSettings, RunSettings
+from coordinator.demo_settings import DemoSettings
+from coordinator.settings import MAX_CHUNKS_IN_FLIGHT, RunSettings
 from shared.config import load, to_toml
 from shared.errors import ConfigError
 from shared.messages import MAX_CHUNKS

@@ -8,7 +8,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.uploads import MAX_RETRY_S, Complete, UploadDesk
+from coordinator.uploads import MAX_RETRY_S, STALL_S, Complete, UploadDesk
 from shared.messages import Ack, Grant, Manifest, RetryAfter
 from shared.transfer import Bitmap, Chunk, cut, describe
 
@@ -271,3 +271,17 @@ class TestLine:
             counter.offer(device, manifest_of(device), 0.0)
         counter.clear()
         assert (counter.waiting, counter.next_deadline(), counter.next_grants(1.0)) == (0, None, [])
+
+
+def test_a_device_that_brings_nothing_new_loses_its_place():
+    """To say the same again keeps a place for so long only, and only while nobody waits is that of no account."""
+    counter = desk()
+    counter.offer("a", manifest_of("a"), 0.0)
+    counter.chunk("a", chunk_of("a", 0), 1.0)
+    now = 1.0
+    while now < STALL_S:
+        now += 5.0
+        counter.chunk("a", chunk_of("a", 0), now)
+        counter.offer("a", manifest_of("a"), now)
+    assert isinstance(counter.offer("b", manifest_of("b"), now), Grant)
+    assert isinstance(counter.offer("a", manifest_of("a"), now), RetryAfter)

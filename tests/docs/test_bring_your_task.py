@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from coordinator.settings import DemoSettings, RunSettings
+from coordinator.demo_settings import DemoSettings
+from coordinator.settings import RunSettings
 from device_agent.settings import AgentSettings
 from shared.errors import UsageError
 from shared.model import schema_of

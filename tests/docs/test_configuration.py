@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from coordinator.settings import DemoSettings, RunSettings
+from coordinator.demo_settings import DemoSettings
+from coordinator.settings import RunSettings
 from device_agent.settings import AgentSettings
 from shared.config import reference
 from shared.settings import settings_of

@@ -22,7 +22,6 @@ ROOT = Path(__file__).resolve().parents[2]
 KEPT = ROOT / "build" / "hosts"
 USER = "admin"
 
-_MIRROR = "http://MIRROR/debian"
 _TOOLS = ("systemd-nspawn", "mmdebstrap", "unshare", "ip", "ssh", "ssh-keygen")
 # As on a fresh Raspberry Pi OS Lite or Debian: a service manager, ssh, sudo and a Python, and nothing of ours.
 _INCLUDED = "systemd,systemd-sysv,dbus,openssh-server,python3,python3-apt,iproute2,ca-certificates,sudo,adduser"
@@ -46,13 +45,13 @@ def base(suite: str) -> Path:
     tree = KEPT / f"{suite}-{_digest(suite, _INCLUDED, *_MASKED)}"
     with alone(suite):
         if not tree.exists():
-            _require_mirror()
+            mirror = _mirror()
             part = tree.with_suffix(".part")
             _remove(part)
             options = [f"--dpkgopt=path-exclude={path}" for path in _EXCLUDED]
             options += ["--variant=minbase", "--format=directory", f"--include={_INCLUDED}"]
             # In a mount namespace of its own: what it mounts in the tree goes with it, also when it is killed.
-            _run("unshare", "--mount", "mmdebstrap", "-q", *options, suite, str(part), _MIRROR)
+            _run("unshare", "--mount", "mmdebstrap", "-q", *options, suite, str(part), mirror)
             _prepare(part)
             part.rename(tree)
     return tree
@@ -64,7 +63,7 @@ def packages(suite: str, names: Sequence[str]) -> Path:
     archive = KEPT / f"packages-{suite}-{_digest(tree.name, *names)}.tar"
     with alone(suite):
         if not archive.exists():
-            _require_mirror()
+            _mirror()
             _fetch(tree, names, KEPT / f"archives-{suite}", archive)
     return archive
 
@@ -78,11 +77,21 @@ def alone(what: str) -> Iterator[None]:
         yield
 
 
-def _require_mirror() -> None:
+def _mirror() -> str:
+    """Where this system's own packages of Debian come from; skips where it has none, or that does not answer."""
+    asked = ["apt-get", "indextargets", "--format", "$(LABEL)|$(REPO_URI)", "Created-By: Packages"]
+    told = subprocess.run(asked, capture_output=True, text=True, timeout=_LONG_S, check=False).stdout
+    mirror = next(
+        (uri.rstrip("/") for label, _, uri in (line.partition("|") for line in told.splitlines()) if label == "Debian"),
+        "",
+    )
+    if not mirror:
+        pytest.skip("booted hosts are made from a Debian mirror, and apt knows none here (apt-get update)")
     try:
-        urllib.request.urlopen(f"{_MIRROR}/dists/stable/Release", timeout=30.0).close()
+        urllib.request.urlopen(f"{mirror}/dists/stable/Release", timeout=30.0).close()
     except OSError as error:
-        pytest.skip(f"booted hosts are made from a Debian mirror, and {_MIRROR} does not answer: {error}")
+        pytest.skip(f"booted hosts are made from a Debian mirror, and {mirror} does not answer: {error}")
+    return mirror
 
 
 def _fetch(tree: Path, names: Sequence[str], cache: Path, archive: Path) -> None:

@@ -6,7 +6,8 @@ import pytest
 
 import coordinator.cli
 import device_agent.cli
-from coordinator.settings import DemoSettings, RunSettings
+from coordinator.demo_settings import DemoSettings
+from coordinator.settings import RunSettings
 from device_agent.settings import AgentSettings
 from shared.broker_settings import BrokerSettings, exposure
 from shared.broker_url import parse_broker_url

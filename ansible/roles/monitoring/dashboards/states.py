@@ -9,7 +9,7 @@ _GROUPS = (
     (1, "offline", IDLE, ("offline",)),
     (2, "vanished in the round", "purple", ("lost",)),
     (3, "failed or late", BAD, ("failed", "late")),
-    (4, "barred or other task", "dark-red", ("barred", "other_task")),
+    (4, "barred, held back or other task", "dark-red", ("barred", "quarantined", "drained", "other_task")),
     (5, "unwilling or declined", WARNING, ("unwilling", "declined")),
     (6, "eligible", OK, ("eligible",)),
     (7, "invited or accepted", "light-blue", ("invited", "accepted")),

@@ -1,0 +1,63 @@
+"""What counts against a device, and what is mere misfortune; how many offences put it into quarantine.
+
+An offence is what a device of this version never does, whatever its owner, its data, its disk or its network do to it. What
+can happen to an honest one (it is late, it diverged, its link broke) never counts, however often it happens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from coordinator.effects import Count
+from shared.reasons import RefuseReason
+
+OFFENCES: Mapping[tuple[str, str], str] = {
+    ("refused", RefuseReason.PRIVATE_VALUE): "an update with values that are to stay private",
+    ("refused", RefuseReason.TOO_LARGE): "an update larger than the agreed tensors can be",
+    ("refused", RefuseReason.DAMAGED): "an update whose bytes are not what it announced",
+    ("refused", RefuseReason.SCHEMA_MISMATCH): "names, shapes or dtypes that nobody agreed on",
+    ("refused", RefuseReason.NOT_FINITE): "NaN or infinity in an update; an honest device gives up instead",
+    ("refused", RefuseReason.OUT_OF_RANGE): "values that training cannot make",
+    ("refused", RefuseReason.NUM_EXAMPLES): "none, or far more examples than it registered",
+    ("refused", RefuseReason.WRONG_BASE): "an update of another global model",
+    ("ignored", "not_ours"): "bytes on its topics that are no message and no chunk",
+}
+"""By what is counted and its reason, with what it means."""
+
+MISFORTUNES: Mapping[tuple[str, str], str] = {
+    ("refused", RefuseReason.NORM_BOUND): "the bound is the operator's guess, and the device cannot know it",
+    ("refused", RefuseReason.LATE): "slow, or the round went on",
+    ("refused", RefuseReason.STALE_EPOCH): "the coordinator was killed meanwhile",
+    ("refused", RefuseReason.NOT_INVITED): "it answers a request that was lost on the coordinator's side",
+    ("refused", RefuseReason.ALREADY_COMMITTED): "the coordinator's answer was lost",
+    ("refused", RefuseReason.QUARANTINED): "it may not know yet",
+    ("ignored", "unknown_message"): "it is of a newer version",
+    ("ignored", "revoked"): "its certificate was revoked; it is kept out by that",
+    ("ignored", "over_limit"): "more than it may send; what is over is dropped, and harms nobody",
+    ("ignored", "not_granted"): "chunks that nobody asked for; dropped",
+    ("ignored", "fleet_full"): "a device for which there is no room",
+}
+"""What is counted too, and never counts against a device."""
+
+
+class Conduct:
+    """Offences by device since it was last released; at `limit` of them it is to be put into quarantine (0: never)."""
+
+    def __init__(self, limit: int, known: Mapping[str, int]) -> None:
+        self._limit = limit
+        self._offences = dict(known)
+
+    def note(self, count: Count) -> bool:
+        """Takes note of what was counted; whether it is an offence."""
+        if (count.what, count.reason) not in OFFENCES:
+            return False
+        self._offences[count.device] = self._offences.get(count.device, 0) + count.times
+        return True
+
+    def due(self, device: str) -> bool:
+        """Whether the device has reached the limit."""
+        return 0 < self._limit <= self._offences.get(device, 0)
+
+    def of(self, device: str) -> int:
+        """Its offences."""
+        return self._offences.get(device, 0)

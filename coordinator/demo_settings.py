@@ -1,0 +1,53 @@
+"""What `fedpatch demo` can be told beside what holds wherever rounds are played."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from coordinator.settings import ROUNDS, RoundSettings, RunSettings
+from shared.broker_url import parse_broker_url
+from shared.errors import UsageError
+from shared.settings import setting
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoSettings(RoundSettings):
+    """`fedpatch demo`: a coordinator, its devices and, unless one is given, a broker on this machine."""
+
+    devices: int = setting(10, group=ROUNDS, ge=1, le=1000, unit="devices", help="Devices to start.")
+    target_ua: float | None = setting(
+        0.97,
+        group=ROUNDS,
+        default_means="0.97 where the task's metric is accuracy, else none",
+        help="Mean user accuracy, in the task's metric, at which the run ends earlier; none: never.",
+    )
+    out: Path = setting(  # noqa: RUF009  (a path does not change)
+        Path("fedpatch-demo"), group="Demo", help="Directory for what the demo leaves behind."
+    )
+    broker: str | None = setting(
+        None, group="Demo", default_means="one that the demo starts", help="URL of an MQTT broker."
+    )
+
+    def check(self) -> list[tuple[str, ...]]:
+        """The broker's URL, where there is one; and no more devices can accept than there are."""
+        problems = super().check()
+        try:
+            url = parse_broker_url(self.broker or "mqtt://localhost")
+        except UsageError as error:
+            problems.append(("broker", str(error)))
+        else:
+            if url.exposed:
+                text = f"mqtt://{url} is another machine; write mqtts://, use a broker on this one, or leave it out"
+                problems.append(("broker", text))
+        if self.min_cohort > self.devices:
+            text = (
+                f"{self.min_cohort} is more than devices = {self.devices}, so every round would fail; make it smaller"
+            )
+            problems.append(("min_cohort", text, "devices"))
+        return problems
+
+    def run_settings(self, *, broker: str, state_dir: Path, fleet: str = "demo") -> RunSettings:
+        """The settings of the demo's coordinator."""
+        shared = {one.name: getattr(self, one.name) for one in fields(RoundSettings)}
+        return RunSettings(**shared, broker=broker, state_dir=state_dir, fleet=fleet)

@@ -1,0 +1,176 @@
+"""`fedpatch devices`, and what an operator decides of one: quarantine and release, drain and resume.
+
+A coordinator that is at work looks into the same state directory, and heeds it within seconds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shared.command import Group, command, with_debug
+from shared.errors import UsageError, unknown_name
+
+if TYPE_CHECKING:
+    from coordinator.records import DeviceInfo
+    from coordinator.registry import Registry
+
+_AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
+_StateDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--state-dir",
+        envvar="FEDPATCH_STATE_DIR",
+        metavar="PATH",
+        help="Directory that the runs are in; without it ./fedpatch-state, or else that of the latest run.",
+    ),
+]
+_Fleet = Annotated[str | None, typer.Option(metavar="NAME", help="Only devices of this fleet.")]
+_Device = Annotated[str, typer.Argument(metavar="ID", help="The device.")]
+_Reason = Annotated[str, typer.Option(metavar="TEXT", help="Why; it is kept, and shown with the device.")]
+_MAX_REASON = 500
+
+
+def add_devices(app: typer.Typer, reading: Callable[[Path | None], AbstractContextManager[Registry]]) -> None:
+    """Give `app` the commands; `reading` opens the registry of a state directory."""
+    devices_app = typer.Typer(cls=Group, invoke_without_command=True)
+    app.add_typer(devices_app, name="devices", epilog="Example: fedpatch devices --fleet kitchen")
+
+    def devices(
+        context: typer.Context, state_dir: _StateDir = None, fleet: _Fleet = None, as_json: _AsJson = False
+    ) -> None:
+        """List the devices that were ever seen, and what came of asking them."""
+        if context.invoked_subcommand is not None:
+            context.obj = {"state_dir": state_dir, "fleet": fleet}
+            return
+        from coordinator.printing import plain, print_devices, print_json
+
+        with reading(state_dir) as registry:
+            found = [one for one in registry.devices() if fleet in (None, one.fleet)]
+        if as_json:
+            print_json(plain(found))
+        else:
+            print_devices(found, time.time())
+
+    devices_app.callback()(with_debug(devices))
+    _add_hold(devices_app, "quarantine", "drain")
+    _add_lift(devices_app, "release", "resume")
+
+
+def _add_hold(app: typer.Typer, quarantine_name: str, drain_name: str) -> None:
+    @command(app, quarantine_name, example="fedpatch devices quarantine pi-7 --reason 'sends nonsense'")
+    def quarantine(
+        context: typer.Context,
+        device: _Device,
+        reason: _Reason,
+        state_dir: _StateDir = None,
+        fleet: _Fleet = None,
+        as_json: _AsJson = False,
+    ) -> None:
+        """Take nothing more from a device, and ask it for nothing, until it is released."""
+        _hold(context, device, "quarantined", reason, state_dir, fleet, as_json)
+
+    @command(app, drain_name, example="fedpatch devices drain pi-7 --reason 'new battery'")
+    def drain(
+        context: typer.Context,
+        device: _Device,
+        reason: _Reason = "maintenance",
+        state_dir: _StateDir = None,
+        fleet: _Fleet = None,
+        as_json: _AsJson = False,
+    ) -> None:
+        """Ask a device for no further rounds until it is resumed; what it does now still counts."""
+        _hold(context, device, "drained", reason, state_dir, fleet, as_json)
+
+
+def _add_lift(app: typer.Typer, release_name: str, resume_name: str) -> None:
+    @command(app, release_name, example="fedpatch devices release pi-7")
+    def release(
+        context: typer.Context,
+        device: _Device,
+        state_dir: _StateDir = None,
+        fleet: _Fleet = None,
+        as_json: _AsJson = False,
+    ) -> None:
+        """Take a device out of quarantine; its offences are forgotten."""
+        _lift(context, device, "quarantined", state_dir, fleet, as_json)
+
+    @command(app, resume_name, example="fedpatch devices resume pi-7")
+    def resume(
+        context: typer.Context,
+        device: _Device,
+        state_dir: _StateDir = None,
+        fleet: _Fleet = None,
+        as_json: _AsJson = False,
+    ) -> None:
+        """Ask a device again that was drained."""
+        _lift(context, device, "drained", state_dir, fleet, as_json)
+
+
+def _hold(
+    context: typer.Context,
+    device: str,
+    kind: str,
+    reason: str,
+    state_dir: Path | None,
+    fleet: str | None,
+    as_json: bool,
+) -> None:
+    if not reason.strip() or len(reason) > _MAX_REASON or not reason.isprintable():
+        raise UsageError(f"--reason must have 1 to {_MAX_REASON} printable characters")
+    with _writing(context, state_dir) as registry:
+        found = _find(registry, device, _of(context, "fleet", fleet))
+        if not registry.holds.put(found.fleet, found.id, kind, reason, time.time()):
+            typer.echo(f"{found.id} is {kind} already; reason and time stay as they were", err=True)
+        _print(_find(registry, found.id, found.fleet), as_json)
+
+
+def _lift(
+    context: typer.Context, device: str, kind: str, state_dir: Path | None, fleet: str | None, as_json: bool
+) -> None:
+    with _writing(context, state_dir) as registry:
+        found = _find(registry, device, _of(context, "fleet", fleet))
+        if not registry.holds.lift(found.fleet, found.id, kind):
+            typer.echo(f"{found.id} was not {kind}", err=True)
+        _print(_find(registry, found.id, found.fleet), as_json)
+
+
+def _of(context: typer.Context, name: str, own: object) -> object:
+    """An option of the command, or the same one before its name."""
+    return own if own is not None else (context.obj or {}).get(name)
+
+
+def _writing(context: typer.Context, state_dir: Path | None) -> Registry:
+    from coordinator.database import must_exist
+    from coordinator.registry import REGISTRY_FILE, Registry
+    from coordinator.state_dirs import find
+
+    named = _of(context, "state_dir", state_dir)
+    path = find(named if isinstance(named, Path) else None) / REGISTRY_FILE
+    must_exist(path)  # where there is none, none is to be made
+    return Registry(path)
+
+
+def _find(registry: Registry, device: str, fleet: object) -> DeviceInfo:
+    known = [one for one in registry.devices() if fleet in (None, one.fleet)]
+    found = [one for one in known if one.id == device]
+    if not found:
+        raise unknown_name("device", device, [one.id for one in known[:100]])
+    if len(found) > 1:
+        fleets = ", ".join(one.fleet for one in found)
+        raise UsageError(f"there is a device {device!r} in each of the fleets {fleets}; name one with --fleet")
+    return found[0]
+
+
+def _print(device: DeviceInfo, as_json: bool) -> None:
+    from coordinator.printing import plain, print_devices, print_json
+
+    if as_json:
+        print_json(plain([device])[0])
+    else:
+        print_devices([device], time.time())

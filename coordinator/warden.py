@@ -1,0 +1,74 @@
+"""Keeps devices that offend from being asked, and hears what the operator decides in another process meanwhile."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from coordinator.conduct import Conduct
+from coordinator.effects import Count
+from coordinator.fleet import QUARANTINED
+from coordinator.registry import Registry
+
+LOOK_EVERY_S = 1.0
+
+
+class Warden:
+    """For a run with `fleet`; at `limit` offences a device is put into quarantine (0: only by the operator).
+
+    `say` gets a sentence for people.
+    """
+
+    def __init__(self, registry: Registry, fleet: str, limit: int, say: Callable[[str], None]) -> None:
+        self._holds = registry.holds
+        self._fleet = fleet
+        self._limit = limit
+        self._say = say
+        self._version = self._holds.version()
+        self._held = self._holds.held(fleet)
+        self._conduct = Conduct(limit, self._holds.offences(fleet))
+        self._offences: dict[str, tuple[int, str]] = {}
+        self._look_at = 0.0
+
+    @property
+    def held(self) -> dict[str, str]:
+        """The devices that are held back now, and how."""
+        return dict(self._held)
+
+    def note(self, count: Count) -> None:
+        """Takes note of what was counted; an offence is on the disk with the next `look`."""
+        if count.device and self._conduct.note(count):
+            before = self._offences.get(count.device, (0, ""))[0]
+            self._offences[count.device] = (before + count.times, count.reason)
+
+    def look(self, now: float) -> dict[str, str] | None:
+        """The devices that are held back, where that has changed since the last look; None where it has not."""
+        if now < self._look_at:
+            return None
+        self._look_at = now + LOOK_EVERY_S
+        changed = self._punish()
+        version = self._holds.version()
+        if version == self._version and not changed:
+            return None
+        self._version = version
+        return self._read()
+
+    def _punish(self) -> bool:
+        if not self._offences:
+            return False
+        offences, self._offences = self._offences, {}
+        self._holds.offend(self._fleet, offences)
+        due = [device for device in sorted(offences) if self._conduct.due(device)]
+        for device in due:
+            reason = f"{self._conduct.of(device)} offences, the last one: {offences[device][1]}"
+            if self._holds.put(self._fleet, device, QUARANTINED, reason, time.time()):
+                self._say(f"{device} quarantined: {reason}; `fedpatch devices release {device}` takes it back")
+        return bool(due)
+
+    def _read(self) -> dict[str, str] | None:
+        held = self._holds.held(self._fleet)
+        if held == self._held:
+            return None
+        self._held = held
+        self._conduct = Conduct(self._limit, self._holds.offences(self._fleet))
+        return dict(held)

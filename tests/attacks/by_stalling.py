@@ -1,0 +1,146 @@
+"""Attacks by devices that take part, and never come to an end."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import replace
+
+from shared import topics
+from shared.chunks import Chunk, encode_chunk
+from shared.messages import Accept, Committed, Failed, Grant, Manifest, Offer
+from shared.reasons import FailReason
+from shared.transfer import cut, describe
+from tests.attacks.arena import HONEST, Arena
+from tests.attacks.attack import Attack, Proof
+from tests.system.rogue import NUM_EXAMPLES, Rogue, Upload
+
+
+def _joined(rogue: Rogue, *, chunk_bytes: int = 64) -> tuple[Upload, Callable[[object], None]]:
+    """A participant with an update that is fit to be accepted, in many chunks; what it says goes to the round."""
+    asked, request = rogue._hear_request(0)
+    rogue._reply(asked, Accept(NUM_EXAMPLES))
+    update = rogue._update(request)
+    whole = update.upload()
+    manifest = describe(
+        whole.blob,
+        chunk_bytes=chunk_bytes,
+        encoding=request.encoding,
+        raw_bytes=whole.manifest.raw_bytes,
+        schema=request.model.schema,
+    )
+    return Upload(manifest, whole.blob), lambda body: rogue._reply(asked, body)
+
+
+def _outlasts(arena: Arena, say: Callable[[object], None]) -> None:
+    """Stalls until every honest update of the round is committed, and gives up then, so that the test need not wait longer."""
+    for honest in HONEST:
+        arena.spy.message(
+            "down",
+            lambda envelope, topic, of=honest: topic.device == of and isinstance(envelope.body, Committed),  # type: ignore[misc]
+        )
+    say(Failed(FailReason.TRAINING))
+
+
+def _wait_grant(rogue: Rogue, manifest: Manifest) -> Grant:
+    while True:
+        body = rogue._hear(lambda envelope: True).body
+        if isinstance(body, Grant) and body.digest == manifest.digest:
+            return body
+
+
+def _all_but_one(arena: Arena, device: str) -> Proof:
+    """Never-ending upload: the last chunk does not come, the first one comes again and again."""
+    with arena.rogue(device) as (rogue, voice):
+        upload, say = _joined(rogue)
+        say(Offer(upload.manifest))
+        _wait_grant(rogue, upload.manifest)
+        last = upload.manifest.chunk_count - 1
+        for index in (*range(last), *[0] * 50):
+            chunk = cut(upload.blob, upload.manifest, index)
+            topic = topics.update_chunk(arena.fleet, device, chunk.digest, chunk.index)
+            voice.link.publish(topic, encode_chunk(chunk))
+        _outlasts(arena, say)
+    return lambda outcome: outcome.devices[device]["reported"] == 0
+
+
+def _silent(arena: Arena, device: str) -> Proof:
+    with arena.rogue(device) as (rogue, _):
+        _, say = _joined(rogue)
+        _outlasts(arena, say)
+    return lambda outcome: (outcome.devices[device]["accepted"], outcome.devices[device]["reported"]) == (1, 0)
+
+
+def _hoards(arena: Arena, device: str) -> Proof:
+    with arena.rogue(device) as (rogue, _):
+        upload, say = _joined(rogue)
+        say(Offer(upload.manifest))
+        _wait_grant(rogue, upload.manifest)
+        for _ in range(20):
+            say(Offer(upload.manifest))
+        _outlasts(arena, say)
+    return lambda outcome: outcome.devices[device]["reported"] == 0
+
+
+def _endless_offers(arena: Arena, device: str) -> Proof:
+    with arena.rogue(device) as (rogue, _):
+        upload, say = _joined(rogue)
+        manifests = [
+            replace(upload.manifest, digest=hashlib.sha256(f"{device} {number}".encode()).hexdigest())
+            for number in range(300)
+        ]
+        for manifest in manifests:
+            say(Offer(manifest))
+        _wait_grant(rogue, manifests[-1])
+        _outlasts(arena, say)
+    return lambda outcome: outcome.devices[device]["reported"] == 0
+
+
+def _wrong_chunks(arena: Arena, device: str) -> Proof:
+    """Overlapping, misplaced, of another count, another digest, another length, damaged: none counts as received."""
+    with arena.rogue(device) as (rogue, voice):
+        upload, say = _joined(rogue)
+        manifest = upload.manifest
+        say(Offer(manifest))
+        _wait_grant(rogue, manifest)
+        good = cut(upload.blob, manifest, 0)
+        wrong = [
+            replace(good, data=good.data + b"x"),
+            replace(good, data=good.data[:-1]),
+            replace(good, count=good.count + 1),
+            replace(good, digest="0" * 64),
+            Chunk(manifest.digest, manifest.chunk_count - 1, manifest.chunk_count, good.data + b"!"),
+        ]
+        topic = topics.update_chunk(arena.fleet, device, manifest.digest, 0)
+        for chunk in wrong:
+            voice.link.publish(topic, encode_chunk(chunk))
+        say(Offer(manifest))
+        assert not any(_wait_grant(rogue, manifest).have), "a wrong chunk was taken"
+        for payload in (encode_chunk(good)[:-1] + b"?", encode_chunk(good)[:20], b"fp" + bytes(200)):
+            voice.link.publish(topic, payload)
+        say(Failed(FailReason.TRAINING))
+        voice.settle()
+    return lambda outcome: outcome.devices[device]["ignored"] >= 3 and outcome.devices[device]["reported"] == 0
+
+
+def _row(name: str, does: str, stopped_by: str, play: Callable[[Arena, str], Proof | None]) -> Attack:
+    return Attack(name, does, stopped_by, play, part=True)
+
+
+STALLING_ATTACKS = (
+    _row("accepts, and does nothing", "keeps the round waiting", "grace after the quorum", _silent),
+    _row("upload without an end", "all chunks but one, and those again", "grace after the quorum", _all_but_one),
+    _row("hoarded grant", "takes a place, and sends nothing", "places in chunks; idle ones are given away", _hoards),
+    _row(
+        "offers without an end",
+        "300 updates that never come",
+        "one place for a device, the last offer",
+        _endless_offers,
+    ),
+    _row(
+        "wrong chunks",
+        "overlap, place, count, length, digest, CRC",
+        "each checked against the manifest",
+        _wrong_chunks,
+    ),
+)

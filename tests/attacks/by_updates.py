@@ -1,0 +1,239 @@
+"""Attacks by devices that take part, and then upload what they should not, or never do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+
+import msgpack
+import numpy as np
+import zstandard
+
+from shared.chunks import Chunk
+from shared.messages import Accept, Offer, Refused
+from shared.reasons import RefuseReason
+from tests.attacks.arena import QUARANTINE_AFTER, Arena, Outcome
+from tests.attacks.attack import Attack, Proof
+from tests.system.misdeeds import MISDEEDS
+from tests.system.rogue import NUM_EXAMPLES, Misdeed, Update, Upload
+
+_REASON = RefuseReason
+
+
+def _tensor(name: str, change: Callable[[np.ndarray], np.ndarray]) -> Misdeed:
+    return lambda update: update.with_tensor(name, change(update.tensors[name].copy())).upload()
+
+
+def _filled(value: float) -> Callable[[np.ndarray], np.ndarray]:
+    return lambda array: np.full_like(array, value)
+
+
+def _reporting(**changes: object) -> Misdeed:
+    return lambda update: replace(update, report=replace(update.report, **changes)).upload()  # type: ignore[arg-type]
+
+
+def _announcing(**changes: object) -> Misdeed:
+    def misdeed(update: Update) -> Upload:
+        upload = update.upload()
+        return replace(upload, manifest=replace(upload.manifest, **changes))  # type: ignore[arg-type]
+
+    return misdeed
+
+
+def _packed(change: Callable[[dict[str, object], list[list[object]]], None]) -> Misdeed:
+    """The update's own container, changed by hand where `pack` would not."""
+
+    def misdeed(update: Update) -> Upload:
+        meta: dict[str, object] = asdict(update.report)
+        entries: list[list[object]] = [
+            [spec.name, spec.dtype, list(spec.shape), update.tensors[spec.name].tobytes()]
+            for spec in update.schema.specs
+        ]
+        change(meta, entries)
+        raw = msgpack.packb({"meta": meta, "tensors": entries})
+        return update.instead(zstandard.ZstdCompressor().compress(raw), len(raw))
+
+    return misdeed
+
+
+def _deep(meta: dict[str, object], _entries: list[list[object]]) -> None:
+    for _ in range(400):
+        meta["base"] = [meta["base"]]
+
+
+def _extra_key(meta: dict[str, object], _entries: list[list[object]]) -> None:
+    meta["diary"] = "x" * 1000
+
+
+def _huge_meta(meta: dict[str, object], _entries: list[list[object]]) -> None:
+    meta["base"] = "0" * 70_000
+
+
+def _terminal_name(_meta: dict[str, object], entries: list[list[object]]) -> None:
+    entries[0][0] = "\x1b[2J\x1b]0;owned\x07"
+
+
+def _long_name(_meta: dict[str, object], entries: list[list[object]]) -> None:
+    entries[0][0] = "w" * 70_000
+
+
+def _twice(_meta: dict[str, object], entries: list[list[object]]) -> None:
+    entries.append(list(entries[0]))
+
+
+def _object_dtype(_meta: dict[str, object], entries: list[list[object]]) -> None:
+    entries[0][1] = "object"
+
+
+def _vast_shape(_meta: dict[str, object], entries: list[list[object]]) -> None:
+    entries[0][2] = [2**40, 2**40]
+
+
+_MORE: Mapping[str, tuple[str, RefuseReason, Misdeed]] = {
+    "far more examples than registered": (
+        "2^50 examples, and 1000 registered",
+        _REASON.NUM_EXAMPLES,
+        _reporting(num_examples=2**50),
+    ),
+    "first moments beyond the second": (
+        "first moments that would make the next steps of all devices long",
+        _REASON.OUT_OF_RANGE,
+        _tensor("fc1.weight:exp_avg", _filled(1e6)),
+    ),
+    "second moments without measure": (
+        "second moments that would stop the learning of all devices",
+        _REASON.OUT_OF_RANGE,
+        _tensor("fc1.weight:exp_avg_sq", _filled(1e30)),
+    ),
+    "a boosted update": ("weights a million away", _REASON.NORM_BOUND, _tensor("fc1.weight", _filled(1e6))),
+    "a user accuracy of 7": ("a measure beyond its limits", _REASON.OUT_OF_RANGE, _reporting(user_accuracy_before=7.0)),
+    "a report 400 lists deep": ("nesting in the report", _REASON.DAMAGED, _packed(_deep)),
+    "a key in the report": ("a field that nobody agreed on", _REASON.DAMAGED, _packed(_extra_key)),
+    "a report of 70 kB": ("a text without measure in the report", _REASON.DAMAGED, _packed(_huge_meta)),
+    "a name that clears terminals": ("control characters for a name", _REASON.SCHEMA_MISMATCH, _packed(_terminal_name)),
+    "a name of 70 kB": ("a name without measure", _REASON.DAMAGED, _packed(_long_name)),
+    "a tensor twice": ("one name, two tensors", _REASON.DAMAGED, _packed(_twice)),
+    "a dtype of Python objects": ("a dtype that numpy would pickle", _REASON.SCHEMA_MISMATCH, _packed(_object_dtype)),
+    "a shape of 2^80 values": ("a shape that no memory holds", _REASON.SCHEMA_MISMATCH, _packed(_vast_shape)),
+    "an offer of 2 GiB": (
+        "a manifest far beyond the model",
+        _REASON.TOO_LARGE,
+        _announcing(size_bytes=2**31, chunk_bytes=2**20, chunk_count=2**11),
+    ),
+    "an offer that contradicts itself": (
+        "65536 chunks of a few bytes",
+        _REASON.DAMAGED,
+        _announcing(chunk_count=65_536),
+    ),
+}
+
+
+def _misbehaving(reason: RefuseReason, misdeed: Misdeed) -> Callable[[Arena, str], Proof | None]:
+    """Once in each of the first rounds; the device hears why, and is put into quarantine where that is an offence."""
+
+    def play(arena: Arena, device: str) -> Proof:
+        with arena.rogue(device) as (rogue, _):
+            verdicts = rogue.play([misdeed] * QUARANTINE_AFTER)
+        for verdict in verdicts:
+            assert isinstance(verdict.answer, Refused), verdict
+            assert (verdict.answer.reason, verdict.answer.digest) == (reason, verdict.digest)
+
+        def proof(outcome: Outcome) -> object:
+            known = outcome.devices[device]
+            assert known["refused"] >= QUARANTINE_AFTER, known
+            assert known["reported"] == 0, known
+            return reason is RefuseReason.NORM_BOUND or known["quarantined"]["reason"]
+
+        return proof
+
+    return play
+
+
+def _replays_another(arena: Arena, device: str) -> Proof:
+    """An honest device's update of the first round, overheard, and uploaded as one's own in a later one."""
+    heard: list[Chunk] = []
+
+    def stolen(update: Update) -> Upload:
+        offer = arena.spy.message(
+            "up", lambda envelope, topic: topic.device in ("pi-0", "pi-1") and isinstance(envelope.body, Offer)
+        )
+        manifest = offer.body.manifest  # type: ignore[union-attr]
+        blob = b"".join(
+            arena.spy.wait(lambda event, at=index: f"/blob/{manifest.digest[:16]}/{at}" in event.topic).payload[52:]  # type: ignore[misc]
+            for index in range(manifest.chunk_count)
+        )
+        heard.append(Chunk(manifest.digest, 0, 1, blob))
+        return Upload(manifest, blob)
+
+    with arena.rogue(device) as (rogue, _):
+        first = rogue.play([MISDEEDS["no examples"][1]])
+        # The request of the second round is for another global model than the stolen update was trained on.
+        request, work = rogue._hear_request(1)
+        rogue._reply(request, Accept(NUM_EXAMPLES))
+        answer = rogue._answer(request, stolen(rogue._update(work)))
+    assert first
+    assert heard
+    assert isinstance(answer, Refused)
+    assert answer.reason == RefuseReason.WRONG_BASE
+    return lambda outcome: outcome.devices[device]["reported"] == 0
+
+
+def _replays_itself(arena: Arena, device: str) -> Proof:
+    kept: list[Upload] = []
+
+    def same(update: Update) -> Upload:
+        if not kept:
+            kept.append(replace(update, report=replace(update.report, user_accuracy_after=9.0)).upload())
+        return kept[0]
+
+    with arena.rogue(device) as (rogue, _):
+        verdicts = rogue.play([same, same])
+    reasons = [verdict.answer.reason for verdict in verdicts if isinstance(verdict.answer, Refused)]
+    assert reasons == [RefuseReason.OUT_OF_RANGE, RefuseReason.WRONG_BASE]
+    return lambda outcome: outcome.devices[device]["reported"] == 0
+
+
+def _quarantined_goes_on(arena: Arena, device: str) -> Proof:
+    """After its quarantine it offers, accepts and sends on, and is turned away."""
+    with arena.rogue(device) as (rogue, _):
+        rogue.play([MISDEEDS["no examples"][1]] * QUARANTINE_AFTER)
+        asked = arena.asked()
+        for _ in range(200):
+            rogue._reply(asked, Accept(NUM_EXAMPLES))
+            try:
+                event = rogue._client.wait(
+                    object, lambda event: b"quarantined" in getattr(event, "payload", b""), patience_s=0.3
+                )
+            except TimeoutError:
+                continue
+            assert event
+            break
+        else:
+            raise AssertionError("it was not put into quarantine")
+    return lambda outcome: outcome.metric("fedpatch_messages_turned_away_total") > 0
+
+
+def _row(name: str, does: str, stopped_by: str, play: Callable[[Arena, str], Proof | None]) -> Attack:
+    return Attack(name, does, stopped_by, play, part=True)
+
+
+UPDATE_ATTACKS = (
+    *(
+        _row(
+            f"update: {name}", "an update that breaks the rules", f"refused: `{reason}`", _misbehaving(reason, misdeed)
+        )
+        for name, (reason, misdeed) in MISDEEDS.items()
+    ),
+    *(
+        _row(f"update: {name}", does, f"refused: `{reason}`", _misbehaving(reason, misdeed))
+        for name, (does, reason, misdeed) in _MORE.items()
+    ),
+    _row(
+        "replay: another's update",
+        "an overheard update as its own, a round later",
+        "refused: `wrong_base`",
+        _replays_another,
+    ),
+    _row("replay: its own old update", "the same bytes in two rounds", "refused: `wrong_base`", _replays_itself),
+    _row("quarantined, and goes on", "works on as if nothing were", "`cancel`, counted", _quarantined_goes_on),
+)

@@ -1,0 +1,87 @@
+"""MQTT 3.1.1 by hand, for clients that do what no library lets them do."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+from collections.abc import Iterator
+
+PATIENCE_S = 60.0
+
+
+def packet(kind: int, body: bytes, flags: int = 0) -> bytes:
+    """A whole packet of that kind (its upper four bits) with its remaining length."""
+    return bytes([kind << 4 | flags]) + length(len(body)) + body
+
+
+def length(size: int) -> bytes:
+    """The variable byte integer of MQTT."""
+    encoded = b""
+    while True:
+        size, digit = divmod(size, 128)
+        encoded += bytes([digit | (0x80 if size else 0)])
+        if not size:
+            return encoded
+
+
+def text(value: bytes) -> bytes:
+    """Two bytes of length, and the bytes, whatever they are."""
+    return struct.pack(">H", len(value)) + value
+
+
+def hello(client_id: bytes, *, protocol: bytes = b"MQTT", level: int = 4, flags: int = 2, keepalive: int = 60) -> bytes:
+    """CONNECT with a clean session."""
+    return packet(1, text(protocol) + bytes([level, flags]) + struct.pack(">H", keepalive) + text(client_id))
+
+
+def publish(topic: bytes, payload: bytes, *, flags: int = 0, mid: int = 0) -> bytes:
+    """PUBLISH; `flags` are DUP, QoS and RETAIN as they stand in the first byte."""
+    return packet(3, text(topic) + (struct.pack(">H", mid) if flags & 6 else b"") + payload, flags)
+
+
+def subscribe(topic: bytes, *, qos: int = 1, flags: int = 2) -> bytes:
+    """SUBSCRIBE to one filter."""
+    return packet(8, struct.pack(">H", 1) + text(topic) + bytes([qos]), flags)
+
+
+@contextlib.contextmanager
+def opened(port: int) -> Iterator[socket.socket]:
+    """A connection to the broker, nothing said yet."""
+    with socket.create_connection(("127.0.0.1", port), PATIENCE_S) as connection:
+        yield connection
+
+
+@contextlib.contextmanager
+def welcomed(port: int, client_id: str) -> Iterator[socket.socket]:
+    """A connection that the broker has accepted."""
+    with opened(port) as connection:
+        connection.sendall(hello(client_id.encode()))
+        answer = connection.recv(4)
+        assert answer[:1] == b"\x20", f"no CONNACK: {answer!r}"
+        assert answer[3:] == b"\x00", f"refused: {answer!r}"
+        yield connection
+
+
+def is_shown_the_door(connection: socket.socket) -> bool:
+    """Whether the broker ends the connection, whatever it says before."""
+    connection.settimeout(PATIENCE_S)
+    try:
+        while connection.recv(4096):
+            pass
+    except ConnectionError:
+        return True
+    except TimeoutError:
+        return False
+    return True
+
+
+def flood(port: int, client_id: str, packets: list[bytes]) -> None:
+    """All of these, as fast as the broker takes them; returns when it has taken the last."""
+    with welcomed(port, client_id) as connection:
+        for start in range(0, len(packets), 500):
+            connection.sendall(b"".join(packets[start : start + 500]))
+        connection.sendall(b"\xc0\x00")  # the answer to a ping comes after all that was sent before it
+        connection.settimeout(PATIENCE_S)
+        answer = connection.recv(2)
+        assert answer == b"\xd0\x00", f"no answer to a ping: {answer!r}"

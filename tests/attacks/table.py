@@ -1,0 +1,25 @@
+"""All attacks: the table that docs/threat-model.md shows."""
+
+from __future__ import annotations
+
+from tests.attacks.attack import Attack
+from tests.attacks.by_floods import FLOODS
+from tests.attacks.by_messages import MESSAGE_ATTACKS
+from tests.attacks.by_sockets import SOCKET_ATTACKS
+from tests.attacks.by_stalling import STALLING_ATTACKS
+from tests.attacks.by_theft import THEFTS
+from tests.attacks.by_updates import UPDATE_ATTACKS
+
+ATTACKS: tuple[Attack, ...] = (*UPDATE_ATTACKS, *STALLING_ATTACKS, *FLOODS, *MESSAGE_ATTACKS, *SOCKET_ATTACKS)
+
+
+def rows() -> list[tuple[str, str, str]]:
+    """Name, what it does, what stops it."""
+    thefts = [(one.name, one.does, "the broker's access rules") for one in THEFTS]
+    return [*((one.name, one.does, one.stopped_by) for one in ATTACKS), *thefts]
+
+
+def markdown() -> str:
+    """The table as the page has it."""
+    lines = ["| attack | what it does | what stops it |", "|---|---|---|"]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows())]) + "\n"

@@ -1,0 +1,174 @@
+"""Whatever a device or a stranger does, the honest devices come to the same model, in as many rounds and little more memory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from coordinator.checkpoint import load_checkpoint
+from coordinator.runs import run_directory
+from shared.topics import mosquitto_acl
+from tests.attacks.arena import HONEST, MAX_DEVICES, ROUNDS, Arena, Outcome, honest_fleet
+from tests.attacks.attack import Proof, devices_of
+from tests.attacks.by_theft import FLEET, THEFTS, THIEF, VICTIM
+from tests.attacks.table import ATTACKS
+from tests.brokers import PATIENCE_S, Mosquitto, client
+from tests.system.commands import run
+
+pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(600)]
+
+PLAYED = devices_of(ATTACKS)
+MORE_MIB = 160.0
+"""What the coordinator may take more under attack: messages that wait for it, and its own libraries' leavings."""
+
+
+@dataclass(frozen=True)
+class Siege:
+    """The run without attackers, the one with all of them, and how each attacker fared."""
+
+    calm: Outcome
+    attacked: Outcome
+    fates: dict[str, Future[Proof | None]]
+
+
+@pytest.fixture(scope="module")
+def siege(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Siege]:
+    """Two runs that serve all tests, one after the other."""
+    directory = tmp_path_factory.mktemp("siege")
+    parts = sum(one.part for one in ATTACKS)
+    # With mosquitto's usual queues a flood costs messages of those who do not repeat them, as the attackers themselves.
+    with Mosquitto("max_queued_messages 0") as broker:
+        calm, attacked = (Arena(broker, name, directory) for name in ("calm", "siege"))
+        with honest_fleet(calm) as fleet, honest_fleet(attacked) as besieged:
+            fleet.wait_ready()
+            without = calm.run(len(HONEST), 1.0)
+            besieged.wait_ready()
+            with ThreadPoolExecutor(len(ATTACKS)) as pool:
+                fates = {device: pool.submit(one.play, attacked, device) for device, one in PLAYED.items()}
+                # All three honest devices make the quorum: nobody but the stalling ones is waited for after them.
+                under_attack = attacked.run(len(HONEST) + parts, 2.6 / (len(HONEST) + parts))
+        for arena in (calm, attacked):
+            arena.spy.stop()
+        yield Siege(without, under_attack, fates)
+
+
+@pytest.mark.parametrize("device", PLAYED, ids=[one.name for one in PLAYED.values()])
+def test_the_attack_has_happened_and_was_stopped(siege, device):
+    """By its own evidence, or by the coordinator's counters."""
+    proof = siege.fates[device].result(timeout=120)
+    assert proof is None or proof(siege.attacked)
+
+
+def test_there_are_enough_attacks():
+    """Each with a name of its own."""
+    names = [one.name for one in ATTACKS] + [one.name for one in THEFTS]
+    assert len(names) == len(set(names)) >= 40
+
+
+def test_the_model_is_the_same_to_the_last_bit(siege):
+    """Nothing of what the attackers sent is in it, and no honest update is missing."""
+    calm, attacked = (
+        load_checkpoint(run_directory(one.state_dir, one.summary["run"]))[0] for one in (siege.calm, siege.attacked)
+    )
+    assert calm.round == attacked.round == ROUNDS
+    assert calm.tensors.keys() == attacked.tensors.keys()
+    for name, values in calm.tensors.items():
+        assert np.array_equal(values, attacked.tensors[name]), name
+
+
+def test_every_round_is_the_honest_devices_alone(siege):
+    """As many rounds as without attackers, none failed, and in each of them all honest updates and no others."""
+    assert siege.attacked.summary["stopped_because"] == siege.calm.summary["stopped_because"] == "max_rounds"
+    examples = {record["num_examples"] for record in siege.calm.summary["rounds"]}
+    for record in siege.attacked.summary["rounds"]:
+        assert (record["outcome"], record["reported"], record["num_examples"]) == ("aggregated", 3, *examples)
+    assert len(siege.attacked.summary["rounds"]) == ROUNDS
+
+
+def test_no_round_lasts_until_its_deadline(siege):
+    """Whoever stalls costs the round no more than its answering time and its grace."""
+    for record in siege.attacked.summary["rounds"]:
+        assert sum(record["phase_seconds"].values()) < 200
+
+
+def test_the_memory_of_the_coordinator_is_bounded(siege):
+    """Its peak under attack, against that of the run without."""
+    assert siege.attacked.peak_mib < siege.calm.peak_mib + MORE_MIB
+
+
+def test_no_honest_device_is_blamed(siege):
+    """None is in quarantine, and nothing of theirs was dropped."""
+    for device in HONEST:
+        known = siege.attacked.devices[device]
+        assert (known["quarantined"], known["offences"], known["ignored"], known["refused"]) == (None, 0, 0, 0)
+    for reason in ("over_limit", "not_granted", "not_ours", "fleet_full"):
+        assert siege.calm.ignored(reason) == 0
+
+
+def test_what_is_remembered_is_bounded(siege):
+    """Invented names neither fill the fleet's table nor the registry."""
+    assert len(siege.attacked.devices) <= MAX_DEVICES
+
+
+def test_the_report_shows_scripts_as_text(siege, tmp_path: Path):
+    """A device's words in a page for a browser."""
+    page = tmp_path / "report.html"
+    done = run("fedpatch", "report", "last", "--state-dir", siege.attacked.state_dir, "--out", page)
+    assert done.code == 0, done.err
+    pages = [path.read_text("utf-8") for path in tmp_path.rglob("*.html")]
+    assert pages
+    assert all("<script>alert" not in text for text in pages)
+
+
+def test_the_tables_of_devices_are_fit_for_a_terminal(siege):
+    """Neither the list nor the run's own page has a control character."""
+    for command in (["devices"], ["show", "last"], ["runs"]):
+        done = run("fedpatch", *command, "--state-dir", siege.attacked.state_dir)
+        assert done.code == 0, done.err
+        assert all(line.isprintable() for line in done.out.splitlines())
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[dict[str, bool]]:
+    """Which thefts were delivered to anybody, at a broker with access rules; it acknowledges them all the same."""
+    words = {"coordinator": "c", VICTIM: "v", THIEF: "t", "auditor": "a"}
+    rules = mosquitto_acl(FLEET, "coordinator", [VICTIM, THIEF]) + "\nuser auditor\ntopic readwrite #\n"
+    rules += f"\nuser {THIEF}\ntopic readwrite barrier/#\n"
+    with (
+        Mosquitto(passwords=words, acl=rules) as broker,
+        client(broker.url, "auditor", "fedpatch/#", username="auditor", password="a") as auditor,
+        client(broker.url, "thief", username=THIEF, password="t") as thief,
+    ):
+        auditor.settle()
+        for theft in THEFTS:
+            thief.link.publish(theft.topic, theft.payload)
+        thief.settle()
+        until = time.monotonic() + PATIENCE_S
+        while not thief.link.idle and time.monotonic() < until:
+            time.sleep(0.02)
+        assert thief.link.idle, "the broker has not acknowledged the thefts"
+        auditor.settle()
+        yield {theft.name: theft.topic in auditor.topics for theft in THEFTS}
+
+
+@pytest.mark.parametrize("name", [one.name for one in THEFTS])
+def test_nobody_speaks_in_anothers_name(guarded, name):
+    """The broker takes it and gives it to nobody."""
+    assert not guarded[name]
+
+
+def test_without_rules_the_same_is_delivered():
+    """So that it is the rules that stop it, and not the test."""
+    with Mosquitto() as broker, client(broker.url, "all", "fedpatch/#") as auditor, client(broker.url, "t") as thief:
+        auditor.settle()
+        for theft in THEFTS:
+            thief.link.publish(theft.topic, theft.payload)
+        thief.settle()
+        auditor.settle()
+        assert {theft.topic for theft in THEFTS} <= set(auditor.topics)

@@ -1,0 +1,217 @@
+"""coordinator.bounds and coordinator.folding: what one update may weigh, and how far it may go."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.bounds import (
+    MAX_SECOND_MOMENT,
+    allowed,
+    check_moments,
+    check_norm,
+    check_registered,
+    clip,
+    lower_median,
+    norm,
+    norms,
+    weights,
+)
+from coordinator.folding import fold
+from coordinator.limits import ExamplesCap, Limits, NormBound, parse_examples_cap, parse_norm_bound
+from shared.errors import UpdateRefused, UsageError
+from shared.messages import TrainPlan
+from shared.tensors import MOMENTS, Schema, TensorSpec
+
+WEIGHTS = Schema((TensorSpec("b", (3,), "float32", "weight"), TensorSpec("w", (2, 2), "float32", "weight")))
+SCHEMA = Schema((*WEIGHTS.specs, TensorSpec("n", (), "int64", "stats"), TensorSpec("s", (2,), "float32", "stats")))
+MOVING = WEIGHTS.with_moments(MOMENTS)
+PLAN = TrainPlan("adam", 0.01, 20)
+
+values = st.floats(-(2.0**60), 2.0**60, width=32)
+sane = st.floats(-100, 100, width=32)
+
+
+def tensors(schema: Schema, value: float) -> dict[str, np.ndarray]:
+    """All of the same value."""
+    return {spec.name: np.full(spec.shape, value, spec.dtype) for spec in schema.specs}
+
+
+@st.composite
+def models(
+    draw: st.DrawFn, schema: Schema = SCHEMA, element: st.SearchStrategy[float] = values
+) -> dict[str, np.ndarray]:
+    """Any tensors of a schema; integers are small."""
+    drawn = {}
+    for spec in schema.specs:
+        one = st.integers(0, 99) if spec.dtype == "int64" else element
+        size = math.prod(spec.shape)
+        drawn[spec.name] = np.array(draw(st.lists(one, min_size=size, max_size=size)), spec.dtype).reshape(spec.shape)
+    return drawn
+
+
+limits = st.floats(1e-3, 1e6)
+
+
+@given(models(), models(), limits)
+def test_nothing_is_beyond_the_bound(base, update, limit):
+    """Whatever was sent, and however float32 rounds."""
+    pulled = clip(update, base, SCHEMA, {"weights": limit})
+    assert norm(update if pulled is None else pulled, base, SCHEMA) <= limit * (1 + 1e-9)
+
+
+@given(models(element=sane), models(element=sane), limits)
+def test_what_is_within_the_bound_stays_as_it_is(base, update, limit):
+    """Not a copy that is nearly the same: the very update."""
+    assert (clip(update, base, SCHEMA, {"weights": limit}) is None) == (norm(update, base, SCHEMA) <= limit)
+
+
+@given(models(element=sane), models(element=sane), limits)
+def test_clipping_keeps_the_direction(base, update, limit):
+    """Each value lies between the global model's and its own, at one share of the way, but for a rounding."""
+    pulled = clip(update, base, SCHEMA, {"weights": limit})
+    if pulled is None:
+        return
+    share = limit / norm(update, base, SCHEMA)
+    for name in ("b", "w", "s"):
+        start, way, got = (one[name].astype(np.float64) for one in (base, update, pulled))
+        step = np.spacing(np.maximum(np.abs(base[name]), np.abs(pulled[name]))).astype(np.float64)
+        assert (np.abs(got - (start + share * (way - start))) <= 2 * step + 1e-12).all()
+        assert ((got - start) * (way - start) >= 0).all()
+    assert (pulled["n"] == update["n"]).all()
+
+
+def test_an_infinite_norm_is_the_global_model():
+    """Values so far that float64 has no norm for them count for nothing."""
+    schema = Schema((TensorSpec("w", (2,), "float64", "weight"),))
+    base, update = tensors(schema, -1e308), tensors(schema, 1e308)
+    pulled = clip(update, base, schema, {"weights": 1.0})
+    assert pulled is not None
+    assert (pulled["w"] == base["w"]).all()
+
+
+@given(st.dictionaries(st.text(max_size=3), st.integers(1, 2**53), min_size=1, max_size=9), st.floats(1, 50))
+def test_a_weight_is_never_more_than_the_cap(num_examples, factor):
+    """Nor than what the device reports; who is within the cap weighs what it reports."""
+    capped = weights(num_examples, ExamplesCap(factor=factor))
+    most = math.floor(factor * lower_median(num_examples.values()))
+    assert capped == {device: min(count, most) for device, count in num_examples.items()}
+    assert min(capped.values()) >= 1
+
+
+def test_half_of_the_devices_cannot_raise_the_median():
+    """Of as many honest devices as others, the lower of both middle values is an honest one."""
+    assert lower_median([10, 12, 2**53, 2**53]) == 12
+    with pytest.raises(ValueError, match="no median"):
+        lower_median([])
+
+
+@given(st.permutations(["a", "b", "c", "d"]), st.sampled_from(["off", "clip:0.5", "auto:2"]))
+def test_the_order_of_updates_changes_no_bit(order, bound):
+    """Neither of their arrival nor of the list."""
+    updates = {device: tensors(MOVING, 0.1 * 3**at) for at, device in enumerate("abcd")}
+    counts = {device: 10 ** (at + 1) for at, device in enumerate("abcd")}
+    terms = Limits(parse_norm_bound(bound), parse_examples_cap("auto:3"))
+    folded, other = (
+        fold(one, counts, updates.__getitem__, schema=MOVING, base=tensors(MOVING, 0.0), limits=terms)
+        for one in (order, sorted(order))
+    )
+    assert folded.capped == other.capped == {"c": 300, "d": 300}
+    assert folded.bounded() == other.bounded()
+    assert all(np.array_equal(folded.mean[name], other.mean[name]) for name in MOVING.names)
+
+
+def test_auto_bounds_moments_too():
+    """A second moment without measure is pulled back to a multiple of what is usual, with all that belongs to it."""
+    updates = {device: tensors(MOVING, 0.1) for device in "abcd"}
+    updates["d"] = {**updates["d"], "w:exp_avg_sq": np.full((2, 2), 1e10, np.float32)}
+    base, terms = tensors(MOVING, 0.0), Limits(NormBound("auto", 2.0))
+    folded = fold("abcd", dict.fromkeys("abcd", 1), updates.__getitem__, schema=MOVING, base=base, limits=terms)
+    assert folded.clipped == ("d",)
+    cohort = {device: norms(one, base, MOVING) for device, one in updates.items()}
+    assert norms(folded.mean, base, MOVING)["exp_avg_sq"] <= allowed(cohort, terms.norm)["exp_avg_sq"]
+
+
+@given(
+    models(WEIGHTS, sane),
+    st.lists(st.lists(models(WEIGHTS, sane), min_size=1, max_size=5), min_size=1, max_size=3),
+    st.sampled_from([(0.9, 0.999), (0.5, 0.9), (0.0, 0.5)]),
+)
+def test_moments_that_gradients_made_are_never_refused(_, clients, betas):
+    """Any gradients, any number of steps, averaged over any clients, in float32 as devices have them."""
+    first, second = (np.float32(beta) for beta in betas)
+    sums: dict[str, np.ndarray] = tensors(MOVING, 0.0)
+    for gradients in clients:
+        own = tensors(MOVING, 0.0)
+        for gradient in gradients:
+            for name in WEIGHTS.names:
+                m, v = f"{name}:exp_avg", f"{name}:exp_avg_sq"
+                own[m] = first * own[m] + (1 - first) * gradient[name]
+                own[v] = second * own[v] + (1 - second) * gradient[name] ** 2
+        sums = {name: (sums[name] + own[name] / len(clients)).astype(own[name].dtype) for name in MOVING.names}
+    check_moments(sums, MOVING, TrainPlan("adam", 0.1, 20, beta_1=betas[0], beta_2=betas[1]))
+
+
+def test_moments_that_no_gradient_makes_are_refused():
+    """First moments beyond what the second allow, and second ones beyond all measure."""
+    wild = tensors(MOVING, 0.0)
+    wild["w:exp_avg"][0, 0] = 1.0
+    wild["w:exp_avg_sq"][0, 0] = 1e-4
+    with pytest.raises(UpdateRefused, match="greater than w:exp_avg_sq allows"):
+        check_moments(wild, MOVING, PLAN)
+    wild["w:exp_avg_sq"][:] = 2 * MAX_SECOND_MOMENT
+    with pytest.raises(UpdateRefused, match="is above"):
+        check_moments(wild, MOVING, PLAN)
+    check_moments(tensors(WEIGHTS, 1e30), WEIGHTS, PLAN)
+
+
+def test_an_update_beyond_the_bound_is_refused_where_that_is_asked_for():
+    """With a reason of its own; otherwise it is taken."""
+    with pytest.raises(UpdateRefused) as refused:
+        check_norm(2.5, NormBound("reject", 2.0))
+    assert refused.value.reason == "norm_bound"
+    for bound in (NormBound(), NormBound("clip", 2.0), NormBound("auto", 2.0), NormBound("reject", 2.5)):
+        check_norm(2.5, bound)
+
+
+@pytest.mark.parametrize(
+    ("found", "registered", "refused"), [(300, 100, False), (301, 100, True), (2**53, None, False)]
+)
+def test_examples_are_those_that_were_registered(found, registered, refused):
+    """Data grow; twice as many and a hundred are believed."""
+    try:
+        check_registered(found, registered)
+    except UpdateRefused as error:
+        assert (refused, error.reason) == (True, "num_examples")
+    else:
+        assert not refused
+
+
+@pytest.mark.parametrize(
+    "text", ["", "clip", "clip:", "clip:0", "clip:-1", "clip:nan", "clip:inf", "reject:x", "auto:0", "Off", "on:3"]
+)
+def test_other_bounds_are_not_understood(text):
+    """With the forms that are."""
+    with pytest.raises(UsageError, match="off, clip:X, reject:X or auto:F"):
+        parse_norm_bound(text)
+
+
+@pytest.mark.parametrize("text", ["", "0", "-5", "auto:0.5", "auto:", "auto:inf", "1e3", "none", "\u0665"])
+def test_other_caps_are_not_understood(text):
+    """With the forms that are."""
+    with pytest.raises(UsageError, match="off, a number of examples, or auto:F"):
+        parse_examples_cap(text)
+
+
+def test_bounds_are_read():
+    """As they are written in the settings."""
+    assert parse_norm_bound("clip:2.5") == NormBound("clip", 2.5)
+    assert parse_norm_bound("off") == NormBound()
+    assert parse_examples_cap("500") == ExamplesCap(most=500)
+    assert parse_examples_cap("auto:10") == ExamplesCap(factor=10.0)
+    assert weights({"a": 10, "b": 1000}, parse_examples_cap("500")) == {"a": 10, "b": 500}
+    assert weights({"a": 10}, parse_examples_cap("off")) == {"a": 10}

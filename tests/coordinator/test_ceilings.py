@@ -1,0 +1,102 @@
+"""What is stated costs nothing: the memory that hostile bytes take is measured, not believed."""
+
+from __future__ import annotations
+
+import random
+import tracemalloc
+from collections.abc import Callable
+
+import msgpack
+import pytest
+import zstandard
+
+from coordinator.intake import Terms, check_offer, read_update
+from coordinator.uploads import UploadDesk
+from shared.chunks import decode_chunk
+from shared.codec import MAX_MESSAGE_BYTES, decode
+from shared.errors import UpdateRefused, WireError
+from shared.messages import MAX_BLOB_BYTES, Manifest
+from shared.tensors import Schema, TensorSpec
+
+SCHEMA = Schema((TensorSpec("w", (10,), "float32", "weight"),))
+TERMS = Terms(SCHEMA, frozenset(), "0" * 64)
+ROOM_BYTES = 2 * 2**20
+BOMB = zstandard.ZstdCompressor().compress(bytes(256 * 2**20))
+NAMED = msgpack.packb({"meta": {}, "tensors": [["w" * 60_000, "float32", [10], bytes(40)]]})
+SHAPED = msgpack.packb({"meta": {}, "tensors": [["w", "float32", [2**31, 2**31], bytes(40)]]})
+NESTED = b"\x82\xa4meta" + b"\x91" * 60_000 + b"\xc0\xa7tensors\x90"
+
+
+def peak_bytes(call: Callable[[], object]) -> int:
+    """The most that is held at a time while `call` refuses what it is given."""
+    tracemalloc.start()
+    try:
+        with pytest.raises((UpdateRefused, WireError)):
+            call()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def update(blob: bytes, raw_bytes: int, encoding: str = "fp32") -> Callable[[], object]:
+    """An update of these bytes, as announced."""
+    return lambda: read_update(blob, TERMS, encoding=encoding, raw_bytes=raw_bytes)
+
+
+def offer(**changes: int) -> Callable[[], object]:
+    """A manifest that states so much."""
+    stated = {"size_bytes": MAX_BLOB_BYTES, "chunk_bytes": 2**20, "chunk_count": 2**11, "raw_bytes": MAX_BLOB_BYTES}
+    manifest = Manifest(digest="0" * 64, encoding="fp32", schema=SCHEMA.digest, **{**stated, **changes})
+    return lambda: check_offer(manifest, schema=SCHEMA.digest, encoding="fp32", max_bytes=10_000)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        offer(),
+        offer(size_bytes=1, chunk_bytes=1, chunk_count=1),
+        offer(size_bytes=10, raw_bytes=10, chunk_bytes=1, chunk_count=65_536),
+        update(BOMB, 256 * 2**20, "fp32+zstd"),
+        update(BOMB, 5000, "fp32+zstd"),
+        update(NAMED, len(NAMED)),
+        update(SHAPED, len(SHAPED)),
+        update(NESTED, len(NESTED)),
+        lambda: decode(b"\x91" * MAX_MESSAGE_BYTES),
+        lambda: decode(b"\xdd\xff\xff\xff\xff" * 1000),
+        lambda: decode(b"\xdb\x00\x00\xff\x00" + b"s" * 60_000),
+        lambda: decode(bytes(MAX_MESSAGE_BYTES + 1)),
+        lambda: decode_chunk(b"fp" + b"\xff" * 60_000),
+    ],
+    ids=[
+        "a manifest of 2 GiB",
+        "a byte that unpacks to 2 GiB",
+        "chunks that are not there",
+        "a bomb as announced",
+        "a bomb that announces little",
+        "a name of 60 kB",
+        "a shape of 2^62 values",
+        "a report 60,000 lists deep",
+        "a message 64 Ki lists deep",
+        "a list of 2^32 entries",
+        "a text of 60 kB",
+        "a message too large",
+        "a chunk of anything",
+    ],
+)
+def test_what_is_stated_takes_no_memory(call):
+    """Two mebibytes are room enough to find out that it is not acceptable."""
+    assert peak_bytes(call) < ROOM_BYTES
+
+
+def test_a_place_takes_what_was_checked_and_no_more():
+    """The buffer of an upload is as large as an offer may be; those in line take none."""
+    desk = UploadDesk(slots=2, window=4, idle_s=30.0, jitter=random.Random(1))
+    size = 2**20
+    tracemalloc.start()
+    try:
+        for number in range(100):
+            manifest = Manifest(f"{number:064x}", size, 2**16, 16, "fp32", size, SCHEMA.digest)
+            desk.offer(f"pi-{number}", manifest, 0.0)
+        assert tracemalloc.get_traced_memory()[1] < 2 * size + ROOM_BYTES
+    finally:
+        tracemalloc.stop()

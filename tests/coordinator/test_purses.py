@@ -1,0 +1,112 @@
+"""coordinator.purses: what is dropped before anybody looks at it, and that honest devices never are."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.doorkeeper import MAX_WAITING_BYTES, Doorkeeper
+from coordinator.purses import BYTES_AT_ONCE, MESSAGES_AT_ONCE, MESSAGES_PER_S, REPEATS, Purses
+from shared.messages import Envelope, Grant
+from shared.topics import ParsedTopic
+
+
+def purses(*devices: str, most: int = 100) -> Purses:
+    """One that knows these devices."""
+    made = Purses(most)
+    for device in devices:
+        made.know(device, 0.0)
+    return made
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 10), st.sampled_from(["up", "device_state"]), st.integers(1, 70_000)), max_size=300)
+)
+def test_nobody_is_let_through_more_than_its_purse(events):
+    """In any span of time no more than what comes back in it, and what may come at once."""
+    door, now, let, let_bytes = purses("a"), 0.0, 0, 0
+    for pause_s, kind, size in events:
+        now += pause_s
+        if door.admit(kind, "a", size, now):
+            let, let_bytes = let + 1, let_bytes + size
+    assert let <= MESSAGES_AT_ONCE + MESSAGES_PER_S * now
+    assert let_bytes <= BYTES_AT_ONCE + 64 * 1024 * now + 1
+    assert let + sum(door.dropped.values()) == len(events)
+
+
+def test_a_flood_is_dropped_and_counted():
+    """For that device alone."""
+    door = purses("loud", "quiet")
+    assert sum(door.admit("up", "loud", 100, 1.0) for _ in range(5000)) == MESSAGES_AT_ONCE
+    assert door.admit("up", "quiet", 100, 1.0)
+    assert door.take_dropped() == {("loud", "over_limit"): 5000 - MESSAGES_AT_ONCE}
+    assert not door.take_dropped()
+
+
+def test_a_device_at_work_is_never_dropped():
+    """Ten messages in each second for a day; and rounds so short that a work request comes every tenth of a second."""
+    door, fast = purses("a"), purses("b")
+    assert all(door.admit("up", "a", 200, second / 10) for second in range(0, 864_000, 7))
+    for number in range(3000):
+        fast.asked("b", "run", number, number / 10)
+        assert all(fast.admit("up", "b", 500, number / 10) for _ in range(12))
+    assert not door.dropped
+    assert not fast.dropped
+
+
+@given(st.integers(1, 10**9))
+def test_chunks_are_what_was_granted(size):
+    """Eight times the update in a round, however often the grant is repeated; nothing without one."""
+    door = purses("a")
+    assert not door.admit("update_chunk", "a", size, 0.0)
+    for number in (1, 2):
+        door.asked("a", "run", number, 0.0)
+        assert not door.admit("update_chunk", "a", size, 0.0)
+        let = 0
+        for _ in range(REPEATS + 3):
+            door.granted("a", size)
+            let += door.admit("update_chunk", "a", size, 0.0)
+        assert let == REPEATS
+
+
+def test_a_new_request_of_the_same_round_takes_nothing_back():
+    """A device in the middle of its upload may be asked again."""
+    door = purses("a")
+    door.asked("a", "run", 1, 0.0)
+    door.granted("a", 100)
+    door.asked("a", "run", 1, 5.0)
+    assert door.admit("update_chunk", "a", 100, 5.0)
+
+
+def test_invented_names_share_one_purse_and_leave_nothing_behind():
+    """Memory is that of the devices that are known, whatever comes; who is known is not touched by it."""
+    door = purses("honest", most=10)
+    let = sum(door.admit("device_state", f"ghost-{number}", 100, 1.0) for number in range(100_000))
+    assert let < 3 * MESSAGES_AT_ONCE
+    assert len(door._accounts) == 1
+    assert set(door.dropped) == {("", "over_limit")}
+    assert door.admit("device_state", "honest", 100, 1.0)
+    for number in range(100):
+        door.know(f"ghost-{number}", 1.0)
+    assert len(door._accounts) == 10
+    door.forget("ghost-0")
+    assert len(door._accounts) == 9
+
+
+def test_a_fleet_that_is_met_for_the_first_time_is_let_in():
+    """Every device that may be known tells its presence at once, twice."""
+    door = Purses(10_000)
+    assert all(door.admit("device_state", f"pi-{number % 10_000}", 400, 1.0) for number in range(20_000))
+
+
+def test_what_waits_is_bounded():
+    """Whoever it is of: the inbox takes so many bytes and no more, until some are taken out."""
+    door = Doorkeeper(10)
+    door.expect(MAX_WAITING_BYTES, 2**20)
+    door.knows("a")
+    door.sends("a", Envelope(Grant("0" * 64, 8, b"")))
+    size, topic = MAX_WAITING_BYTES // 4, ParsedTopic("update_chunk", "a")
+    assert [door.admit(topic, size) for _ in range(5)] == [True] * 4 + [False]
+    door.took(size)
+    assert door.admit(topic, size)
+    assert door.take_dropped() == {("", "over_limit"): 1}

@@ -1,0 +1,58 @@
+"""docs/threat-model.md has the attacks that are played, and the table of what counts against a device."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from coordinator.conduct import MISFORTUNES, OFFENCES
+from tests.attacks.table import markdown, rows
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "threat-model.md").read_text("utf-8")
+
+
+def test_the_attacks_of_the_page_are_those_that_are_played():
+    """In the same order and words; `tests.attacks.table.markdown` prints the table."""
+    assert markdown() in PAGE
+    assert all("|" not in cell and "\n" not in cell for row in rows() for cell in row)
+
+
+def test_there_are_forty_attacks_and_more():
+    """Each of them under one name."""
+    assert len({name for name, _, _ in rows()}) == len(rows()) >= 40
+
+
+@pytest.mark.parametrize("table", [OFFENCES, MISFORTUNES], ids=["offences", "misfortunes"])
+def test_what_counts_against_a_device_is_on_the_page(table):
+    """Reason by reason, with what it means."""
+    for (what, reason), words in table.items():
+        assert f"| {what} | `{reason}` | {words} |" in PAGE
+
+
+def test_the_limits_are_those_of_the_program():
+    """The figures of the page."""
+    from coordinator.bounds import EXAMPLES_FACTOR, EXAMPLES_MARGIN, MAX_SECOND_MOMENT
+    from coordinator.doorkeeper import MAX_WAITING_BYTES
+    from coordinator.open_round import UPLOAD_IDLE_S
+    from coordinator.purses import BYTES_AT_ONCE, BYTES_PER_S, MESSAGES_AT_ONCE, MESSAGES_PER_REQUEST, MESSAGES_PER_S
+    from coordinator.settings import RunSettings
+    from coordinator.uploads import STALL_S
+    from shared.codec import MAX_MESSAGE_BYTES
+
+    assert (MESSAGES_AT_ONCE, MESSAGES_PER_S, MESSAGES_PER_REQUEST) == (1200, 20, 32)
+    assert (BYTES_AT_ONCE, BYTES_PER_S, MAX_MESSAGE_BYTES) == (4 * 2**20, 64 * 1024, 64 * 1024)
+    assert (MAX_WAITING_BYTES, MAX_SECOND_MOMENT) == (128 * 2**20, 1e16)
+    assert (EXAMPLES_FACTOR, EXAMPLES_MARGIN) == (2, 100)
+    assert (UPLOAD_IDLE_S, STALL_S) == (30, 120)
+    defaults = RunSettings()
+    assert (defaults.quarantine_after, defaults.max_devices, defaults.max_num_examples) == (5, 10_000, "auto:10")
+    for words in (
+        "1200 at once, 20 a second; 32 more",
+        "4 MiB at once, 64 KiB a second",
+        "128 MiB",
+        "1e16",
+        "120 s without",
+    ):
+        assert re.search(re.escape(words), PAGE), words

@@ -1,0 +1,90 @@
+"""What a device must not upload, and what it is told then; for a run of the reference task that keeps `affine` private."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import zstandard
+
+from shared.model import schema_of
+from shared.reasons import RefuseReason
+from tests.system.oracle_task import HIDDEN, build_model
+from tests.system.rogue import Misdeed, Update, Upload
+
+MAX_MODEL_MIB = 1
+SCHEMA = schema_of(build_model())
+NOISE = np.random.default_rng(0).bytes(100_000)
+
+
+def _changed(name: str, change: Callable[[np.ndarray], np.ndarray]) -> Misdeed:
+    return lambda update: update.with_tensor(name, change(update.tensors[name].copy())).upload()
+
+
+def _first(value: float) -> Callable[[np.ndarray], np.ndarray]:
+    def put(array: np.ndarray) -> np.ndarray:
+        array.flat[0] = value
+        return array
+
+    return put
+
+
+def _announced(update: Update, **changes: object) -> Upload:
+    upload = update.upload()
+    return replace(upload, manifest=replace(upload.manifest, **changes))  # type: ignore[arg-type]
+
+
+def _bomb(update: Update, announced_bytes: int) -> Upload:
+    """As many zeros as a model may have bytes, in a few bytes."""
+    return update.instead(zstandard.ZstdCompressor().compress(bytes(MAX_MODEL_MIB * 2**20)), announced_bytes)
+
+
+MISDEEDS: dict[str, tuple[RefuseReason, Misdeed]] = {
+    "a private value": (
+        RefuseReason.PRIVATE_VALUE,
+        lambda update: update.with_tensor("bn1.weight", np.ones(HIDDEN, np.float32)).upload(),
+    ),
+    "a moment of a private value": (
+        RefuseReason.PRIVATE_VALUE,
+        lambda update: update.with_tensor("bn2.bias:exp_avg", np.ones(HIDDEN, np.float32)).upload(),
+    ),
+    "a value that is not a number": (RefuseReason.NOT_FINITE, _changed("fc1.weight", _first(np.nan))),
+    "an infinite moment": (RefuseReason.NOT_FINITE, _changed("fc1.weight:exp_avg", _first(-np.inf))),
+    "a second moment below zero": (RefuseReason.OUT_OF_RANGE, _changed("fc2.bias:exp_avg_sq", _first(-1.0))),
+    "no examples": (
+        RefuseReason.NUM_EXAMPLES,
+        lambda update: replace(update, report=replace(update.report, num_examples=0)).upload(),
+    ),
+    "another global model as its base": (
+        RefuseReason.WRONG_BASE,
+        lambda update: replace(update, report=replace(update.report, base="0" * 64)).upload(),
+    ),
+    "another schema": (RefuseReason.SCHEMA_MISMATCH, lambda update: _announced(update, schema=SCHEMA.digest)),
+    "another encoding": (RefuseReason.SCHEMA_MISMATCH, lambda update: update.upload("fp16")),
+    "another shape": (RefuseReason.SCHEMA_MISMATCH, _changed("fc3.bias", lambda bias: bias[:-1])),
+    "another dtype": (RefuseReason.SCHEMA_MISMATCH, _changed("fc3.bias", lambda bias: bias.astype(np.float64))),
+    "a tensor nobody agreed on": (
+        RefuseReason.SCHEMA_MISMATCH,
+        lambda update: update.with_tensor("fc9.weight", np.zeros(3, np.float32)).upload(),
+    ),
+    "a tensor too few": (RefuseReason.SCHEMA_MISMATCH, lambda update: update.without_tensor("fc1.bias").upload()),
+    "bytes of something else": (RefuseReason.DAMAGED, lambda update: update.instead(NOISE[:5000], 9000)),
+    "a part of an update": (
+        RefuseReason.DAMAGED,
+        lambda update: update.instead(update.upload().blob[:-100], update.upload().manifest.raw_bytes),
+    ),
+    "other bytes than announced": (RefuseReason.DAMAGED, lambda update: _announced(update, digest="0" * 64)),
+    "more than it announces": (
+        RefuseReason.DAMAGED,
+        lambda update: _bomb(update, update.upload().manifest.raw_bytes),
+    ),
+    "more than the agreed tensors take": (
+        RefuseReason.TOO_LARGE,
+        lambda update: _bomb(update, MAX_MODEL_MIB * 2**20),
+    ),
+    "more than the model could be": (
+        RefuseReason.TOO_LARGE,
+        lambda update: _announced(update, raw_bytes=MAX_MODEL_MIB * 2**20 + 1),
+    ),
+}

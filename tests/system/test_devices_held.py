@@ -1,0 +1,77 @@
+"""An operator takes a device out of a run that is at work, and back, by commands on the same state directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.brokers import Mosquitto
+from tests.system.commands import Command, Done, run
+from tests.system.fleet import Fleet
+from tests.system.oracle_task import REFERENCE
+
+pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.timeout(600)]
+
+DATA = "n=14,test=10,seed=1"
+
+
+def _decide(state_dir: Path, *words: str) -> Done:
+    done = run("fedpatch", "devices", *words, "--state-dir", state_dir)
+    assert done.code == 0, done.err
+    return done
+
+
+def test_a_coordinator_at_work_heeds_what_its_operator_decides(tmp_path: Path, mosquitto: Mosquitto):
+    """Drained, resumed, quarantined, released: rounds go on with the devices that are left, and it is kept with its reason."""
+    state = tmp_path / "coordinator"
+    terms = ["--task", REFERENCE, "--devices", 2, "--rounds", 100_000, "--round-interval-s", 0.2, "--quorum", 1.0]
+    with Fleet(mosquitto.url, tmp_path) as fleet:
+        for device in ("ann", "bob"):
+            fleet.start(device, REFERENCE, DATA)
+        fleet.wait_ready()
+        where = ["--broker", mosquitto.url, "--fleet", fleet.name, "--state-dir", state]
+        with Command("fedpatch", "run", *where, *terms) as coordinator:
+
+            def wait(cohort: str) -> None:
+                """For a round with these devices, after all that were told so far."""
+                told = len(coordinator.err)
+                coordinator.wait(lambda: f": {cohort} reported" in coordinator.err[told:], f"plays with {cohort}")
+
+            wait("2/2")
+            _decide(state, "drain", "bob", "--reason", "new battery")
+            wait("1/1")
+            _decide(state, "resume", "bob")
+            wait("2/2")
+            told = _decide(state, "quarantine", "ann", "--reason", "sends nonsense", "--json").document
+            assert told["quarantined"]["reason"] == "sends nonsense"
+            wait("1/1")
+            coordinator.interrupt()
+        listed = {one["id"]: one for one in run("fedpatch", "devices", "--state-dir", state, "--json").document}
+        assert (listed["ann"]["quarantined"]["reason"], listed["bob"]["quarantined"]) == ("sends nonsense", None)
+        assert listed["ann"]["quarantined"]["since"] > 1e9
+        assert "sends nonsense" in run("fedpatch", "devices", "--state-dir", state).out
+        with Command("fedpatch", "resume", "last", "--state-dir", state) as again:
+            again.wait(lambda: ": 1/1 reported" in again.err, "goes on without the quarantined device")
+            _decide(state, "release", "ann")
+            again.wait(lambda: ": 2/2 reported" in again.err, "has it back")
+            again.interrupt()
+
+
+def test_a_device_that_does_not_exist_is_told_with_the_nearest(tmp_path: Path):
+    """And nothing is made where there is no registry."""
+    from coordinator.registry import REGISTRY_FILE, Registry
+
+    with Registry(tmp_path / "a" / REGISTRY_FILE) as registry:
+        for fleet in ("kitchen", "garden"):
+            registry.seen_device("pi-1", fleet=fleet, now=1.0, online=True)
+    words = ["--reason", "x", "--state-dir", tmp_path / "a"]
+    done = run("fedpatch", "devices", "quarantine", "pi-2", *words)
+    assert (done.code, "did you mean 'pi-1'?" in done.err) == (2, True)
+    done = run("fedpatch", "devices", "quarantine", "pi-1", *words)
+    assert (done.code, "name one with --fleet" in done.err) == (2, True)
+    assert run("fedpatch", "devices", "quarantine", "pi-1", "--fleet", "kitchen", *words).code == 0
+    done = run("fedpatch", "devices", "drain", "pi-1", "--reason", "\x1b[2J", "--state-dir", tmp_path / "a")
+    assert (done.code, "printable" in done.err) == (2, True)
+    assert run("fedpatch", "devices", "drain", "pi-1", "--state-dir", tmp_path / "b").code == 2
+    assert not (tmp_path / "b").exists()
