@@ -40,6 +40,7 @@ def fleet() -> Iterator[Fleet]:
         control.settings = {
             "fleet_name": "kitchen",
             "fleet_wheelhouse": str(house),
+            "fleet_ca_dir": str(control.folder / "ca"),
             "fleet_package_archives": {SUITE: str(packages)},
             "device_agent_settings": {"task": "digits", "data": "shard:0/2", "admission": "always"},
             "device_agent_settle_s": 5,

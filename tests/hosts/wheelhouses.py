@@ -16,7 +16,7 @@ from tests.hosts.bases import KEPT, ROOT, alone
 MANIFEST = "wheelhouse.json"
 # What ends an agent as soon as it is to serve; its other commands still work.
 BREAKAGE = {
-    "device_agent/running.py": "\n\ndef run(*_given: object, **_named: object) -> None:\n    raise SystemExit(1)\n"
+    "device_agent/running.py": "\n\ndef run_agent(*_given: object, **_named: object) -> None:\n    raise SystemExit(1)\n"
 }
 _LONG_S = 900.0
 
