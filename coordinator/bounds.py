@@ -5,6 +5,10 @@ bound an update is used as it is, to the last bit. Above it, it is pulled back a
 its round, with all that belongs to it: whatever is true of both ends and of every point between them (that second moments
 are not negative, that first moments are no greater than those allow) stays true.
 
+What a batch norm tracks is measured tensor by tensor, for a variance of one layer says nothing of another layer's mean, and
+no number that fits the weights fits it: its bound is always a multiple of the median of the round. A tensor beyond that is
+pulled back by itself, and the weights stay as they are.
+
 Norm bounding: Sun et al. 2019, "Can You Really Backdoor Federated Learning?", section 4. The median as the measure of what
 is usual: fewer than half of the devices cannot move it beyond what the others say.
 """
@@ -13,7 +17,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Literal
 
 import numpy as np
 
@@ -23,7 +26,12 @@ from shared.messages import TrainPlan
 from shared.reasons import RefuseReason
 from shared.tensors import Array, Schema, Tensors, TensorSpec, base_name, moment_name
 
-Part = Literal["weights", "exp_avg", "exp_avg_sq"]
+Part = str
+"""What has a norm of its own: "weights" (all that is trained), "exp_avg", "exp_avg_sq", and "stats NAME" for each tensor of
+floating-point numbers that is tracked and not trained."""
+
+STATS_FACTOR = 10.0
+"""Of the median of the round: how far such a tensor may go where `norm_bound` names no factor, with `clip` and `reject`."""
 
 EXAMPLES_FACTOR, EXAMPLES_MARGIN = 2, 100
 """An update may be of so many times the examples that its device registered, and so many more: data grow."""
@@ -63,9 +71,14 @@ def norm(tensors: Tensors, base: Tensors, schema: Schema, part: Part = "weights"
 
 
 def norms(tensors: Tensors, base: Tensors, schema: Schema) -> dict[Part, float]:
-    """Of each part that `schema` has: what is trained, and both moments where they travel."""
+    """Of each part that `schema` has: what is trained, both moments where they travel, and each tracked tensor."""
     parts = sorted({part for spec in schema.specs if (part := _part_of(spec))})
     return {part: norm(tensors, base, schema, part) for part in parts}
+
+
+def needs_cohort(schema: Schema, bound: NormBound) -> bool:
+    """Whether `allowed` has to know the norms of all updates of a round."""
+    return bound.action == "auto" or (bound.action != "off" and any(_tracked(spec) for spec in schema.specs))
 
 
 def check_norm(found: float, bound: NormBound) -> None:
@@ -77,37 +90,39 @@ def check_norm(found: float, bound: NormBound) -> None:
 
 def allowed(cohort: Mapping[str, Mapping[Part, float]], bound: NormBound) -> dict[Part, float]:
     """The greatest norm of each part that may be folded in, by the norms of all updates of the round."""
-    if bound.action == "clip":
-        return {"weights": bound.limit}
-    if bound.action != "auto" or not cohort:
-        return {}
-    parts = next(iter(cohort.values()))
-    return {part: bound.limit * lower_median([one[part] for one in cohort.values()]) for part in parts}
+    fixed = {"weights": bound.limit} if bound.action == "clip" else {}
+    if bound.action == "off" or not cohort:
+        return fixed
+    factor = bound.limit if bound.action == "auto" else STATS_FACTOR
+    parts = [part for part in next(iter(cohort.values())) if bound.action == "auto" or _alone(part)]
+    return fixed | {part: factor * lower_median([one[part] for one in cohort.values()]) for part in parts}
 
 
 def clip(tensors: Tensors, base: Tensors, schema: Schema, limits: Mapping[Part, float]) -> dict[str, Array] | None:
     """The update pulled back to where no part's norm is beyond its limit; None for one that is within them already."""
     found = {part: norm(tensors, base, schema, part) for part in limits}
-    factors = [limits[part] / found[part] for part in limits if found[part] > limits[part]]
     # A little less, for what the products below round up.
-    return pulled_back(tensors, base, schema, min(factors) * (1 - 1e-12)) if factors else None
+    factors = {part: limits[part] / found[part] * (1 - 1e-12) for part in limits if found[part] > limits[part]}
+    if not factors:
+        return None
+    together = min((factor for part, factor in factors.items() if not _alone(part)), default=1.0)
+    own = {part: min(factor, together) for part, factor in factors.items() if _alone(part)}
+    return {
+        spec.name: pulled_back(tensors[spec.name], base[spec.name], own.get(_part_of(spec) or "", together))
+        for spec in schema.specs
+    }
 
 
-def pulled_back(tensors: Tensors, base: Tensors, schema: Schema, factor: float) -> dict[str, Array]:
-    """Base + factor * (tensors - base), rounded towards the base so that nothing grows; integers stay as they are."""
-    result: dict[str, Array] = {}
-    for spec in schema.specs:
-        start, end = base[spec.name], tensors[spec.name]
-        if np.dtype(spec.dtype).kind != "f":
-            result[spec.name] = end
-            continue
-        origin = start.astype(np.float64)
-        # What has an infinite norm has the factor 0, and 0 times an infinite change is no number.
-        exact = origin + (factor * (end - origin) if factor > 0 else 0.0)
-        moved = np.asarray(exact, spec.dtype)
-        too_far = np.abs(moved.astype(np.float64) - origin) > np.abs(exact - origin)
-        result[spec.name] = np.where(too_far, np.nextafter(moved, start), moved)
-    return result
+def pulled_back(end: Array, start: Array, factor: float) -> Array:
+    """Start + factor * (end - start), rounded towards the start so that nothing grows; integers stay as they are."""
+    if end.dtype.kind != "f" or factor == 1.0:
+        return end
+    origin = start.astype(np.float64)
+    # What has an infinite norm has the factor 0, and 0 times an infinite change is no number.
+    exact = origin + (factor * (end - origin) if factor > 0 else 0.0)
+    moved = np.asarray(exact, end.dtype)
+    too_far = np.abs(moved.astype(np.float64) - origin) > np.abs(exact - origin)
+    return np.where(too_far, np.nextafter(moved, start), moved)
 
 
 def check_moments(tensors: Tensors, schema: Schema, plan: TrainPlan) -> None:
@@ -148,6 +163,16 @@ def _first_by_second(plan: TrainPlan) -> float | None:
 def _part_of(spec: TensorSpec) -> Part | None:
     if spec.trainable:
         return "weights"
+    if _tracked(spec):
+        return f"stats {spec.name}"
     if spec.name.endswith(":exp_avg"):
         return "exp_avg"
     return "exp_avg_sq" if spec.name.endswith(":exp_avg_sq") else None
+
+
+def _tracked(spec: TensorSpec) -> bool:
+    return spec.role in ("stats", "buffer") and np.dtype(spec.dtype).kind == "f"
+
+
+def _alone(part: Part) -> bool:
+    return part.startswith("stats ")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from coordinator.aggregation import WeightedMean
-from coordinator.bounds import allowed, clip, norms, weights
+from coordinator.bounds import allowed, clip, needs_cohort, norms, weights
 from coordinator.limits import Limits
 from shared.tensors import Array, Schema, Tensors
 
@@ -38,13 +38,13 @@ def fold(
 ) -> Folded:
     """The mean of the updates of `devices`, which `read` gives: memory is one model, and the same updates give the same bits.
 
-    Where the bound is a multiple of the median, each is read twice: first for its norm. Raises ValueError without devices.
+    Where a bound is a multiple of the median, each is read twice: first for its norms. Raises ValueError without devices.
     """
     ordered = sorted(devices)
     counted = {device: num_examples[device] for device in ordered}
     weighs = weights(counted, limits.examples)
     cohort = {}
-    if limits.norm.action == "auto":
+    if needs_cohort(schema, limits.norm):
         cohort = {device: norms(read(device), base, schema) for device in ordered}
     most = allowed(cohort, limits.norm)
     mean = WeightedMean(schema)

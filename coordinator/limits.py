@@ -13,7 +13,10 @@ Action = Literal["off", "clip", "reject", "auto"]
 
 @dataclass(frozen=True)
 class NormBound:
-    """`clip` and `reject` at the norm `limit`; `auto` clips at `limit` times the median of the round's updates."""
+    """`clip` and `reject` at the norm `limit`; `auto` clips at `limit` times the median of the round's updates.
+
+    With each but `off`, what a batch norm tracks is clipped too, at a multiple of the median (coordinator/bounds.py).
+    """
 
     action: Action = "off"
     limit: float = 0.0

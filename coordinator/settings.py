@@ -184,7 +184,8 @@ class RoundSettings(Settings):
         "off",
         group=_LIMITS,
         help="How far an update may be from the global model (L2 norm): off, clip:X, reject:X, "
-        "or auto:F, which clips at F times the median of the round's updates.",
+        "or auto:F, which clips at F times the median of the round's updates. What batch norms track is clipped with each of "
+        "them, at F or ten times the median.",
     )
     max_num_examples: str = setting(
         "auto:10",

@@ -141,6 +141,65 @@ def test_auto_bounds_moments_too():
     assert norms(folded.mean, base, MOVING)["exp_avg_sq"] <= allowed(cohort, terms.norm)["exp_avg_sq"]
 
 
+TRACKING = Schema((*SCHEMA.specs, TensorSpec("bn.running_var", (2,), "float32", "stats")))
+BOUNDS = ("clip:1e9", "reject:1e9", "auto:10")
+
+
+def folded_mean(updates: dict[str, dict[str, np.ndarray]], base: dict[str, np.ndarray], bound: str) -> dict:
+    """The aggregate of updates of equal weight."""
+    terms, counts = Limits(parse_norm_bound(bound), ExamplesCap()), dict.fromkeys(updates, 1)
+    return fold(list(updates), counts, updates.__getitem__, schema=TRACKING, base=base, limits=terms).mean
+
+
+@pytest.mark.parametrize("bound", BOUNDS)
+def test_one_device_cannot_ruin_what_batch_norms_track(bound):
+    """A variance of 1e30 counts for ten times what is usual; nothing else of that update is touched."""
+    base = tensors(TRACKING, 1.0)
+    updates = {device: tensors(TRACKING, 1.5) for device in "abcd"}
+    updates["d"]["bn.running_var"] = np.full((2,), 1e30, np.float32)
+    terms = Limits(parse_norm_bound(bound), ExamplesCap())
+    folded = fold("abcd", dict.fromkeys("abcd", 1), updates.__getitem__, schema=TRACKING, base=base, limits=terms)
+    assert folded.clipped == ("d",)
+    assert folded.mean["bn.running_var"] == pytest.approx([1 + (3 * 0.5 + 10 * 0.5) / 4] * 2)
+    for name in ("b", "w", "s"):
+        assert (folded.mean[name] == 1.5).all()
+
+
+def test_without_a_bound_nothing_is_measured():
+    """`off` takes whatever is a number."""
+    base = tensors(TRACKING, 1.0)
+    update = {**base, "s": np.full((2,), 1e30, np.float32)}
+    assert np.array_equal(folded_mean({"a": base, "b": update}, base, "off")["s"], np.full(2, 5e29, np.float32))
+
+
+@given(models(TRACKING, sane), st.lists(models(TRACKING, sane), min_size=1, max_size=5), st.sampled_from(BOUNDS))
+def test_what_is_tracked_is_within_ten_times_the_median(base, sent, bound):
+    """Tensor by tensor, each on the line to the global model; what is within its bound stays as it is, to the last bit."""
+    limits = allowed({str(at): norms(one, base, TRACKING) for at, one in enumerate(sent)}, parse_norm_bound(bound))
+    for update in sent:
+        # Without that of the weights, which would pull everything back.
+        most = {part: limit for part, limit in limits.items() if part.startswith("stats ")}
+        pulled = clip(update, base, TRACKING, most) or update
+        for name in ("s", "bn.running_var"):
+            part = f"stats {name}"
+            assert norm(pulled, base, TRACKING, part) <= most[part] * (1 + 1e-9)
+            if norm(update, base, TRACKING, part) <= most[part]:
+                assert pulled[name].tobytes() == update[name].tobytes()
+            low, high = np.minimum(base[name], update[name]), np.maximum(base[name], update[name])
+            assert ((low <= pulled[name]) & (pulled[name] <= high)).all()
+        for name in ("b", "n", "w"):
+            assert pulled[name].tobytes() == update[name].tobytes()
+
+
+@given(st.lists(models(TRACKING, sane), min_size=4, max_size=4), st.permutations("abcd"), st.sampled_from(BOUNDS))
+def test_the_order_of_what_is_tracked_changes_no_bit(sent, order, bound):
+    """The bound is one of the set of updates."""
+    updates, base = dict(zip("abcd", sent, strict=True)), tensors(TRACKING, 0.0)
+    one = folded_mean(updates, base, bound)
+    other = folded_mean({device: updates[device] for device in order}, base, bound)
+    assert all(one[name].tobytes() == other[name].tobytes() for name in TRACKING.names)
+
+
 @given(
     models(WEIGHTS, sane),
     st.lists(st.lists(models(WEIGHTS, sane), min_size=1, max_size=5), min_size=1, max_size=3),
