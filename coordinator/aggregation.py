@@ -86,4 +86,4 @@ def _never_negative(spec: TensorSpec) -> bool:
 
 def _check_num_examples(num_examples: int) -> None:
     if num_examples < 1:
-        raise UpdateRefused(RefuseReason.NUM_EXAMPLES, f"trained on {num_examples} examples; at least 1 is needed")
+        raise UpdateRefused(RefuseReason.OUT_OF_RANGE, f"trained on {num_examples} examples; at least 1 is needed")

@@ -17,8 +17,7 @@ OFFENCES: Mapping[tuple[str, str], str] = {
     ("refused", RefuseReason.DAMAGED): "an update whose bytes are not what it announced",
     ("refused", RefuseReason.SCHEMA_MISMATCH): "names, shapes or dtypes that nobody agreed on",
     ("refused", RefuseReason.NOT_FINITE): "NaN or infinity in an update; an honest device gives up instead",
-    ("refused", RefuseReason.OUT_OF_RANGE): "values that training cannot make",
-    ("refused", RefuseReason.NUM_EXAMPLES): "none, or far more examples than it registered",
+    ("refused", RefuseReason.OUT_OF_RANGE): "values that training cannot make, or no examples",
     ("refused", RefuseReason.WRONG_BASE): "an update of another global model",
     ("ignored", "not_ours"): "bytes on its topics that are no message and no chunk",
 }
@@ -26,6 +25,7 @@ OFFENCES: Mapping[tuple[str, str], str] = {
 
 MISFORTUNES: Mapping[tuple[str, str], str] = {
     ("refused", RefuseReason.NORM_BOUND): "the bound is the operator's guess, and the device cannot know it",
+    ("refused", RefuseReason.NUM_EXAMPLES): "far more examples than it registered; word of its newer data may be lost",
     ("refused", RefuseReason.LATE): "slow, or the round went on",
     ("refused", RefuseReason.STALE_EPOCH): "the coordinator was killed meanwhile",
     ("refused", RefuseReason.NOT_INVITED): "it answers a request that was lost on the coordinator's side",

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from coordinator.database import keep_copy
 from coordinator.fleet import DRAINED, QUARANTINED
 from coordinator.records import Hold
 from coordinator.tables import Tables
 
 
 class DeviceHolds(Tables):
-    """Every method is one transaction, on the disk when it returns. Times are unix seconds, passed in."""
+    """Every method is one transaction, on the disk when it returns. Times are unix seconds, passed in.
+
+    Whoever has put or lifted holds calls `keep` once after them.
+    """
 
     def put(self, fleet: str, device: str, kind: str, reason: str, now: float) -> bool:
         """Hold a device back; False where it is already, and then reason and time stay what they were."""
@@ -58,6 +62,10 @@ class DeviceHolds(Tables):
         for row in self._read("SELECT fleet, id, kind, reason, since FROM holds"):
             found.setdefault((row["fleet"], row["id"]), {})[row["kind"]] = Hold(row["reason"], row["since"])
         return found
+
+    def keep(self) -> None:
+        """Bring the registry's copy up to date, so that no hold is lost with a file that is damaged."""
+        keep_copy(self._db, self.path)
 
     def version(self) -> int:
         """Another number whenever another process has changed the file (SQLite's data_version); costs next to nothing."""

@@ -127,6 +127,7 @@ def _hold(
         found = _find(registry, device, _of(context, "fleet", fleet))
         if not registry.holds.put(found.fleet, found.id, kind, reason, time.time()):
             typer.echo(f"{found.id} is {kind} already; reason and time stay as they were", err=True)
+        registry.holds.keep()
         _print(_find(registry, found.id, found.fleet), bool(_of(context, "as_json", as_json or None)))
 
 
@@ -137,6 +138,7 @@ def _lift(
         found = _find(registry, device, _of(context, "fleet", fleet))
         if not registry.holds.lift(found.fleet, found.id, kind):
             typer.echo(f"{found.id} was not {kind}", err=True)
+        registry.holds.keep()
         _print(_find(registry, found.id, found.fleet), bool(_of(context, "as_json", as_json or None)))
 
 

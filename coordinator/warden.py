@@ -73,10 +73,14 @@ class Warden:
         offences, self._offences = self._offences, {}
         self._holds.offend(self._fleet, offences)
         due = [device for device in sorted(offences) if self._conduct.due(device)]
+        put = False
         for device in due[: max(0, self._most - len(self._held))]:
             reason = f"{self._conduct.of(device)} offences, the last one: {offences[device][1]}"
             if self._holds.put(self._fleet, device, QUARANTINED, reason, time.time()):
+                put = True
                 self._say(f"{device} quarantined: {reason}; `fedpatch devices release {device}` takes it back")
+        if put:
+            self._holds.keep()
         return bool(due)
 
     def _read(self) -> dict[str, str] | None:

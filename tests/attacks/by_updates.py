@@ -9,6 +9,7 @@ import msgpack
 import numpy as np
 import zstandard
 
+from coordinator.conduct import MISFORTUNES
 from shared.chunks import Chunk
 from shared.messages import Accept, Offer, Refused
 from shared.reasons import RefuseReason
@@ -142,7 +143,7 @@ def _misbehaving(reason: RefuseReason, misdeed: Misdeed) -> Callable[[Arena, str
             known = outcome.devices[device]
             assert known["refused"] >= QUARANTINE_AFTER, known
             assert known["reported"] == 0, known
-            return reason is RefuseReason.NORM_BOUND or known["quarantined"]["reason"]
+            return ("refused", reason) in MISFORTUNES or known["quarantined"]["reason"]
 
         return proof
 

@@ -99,7 +99,7 @@ def test_values_that_can_never_be_negative_are_refused(name):
 def test_an_update_from_no_examples_is_refused(num_examples):
     """The weight of an update is a positive number."""
     error = refusal(update(), num_examples)
-    assert error.reason == RefuseReason.NUM_EXAMPLES
+    assert error.reason == RefuseReason.OUT_OF_RANGE
     assert str(error) == f"trained on {num_examples} examples; at least 1 is needed"
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from coordinator import row_sums
+from coordinator.aggregation import WeightedMean
+from coordinator.bounds import check_registered
 from coordinator.conduct import MISFORTUNES, OFFENCES, Conduct
 from coordinator.effects import Count
 from coordinator.fleet import DRAINED, QUARANTINED, Fleet
@@ -18,10 +20,13 @@ from coordinator.metrics import IGNORED
 from coordinator.moments import Moment
 from coordinator.records import Hold
 from coordinator.registry import REGISTRY_FILE, Registry, Sighting
+from coordinator.registry_copy import copy_of
 from coordinator.registry_tables import SCHEMA_VERSION, script
 from coordinator.warden import LOOK_EVERY_S, Warden
+from shared.errors import UpdateRefused
 from shared.messages import Accept, Cancel, Offer, Refused, RetryAfter
 from shared.reasons import RefuseReason
+from shared.tensors import Schema
 from tests.coordinator.engines import asking
 from tests.specs import TASK, gone, said, there, told, update
 
@@ -49,6 +54,17 @@ def test_misfortunes_never_count():
         assert not conduct.note(Count("a", what, reason, times=1000))
     assert not conduct.note(Count("a", "declined", "unwilling"))
     assert not conduct.due("a")
+
+
+def test_more_examples_than_registered_are_a_misfortune_and_none_at_all_an_offence():
+    """A device whose data grew has said so, and a lost message kept it from us; no device trains on nothing."""
+    with pytest.raises(UpdateRefused) as grown:
+        check_registered(1000, 100)
+    with pytest.raises(UpdateRefused) as nothing:
+        WeightedMean(Schema(())).add({}, 0)
+    conduct = Conduct(1, {})
+    assert not conduct.note(Count("a", "refused", grown.value.reason))
+    assert conduct.note(Count("a", "refused", nothing.value.reason))
 
 
 def test_offences_add_up_over_restarts():
@@ -84,6 +100,24 @@ def test_a_release_forgets_offences(registry):
     registry.holds.lift("kitchen", "pi-1", QUARANTINED)
     assert registry.holds.offences("kitchen") == {"pi-2": 1}
     assert [one.offences for one in registry.devices()] == [0, 0, 1]
+
+
+def test_a_hold_outlives_the_file_that_it_was_written_into(registry):
+    """The warden's and whoever else calls `keep`: the copy that takes the place of a damaged registry has it."""
+    warden = Warden(registry, "kitchen", 1, lambda _: None)
+    warden.note(Count("pi-1", "refused", "damaged"))
+    assert warden.look(1.0) == {"pi-1": QUARANTINED}
+    registry.holds.put("kitchen", "pi-2", DRAINED, "battery", 7.0)
+    registry.holds.keep()
+    registry.close()
+    registry.path.write_bytes(b"no database")
+    with Registry(registry.path) as restored:
+        assert restored.holds.held("kitchen") == {"pi-1": QUARANTINED, "pi-2": DRAINED}
+    copy = copy_of(registry.path)
+    before = copy.stat().st_mtime_ns
+    with Registry(registry.path) as again:
+        assert Warden(again, "kitchen", 1, print).look(9.0) is None
+    assert copy.stat().st_mtime_ns == before
 
 
 def test_a_registry_of_version_2_is_brought_to_the_present(tmp_path: Path):

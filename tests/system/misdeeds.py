@@ -53,7 +53,7 @@ MISDEEDS: dict[str, tuple[RefuseReason, Misdeed]] = {
     "an infinite moment": (RefuseReason.NOT_FINITE, _changed("fc1.weight:exp_avg", _first(-np.inf))),
     "a second moment below zero": (RefuseReason.OUT_OF_RANGE, _changed("fc2.bias:exp_avg_sq", _first(-1.0))),
     "no examples": (
-        RefuseReason.NUM_EXAMPLES,
+        RefuseReason.OUT_OF_RANGE,
         lambda update: replace(update, report=replace(update.report, num_examples=0)).upload(),
     ),
     "another global model as its base": (
