@@ -38,7 +38,7 @@ from shared.codec import encode
 from shared.errors import BrokerError, FedpatchError, StateError
 from shared.link import Link
 from shared.log_lines import fields
-from shared.messages import Decline, DeviceState, Envelope, Manifest
+from shared.messages import Decline, DeviceState, Envelope, Manifest, Offer
 from shared.reasons import FailReason
 from shared.transfer import SendChunk, encode_chunk
 
@@ -136,6 +136,8 @@ class Performer:
                 if isinstance(effect.envelope.body, Decline):
                     declined = effect.envelope.body
                     _log.info("declined: %s %s", declined.reason, declined.detail, extra=fields(reason=declined.reason))
+                if isinstance(effect.envelope.body, Offer):
+                    self._spool.check(effect.envelope.body.manifest)  # hours may lie between, and cards wear out
                 self._link.publish(topics.up(self.me.fleet, self.me.device), encode(effect.envelope))
             case Fetch():
                 return self._fetch(effect.manifest)

@@ -9,7 +9,7 @@ from pathlib import Path
 from device_agent.effects import JobKey
 from shared.blobs import file_digest
 from shared.codec import from_bytes, to_bytes
-from shared.errors import WireError
+from shared.errors import StateError, WireError
 from shared.files import refusals_of, remove_unfinished, write_atomic
 from shared.messages import Manifest, WorkRequest
 
@@ -58,6 +58,16 @@ class Spool:
         _log.warning("%s: the update in the spool is damaged; dropped", self._note.parent)
         self.clear()
         return None
+
+    def check(self, manifest: Manifest) -> None:
+        """Raises StateError where the update is not what `manifest` says: the coordinator takes such bytes for an offence."""
+        with refusals_of(self.update_path):
+            if file_digest(self.update_path) == manifest.digest:
+                return
+        raise StateError(
+            f"{self.update_path}: the update is no longer what training wrote (SHA-256 differs); it is dropped."
+            " Check the card or disk"
+        )
 
     def clear(self) -> None:
         """Nothing waits any more."""

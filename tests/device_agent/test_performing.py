@@ -155,6 +155,17 @@ def test_an_update_that_a_newer_epoch_took_over_is_noted_so(device):
     assert again.perform(thrice) == [Accept(10), Offer(update(UPDATE))]
 
 
+def test_an_update_that_the_card_has_spoilt_is_not_offered(device, caplog):
+    """The coordinator would take it for an offence: the round is given up, and the log says why."""
+    path = device.directory / "spool" / "update.bin"
+    path.write_bytes(b"v" + UPDATE[1:])
+    device.job.resume(KEY, update(UPDATE), 0.0, REQUEST)
+    assert device.perform(device.job.tick(0.0)) == [Failed(FailReason.STORAGE)]
+    assert device.job.state is JobState.IDLE
+    assert not path.exists()
+    assert "no longer what training wrote (SHA-256 differs); it is dropped" in caplog.text
+
+
 def test_a_newer_epoch_that_cannot_be_noted_costs_no_update(device, caplog):
     """After a reboot it would be found under the epoch before, and asked for once more."""
     waiting(device)
