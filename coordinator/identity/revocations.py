@@ -14,6 +14,7 @@ from coordinator.effects import Count, Effect
 from coordinator.engine import Engine
 from coordinator.identity.index import Index
 from coordinator.identity.index_file import INDEX_NAME, read_index
+from coordinator.round_states import AT_WORK
 from shared.errors import StateError
 
 LOOK_EVERY_S = 1.0
@@ -56,6 +57,11 @@ class Revocations:
             self._told.add(device)
             _log.warning("%s was revoked: it is not asked any more, and its messages are refused", device)
             effects += expel(engine, device, now)
+        if engine.open is not None:
+            # A round that was taken up after a restart waits for devices that were not heard since.
+            for device in engine.open.round.devices(*AT_WORK):
+                if device in self.revoked:
+                    effects += expel(engine, device, now)
         return effects
 
     def refuses(self, device: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,12 @@ from coordinator.engine import Engine
 from coordinator.identity.index import DEVICE, Entry, Index
 from coordinator.identity.index_file import INDEX_NAME, read_index, write_index
 from coordinator.identity.revocations import REVOKED, Revocations, refused
+from coordinator.ledger import Ledger, Opening
 from coordinator.round_states import State
 from shared.errors import StateError
 from shared.messages import Accept
 from tests.coordinator.engines import engine, send
-from tests.specs import there
+from tests.specs import model, run_spec, there
 
 WORDS = logging.getLogger("fedpatch.coordinator").name
 
@@ -69,7 +71,6 @@ def test_a_device_that_is_revoked_leaves_the_open_round(tmp_path: Path):
     record(tmp_path)
     revocations, run = Revocations(tmp_path, "kitchen"), started()
     from coordinator.effects import PublishModel
-    from tests.specs import model
 
     assert run.open is not None or any(isinstance(one, PublishModel) for one in run.tick(0.0))
     run.model_published(model(), 0.0)
@@ -80,6 +81,22 @@ def test_a_device_that_is_revoked_leaves_the_open_round(tmp_path: Path):
     assert run.open is not None
     assert run.open.round.participants["a"].state is State.FAILED
     assert run.open.round.participants["b"].state is not State.FAILED
+
+
+def test_nobody_waits_for_a_device_that_was_revoked_before_a_restart(tmp_path: Path):
+    """In a round that is taken up; whether the device is heard once more or not."""
+    record(tmp_path, revoked="a")
+    ledger = Ledger(1, 2, ("a", "b"), model().digest, frozenset("ab"), 0.0, False)
+    run = Engine(run_spec(epoch=2, quorum=0.5), unfinished=Opening(ledger, {}), jitter=random.Random(1))
+    revocations = Revocations(tmp_path, "kitchen")
+    run.start(0.0)
+    assert revocations.look(run, 0.0) == []
+    run.model_published(model(), 0.0)
+    assert revocations.look(run, 1.0) == [Count("a", "failed", "revoked")]
+    assert run.open is not None
+    states = {device: one.state for device, one in run.open.round.participants.items()}
+    assert states == {"a": State.FAILED, "b": State.LOST}
+    assert revocations.look(run, 2.0) == []
 
 
 def test_a_device_that_is_enrolled_again_is_welcome_again(tmp_path: Path):
