@@ -56,7 +56,7 @@ help: ## list the targets
 demo: setup ## train a small fleet on this machine (options: make demo ARGS="--help")
 	@$(BIN)/fedpatch demo $(ARGS)
 
-test: setup system-deps lint types imports bandit ## run every check, then the tests (with CI=true also those that take long)
+test: setup system-deps lint types imports $(if $(CI),audit,bandit) ## run every check, then the tests (with CI=true also those that take long)
 	@$(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder $(if $(CI),,-m 'not faults and not hosts')
 
 setup: $(STAMP) ## build .venv with all that constraints.txt pins

@@ -39,7 +39,7 @@ def weights(num_examples: Mapping[str, int], cap: ExamplesCap) -> dict[str, int]
     """What each device's update weighs: the examples it reports, or the cap where that is less."""
     most = cap.most
     if cap.factor is not None and num_examples:
-        most = math.floor(cap.factor * lower_median(num_examples.values()))
+        most = math.floor(min(cap.factor * lower_median(num_examples.values()), 2.0**53))  # a Count at most
     return {device: count if most is None else min(count, most) for device, count in num_examples.items()}
 
 

@@ -58,6 +58,10 @@ class Conduct:
         """Whether the device has reached the limit."""
         return 0 < self._limit <= self._offences.get(device, 0)
 
+    def forget(self, device: str) -> None:
+        """It has none any more."""
+        self._offences.pop(device, None)
+
     def of(self, device: str) -> int:
         """Its offences."""
         return self._offences.get(device, 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from coordinator.fleet import DRAINED, QUARANTINED
 from coordinator.records import Hold
@@ -35,6 +35,11 @@ class DeviceHolds(Tables):
         )
         with self._change() as db:
             db.executemany(sql, [(fleet, device, count, last) for device, (count, last) in offences.items()])
+
+    def forgive(self, fleet: str, devices: Iterable[str]) -> None:
+        """Forget the offences of devices."""
+        with self._change() as db:
+            db.executemany("DELETE FROM offences WHERE (fleet, id) = (?, ?)", [(fleet, device) for device in devices])
 
     def offences(self, fleet: str) -> dict[str, int]:
         """How many each device has to answer for."""

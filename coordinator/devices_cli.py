@@ -46,7 +46,7 @@ def add_devices(app: typer.Typer, reading: Callable[[Path | None], AbstractConte
     ) -> None:
         """List the devices that were ever seen, and what came of asking them."""
         if context.invoked_subcommand is not None:
-            context.obj = {"state_dir": state_dir, "fleet": fleet}
+            context.obj = {"state_dir": state_dir, "fleet": fleet, "as_json": as_json}
             return
         from coordinator.printing import plain, print_devices, print_json
 
@@ -127,7 +127,7 @@ def _hold(
         found = _find(registry, device, _of(context, "fleet", fleet))
         if not registry.holds.put(found.fleet, found.id, kind, reason, time.time()):
             typer.echo(f"{found.id} is {kind} already; reason and time stay as they were", err=True)
-        _print(_find(registry, found.id, found.fleet), as_json)
+        _print(_find(registry, found.id, found.fleet), bool(_of(context, "as_json", as_json or None)))
 
 
 def _lift(
@@ -137,7 +137,7 @@ def _lift(
         found = _find(registry, device, _of(context, "fleet", fleet))
         if not registry.holds.lift(found.fleet, found.id, kind):
             typer.echo(f"{found.id} was not {kind}", err=True)
-        _print(_find(registry, found.id, found.fleet), as_json)
+        _print(_find(registry, found.id, found.fleet), bool(_of(context, "as_json", as_json or None)))
 
 
 def _of(context: typer.Context, name: str, own: object) -> object:

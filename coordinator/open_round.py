@@ -12,7 +12,7 @@ from dataclasses import replace
 from coordinator.answers import mend_of, word_of
 from coordinator.books import Traffic, mean_accuracy, write_record
 from coordinator.effects import Count, Effect, Open, Republish, Store
-from coordinator.fleet import Fleet
+from coordinator.fleet import QUARANTINED, Fleet
 from coordinator.intake import check_offer
 from coordinator.ledger import Opening
 from coordinator.post import Post
@@ -94,7 +94,9 @@ class OpenRound:
             self.reports[device] = update.report
             self._post.committed[device] = update.digest
             self._bytes_up += update.size_bytes
-        counts = [] if known.base else [Count(device, "invited") for device in known.invited]
+        counts: list[Effect] = [] if known.base else [Count(device, "invited") for device in known.invited]
+        out = [device for device in self.round.devices(*AT_WORK) if self._fleet.held(device) == QUARANTINED]
+        counts += [one for device in out for one in self.expel(device, now, QUARANTINED)]
         ledger = replace(known, base=model.digest, spent_s=self.round.spent_s(now))
         return [Open(ledger), *counts, *self.ask(self.round.devices(*AT_WORK), now)]
 

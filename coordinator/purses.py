@@ -3,6 +3,7 @@
 Decided on topic and size alone, before anything is decoded. A device has two purses. Messages cost one each, and what they
 weigh in bytes; both come back with time, and each work request brings more, so that short rounds cost nobody anything.
 Chunks of updates are paid from what the coordinator granted: in a round, eight times the largest update that there can be.
+Beyond that they come back with time too: who loses its link or its place again and again is slow, and gets there all the same.
 Devices that nobody knows share one purse, so that invented names gain nothing; what is remembered here is one entry for
 each known device, and what was dropped is counted by reason, and by device where it is known.
 """
@@ -52,8 +53,8 @@ class _Account:
         self.messages = Purse(MESSAGES_AT_ONCE * times, now)
         self.bytes = Purse(BYTES_AT_ONCE * times, now)
         self.round = ("", 0)
-        self.granted = False
-        self.chunk_bytes = 0
+        self.granted_bytes = 0
+        self.chunks = Purse(0.0, now)
 
     def spend(self, size_bytes: int, now: float) -> bool:
         times = self.times
@@ -76,8 +77,8 @@ class Purses:
         """Whether a message on a topic of `kind` (shared.topics) is to be looked at."""
         account = self._accounts.get(device)
         if kind == "update_chunk":
-            if account is not None and account.chunk_bytes >= size_bytes:
-                account.chunk_bytes -= size_bytes
+            granted_bytes = account.granted_bytes if account else 0
+            if account and granted_bytes and account.chunks.spend(size_bytes, now, BYTES_PER_S, granted_bytes):
                 return True
             return self._drop(device, "not_granted")
         if (account or self._strangers).spend(size_bytes, now):
@@ -102,13 +103,14 @@ class Purses:
         account.messages.left = min(account.messages.left + MESSAGES_PER_REQUEST, 2 * MESSAGES_AT_ONCE)
         account.bytes.left = min(account.bytes.left + BYTES_PER_REQUEST, 2 * BYTES_AT_ONCE)
         if account.round != (run, number):
-            account.round, account.granted, account.chunk_bytes = (run, number), False, 0
+            account.round, account.granted_bytes, account.chunks = (run, number), 0, Purse(0.0, now)
 
     def granted(self, device: str, largest_bytes: int) -> None:
         """The device may upload an update of at most `largest_bytes`; a grant that is repeated in a round gives nothing new."""
         account = self._accounts.get(device)
-        if account is not None and not account.granted:
-            account.granted, account.chunk_bytes = True, REPEATS * largest_bytes
+        if account is not None and not account.granted_bytes:
+            account.granted_bytes = REPEATS * largest_bytes
+            account.chunks.left = float(account.granted_bytes)
 
     def take_dropped(self) -> Counter[tuple[str, Dropped]]:
         """What was dropped since the last call; under no name where the device is not known."""

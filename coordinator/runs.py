@@ -244,7 +244,7 @@ def _guard(
     performer: Performer, engine: Engine, settings: RunSettings, registry: Registry, connection: Connection, view: View
 ) -> None:
     """What stands between the run and devices that misbehave."""
-    performer.warden = Warden(registry, settings.fleet, settings.quarantine_after, view.say)
+    performer.warden = Warden(registry, settings.fleet, settings.quarantine_after, view.say, settings.max_devices)
     engine.fleet.hold(performer.warden.held)
     connection.door.expect(engine.spec.max_blob_bytes, engine.spec.chunk_bytes)
 

@@ -145,18 +145,25 @@ class Service:
                 return self._engine.on_message(topic.device, envelope, now)
         except UnknownMessage as error:
             _log.debug("%s: %s", event.topic, error)
-            return [Count(topic.device, "ignored", "unknown_message")]
+            return [Count(self._known(topic.device), "ignored", "unknown_message")]
         except WireError as error:
             level = logging.DEBUG if self._engine.fleet.held(topic.device) == QUARANTINED else logging.WARNING
             _log.log(level, "%s: ignored, %s", event.topic, error)
-            return [Count(topic.device, "ignored", "not_ours")]
+            return [Count(self._known(topic.device), "ignored", "not_ours")]
         return []
+
+    def _known(self, device: str) -> str:
+        """Under which name something is counted: names that nobody knows can be invented without end, so under none."""
+        return device if device in self._engine.fleet.members else ""
 
     def _on_state(self, device: str, state: DeviceState, now: float) -> list[Effect]:
         effects = self._engine.on_state(device, state, now)
         fleet, door = self._engine.fleet, self._connection.door
         while fleet.evicted:
-            door.forgets(fleet.evicted.pop())
+            evicted = fleet.evicted.pop()
+            door.forgets(evicted)
+            if self._performer.warden is not None:
+                self._performer.warden.forget(evicted)
         if device not in fleet.members:
             return [*effects, Count("", "ignored", "fleet_full")]
         door.knows(device)

@@ -54,10 +54,13 @@ class VitalsMeter:
         return told.vitals if told is not None and self._holds(device, told, now) else None
 
     def _holds(self, device: str, told: _Told, now: float) -> bool:
-        return now <= told.at + STALE_S and self._engine.fleet.members[device].state.online
+        member = self._engine.fleet.members.get(device)
+        return now <= told.at + STALE_S and member is not None and member.state.online
 
     def look(self, now: float) -> None:
         """The fleet as it stands; costs as much as the fleet has devices."""
+        for device in self._told.keys() - self._engine.fleet.members.keys():
+            del self._told[device]  # it had to make way for another
         counts: Counter[str] = Counter()
         for device, told in self._told.items():
             if self._holds(device, told, now):

@@ -16,18 +16,22 @@ LOOK_EVERY_S = 1.0
 class Warden:
     """For a run with `fleet`; at `limit` offences a device is put into quarantine (0: only by the operator).
 
-    `say` gets a sentence for people.
+    `say` gets a sentence for people. No more than `most` devices are held back but by the operator: names can be invented.
     """
 
-    def __init__(self, registry: Registry, fleet: str, limit: int, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, registry: Registry, fleet: str, limit: int, say: Callable[[str], None], most: int = 100_000
+    ) -> None:
         self._holds = registry.holds
         self._fleet = fleet
         self._limit = limit
+        self._most = most
         self._say = say
         self._version = self._holds.version()
         self._held = self._holds.held(fleet)
         self._conduct = Conduct(limit, self._holds.offences(fleet))
         self._offences: dict[str, tuple[int, str]] = {}
+        self._forgotten: set[str] = set()
         self._look_at = 0.0
 
     @property
@@ -40,6 +44,13 @@ class Warden:
         if count.device and self._conduct.note(count):
             before = self._offences.get(count.device, (0, ""))[0]
             self._offences[count.device] = (before + count.times, count.reason)
+
+    def forget(self, device: str) -> None:
+        """The device had to make way for another: what it did is forgotten with the next `look`, unless it is held back."""
+        if device not in self._held:
+            self._conduct.forget(device)
+            self._offences.pop(device, None)
+            self._forgotten.add(device)
 
     def look(self, now: float) -> dict[str, str] | None:
         """The devices that are held back, where that has changed since the last look; None where it has not."""
@@ -54,21 +65,25 @@ class Warden:
         return self._read()
 
     def _punish(self) -> bool:
+        if self._forgotten:
+            forgotten, self._forgotten = self._forgotten, set()
+            self._holds.forgive(self._fleet, forgotten)
         if not self._offences:
             return False
         offences, self._offences = self._offences, {}
         self._holds.offend(self._fleet, offences)
         due = [device for device in sorted(offences) if self._conduct.due(device)]
-        for device in due:
+        for device in due[: max(0, self._most - len(self._held))]:
             reason = f"{self._conduct.of(device)} offences, the last one: {offences[device][1]}"
             if self._holds.put(self._fleet, device, QUARANTINED, reason, time.time()):
                 self._say(f"{device} quarantined: {reason}; `fedpatch devices release {device}` takes it back")
         return bool(due)
 
     def _read(self) -> dict[str, str] | None:
+        # Whoever was released has no offences any more, also where it had not been held back.
+        self._conduct = Conduct(self._limit, self._holds.offences(self._fleet))
         held = self._holds.held(self._fleet)
         if held == self._held:
             return None
         self._held = held
-        self._conduct = Conduct(self._limit, self._holds.offences(self._fleet))
         return dict(held)

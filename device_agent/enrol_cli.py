@@ -7,12 +7,15 @@ import tomllib
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from device_agent.settings import AgentSettings
 from shared.command import command
+
+if TYPE_CHECKING:
+    from device_agent.enrolling import Enrolled
 
 
 def add_enrol(app: typer.Typer) -> None:
@@ -45,21 +48,26 @@ def add_enrol(app: typer.Typer) -> None:
         Done again with the same bundle, it changes nothing; with a newer one of the same device it renews the certificate,
         which an agent at work takes up by itself. The agent's other settings stay as they are.
         """
-        from device_agent.enrolling import install, read_bundle
+        from device_agent.enrolling import install, open_to_others, read_bundle
 
         where = state_dir or _state_dir_of(config)
         done = install(read_bundle(file), config=config.expanduser(), state_dir=where.expanduser(), replace=replace)
-        for warning in done.warnings:
-            typer.echo(f"fedpatch-agent: {warning}", err=True)
-        if as_json:
-            typer.echo(json.dumps(asdict(done)))
-            return
-        typer.echo(
-            f"this device is {done.device} of fleet {done.fleet}" + ("" if done.written else "; nothing has changed")
-        )
-        for path in done.written:
-            typer.echo(f"wrote {path}")
-        typer.echo(f"delete {file}; then: fedpatch-agent doctor --config {config}")
+        done.warnings += open_to_others(file, done.device)
+        _tell(done, file, config, as_json=as_json)
+
+
+def _tell(done: Enrolled, file: Path, config: Path, *, as_json: bool) -> None:
+    for warning in done.warnings:
+        typer.echo(f"fedpatch-agent: {warning}", err=True)
+    if as_json:
+        typer.echo(json.dumps(asdict(done)))
+        return
+    typer.echo(
+        f"this device is {done.device} of fleet {done.fleet}" + ("" if done.written else "; nothing has changed")
+    )
+    for path in done.written:
+        typer.echo(f"wrote {path}")
+    typer.echo(f"delete {file}; then: fedpatch-agent doctor --config {config}")
 
 
 def _state_dir_of(config: Path) -> Path:

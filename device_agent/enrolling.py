@@ -2,9 +2,10 @@
 
     STATE_DIR/identity/ca.crt        the CA to trust
     STATE_DIR/identity/client.pem    certificate and key in one file, so that both change in one rename
+    STATE_DIR/identity/password      where the bundle has a password
 
-The order is: CA, certificate and key, agent.toml; whatever moment it is interrupted in, doing it again completes it. Done
-twice, the second changes nothing. What is installed is for the owner of the state directory alone.
+The order is: CA, certificate and key or password, agent.toml; whatever moment it is interrupted in, doing it again
+completes it. Done twice, the second changes nothing. What is installed is for the owner of the state directory alone.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ from shared.files import open_atomic, refusals_of
 from shared.toml_text import with_values
 
 DIRECTORY, CA_NAME, OWN_NAME = "identity", "ca.crt", "client.pem"
+PASSWORD_NAME = "password"  # the file's name  # nosec B105
 
-_FOR_OTHERS = 0o007
 _NOT_YET_VALID = 9
+_OPEN = 0o077
 
 
 @dataclass
@@ -48,6 +50,17 @@ def read_bundle(path: Path) -> Bundle:
             return decode_bundle(file.read(MAX_BUNDLE_BYTES + 1), path)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror or error}; name the file that `fedpatch device add` wrote") from None
+
+
+def open_to_others(path: Path, device: str) -> list[str]:
+    """A sentence where other users may have read the bundle: not refused, for a memory stick has no modes."""
+    mode = path.stat().st_mode & 0o777
+    if not mode & _OPEN:
+        return []
+    return [
+        f"{path} is open to other users (mode {mode:04o}): whoever has read it can pass for {device}; "
+        f"if anybody may have, `fedpatch device rotate {device}` makes another"
+    ]
 
 
 def install(bundle: Bundle, *, config: Path, state_dir: Path, replace: bool) -> Enrolled:
@@ -72,7 +85,13 @@ def install(bundle: Bundle, *, config: Path, state_dir: Path, replace: bool) -> 
             _put(place / CA_NAME, bundle.ca.encode(), owner, done)
         if own is not None:
             _put(place / OWN_NAME, _together(bundle), owner, done)
-        _put_settings(config, text, _values(bundle, place), owner, done)
+        if bundle.password:
+            _put(place / PASSWORD_NAME, f"{bundle.password}\n".encode(), owner, done)
+        _put_settings(config, text, _values(bundle, place), _contradicting(bundle, table, place), owner, done)
+        # Of the identity before; last, for until now the settings named it.
+        for name, wanted in ((OWN_NAME, own is not None), (PASSWORD_NAME, bool(bundle.password))):
+            if not wanted:
+                (place / name).unlink(missing_ok=True)
     return done
 
 
@@ -97,8 +116,22 @@ def _values(bundle: Bundle, place: Path) -> dict[str, str]:
     if bundle.certificate:
         values["cert_file"] = values["key_file"] = str(place / OWN_NAME)
     if bundle.password:
-        values |= {"username": bundle.device, "password": bundle.password}
+        values |= {"username": bundle.device, "password_file": str(place / PASSWORD_NAME)}
     return values
+
+
+def _contradicting(bundle: Bundle, table: dict[str, object], place: Path) -> list[str]:
+    """Settings that an agent would not start with beside those of the bundle, and what an earlier bundle has left."""
+    keys = []
+    if bundle.password:
+        keys.append("password")
+    elif table.get("password_file") == str(place / PASSWORD_NAME):
+        keys += ["username", "password_file"]
+    if not bundle.certificate:
+        keys += [key for key in ("cert_file", "key_file") if table.get(key) == str(place / OWN_NAME)]
+    if bundle.broker and not parse_broker_url(bundle.broker).tls and table.get("ca_file") == str(place / CA_NAME):
+        keys.append("ca_file")
+    return keys
 
 
 def _check_broker(bundle: Bundle, known: str) -> None:
@@ -129,7 +162,7 @@ def _check_certificate(bundle: Bundle, done: Enrolled) -> Certificate:
     anew = "make the bundle anew: fedpatch device rotate"
     try:
         own = read_pem(bundle.certificate.encode())[0]
-        read_pem(bundle.ca.encode())
+        read_pem(bundle.ca.encode("ascii"))  # in nothing else the TLS library takes it
     except ValueError as error:
         raise DataError(f"the bundle's certificate is damaged ({error}); {anew}") from None
     holder = own.holder
@@ -197,17 +230,18 @@ def _put(path: Path, data: bytes, owner: os.stat_result, done: Enrolled, mode: i
     done.written.append(str(path))
 
 
-def _put_settings(config: Path, text: str, values: dict[str, str], owner: os.stat_result, done: Enrolled) -> None:
-    """A file that is there keeps its owner and its mode, but is closed to everybody else once it holds a password."""
+def _put_settings(
+    config: Path, text: str, values: dict[str, str], without: list[str], owner: os.stat_result, done: Enrolled
+) -> None:
+    """A file that is there keeps its owner and its mode: nothing of what it gets is secret."""
     try:
-        changed = with_values(text, values)
+        changed = with_values(text, values, without)
     except ValueError:
         raise ConfigError([f"{config}: cannot be changed; write into it: {', '.join(values)}"]) from None
     mode = 0o600
     if config.exists():
         owner = config.stat()
         mode = owner.st_mode & 0o777
-        mode &= ~_FOR_OTHERS if "password" in values else 0o777
     config.absolute().parent.mkdir(parents=True, exist_ok=True)
     _put(config.absolute(), changed.encode(), owner, done, mode)
 

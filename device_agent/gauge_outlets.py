@@ -5,6 +5,7 @@ Whether either works is no matter to the agent's work.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socketserver
@@ -12,7 +13,7 @@ import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from socket import AF_INET, AF_INET6
+from socket import AF_INET, AF_INET6, SHUT_RDWR, socket
 
 from shared.files import mend_of
 from shared.listening import Address
@@ -65,6 +66,18 @@ class _Handler(BaseHTTPRequestHandler):
     server_version = "fedpatch-agent"
     sys_version = ""
 
+    def setup(self) -> None:
+        """One client has so much time in all, also one that says something again and again: the next one waits."""
+        super().setup()
+        self._limit = threading.Timer(self.timeout, _hang_up, (self.connection,))
+        self._limit.daemon = True
+        self._limit.start()
+
+    def finish(self) -> None:
+        """It was fast enough, or is gone."""
+        self._limit.cancel()
+        super().finish()
+
     def do_GET(self) -> None:
         """The page, or 404."""
         found = self.path.partition("?")[0] == "/metrics"
@@ -77,6 +90,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:
         """A scrape is no news."""
+
+
+def _hang_up(connection: socket) -> None:
+    with contextlib.suppress(OSError):
+        connection.shutdown(SHUT_RDWR)
 
 
 class TextFile:

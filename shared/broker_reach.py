@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from shared.broker_settings import exposure
 from shared.broker_url import BrokerUrl
 from shared.checkup import Checkup
 from shared.clock import is_synchronised
@@ -35,12 +36,14 @@ class Reached:
 
 
 def reach(broker: BrokerUrl, files: TlsFiles, checkup: Checkup) -> Reached | None:
-    """Checks `broker_name`, `broker_port` and, with TLS, `broker_tls`; None where there is no way to go on."""
+    """Checks `broker_name`, `broker_port` and, but for plain text on this machine, `broker_tls`; None where it ends there."""
     addresses = _resolve(broker, checkup)
     sock = _connect(broker, addresses, checkup) if addresses else None
     if sock is None:
         return None
     address = str(sock.getpeername()[0])
+    if told := exposure(broker):
+        checkup.warn("broker_tls", told, "give the broker TLS (broker_config/README.md) and write mqtts://")
     with sock:
         if broker.tls and not _check_tls(broker, files, sock, checkup):
             return None

@@ -43,7 +43,11 @@ _TYPE_NAMES: dict[type, str] = {t: name for name, t in BODY_TYPES.items()}
 
 
 class UnknownMessage(WireError):
-    """A well-formed envelope of a type or version this program does not have."""
+    """A well-formed envelope of a type or version this program does not have, or with a word that its sets do not know."""
+
+
+class _UnknownWord(WireError):
+    """A value that is none of a closed set."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +89,11 @@ def decode(payload: bytes) -> Envelope:
         raise UnknownMessage(f"message of protocol version {frame.v}; this program speaks {PROTOCOL_VERSION}")
     if frame.t not in BODY_TYPES:
         raise UnknownMessage(f"unknown message type {frame.t[:64]!r}")
-    body: Body = from_plain(frame.b, BODY_TYPES[frame.t])
+    try:
+        body: Body = from_plain(frame.b, BODY_TYPES[frame.t])
+    except _UnknownWord as error:
+        # A newer version may know more reasons, conditions, or kinds of links; it is no offence to be newer.
+        raise UnknownMessage(f"{frame.t}: {error}") from None
     return Envelope(body=body, id=frame.i, task=frame.k, run=frame.r, epoch=frame.e, round=frame.n)
 
 
@@ -113,4 +121,5 @@ def from_plain(plain: Any, kind: type[T]) -> T:
     try:
         return msgspec.convert(plain, kind, builtin_types=(bytes,))
     except (msgspec.ValidationError, RecursionError) as error:
-        raise WireError(f"{kind.__name__.strip('_')}: {error}") from None
+        fault = _UnknownWord if "Invalid enum value" in str(error) else WireError
+        raise fault(f"{kind.__name__.strip('_')}: {error}") from None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 _KEY = r"""(?: "(?:\\.|[^"\\\n])*" | '[^'\n]*' | [A-Za-z0-9_-]+ )"""
@@ -34,23 +34,29 @@ def key_lines(text: str) -> dict[str, int]:
     return lines
 
 
-def with_values(text: str, values: Mapping[str, str]) -> str:
+def with_values(text: str, values: Mapping[str, str], without: Collection[str] = ()) -> str:
     """`text`, a valid TOML document, with these texts at its top level; the rest stays as it was, comments included.
 
-    A line that has its key takes the value; new keys come before the first table. ValueError where that is not what
-    the document says then, as for a key that is a table.
+    A line that has its key takes the value; new keys come before the first table; those of `without` go. ValueError where
+    that is not what the document says then, as for a key that is a table.
     """
     entries = list(_entries(text))
     tables = [begin for _key, begin, _end, is_table in entries if is_table]
     at = tables[0] if tables else len(text)
-    present = [(key, begin, end) for key, begin, end, is_table in entries if not is_table and key in values]
+    present = [
+        (key, begin, end) for key, begin, end, is_table in entries if not is_table and key in {*values, *without}
+    ]
     absent = [key for key in values if key not in {one for one, _, _ in present}]
     added = "".join(f"{key} = {toml_value(values[key])}\n" for key in absent)
     before_ends = at == 0 or text[at - 1] == "\n"
     changed = text[:at] + ("" if before_ends or not added else "\n") + added + text[at:]
     for key, begin, end in reversed(present):
-        changed = changed[:begin] + f"{key} = {toml_value(values[key])}" + changed[end:]
-    if tomllib.loads(changed) != {**tomllib.loads(text), **values}:
+        if key in values:
+            changed = changed[:begin] + f"{key} = {toml_value(values[key])}" + changed[end:]
+        else:
+            changed = changed[:begin].rstrip(" \t") + changed[end:].removeprefix("\n")
+    kept = {key: value for key, value in tomllib.loads(text).items() if key not in without}
+    if tomllib.loads(changed) != {**kept, **values}:
         raise ValueError("its keys cannot be told apart")
     return changed
 

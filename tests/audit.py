@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 CONSTRAINTS = Path(__file__).resolve().parents[1] / "constraints.txt"
-LIMIT_S = 300.0
+LIMIT_S = 120.0
 
 IGNORED: dict[str, str] = {}
 """Vulnerabilities that do not concern fedpatch: the id, and why. Each is to be looked at again with every new pin."""

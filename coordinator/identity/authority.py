@@ -29,7 +29,7 @@ from coordinator.identity.certificates import (
     make_leaf,
     new_key,
     new_serial,
-    read_crl_number,
+    read_crl,
     read_issuer,
 )
 from coordinator.identity.index import BROKER, COORDINATOR, DEVICE, PASSWORD, WATCHER, Entry, Index
@@ -221,10 +221,11 @@ class Authority:
         for one in (self.directory, self.directory / BROKER, self.directory / COORDINATOR):
             if one.is_dir():
                 remove_unfinished(one)
-        number = -1
+        number = ends = -1
         with suppress(OSError, ValueError):
-            number = read_crl_number((self.directory / CRL).read_bytes())
-        if number < self.index.crl_number or number < 0:
+            number, ends = read_crl((self.directory / CRL).read_bytes())
+        # One that ends before the CA is from before `renew`; that of a CA which has expired cannot last longer.
+        if number < self.index.crl_number or number < 0 or (ends < self.ends and now < self.ends):
             self.write_crl(now)
 
     def _check_free(self, part: str, name: str) -> None:

@@ -51,7 +51,8 @@ def add_ca(app: typer.Typer) -> None:
     )
     app.add_typer(group, name="ca", epilog="Example: fedpatch ca init --fleet kitchen --broker-name broker.local")
     _add_init(group)
-    _add_renewals(group)
+    _add_broker(group)
+    _add_coordinator(group)
     _add_renew(group)
     _add_watcher(group)
     _add_lists(group)
@@ -85,15 +86,17 @@ def _add_init(group: typer.Typer) -> None:
 
 
 def _tell_next(directory: Path) -> None:
+    made = (directory / "broker" / "broker.crt").exists()
+    has = f"{directory}/broker/ has its" if made else "fedpatch ca broker --broker-name HOST makes its"
     _say(
-        f"broker: {directory}/broker/ has its certificate and key; the CA is {directory}/ca.crt, its list {directory}/ca.crl",
+        f"broker: {has} certificate and key; the CA is {directory}/ca.crt, its list {directory}/ca.crl",
         f"coordinator: --ca-file {directory}/ca.crt --cert-file {directory}/coordinator/client.crt "
         f"--key-file {directory}/coordinator/client.key",
         "devices: fedpatch device add ID --broker mqtts://HOST --out FILE",
     )
 
 
-def _add_renewals(group: typer.Typer) -> None:
+def _add_broker(group: typer.Typer) -> None:
     @command(group, "broker", example="fedpatch ca broker --broker-name broker.local --broker-name 192.168.1.10")
     def broker(
         broker_name: _BrokerName = None, days: Days = _DAYS, new_key: _NewKey = False, ca_dir: CaDir = None
@@ -110,17 +113,23 @@ def _add_renewals(group: typer.Typer) -> None:
             _say(f"renewed {authority.directory}/broker/broker.crt for {', '.join(names)}")
         _say("give it to the broker, then make it read it: systemctl reload mosquitto")
 
+
+def _add_coordinator(group: typer.Typer) -> None:
     @command(group, "coordinator", example="fedpatch ca coordinator --days 365")
     def coordinator(
         days: Days = _DAYS,
         new_key: _NewKey = False,
+        revoke_old: Annotated[
+            bool, typer.Option("--revoke-old", help="Take back what it had before, as when its key was stolen.")
+        ] = False,
         password: Annotated[
             bool, typer.Option("--password", help="Make a password instead, for a broker without client certificates.")
         ] = False,
         ca_dir: CaDir = None,
     ) -> None:
         """Renew the coordinator's certificate; one that is at work takes it up by itself."""
-        from coordinator.identity.enrolment import ensure_coordinator, give_coordinator_password, opened
+        from coordinator.identity.authority import COORDINATOR
+        from coordinator.identity.enrolment import ensure_coordinator, give_coordinator_password, opened, revoke
         from coordinator.identity.passwords import password_file
 
         with opened(ca_directory(ca_dir)) as authority:
@@ -128,9 +137,14 @@ def _add_renewals(group: typer.Typer) -> None:
                 path = give_coordinator_password(authority)
                 _say(f"user name and password are in {path}, for EnvironmentFile= of systemd")
                 _say(f"give {password_file(authority.directory)} to the broker: systemctl reload mosquitto")
-                return
-            ensure_coordinator(authority, days=days, again=True, new_key=new_key)
-            _say(f"renewed {authority.directory}/coordinator/client.crt; a coordinator at work takes it up by itself")
+            else:
+                ensure_coordinator(authority, days=days, again=True, new_key=new_key or revoke_old)
+                _say(
+                    f"renewed {authority.directory}/coordinator/client.crt; a coordinator at work takes it up by itself"
+                )
+            if revoke_old:
+                revoke(authority, COORDINATOR, COORDINATOR, reason="replaced", only_old=True)
+                tell_broker(authority)
 
 
 def _add_renew(group: typer.Typer) -> None:
@@ -200,8 +214,9 @@ def tell_broker(authority: Authority) -> None:
     if password_file(authority.directory).exists():
         files.append(str(password_file(authority.directory)))
     _say(
-        f"the coordinator heeds it within seconds; the broker has to be given {' and '.join(files)} and to read them: "
+        f"give {' and '.join(files)} to the broker, with new rules (fedpatch broker acl), and make it read them: "
         "systemctl reload mosquitto",
+        "a coordinator at work shuts a revoked device out by itself, within seconds",
         "a connection that is open ends with the next restart of the broker: systemctl restart mosquitto",
     )
 

@@ -135,13 +135,16 @@ def make_crl(issuer: Issuer, number: int, now: int, revoked: Iterable[tuple[int,
     return builder.sign(issuer.key, _SHA256).public_bytes(serialization.Encoding.PEM)
 
 
-def read_crl_number(pem: bytes) -> int:
-    """The number of a revocation list; ValueError where it is none of ours."""
+def read_crl(pem: bytes) -> tuple[int, int]:
+    """Number of a revocation list, and until when it is good, in unix seconds; ValueError where it is none of ours."""
+    found = x509.load_pem_x509_crl(pem)
     try:
-        found = x509.load_pem_x509_crl(pem).extensions.get_extension_for_class(x509.CRLNumber)
+        number = found.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number
     except x509.ExtensionNotFound as error:
         raise ValueError("a revocation list without a number") from error
-    return found.value.crl_number
+    if found.next_update_utc is None:
+        raise ValueError("a revocation list without an end")
+    return number, int(found.next_update_utc.timestamp())
 
 
 def read_issuer(certificate: bytes, key: bytes) -> Issuer:
@@ -162,10 +165,9 @@ def names_of(certificate: bytes) -> list[str]:
     return [*names.get_values_for_type(x509.DNSName), *map(str, names.get_values_for_type(x509.IPAddress))]
 
 
-def check_server_names(names: Iterable[str]) -> None:
-    """UsageError for a name that no certificate can hold."""
-    for name in names:
-        _server_name(name)
+def check_server_names(names: Iterable[str]) -> frozenset[str]:
+    """These names as `names_of` gives them; UsageError for one that no certificate can hold."""
+    return frozenset(str(_server_name(name).value) for name in names)
 
 
 def _builder(

@@ -9,13 +9,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from coordinator.identity.authority import COORDINATOR, DEVICE, WATCHER, Authority
+from coordinator.identity.certificates import check_server_names, names_of
 from coordinator.identity.index import BROKER, Entry
 from coordinator.identity.passwords import keep_passwords, new_password, password_line
 from shared.broker_url import parse_broker_url
 from shared.bundle import Bundle, encode_bundle
 from shared.errors import UsageError
 from shared.files import refusals_of, write_atomic
-from shared.tls import tls_context
+from shared.tls import certificates_of, tls_context
 from shared.tls_files import TlsFiles
 
 
@@ -91,7 +92,11 @@ def ensure_coordinator(authority: Authority, *, days: int, again: bool = False, 
 def ensure_broker(
     authority: Authority, names: tuple[str, ...], *, days: int, again: bool = False, new_key: bool = False
 ) -> bool:
-    """The broker's certificate for these names, likewise."""
+    """The broker's certificate for these names, likewise; UsageError where there is one for others, unless `again`."""
+    known = server_names(authority)
+    if known and not again and check_server_names(names) != check_server_names(known):
+        mend = f"fedpatch ca broker {' '.join(f'--broker-name {one}' for one in names)} makes one that is"
+        raise UsageError(f"the broker's certificate is for {', '.join(known)}, not for {', '.join(names)}; {mend}")
     return _ensure(authority, BROKER, "broker", "broker", names, days=days, again=again, new_key=new_key)
 
 
@@ -107,8 +112,6 @@ def give_coordinator_password(authority: Authority) -> Path:
 
 def server_names(authority: Authority) -> list[str]:
     """What the broker's present certificate is for; empty without one."""
-    from coordinator.identity.certificates import names_of
-
     try:
         return names_of((authority.place(BROKER, "broker") / "broker.crt").read_bytes())
     except (OSError, ValueError):
@@ -150,7 +153,7 @@ def _fit(certificate: Path, key: Path) -> bool:
         tls_context(parse_broker_url("mqtts://localhost"), TlsFiles(None, certificate, key))
     except UsageError:
         return False
-    return True
+    return all(one.standing(time.time()) != "expired" for one in certificates_of(certificate))
 
 
 def _give_password(authority: Authority, part: str, name: str) -> tuple[Entry, str]:

@@ -26,7 +26,7 @@ def of_others(revocations: Revocations, broker_ends: Ask) -> dict[str, Ask]:
     Asked by the threads of the endpoint: they take one reference and change nothing.
     """
     asks: dict[str, Ask] = {}
-    if revocations.index.names(DEVICE):
+    if revocations.index.entries:  # there is a CA, and the first device may come while the run goes on
         asks["device"] = lambda: revocations.index.first_expiry(DEVICE)
     if broker_ends() is not None:
         asks["broker"] = broker_ends

@@ -30,11 +30,12 @@ class Revocations:
     """
 
     def __init__(self, directory: Path, fleet: str) -> None:
-        self.index = self._read(directory, fleet)
-        self.revoked = self.index.revoked_devices()
         self._directory = directory
         self._fleet = fleet
+        # Before it is read: what is changed meanwhile is then read at the next look.
         self._stamp = self._look_at_file()
+        self.index = self._read(directory, fleet)
+        self.revoked = self.index.revoked_devices()
         self._looked_at = -math.inf
         self._told: set[str] = set()
 
@@ -83,11 +84,12 @@ class Revocations:
         return index or Index(fleet=fleet)
 
     def _look_at_file(self) -> tuple[int, ...]:
+        """What changes with the file; owner and mode, too, for a change of those may let us read it."""
         try:
             found = (self._directory / INDEX_NAME).stat()
         except OSError:
             return ()
-        return found.st_ino, found.st_mtime_ns, found.st_size
+        return found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_mode, found.st_uid
 
 
 def expel(engine: Engine, device: str, now: float) -> list[Effect]:

@@ -9,6 +9,7 @@ from shared import topics
 from shared.codec import encode
 from shared.messages import Decline, Envelope, Progress
 from shared.reasons import DeclineReason, JobPhase
+from shared.vitals import Vitals
 from tests.attacks import raw
 from tests.attacks.arena import MAX_DEVICES, Arena, Outcome, state
 from tests.attacks.attack import Attack, Proof
@@ -54,8 +55,14 @@ def _garbage(_arena: Arena, _asked: Envelope) -> list[bytes]:
 
 def _invented(arena: Arena, device: str) -> Proof:
     arena.asked(2)
-    names = [f"ghost-{number}" for number in range(20_000)]
-    said = [raw.publish(topics.device_state(arena.fleet, name).encode(), state()) for name in names]
+    vitals, said = encode(Envelope(Vitals(temperature_c=99.0))), []
+    for number in range(10_000):
+        name = f"ghost-{number}"
+        told = topics.device_state(arena.fleet, name).encode()
+        said.append(raw.publish(told, state()))
+        if number % 2:  # who is gone makes way for the next one
+            said.append(raw.publish(topics.up(arena.fleet, name).encode(), vitals))
+            said.append(raw.publish(told, state(online=False)))
     raw.flood(arena.broker.port, f"{arena.fleet}-{device}", said)
 
     def proof(outcome: Outcome) -> object:
@@ -92,6 +99,11 @@ FLOODS = (
     Attack(
         "flood: chunks without a grant", "50 MB that nobody asked for", "only what was granted is looked at", _ungranted
     ),
-    Attack("flood: invented devices", "20,000 names", "`max_devices`; strangers share one limit", _invented),
+    Attack(
+        "flood: invented devices",
+        "10,000 names; half of them tell how they are, and go",
+        "`max_devices`; strangers share one limit",
+        _invented,
+    ),
     Attack("oversize packets", "messages of 2 MB", "64 KiB a message; bytes per device", _oversize),
 )

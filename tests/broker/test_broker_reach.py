@@ -131,6 +131,15 @@ def test_a_certificate_of_the_past(certificate):
     assert "renew" in found.mend and "clock" in found.mend
 
 
+def test_plain_text_to_another_machine_is_told_although_it_was_allowed(mosquitto):
+    """By what is written: 127.1 is this machine only for who looks it up."""
+    for host, told in ((HOST, False), ("127.1", True)):
+        settings = settings_for("device", mosquitto.url.replace(HOST, host), insecure=True)
+        found = ask(settings, "device").get("broker_tls")
+        assert (found is not None) is told
+        assert found is None or (found.verdict == "warn" and "everybody on the way can read" in found.detail)
+
+
 def test_tls_with_a_port_that_has_none(mosquitto, tmp_path):
     """And a CA file that is none."""
     url = mosquitto.url.replace("mqtt:", "mqtts:")

@@ -18,6 +18,7 @@ from coordinator.publisher import ModelPublisher
 from coordinator.recovery import reconcile, take_up_round
 from coordinator.registry import Registry
 from coordinator.settings import RunSettings
+from coordinator.warden import LOOK_EVERY_S, Warden
 from shared.codec import to_plain
 from shared.compression import pack
 from shared.messages import Accept, Envelope, Offer, UpdateReport
@@ -64,16 +65,26 @@ class Bench:
             directory=directory,
             view=view,
         )
+        self.warden = self.performer.warden = Warden(registry, "demo", settings.quarantine_after, self.said.append)
+        self.engine.fleet.hold(self.warden.held)
+        self._looks = 0
         self._changes = changes
         self.perform(self.engine.start(time.monotonic()))
 
-    def begin(self) -> Bench:
-        """Both devices are there, and accept."""
-        for device in "ab":
+    def begin(self, devices: str = "ab") -> Bench:
+        """These devices are there, in this order, and accept."""
+        for device in devices:
             self.perform(self.engine.on_state(device, there(), time.monotonic()))
-        for device in "ab":
+        for device in devices:
             self.hear(device, Accept(10))
         return self
+
+    def look(self) -> None:
+        """A good while later: whoever offended is held back, as the service does it."""
+        self._looks += 1
+        held = self.warden.look(time.monotonic() + self._looks * 2 * LOOK_EVERY_S)
+        if held is not None:
+            self.perform(self.engine.on_holds(held, time.monotonic()))
 
     def again(self, **changes: Any) -> Bench:
         """The coordinator was killed; another takes up what it finds on the disk."""

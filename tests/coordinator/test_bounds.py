@@ -110,6 +110,11 @@ def test_half_of_the_devices_cannot_raise_the_median():
         lower_median([])
 
 
+def test_a_factor_beyond_all_numbers_caps_nothing():
+    """It is a number above 1 like any other, though its product with a median has none."""
+    assert weights({"a": 7, "b": 2**53}, parse_examples_cap("auto:1e308")) == {"a": 7, "b": 2**53}
+
+
 @given(st.permutations(["a", "b", "c", "d"]), st.sampled_from(["off", "clip:0.5", "auto:2"]))
 def test_the_order_of_updates_changes_no_bit(order, bound):
     """Neither of their arrival nor of the list."""

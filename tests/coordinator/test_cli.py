@@ -137,6 +137,15 @@ def test_devices_tells_what_came_of_asking_them(fedpatch, state_dir):
     assert rows[1].endswith("unwilling")
 
 
+def test_options_of_devices_hold_for_its_commands(fedpatch, state_dir):
+    """`--json` and `--state-dir` mean the same before a command's name and after it."""
+    reason = ("--reason", "battery")
+    before = fedpatch("devices", "--state-dir", state_dir, "--json", "drain", "pi-1", *reason)
+    assert json.loads(before.out)["drained"]["reason"] == "battery"
+    after = fedpatch("devices", "resume", "pi-1", "--state-dir", state_dir, "--json")
+    assert json.loads(after.out)["drained"] is None
+
+
 def test_the_state_directory_may_come_from_the_environment(fedpatch, state_dir, monkeypatch):
     """FEDPATCH_STATE_DIR serves as --state-dir does."""
     monkeypatch.setenv("FEDPATCH_STATE_DIR", str(state_dir))

@@ -145,6 +145,38 @@ def test_the_warden_puts_offenders_into_quarantine(registry):
     assert warden.look(7.0) is None
 
 
+def test_a_release_before_quarantine_forgets_offences_in_a_run_too(registry):
+    """One that was near its limit begins anew, though nobody had held it back yet."""
+    warden = Warden(registry, "kitchen", 2, print)
+    warden.note(Count("pi-1", "refused", "damaged"))
+    assert warden.look(1.0) is None
+    with Registry(registry.path) as other:
+        other.holds.lift("kitchen", "pi-1", QUARANTINED)
+    assert warden.look(3.0) is None
+    warden.note(Count("pi-1", "refused", "damaged"))
+    assert warden.look(5.0) is None
+    assert registry.holds.offences("kitchen") == {"pi-1": 1}
+
+
+def test_names_without_end_leave_bounded_offences_and_holds(registry):
+    """Who makes way for another is forgotten, with what was not written yet; no more are held than may be known."""
+    warden = Warden(registry, "kitchen", 2, print, most=3)
+    warden.note(Count("ghost", "refused", "damaged"))
+    warden.look(1.0)
+    warden.note(Count("ghost", "refused", "damaged"))
+    warden.forget("ghost")
+    assert warden.look(3.0) is None
+    assert registry.holds.offences("kitchen") == {}
+    for number in range(9):
+        warden.note(Count(f"ghost-{number}", "ignored", "not_ours", times=2))
+    held = warden.look(5.0)
+    assert held == dict.fromkeys(("ghost-0", "ghost-1", "ghost-2"), QUARANTINED)
+    for number in range(9):
+        warden.forget(f"ghost-{number}")
+    warden.look(7.0)
+    assert registry.holds.offences("kitchen").keys() == held.keys()
+
+
 def test_a_quarantined_device_is_out_of_the_round_and_turned_away():
     """It hears so, its messages are counted, and the others go on."""
     engine = asking("ab")

@@ -7,6 +7,7 @@ import os
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,13 @@ import pytest
 
 from coordinator import checkpoint
 from coordinator.checkpoint import load_checkpoint
+from coordinator.fleet import QUARANTINED
 from coordinator.preparation import Prepared, prepare
 from coordinator.registry import REGISTRY_FILE, Registry
 from coordinator.settings import RunSettings
 from coordinator.tables import Tables
 from shared.files import write_atomic
+from shared.messages import Offer
 from tests.coordinator.performers import Bench
 
 ROUNDS = 2
@@ -82,8 +85,24 @@ def play(bench: Bench) -> None:
                 bench.upload(device, value * number)
 
 
+def play_beside_an_offender(bench: Bench) -> None:
+    """Device c is the first one there, and offers what nobody agreed on until it is in quarantine; then b is asked too."""
+    while not bench.engine.stopped:
+        bench.begin("cab")
+        bench.hear("c", Offer(replace(bench.update(1.0)[1], schema="0" * 64)))
+        bench.look()
+        number = bench.engine.last_round
+        for device, value in VALUES.items():
+            if device not in bench.reported(number):
+                bench.upload(device, value * number)
+
+
 def play_with_kills(
-    directory: Path, prepared: Prepared, fatal: tuple[int, ...]
+    directory: Path,
+    prepared: Prepared,
+    fatal: tuple[int, ...],
+    played: Callable[[Bench], None] = play,
+    **terms: Any,
 ) -> tuple[dict[str, bytes], list[Any], int]:
     """Final model and records; and how many of the kills came about. Each process dies at its own fatal write."""
     run = ""
@@ -100,14 +119,16 @@ def play_with_kills(
             )
             guillotine.installed(patch)
             try:
-                play(Bench(directory, prepared, registry, run, rounds=ROUNDS, quorum=1.0))
+                played(Bench(directory, prepared, registry, run, **{"rounds": ROUNDS, "quorum": 1.0, **terms}))
             except Killed:
                 kills += 1
                 continue
             records = registry.rounds.records(run)
             break
     model = {name: array.tobytes() for name, array in load_checkpoint(directory)[0].tensors.items()}
-    return model, [(one.round, one.outcome, one.reported, one.num_examples) for one in records], kills
+    with Registry(directory / REGISTRY_FILE) as registry:
+        assert registry.holds.held("demo") == ({} if played is play else {"c": QUARANTINED})
+    return model, [(one.round, one.outcome, one.reported, one.num_examples, one.bounded) for one in records], kills
 
 
 def test_every_write_may_be_the_last(tmp_path, prepared):
@@ -119,6 +140,19 @@ def test_every_write_may_be_the_last(tmp_path, prepared):
         assert (model, records) == whole[:2], f"killed before write {fatal}"
         if kills == 0:
             assert fatal > 20
+            break
+
+
+def test_so_it_is_with_bounds_and_a_device_in_quarantine(tmp_path, prepared):
+    """What was pulled back is pulled back to the same bits, and whoever offended is held back whatever was lost of it."""
+    terms = {"quorum": 0.5, "norm_bound": "auto:0.5", "quarantine_after": 1}
+    whole = play_with_kills(tmp_path / "whole", prepared, (), play_beside_an_offender, **terms)
+    assert [(record[2], bool(record[4])) for record in whole[1]] == [(1, True), (2, True)]
+    for fatal in itertools.count(1):
+        killed = play_with_kills(tmp_path / f"killed-{fatal}", prepared, (fatal,), play_beside_an_offender, **terms)
+        assert killed[:2] == whole[:2], f"killed before write {fatal}"
+        if killed[2] == 0:
+            assert fatal > 25
             break
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.doorkeeper import MAX_WAITING_BYTES, Doorkeeper
-from coordinator.purses import BYTES_AT_ONCE, MESSAGES_AT_ONCE, MESSAGES_PER_S, REPEATS, Purses
+from coordinator.purses import BYTES_AT_ONCE, BYTES_PER_S, MESSAGES_AT_ONCE, MESSAGES_PER_S, REPEATS, Purses
 from shared.messages import Envelope, Grant
 from shared.topics import ParsedTopic
 
@@ -67,6 +67,18 @@ def test_chunks_are_what_was_granted(size):
             door.granted("a", size)
             let += door.admit("update_chunk", "a", size, 0.0)
         assert let == REPEATS
+
+
+def test_a_device_that_begins_again_and_again_gets_there_in_the_end():
+    """Its link breaks with each update nearly sent, and another takes its place: what it may send comes back with time."""
+    door, size = purses("a"), 600_000
+    door.asked("a", "run", 1, 0.0)
+    door.granted("a", size)
+    pause_s = size / BYTES_PER_S
+    assert all(door.admit("update_chunk", "a", size, number * pause_s) for number in range(10 * REPEATS))
+    assert not door.dropped
+    door.asked("a", "run", 2, 10_000.0)
+    assert not door.admit("update_chunk", "a", size, 20_000.0)
 
 
 def test_a_new_request_of_the_same_round_takes_nothing_back():

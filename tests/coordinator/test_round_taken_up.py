@@ -10,6 +10,7 @@ import pytest
 
 from coordinator.effects import Aggregate, Open, Pause, PublishModel, Send
 from coordinator.engine import Engine
+from coordinator.fleet import QUARANTINED
 from coordinator.ledger import KeptUpdate, Ledger, Opening
 from coordinator.open_round import SILENCE_S
 from coordinator.round import RETURN_S
@@ -64,6 +65,20 @@ def test_those_who_have_not_reported_are_asked_again():
     assert asked == [("b", 200.0), ("c", 200.0)]
     assert states(made) == {"a": State.REPORTED, "b": State.LOST, "c": State.INVITED}
     assert counted(effects) == []
+
+
+def test_nobody_in_quarantine_is_asked_again():
+    """It was expelled before the coordinator was killed, or an operator held it back meanwhile; nobody waits for it."""
+    made = Engine(
+        run_spec(epoch=EPOCH, quorum=0.5),
+        unfinished=opening("abc", accepted="abc", reported="a"),
+        jitter=random.Random(1),
+    )
+    made.fleet.hold({"a": QUARANTINED, "b": QUARANTINED})
+    made.start(0.0)
+    effects = made.model_published(model(), 0.0)
+    assert [device for device, body in told(effects) if isinstance(body, WorkRequest)] == ["c"]
+    assert states(made) == {"a": State.REPORTED, "b": State.FAILED, "c": State.LOST}
 
 
 def test_nobody_has_to_be_there_first():

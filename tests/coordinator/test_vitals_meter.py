@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coordinator.limits import Limits
 from coordinator.metrics import SIGNS
 from coordinator.vitals_meter import STALE_S
 from shared.reasons import LinkKind
@@ -68,6 +69,20 @@ def test_what_is_old_or_of_a_device_that_is_gone_is_no_news(played):
     played.look()
     assert played.value("device_temperature_celsius", device="a") is None
     assert played.value("devices_showing", sign="told") == 0
+
+
+def test_a_device_that_made_way_is_forgotten(tmp_path):
+    """It told how it is, went, and another has its place: nothing is left of it, and the next look does not miss it."""
+    played = Metered(tmp_path, limits=Limits(max_devices=2))
+    played.vitals("b", WELL)
+    played.state("b", replace(there(), online=False))
+    played.state("c", there())
+    played.look()
+    played.vitals("c", WELL)
+    played.look()
+    assert sorted(played.engine.fleet.members) == ["a", "c"]
+    assert played.value("devices_showing", sign="told") == 1
+    assert played.meter._vitals._told.keys() == {"c"}
 
 
 def test_signs_of_trouble_are_counted_over_all_devices(played):

@@ -15,10 +15,12 @@ from pathlib import Path
 import pytest
 
 from coordinator.identity.authority import DEVICE, Authority
-from device_agent.enrolling import install, read_bundle
+from device_agent.enrolling import install, open_to_others, read_bundle
+from device_agent.settings import AgentSettings
 from shared.broker_url import parse_broker_url
 from shared.bundle import Bundle, decode_bundle, encode_bundle
 from shared.errors import ConfigError, DataError, UsageError
+from shared.password_file import read_password
 from shared.tls import tls_context
 from shared.tls_files import TlsFiles
 
@@ -120,6 +122,7 @@ def test_what_does_not_belong_together_is_refused(tmp_path: Path, device: Device
         (replace(bundle, ca=other.ca), "the bundle's CA did not make its certificate"),
         (replace(bundle, device="pi-9"), "the bundle's certificate is not for 'pi-9' in fleet 'kitchen'"),
         (replace(bundle, certificate="nothing"), "the bundle's certificate is damaged"),
+        (replace(bundle, ca=f"{bundle.ca}é"), "the bundle's certificate is damaged"),
         (bundle_of(tmp_path, now=time.time() - 50_000, days=0), "the bundle's certificate has expired on"),
     ):
         with pytest.raises(DataError, match=words):
@@ -137,13 +140,49 @@ def test_a_clock_that_is_behind_does_not_hinder_it(tmp_path: Path, device: Devic
 
 
 def test_a_password_is_for_the_owner_alone(tmp_path: Path, device: Device):
-    """Settings that everybody could read are closed, and the bundle shows no secret where it is printed."""
+    """In a file of its own, not in settings that others may read, and the bundle shows no secret where it is printed."""
     device.config.chmod(0o644)
     bundle = Bundle(fleet="kitchen", device="pi-1", broker="mqtts://broker.lan", password="s3cret")
     device.install(bundle)
-    assert device.settings["username"] == "pi-1" and device.settings["password"] == "s3cret"
-    assert device.config.stat().st_mode & 0o777 == 0o640
+    place = device.state_dir / "identity" / "password"
+    assert device.settings["username"] == "pi-1" and "s3cret" not in device.config.read_text()
+    assert device.settings["password_file"] == str(place) and read_password(place) == "s3cret"
+    assert (place.stat().st_mode & 0o777, device.config.stat().st_mode & 0o777) == (0o600, 0o644)
+    device.install(bundle_of(tmp_path))
+    assert not place.exists() and not {"username", "password_file"} & device.settings.keys()
     assert "s3cret" not in repr(bundle)
+
+
+def test_a_password_takes_the_place_of_what_contradicts_it(tmp_path: Path, device: Device):
+    """A file with another password, the certificate of the identity before: the agent starts, and again changes nothing."""
+    device.install(bundle_of(tmp_path))
+    device.config.write_text(f'password = "old"  # the old one\n{device.config.read_text()}')
+    bundle = Bundle(
+        fleet="kitchen", device="pi-2", broker="mqtts://broker.lan", ca=bundle_of(tmp_path).ca, password="s3"
+    )
+    device.install(bundle, replace=True)
+    place = device.state_dir / "identity"
+    assert device.settings == {
+        **tomllib.loads(OWN),
+        "broker": "mqtts://broker.lan",
+        "fleet": "kitchen",
+        "device_id": "pi-2",
+        "ca_file": str(place / "ca.crt"),
+        "username": "pi-2",
+        "password_file": str(place / "password"),
+    }
+    assert AgentSettings(**device.settings).check() == []  # type: ignore[arg-type]
+    assert not (place / "client.pem").exists() and device.config.read_text().startswith(OWN)
+    assert device.install(bundle) == []
+    device.install(replace(bundle, broker="mqtt://localhost"))
+    assert AgentSettings(**device.settings).check() == []  # type: ignore[arg-type]
+
+
+def test_a_certificate_of_the_owner_s_own_stays_beside_a_password(tmp_path: Path, device: Device):
+    """A broker may ask for both."""
+    device.config.write_text('cert_file = "/etc/ssl/mine.pem"\n')
+    device.install(Bundle(fleet="kitchen", device="pi-1", broker="mqtts://broker.lan", password="s3cret"))
+    assert device.settings["cert_file"] == "/etc/ssl/mine.pem"
 
 
 def test_an_installation_that_is_cut_short_is_completed_by_doing_it_again(
@@ -203,6 +242,16 @@ def test_settings_that_cannot_be_read_are_left_alone(tmp_path: Path, device: Dev
     device.config.write_text("data = [")
     with pytest.raises(ConfigError, match="not TOML"):
         device.install(bundle_of(tmp_path))
+
+
+def test_a_bundle_that_others_may_have_read_is_told(tmp_path: Path):
+    """It is installed all the same: a memory stick knows no modes."""
+    bundle = tmp_path / "pi-1.bundle"
+    bundle.touch(mode=0o600)
+    assert open_to_others(bundle, "pi-1") == []
+    bundle.chmod(0o644)
+    (told,) = open_to_others(bundle, "pi-1")
+    assert "pi-1.bundle is open to other users (mode 0644)" in told and "fedpatch device rotate pi-1" in told
 
 
 def test_a_device_needs_no_further_package(tmp_path: Path):

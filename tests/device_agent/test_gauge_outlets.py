@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import urllib.error
 from urllib.parse import urlsplit
 from urllib.request import urlopen
@@ -56,6 +57,31 @@ def test_a_client_that_is_rude_or_slow_is_left_behind(monkeypatch, rude):
         assert fetch(endpoint.url) == "fine 1\n"
     finally:
         endpoint.stop()
+
+
+def test_a_client_that_drips_is_left_behind_too(monkeypatch):
+    """A byte now and then keeps no connection for ever: not from the next client, and not the agent from its end."""
+    monkeypatch.setattr(gauge_outlets._Handler, "timeout", 1.0)
+    endpoint = Endpoint(Address("127.0.0.1", 0), lambda: "fine 1\n")
+    where = urlsplit(endpoint.url)
+    over = threading.Event()
+
+    def drip(client: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while not over.wait(0.1):
+                client.sendall(b"x")
+
+    with socket.create_connection((where.hostname, where.port), 60) as client:
+        dripping = threading.Thread(target=drip, args=(client,))
+        dripping.start()
+        try:
+            with contextlib.suppress(ConnectionError):
+                while client.recv(4096):
+                    pass
+        finally:
+            over.set()
+            dripping.join()
+            endpoint.stop()
 
 
 def test_an_ipv6_address_will_do():

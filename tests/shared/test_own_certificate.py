@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.identity.expiry import as_numbers, of_files, of_others
+from coordinator.identity.index import Entry
 from coordinator.identity.revocations import Revocations
 from coordinator.identity.standing import check_authority
 from coordinator.settings import RunSettings
@@ -130,3 +132,14 @@ def test_the_metric_knows_every_certificate_a_run_depends_on(house: Certified):
     assert round((asks["coordinator"]() - now) / DAY_S) == 400
     bare = of_others(Revocations(house.directory / "none", "kitchen"), lambda: None)
     assert (of_files(RunSettings()), bare) == ({}, {})
+
+
+def test_a_device_that_is_enrolled_during_a_run_has_its_metric(tmp_path: Path):
+    """The first one, too; until then there is no number."""
+    Certified(tmp_path / "ca").make()
+    revocations = Revocations(tmp_path / "ca", "kitchen")
+    ask = as_numbers(of_others(revocations, lambda: None))["device"]
+    assert math.isnan(ask())
+    device = Entry(serial="1", part="device", name="pi-1", not_after=1_800_000_000)
+    revocations.index = revocations.index.with_entry(device)
+    assert ask() == 1_800_000_000

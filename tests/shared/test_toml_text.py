@@ -54,20 +54,22 @@ def test_every_top_level_key_is_found_on_its_line(entries, windows):
 @given(
     st.lists(st.tuples(GAPS, KEYS, VALUES), max_size=6, unique_by=lambda entry: entry[1]),
     st.dictionaries(st.sampled_from(["a", "b-c", "1", "new", "newer"]), st.text('ab"\\\n#', max_size=4), max_size=4),
+    st.sets(st.sampled_from(["d e", "f\u0041", "none"])),
 )
-def test_values_that_are_put_in_are_there_and_nothing_else_has_changed(entries, values):
-    """Before the first table, in the place of what a key had; comments stay. A key that is a table is refused."""
+def test_values_that_are_put_in_are_there_and_nothing_else_has_changed(entries, values, without):
+    """Before the first table, in the place of what a key had; what is to go has gone; comments stay."""
     text = ""
     in_table = False
     for gap, key, value in entries:
         in_table = in_table or key.startswith("[")
         text += gap + (f"{key}\n" if key.startswith("[") else f"{key} = {value}\n")
-    changed = with_values(text, values)
-    assert tomllib.loads(changed) == {**tomllib.loads(text), **values}
+    changed = with_values(text, values, without)
+    kept = {key: value for key, value in tomllib.loads(text).items() if key not in without}
+    assert tomllib.loads(changed) == {**kept, **values}
     assert [line for line in changed.splitlines() if line.startswith("# a")] == [
         line for line in text.splitlines() if line.startswith("# a")
     ]
-    assert with_values(changed, values) == changed
+    assert with_values(changed, values, without) == changed
 
 
 def test_a_key_that_is_a_table_is_not_made_a_value():

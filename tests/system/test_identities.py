@@ -166,20 +166,19 @@ def test_an_agent_does_not_start_with_the_certificate_of_another(tmp_path: Path)
 
 def test_a_key_that_others_can_read_is_not_used(tmp_path: Path):
     """Neither by an agent nor by a coordinator; the doctor says so too."""
-    files = Certified(tmp_path / "ca", FLEET).make("ann").files("ann")
-    assert files.cert_file is not None
-    files.cert_file.chmod(0o644)
-    given = [
-        "--broker",
-        "mqtts://localhost:1",
-        "--fleet",
-        FLEET,
-        "--ca-file",
-        files.ca_file,
-        "--cert-file",
-        files.cert_file,
-    ]
-    agent = ["--data", "n=1", "--device-id", "ann", "--state-dir", tmp_path / "state"]
-    words = f"{files.cert_file} is open to other users (mode 0644), who could pass for us; chmod 600 {files.cert_file}"
-    done = run("fedpatch-agent", "run", *given, *agent)
-    assert done.code == 2 and words in done.err
+    certified = Certified(tmp_path / "ca", FLEET).make("ann")
+    keys = {
+        "fedpatch-agent": certified.directory / "ann.pem",
+        "fedpatch": certified.directory / "coordinator/client.key",
+    }
+    certificates = {"fedpatch": certified.directory / "coordinator/client.crt"}
+    for program, key in keys.items():
+        key.chmod(0o644)
+        given = ["--broker", "mqtts://localhost:1", "--fleet", FLEET, "--ca-file", certified.directory / "ca.crt"]
+        given += ["--cert-file", certificates.get(program, key), "--key-file", key, "--state-dir", tmp_path / program]
+        given += ["--data", "n=1", "--device-id", "ann"] if program == "fedpatch-agent" else []
+        done = run(program, "run", *given)
+        words = f"{key} is open to other users (mode 0644), who could pass for us; chmod 600 {key}"
+        assert done.code == 2 and words in done.err
+        found = json.loads(run(program, "doctor", "--json", *given).out)["findings"]
+        assert any(one["verdict"] == "fail" and str(key) in one["detail"] for one in found)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+from cryptography import x509
 
 from coordinator.cli import main
+from coordinator.identity.authority import BROKER, DAY_S, Authority
 from shared.bundle import decode_bundle
 from shared.certificate import read_pem
 from tests.programs import Ended, Program
@@ -49,6 +52,36 @@ def test_a_ca_is_made_with_what_a_broker_and_a_coordinator_need(fedpatch: Progra
     assert f"--cert-file {place}/coordinator/client.crt" in again.err
     other = fedpatch("ca", "init", "--fleet", "garden")
     assert other.code == 2 and "is the CA of fleet 'kitchen', not of 'garden'" in other.err
+
+
+def test_other_names_of_the_broker_are_not_passed_over(fedpatch: Program, tmp_path: Path):
+    """The certificate that is there stays, and the command that makes another is named; the order of names means nothing."""
+    place = tmp_path / "fedpatch-state" / "ca"
+    before = (place / "broker" / "broker.crt").read_bytes()
+    refused = fedpatch("ca", "init", "--fleet", "kitchen", "--broker-name", "other.lan", "--broker-name", "::1")
+    assert refused.code == 2 and "is for broker.lan, not for other.lan, ::1" in refused.err
+    assert "fedpatch ca broker --broker-name other.lan --broker-name ::1" in refused.err
+    assert (place / "broker" / "broker.crt").read_bytes() == before
+    well(fedpatch("ca", "broker", "--broker-name", "other.lan", "--broker-name", "0:0::1"))
+    well(fedpatch("ca", "init", "--fleet", "kitchen", "--broker-name", "::1", "--broker-name", "other.lan"))
+
+
+def test_what_has_expired_is_made_anew_by_doing_it_again(fedpatch: Program, tmp_path: Path):
+    """As what is missing; the key stays."""
+    place = tmp_path / "fedpatch-state" / "ca" / "broker"
+    with Authority.open(place.parent, now=time.time()) as authority:
+        key = (place / "broker.key").read_bytes()
+        authority.issue(BROKER, "broker", now=time.time() - 9 * DAY_S, days=1, names=["broker.lan"], key=key)
+    again = well(fedpatch("ca", "init", "--fleet", "kitchen", "--broker-name", "broker.lan"))
+    assert "there is the broker's certificate for broker.lan" in again.err
+    assert read_pem((place / "broker.crt").read_bytes())[0].standing(time.time()) == "good"
+    assert (place / "broker.key").read_bytes() == key
+
+
+def test_a_ca_without_a_broker_does_not_say_that_it_has_one(fedpatch: Program, tmp_path: Path):
+    """It says how to make what the broker needs."""
+    told = well(fedpatch("ca", "init", "--fleet", "garden", "--ca-dir", tmp_path / "other")).err
+    assert "broker: fedpatch ca broker --broker-name HOST makes its certificate and key" in told
 
 
 def test_a_device_is_enrolled_rotated_and_revoked(fedpatch: Program, tmp_path: Path):
@@ -114,6 +147,20 @@ def test_what_expires_is_renewed_with_the_key_it_has(fedpatch: Program, tmp_path
     before = read_pem((place / "ca.crt").read_bytes())[0]
     well(fedpatch("ca", "renew", "--ca-days", "5000"))
     assert read_pem((place / "ca.crt").read_bytes())[0].not_after > before.not_after
+
+
+def test_a_stolen_key_of_the_coordinator_is_taken_back(fedpatch: Program, tmp_path: Path):
+    """Another key takes its place, the certificate of the old one is in the list, and so goes an old password."""
+    place = tmp_path / "fedpatch-state" / "ca"
+    stolen = read_pem((place / "coordinator" / "client.crt").read_bytes())[0].serial
+    key = (place / "coordinator" / "client.key").read_bytes()
+    well(fedpatch("ca", "coordinator", "--password"))
+    told = well(fedpatch("ca", "coordinator", "--revoke-old"))
+    assert "ca.crl" in told.err and "systemctl reload mosquitto" in told.err
+    assert (place / "coordinator" / "client.key").read_bytes() != key
+    crl = x509.load_pem_x509_crl((place / "ca.crl").read_bytes())
+    assert [one.serial_number for one in crl] == [stolen]
+    assert (place / "broker" / "passwords").read_text() == ""
 
 
 def test_watchers_have_certificates_of_their_own(fedpatch: Program, tmp_path: Path):

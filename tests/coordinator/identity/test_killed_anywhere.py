@@ -95,6 +95,26 @@ def test_a_serial_number_that_may_be_out_is_recorded(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_a_list_is_never_left_to_end_before_its_ca(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, after: bool):
+    """A renewal that is cut short: with a list that is out of date brokers would let nobody in, years later."""
+    for write in itertools.count():
+        place = tmp_path / str(write)
+        with Authority.create(place, "kitchen", now=NOW, days=9) as authority:
+
+            def renew(authority: Authority = authority) -> None:
+                authority.renew(now=NOW + 1)
+
+            killed = killed_at(monkeypatch, write, after=after, what=renew)
+        with Authority.open(place, now=NOW + 2) as again:
+            found = x509.load_pem_x509_crl((place / "ca.crl").read_bytes())
+            assert found.next_update_utc is not None
+            assert int(found.next_update_utc.timestamp()) == again.ends
+        if not killed:
+            assert write > 1
+            return
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 def test_a_ca_that_was_begun_is_finished(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, after: bool):
     """`fedpatch ca init` once more, and it is whole."""
     for write in itertools.count():

@@ -10,7 +10,7 @@ import pytest
 from coordinator.effects import Count
 from coordinator.engine import Engine
 from coordinator.identity.index import DEVICE, Entry, Index
-from coordinator.identity.index_file import INDEX_NAME, write_index
+from coordinator.identity.index_file import INDEX_NAME, read_index, write_index
 from coordinator.identity.revocations import REVOKED, Revocations, refused
 from coordinator.round_states import State
 from shared.errors import StateError
@@ -103,6 +103,43 @@ def test_a_record_that_goes_bad_meanwhile_forgets_nobody(tmp_path: Path, caplog:
             revocations.look(run, 2.0 * number)
         assert revocations.refuses("a")
     assert "is damaged" in caplog.text and "has gone; what was revoked before stays so" in caplog.text
+
+
+def test_a_revocation_while_the_record_is_read_for_the_first_time_is_heeded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """It is seen at the next look, and not only when the record changes once more."""
+    record(tmp_path)
+
+    def read_then_revoked(directory: Path) -> Index | None:
+        index = read_index(directory)
+        record(tmp_path, revoked="a")
+        return index
+
+    with monkeypatch.context() as patch:
+        patch.setattr("coordinator.identity.revocations.read_index", read_then_revoked)
+        revocations = Revocations(tmp_path, "kitchen")
+    assert not revocations.refuses("a")
+    revocations.look(started(), 2.0)
+    assert revocations.refuses("a")
+
+
+def test_a_record_that_becomes_readable_again_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """As one that root wrote and then gave to us: neither its text nor its time has changed, only whose it is."""
+    record(tmp_path)
+    revocations, run = Revocations(tmp_path, "kitchen"), started()
+
+    def denied(directory: Path) -> Index | None:
+        raise StateError(f"{directory}: Permission denied")
+
+    record(tmp_path, revoked="a")
+    with monkeypatch.context() as patch:
+        patch.setattr("coordinator.identity.revocations.read_index", denied)
+        revocations.look(run, 2.0)
+    assert not revocations.refuses("a")
+    (tmp_path / INDEX_NAME).chmod(0o640)
+    revocations.look(run, 4.0)
+    assert revocations.refuses("a")
 
 
 def test_a_record_that_cannot_be_read_at_the_beginning_is_an_error(tmp_path: Path):

@@ -58,6 +58,7 @@ def test_idx_files_are_read(tmp_path):
         (gzip.compress(_idx(IMAGES) + b"x"), "announces 24 values, holds 25"),
         (gzip.compress(b"\x00\x00\x08\x03" + b"\xff" * 12), "announces 79228162458924105385300197375 values, holds 0"),
     ],
+    ids=["cut off", "html", "empty", "signed", "half a header", "a byte less", "a byte more", "huge"],
 )
 def test_a_damaged_idx_file_is_named_with_the_mend(tmp_path, content, problem):
     """Truncated, foreign and lying files are told apart; none is believed."""
