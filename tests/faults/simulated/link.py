@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from shared.broker_url import BrokerUrl
 from shared.errors import BrokerError
 from shared.link_events import Connected, Disconnected, LinkEvent, Received
 from shared.outbox import MAX_IN_FLIGHT, Outbox, Outgoing
@@ -38,7 +39,7 @@ class SimulatedLink:
         max_queued: int = 1000,
         **_: Any,
     ) -> None:
-        self.broker = "mqtt://simulated"
+        self.broker = BrokerUrl("127.0.0.1", 1883, tls=False)
         self.client_id, self.will, self.clean_start = client_id, will, clean_start
         self._world, self._host, self._events = world, host, events
         self._outbox = Outbox(max_queued)
