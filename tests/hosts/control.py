@@ -57,6 +57,16 @@ class Control:
         (self.inventory / "hosts.json").write_text(json.dumps({"all": {"children": children}}))
         (self.inventory / "group_vars" / "all.json").write_text(json.dumps(common))
 
+    def _environment(self) -> dict[str, str]:
+        return {
+            "ANSIBLE_FORCE_COLOR": "0",
+            "ANSIBLE_NOCOLOR": "1",
+            "ANSIBLE_LOCAL_TEMP": str(self.folder / "tmp"),
+            # Connections that stay open are known by address alone, and other labs have the same addresses.
+            "ANSIBLE_SSH_CONTROL_PATH_DIR": str(self.folder / "cp"),
+            "PYTHONPATH": str(ROOT),
+        }
+
     def play(self, book: str, *options: str, check: bool = True, **variables: Any) -> Played:
         """The playbook `book`, in the control host's network; AssertionError where it fails and `check` wants it whole."""
         self._write_inventory()
@@ -66,13 +76,7 @@ class Control:
         done = subprocess.run(
             command,
             cwd=ROOT / "ansible",
-            env={
-                **os.environ,
-                "ANSIBLE_FORCE_COLOR": "0",
-                "ANSIBLE_NOCOLOR": "1",
-                "PYTHONPATH": str(ROOT),
-                "ANSIBLE_LOCAL_TEMP": str(self.folder / "tmp"),
-            },
+            env={**os.environ, **self._environment()},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
