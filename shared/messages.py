@@ -19,6 +19,7 @@ from shared.vitals import Vitals
 PROTOCOL_VERSION = 1
 ENCODINGS = ("fp32+zstd", "fp16+zstd", "fp32", "fp16")  # how tensors may travel; the first is the default
 MAX_CHUNKS = 65_536
+MAX_DELTAS = 16
 MAX_BLOB_BYTES = 2**31
 
 Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
@@ -62,8 +63,25 @@ class TrainPlan:
 
 
 @dataclass(frozen=True)
+class ModelDelta:
+    """A step from one version of the global model to the next, for devices that hold the version `base`.
+
+    A version is named by the digest of the manifest of its whole model. `content` is the digest of the tensors that
+    the step leads to (shared.tensors), by which a device knows that it came to the same bits.
+    """
+
+    base: Digest
+    content: Digest
+    manifest: Manifest
+
+
+@dataclass(frozen=True)
 class WorkRequest:
-    """Coordinator asks a device to take part in the round of the envelope. Sent again when in doubt; idempotent."""
+    """Coordinator asks a device to take part in the round of the envelope. Sent again when in doubt; idempotent.
+
+    `deltas` lead from an older version to `model`, the oldest first, each from the version that the one before leads to.
+    A device that holds one of these versions needs only the rest of the way.
+    """
 
     schema: Digest
     private: Text
@@ -72,6 +90,7 @@ class WorkRequest:
     encoding: Word
     chunk_bytes: Positive
     deadline_s: Seconds
+    deltas: Annotated[tuple[ModelDelta, ...], Meta(max_length=MAX_DELTAS)] = ()
 
 
 @dataclass(frozen=True)

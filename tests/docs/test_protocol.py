@@ -19,14 +19,23 @@ from device_agent.vitals import LEAST_S as LEAST_S_OF_VITALS
 from device_agent.vitals import REPEAT_S as REPEAT_S_OF_VITALS
 from shared import messages
 from shared.codec import BODY_TYPES, MAX_MESSAGE_BYTES, _Frame
-from shared.messages import ENCODINGS, MAX_CHUNKS, JobStatus, Manifest, TaskCapability, TrainPlan, UpdateReport
+from shared.messages import (
+    ENCODINGS,
+    MAX_CHUNKS,
+    JobStatus,
+    Manifest,
+    ModelDelta,
+    TaskCapability,
+    TrainPlan,
+    UpdateReport,
+)
 from shared.run_status import DeviceStatus, ReasonCount, RoundStatus, StateCount
 from shared.topics import TOPICS
 from shared.transfer import CHUNK_OVERHEAD_BYTES, MAX_QUIET_S
 from shared.vitals import LastRound
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "protocol.md").read_text("utf-8")
-WITHIN = (Manifest, TrainPlan, TaskCapability, LastRound, JobStatus, UpdateReport)
+WITHIN = (Manifest, ModelDelta, TrainPlan, TaskCapability, LastRound, JobStatus, UpdateReport)
 WITHIN_STATUS = (DeviceStatus, StateCount, RoundStatus, ReasonCount)
 SECTIONS: dict[str, type] = BODY_TYPES | {kind.__name__: kind for kind in (*WITHIN, *WITHIN_STATUS)}
 

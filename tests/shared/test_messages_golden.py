@@ -25,6 +25,7 @@ from shared.messages import (
     Grant,
     JobStatus,
     Manifest,
+    ModelDelta,
     Need,
     Offer,
     Progress,
@@ -78,7 +79,9 @@ STATUS = RunStatus(
 )
 
 BODIES: dict[str, Body] = {
-    "work_request": WorkRequest(SCHEMA, "affine", PLAN, MANIFEST, "fp16+zstd", 98_304, 600.0),
+    "work_request": WorkRequest(
+        SCHEMA, "affine", PLAN, MANIFEST, "fp16+zstd", 98_304, 600.0, (ModelDelta(UPDATE, SCHEMA, MANIFEST),)
+    ),
     "grant": Grant(UPDATE, 8, b"\x05"),
     "ack": Ack(UPDATE, b"\x0f"),
     "committed": Committed(UPDATE, 90.5),
