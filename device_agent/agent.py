@@ -246,7 +246,7 @@ class Agent:
         if verdict is None:
             self._offer = envelope  # the newest: what was asked before it is not wanted any more
             return []
-        return self._job.on_request(envelope, self._tasks, verdict, now)
+        return self._job.on_request(envelope, self._tasks, verdict, now, self._performer.held_version)
 
     def _on_state(self, state: Body, now: float) -> None:
         """The coordinator's, or what stands on our own topic: anybody may have written that who uses our id."""
