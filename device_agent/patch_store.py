@@ -103,6 +103,11 @@ class PatchStore:
             _tighten(directory, 0o700)
             remove_unfinished(directory)
 
+    @property
+    def directory(self) -> Path:
+        """Where what is this device's own is kept."""
+        return self._directory
+
     def load(self, key: PatchKey, run: str, round: int) -> PatchState:
         """Patch to train round `round` of `run` from; the empty state where there is none yet.
 

@@ -42,7 +42,7 @@ from shared.codec import encode
 from shared.errors import BrokerError, FedpatchError, StateError
 from shared.link import Link
 from shared.log_lines import fields
-from shared.messages import Decline, DeviceState, Envelope, Manifest, Offer
+from shared.messages import Decline, DeviceState, Envelope, Manifest, Offer, is_delta
 from shared.reasons import FailReason
 from shared.transfer import SendChunk, encode_chunk
 
@@ -248,7 +248,7 @@ class Performer:
                 model=request.model,
                 held=way.held,
                 steps=tuple(ModelStep(str(self._downloads.path(one.manifest.digest)), one) for one in way.steps),
-                hold=bool(request.deltas) or request.encoding.startswith("delta"),
+                hold=bool(request.deltas) or is_delta(request.encoding),
                 encoding=request.encoding,
                 base=request.model.digest,
                 update_path=str(self._spool.update_path),

@@ -2,8 +2,10 @@
 
 A file beside the patch, of the same rights, for the same task, schema and policy, tells what was left after one round; the
 one before it is kept too. So a round that is repeated begins with what was left before it, and gives the same update again;
-what is of another run or encoding is left alone, and then nothing is added. Unlike the patch's, a file holds one state
-and no more than eight bits of a value: it is as large as the public model, and is written every round, to a card.
+what is of another run or encoding is left alone, and then nothing is added.
+
+There is a value for each one that is trained, and a card is written in every round. So a file holds one state where the patch's
+holds two, and four bits for a value: rounded at random, they leave out a fiftieth of the energy of what is left out.
 
 Seite, H., et al.: 1-Bit Stochastic Gradient Descent and its Application to Data-Parallel Distributed Training of Speech DNNs,
 Interspeech 2014, section 3.
@@ -25,13 +27,13 @@ from device_agent.patch_store import PatchKey
 from device_agent.sealed import seal, unseal
 from shared.compression import pack, unpack
 from shared.errors import FedpatchError, StateError
+from shared.feedback import residual_name
 from shared.files import refusals_of, sync_directory, write_atomic
 from shared.tensors import Array, Schema, Tensors, base_name
 
 SUFFIX = ".residual"
-STORED_AS = "delta-int8"
+STORED_AS = "delta-int4"
 _LINE = b"fedpatch residual 1\n"
-_ENDING = ":residual"
 
 log = logging.getLogger("fedpatch.patches")
 
@@ -130,7 +132,7 @@ def _decode(path: Path, data: bytes, public: Schema) -> tuple[ResidualOf, dict[s
     schema = _schema(public)
     blob = bytes(content[unpacker.tell() :])
     _, plain = unpack(blob, encoding=STORED_AS, raw_bytes=raw_bytes, schema=schema, base=_zeros(schema))
-    return of, {name + _ENDING: array for name, array in plain.items()}
+    return of, {residual_name(name): array for name, array in plain.items()}
 
 
 def _zeros(schema: Schema) -> dict[str, Array]:
