@@ -53,6 +53,8 @@ def _by_steps(command: TrainCommand, public: Schema, store: HeldModel | None) ->
     held, blob = store.read()
     if (held.version, held.schema) != (command.held, public.digest):
         raise StateError(f"{store.path}: holds version {held.version[:12]}, not {command.held[:12]}")
+    if not command.steps and held.version != command.base:
+        raise WireError(f"no step leads from version {held.version[:12]} to {command.base[:12]}")
     _, tensors = unpack(blob, encoding=held.encoding, raw_bytes=held.raw_bytes, schema=public)
     for step in command.steps:
         _, tensors = _unpacked(step.path, step.delta.manifest, public, tensors)

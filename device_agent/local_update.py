@@ -75,7 +75,7 @@ class LocalUpdate:
         """Train, save the patch, write the update to `command.update_path` (0600); None, nothing saved, when cancelled.
 
         The patch is saved before the update, and so is what its encoding leaves out: where there is an update, there is what
-        belongs to it. A round that is done again gives the same bytes. The personal model is staged last, unless work is
+        belongs to it. A round that is done again gives the same values. The personal model is staged last, unless work is
         `stopped` by then, and its failure is none of the round's. Raises WireError for a damaged model or steps that do not
         lead to it, SchemaMismatch for one of another shape, UsageError for a plan or policy that cannot be followed,
         UpdateRefused where training diverged, DataError, and StateError for files.
