@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shared.errors import WireError
-from shared.messages import ENCODINGS, Manifest, ModelDelta, WorkRequest
+from shared.messages import ENCODINGS, Manifest, ModelDelta, WorkRequest, is_delta
 from shared.transfer import check_manifest
 
 
@@ -42,6 +42,15 @@ def way_to(request: WorkRequest, held: str, max_blob_bytes: int) -> Way:
         return whole
     way = Way(request.model, held, request.deltas[begins[-1] :])
     return way if _can_be_gone(way, max_blob_bytes) else whole
+
+
+def expected_bytes(request: WorkRequest, way: Way) -> int:
+    """What the work will take of the link, at most about: its way to the model, and an update of it.
+
+    An update is as large as the model; one that travels as a difference has a half of its bits or less.
+    """
+    update = request.model.size_bytes // 2 if is_delta(request.encoding) else request.model.size_bytes
+    return request.model.size_bytes - way.saved_bytes + update
 
 
 def _can_be_gone(way: Way, max_blob_bytes: int) -> bool:

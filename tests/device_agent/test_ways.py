@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device_agent.ways import Way, way_to
+from device_agent.ways import Way, expected_bytes, way_to
 from shared.messages import ENCODINGS, Manifest, ModelDelta, WorkRequest
 from tests.device_agent.steps import CONTENT, STEPS, VERSIONS, asked
 
@@ -66,6 +66,17 @@ def test_steps_that_begin_twice_at_what_is_held_are_gone_from_the_last():
     request = asked()
     twice = replace(request, deltas=(replace(request.deltas[0], base=VERSIONS[2].digest), *request.deltas[1:]))
     assert way_to(twice, VERSIONS[2].digest, LIMIT).steps == twice.deltas[2:]
+
+
+@pytest.mark.parametrize(
+    ("encoding", "held", "expected"),
+    [("fp32", "", 500), ("fp32", VERSIONS[1].digest, 350), ("delta-int8", VERSIONS[2].digest, 145)],
+    ids=["as ever", "by steps", "both by steps"],
+)
+def test_an_owner_who_pays_for_traffic_is_asked_for_what_the_work_will_take(encoding, held, expected):
+    """The way to the model, and an update: no more than as large as the model, or half of that as a difference."""
+    request = replace(asked(), encoding=encoding)
+    assert expected_bytes(request, way_to(request, held, LIMIT)) == expected
 
 
 digests = st.sampled_from([one.digest for one in VERSIONS] + ["77" * 32])
