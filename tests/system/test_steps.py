@@ -48,7 +48,7 @@ def test_devices_come_to_the_model_by_steps_from_whatever_they_hold(stage: Stage
     ann, bob = stage.start_agents()
     stage.hold("ann", round=2, step=3)
     stage.hold("bob", round=3, step=2)
-    with stage.begin(rounds=5, rejoin_s=0, quorum=0.5, encoding=ENCODING) as coordinator:
+    with stage.begin(rounds=5, rejoin_s=0, quorum=0.5, encoding=ENCODING, strategy="fedavg") as coordinator:
         stage.wait_held("ann", coordinator)
         ann.kill()
         stage.wait_held("bob", coordinator)
@@ -78,7 +78,7 @@ def test_a_device_that_reboots_in_mid_training_needs_nothing_of_the_model_again(
     """It holds what it was trained from, and gives the same update as if nothing had happened."""
     ann, bob = stage.start_agents()
     stage.hold("ann", round=2, step=3)
-    with stage.begin(rounds=3, encoding=ENCODING) as coordinator:
+    with stage.begin(rounds=3, encoding=ENCODING, strategy="fedavg") as coordinator:
         stage.wait_held("ann", coordinator)
         ann.kill()
         stage.holds["ann"].release()
