@@ -116,6 +116,7 @@ class SimulatedTrainer:
 
     def _set_up(self) -> None:
         self._store = PatchStore(self._patches)
+        self._held.tidy()
         self._answer(Ready("digits", SCHEMA.digest, examples(self._device)))
         if self._lessons:
             self._begin()
@@ -133,6 +134,8 @@ class SimulatedTrainer:
         key = PatchKey("digits", SCHEMA.digest, str(POLICY))
         before = self._store.load(key, command.key.run, command.key.round)
         lesson.model = read_global_model(command, PUBLIC, self._held)
+        if command.held:
+            self._world.say(f"{self._device} comes to its model by {len(command.steps)} steps from what it holds")
         values = before.values or FIRST_PATCH
         lesson.update, patch = learned(lesson.model, values, self._device, command.key.round)
         after = PatchState(patch, before.batches_done + 1)
