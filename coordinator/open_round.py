@@ -85,7 +85,7 @@ class OpenRound:
     def begin(self, model: Manifest, now: float, deltas: Sequence[ModelDelta] = ()) -> list[Effect]:
         """The global model lies on the broker: keep the ledger, and ask everybody who has not reported."""
         known, updates = self._opening.ledger, self._opening.updates
-        self._asking = Asking(self._spec, self._fleet, known, model, deltas)
+        self._asking = Asking(self._spec, self._fleet, known, model, deltas, now)
         if known.base:
             self.round.take_up(known, updates, now)
         else:
@@ -120,7 +120,7 @@ class OpenRound:
             case Offer():
                 return self._offered(device, body.manifest, now)
             case Need():
-                return self._known.wanted(body, now)
+                return self._known.wanted(body, now, self.round.count(State.INVITED, State.ACCEPTED))
             case Failed():
                 self._desk.release(device)
                 failed = self.round.handle(device, Event.FAIL, now, word_of(body))
