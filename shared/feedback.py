@@ -7,6 +7,7 @@ Seide et al. 2014; Karimireddy et al. 2019 (EF-SGD, Algorithm 1). The residual o
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,15 @@ from shared.tensors import Array, Schema, Tensors, TensorSpec, moment_name
 def residual_name(tensor: str) -> str:
     """`fc1.weight` -> `fc1.weight:residual`."""
     return moment_name(tensor, "residual")
+
+
+@dataclass(frozen=True)
+class Step:
+    """A packed blob, the tensors that whoever unpacks it will have, and the residual that this leaves."""
+
+    packed: Packed
+    tensors: dict[str, Array]
+    residual: dict[str, Array]
 
 
 def pack_with_feedback(
@@ -41,16 +51,30 @@ def pack_with_feedback(
     """
     if encoding not in FEEDBACK:
         return pack(tensors, schema, meta, encoding, base=base, seed=seed), {}
+    step = step_with_feedback(tensors, schema, meta, encoding, base=base, seed=seed, residual=residual)
+    return step.packed, step.residual
+
+
+def step_with_feedback(
+    tensors: Tensors,
+    schema: Schema,
+    meta: Mapping[str, Any],
+    encoding: str,
+    *,
+    base: Tensors | None,
+    seed: int,
+    residual: Tensors,
+) -> Step:
+    """`pack_with_feedback`, and what comes out when it is unpacked, for whoever needs both; raises the same."""
     schema.check_names(tensors)
-    trained = [spec for spec in schema.specs if spec.trainable]
+    trained = [spec for spec in schema.specs if spec.trainable and encoding in FEEDBACK]
     intended = {spec.name: _sum(tensors[spec.name], residual, spec) for spec in trained}
     packed = pack({**tensors, **intended}, schema, meta, encoding, base=base, seed=seed)
     _, decoded = unpack(packed.blob, encoding=encoding, raw_bytes=packed.raw_bytes, schema=schema, base=base)
     with np.errstate(over="ignore", invalid="ignore"):
         left = {residual_name(name): intended[name] - decoded[name] for name in intended}
-    return packed, {
-        name: np.where(np.isfinite(values), values, 0).astype(values.dtype) for name, values in left.items()
-    }
+    after = {name: np.where(np.isfinite(values), values, 0).astype(values.dtype) for name, values in left.items()}
+    return Step(packed, decoded, after)
 
 
 def _sum(values: Array, residual: Tensors, spec: TensorSpec) -> Array:
