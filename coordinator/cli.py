@@ -114,6 +114,9 @@ def resume(
     rounds: Annotated[int | None, typer.Option(min=1, help="Another number of rounds to end after, in all.")] = None,
     target_ua: Annotated[float | None, typer.Option(help="Another user accuracy to end at.")] = None,
     metrics: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Another address for metrics.")] = None,
+    encoding: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Another encoding from the next round on.")
+    ] = None,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Allow mqtt:// to another machine, without TLS.")
     ] = False,
@@ -142,6 +145,7 @@ def resume(
                 rounds=rounds,
                 target_ua=target_ua,
                 metrics=metrics,
+                encoding=encoding,
                 insecure=insecure,
             )
             ignore_signals()
