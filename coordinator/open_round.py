@@ -84,7 +84,7 @@ class OpenRound:
 
     def begin(self, model: Manifest, now: float) -> list[Effect]:
         """The global model lies on the broker: keep the ledger, and ask everybody who has not reported."""
-        self._model, self._repairs = model, Repairs(model)
+        self._model, self._repairs = model, Repairs(model, now)
         known, updates = self._opening.ledger, self._opening.updates
         if known.base:
             self.round.take_up(known, updates, now)
@@ -120,7 +120,8 @@ class OpenRound:
             case Offer():
                 return self._offered(device, body.manifest, now)
             case Need():
-                wanted = self._repairs.wanted(body, now) if self._repairs else ()
+                waiting = self.round.count(State.INVITED, State.ACCEPTED)
+                wanted = self._repairs.wanted(body, now, waiting) if self._repairs else ()
                 return [Republish(wanted)] if wanted else []
             case Failed():
                 self._desk.release(device)
