@@ -55,7 +55,7 @@ def read_update(
     `registered` is how many examples the device said that it has, None where that is not known any more.
     """
     try:
-        meta, tensors = unpack(blob, encoding=encoding, raw_bytes=raw_bytes, schema=terms.schema)
+        meta, tensors = unpack(blob, encoding=encoding, raw_bytes=raw_bytes, schema=terms.schema, base=terms.model)
         report = from_plain(meta, UpdateReport)
         # An allow-list here too: a key that nobody reads could carry anything.
         if unknown := meta.keys() - {one.name for one in fields(UpdateReport)}:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import msgpack
 
 from shared.errors import StateError
-from shared.files import refusals_of, remove_unfinished, sync_directory, write_atomic
+from shared.files import OPEN_TO_OTHERS, refusals_of, remove_unfinished, sync_directory, write_atomic
 
 if TYPE_CHECKING:
     from shared.tensors import Array
@@ -293,6 +293,6 @@ def _header(path: Path, unpacker: msgpack.Unpacker) -> dict[str, Any]:
 
 def _tighten(path: Path, mode: int) -> None:
     found = stat.S_IMODE(path.stat().st_mode)
-    if found & 0o077:
+    if found & OPEN_TO_OTHERS:
         log.warning("%s: had permissions %04o, which let others at private values; now %04o", path, found, mode)
         path.chmod(mode)

@@ -18,6 +18,7 @@ from typing import BinaryIO
 from shared.errors import StateError
 
 UNFINISHED = ".tmp"
+OPEN_TO_OTHERS = 0o077  # bits of a mode that nobody but the owner should have of what is secret or private
 _FULL_BYTES = 64 * 1024
 _MENDS = {
     errno.ENOSPC: "free some space on this disk",
@@ -82,6 +83,15 @@ def mend_at(directory: Path, otherwise: str) -> str:
     if disk.f_flag & os.ST_RDONLY:
         return _MENDS[errno.EROFS]
     return _MENDS[errno.ENOSPC] if disk.f_bavail * disk.f_frsize < _FULL_BYTES else otherwise
+
+
+def stamp_of(path: Path) -> tuple[int, ...]:
+    """What changes when a file is written, replaced, or its owner and rights become others; () where there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return ()
+    return found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_mode, found.st_uid
 
 
 def sync_directory(directory: Path) -> None:
