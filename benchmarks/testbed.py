@@ -14,7 +14,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from benchmarks.testbed_cells import CPUS, DATASETS, RATE_BIT_S, Cell, find_cells
+from benchmarks.testbed_cells import CPUS, DATASETS, Cell, find_cells
 from benchmarks.testbed_play import Federation, hosts_for, play_alone
 from benchmarks.testbed_table import markdown
 from shared.command import AsJson, command, interruptible, run_app
@@ -58,7 +58,7 @@ def testbed(
 
 def _play(dataset: str, cells: list[Cell], rounds: int, out: Path) -> None:
     federated = [cell for cell in cells if cell.scheme != "independent"]
-    with tempfile.TemporaryDirectory(prefix="fedpatch-testbed-") as folder, hosts_for(RATE_BIT_S) as hosts:
+    with tempfile.TemporaryDirectory(prefix="fedpatch-testbed-") as folder, hosts_for(DATASETS[dataset]) as hosts:
         federation = Federation(hosts, DATASETS[dataset], Path(folder))
         with federation.at_work() if federated else nullcontext():
             for cell in federated:
@@ -72,13 +72,15 @@ def _keep(out: Path, cell: Cell, play: Any) -> None:
     typer.echo(f"{cell.name} ...", err=True)
     began, load = time.monotonic(), os.getloadavg()[0]
     document = play()
-    document |= {"cell": cell.name, "seconds": time.monotonic() - began, "load_before": load, **_terms()}
+    document |= {"cell": cell.name, "seconds": time.monotonic() - began, "load_before": load, **_terms(cell)}
     out.mkdir(parents=True, exist_ok=True)
     write_atomic(_file(out, cell), f"{json.dumps(document, indent=1, allow_nan=False)}\n".encode(), mode=0o644)
 
 
-def _terms() -> dict[str, Any]:
-    return {"cpus": CPUS, "rate_bit_s": RATE_BIT_S, "cores": os.cpu_count(), "machine": platform.machine()}
+def _terms(cell: Cell) -> dict[str, Any]:
+    dataset = DATASETS[cell.dataset]
+    terms = {"cpus": CPUS, "rate_bit_s": dataset.rate_bit_s, "data": dataset.data(0), "machine": platform.machine()}
+    return {**terms, "cores": os.cpu_count()}
 
 
 def _file(out: Path, cell: Cell) -> Path:

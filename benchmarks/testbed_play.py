@@ -9,7 +9,8 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,7 @@ class Federation:
             for number, device in enumerate(device_names()):
                 self._agents[device] = stack.enter_context(self._agent(device, self._dataset.data(number)))
             for device, agent in self._agents.items():
-                self._wait(agent, lambda device=device: self._ready(device), f"{device} is not ready")
+                self._wait(agent, partial(self._ready, device), f"{device} is not ready")
             yield
             _lift(self._hosts)
 
@@ -181,6 +182,6 @@ def _end(process: subprocess.Popen[Any]) -> None:
         process.wait()
 
 
-def hosts_for(rate_bit_s: float, names: Sequence[str] = ()) -> Hosts:
+def hosts_for(dataset: Dataset) -> Hosts:
     """The server and all devices."""
-    return Hosts([SERVER, *(names or device_names())], rate_bit_s=rate_bit_s)
+    return Hosts([SERVER, *device_names()], rate_bit_s=dataset.rate_bit_s)

@@ -9,14 +9,24 @@ from typing import Any
 from benchmarks.testbed_cells import DATASETS, ENCODINGS, PAPER, TITLES, Cell
 
 PARTS = ("down", "client", "up", "server")
-_HEADINGS = ("", "updates as", "s per round (spread)", "% down", "% client", "% up", "% server", "MB down + up")
-_HEADINGS += ("paper: s per round", "down / client / up / server")
+_HEADINGS = (
+    "",
+    "updates as",
+    "s per round (least to most)",
+    "% down",
+    "% client",
+    "% up",
+    "% server",
+    "MB down + up",
+    "paper: s per round",
+    "down / client / up / server",
+)
 
 
 def markdown(found: Mapping[Cell, dict[str, Any]], *, plain: bool = False) -> Iterator[str]:
     """The table of each dataset, then user accuracy round by round with encodings off and on."""
     for dataset in dict.fromkeys(cell.dataset for cell in found):
-        yield from ("" if plain else "**", DATASETS[dataset].model)[1:]
+        yield DATASETS[dataset].model
         yield ""
         rows = [_row(cell, document) for cell, document in found.items() if cell.dataset == dataset]
         yield from _table(_HEADINGS, rows, plain=plain)
