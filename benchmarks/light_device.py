@@ -6,13 +6,13 @@ Hundreds of them fit into a process, so that a coordinator and a broker meet a t
 from __future__ import annotations
 
 import hashlib
-from collections import Counter, deque
-from collections.abc import Callable
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from benchmarks.light_updates import StandInUpdates
 from device_agent.admission import Verdict
-from device_agent.effects import Effect, Fetch, Forget, JobState, Keep, Reply, Spool, StopFetching, Train
+from device_agent.effects import Effect, Fetch, Forget, ForgetModel, JobState, Keep, Reply, Spool, StopFetching, Train
 from device_agent.job import Job
 from device_agent.performing import Identity
 from shared import __version__, topics
@@ -27,10 +27,13 @@ from shared.messages import (
     Manifest,
     TaskCapability,
     WorkRequest,
+    is_delta,
 )
-from shared.transfer import SendChunk, cut, decode_chunk, encode_chunk
+from shared.transfer import Chunk, SendChunk, cut, decode_chunk, encode_chunk
 
 _WILLING = Verdict(True)
+# Of the present and the last rounds.
+_BLOBS = 8
 
 
 @dataclass
@@ -50,15 +53,16 @@ class ModelChunks:
     """Chunks of global models, kept once for all devices of a process: each device has received them all the same."""
 
     def __init__(self) -> None:
-        self._digest = ""
-        self._parts: dict[int, bytes] = {}
+        self._parts: OrderedDict[str, dict[int, bytes]] = OrderedDict()
 
-    def same(self, digest: str, index: int, data: bytes) -> bytes:
-        """`data`, or the equal bytes that another device has."""
-        if digest != self._digest:
-            self._digest, self._parts = digest, {}
-        known = self._parts.setdefault(index, data)
-        return known if known == data else data
+    def same(self, chunk: Chunk) -> bytes:
+        """Its data, or the equal bytes that another device has."""
+        if chunk.digest not in self._parts:
+            self._parts[chunk.digest] = {}
+            if len(self._parts) > _BLOBS:
+                self._parts.popitem(last=False)
+        known = self._parts[chunk.digest].setdefault(chunk.index, chunk.data)
+        return known if known == chunk.data else chunk.data
 
 
 class LightDevice:
@@ -83,8 +87,8 @@ class LightDevice:
         self._chunks = chunks
         self._tally = tally
         self._coordinator_boot = ""
-        self._parts: dict[int, bytes] = {}
-        self._parts_of = ""
+        self._parts: dict[str, dict[int, bytes]] = {}
+        self._held = ""
         self._update: tuple[Manifest, bytes] | None = None
         self.link = MqttLink(
             broker,
@@ -126,7 +130,8 @@ class LightDevice:
         envelope = decode(event.payload)
         body = envelope.body
         if isinstance(body, WorkRequest):
-            self._perform(self.job.on_request(envelope, self._tasks, _WILLING, now), now)
+            held = self._held if self._updates.has(self._held) else ""
+            self._perform(self.job.on_request(envelope, self._tasks, _WILLING, now, held), now)
         elif topic.kind == "down":
             self._perform(self.job.on_message(envelope, now), now)
         elif isinstance(body, CoordinatorState) and body.online and body.boot != self._coordinator_boot:
@@ -155,12 +160,11 @@ class LightDevice:
             case Reply():
                 self._publish(topics.up(self.me.fleet, self.me.device), encode(effect.envelope))
             case Fetch():
-                return self._fetch(effect.manifest, now)
+                return self._fetch(effect.blobs, now)
             case StopFetching():
                 self._unsubscribe()
             case Keep():
-                chunk = effect.chunk
-                self._parts[chunk.index] = self._chunks.same(chunk.digest, chunk.index, chunk.data)
+                self._parts[effect.chunk.digest][effect.chunk.index] = self._chunks.same(effect.chunk)
             case Train():
                 return self._train(effect, now)
             case Spool():
@@ -170,28 +174,33 @@ class LightDevice:
                 chunk = cut(blob, manifest, effect.index)
                 topic = topics.update_chunk(self.me.fleet, self.me.device, chunk.digest, chunk.index)
                 self._publish(topic, encode_chunk(chunk))
+            case ForgetModel():
+                self._held = ""
             case Forget():
                 self._tally.outcomes[effect.outcome.partition(":")[0]] += 1
                 self._unsubscribe()
                 self._update = None
         return []
 
-    def _fetch(self, manifest: Manifest, now: float) -> list[Effect]:
-        if self._parts_of != manifest.digest:
-            self._parts, self._parts_of = {}, manifest.digest
-        self.link.subscribe(topics.model_chunks_filter(self.me.fleet, manifest.digest))
-        return self.job.fetching(frozenset(self._parts), now)
+    def _fetch(self, blobs: Sequence[Manifest], now: float) -> list[Effect]:
+        self._unsubscribe()
+        self._parts = {blob.digest: {} for blob in blobs}
+        self.link.subscribe(*self._filters())
+        return self.job.fetching({}, now)
 
     def _unsubscribe(self) -> None:
-        if self._parts_of:
-            self.link.unsubscribe(topics.model_chunks_filter(self.me.fleet, self._parts_of))
-            self._parts, self._parts_of = {}, ""
+        self.link.unsubscribe(*self._filters())
+        self._parts = {}
+
+    def _filters(self) -> list[str]:
+        return [topics.model_chunks_filter(self.me.fleet, digest) for digest in self._parts]
 
     def _train(self, effect: Train, now: float) -> list[Effect]:
-        blob = b"".join(self._parts[index] for index in sorted(self._parts))
-        whole = hashlib.sha256(blob).hexdigest() == effect.request.model.digest
+        blobs = {digest: b"".join(parts[index] for index in sorted(parts)) for digest, parts in self._parts.items()}
         self._unsubscribe()
-        if not whole:
+        if any(hashlib.sha256(blob).hexdigest() != digest for digest, blob in blobs.items()):
             return self.job.damaged()
-        self._update = self._updates.make(effect.request, blob, effect.key.round)
+        request = effect.request
+        self._update = self._updates.make(request, effect.way, blobs, effect.key.round)
+        self._held = request.model.digest if request.deltas or is_delta(request.encoding) else ""
         return self.job.trained(effect.key, self._update[0], now)

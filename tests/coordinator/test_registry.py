@@ -52,7 +52,7 @@ def record_of(number: int, **values) -> RoundRecord:
 
 def update_of(digest: str = DIGEST, device: str = "pi-1", round: int = 1) -> StoredUpdate:
     """An update that is on the disk."""
-    return StoredUpdate(round=round, device=device, digest=digest, raw_bytes=99, num_examples=40)
+    return StoredUpdate(round=round, device=device, digest=digest, raw_bytes=99, num_examples=40, encoding="fp32")
 
 
 def test_a_new_run_is_running_in_epoch_one(registry):

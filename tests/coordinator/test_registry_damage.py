@@ -57,7 +57,7 @@ class Story:
                 registry.rounds.finish(run, record_of(number))
             self.copied = content_of(registry._db)
             registry.count("lab", ("pi-1", "reported", ""))
-            registry.rounds.add_update(run, StoredUpdate(7, "pi-1", "ab" * 32, 99, 40))
+            registry.rounds.add_update(run, StoredUpdate(7, "pi-1", "ab" * 32, 99, 40, "fp32"))
             self.full = content_of(registry._db)
             self.cut = files_of(path.parent)
             registry.close()

@@ -49,6 +49,7 @@ from simulator.study import Outcome, Point, Study
 from tests.coordinator.links import RecordedLink
 from tests.coordinator.sightings import seen
 from tests.fuzz.decoders import _KEY, PUBLIC, TENSORS, Decoder
+from tests.fuzz.held_decoders import held_decoders
 from tests.fuzz.identity_decoders import identity_decoders
 from tests.specs import model
 
@@ -275,6 +276,7 @@ def _file_decoders() -> Iterator[Decoder]:
         text = to_toml(load(kind, file=None, environ={}, flags=given)).encode()
         yield Decoder(f"settings, {kind.__name__}", partial(_settings, kind), (ConfigError,), (text,), "text")
     yield from identity_decoders()
+    yield from held_decoders()
     yield Decoder("status", _status, state, (b'{"device_id": "a", "fleet": "field", "tasks": []}',), "json")
     outcome = to_json(Outcome(_STUDY, (_POINT,), complete=False))
     yield Decoder("outcome", _outcome, (UsageError,), (outcome.encode(),), "json")
