@@ -79,7 +79,7 @@ def _run(
 ) -> dict[str, Any]:
     given = {"broker": url, "fleet": FLEET, "task": scale.task.name, "devices": str(scale.devices)}
     given |= {"rounds": str(scale.rounds), "state-dir": str(folder / "coordinator"), "metrics": "none", "wait-s": "300"}
-    given |= {"strategy": "fedavg", "max-devices": str(max(10_000, scale.devices)), **options}
+    given |= {"strategy": "fedavg", "quorum": "1", "max-devices": str(max(10_000, scale.devices)), **options}
     line = [sys.executable, "-P", "-m", "coordinator", "run", "--json"]
     line += [f"--{name}={value}" for name, value in given.items()]
     said, told = folder / "coordinator.log", folder / "coordinator.json"
