@@ -116,7 +116,7 @@ class Registry(Tables):
         _only(rows, run)
 
     def newest(self, fleet: str) -> RunInfo | None:
-        """The newest run of a fleet; where it is not `finished`, its coordinator is at work, was killed, was stopped, or failed."""
+        """The newest run of a fleet. Unless it is `finished`, its coordinator is at work, was killed or stopped, or failed."""
         return next((run for run in self.runs() if run.settings.get("fleet") == fleet), None)
 
     def abandon_running(self, fleet: str) -> None:

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from tests.hosts.conftest import DEVICES, HUB, SUITE, Fleet
+from tests.hosts.bases import TRIXIE
+from tests.hosts.conftest import DEVICES, HUB, Fleet, groups
 from tests.hosts.wheelhouses import with_version
 
 pytestmark = [pytest.mark.hosts, pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -206,7 +207,7 @@ def test_a_revoked_device_is_locked_out(fleet):
 
 
 def test_the_coordinator_moves_to_a_fresh_host(fleet, tmp_path):
-    """With a backup, a bare host goes on with the run that was under way when the old one was lost."""
+    """With a backup, a bare host, here of Debian 13, goes on with the run that was under way when the old one was lost."""
     fleet.control.groups = {**fleet.control.groups, "devices": DEVICES[:1]}
     fleet.control.settings["coordinator_settings"] = {"task": "digits", "rounds": 100_000, "round_interval_s": 2}
     fleet.control.play("site.yml")
@@ -216,13 +217,8 @@ def test_the_coordinator_moves_to_a_fresh_host(fleet, tmp_path):
     assert (next(tmp_path.glob("ca-kitchen-*.tar")).stat().st_mode & 0o777) == 0o600
     run, done = _runs(fleet)[0]["id"], _rounds(fleet)
     fleet.machines.remove(HUB)
-    fleet.machines.add("hub-2", SUITE)
-    fleet.control.groups = {
-        "broker": ["hub-2"],
-        "coordinator": ["hub-2"],
-        "monitoring": ["hub-2"],
-        "devices": DEVICES[:1],
-    }
+    fleet.machines.add("hub-2", TRIXIE)
+    fleet.control.groups = groups(*DEVICES[:1], hub="hub-2")
     fleet.control.play("restore.yml", restore_from=str(copy))
     assert _runs(fleet, "hub-2")[0]["id"] == run
     _until(lambda: _rounds(fleet, "hub-2") > done, "the run goes on")
