@@ -10,6 +10,9 @@ import sys
 import zipfile
 from pathlib import Path
 
+import pytest
+import torch
+
 from tests.hosts.bases import KEPT, ROOT, Kind, alone
 
 MANIFEST = "wheelhouse.json"
@@ -32,6 +35,14 @@ def wheelhouse(*kinds: Kind) -> Path:
             if done.returncode != 0:
                 raise RuntimeError(f"make wheelhouse: {done.stderr[-4000:]}")
     return out
+
+
+def require_small_libraries() -> None:
+    """Skip where an installation would bring gigabytes of CUDA along, as it has here."""
+    if torch.version.cuda is not None:
+        pytest.skip(
+            "PyTorch's build for CUDA would be installed on every host; pytorch.org names the index of one for CPUs"
+        )
 
 
 def with_version(house: Path, version: str, out: Path, *, broken: bool = False) -> Path:
