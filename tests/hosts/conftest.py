@@ -19,8 +19,16 @@ from tests.hosts.wheelhouses import wheelhouse
 COORDINATOR = "/opt/fedpatch/current/bin/fedpatch {} --state-dir /var/lib/fedpatch/coordinator"
 HUB, DEVICES = "hub", ["pi-1", "pi-2"]
 KINDS = {HUB: BOOKWORM, "pi-1": BOOKWORM, "pi-2": TRIXIE}
-# What the roles install and the bare base lacks.
-PACKAGES = ["mosquitto", "openssl", "prometheus", "prometheus-node-exporter", "python3-venv", "systemd-timesyncd"]
+# What the roles install and the bare base lacks; and nftables, of which docs/fleet.md speaks.
+PACKAGES = [
+    "mosquitto",
+    "nftables",
+    "openssl",
+    "prometheus",
+    "prometheus-node-exporter",
+    "python3-venv",
+    "systemd-timesyncd",
+]
 
 
 @dataclass

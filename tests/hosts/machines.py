@@ -28,7 +28,6 @@ from tests.hosts import bases
 from tests.hosts.bases import Kind
 from tests.hosts.warden import CGROUPS, PREFIX, end, end_leftovers
 
-PATIENCE_S = 120.0
 NET = "10.77.0"
 CONTROL = "ctl"
 
@@ -58,6 +57,7 @@ class Machines:
         bases.require_tools(*hosts.values())
         self._kinds = dict(hosts)
         self._addresses = {name: f"{NET}.{number}" for number, name in enumerate(hosts, 11)}
+        self.patience_s = 120.0
         self.lab = f"{PREFIX}-{os.getpid()}"
         self.folder = Path()
         self._warden: subprocess.Popen[bytes] | None = None
@@ -216,12 +216,12 @@ class Machines:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=PATIENCE_S,
+            timeout=self.patience_s,
             check=False,
         )
 
     def _until(self, fits: object, what: str) -> None:
-        give_up_at = time.monotonic() + PATIENCE_S
+        give_up_at = time.monotonic() + self.patience_s
         while not fits():  # type: ignore[operator]
             if time.monotonic() > give_up_at:
                 told = "\n".join(f"--- {host}\n{self.console(host)[-3000:]}" for host in self._kinds)

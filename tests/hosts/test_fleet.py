@@ -6,7 +6,9 @@ The tests are the life of one fleet, in this order: each finds what those before
 from __future__ import annotations
 
 import json
+import re
 import shlex
+import textwrap
 import time
 import urllib.parse
 from collections.abc import Callable
@@ -14,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.hosts.bases import TRIXIE
+from tests.hosts.bases import ROOT, TRIXIE
 from tests.hosts.conftest import COORDINATOR, DEVICES, HUB, Fleet, groups, runs_of
 from tests.hosts.wheelhouses import with_version
 
@@ -80,6 +82,12 @@ def _ask_prometheus(fleet: Fleet, query: str) -> list[dict[str, Any]]:
     return found
 
 
+def _reaches(fleet: Fleet, port: int) -> bool:
+    """Whether a device can connect to a port of the hub."""
+    program = f"import socket; socket.create_connection(('{fleet.machines.address(HUB)}', {port}), 5)"
+    return "Error" not in fleet.machines.ssh(DEVICES[0], f'python3 -c "{program}" 2>&1 || true')
+
+
 def _until(fits: Callable[[], object], what: str) -> None:
     give_up_at = time.monotonic() + PATIENCE_S
     while not fits():
@@ -112,6 +120,23 @@ def test_prometheus_saw_the_run_and_sees_every_host(fleet):
         found["metric"]["host"] for found in _ask_prometheus(fleet, 'up{job="node"} == 1') if "host" in found["metric"]
     }
     assert hosts == {HUB, *DEVICES}
+
+
+def test_the_firewall_of_the_page_closes_what_is_ours_to_all_but_those_who_need_it(fleet):
+    """docs/fleet.md: devices reach the broker and nothing else of ours, the monitoring host still sees node_exporter."""
+    page = (ROOT / "docs" / "fleet.md").read_text("utf-8")
+    (rules,) = re.findall(r"^    table inet fedpatch \{\n.*?^    \}\n", page, re.MULTILINE | re.DOTALL)
+    hub = fleet.machines.address(HUB)
+    rules = (
+        textwrap.dedent(rules).replace("192.168.1.10", hub).replace("192.168.1.0/24", f"{hub.rpartition('.')[0]}.0/24")
+    )
+    fleet.machines.ssh(HUB, "DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends nftables")
+    assert [_reaches(fleet, port) for port in (22, 8883, 9100)] == [True, True, True]
+    fleet.machines.ssh(HUB, f"echo {shlex.quote(rules)} | nft -f -")
+    assert [_reaches(fleet, port) for port in (22, 8883, 9100)] == [True, True, False]
+    since = f'up{{job="node", host="{HUB}"}} == 1 and timestamp(up) > {time.time()}'
+    _until(lambda: _ask_prometheus(fleet, since), "Prometheus reads the hub's node_exporter through the firewall")
+    fleet.machines.ssh(HUB, "nft delete table inet fedpatch")
 
 
 def test_a_second_play_changes_nothing(fleet):
