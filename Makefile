@@ -190,7 +190,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[dev]' $(PIP_ARGS)
 	echo "$(CURDIR)" >$@
 
-system-deps: ## install brokers, Prometheus, faketime, tmux, Chromium, D-Bus and containers for the tests (where that needs no password)
+system-deps: ## install brokers, Prometheus, faketime, tmux, Chromium, D-Bus, containers and QEMU for the tests (where that needs no password)
 	@$(apt_install)
 	PATH="$$PATH:/usr/sbin:/usr/local/sbin"
 	found() { command -v mosquitto && command -v mosquitto_pub; } >/dev/null
@@ -222,6 +222,13 @@ system-deps: ## install brokers, Prometheus, faketime, tmux, Chromium, D-Bus and
 	if ! found; then
 		echo "make: no systemd-nspawn, mmdebstrap or ssh here, so the tests on booted hosts will be skipped"
 		echo "make: on Debian: apt install systemd-container mmdebstrap iproute2 openssh-client"
+	fi
+	# Programs of aarch64, for the tests on an emulated processor of a Raspberry Pi 4.
+	found() { command -v qemu-aarch64-static && command -v update-binfmts && command -v arch-test; } >/dev/null
+	found || apt_install qemu-user-static binfmt-support arch-test || true
+	if ! found; then
+		echo "make: no QEMU for aarch64 here, so the tests on an emulated Raspberry Pi will be skipped"
+		echo "make: on Debian: apt install qemu-user-static binfmt-support arch-test"
 	fi
 	# What follows are services, which Debian starts at once and at each boot. Only the programs are wanted.
 	install_asleep() {

@@ -136,6 +136,22 @@ def packages(kind: Kind, names: Sequence[str]) -> Path:
     return archive
 
 
+def unpacked(kind: Kind, names: Sequence[str]) -> Path:
+    """A root directory in which these packages and what they need are unpacked, but not set up, which takes seconds."""
+    tree = KEPT / f"unpacked-{kind}-{_digest(kind.suite, *names)}"
+    with alone(f"unpacked-{kind}"):
+        if not tree.exists():
+            mirror = _mirror(kind.suite)
+            part = tree.with_suffix(".part")
+            _remove(part)
+            options = [f"--dpkgopt=path-exclude={path}" for path in _EXCLUDED]
+            options += ["--variant=extract", "--format=directory", f"--include={','.join(names)}"]
+            options += [f"--architectures={kind.debian_arch}"]
+            _run_or_skip("unshare", "--mount", "mmdebstrap", "-q", *options, kind.suite, str(part), mirror)
+            part.rename(tree)
+    return tree
+
+
 @contextlib.contextmanager
 def alone(what: str) -> Iterator[None]:
     """Of several test processes, one makes what all of them use."""

@@ -23,8 +23,11 @@ BREAKAGE = {
 _LONG_S = 900.0
 
 
-def wheelhouse(*kinds: Kind) -> Path:
-    """As `make wheelhouse` makes it, for hosts of these kinds, with what the task digits needs."""
+def wheelhouse(*kinds: Kind, or_skip: bool = False) -> Path:
+    """As `make wheelhouse` makes it, for hosts of these kinds, with what the task digits needs.
+
+    It takes a package index that answers to the end; with `or_skip` the test is skipped where none does.
+    """
     out = KEPT / "wheelhouse"
     program = [sys.executable, str(ROOT / "ansible" / "wheelhouse.py"), "--with", "scikit-learn", "--out", str(out)]
     with alone("wheelhouse"):
@@ -32,6 +35,8 @@ def wheelhouse(*kinds: Kind) -> Path:
             pythons = sorted({kind.python for kind in kinds if kind.machine == machine})
             options = ["--arch", machine, *(word for python in pythons for word in ("--python", python))]
             done = subprocess.run([*program, *options], capture_output=True, text=True, timeout=_LONG_S, check=False)
+            if done.returncode != 0 and or_skip:
+                pytest.skip(f"no wheelhouse could be made: {done.stderr[-1000:]}")
             if done.returncode != 0:
                 raise RuntimeError(f"make wheelhouse: {done.stderr[-4000:]}")
     return out
