@@ -108,17 +108,14 @@ def test_an_emulated_device_takes_part_in_a_round(root, mosquitto, tmp_path):
     agent = root.line("python3", "-P", "-m", "device_agent", "run", "--until-stdin-closes", *words)
     run = {**reached, "state-dir": tmp_path, "task": "digits", "rounds": 1, "devices": 1, "wait-s": PATIENCE_S}
     run |= {"recruit-deadline-s": 120, "deadline-s": PATIENCE_S}
+    arguments = [word for name, value in run.items() for word in (f"--{name}", value)]
     log = tmp_path / "agent.log"
-    with log.open("wb") as out:
-        started = subprocess.Popen(
-            agent, stdin=subprocess.PIPE, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
-        )
-    try:
-        arguments = [word for name, value in run.items() for word in (f"--{name}", value)]
-        with Command("fedpatch", "run", "--json", *arguments) as coordinator:
-            done = coordinator.done(PATIENCE_S)
-    finally:
-        os.killpg(started.pid, signal.SIGKILL)
-        started.wait()
+    piped = {"stdin": subprocess.PIPE, "stderr": subprocess.STDOUT, "start_new_session": True}
+    with log.open("wb") as out, subprocess.Popen(agent, stdout=out, **piped) as started:
+        try:
+            with Command("fedpatch", "run", "--json", *arguments) as coordinator:
+                done = coordinator.done(PATIENCE_S)
+        finally:
+            os.killpg(started.pid, signal.SIGKILL)
     (played,) = done.document["rounds"]
     assert (played["outcome"], played["user_accuracies"].keys()) == ("aggregated", {"pi-4"}), log.read_text("utf-8")
