@@ -149,6 +149,17 @@ class RunInfo:
     model: str | None
 
 
+def summary_of(info: RunInfo, rounds: Sequence[RoundRecord]) -> RunSummary:
+    """What the run printed at its end; for one that has not ended, what it came to so far."""
+    return RunSummary(
+        run=info.id,
+        stopped_because=info.stopped_because or info.status,
+        user_accuracy=last_user_accuracy(rounds),
+        model=info.model or "",
+        rounds=rounds,
+    )
+
+
 @dataclass(frozen=True)
 class Hold:
     """Why a device is not asked, and since when, in unix seconds."""
