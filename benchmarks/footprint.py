@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 
+from benchmarks.broker import mosquitto, running
 from benchmarks.process_memory import Memory, bytes_written, children_of, memory_of
 from shared.command import AsJson, command, interruptible, run_app
 from shared.errors import FedpatchError
@@ -31,7 +30,6 @@ RELEASE_S = 5.0
 """The agent's idle_release_s; within it, what is held right after the last round is measured."""
 QUIET_S = 20.0
 
-_HOST = "127.0.0.1"
 _POLL_S = 0.02
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -64,7 +62,7 @@ def footprint(
 
 def _measure(folder: Path, task: str, data: str, rounds: int, quiet_s: float) -> dict[str, Any]:
     with ExitStack() as stack:
-        url = stack.enter_context(_broker(folder))
+        url = stack.enter_context(mosquitto(folder)).url
         options = ["--broker", url, "--task", task, "--data", data, "--state-dir", str(folder / "agent")]
         agent = stack.enter_context(_process(folder, "device_agent", *options, "--idle-release-s", str(RELEASE_S)))
         states: list[dict[str, Any]] = []
@@ -121,35 +119,10 @@ def _wait(process: subprocess.Popen[bytes], fits: Callable[[], object], what: st
 
 
 @contextmanager
-def _broker(folder: Path) -> Iterator[str]:
-    program = shutil.which("mosquitto", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
-    if program is None:
-        raise FedpatchError("mosquitto is not installed; on Debian: apt install mosquitto")
-    with socket.socket() as probe:
-        probe.bind((_HOST, 0))
-        port = int(probe.getsockname()[1])
-    config = folder / "mosquitto.conf"
-    config.write_text(f"listener {port} {_HOST}\nallow_anonymous true\n")
-    with _run(folder / "mosquitto.log", [program, "-c", str(config)]):
-        yield f"mqtt://{_HOST}:{port}"
-
-
-@contextmanager
 def _process(folder: Path, package: str, *options: str) -> Iterator[subprocess.Popen[bytes]]:
     """`run` of a command of ours; what it says goes to a file."""
-    with _run(folder / f"{package}.log", [sys.executable, "-P", "-m", package, "run", *options]) as process:
+    with running(folder / f"{package}.log", [sys.executable, "-P", "-m", package, "run", *options]) as process:
         yield process
-
-
-@contextmanager
-def _run(log: Path, line: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
-    with log.open("wb") as out:
-        process = subprocess.Popen(line, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
-    try:
-        yield process
-    finally:
-        process.terminate()
-        process.wait()
 
 
 def _table(document: dict[str, Any]) -> Iterator[str]:

@@ -133,7 +133,7 @@ def _own_contests(work: Work) -> Iterator[Callable[[], Contest]]:
 
 def _peer_contests(report: Report, folder: Path, python: Path, say: Say) -> Iterator[Contest]:
     for peer in PEERS:
-        found = version(peer, python)
+        found = version(peer.distribution, python)
         if found is None:
             report.not_measured[peer.what] = HOW_TO_GET
             continue

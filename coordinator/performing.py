@@ -177,7 +177,7 @@ class Performer:
         try:
             registered = self._engine.fleet.registered(device)
             report, _ = self._read(effect.blob, manifest.raw_bytes, registered)
-            store_update(self._directory, effect.round, device, effect.blob)
+            store_update(self._directory, effect.round, device, effect.blob, manifest.digest)
             update = StoredUpdate(effect.round, device, manifest.digest, manifest.raw_bytes, report.num_examples)
             self._registry.rounds.add_update(self._engine.spec.run, update, self._accepted)
         except UpdateRefused as error:
