@@ -38,7 +38,8 @@ MOST_MEGABYTES = 2000.0
 """The bare exchange has all updates of a round in the broker at once: beyond this it is left out."""
 MOST_FOR_FLOWER = 10
 ROUND_UPDATES = 100
-"""A turn has as many rounds as make so many updates."""
+MOST_ROUNDS = 10
+"""A turn has as many rounds as make so many updates, and no more than these."""
 
 log = logging.getLogger("fedpatch.benchmark")
 
@@ -67,6 +68,7 @@ def coordination(  # noqa: PLR0913 - one keyword per choice of the user
     else:
         if toy:
             tasks, devices, turns = "benchmarks.synthetic_task:TASK", "2", 1
+            peers_python = ROOT / "none"  # with Flower it would take minutes
         with interruptible():
             document = _measure(tasks.split(","), _numbers(devices), turns, peers_python)
     if plots is not None:
@@ -112,7 +114,7 @@ def _compare(task: str, devices: int, turns: int, peers_python: Path | None) -> 
 
 
 def _contests(task: str, devices: int, model_bytes: int, folder: Path, peers_python: Path | None) -> Iterator[Contest]:
-    rounds = max(1, ROUND_UPDATES // devices)
+    rounds = min(MOST_ROUNDS, max(1, ROUND_UPDATES // devices))
     usual = next(str(one.default) for one in fields(RunSettings) if one.name == "encoding")
     for encoding in (SAME_BYTES, *([usual] if usual != SAME_BYTES else [])):
         what = f"fedpatch, {encoding}" + (" (its default)" if encoding == usual else "")

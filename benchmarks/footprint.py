@@ -19,10 +19,10 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from benchmarks.broker import mosquitto, running
+from benchmarks.documents import Out, Toy, deliver
 from benchmarks.process_memory import Memory, bytes_written, children_of, memory_of
 from shared.command import AsJson, command, interruptible, run_app
 from shared.errors import FedpatchError
-from shared.files import write_atomic
 
 NAME = "benchmarks.footprint"
 PATIENCE_S = 300.0
@@ -43,21 +43,16 @@ def footprint(
     data: Annotated[str, typer.Option(metavar="SPEC", help="The device's data.")] = "shard:0/10",
     rounds: Annotated[int, typer.Option(min=1, metavar="N", help="Rounds to play.")] = 3,
     quiet_s: Annotated[float, typer.Option(min=0.0, metavar="S", help="How long to watch an idle agent.")] = QUIET_S,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the JSON document there too.")] = None,
+    toy: Toy = False,
+    out: Out = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure the memory of an agent and of its training process in each state, and what an idle agent writes."""
+    if toy:
+        task, data, rounds, quiet_s = "digits", "shard:0/10", 2, min(quiet_s, 2.0)
     with interruptible(), tempfile.TemporaryDirectory(prefix="fedpatch-footprint-") as folder:
         document = _measure(Path(folder), task, data, rounds, quiet_s)
-    text = json.dumps(document, indent=1, allow_nan=False)
-    if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(out, f"{text}\n".encode(), mode=0o644)
-    if as_json:
-        typer.echo(text)
-    else:
-        for line in _table(document):
-            typer.echo(line)
+    deliver(document, _table, out, as_json)
 
 
 def _measure(folder: Path, task: str, data: str, rounds: int, quiet_s: float) -> dict[str, Any]:

@@ -64,6 +64,7 @@ def simulation(
 
     All do the same work: MNIST, 200 clients, all of them in each round, 15 steps of batch 20 each, the paper's 2NN.
     """
+    rounds = min(rounds, 2) if toy else rounds
     report = Report(shlex.join(["python", "-m", NAME, *sys.argv[1:]]), rounds)
     torch.set_num_threads(1)
     with interruptible(), _status() as say:
