@@ -66,7 +66,7 @@ class FedpatchFleet(_Fleet):
             self._devices(
                 devices,
                 lambda first, count: self._program(
-                    "devices", "benchmarks.light_devices", broker.url, task, str(first), str(count)
+                    "devices", "benchmarks.instant_devices", broker.url, task, str(first), str(count)
                 ),
             )
             settings = {"broker": broker.url, "fleet": "benchmark", "task": task, "devices": devices}

@@ -1,4 +1,4 @@
-"""Devices without training, many in a process: `python -m benchmarks.light_devices URL TASK FIRST COUNT`.
+"""Devices without training, many in a process: `python -m benchmarks.instant_devices URL TASK FIRST COUNT`.
 
 Each has a connection of its own (the agent's link over paho) and the agent's own job: requests, chunks, offers and what is sent
 again are the real thing. Missing are the disk and the training: as soon as a device has the model it offers an update. Its
@@ -41,10 +41,10 @@ FLEET = "benchmark"
 TICK_S = 0.1
 _WILLING = Verdict(True)
 
-Inbox = SimpleQueue[tuple["LightDevice", LinkEvent]]
+Inbox = SimpleQueue[tuple["InstantDevice", LinkEvent]]
 
 
-class LightDevice:
+class InstantDevice:
     """One device: what happens to it is handled in the process's only thread that is not a link's."""
 
     def __init__(self, url: str, name: str, capability: TaskCapability, stand_in: StandIn, inbox: Inbox) -> None:
@@ -142,7 +142,7 @@ def main() -> None:
     capability = TaskCapability(stand_in.task.name, stand_in.schema.digest, 600)
     inbox: Inbox = SimpleQueue()
     devices = [
-        LightDevice(url, f"device-{number:05d}", capability, stand_in, inbox) for number in range(first, first + count)
+        InstantDevice(url, f"device-{number:05d}", capability, stand_in, inbox) for number in range(first, first + count)
     ]
     threading.Thread(target=_end_with_stdin, daemon=True).start()
     for device in devices:
