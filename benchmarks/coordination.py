@@ -30,7 +30,8 @@ from shared.errors import UsageError
 NAME = "benchmarks.coordination"
 BENCHMARK = "coordination"
 PEERS_PYTHON = ROOT / ".venv-peers" / "bin" / "python"
-SAME_BYTES = "fp32"
+ENCODINGS = ("fp32", "delta-int8")
+"""The first makes the bytes of the bare exchange."""
 
 SIZES = "10,50,200,1000"
 TASKS = "mnist,cifar10"
@@ -116,7 +117,7 @@ def _compare(task: str, devices: int, turns: int, peers_python: Path | None) -> 
 def _contests(task: str, devices: int, model_bytes: int, folder: Path, peers_python: Path | None) -> Iterator[Contest]:
     rounds = min(MOST_ROUNDS, max(1, ROUND_UPDATES // devices))
     usual = next(str(one.default) for one in fields(RunSettings) if one.name == "encoding")
-    for encoding in (SAME_BYTES, *([usual] if usual != SAME_BYTES else [])):
+    for encoding in ENCODINGS:
         what = f"fedpatch, {encoding}" + (" (its default)" if encoding == usual else "")
         fleet = FedpatchFleet(task, devices, encoding, rounds, folder / encoding)
         yield Contest(f"fedpatch-{encoding}", what, fleet, share=rounds)

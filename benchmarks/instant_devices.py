@@ -53,7 +53,8 @@ class InstantDevice:
         self._tasks = (capability,)
         self._stand_in = stand_in
         self._job = Job(max_blob_bytes=MAX_BLOB_BYTES)
-        self._coordinator = ""
+        self._coordinator = self._held = ""
+        self._fetched: tuple[str, ...] = ()
         self._update: Manifest | None = None
         gone = encode(Envelope(DeviceState(online=False, boot=name)))
         self._link = MqttLink(
@@ -95,7 +96,7 @@ class InstantDevice:
             return self._job.on_chunk(decode_chunk(event.payload), now)
         envelope = decode(event.payload)
         if isinstance(envelope.body, WorkRequest):
-            return self._job.on_request(envelope, self._tasks, _WILLING, now)
+            return self._job.on_request(envelope, self._tasks, _WILLING, now, self._held)
         if topic.kind == "down":
             return self._job.on_message(envelope, now)
         if isinstance(envelope.body, CoordinatorState) and envelope.body.boot != self._coordinator:
@@ -113,13 +114,15 @@ class InstantDevice:
             case Reply():
                 self._link.publish(topics.up(FLEET, self.name), encode(effect.envelope))
             case Fetch():
-                self._link.subscribe(topics.model_chunks_filter(FLEET, effect.manifest.digest))
-                return self._job.fetching(frozenset(), time.monotonic())
+                self._fetched = tuple(topics.model_chunks_filter(FLEET, blob.digest) for blob in effect.blobs)
+                self._link.subscribe(*self._fetched)
+                return self._job.fetching({}, time.monotonic())
             case Keep():
                 self._stand_in.keep(effect.chunk)
             case Train():
-                self._link.unsubscribe(topics.model_chunks_filter(FLEET, effect.request.model.digest))
-                self._update = self._stand_in.train(effect.request)
+                self._link.unsubscribe(*self._fetched)
+                self._update = self._stand_in.train(effect.request, effect.way)
+                self._held = effect.request.model.digest
                 return self._job.trained(effect.key, self._update, time.monotonic())
             case SendChunk() if self._update is not None:
                 payload = self._stand_in.chunk(self._update, effect.index)
@@ -142,7 +145,8 @@ def main() -> None:
     capability = TaskCapability(stand_in.task.name, stand_in.schema.digest, 600)
     inbox: Inbox = SimpleQueue()
     devices = [
-        InstantDevice(url, f"device-{number:05d}", capability, stand_in, inbox) for number in range(first, first + count)
+        InstantDevice(url, f"device-{number:05d}", capability, stand_in, inbox)
+        for number in range(first, first + count)
     ]
     threading.Thread(target=_end_with_stdin, daemon=True).start()
     for device in devices:

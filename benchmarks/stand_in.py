@@ -6,8 +6,10 @@ from dataclasses import asdict
 
 import numpy as np
 
+from device_agent.ways import Way
 from shared.compression import pack, unpack
-from shared.messages import Manifest, UpdateReport, WorkRequest
+from shared.errors import FedpatchError
+from shared.messages import Manifest, UpdateReport, WorkRequest, is_delta
 from shared.model import schema_of
 from shared.patches import parse_policy
 from shared.task import Task
@@ -19,41 +21,55 @@ EXAMPLES = 600
 
 
 class StandIn:
-    """Keeps one model and one update at a time, with the update's chunks as they travel."""
+    """Keeps the last global model, and one update with its chunks as they travel."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
         self.schema: Schema = schema_of(task.build_model())
         self._noise: dict[str, Array] = {}
-        self._parts: dict[int, bytes] = {}
-        self._parts_of = ""
+        self._parts: dict[str, dict[int, bytes]] = {}
+        self._model: tuple[str, dict[str, Array]] = ("", {})
         self._update: Manifest | None = None
-        self._update_of: WorkRequest | None = None
+        self._update_of: Manifest | None = None
         self._chunks: list[bytes] = []
 
     def keep(self, chunk: Chunk) -> None:
-        """A chunk of a global model; whichever device gets it first brings it for all."""
-        if chunk.digest != self._parts_of:
-            self._parts_of, self._parts = chunk.digest, {}
-        self._parts.setdefault(chunk.index, chunk.data)
+        """A chunk of a global model, or of a step to it; whichever device gets it first brings it for all."""
+        self._parts.setdefault(chunk.digest, {}).setdefault(chunk.index, chunk.data)
 
-    def train(self, request: WorkRequest) -> Manifest:
-        """The update that answers to a request, whose model is here."""
-        if self._update is None or self._update_of is None or self._update_of.model != request.model:
-            self._update, self._update_of = self._pack(request), request
+    def train(self, request: WorkRequest, way: Way) -> Manifest:
+        """The update that answers to a request; `way` leads to its model, and what that takes is here."""
+        if self._update is None or self._update_of != request.model:
+            public = parse_policy(request.private).public(self.schema.with_moments(request.plan.moments))
+            self._model = request.model.digest, self._arrive(request, way, public)
+            self._parts.clear()
+            self._update, self._update_of = self._pack(request, public), request.model
         return self._update
 
     def chunk(self, update: Manifest, index: int) -> bytes:
         """A chunk of the present update as it travels; nothing of one that is over."""
         return self._chunks[index] if update == self._update else b""
 
-    def _pack(self, request: WorkRequest) -> Manifest:
-        public = parse_policy(request.private).public(self.schema.with_moments(request.plan.moments))
-        blob = b"".join(self._parts[index] for index in range(request.model.chunk_count))
-        known = {"encoding": request.model.encoding, "raw_bytes": request.model.raw_bytes}
-        _, model = unpack(blob, **known, schema=public)  # type: ignore[arg-type]
+    def _arrive(self, request: WorkRequest, way: Way, public: Schema) -> dict[str, Array]:
+        version, model = self._model
+        if not way.held:
+            return self._unpack(request.model, public)
+        if way.held != version:
+            raise FedpatchError(f"a device holds {way.held[:12]}, and this process {version[:12]}")
+        for step in way.steps:
+            model = self._unpack(step.manifest, public, model)
+        return model
+
+    def _unpack(self, blob: Manifest, public: Schema, base: dict[str, Array] | None = None) -> dict[str, Array]:
+        parts = self._parts[blob.digest]
+        whole = b"".join(parts[index] for index in range(blob.chunk_count))
+        return unpack(whole, encoding=blob.encoding, raw_bytes=blob.raw_bytes, schema=public, base=base)[1]
+
+    def _pack(self, request: WorkRequest, public: Schema) -> Manifest:
+        model = self._model[1]
         report = UpdateReport(request.model.digest, EXAMPLES, 1, 0.5, 0.5, 0.5, 0.0, 0.0)
-        packed = pack(self._changed(model, public), public, asdict(report), request.encoding)
+        base = model if is_delta(request.encoding) else None
+        packed = pack(self._changed(model, public), public, asdict(report), request.encoding, base=base)
         manifest = describe(
             packed.blob,
             chunk_bytes=request.chunk_bytes,

@@ -31,7 +31,6 @@ SIGNS = ("told", "on_battery", "under_voltage", "throttled", "hot")
 RESULTS = ("committed", "late", "refused", "damaged")
 IGNORED = ("unknown_message", "not_ours", "revoked", "over_limit", "not_granted", "fleet_full")
 BOUNDS = ("norm", "num_examples")
-STATS = ("mean", "p10", "min")
 MOMENTS = ("before", "after")
 CONDITIONS = (*Condition, DeclineReason.UNWILLING)
 # What did not travel compressed has no raw form.

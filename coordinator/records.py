@@ -187,13 +187,14 @@ class DeviceInfo:
 
 @dataclass(frozen=True)
 class StoredUpdate:
-    """An update that is on disk (coordinator.checkpoint): SHA-256 of its blob, and its size when decompressed."""
+    """An update that is on disk (coordinator.checkpoint): SHA-256 of its blob, its size when decompressed, its encoding."""
 
     round: int
     device: str
     digest: str
     raw_bytes: int
     num_examples: int
+    encoding: str
 
 
 def _finite(value: Any) -> Any:
