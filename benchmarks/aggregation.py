@@ -48,7 +48,7 @@ def aggregation(
     else:
         counts: Sequence[int] = COUNTS
         if toy:
-            tasks, counts, turns = "benchmarks.synthetic_task:TASK", (2, 4), 1
+            tasks, counts, turns = "benchmarks.synthetic_task:TASK", (2,), 1
         with interruptible():
             document = _measure(tasks.split(","), counts, turns)
     deliver(document, tables, out, as_json)

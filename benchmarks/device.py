@@ -12,11 +12,11 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from benchmarks.broker import mosquitto
 from benchmarks.contests import Contest, Measured, play_in_turn, ratios, spread
 from benchmarks.documents import Document, Out, Show, Toy, deliver, machine_line, read_document, table, within
 from benchmarks.idle_agent import start_up, torch_alone
 from benchmarks.report import machine
+from benchmarks.shipped_broker import shipped_broker
 from benchmarks.training_steps import BareLoop, OwnTrainer, Steps
 from shared.command import AsJson, command, interruptible, run_app
 from shared.task import data_root, find_task
@@ -59,7 +59,7 @@ def _measure(steps: dict[str, int], turns: int, idle_s: float, starts: int) -> D
     ]
     task = next(iter(steps))
     found, alone = [], []
-    with tempfile.TemporaryDirectory(prefix="fedpatch-device-") as folder, mosquitto(Path(folder) / "broker") as broker:
+    with tempfile.TemporaryDirectory(prefix="fedpatch-device-") as folder, shipped_broker(Path(folder)) as broker:
         for number in range(starts):
             log.info("start %d of %d", number + 1, starts)
             alone.append(torch_alone())

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from benchmarks.bare_exchange import PART_BYTES
-from benchmarks.broker import AS_SHIPPED, UNLIMITED, mosquitto
+from benchmarks.light_devices import LightDevices
 from benchmarks.peer_rounds import HOW_TO_GET
 from benchmarks.programs import Program
+from benchmarks.shipped_broker import shipped_broker
 from shared.task import find_task
 
+FLEET = "benchmark"
 DEVICES_PER_PROCESS = 250
 LEAST_PROCESSES = 2
 """Devices stand for machines of their own, so they share no processor where there are two."""
+
+_UNLIMITED = {"max_queued_messages": "0", "max_queued_bytes": "0", "memory_limit": ""}
 
 
 class _Fleet:
@@ -43,16 +47,14 @@ class _Fleet:
         """End all that was started."""
         self._stack.close()
 
-    def _program(self, what: str, *line: str, environ: Mapping[str, str] | None = None) -> Program:
-        program = Program(what, [sys.executable, "-m", *line], environ=environ)
+    def _program(self, what: str, *line: str) -> Program:
+        program = Program(what, [sys.executable, "-m", *line])
         self._stack.callback(program.close)
         return program
 
-    def _devices(self, devices: int, start: Callable[[int, int], Program]) -> None:
-        processes = max(min(LEAST_PROCESSES, devices), -(-devices // DEVICES_PER_PROCESS))
-        firsts = [number * devices // processes for number in range(processes + 1)]
-        for first, after in pairwise(firsts):
-            start(first, after - first)
+
+def _processes(devices: int) -> int:
+    return max(min(LEAST_PROCESSES, devices), -(-devices // DEVICES_PER_PROCESS))
 
 
 class FedpatchFleet(_Fleet):
@@ -61,15 +63,13 @@ class FedpatchFleet(_Fleet):
     def __init__(self, task: str, devices: int, encoding: str, rounds: int, folder: Path) -> None:
         super().__init__(rounds)
         try:
-            folder.mkdir(exist_ok=True)
-            broker = self._stack.enter_context(mosquitto(folder, *AS_SHIPPED))
-            self._devices(
-                devices,
-                lambda first, count: self._program(
-                    "devices", "benchmarks.instant_devices", broker.url, task, str(first), str(count)
-                ),
+            folder.mkdir()
+            broker = self._stack.enter_context(shipped_broker(folder))
+            fleet = LightDevices(
+                broker=broker.url, fleet=FLEET, task=find_task(task), count=devices, processes=_processes(devices)
             )
-            settings = {"broker": broker.url, "fleet": "benchmark", "task": task, "devices": devices}
+            self._stack.enter_context(fleet).wait_ready()
+            settings = {"broker": broker.url, "fleet": FLEET, "task": task, "devices": devices}
             settings |= {
                 "chunk_kib": PART_BYTES // 1024,
                 "encoding": encoding,
@@ -98,12 +98,11 @@ class BareFleet(_Fleet):
     def __init__(self, task: str, devices: int, rounds: int, folder: Path) -> None:
         super().__init__(rounds)
         try:
-            broker = self._stack.enter_context(mosquitto(folder, *UNLIMITED))
-            bare = "benchmarks.bare_exchange"
-            self._devices(
-                devices,
-                lambda first, count: self._program("devices", bare, "devices", broker.url, str(first), str(count)),
-            )
+            folder.mkdir()
+            broker = self._stack.enter_context(shipped_broker(folder, changes=_UNLIMITED))
+            bare, processes = "benchmarks.bare_exchange", _processes(devices)
+            for first, after in pairwise(number * devices // processes for number in range(processes + 1)):
+                self._program("devices", bare, "devices", broker.url, str(first), str(after - first))
             shapes = json.dumps(model_shapes(task))
             self._server = self._program("the bare server", bare, "server", broker.url, str(devices), shapes)
         except BaseException:

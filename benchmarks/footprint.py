@@ -18,9 +18,10 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from benchmarks.broker import mosquitto, running
 from benchmarks.documents import Out, Toy, deliver
 from benchmarks.process_memory import Memory, bytes_written, children_of, memory_of
+from benchmarks.programs import running
+from benchmarks.shipped_broker import shipped_broker
 from shared.command import AsJson, command, interruptible, run_app
 from shared.errors import FedpatchError
 
@@ -57,7 +58,7 @@ def footprint(
 
 def _measure(folder: Path, task: str, data: str, rounds: int, quiet_s: float) -> dict[str, Any]:
     with ExitStack() as stack:
-        url = stack.enter_context(mosquitto(folder)).url
+        url = stack.enter_context(shipped_broker(folder)).url
         options = ["--broker", url, "--task", task, "--data", data, "--state-dir", str(folder / "agent")]
         agent = stack.enter_context(_process(folder, "device_agent", *options, "--idle-release-s", str(RELEASE_S)))
         states: list[dict[str, Any]] = []

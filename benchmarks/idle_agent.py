@@ -10,9 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.broker import Broker, running
 from benchmarks.clocks import cpu_s
 from benchmarks.process_memory import children_of
+from benchmarks.programs import running
+from benchmarks.shipped_broker import Broker
 from shared.errors import FedpatchError
 
 PATIENCE_S = 300.0

@@ -12,7 +12,7 @@ import os
 import signal
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -93,3 +93,15 @@ class Program:
         self._log.seek(0)
         last = [line for line in self._log.read().splitlines() if line.strip()][-1:]
         raise FedpatchError(f"{self._what} ended with exit code {self._program.wait()}: {' '.join(last)}{self._mend}")
+
+
+@contextlib.contextmanager
+def running(log: Path, line: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
+    """A process whose output goes to the file `log`; it is asked to end when the block does."""
+    with log.open("wb") as out:
+        process = subprocess.Popen(line, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait()

@@ -19,13 +19,19 @@ from shared.messages import Manifest, ModelDelta, Need, WorkRequest, is_delta
 
 
 class Asking:
-    """Of one round, once its model lies on the broker. `deltas` lead to it, the oldest first.
+    """Of one round, whose model lies on the broker since `now`. `deltas` lead to it, the oldest first.
 
     A round that was open before goes on with the encodings that its `ledger` knows: what devices have made is in those.
     """
 
     def __init__(
-        self, spec: RunSpec, fleet: Fleet, ledger: Ledger, model: Manifest, deltas: Sequence[ModelDelta] = ()
+        self,
+        spec: RunSpec,
+        fleet: Fleet,
+        ledger: Ledger,
+        model: Manifest,
+        deltas: Sequence[ModelDelta] = (),
+        now: float = 0.0,
     ) -> None:
         self.model = model
         self._spec = spec
@@ -34,7 +40,7 @@ class Asking:
         self._ways = {"": tuple(deltas), model.digest: ()}
         self._ways |= {delta.base: tuple(deltas[at:]) for at, delta in enumerate(deltas)}
         self._held = {device: fleet.version(device) for device in ledger.invited}
-        self._repairs = {one.digest: Repairs(one) for one in (model, *(delta.manifest for delta in deltas))}
+        self._repairs = {one.digest: Repairs(one, now) for one in (model, *(delta.manifest for delta in deltas))}
         if ledger.base:
             usual = ledger.encoding or spec.encoding
             self._encodings = {device: ledger.negotiated.get(device, usual) for device in ledger.invited}
@@ -81,8 +87,8 @@ class Asking:
             return self.model.size_bytes
         return sum(delta.manifest.size_bytes for delta in self._ways[held])
 
-    def wanted(self, need: Need, now: float) -> list[Effect]:
-        """What to publish once more for a device that misses chunks."""
+    def wanted(self, need: Need, now: float, waiting: int) -> list[Effect]:
+        """What to publish once more for a device that misses chunks, while so many have not come to the model."""
         repairs = self._repairs.get(need.digest)
-        indices = repairs.wanted(need, now) if repairs is not None else ()
+        indices = repairs.wanted(need, now, waiting) if repairs is not None else ()
         return [Republish(need.digest, indices)] if indices else []

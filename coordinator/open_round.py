@@ -85,7 +85,7 @@ class OpenRound:
     def begin(self, model: Manifest, now: float, deltas: Sequence[ModelDelta] = ()) -> list[Effect]:
         """The global model lies on the broker: keep the ledger, and ask everybody who has not reported."""
         known, updates = self._opening.ledger, self._opening.updates
-        self._asking = Asking(self._spec, self._fleet, known, model, deltas)
+        self._asking = Asking(self._spec, self._fleet, known, model, deltas, now)
         if known.base:
             self.round.take_up(known, updates, now)
         else:
@@ -120,7 +120,7 @@ class OpenRound:
             case Offer():
                 return self._offered(device, body.manifest, now)
             case Need():
-                return self._known.wanted(body, now)
+                return self._known.wanted(body, now, self.round.count(State.INVITED, State.ACCEPTED))
             case Failed():
                 self._desk.release(device)
                 failed = self.round.handle(device, Event.FAIL, now, word_of(body))
@@ -237,9 +237,10 @@ class OpenRound:
 
     def traffic(self) -> Traffic:
         """What has travelled so far."""
-        asking = self._asking
-        down = sum(asking.size_bytes(device) for device in self.round.had_model()) if asking else 0
-        return Traffic(down, self._bytes_up)
+        if self._asking is None:
+            return Traffic(0, self._bytes_up)
+        downloads = [self._asking.size_bytes(device) for device in self.round.had_model()]
+        return Traffic(sum(downloads), self._bytes_up, len(downloads))
 
     def record(self, outcome: str) -> RoundRecord:
         """The books on a round that is over."""
@@ -250,8 +251,7 @@ class OpenRound:
 
     @property
     def _known(self) -> Asking:
-        """Who is asked for what; there once the model lies on the broker, before which nobody has heard of the round."""
-        assert self._asking is not None
+        assert self._asking is not None, "nobody has heard of a round before its model lies on the broker"
         return self._asking
 
     def _request_to(self, device: str, now: float) -> Effect:

@@ -21,6 +21,13 @@ from tests.programs import Program
 
 FOLDER = Path(benchmarks.__file__).parent
 COMMANDS = sorted(path.stem for path in FOLDER.glob("*.py") if "    run_app(" in path.read_text("utf-8"))
+OWN_TESTS = {
+    "bytes": "test_bytes.py",
+    "load": "test_load.py",
+    "load_virtual": "test_load.py",
+    "testbed": "test_testbed.py",
+}
+"""Benchmarks that are played at toy size in files of their own: some need more than a broker."""
 MB = 1e6
 
 Toy = Callable[[str], dict[str, Any]]
@@ -65,10 +72,19 @@ def options_of(app: typer.Typer, name: str) -> set[str]:
     return {option for one in chosen.params for option in one.opts}
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in OWN_TESTS])
 def test_it_runs_at_toy_size(toy, name):
     """To its end, with something to tell."""
     assert toy(name)
+
+
+@pytest.mark.parametrize("name", OWN_TESTS)
+def test_it_is_played_at_toy_size_elsewhere(name):
+    """By the file that is named here."""
+    words = Path(__file__).with_name(OWN_TESTS[name]).read_text("utf-8")
+    assert '"--toy"' in words
+    assert name in words
+    assert "--toy" in options_of(import_module(f"benchmarks.{name}").app, name)
 
 
 def test_all_benchmarks_are_found():
@@ -110,9 +126,11 @@ def test_an_agent_is_small_and_quiet(toy):
     """Idle below 60 MB; after the rounds only the agent is left, and it writes nothing. Digits come with scikit-learn."""
     document = toy("footprint")
     states = document["states"]
-    assert [("training" in one) for one in states] == [True, True, True, False]
+    there = [("training" in one) for one in states]
+    # A machine that is slow to notice the end of the run finds the training process gone already.
+    assert (there[0], there[1], there[-1]) == (True, True, False)
     assert all(20 * MB < one["agent"]["rss_bytes"] < 60 * MB for one in states)
-    assert all(100 * MB < one["training"]["rss_bytes"] < 500 * MB for one in states[:-1])
+    assert all(100 * MB < one["training"]["rss_bytes"] < 500 * MB for one in states if "training" in one)
     assert document["quiet"]["bytes_written"] == 0
 
 
