@@ -48,7 +48,7 @@ ARCH ?= aarch64
 PYTHONS_OF_HOSTS ?= 3.11 3.13
 WITH ?=
 
-.PHONY: help setup system-deps demo test lint types imports bandit audit format precommit bench bench-peers fuzz faults hosts soak wheelhouse clean FORCE
+.PHONY: help setup system-deps demo docs test lint types imports bandit audit format precommit bench bench-peers fuzz faults hosts arm64 soak wheelhouse clean FORCE
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -57,7 +57,7 @@ demo: setup ## train a small fleet on this machine (options: make demo ARGS="--h
 	@$(BIN)/fedpatch demo $(ARGS)
 
 test: setup system-deps lint types imports $(if $(CI),audit,bandit) ## run every check, then the tests (with CI=true also those that take long)
-	@$(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder -m 'not hosts$(if $(CI),, and not faults)'
+	@$(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder -m 'not hosts and not arm64$(if $(CI),, and not faults)'
 
 setup: $(STAMP) ## build .venv with all that constraints.txt pins
 	@:
@@ -84,6 +84,10 @@ audit: bandit ## that, and ask the package index for known vulnerabilities of wh
 format: setup ## mend style and layout where that is safe
 	@$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+docs: setup ## build the documentation as a site in build/site; whatever link is broken fails it
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+	echo "make: build/site/index.html"
 
 precommit: setup ## run the quick checks now, and from now on before each commit
 	@$(BIN)/pre-commit install
@@ -116,6 +120,9 @@ fuzz: setup ## look for bytes and messages that break the decoders and state mac
 
 hosts: setup system-deps ## provision booted hosts with the playbooks of ansible/, and play a fleet's life on them (needs root)
 	@$(BIN)/python -m pytest -m hosts tests/hosts
+
+arm64: setup system-deps ## the same with a device that has an emulated processor of a Raspberry Pi 4 (takes long)
+	@$(BIN)/python -m pytest -m arm64 tests/hosts
 
 faults: setup ## kill real processes while rounds go on, by schedules drawn from seeds (make faults FAULT_SEEDS=100..200)
 	@FAULT_SEEDS=$(FAULT_SEEDS) $(BIN)/python -m pytest tests/faults/test_kills.py
@@ -187,7 +194,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[dev]' $(PIP_ARGS)
 	echo "$(CURDIR)" >$@
 
-system-deps: ## install brokers, Prometheus, faketime, tmux, Chromium, D-Bus and containers for the tests (where that needs no password)
+system-deps: ## install brokers, Prometheus, faketime, tmux, Chromium, D-Bus, containers and QEMU for the tests (where that needs no password)
 	@$(apt_install)
 	PATH="$$PATH:/usr/sbin:/usr/local/sbin"
 	found() { command -v mosquitto && command -v mosquitto_pub; } >/dev/null
@@ -219,6 +226,13 @@ system-deps: ## install brokers, Prometheus, faketime, tmux, Chromium, D-Bus and
 	if ! found; then
 		echo "make: no systemd-nspawn, mmdebstrap or ssh here, so the tests on booted hosts will be skipped"
 		echo "make: on Debian: apt install systemd-container mmdebstrap iproute2 openssh-client"
+	fi
+	# Programs of aarch64, for the tests on an emulated processor of a Raspberry Pi 4.
+	found() { command -v qemu-aarch64-static && command -v update-binfmts && command -v arch-test; } >/dev/null
+	found || apt_install qemu-user-static binfmt-support arch-test || true
+	if ! found; then
+		echo "make: no QEMU for aarch64 here, so the tests on an emulated Raspberry Pi will be skipped"
+		echo "make: on Debian: apt install qemu-user-static binfmt-support arch-test"
 	fi
 	# What follows are services, which Debian starts at once and at each boot. Only the programs are wanted.
 	install_asleep() {

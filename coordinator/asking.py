@@ -7,7 +7,6 @@ whole model.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -20,7 +19,7 @@ from shared.messages import Manifest, ModelDelta, Need, WorkRequest, is_delta
 
 
 class Asking:
-    """Of one round, once its model lies on the broker, at `now`. `deltas` lead to it, the oldest first.
+    """Of one round, whose model lies on the broker since `now`. `deltas` lead to it, the oldest first.
 
     A round that was open before goes on with the encodings that its `ledger` knows: what devices have made is in those.
     """
@@ -32,7 +31,7 @@ class Asking:
         ledger: Ledger,
         model: Manifest,
         deltas: Sequence[ModelDelta] = (),
-        now: float = -math.inf,
+        now: float = 0.0,
     ) -> None:
         self.model = model
         self._spec = spec
@@ -88,8 +87,8 @@ class Asking:
             return self.model.size_bytes
         return sum(delta.manifest.size_bytes for delta in self._ways[held])
 
-    def wanted(self, need: Need, now: float, waiting: int = 1) -> list[Effect]:
-        """What to publish once more for a device that misses chunks; so many have not come to the model yet."""
+    def wanted(self, need: Need, now: float, waiting: int) -> list[Effect]:
+        """What to publish once more for a device that misses chunks, while so many have not come to the model."""
         repairs = self._repairs.get(need.digest)
         indices = repairs.wanted(need, now, waiting) if repairs is not None else ()
         return [Republish(need.digest, indices)] if indices else []

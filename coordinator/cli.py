@@ -25,6 +25,7 @@ from coordinator.inventory_cli import add_inventory
 from coordinator.options import StateDir
 from coordinator.report_cli import add_report
 from coordinator.settings import RunSettings
+from coordinator.unit_cli import add_unit
 from coordinator.watch_cli import add_watch
 from shared.command import (
     EXIT_INTERRUPTED,
@@ -90,6 +91,9 @@ def demo(settings: DemoSettings, as_json: AsJson = False) -> None:
 def run(
     settings: RunSettings,
     new: Annotated[bool, typer.Option("--new", help="Begin a new run even where the last one was cut short.")] = False,
+    unless_done: Annotated[
+        bool, typer.Option("--unless-done", help="Begin none after a run with these settings that came to its end.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Train with the devices of a fleet, and stay until the run ends.
@@ -100,7 +104,7 @@ def run(
 
     with interruptible():
         with _view() as view:
-            summary = run_or_go_on(settings, view, new=new)
+            summary = run_or_go_on(settings, view, new=new, unless_done=unless_done)
             ignore_signals()
         _say_how_to_resume(summary, settings.state_dir)
         _end(summary, as_json)
@@ -114,6 +118,9 @@ def resume(
     rounds: Annotated[int | None, typer.Option(min=1, help="Another number of rounds to end after, in all.")] = None,
     target_ua: Annotated[float | None, typer.Option(help="Another user accuracy to end at.")] = None,
     metrics: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Another address for metrics.")] = None,
+    encoding: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Another encoding from the next round on.")
+    ] = None,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Allow mqtt:// to another machine, without TLS.")
     ] = False,
@@ -142,6 +149,7 @@ def resume(
                 rounds=rounds,
                 target_ua=target_ua,
                 metrics=metrics,
+                encoding=encoding,
                 insecure=insecure,
             )
             ignore_signals()
@@ -165,7 +173,8 @@ def runs(state_dir: StateDir = None, as_json: AsJson = False) -> None:
 @command(app, "show", example="fedpatch show last")
 def show(run: Run, state_dir: StateDir = None, as_json: AsJson = False) -> None:
     """Show a run, round by round; with --json what the run itself printed."""
-    from coordinator.printing import print_run, summary_of
+    from coordinator.printing import print_run
+    from coordinator.records import summary_of
 
     with _registry(state_dir, run) as registry:
         info = registry.run(run)
@@ -237,7 +246,7 @@ broker_app.callback()(with_debug(broker))
 
 add_acl(broker_app)
 add_devices(app, lambda state_dir: _registry(state_dir))
-for add in (add_identities, add_doctor, add_export, add_inventory, add_report, add_watch):
+for add in (add_identities, add_doctor, add_export, add_inventory, add_report, add_unit, add_watch):
     add(app)
 
 

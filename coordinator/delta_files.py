@@ -31,9 +31,10 @@ def save_step(directory: Path, step: Step, beside: Collection[int]) -> None:
     packed = step.packed
     fields = (step.round, step.base, step.before, step.content, packed.encoding, packed.raw_bytes, packed.blob)
     content = msgpack.packb(fields)
+    kept = {_name(number) for number in beside}
     try:
         for path in directory.glob("delta-*.fp"):
-            if path.name not in {_name(number) for number in beside}:
+            if path.name not in kept and path.is_file():
                 path.unlink(missing_ok=True)
         write_atomic(directory / _name(step.round), _MAGIC + hashlib.sha256(content).digest() + content, durable=False)
     except OSError as error:

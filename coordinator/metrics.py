@@ -142,6 +142,9 @@ class TrafficMetrics:
             "bytes", "Bytes as they travelled, and of the tensors in them", "direction", "kind", "form"
         )
         self.repaired = counter("chunks_repaired", "Chunks of the model that were published once more")
+        self.lacking = gauge(
+            "devices_lacking_encoding", "Devices that were last asked for another encoding than the run's"
+        )
         self.stalls = counter("window_stalls", "Uploads that went quiet and were granted again")
         self.waiting = gauge("event_queue_depth", "Events that wait for the coordinator")
         self.spool = gauge("update_spool_bytes", "Updates on the disk that wait for aggregation")

@@ -7,6 +7,11 @@ from collections.abc import Collection
 EVERYWHERE = "fp32+zstd"
 """Every device knows it; the whole model of a run whose encoding carries differences travels so too."""
 
+ENCODING_HELP = (
+    "How models and updates travel: as values (fp32), in half of the bits (fp16), either compressed (+zstd), or as differences "
+    "of 16, 8 or 4 bits, compressed too: a fraction of the bytes. A device that lacks it is asked for another."
+)
+
 _FALLBACKS = (EVERYWHERE, "fp32", "fp16+zstd", "fp16")
 
 

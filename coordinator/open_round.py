@@ -237,9 +237,10 @@ class OpenRound:
 
     def traffic(self) -> Traffic:
         """What has travelled so far."""
-        asking = self._asking
-        down = sum(asking.size_bytes(device) for device in self.round.had_model()) if asking else 0
-        return Traffic(down, self._bytes_up)
+        if self._asking is None:
+            return Traffic(0, self._bytes_up)
+        downloads = [self._asking.size_bytes(device) for device in self.round.had_model()]
+        return Traffic(sum(downloads), self._bytes_up, len(downloads))
 
     def record(self, outcome: str) -> RoundRecord:
         """The books on a round that is over."""
@@ -250,8 +251,7 @@ class OpenRound:
 
     @property
     def _known(self) -> Asking:
-        """Who is asked for what; there once the model lies on the broker, before which nobody has heard of the round."""
-        assert self._asking is not None
+        assert self._asking is not None, "nobody has heard of a round before its model lies on the broker"
         return self._asking
 
     def _request_to(self, device: str, now: float) -> Effect:

@@ -38,7 +38,7 @@ from coordinator.snapshot import View
 from coordinator.strategies import ServerState
 from coordinator.warden import Warden
 from shared.errors import UpdateRefused
-from shared.messages import DeviceState, UpdateReport
+from shared.messages import Body, DeviceState, UpdateReport, WorkRequest
 from shared.reasons import RefuseReason
 from shared.tensors import Array
 
@@ -79,6 +79,7 @@ class Performer:
         self._counts: Counter[tuple[str, str, str]] = Counter()
         self._sightings: dict[str, Sighting] = {}
         self._accepted: set[str] = set()
+        self._lacking: set[str] = set()
 
     def perform(self, effects: list[Effect]) -> None:
         """All of `effects`, and those that follow from them."""
@@ -92,6 +93,7 @@ class Performer:
         match effect:
             case Send():
                 self.observer.sent(self._connection.send(effect.device, effect.envelope))
+                self._tell_encoding(effect.device, effect.envelope.body)
             case Count():
                 self.count(effect)
             case PublishModel() | Store() | Aggregate():
@@ -162,6 +164,15 @@ class Performer:
             # A last will says nothing else; what the device had said is still to be written.
             self._registry.seen_devices(self._connection.fleet, [before])
         self._sightings[device] = Sighting(device, time.time(), state.online, state.version, tasks)
+
+    def _tell_encoding(self, device: str, body: Body) -> None:
+        """Once of each device that lacks the run's encoding: it works as ever, but a person may want to know why."""
+        if not isinstance(body, WorkRequest) or device in self._lacking:
+            return
+        spec, fleet = self._engine.spec, self._engine.fleet
+        if spec.encoding not in (body.encoding, fleet.encoding(device)):
+            self._lacking.add(device)
+            self._tell(f"{device} does not know {spec.encoding}; it is asked for {body.encoding}, which saves nothing")
 
     def _tell(self, line: str) -> None:
         """A line that may hold a device's own words, and this is a person's terminal."""

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from coordinator.records import DeviceInfo, RoundRecord, RunInfo, RunSummary, last_user_accuracy, measure_words
+from coordinator.records import DeviceInfo, RoundRecord, RunInfo, RunSummary, measure_words, summary_of
 from coordinator.round_text import add_round, rounds_table, troubles
 from shared.quantities import accuracy, age
 
@@ -24,17 +24,6 @@ _UNBOUNDED_COLUMNS = 10_000
 def print_json(value: object) -> None:
     """One JSON document on one line."""
     typer.echo(json.dumps(value, allow_nan=False))
-
-
-def summary_of(info: RunInfo, rounds: Sequence[RoundRecord]) -> RunSummary:
-    """What the run printed at its end; for one that has not ended, what it came to so far."""
-    return RunSummary(
-        run=info.id,
-        stopped_because=info.stopped_because or info.status,
-        user_accuracy=last_user_accuracy(rounds),
-        model=info.model or "",
-        rounds=rounds,
-    )
 
 
 def print_summary(summary: RunSummary) -> None:

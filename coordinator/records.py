@@ -35,7 +35,8 @@ class RoundRecord:
     patch, before LocalUpdate, and the mean after it; None where no device measured one. They are values of `metric`, the
     worst is the least, or the greatest where the `metric_goal` is "min"; `user_accuracy_p10` is what the worst tenth of them
     is no better than (MetricTerms.worst_tenth). `user_accuracies` has them by device, in rounds with few (coordinator.books).
-    `bytes_down` and `bytes_up` are bytes as they travelled. The maps count devices by reason; `late` counts devices that
+    `bytes_down` and `bytes_up` are bytes as they travelled (coordinator.books), `downloads` the devices that came to the
+    round's model. The maps count devices by reason; `late` counts devices that
     the round left behind. `bounded` counts updates that are in the aggregate, but not as they came: those that were pulled
     back to the bound of the `norm`, and those that weigh less than the `num_examples` they report (coordinator.bounds).
     """
@@ -63,6 +64,7 @@ class RoundRecord:
     user_accuracy_p10: float | None = None
     user_accuracies: Mapping[str, float] = field(default_factory=dict)
     bounded: Mapping[str, int] = field(default_factory=dict)
+    downloads: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON; `failure` only where there is one."""
@@ -145,6 +147,17 @@ class RunInfo:
     stopped_because: str | None
     user_accuracy: float | None
     model: str | None
+
+
+def summary_of(info: RunInfo, rounds: Sequence[RoundRecord]) -> RunSummary:
+    """What the run printed at its end; for one that has not ended, what it came to so far."""
+    return RunSummary(
+        run=info.id,
+        stopped_because=info.stopped_because or info.status,
+        user_accuracy=last_user_accuracy(rounds),
+        model=info.model or "",
+        rounds=rounds,
+    )
 
 
 @dataclass(frozen=True)

@@ -115,10 +115,9 @@ class Registry(Tables):
             ).fetchall()
         _only(rows, run)
 
-    def left_unfinished(self, fleet: str) -> RunInfo | None:
-        """The newest run of a fleet, unless it came to its end: its coordinator is at work, was killed, stopped, or failed."""
-        newest = next((run for run in self.runs() if run.settings.get("fleet") == fleet), None)
-        return newest if newest is not None and newest.status != "finished" else None
+    def newest(self, fleet: str) -> RunInfo | None:
+        """The newest run of a fleet. Unless it is `finished`, its coordinator is at work, was killed or stopped, or failed."""
+        return next((run for run in self.runs() if run.settings.get("fleet") == fleet), None)
 
     def abandon_running(self, fleet: str) -> None:
         """Runs of a fleet that were cut short are over; called by whoever holds the fleet, so none is at work."""

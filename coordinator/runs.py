@@ -23,7 +23,7 @@ from coordinator.metrics_endpoint import observed
 from coordinator.performing import Performer
 from coordinator.preparation import Prepared, prepare, run_spec
 from coordinator.publisher import ModelPublisher
-from coordinator.records import RoundRecord, RunInfo, RunSummary, last_user_accuracy
+from coordinator.records import RoundRecord, RunInfo, RunSummary, last_user_accuracy, summary_of
 from coordinator.recovery import reconcile, take_up_round
 from coordinator.registry import REGISTRY_FILE, Registry
 from coordinator.run_spec import RunSpec, Stopped
@@ -34,7 +34,7 @@ from coordinator.state_dirs import remember
 from coordinator.warden import Warden
 from shared.broker_settings import BrokerSettings
 from shared.config import load, public_values
-from shared.errors import FedpatchError, SchemaMismatch, StateError
+from shared.errors import FedpatchError, SchemaMismatch, StateError, UsageError
 from shared.files import refusals_of
 from shared.locks import FileLock
 from shared.transfer import chunk_bytes_within
@@ -51,21 +51,30 @@ def _fleet_lock(state_dir: Path, fleet: str) -> FileLock:
         return FileLock(state_dir / f"fleet-{fleet}.lock", held)
 
 
-def run_or_go_on(settings: RunSettings, view: View, *, new: bool = False) -> RunSummary:
+def run_or_go_on(settings: RunSettings, view: View, *, new: bool = False, unless_done: bool = False) -> RunSummary:
     """Takes up the fleet's last run if it did not come to its end and has these settings; else begins one.
 
-    So a service that is started again goes on where it was. With `new` a run is begun in any case.
+    So a service that is started again goes on where it was. With `new` a run is begun in any case; with `unless_done` none
+    where the last run has these settings and came to its end: what it came to is returned, and no broker is asked.
     """
+    if new and unless_done:
+        raise UsageError("--new begins a run in any case, and --unless-done does not: use one of them")
     registry_file = settings.state_dir.absolute() / REGISTRY_FILE
     if not new and exists(registry_file):
         with Registry(registry_file) as registry:
-            left = registry.left_unfinished(settings.fleet)
-            if left is not None and _same_terms(left, settings):
-                view.say(f"run {left.id} was not finished; going on with it (--new begins another)")
-                return _go_on(registry, left, settings, view)
-        if left is not None:
-            other = f"`fedpatch resume {left.id}` goes on with it"
-            view.say(f"run {left.id} was not finished and has other settings, so a new one begins; {other}")
+            last = registry.newest(settings.fleet)
+            done = last is not None and last.status == "finished"
+            if last is not None and _same_terms(last, settings):
+                if not done:
+                    view.say(f"run {last.id} was not finished; going on with it (--new begins another)")
+                    return _go_on(registry, last, settings, view)
+                if unless_done:
+                    why = f"{last.stopped_because}; other settings, or --new, begin another"
+                    view.say(f"run {last.id} with these settings has come to its end: {why}")
+                    return summary_of(last, registry.rounds.records(last.id))
+        if last is not None and not done:
+            other = f"`fedpatch resume {last.id}` goes on with it"
+            view.say(f"run {last.id} was not finished and has other settings, so a new one begins; {other}")
     return start_run(settings, view)
 
 
@@ -113,6 +122,7 @@ def resume_run(  # noqa: PLR0913 - one keyword per choice of the user
     rounds: int | None = None,
     target_ua: float | None = None,
     metrics: str | None = None,
+    encoding: str | None = None,
     insecure: bool = False,
 ) -> RunSummary:
     """Takes a run up where it was, with its own settings except those given here."""
@@ -120,7 +130,7 @@ def resume_run(  # noqa: PLR0913 - one keyword per choice of the user
     with Registry(state_dir / REGISTRY_FILE) as registry:
         run = registry.run(name)
         changes: dict[str, Any] = {"broker": broker, "rounds": rounds, "target_ua": target_ua, "metrics": metrics}
-        changes["insecure"] = insecure or None
+        changes |= {"encoding": encoding, "insecure": insecure or None}
         flags = {**run.settings, **{name: value for name, value in changes.items() if value is not None}}
         settings = load(RunSettings, file=None, environ={}, flags={**flags, "state_dir": str(state_dir)})
         # A password that is given now replaces the file that the run began with.
@@ -143,13 +153,16 @@ def _go_on(registry: Registry, run: RunInfo, settings: RunSettings, view: View) 
         epoch = registry.next_epoch(run.id)
         last = max((record.round for record in registry.rounds.records(run.id)), default=0)
         view.say(f"run {run.id}: going on after round {last}, epoch {epoch}")
+        if run.settings.get("encoding", settings.encoding) != settings.encoding:
+            view.say(f"what travels is {settings.encoding} now; the run began with {run.settings['encoding']}")
         spec = run_spec(run.id, epoch, settings, prepared, chunk_bytes)
         return _play(spec, settings, prepared, registry, connection, view)
 
 
 def _same_terms(run: RunInfo, settings: RunSettings) -> bool:
-    """Whether a run was begun with these settings, but for how the broker and the metrics are reached."""
-    anywhere = {one.name for one in fields(BrokerSettings)} | {"state_dir", "ca_dir", "metrics", "metrics_max_devices"}
+    """Whether a run was begun with these settings, but for how things travel and where they are reached."""
+    anywhere = {one.name for one in fields(BrokerSettings)} | {"encoding", "state_dir", "ca_dir"}
+    anywhere |= {"metrics", "metrics_max_devices"}
     now = public_values(settings)
     return all(run.settings[name] == now[name] for name in now.keys() & run.settings.keys() - anywhere)
 

@@ -55,11 +55,15 @@ class HeldModel:
         held, length = _header(self.path, content[:_MAX_HEADER_BYTES])
         return held, bytes(content[length:])
 
+    def tidy(self) -> None:
+        """Deletes what a writer that was killed left half done; for the only writer to call. StateError."""
+        with refusals_of(self.path):
+            remove_unfinished(self.path.parent)
+
     def write(self, held: Held, blob: bytes) -> None:
         """From now on this is held, and what was before is gone. StateError where the disk refuses: then as before."""
         with refusals_of(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            remove_unfinished(self.path.parent)
             write_atomic(self.path, seal(_LINE, msgpack.packb(asdict(held)) + blob))
 
     def forget(self) -> None:

@@ -237,7 +237,7 @@ class Performer:
             return self.job.damaged()
         self._meter.begins_round()
         about = fields(run=effect.key.run, round=effect.key.round, saved_bytes=way.saved_bytes)
-        _log.info("%s round %d: training", effect.key.run, effect.key.round, extra=about)
+        _log.info("%s round %d: training on %s", effect.key.run, effect.key.round, way, extra=about)
         self._trainer.train(
             TrainCommand(
                 key=effect.key,

@@ -172,6 +172,8 @@ def set_up(setup: Setup) -> tuple[LocalUpdate, Ready]:
     ready = Ready(task.name, trainer.schema.digest, trainer.num_examples)
     export = _model_export(setup, trainer)
     held = HeldModel(Path(setup.held_dir)) if setup.held_dir else None
+    if held:
+        held.tidy()
     return LocalUpdate(trainer, store, setup.device_id, export=export, data=data, held=held), ready
 
 

@@ -24,15 +24,6 @@ def add_unit(app: typer.Typer) -> None:
         ),
     ) -> None:
         """Print the systemd unit that runs the agent of this installation as a service, watched and confined."""
-        from device_agent.unit import Unit, systemd_version, this_installation
+        from shared.systemd_unit import AGENT, unit_of_this_installation
 
-        program, needed = this_installation()
-        filled = Unit(
-            user=user,
-            config=config.expanduser().absolute(),
-            state_dir=state_dir.expanduser().absolute(),
-            program=program,
-            needed=needed,
-            systemd=systemd_version(),
-        )
-        typer.echo(filled.text(), nl=False)
+        typer.echo(unit_of_this_installation(AGENT, user=user, config=config, state_dir=state_dir), nl=False)

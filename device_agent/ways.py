@@ -17,6 +17,12 @@ class Way:
     held: str = ""
     steps: tuple[ModelDelta, ...] = ()
 
+    def __str__(self) -> str:
+        """In words, for the log."""
+        if not self.held:
+            return "the whole model"
+        return f"the model held and {len(self.steps)} steps from there" if self.steps else "the model held"
+
     @property
     def blobs(self) -> tuple[Manifest, ...]:
         """What is downloaded; nothing where `model` is held already."""

@@ -30,6 +30,17 @@ from shared.log_lines import LineFormatter, LogFormat, journal_priority, stderr_
 EXIT_INTERRUPTED = 130  # as shells tell a process that SIGINT ended
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def _show_version(context: typer.Context, wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"{context.find_root().info_name} {__version__}")
+        raise typer.Exit
+
+
+_Version = Annotated[
+    bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version; stop.")
+]
 _Debug = Annotated[
     bool, typer.Option("--debug", "-v", help="Log what happens on stderr, and where an error comes from.")
 ]
@@ -71,7 +82,7 @@ def make_app(name: str, about: str, *, installed: str = "") -> typer.Typer:
     """
     cls = _group_with(installed) if installed else Group
     app = typer.Typer(name=name, help=about, cls=cls, no_args_is_help=True, pretty_exceptions_enable=False)
-    app.callback()(_options)
+    app.callback()(no_options)
     return app
 
 
@@ -146,16 +157,18 @@ def command(
 
 
 def with_debug(function: Callable[..., None], log_level: int = logging.WARNING) -> Callable[..., None]:
-    """`function` as typer takes it, with the options `--debug` and `--log-format`."""
+    """`function` as typer takes it, with the options `--debug`, `--log-format` and `--version`."""
 
     @functools.wraps(function)
-    def run(*, debug: bool, log_format: LogFormat, **given: Any) -> None:
+    def run(*, debug: bool, log_format: LogFormat, version: bool, **given: Any) -> None:
+        del version  # told before this is called
         set_up_logging(logging.DEBUG if debug else log_level, log_format)
         function(**given)
 
     own = inspect.signature(function, eval_str=True).parameters.values()
     parameters = [one.replace(kind=one.KEYWORD_ONLY) for one in own]
-    for name, annotation, default in (("debug", _Debug, False), ("log_format", _LogFormat, LogFormat.TEXT)):
+    added = (("debug", _Debug, False), ("log_format", _LogFormat, LogFormat.TEXT), ("version", _Version, False))
+    for name, annotation, default in added:
         parameters.append(
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
         )
@@ -164,18 +177,8 @@ def with_debug(function: Callable[..., None], log_level: int = logging.WARNING) 
     return run
 
 
-def _show_version(context: typer.Context, wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"{context.info_name} {__version__}")
-        raise typer.Exit
-
-
-def _options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version; stop.")
-    ] = False,
-) -> None:
-    pass
+def no_options(version: _Version = False) -> None:
+    """What a command that only holds others is given: `app.callback()(no_options)`."""
 
 
 def run_app(app: typer.Typer, name: str) -> NoReturn:

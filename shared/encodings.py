@@ -48,7 +48,8 @@ FEEDBACK = ("delta-int8", "delta-int4")
 class Rule:
     """How a tensor is written: `word` names it on the wire.
 
-    Codes have a scale a `block` of values (0: one a tensor), which is at least `coarse` times their root mean square.
+    Codes have a scale a `block` of values (0: one a tensor), which is at least `coarse` times their root mean square; but not
+    in a tensor of no more than BLOCK values, which costs next to nothing.
     """
 
     word: str
@@ -62,7 +63,7 @@ class Rule:
 _DELTA_BF16 = Rule("delta-bf16", "bf16", delta=True)
 _BF16 = Rule("bf16", "bf16")
 # How coarse the scales are is measured (docs/performance.md, Bytes): so that updates take a sixteenth, at no further round.
-_DELTA_INT8 = Rule("delta-int8", "codes", delta=True, top=INT8_TOP, coarse=1.2)
+_DELTA_INT8 = Rule("delta-int8", "codes", delta=True, top=INT8_TOP, coarse=1.8)
 _INT8 = Rule("int8-blocks", "codes", top=INT8_TOP, block=BLOCK, coarse=0.2)
 _DELTA_INT4 = Rule("delta-int4", "codes", delta=True, top=INT4_TOP, block=BLOCK)
 _INT4 = Rule("int4-blocks", "codes", top=INT4_TOP, block=BLOCK)
@@ -104,7 +105,7 @@ def encode(values: Array, base: Array, spec: TensorSpec, rule: Rule, rng: Rng) -
         case "bf16":
             return to_bf16(change)
         case "codes":
-            scales, codes = to_codes(change, rule.top, rule.block, rng, rule.coarse)
+            scales, codes = to_codes(change, rule.top, rule.block, rng, rule.coarse if change.size > BLOCK else 0)
             return scales.astype("<f4").tobytes() + (codes.tobytes() if rule.top > INT4_TOP else to_nibbles(codes))
         case _:
             top, levels = to_levels(flat, before, rng)

@@ -38,6 +38,7 @@ _OCTAVE = np.array(
         2.0,
     ]
 )
+_HALFWAY = (_OCTAVE[:-1] + _OCTAVE[1:]) / 2
 
 
 def wide(dtype: Any) -> np.dtype[Any]:
@@ -142,8 +143,9 @@ def to_levels(values: Array, base: Array, rng: Rng) -> tuple[int, Array]:
     level that there is a code for, where the value is below that but not zero: a second moment that became zero would
     make a step of any size.
     """
-    lower, share = _lower_levels(values)
-    levels = lower + (rng.random(values.shape, np.float32) < share)
+    mantissa, place, octave = _parts(values)
+    share = (mantissa - _OCTAVE[place]) / (_OCTAVE[place + 1] - _OCTAVE[place])
+    levels = octave + place + (rng.random(values.shape, np.float32) < share)
     some = values > 0
     top = int(levels[some].max(initial=-32768))
     return top, _codes_of(levels, some, top) - _base_codes(base, top)
@@ -162,18 +164,19 @@ def from_levels(top: int, codes: Array, base: Array, dtype: np.dtype[Any]) -> Ar
 
 def _base_codes(base: Array, top: int) -> Array:
     some = np.isfinite(base) & (base > 0)
-    lower, share = _lower_levels(np.where(some, base, 0))
-    return _codes_of(lower + (share >= 0.5), some, top)
+    mantissa, place, octave = _parts(np.where(some, base, 0))
+    return _codes_of(octave + place + (mantissa >= _HALFWAY[place]), some, top)
 
 
 def _codes_of(levels: Array, some: Array, top: int) -> Array:
-    return np.where(some, np.clip(levels + (HIGHEST_CODE - top), 1, HIGHEST_CODE), 0).astype(np.uint8)
+    return np.where(some, np.clip(levels + np.int32(HIGHEST_CODE - top), 1, HIGHEST_CODE), 0).astype(np.uint8)
 
 
-def _lower_levels(values: Array) -> tuple[Array, Array]:
-    """The level at or below each value, and how far the value is on the way to the next, from 0 to below 1."""
+def _parts(values: Array) -> tuple[Array, Array, Array]:
+    """Of positive values: mantissa from 1 to below 2, the level of the octave at or below it, the octave's first level."""
     mantissa, exponent = np.frexp(values)
-    mantissa = 2 * mantissa.astype(np.float64)
-    place = np.maximum(np.searchsorted(_OCTAVE, mantissa, side="right") - 1, 0)
-    share = (mantissa - _OCTAVE[place]) / (_OCTAVE[place + 1] - _OCTAVE[place])
-    return LEVELS_PER_OCTAVE * (exponent - 1) + place, share
+    mantissa = np.maximum(2 * mantissa.astype(np.float64), 1)  # 1 for a zero, too
+    # A power of two lies below its chord, by less than one level: the chord gives the level or the one before it.
+    place = ((mantissa - 1) * LEVELS_PER_OCTAVE).astype(np.int32)
+    place += mantissa >= _OCTAVE[place + 1]
+    return mantissa, place, LEVELS_PER_OCTAVE * (exponent - 1)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from coordinator.identity.index import CA_DAYS, DAYS
-from shared.command import AsJson, Group, command, say
+from shared.command import AsJson, Group, command, no_options, say
 
 if TYPE_CHECKING:
     from coordinator.identity.authority import Authority
@@ -48,6 +48,7 @@ def add_ca(app: typer.Typer) -> None:
         cls=Group, no_args_is_help=True, help="The CA of a fleet: certificates for its broker and coordinator."
     )
     app.add_typer(group, name="ca", epilog="Example: fedpatch ca init --fleet kitchen --broker-name broker.local")
+    group.callback()(no_options)
     _add_init(group)
     _add_broker(group)
     _add_coordinator(group)

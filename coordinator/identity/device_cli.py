@@ -9,7 +9,7 @@ import typer
 
 from coordinator.identity.ca_cli import CaDir, Days, add_ca, ca_directory, tell_broker
 from coordinator.identity.index import DAYS
-from shared.command import AsJson, Group, command, say
+from shared.command import AsJson, Group, command, no_options, say
 
 _Id = Annotated[str, typer.Argument(metavar="ID", help="Name of the device, unique in its fleet.")]
 _Out = Annotated[
@@ -31,6 +31,7 @@ def add_identities(app: typer.Typer) -> None:
     add_ca(app)
     group = typer.Typer(cls=Group, no_args_is_help=True, help="The identities of devices: enrol, renew, take back.")
     app.add_typer(group, name="device", epilog="Example: fedpatch device add pi-1 --broker mqtts://broker.local")
+    group.callback()(no_options)
     _add_bundles(group)
     _add_revoke(group)
     _add_list(group)

@@ -208,7 +208,7 @@ def test_strategies_lists_all_of_them(fedpatch):
 def test_the_exit_code_of_a_run_tells_how_it_ended(fedpatch, tmp_path, monkeypatch, because, code):
     """The JSON object is alone on stdout; only a run that did not get there says how to go on."""
     summary = RunSummary("a-run", because, 0.5, "m.npz", ROUNDS)
-    monkeypatch.setattr("coordinator.runs.run_or_go_on", lambda settings, view, new: summary)
+    monkeypatch.setattr("coordinator.runs.run_or_go_on", lambda settings, view, **_: summary)
     ended = fedpatch("run", "--json", "--state-dir", tmp_path)
     assert (ended.code, ended.out) == (code, summary.to_json() + "\n")
     assert ("fedpatch resume a-run" in ended.err) is (code != 0)
@@ -218,7 +218,7 @@ def test_the_exit_code_of_a_run_tells_how_it_ended(fedpatch, tmp_path, monkeypat
 def test_the_result_of_a_run_is_not_lost_to_a_signal(fedpatch, tmp_path, monkeypatch, number):
     """Once there is one, it is printed, and the exit code is the run's."""
     summary = RunSummary("a-run", "target_ua", 0.5, "m.npz", ROUNDS)
-    monkeypatch.setattr("coordinator.runs.run_or_go_on", lambda settings, view, new: summary)
+    monkeypatch.setattr("coordinator.runs.run_or_go_on", lambda settings, view, **_: summary)
     monkeypatch.setattr("coordinator.cli._say_how_to_resume", lambda *_: os.kill(os.getpid(), number))
     ended = fedpatch("run", "--json", "--state-dir", tmp_path)
     assert (ended.code, ended.out) == (0, summary.to_json() + "\n")

@@ -165,16 +165,16 @@ def test_devices_of_two_fleets_may_have_the_same_name(registry):
     ]
 
 
-def test_a_run_that_did_not_come_to_its_end_is_found_and_can_be_given_up(registry):
+def test_the_newest_run_of_a_fleet_is_found_and_says_whether_it_came_to_its_end(registry):
     """Only the newest of a fleet: what was left behind before it was left for good."""
-    assert registry.left_unfinished("fleet") is None
+    assert registry.newest("fleet") is None
     old = new_run(registry, fleet="fleet")
-    assert registry.left_unfinished("fleet") == old
-    assert registry.left_unfinished("other") is None
+    assert registry.newest("fleet") == old
+    assert registry.newest("other") is None
     new = new_run(registry, fleet="fleet")
     for how, left in (("interrupted", True), ("failed", True), ("max_rounds", False), ("target_ua", False)):
         registry.finish_run(new.id, stopped_because=how, user_accuracy=None, model=None)
-        assert (registry.left_unfinished("fleet") is not None) is left
+        assert (registry.newest("fleet").status != "finished") is left
     registry.abandon_running("fleet")
     assert registry.run(old.id).status == "interrupted"
 

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from coordinator import runs
+from coordinator.records import RunSummary
 from coordinator.registry import REGISTRY_FILE, Registry
 from coordinator.settings import RunSettings
 from shared.config import public_values
+from shared.errors import UsageError
 
 
 class Recorded:
@@ -27,10 +29,10 @@ class Recorded:
             runs, "_go_on", lambda registry, run, settings, view: self.gone_on.append((run.id, settings))
         )
 
-    def run(self, settings: RunSettings, *, new: bool = False) -> None:
+    def run(self, settings: RunSettings, **options: bool) -> RunSummary:
         """`fedpatch run`."""
         view: Any = SimpleNamespace(say=self.said.append)
-        runs.run_or_go_on(settings, view, new=new)
+        return runs.run_or_go_on(settings, view, **options)
 
 
 @pytest.fixture
@@ -69,9 +71,13 @@ def test_the_broker_may_be_reached_in_another_way(recorded, settings):
     assert recorded.gone_on == [(run, moved)]
 
 
-@pytest.mark.parametrize("changes", [{"metrics": None}, {"metrics": "0.0.0.0:1"}, {"metrics_max_devices": 3}], ids=str)
-def test_how_a_run_is_watched_is_no_matter_of_the_run(recorded, settings, changes):
-    """It goes on, and is watched as the command says now."""
+@pytest.mark.parametrize(
+    "changes",
+    [{"metrics": None}, {"metrics": "0.0.0.0:1"}, {"metrics_max_devices": 3}, {"encoding": "delta-int4"}],
+    ids=str,
+)
+def test_how_a_run_is_watched_and_travels_is_no_matter_of_the_run(recorded, settings, changes):
+    """It goes on, as the command says now."""
     run = cut_short(settings)
     recorded.run(replace(settings, **changes))
     assert recorded.gone_on == [(run, replace(settings, **changes))]
@@ -115,6 +121,50 @@ def test_a_run_that_came_to_its_end_is_not_taken_up(recorded, settings, how):
     ended(settings, how)
     recorded.run(settings)
     assert (recorded.begun, recorded.gone_on, recorded.said) == ([settings], [], [])
+
+
+@pytest.mark.parametrize("how", ["max_rounds", "target_ua", "deadline"])
+def test_unless_done_begins_no_run_after_one_that_came_to_its_end(recorded, settings, how):
+    """A service that boots finds its work done: it says so, and what it came to, and asks nobody."""
+    run = ended(settings, how)
+    summary = recorded.run(settings, unless_done=True)
+    assert (recorded.begun, recorded.gone_on) == ([], [])
+    assert (summary.run, summary.stopped_because, summary.model) == (run, how, "")
+    assert recorded.said == [
+        f"run {run} with these settings has come to its end: {how}; other settings, or --new, begin another"
+    ]
+
+
+@pytest.mark.parametrize("how", ["interrupted", "failed"])
+def test_unless_done_goes_on_with_a_run_that_was_cut_short(recorded, settings, how):
+    """Only an end that the run was to have counts."""
+    run = ended(settings, how)
+    recorded.run(settings, unless_done=True)
+    assert (recorded.begun, recorded.gone_on) == ([], [(run, settings)])
+
+
+def test_unless_done_begins_a_run_where_there_is_none_with_these_settings(recorded, settings):
+    """Nor is it done when the operator asked for something else since, if only for another seed."""
+    recorded.run(settings, unless_done=True)
+    ended(settings, "max_rounds")
+    other = replace(settings, seed=settings.seed + 1)
+    recorded.run(other, unless_done=True)
+    assert (recorded.begun, recorded.said) == ([settings, other], [])
+
+
+def test_only_the_last_run_says_whether_all_is_done(recorded, settings):
+    """An earlier one with these settings does not: something else was wanted in between."""
+    ended(settings, "max_rounds")
+    ended(replace(settings, seed=settings.seed + 1), "max_rounds")
+    recorded.run(settings, unless_done=True)
+    assert recorded.begun == [settings]
+
+
+def test_a_run_cannot_be_wanted_in_any_case_and_unless_done(recorded, settings):
+    """The two contradict each other."""
+    with pytest.raises(UsageError, match="use one of them"):
+        recorded.run(settings, new=True, unless_done=True)
+    assert (recorded.begun, recorded.gone_on) == ([], [])
 
 
 def test_a_run_of_another_fleet_is_left_alone(recorded, settings):

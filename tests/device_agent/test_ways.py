@@ -25,6 +25,13 @@ def test_whoever_holds_a_version_takes_the_rest_of_the_way(begins):
     assert way.saved_bytes == request.model.size_bytes - sum(one.size_bytes for one in way.blobs) > 0
 
 
+def test_a_way_is_told_in_words():
+    """For whoever reads the agent's log."""
+    ways = [way_to(asked(), held, LIMIT) for held in ("", VERSIONS[1].digest, VERSIONS[-1].digest)]
+    told = ["the whole model", "the model held and 2 steps from there", "the model held"]
+    assert list(map(str, ways)) == told
+
+
 def test_whoever_holds_the_model_itself_downloads_nothing():
     """With or without steps: a round that is repeated is one case of it."""
     for request in (asked(), replace(asked(), deltas=())):

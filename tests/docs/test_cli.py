@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 import coordinator.cli
 import device_agent.cli
+from shared import __version__
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "cli.md").read_text("utf-8")
 PROGRAMS = {"fedpatch": coordinator.cli.app, "fedpatch-agent": device_agent.cli.app}
@@ -59,6 +60,14 @@ def test_every_command_has_help_with_an_example(path):
     result = CliRunner().invoke(PROGRAMS[program], [*names, "--help"], env={"COLUMNS": "300", "TERM": "dumb"})
     assert result.exit_code == 0
     assert f"Example: {' '.join(path)}" in result.stdout
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_every_command_tells_the_version(path):
+    """Of the whole program, wherever `--version` stands."""
+    program, *names = path
+    result = CliRunner().invoke(PROGRAMS[program], [*names, "--version"], prog_name=program)
+    assert (result.exit_code, result.stdout) == (0, f"{program} {__version__}\n")
 
 
 @pytest.mark.parametrize("line", re.findall(r"^    (fedpatch(?:-agent)? .*)$", PAGE, re.MULTILINE))

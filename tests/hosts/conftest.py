@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.hosts import bases
+from tests.hosts.bases import BOOKWORM, TRIXIE
 from tests.hosts.control import Control, Played
 from tests.hosts.machines import Machines
 from tests.hosts.wheelhouses import wheelhouse
 
+COORDINATOR = "/opt/fedpatch/current/bin/fedpatch {} --state-dir /var/lib/fedpatch/coordinator"
 HUB, DEVICES = "hub", ["pi-1", "pi-2"]
-SUITE = "bookworm"
-# What the roles install and the bare base lacks.
-PACKAGES = ["mosquitto", "openssl", "prometheus", "prometheus-node-exporter", "python3-venv", "systemd-timesyncd"]
+KINDS = {HUB: BOOKWORM, "pi-1": BOOKWORM, "pi-2": TRIXIE}
+# What the roles install and the bare base lacks; and nftables, of which docs/fleet.md speaks.
+PACKAGES = [
+    "mosquitto",
+    "nftables",
+    "openssl",
+    "prometheus",
+    "prometheus-node-exporter",
+    "python3-venv",
+    "systemd-timesyncd",
+]
 
 
 @dataclass
@@ -30,24 +42,40 @@ class Fleet:
     first: Played
 
 
+def settings(control: Control, house: Path) -> dict[str, Any]:
+    """Of all hosts of a fleet that trains digits until its target."""
+    return {
+        "fleet_name": "kitchen",
+        "fleet_wheelhouse": str(house),
+        "fleet_ca_dir": str(control.folder / "ca"),
+        "device_agent_settings": {"task": "digits", "data": "shard:0/2", "admission": "always"},
+        "device_agent_settle_s": 5,
+        "coordinator_settings": {"task": "digits", "rounds": 20, "target_ua": 0.9, "round_interval_s": 10},
+        "coordinator_settle_s": 5,
+        "monitoring_scrape_interval": "1s",
+    }
+
+
+def runs_of(machines: Machines, hub: str = HUB) -> list[dict[str, Any]]:
+    """The runs of the coordinator, the newest first; none where it has not begun one yet."""
+    told = machines.ssh(hub, COORDINATOR.format("runs --json"), check=False)
+    return list(json.loads(told or "[]"))
+
+
+def groups(*devices: str, hub: str = HUB) -> dict[str, list[str]]:
+    """One host for all but the devices."""
+    return {"broker": [hub], "coordinator": [hub], "monitoring": [hub], "devices": list(devices)}
+
+
 @pytest.fixture(scope="session")
 def fleet() -> Iterator[Fleet]:
-    """One broker, coordinator and monitoring host, and two devices."""
-    bases.require_tools()
-    house, packages = wheelhouse(), bases.packages(SUITE, PACKAGES)
-    with Machines({HUB: SUITE, **dict.fromkeys(DEVICES, SUITE)}) as machines:
+    """One broker, coordinator and monitoring host, and two devices, of which one runs Debian 13."""
+    kinds = set(KINDS.values())
+    bases.require_tools(*kinds)
+    house, packages = wheelhouse(*kinds), {kind.suite: str(bases.packages(kind, PACKAGES)) for kind in kinds}
+    with Machines(KINDS) as machines:
         control = Control(machines, machines.folder / "control")
-        control.settings = {
-            "fleet_name": "kitchen",
-            "fleet_wheelhouse": str(house),
-            "fleet_ca_dir": str(control.folder / "ca"),
-            "fleet_package_archives": {SUITE: str(packages)},
-            "device_agent_settings": {"task": "digits", "data": "shard:0/2", "admission": "always"},
-            "device_agent_settle_s": 5,
-            "coordinator_settings": {"task": "digits", "rounds": 20, "target_ua": 0.9, "round_interval_s": 10},
-            "coordinator_settle_s": 5,
-            "monitoring_scrape_interval": "1s",
-        }
-        control.groups = {"broker": [HUB], "coordinator": [HUB], "monitoring": [HUB], "devices": DEVICES}
+        control.settings = {**settings(control, house), "fleet_package_archives": packages}
+        control.groups = groups(*DEVICES)
         dry = control.play("site.yml", "--check", "--diff")
         yield Fleet(machines, control, house, dry, control.play("site.yml"))

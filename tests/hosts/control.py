@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.hosts.bases import ROOT, USER
+from tests.hosts.bases import ROOT
 from tests.hosts.machines import Machines
 
-_LONG_S = 900.0
 _COUNTS = re.compile(
     r"^(?P<host>[\w-]+)\s*: ok=\d+\s+changed=(?P<changed>\d+)\s+unreachable=(?P<away>\d+)\s+failed=(?P<failed>\d+)",
     re.M,
@@ -33,7 +32,7 @@ class Played:
 
 
 class Control:
-    """Plays the playbooks of ansible/ with an inventory of `machines`: `groups` of hosts, and `settings` of all of them."""
+    """Plays the playbooks of ansible/ with an inventory of `machines`: `groups` of them, and settings of all or of one."""
 
     def __init__(self, machines: Machines, folder: Path) -> None:
         self._machines = machines
@@ -41,21 +40,23 @@ class Control:
         self.inventory = folder / "inventory"
         (self.inventory / "group_vars").mkdir(parents=True)
         self.groups: Mapping[str, list[str]] = {}
+        self.patience_s = 900.0
         self.settings: dict[str, Any] = {}
+        self.host_settings: dict[str, dict[str, Any]] = {}
 
     def _write_inventory(self) -> None:
         common = {
-            "ansible_user": USER,
             "ansible_ssh_private_key_file": str(self._machines.key),
             "ansible_ssh_common_args": "-o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null",
             **self.settings,
         }
-        children = {
-            group: {"hosts": {host: {"ansible_host": self._machines.address(host)} for host in hosts}}
-            for group, hosts in self.groups.items()
-        }
+        children = {group: {"hosts": {host: self._of(host) for host in hosts}} for group, hosts in self.groups.items()}
         (self.inventory / "hosts.json").write_text(json.dumps({"all": {"children": children}}))
         (self.inventory / "group_vars" / "all.json").write_text(json.dumps(common))
+
+    def _of(self, host: str) -> dict[str, Any]:
+        reached = {"ansible_host": self._machines.address(host), "ansible_user": self._machines.user(host)}
+        return {**reached, **self.host_settings.get(host, {})}
 
     def _environment(self) -> dict[str, str]:
         return {
@@ -81,7 +82,7 @@ class Control:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=_LONG_S,
+            timeout=self.patience_s,
             check=False,
         )
         rows = list(_COUNTS.finditer(done.stdout))

@@ -1,6 +1,6 @@
 """Booted hosts on one machine: systemd-nspawn containers with a service manager, a disk and an address of their own.
 
-    with Machines({"hub": "bookworm", "pi-1": "bookworm"}) as machines:
+    with Machines({"hub": BOOKWORM, "pi-1": TRIXIE}) as machines:
         machines.ssh("hub", "systemctl is-system-running")
         machines.reboot("hub")
 
@@ -11,9 +11,11 @@ tests however they end, removes everything; hosts of tests that were killed toge
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -23,9 +25,9 @@ from pathlib import Path
 from types import TracebackType
 
 from tests.hosts import bases
+from tests.hosts.bases import Kind
 from tests.hosts.warden import CGROUPS, PREFIX, end, end_leftovers
 
-PATIENCE_S = 120.0
 NET = "10.77.0"
 CONTROL = "ctl"
 
@@ -41,7 +43,7 @@ while :; do
     rc=0
     systemd-nspawn -q --register=no --keep-unit -D {disk}/root -M {host} --hostname={host} --kill-signal=SIGRTMIN+3 \
         --network-namespace-path=/run/netns/{lab}-{host} --resolv-conf=off --link-journal=no --console=read-only \
-        --timezone=off /usr/local/sbin/lab-init </dev/null >>{disk}/console.log 2>&1 || rc=$?
+        --timezone=off {given} /usr/local/sbin/lab-init </dev/null >>{disk}/console.log 2>&1 || rc=$?
     echo "nspawn ended with $rc" >>{disk}/console.log
     [ $rc = 133 ] || break
 done
@@ -49,12 +51,13 @@ done
 
 
 class Machines:
-    """Hosts by name, each of a Debian suite, booted and reachable by ssh while the `with` lasts."""
+    """Hosts by name, each of a kind, booted and reachable by ssh while the `with` lasts."""
 
-    def __init__(self, hosts: Mapping[str, str]) -> None:
-        bases.require_tools()
-        self._suites = dict(hosts)
+    def __init__(self, hosts: Mapping[str, Kind]) -> None:
+        bases.require_tools(*hosts.values())
+        self._kinds = dict(hosts)
         self._addresses = {name: f"{NET}.{number}" for number, name in enumerate(hosts, 11)}
+        self.patience_s = 120.0
         self.lab = f"{PREFIX}-{os.getpid()}"
         self.folder = Path()
         self._warden: subprocess.Popen[bytes] | None = None
@@ -76,10 +79,14 @@ class Machines:
 
     def ssh(self, host: str, command: str, *, check: bool = True) -> str:
         """What a command prints that root runs on a host; RuntimeError where it fails."""
-        done = self._ssh(host, f"sudo -n sh -c {_quoted(command)}")
+        done = self._ssh(host, self._as_root(host, f"sh -c {_quoted(command)}"))
         if check and done.returncode != 0:
             raise RuntimeError(f"{host}: {command}: {done.returncode}\n{done.stdout}{done.stderr}")
         return done.stdout
+
+    def user(self, host: str) -> str:
+        """Who comes to a host by ssh."""
+        return self._kinds[host].user
 
     def boots(self, host: str) -> str:
         """Changes with each boot of a host."""
@@ -88,12 +95,12 @@ class Machines:
     def reboot(self, host: str) -> None:
         """As `systemctl reboot` does it; returns when ssh answers again after it."""
         before = self.boots(host)
-        self._ssh(host, "sudo -n systemctl reboot")
+        self._ssh(host, self._as_root(host, "systemctl reboot"))
         self._until(lambda: self._answers(host) and self.boots(host) != before, f"{host} comes back")
 
-    def add(self, host: str, suite: str) -> None:
+    def add(self, host: str, kind: Kind) -> None:
         """One more host, booted."""
-        self._suites[host] = suite
+        self._kinds[host] = kind
         self._addresses[host] = f"{NET}.{11 + len(self._addresses)}"
         self._plug_in(host)
         self._boot(host)
@@ -111,8 +118,8 @@ class Machines:
 
     def __enter__(self) -> Machines:
         end_leftovers()
-        for suite in set(self._suites.values()):
-            bases.base(suite)
+        for kind in set(self._kinds.values()):
+            bases.base(kind)
         self.folder = Path(tempfile.mkdtemp(prefix=f"{self.lab}-"))
         command = [sys.executable, "-P", "-m", "tests.hosts.warden", self.lab, str(self.folder)]
         self._warden = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, cwd=bases.ROOT)
@@ -130,6 +137,10 @@ class Machines:
 
     def close(self) -> None:
         """End all hosts, and wait until nothing of them is left."""
+        # First, so that none that is just about to begin does so when the warden has looked.
+        for power in self._powered.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(power.pid, signal.SIGKILL)
         if self._warden is not None:
             assert self._warden.stdin is not None
             self._warden.stdin.close()
@@ -145,11 +156,11 @@ class Machines:
         _run("ip", "-n", switch, "link", "add", "br0", "type", "bridge")
         _run("ip", "-n", switch, "link", "set", "br0", "up")
         self._addresses[CONTROL] = f"{NET}.2"
-        for host in (CONTROL, *self._suites):
+        for host in (CONTROL, *self._kinds):
             self._plug_in(host)
-        for host in self._suites:
+        for host in self._kinds:
             self._boot(host)
-        for host in self._suites:
+        for host in self._kinds:
             self._await(host)
 
     def _plug_in(self, host: str) -> None:
@@ -167,17 +178,23 @@ class Machines:
         disk = self.folder / host
         for name in ("upper", "work", "root"):
             (disk / name).mkdir(parents=True)
-        layers = f"lowerdir={bases.base(self._suites[host])},upperdir={disk}/upper,workdir={disk}/work"
+        layers = f"lowerdir={bases.base(self._kinds[host])},upperdir={disk}/upper,workdir={disk}/work"
         _run("mount", "-t", "overlay", "overlay", "-o", layers, f"{disk}/root")
         init = disk / "root/usr/local/sbin/lab-init"
         init.write_text(_INIT)
         init.chmod(0o755)
         (disk / "root/etc/hosts").write_text(f"127.0.0.1 localhost\n127.0.1.1 {host}\n")
-        allowed = disk / "root/home" / bases.USER / ".ssh" / "authorized_keys"
-        allowed.parent.mkdir(mode=0o700)
+        user = self._kinds[host].user
+        home = "root" if user == "root" else f"home/{user}"
+        allowed = disk / "root" / home / ".ssh" / "authorized_keys"
+        allowed.parent.mkdir(mode=0o700, exist_ok=True)
         shutil.copy(self.key.with_suffix(".pub"), allowed)
-        _run("chroot", f"{disk}/root", "chown", "-R", f"{bases.USER}:", f"/home/{bases.USER}/.ssh")
-        script = _POWER.format(cgroups=" ".join(map(str, CGROUPS)), lab=self.lab, host=host, disk=disk)
+        owner = (disk / "root" / home).stat()
+        for path in (allowed.parent, allowed):
+            os.chown(path, owner.st_uid, owner.st_gid)
+        given = " ".join(f"--setenv={name}={value}" for name, value in self._kinds[host].environment.items())
+        groups = " ".join(map(str, CGROUPS))
+        script = _POWER.format(cgroups=groups, lab=self.lab, host=host, disk=disk, given=given)
         self._powered[host] = subprocess.Popen(
             ["sh", "-c", script], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True
         )
@@ -188,23 +205,26 @@ class Machines:
     def _answers(self, host: str) -> bool:
         return self._ssh(host, "systemctl is-system-running").stdout.strip() in ("running", "degraded")
 
+    def _as_root(self, host: str, command: str) -> str:
+        return command if self.user(host) == "root" else f"sudo -n {command}"
+
     def _ssh(self, host: str, command: str) -> subprocess.CompletedProcess[str]:
         options = ["StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null", "LogLevel=ERROR", "ConnectTimeout=5"]
         program = [*self.inside_control, "ssh", "-i", str(self.key), *(f"-o{option}" for option in options)]
         return subprocess.run(
-            [*program, f"{bases.USER}@{self._addresses[host]}", command],
+            [*program, f"{self.user(host)}@{self._addresses[host]}", command],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=PATIENCE_S,
+            timeout=self.patience_s,
             check=False,
         )
 
     def _until(self, fits: object, what: str) -> None:
-        give_up_at = time.monotonic() + PATIENCE_S
+        give_up_at = time.monotonic() + self.patience_s
         while not fits():  # type: ignore[operator]
             if time.monotonic() > give_up_at:
-                told = "\n".join(f"--- {host}\n{self.console(host)[-3000:]}" for host in self._suites)
+                told = "\n".join(f"--- {host}\n{self.console(host)[-3000:]}" for host in self._kinds)
                 raise TimeoutError(f"never: {what}\n{told}")
             time.sleep(0.1)
 

@@ -6,7 +6,9 @@ The tests are the life of one fleet, in this order: each finds what those before
 from __future__ import annotations
 
 import json
+import re
 import shlex
+import textwrap
 import time
 import urllib.parse
 from collections.abc import Callable
@@ -14,24 +16,23 @@ from typing import Any
 
 import pytest
 
-from tests.hosts.conftest import DEVICES, HUB, SUITE, Fleet
+from tests.hosts.bases import ROOT, TRIXIE
+from tests.hosts.conftest import COORDINATOR, DEVICES, HUB, Fleet, groups, runs_of
 from tests.hosts.wheelhouses import with_version
 
 pytestmark = [pytest.mark.hosts, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 PATIENCE_S = 180.0
-COORDINATOR = "/opt/fedpatch/current/bin/fedpatch {} --state-dir /var/lib/fedpatch/coordinator"
 AGENT = "/opt/fedpatch/current/bin/fedpatch-agent status --json --state-dir /var/lib/fedpatch/agent"
-
-
-def _runs(fleet: Fleet, host: str = HUB) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(fleet.machines.ssh(host, COORDINATOR.format("runs --json")) or "[]")
-    return found
 
 
 def _rounds(fleet: Fleet, host: str = HUB) -> int:
     told = fleet.machines.ssh(host, COORDINATOR.format("show last --json"), check=False)
     return len(json.loads(told)["rounds"]) if told else 0
+
+
+def _told(fleet: Fleet, command: str) -> str:
+    return fleet.machines.ssh(HUB, command, check=False)
 
 
 def _versions(fleet: Fleet) -> dict[str, str]:
@@ -81,6 +82,12 @@ def _ask_prometheus(fleet: Fleet, query: str) -> list[dict[str, Any]]:
     return found
 
 
+def _reaches(fleet: Fleet, port: int) -> bool:
+    """Whether a device can connect to a port of the hub."""
+    program = f"import socket; socket.create_connection(('{fleet.machines.address(HUB)}', {port}), 5)"
+    return "Error" not in fleet.machines.ssh(DEVICES[0], f'python3 -c "{program}" 2>&1 || true')
+
+
 def _until(fits: Callable[[], object], what: str) -> None:
     give_up_at = time.monotonic() + PATIENCE_S
     while not fits():
@@ -101,9 +108,9 @@ def test_one_play_makes_bare_hosts_a_fleet_that_trains(fleet):
     for device in DEVICES:
         assert fleet.machines.ssh(device, "systemctl is-enabled fedpatch-agent").strip() == "enabled"
     _await_serving(fleet, *DEVICES)
-    _until(lambda: _runs(fleet) and _runs(fleet)[0]["status"] == "finished", "the run ends")
-    assert _runs(fleet)[0]["stopped_because"] == "target_ua"
-    assert _runs(fleet)[0]["user_accuracy"] >= 0.9
+    _until(lambda: runs_of(fleet.machines) and runs_of(fleet.machines)[0]["status"] == "finished", "the run ends")
+    assert runs_of(fleet.machines)[0]["stopped_because"] == "target_ua"
+    assert runs_of(fleet.machines)[0]["user_accuracy"] >= 0.9
 
 
 def test_prometheus_saw_the_run_and_sees_every_host(fleet):
@@ -113,6 +120,23 @@ def test_prometheus_saw_the_run_and_sees_every_host(fleet):
         found["metric"]["host"] for found in _ask_prometheus(fleet, 'up{job="node"} == 1') if "host" in found["metric"]
     }
     assert hosts == {HUB, *DEVICES}
+
+
+def test_the_firewall_of_the_page_closes_what_is_ours_to_all_but_those_who_need_it(fleet):
+    """docs/fleet.md: devices reach the broker and nothing else of ours, the monitoring host still sees node_exporter."""
+    page = (ROOT / "docs" / "fleet.md").read_text("utf-8")
+    (rules,) = re.findall(r"^    table inet fedpatch \{\n.*?^    \}\n", page, re.MULTILINE | re.DOTALL)
+    hub = fleet.machines.address(HUB)
+    rules = (
+        textwrap.dedent(rules).replace("192.168.1.10", hub).replace("192.168.1.0/24", f"{hub.rpartition('.')[0]}.0/24")
+    )
+    fleet.machines.ssh(HUB, "DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends nftables")
+    assert [_reaches(fleet, port) for port in (22, 8883, 9100)] == [True, True, True]
+    fleet.machines.ssh(HUB, f"echo {shlex.quote(rules)} | nft -f -")
+    assert [_reaches(fleet, port) for port in (22, 8883, 9100)] == [True, True, False]
+    since = f'up{{job="node", host="{HUB}"}} == 1 and timestamp(up) > {time.time()}'
+    _until(lambda: _ask_prometheus(fleet, since), "Prometheus reads the hub's node_exporter through the firewall")
+    fleet.machines.ssh(HUB, "nft delete table inet fedpatch")
 
 
 def test_a_second_play_changes_nothing(fleet):
@@ -139,14 +163,17 @@ def test_secrets_stay_out_of_logs(fleet):
 
 
 def test_hosts_come_back_after_a_reboot(fleet):
-    """After a reboot of each host, agents and coordinator are at work again without anybody's help."""
+    """After a reboot of each host, agents serve again without anybody's help; a run that came to its end is left alone."""
+    before = runs_of(fleet.machines)
     for host in (*DEVICES, HUB):
         fleet.machines.reboot(host)
     _await_serving(fleet, *DEVICES)
     assert fleet.machines.ssh(HUB, "systemctl is-active mosquitto prometheus").split() == ["active", "active"]
+    words = "journalctl --no-pager --boot -u fedpatch-coordinator"
     _until(
-        lambda: fleet.machines.ssh(HUB, "systemctl is-active fedpatch-coordinator").strip() == "active", "a coordinator"
+        lambda: f"run {before[0]['id']} with these settings has come to its end" in _told(fleet, words), "it is over"
     )
+    assert runs_of(fleet.machines) == before
 
 
 def test_a_host_that_cannot_be_one_is_refused_in_a_sentence(fleet):
@@ -206,23 +233,23 @@ def test_a_revoked_device_is_locked_out(fleet):
 
 
 def test_the_coordinator_moves_to_a_fresh_host(fleet, tmp_path):
-    """With a backup, a bare host goes on with the run that was under way when the old one was lost."""
+    """With a backup, a bare host, here of Debian 13, goes on with the run that was under way when the old one was lost."""
     fleet.control.groups = {**fleet.control.groups, "devices": DEVICES[:1]}
     fleet.control.settings["coordinator_settings"] = {"task": "digits", "rounds": 100_000, "round_interval_s": 2}
     fleet.control.play("site.yml")
     _until(lambda: _rounds(fleet) >= 2, "two rounds")
+    run = runs_of(fleet.machines)[0]["id"]
+    fleet.machines.reboot(HUB)
+    done = _rounds(fleet)
+    _until(lambda: _rounds(fleet) > done, "the run goes on after a reboot")
     fleet.control.play("backup.yml", backup_dir=str(tmp_path))
     copy = next(tmp_path.glob("coordinator-kitchen-*.tar.gz"))
     assert (next(tmp_path.glob("ca-kitchen-*.tar")).stat().st_mode & 0o777) == 0o600
-    run, done = _runs(fleet)[0]["id"], _rounds(fleet)
+    assert runs_of(fleet.machines)[0]["id"] == run
+    done = _rounds(fleet)
     fleet.machines.remove(HUB)
-    fleet.machines.add("hub-2", SUITE)
-    fleet.control.groups = {
-        "broker": ["hub-2"],
-        "coordinator": ["hub-2"],
-        "monitoring": ["hub-2"],
-        "devices": DEVICES[:1],
-    }
+    fleet.machines.add("hub-2", TRIXIE)
+    fleet.control.groups = groups(*DEVICES[:1], hub="hub-2")
     fleet.control.play("restore.yml", restore_from=str(copy))
-    assert _runs(fleet, "hub-2")[0]["id"] == run
+    assert runs_of(fleet.machines, "hub-2")[0]["id"] == run
     _until(lambda: _rounds(fleet, "hub-2") > done, "the run goes on")

@@ -17,8 +17,9 @@ pytestmark = [pytest.mark.hosts, pytest.mark.slow, pytest.mark.timeout(1800)]
 PATIENCE_S = 120.0
 PROGRAM = """
 import time
+from tests.hosts.bases import BOOKWORM
 from tests.hosts.machines import Machines
-with Machines({"one": "bookworm"}) as machines:
+with Machines({"one": BOOKWORM}) as machines:
     print(machines.lab, machines.folder, flush=True)
     time.sleep(3600)
 """
@@ -35,7 +36,7 @@ def _left(lab: str, folder: Path) -> list[str]:
 def test_nothing_is_left_of_hosts_whose_tests_were_killed():
     """After `kill -9` of the process that made them, all of it goes: processes, namespaces, mounts, control groups, files."""
     bases.require_tools()
-    bases.base("bookworm")
+    bases.base(bases.BOOKWORM)
     with subprocess.Popen([sys.executable, "-c", PROGRAM], cwd=bases.ROOT, stdout=subprocess.PIPE, text=True) as maker:
         assert maker.stdout is not None
         lab, folder = maker.stdout.readline().split()

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-import platform
 import re
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
-from tests.hosts.bases import KEPT, ROOT, alone
+import pytest
+import torch
+
+from tests.hosts.bases import KEPT, ROOT, Kind, alone
 
 MANIFEST = "wheelhouse.json"
 # What ends an agent as soon as it is to serve; its other commands still work.
@@ -21,16 +23,31 @@ BREAKAGE = {
 _LONG_S = 900.0
 
 
-def wheelhouse(python: str = "3.11") -> Path:
-    """As `make wheelhouse` makes it, for hosts of this machine's kind, with what the task digits needs."""
+def wheelhouse(*kinds: Kind, or_skip: bool = False) -> Path:
+    """As `make wheelhouse` makes it, for hosts of these kinds, with what the task digits needs.
+
+    It takes a package index that answers to the end; with `or_skip` the test is skipped where none does.
+    """
     out = KEPT / "wheelhouse"
-    program = [sys.executable, str(ROOT / "ansible" / "wheelhouse.py")]
-    options = ["--arch", platform.machine(), "--python", python, "--with", "scikit-learn", "--out", str(out)]
+    program = [sys.executable, str(ROOT / "ansible" / "wheelhouse.py"), "--with", "scikit-learn", "--out", str(out)]
     with alone("wheelhouse"):
-        done = subprocess.run([*program, *options], capture_output=True, text=True, timeout=_LONG_S, check=False)
-    if done.returncode != 0:
-        raise RuntimeError(f"make wheelhouse: {done.stderr[-4000:]}")
+        for machine in sorted({kind.machine for kind in kinds}):
+            pythons = sorted({kind.python for kind in kinds if kind.machine == machine})
+            options = ["--arch", machine, *(word for python in pythons for word in ("--python", python))]
+            done = subprocess.run([*program, *options], capture_output=True, text=True, timeout=_LONG_S, check=False)
+            if done.returncode != 0 and or_skip:
+                pytest.skip(f"no wheelhouse could be made: {done.stderr[-1000:]}")
+            if done.returncode != 0:
+                raise RuntimeError(f"make wheelhouse: {done.stderr[-4000:]}")
     return out
+
+
+def require_small_libraries() -> None:
+    """Skip where an installation would bring gigabytes of CUDA along, as it has here."""
+    if torch.version.cuda is not None:
+        pytest.skip(
+            "PyTorch's build for CUDA would be installed on every host; pytorch.org names the index of one for CPUs"
+        )
 
 
 def with_version(house: Path, version: str, out: Path, *, broken: bool = False) -> Path:

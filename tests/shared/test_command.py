@@ -99,6 +99,15 @@ def test_the_version_is_told(lamp):
     assert lamp(lambda: None, "--version") == Ended(0, f"lamp {__version__}\n", "")
 
 
+def test_every_command_tells_the_version_too(lamp):
+    """Of the program, whatever else the command is given or lacks; and nothing is done."""
+
+    def deed(lamp_name: str) -> None:
+        raise AssertionError(lamp_name)
+
+    assert lamp(deed, "on", "--version") == Ended(0, f"lamp {__version__}\n", "")
+
+
 def test_an_unknown_option_is_a_usage_error(lamp):
     """With exit code 2 and the option's name."""
     ended = lamp(lambda: None, "on", "--colour", "red")

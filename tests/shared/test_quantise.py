@@ -89,12 +89,15 @@ def test_a_code_is_less_than_a_step_off(values, top, block, seed):
     assert np.isfinite(found).all()
 
 
-@given(ANY, st.sampled_from([INT8_TOP, INT4_TOP]), BLOCKS)
-def test_rounding_at_random_is_unbiased(values, top, block):
+COARSE = st.sampled_from([0.0, 0.2, 2.0])
+
+
+@given(ANY, st.sampled_from([INT8_TOP, INT4_TOP]), BLOCKS, COARSE)
+def test_rounding_at_random_is_unbiased(values, top, block, coarse):
     """Over all draws, the mean of what comes back is the value: within one of the 256 parts of a step that are tried."""
-    scales, _ = to_codes(values, top, block, np.random.default_rng(0))
+    scales, _ = to_codes(values, top, block, np.random.default_rng(0), coarse)
     per_value = np.repeat(scales, block or max(1, values.size))[: values.size].astype(np.float64)
-    mean = mean_of(lambda rng: from_codes(*to_codes(values, top, block, rng), block, np.dtype(np.float32)))
+    mean = mean_of(lambda rng: from_codes(*to_codes(values, top, block, rng, coarse), block, np.dtype(np.float32)))
     assert np.all(np.abs(mean - values) <= per_value / 128)
 
 
@@ -105,6 +108,14 @@ def test_zero_stays_zero(values, block):
     found = from_codes(scales, codes, block, np.dtype(np.float32))
     assert np.all(found[values == 0] == 0)
     assert np.all(found * np.sign(values) >= 0)
+
+
+def test_a_coarse_scale_is_a_share_of_the_root_mean_square():
+    """Of each block on its own, whose last one may be short; where one value needs a larger scale, it is that."""
+    values = np.array([3, 4, 0, 0, 1, 1, 100], np.float32)
+    scales, _ = to_codes(values, INT8_TOP, 4, np.random.default_rng(0), 2.0)
+    assert scales == pytest.approx([5.0, 2 * np.sqrt(10_002 / 3)])
+    assert to_codes(values, INT8_TOP, 4, np.random.default_rng(0), 1e-3)[0] == pytest.approx([4 / 127, 100 / 127])
 
 
 def test_a_block_has_a_scale_of_its_own():

@@ -1,4 +1,4 @@
-"""The systemd unit of this installation: device_agent/systemd/fedpatch-agent.service with its gaps filled in."""
+"""The systemd units of this installation, of agent and coordinator: templates in their packages with the gaps filled in."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from pathlib import Path
 
 from shared.errors import UsageError
 
-TEMPLATE = "systemd/fedpatch-agent.service"
-
 _STATE_ROOT = Path("/var/lib")
 # ProtectHome= makes these empty.
 _HOMES = (Path("/home"), Path("/root"), Path("/run/user"))
@@ -24,12 +22,26 @@ _FIRST_WITH_BACKOFF = 254
 
 
 @dataclass(frozen=True)
+class Service:
+    """Which unit: `program` is its command, `name` the service's, and `package` holds its template and the command's code."""
+
+    package: str
+    program: str
+    name: str
+
+
+AGENT = Service(package="device_agent", program="fedpatch-agent", name="fedpatch-agent")
+COORDINATOR = Service(package="coordinator", program="fedpatch", name="fedpatch-coordinator")
+
+
+@dataclass(frozen=True)
 class Unit:
     """What the unit depends on. `program` is the command line's beginning; `needed` the directories that it is read from.
 
     `systemd` is the version that the unit is for. All paths are absolute.
     """
 
+    service: Service
     user: str
     config: Path
     state_dir: Path
@@ -50,7 +62,7 @@ class Unit:
             "BACKOFF": "\n".join(self._backoff()),
             "HOME": "\n".join(self._home()),
         }
-        template = (files("device_agent") / TEMPLATE).read_text("utf-8")
+        template = (files(self.service.package) / f"systemd/{self.service.name}.service").read_text("utf-8")
         return re.sub(r"@([A-Z_]+)@", lambda gap: filled[gap[1]], template)
 
     def _check(self) -> None:
@@ -64,7 +76,7 @@ class Unit:
 
     def _directories(self) -> list[str]:
         """Made by systemd where they are absent, and the user's own."""
-        cache = "CacheDirectory=fedpatch-agent"
+        cache = f"CacheDirectory={self.service.name}"
         if self.state_dir.is_relative_to(_STATE_ROOT) and self.state_dir != _STATE_ROOT:
             name = self.state_dir.relative_to(_STATE_ROOT)
             return [f"StateDirectory={name}", "StateDirectoryMode=0750", cache]
@@ -88,12 +100,26 @@ class Unit:
         ]
 
 
-def this_installation() -> tuple[tuple[str, ...], tuple[Path, ...]]:
+def this_installation(service: Service) -> tuple[tuple[str, ...], tuple[Path, ...]]:
     """`program` and `needed` of the Python that runs this."""
-    script = Path(sys.executable).with_name("fedpatch-agent")
-    program = (str(script),) if script.exists() else (sys.executable, "-P", "-m", "device_agent")
+    script = Path(sys.executable).with_name(service.program)
+    program = (str(script),) if script.exists() else (sys.executable, "-P", "-m", service.package)
     needed = {Path(sys.prefix), Path(sys.base_prefix), Path(__file__).parent.parent}
     return program, tuple(sorted(needed))
+
+
+def unit_of_this_installation(service: Service, *, user: str, config: Path, state_dir: Path) -> str:
+    """The unit file for this machine's systemd. UsageError for names that it cannot hold."""
+    program, needed = this_installation(service)
+    return Unit(
+        service=service,
+        user=user,
+        config=config.expanduser().absolute(),
+        state_dir=state_dir.expanduser().absolute(),
+        program=program,
+        needed=needed,
+        systemd=systemd_version(),
+    ).text()
 
 
 def systemd_version() -> int:

@@ -1,4 +1,4 @@
-"""The systemd unit, as systemd itself reads it."""
+"""The systemd units of agent and coordinator, as systemd itself reads them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from device_agent import cli
-from device_agent.unit import Unit, this_installation
+import coordinator.cli
+import device_agent.cli
 from shared.errors import UsageError
+from shared.systemd_unit import AGENT, COORDINATOR, Unit, this_installation
 from tests.programs import Program
 
 # As installed in /opt; the programs that it names must exist for systemd to be content.
 PLAIN = Unit(
+    service=AGENT,
     user="fedpatch",
     config=Path("/etc/fedpatch/agent.toml"),
     state_dir=Path("/var/lib/fedpatch-agent"),
@@ -26,6 +28,16 @@ PLAIN = Unit(
     systemd=252,
 )
 IN_A_HOME = replace(PLAIN, needed=(Path("/home/ann/venv"),), state_dir=Path("/mnt/ssd/agent"))
+UNITS = {
+    "agent": PLAIN,
+    "agent in a home": IN_A_HOME,
+    "coordinator": replace(PLAIN, service=COORDINATOR),
+    "coordinator in a home": replace(IN_A_HOME, service=COORDINATOR),
+}
+COMMANDS = [
+    (AGENT, device_agent.cli.main, "run --config /etc/fedpatch/agent.toml"),
+    (COORDINATOR, coordinator.cli.main, "run --unless-done --config /etc/fedpatch/coordinator.toml"),
+]
 
 
 @pytest.fixture
@@ -45,11 +57,11 @@ def _values(text: str, key: str) -> list[str]:
     return re.findall(rf"^{key}=(.*)$", text, re.MULTILINE)
 
 
-@pytest.mark.parametrize("unit", [PLAIN, IN_A_HOME], ids=["installed in /opt", "installed in a home"])
-def test_systemd_understands_every_line(analyze, tmp_path, unit):
+@pytest.mark.parametrize("which", UNITS)
+def test_systemd_understands_every_line(analyze, tmp_path, which):
     """No unknown key, no value out of range, no path that is none."""
-    path = tmp_path / "fedpatch-agent.service"
-    path.write_text(unit.text())
+    path = tmp_path / "fedpatch-one.service"
+    path.write_text(UNITS[which].text())
     done = analyze("verify", path)
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
@@ -61,10 +73,11 @@ def test_a_line_that_systemd_does_not_understand_would_be_seen(analyze, tmp_path
     assert "Failed to parse" in analyze("verify", path).stderr
 
 
-def test_the_service_is_well_confined(analyze, tmp_path):
+@pytest.mark.parametrize("which", ["agent", "coordinator"])
+def test_the_service_is_well_confined(analyze, tmp_path, which):
     """The exposure that systemd finds is at most 2.0 of 10, which it calls OK."""
-    path = tmp_path / "fedpatch-agent.service"
-    path.write_text(PLAIN.text())
+    path = tmp_path / "fedpatch-one.service"
+    path.write_text(UNITS[which].text())
     done = analyze("security", "--offline=true", "--threshold=20", path)
     assert done.returncode == 0, done.stdout
     assert "OK" in done.stdout.splitlines()[-1]
@@ -109,20 +122,21 @@ def test_what_a_unit_cannot_hold_is_refused(changes):
         replace(PLAIN, **changes).text()
 
 
-def test_the_command_prints_the_unit_of_this_installation(monkeypatch, capsys):
+@pytest.mark.parametrize(("service", "main", "runs"), COMMANDS, ids=["agent", "coordinator"])
+def test_the_command_prints_the_unit_of_this_installation(monkeypatch, capsys, service, main, runs):
     """Its Python, its paths; and no gap is left."""
-    ended = Program(cli.main, monkeypatch, capsys)("unit", "--user", "pi", "--state-dir", "/var/lib/x")
+    ended = Program(main, monkeypatch, capsys)("unit", "--user", "pi", "--state-dir", "/var/lib/x")
     assert (ended.code, ended.err) == (0, "")
-    program, _ = this_installation()
+    program, _ = this_installation(service)
     assert Path(program[0]).parent == Path(sys.executable).parent
-    expected = f"{' '.join(program)} run --config /etc/fedpatch/agent.toml --state-dir /var/lib/x"
-    assert _values(ended.out, "ExecStart") == [expected]
+    assert _values(ended.out, "ExecStart") == [f"{' '.join(program)} {runs} --state-dir /var/lib/x"]
     assert _values(ended.out, "User") == ["pi"]
     assert not re.search(r"@[A-Z_]+@", ended.out)
 
 
-def test_the_command_refuses_what_the_unit_cannot_hold(monkeypatch, capsys):
+@pytest.mark.parametrize("main", [main for _, main, _ in COMMANDS], ids=["agent", "coordinator"])
+def test_the_command_refuses_what_the_unit_cannot_hold(monkeypatch, capsys, main):
     """As wrong usage."""
-    ended = Program(cli.main, monkeypatch, capsys)("unit", "--user", "two words")
+    ended = Program(main, monkeypatch, capsys)("unit", "--user", "two words")
     assert (ended.code, ended.out) == (2, "")
     assert "two words" in ended.err

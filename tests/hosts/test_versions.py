@@ -1,0 +1,97 @@
+"""Rounds between this version and the one before, from the repository's history: what a half upgraded fleet does."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from collections.abc import Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.hosts.bases import ROOT
+from tests.system.commands import Command, run
+from tests.system.fleet import Fleet
+
+pytestmark = [pytest.mark.hosts, pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(900)]
+
+BEFORE = "d5045a1"
+PACKAGES = ["coordinator", "device_agent", "shared", "simulator"]
+DEVICES = ["ann", "bob"]
+ROUNDS = 4
+
+
+@pytest.fixture(scope="module")
+def before(tmp_path_factory) -> Path:
+    """The code of the version before."""
+    command = ["git", "-C", str(ROOT), "archive", BEFORE, *PACKAGES]
+    told = subprocess.run(command, capture_output=True, check=False)
+    if told.returncode != 0:
+        pytest.skip(f"no {BEFORE} in this repository's history: {told.stderr.decode().strip()}")
+    folder = Path(tmp_path_factory.mktemp("before"))
+    with tarfile.open(fileobj=BytesIO(told.stdout)) as archive:
+        archive.extractall(folder, filter="data")
+    # An installation of this version is not to stand before it.
+    command = [sys.executable, "-P", "-c", "import device_agent; print(device_agent.__file__)"]
+    told = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(folder)}, capture_output=True, check=True)
+    assert Path(told.stdout.decode()).is_relative_to(folder)
+    return folder
+
+
+def _start(fleet: Fleet, code: Path, monkeypatch: pytest.MonkeyPatch, devices: Sequence[str] = DEVICES) -> None:
+    with monkeypatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(code))
+        for device in devices:
+            fleet.start(device, "digits", f"shard:{DEVICES.index(device)}/10")
+
+
+def _settings(fleet: Fleet, state_dir: Path) -> list[object]:
+    named = {"broker": fleet.broker, "fleet": fleet.name, "state-dir": state_dir, "task": "digits", "rounds": ROUNDS}
+    named |= {"devices": len(DEVICES), "recruit-deadline-s": 100, "deadline-s": 300, "quorum": 1}
+    return [word for name, value in named.items() for word in (f"--{name}", value)]
+
+
+def _trained(document: dict[str, Any]) -> list[tuple[str, int]]:
+    return [(one["outcome"], one["reported"]) for one in document["rounds"]]
+
+
+@pytest.mark.parametrize("upgraded", ["the coordinator", "the devices"])
+def test_a_round_is_played_by_two_versions(before, mosquitto, tmp_path, monkeypatch, upgraded):
+    """Whichever side is upgraded first, every device reports in every round."""
+    code = {True: ROOT, False: before}
+    with Fleet(mosquitto.url, tmp_path) as fleet:
+        _start(fleet, code[upgraded == "the devices"], monkeypatch)
+        fleet.wait_ready()
+        coordinator = {"PYTHONPATH": str(code[upgraded == "the coordinator"])}
+        done = run("fedpatch", "run", "--json", *_settings(fleet, tmp_path / "state"), environment=coordinator)
+    assert done.code == 0, done.err
+    assert _trained(done.document) == [("aggregated", len(DEVICES))] * ROUNDS
+
+
+def test_an_upgrade_in_the_middle_of_a_run_goes_on_with_it(before, mosquitto, tmp_path, monkeypatch):
+    """As upgrade.yml does it: a device, then the coordinator, then the other device; each finds the state that it had."""
+    state_dir = tmp_path / "state"
+    with Fleet(mosquitto.url, tmp_path) as fleet:
+        _start(fleet, before, monkeypatch)
+        fleet.wait_ready()
+        settings = [*_settings(fleet, state_dir), "--round-interval-s", 5]
+        with Command("fedpatch", "run", *settings, environment={"PYTHONPATH": str(before)}) as coordinator:
+            coordinator.wait_err(f"round 1/{ROUNDS}")
+            fleet.agents["ann"].terminate()
+            _start(fleet, ROOT, monkeypatch, ["ann"])
+            fleet.wait_ready()
+            assert coordinator.terminate().code in (0, 130)
+        with Command("fedpatch", "run", "--json", *settings, environment={"PYTHONPATH": str(ROOT)}) as coordinator:
+            coordinator.wait_err("going on")
+            fleet.agents["bob"].terminate()
+            _start(fleet, ROOT, monkeypatch, ["bob"])
+            done = coordinator.done()
+        assert done.code == 0, done.err
+        assert done.document["rounds"][-1]["reported"] == len(DEVICES)
+        listed = json.loads(run("fedpatch", "runs", "--json", "--state-dir", state_dir).out)
+        assert [one["stopped_because"] for one in listed] == ["max_rounds"]
