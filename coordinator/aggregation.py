@@ -12,7 +12,7 @@ import numpy as np
 
 from shared.errors import SchemaMismatch, UpdateRefused
 from shared.reasons import RefuseReason
-from shared.tensors import Array, Schema, Tensors, TensorSpec, base_name, listing, require_finite
+from shared.tensors import Array, Schema, Tensors, TensorSpec, base_name, listing, never_negative, require_finite
 
 
 def check_update(tensors: Tensors, schema: Schema, private_names: Collection[str], num_examples: int) -> None:
@@ -28,7 +28,7 @@ def check_update(tensors: Tensors, schema: Schema, private_names: Collection[str
         raise UpdateRefused(RefuseReason.SCHEMA_MISMATCH, str(error)) from error
     require_finite(tensors)
     for spec in schema.specs:
-        if _never_negative(spec) and (tensors[spec.name] < 0).any():
+        if never_negative(spec) and (tensors[spec.name] < 0).any():
             raise UpdateRefused(RefuseReason.OUT_OF_RANGE, f"{spec.name} has a negative value, which it never can")
     _check_num_examples(num_examples)
 
@@ -76,12 +76,6 @@ def stored(mean: Array, spec: TensorSpec) -> Array:
         # The greatest int64 becomes 2**63 in float64, which would wrap round to the least.
         mean = np.minimum(np.rint(mean), np.nextafter(2.0**63, 0))
     return np.asarray(mean, np.float64).astype(spec.dtype)
-
-
-def _never_negative(spec: TensorSpec) -> bool:
-    if spec.role == "stats":
-        return spec.name.rpartition(".")[2] in ("running_var", "num_batches_tracked")
-    return spec.role == "moment" and spec.name.endswith((":exp_avg_sq", ":step"))
 
 
 def _check_num_examples(num_examples: int) -> None:

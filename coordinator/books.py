@@ -19,10 +19,14 @@ _DIGITS = 4
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes of a round. `down` is the model's size times the devices that had the whole of it, `up` all chunks received."""
+    """Bytes of a round. `up` are all chunks received, `down` is what the `downloads` devices needed that came to the model.
+
+    That is the steps from the version that a device was seen to have, or the size of the whole model.
+    """
 
     down: int
     up: int
+    downloads: int = 0
 
 
 def mean_accuracy(values: Iterable[float | None]) -> float | None:
@@ -60,6 +64,7 @@ def write_record(
         phase_seconds=current.phase_seconds(),
         bytes_down=traffic.down,
         bytes_up=traffic.up,
+        downloads=traffic.downloads,
         decline_reasons=current.reasons(State.DECLINED),
         failures=current.reasons(State.FAILED),
         refused=dict(refused),

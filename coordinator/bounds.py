@@ -39,8 +39,9 @@ EXAMPLES_FACTOR, EXAMPLES_MARGIN = 2, 100
 MAX_SECOND_MOMENT = 1e16
 """Of gradients of 1e8 in each step; nothing that trains has such."""
 
-# Rounding in float32, of each step and of the mean; and second moments that are too small to be told from zero.
-_SLACK, _FLOOR = 1.01, 1e-16
+# Rounding in float32, of each step and of the mean, and of second moments to a level below when they travelled down and up
+# (shared.quantise, eight levels an octave); and second moments that are too small to be told from zero.
+_SLACK, _FLOOR = 1.1, 1e-16
 
 
 def weights(num_examples: Mapping[str, int], cap: ExamplesCap) -> dict[str, int]:

@@ -22,6 +22,7 @@ from coordinator.doctor_cli import add_doctor
 from coordinator.export_cli import add_export
 from coordinator.identity.device_cli import add_identities
 from coordinator.inventory_cli import add_inventory
+from coordinator.options import StateDir
 from coordinator.report_cli import add_report
 from coordinator.settings import RunSettings
 from coordinator.unit_cli import add_unit
@@ -36,6 +37,7 @@ from shared.command import (
     interruptible,
     make_app,
     run_app,
+    say,
     with_debug,
 )
 from shared.config import cli_options
@@ -57,15 +59,6 @@ app = make_app(
 broker_app = typer.Typer(cls=Group, invoke_without_command=True)
 app.add_typer(broker_app, name="broker", epilog="Example: fedpatch broker --port 1883")
 
-StateDir = Annotated[
-    Path | None,
-    typer.Option(
-        "--state-dir",
-        envvar="FEDPATCH_STATE_DIR",
-        metavar="PATH",
-        help="Directory that the runs are in; without it ./fedpatch-state, or else where the run was begun.",
-    ),
-]
 Run = Annotated[str, typer.Argument(metavar="RUN", help="Id of a run, the beginning of one, or: last.")]
 
 _EXIT_CODES = {"failed": 1, "interrupted": EXIT_INTERRUPTED}
@@ -85,7 +78,7 @@ def demo(settings: DemoSettings, as_json: AsJson = False) -> None:
     with interruptible():
         with _view() as view:
             done = run_demo(settings, view)
-        _say(
+        say(
             f"patches: {done.devices_dir}/*/patches",
             f"logs: {done.devices_dir}/*.log",
             f"rounds: fedpatch show {done.summary.run} --state-dir {done.state_dir}",
@@ -125,6 +118,9 @@ def resume(
     rounds: Annotated[int | None, typer.Option(min=1, help="Another number of rounds to end after, in all.")] = None,
     target_ua: Annotated[float | None, typer.Option(help="Another user accuracy to end at.")] = None,
     metrics: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Another address for metrics.")] = None,
+    encoding: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Another encoding from the next round on.")
+    ] = None,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Allow mqtt:// to another machine, without TLS.")
     ] = False,
@@ -153,6 +149,7 @@ def resume(
                 rounds=rounds,
                 target_ua=target_ua,
                 metrics=metrics,
+                encoding=encoding,
                 insecure=insecure,
             )
             ignore_signals()
@@ -237,7 +234,7 @@ def broker(
         raise UsageError(str(error)) from error  # here the port is what was asked for
     try:
         wait_for_signal = catch_signals()
-        _say(f"listening on {server.url}, for this machine only; Ctrl-C ends it")
+        say(f"listening on {server.url}, for this machine only; Ctrl-C ends it")
         exit_code = wait_for_signal()
     finally:
         server.stop()
@@ -266,18 +263,13 @@ def _registry(state_dir: Path | None, run: str | None = None) -> Registry:
 
     found = find(state_dir, run)
     if state_dir is None and run in (None, LAST) and found != default():
-        _say(f"in {found}")
+        say(f"in {found}")
     return Registry(found / REGISTRY_FILE, readonly=True)
-
-
-def _say(*lines: str) -> None:
-    for line in lines:
-        typer.echo(line, err=True)
 
 
 def _say_how_to_resume(summary: RunSummary, state_dir: Path) -> None:
     if summary.stopped_because in _EXIT_CODES:
-        _say(f"to go on: fedpatch resume {summary.run} --state-dir {state_dir}")
+        say(f"to go on: fedpatch resume {summary.run} --state-dir {state_dir}")
 
 
 def _end(summary: RunSummary, as_json: bool) -> NoReturn:

@@ -13,23 +13,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shared.command import Group, command, with_debug
+from coordinator.options import StateDir
+from shared.command import AsJson, Group, command, with_debug
 from shared.errors import UsageError, unknown_name
 
 if TYPE_CHECKING:
     from coordinator.records import DeviceInfo
     from coordinator.registry import Registry
 
-_AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
-_StateDir = Annotated[
-    Path | None,
-    typer.Option(
-        "--state-dir",
-        envvar="FEDPATCH_STATE_DIR",
-        metavar="PATH",
-        help="Directory that the runs are in; without it ./fedpatch-state, or else that of the latest run.",
-    ),
-]
 _Fleet = Annotated[str | None, typer.Option(metavar="NAME", help="Only devices of this fleet.")]
 _Device = Annotated[str, typer.Argument(metavar="ID", help="The device.")]
 _Reason = Annotated[str, typer.Option(metavar="TEXT", help="Why; it is kept, and shown with the device.")]
@@ -42,7 +33,7 @@ def add_devices(app: typer.Typer, reading: Callable[[Path | None], AbstractConte
     app.add_typer(devices_app, name="devices", epilog="Example: fedpatch devices --fleet kitchen")
 
     def devices(
-        context: typer.Context, state_dir: _StateDir = None, fleet: _Fleet = None, as_json: _AsJson = False
+        context: typer.Context, state_dir: StateDir = None, fleet: _Fleet = None, as_json: AsJson = False
     ) -> None:
         """List the devices that were ever seen, and what came of asking them."""
         if context.invoked_subcommand is not None:
@@ -58,55 +49,55 @@ def add_devices(app: typer.Typer, reading: Callable[[Path | None], AbstractConte
             print_devices(found, time.time())
 
     devices_app.callback()(with_debug(devices))
-    _add_hold(devices_app, "quarantine", "drain")
-    _add_lift(devices_app, "release", "resume")
+    _add_hold(devices_app)
+    _add_lift(devices_app)
 
 
-def _add_hold(app: typer.Typer, quarantine_name: str, drain_name: str) -> None:
-    @command(app, quarantine_name, example="fedpatch devices quarantine pi-7 --reason 'sends nonsense'")
+def _add_hold(app: typer.Typer) -> None:
+    @command(app, "quarantine", example="fedpatch devices quarantine pi-7 --reason 'sends nonsense'")
     def quarantine(
         context: typer.Context,
         device: _Device,
         reason: _Reason,
-        state_dir: _StateDir = None,
+        state_dir: StateDir = None,
         fleet: _Fleet = None,
-        as_json: _AsJson = False,
+        as_json: AsJson = False,
     ) -> None:
         """Take nothing more from a device, and ask it for nothing, until it is released."""
         _hold(context, device, "quarantined", reason, state_dir, fleet, as_json)
 
-    @command(app, drain_name, example="fedpatch devices drain pi-7 --reason 'new battery'")
+    @command(app, "drain", example="fedpatch devices drain pi-7 --reason 'new battery'")
     def drain(
         context: typer.Context,
         device: _Device,
         reason: _Reason = "maintenance",
-        state_dir: _StateDir = None,
+        state_dir: StateDir = None,
         fleet: _Fleet = None,
-        as_json: _AsJson = False,
+        as_json: AsJson = False,
     ) -> None:
         """Ask a device for no further rounds until it is resumed; what it does now still counts."""
         _hold(context, device, "drained", reason, state_dir, fleet, as_json)
 
 
-def _add_lift(app: typer.Typer, release_name: str, resume_name: str) -> None:
-    @command(app, release_name, example="fedpatch devices release pi-7")
+def _add_lift(app: typer.Typer) -> None:
+    @command(app, "release", example="fedpatch devices release pi-7")
     def release(
         context: typer.Context,
         device: _Device,
-        state_dir: _StateDir = None,
+        state_dir: StateDir = None,
         fleet: _Fleet = None,
-        as_json: _AsJson = False,
+        as_json: AsJson = False,
     ) -> None:
         """Take a device out of quarantine; its offences are forgotten."""
         _lift(context, device, "quarantined", state_dir, fleet, as_json)
 
-    @command(app, resume_name, example="fedpatch devices resume pi-7")
+    @command(app, "resume", example="fedpatch devices resume pi-7")
     def resume(
         context: typer.Context,
         device: _Device,
-        state_dir: _StateDir = None,
+        state_dir: StateDir = None,
         fleet: _Fleet = None,
-        as_json: _AsJson = False,
+        as_json: AsJson = False,
     ) -> None:
         """Ask a device again that was drained."""
         _lift(context, device, "drained", state_dir, fleet, as_json)

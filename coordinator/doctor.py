@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from coordinator.identity.standing import check_authority
+from coordinator.negotiation import encoding_for
 from coordinator.preparation import Prepared, prepare
 from coordinator.settings import MAX_CHUNKS_IN_FLIGHT, RunSettings
 from shared import __version__, topics
@@ -152,10 +153,12 @@ def _misfits(
     if other_version:
         mend = "install the same version everywhere: what changed between them may matter"
         yield "device_version", other_version, f"run another fedpatch than {__version__}", mend
-    no_encoding = [name for name, state in online.items() if settings.encoding not in state.encodings]
+    asked = {name: encoding_for(settings.encoding, state.encodings) for name, state in online.items()}
+    no_encoding = [name for name, encoding in asked.items() if encoding != settings.encoding]
     if no_encoding:
-        mend = "choose an --encoding that they have, or install a newer fedpatch there"
-        yield "device_encoding", no_encoding, f"cannot read {settings.encoding}, and will decline", mend
+        instead = " or ".join(sorted({asked[name] for name in no_encoding}))
+        words = f"lacks {settings.encoding} and will be asked for {instead}: it takes part, but saves no bytes"
+        yield "device_encoding", no_encoding, words, "install a newer fedpatch there, or leave it so"
     if prepared is None:
         return
     task, schema = prepared.task.name, prepared.schema.digest

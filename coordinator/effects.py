@@ -20,7 +20,7 @@ class Send:
 
 @dataclass(frozen=True)
 class PublishModel:
-    """Pack the global model and publish its chunks; then `Engine.model_published`."""
+    """Pack the global model and publish its chunks, and those of steps that lead to it; then `Engine.model_published`."""
 
     round: int
 
@@ -41,8 +41,9 @@ class Pause:
 
 @dataclass(frozen=True)
 class Republish:
-    """Publish these chunks of the current model again."""
+    """Publish these chunks of the current model, or of a step to it, again."""
 
+    digest: str
     indices: tuple[int, ...]
 
 

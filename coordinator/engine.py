@@ -20,7 +20,7 @@ from coordinator.records import RoundRecord
 from coordinator.round_states import Phase
 from coordinator.run_spec import RunSpec, Stopped
 from coordinator.selection import select
-from shared.messages import Decline, DeviceState, Envelope, Manifest, UpdateReport
+from shared.messages import Decline, DeviceState, Envelope, Manifest, ModelDelta, UpdateReport
 from shared.reasons import RefuseReason
 from shared.transfer import Chunk
 
@@ -46,7 +46,7 @@ class Engine:
         jitter: random.Random,
     ) -> None:
         self.spec = spec
-        self.fleet = Fleet(spec.task, spec.limits.max_devices)
+        self.fleet = Fleet(spec.task, spec.limits.max_devices, spec.encoding)
         self.open: OpenRound | None = None
         self.records = list(records)
         self.stopped: Stopped | None = None
@@ -135,10 +135,10 @@ class Engine:
         self.open = None
         return [*pause, *self._stop(Stopped.FAILED, "")]
 
-    def model_published(self, manifest: Manifest, now: float) -> list[Effect]:
-        """The global model of the round lies on the broker: invite."""
+    def model_published(self, manifest: Manifest, now: float, deltas: Sequence[ModelDelta] = ()) -> list[Effect]:
+        """The global model of the round, and `deltas` that lead to it, lie on the broker: invite."""
         assert self.open is not None
-        return self.open.begin(manifest, now) + self._settle(now)
+        return self.open.begin(manifest, now, deltas) + self._settle(now)
 
     def stored(self, device: str, digest: str, report: UpdateReport, now: float) -> list[Effect]:
         """An update is durable."""

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from coordinator.options import StateDir
 from shared.command import AsJson, command
 
 
@@ -24,15 +25,7 @@ def add_export(app: typer.Typer) -> None:
             int | None,
             typer.Option("--round", min=0, metavar="N", help="After round N: the last, or the one before it."),
         ] = None,
-        state_dir: Annotated[
-            Path | None,
-            typer.Option(
-                "--state-dir",
-                envvar="FEDPATCH_STATE_DIR",
-                metavar="PATH",
-                help="Directory that the runs are in; without it ./fedpatch-state, or else where the run was begun.",
-            ),
-        ] = None,
+        state_dir: StateDir = None,
         as_json: AsJson = False,
     ) -> None:
         """Write a run's global model as ONNX, for programs without torch, and its metadata beside it."""

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from coordinator.answers import lasts, word_of
+from coordinator.negotiation import EVERYWHERE, encoding_for
 from shared.messages import Decline, DeviceState
 from shared.quantities import counted
 
@@ -40,10 +41,11 @@ class Fleet:
     """The devices that were seen by this coordinator, no more than `most` at a time.
 
     Where there is no more room, whoever is gone longest without ever having worked makes way for a newcomer, and a newcomer is
-    not taken in while there is no such device. `evicted` are those that had to go, for whoever clears it.
+    not taken in while there is no such device. `evicted` are those that had to go, for whoever clears it. `encoding` is
+    how updates should travel.
     """
 
-    def __init__(self, task: str, most: int = 100_000) -> None:
+    def __init__(self, task: str, most: int = 100_000, encoding: str = EVERYWHERE) -> None:
         self.members: dict[str, Member] = {}
         self.evicted: list[str] = []
         self._most = most
@@ -51,6 +53,8 @@ class Fleet:
         self._worked: set[str] = set()
         self._gone: dict[str, None] = {}
         self._task = task
+        self._encoding = encoding
+        self._versions: dict[str, str] = {}
         self._eligible: set[str] = set()
         self._resting: set[str] = set()
         self._wake_at = math.inf
@@ -85,9 +89,14 @@ class Fleet:
         return True
 
     def relevant(self, state: DeviceState) -> DeviceState:
-        """What is kept of a presence: of the tasks, the run's own, so that a device takes no more room than another."""
+        """What is kept of a presence: the task of the run, and the encoding, so that no device takes more room than another."""
         own = tuple(one for one in state.tasks if one.task == self._task)[:1]
-        return replace(state, tasks=own, encodings=())
+        return replace(state, tasks=own, encodings=(encoding_for(self._encoding, state.encodings),))
+
+    def encoding(self, device: str) -> str:
+        """How a device's update is to travel; where nothing is known of it, as in the run."""
+        known = self.members.get(device)
+        return encoding_for(self._encoding, known.state.encodings) if known else self._encoding
 
     def registered(self, device: str) -> int | None:
         """How many examples the device says that it has; None where that is not known."""
@@ -97,6 +106,15 @@ class Fleet:
     def works(self, device: str) -> None:
         """The device has done something for a run, and so has a place for good."""
         self._worked.add(device)
+
+    def has_version(self, device: str, version: str) -> None:
+        """The device was seen to have come to this version of the global model."""
+        if device in self.members:
+            self._versions[device] = version
+
+    def version(self, device: str) -> str:
+        """The last one that it was seen to have come to, "" where that is not known."""
+        return self._versions.get(device, "")
 
     def hold(self, holds: Mapping[str, str]) -> None:
         """These devices, and no others, are not to be asked; the words say why."""
@@ -186,7 +204,7 @@ class Fleet:
             device = next((one for one in self._gone if one not in self._worked), None)
             if device is None:
                 return False
-            for known in (self.members, self._gone):
+            for known in (self.members, self._gone, self._versions):
                 known.pop(device, None)
             for known_names in (self._eligible, self._resting):
                 known_names.discard(device)

@@ -22,8 +22,9 @@ from shared.transfer import check_manifest
 class Terms:
     """What an update of a round must be: `schema` of what travels, names that must not, digest of the round's global model.
 
-    `metric` says which user accuracies there can be. `model` are the tensors of that global model, and `plan` is what devices
-    were asked to do with them: where they are not known, what follows from them is not checked.
+    `metric` says which user accuracies there can be. `model` are the tensors of that global model, which encodings of
+    differences need, and `plan` is what devices were asked to do with them: where they are not known, what follows from them
+    is not checked.
     """
 
     schema: Schema
@@ -55,7 +56,7 @@ def read_update(
     `registered` is how many examples the device said that it has, None where that is not known any more.
     """
     try:
-        meta, tensors = unpack(blob, encoding=encoding, raw_bytes=raw_bytes, schema=terms.schema)
+        meta, tensors = unpack(blob, encoding=encoding, raw_bytes=raw_bytes, schema=terms.schema, base=terms.model)
         report = from_plain(meta, UpdateReport)
         # An allow-list here too: a key that nobody reads could carry anything.
         if unknown := meta.keys() - {one.name for one in fields(UpdateReport)}:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from coordinator.options import StateDir
 from shared.command import command
 from shared.errors import UsageError
 
@@ -28,14 +28,7 @@ def add_inventory(app: typer.Typer) -> None:
                 help="What makes a device's id its host name, e.g. .local; without it no address is given.",
             ),
         ] = "",
-        state_dir: Annotated[
-            Path | None,
-            typer.Option(
-                envvar="FEDPATCH_STATE_DIR",
-                metavar="PATH",
-                help="Directory that the runs are in; without it ./fedpatch-state, or else where the run was begun.",
-            ),
-        ] = None,
+        state_dir: StateDir = None,
     ) -> None:
         """Print the devices that were ever seen, but for those revoked, as an inventory for Ansible; always JSON."""
         if all_hosts == (host is not None):

@@ -17,7 +17,8 @@ class Ledger:
     """Of the round `round`: who was invited, to train on the model `base` (its digest).
 
     Updates of `target` devices are wanted. `accepted` are devices that are known to have agreed. `spent_s` is what had passed
-    of the deadline. With `closing` the aggregation has begun: nothing that comes later counts.
+    of the deadline. With `closing` the aggregation has begun: nothing that comes later counts. Updates were asked for in
+    `encoding`, and in another of the devices in `negotiated`; "": nobody knows.
     """
 
     round: int
@@ -27,6 +28,8 @@ class Ledger:
     accepted: frozenset[str] = frozenset()
     spent_s: float = 0.0
     closing: bool = False
+    encoding: str = ""
+    negotiated: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ class Meter:
         self._rounds = RoundMeter(metrics.rounds, engine, strategy)
         self._vitals = VitalsMeter(metrics.fleet, metrics.rounds, engine)
         self._fleet = FleetMeter(metrics, self._vitals, series, engine, max_devices)
-        self._traffic = TrafficMeter(metrics.traffic, directory)
+        self._traffic = TrafficMeter(metrics.traffic, directory, engine.spec.encoding)
         self._looked_at = -math.inf
 
     def performed(self, effect: Effect, began_at: float, ended_at: float) -> None:

@@ -31,7 +31,6 @@ SIGNS = ("told", "on_battery", "under_voltage", "throttled", "hot")
 RESULTS = ("committed", "late", "refused", "damaged")
 IGNORED = ("unknown_message", "not_ours", "revoked", "over_limit", "not_granted", "fleet_full")
 BOUNDS = ("norm", "num_examples")
-STATS = ("mean", "p10", "min")
 MOMENTS = ("before", "after")
 CONDITIONS = (*Condition, DeclineReason.UNWILLING)
 # What did not travel compressed has no raw form.
@@ -143,6 +142,9 @@ class TrafficMetrics:
             "bytes", "Bytes as they travelled, and of the tensors in them", "direction", "kind", "form"
         )
         self.repaired = counter("chunks_repaired", "Chunks of the model that were published once more")
+        self.lacking = gauge(
+            "devices_lacking_encoding", "Devices that were last asked for another encoding than the run's"
+        )
         self.stalls = counter("window_stalls", "Uploads that went quiet and were granted again")
         self.waiting = gauge("event_queue_depth", "Events that wait for the coordinator")
         self.spool = gauge("update_spool_bytes", "Updates on the disk that wait for aggregation")

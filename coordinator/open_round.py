@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 
 from coordinator.answers import mend_of, word_of
+from coordinator.asking import Asking
 from coordinator.books import Traffic, mean_accuracy, write_record
-from coordinator.effects import Count, Effect, Open, Republish, Store
+from coordinator.effects import Count, Effect, Open, Store
 from coordinator.fleet import QUARANTINED, Fleet
 from coordinator.intake import check_offer
 from coordinator.ledger import Opening
 from coordinator.post import Post
 from coordinator.records import RoundRecord
-from coordinator.repairs import Repairs
 from coordinator.round import Round
 from coordinator.round_states import AT_WORK, EVENT_OF_JOB, Event, State
 from coordinator.run_spec import RunSpec
@@ -33,12 +34,12 @@ from shared.messages import (
     Envelope,
     Failed,
     Manifest,
+    ModelDelta,
     Need,
     Offer,
     Progress,
     Refused,
     UpdateReport,
-    WorkRequest,
 )
 from shared.reasons import RefuseReason
 from shared.transfer import Chunk
@@ -74,18 +75,17 @@ class OpenRound:
         self._fleet = fleet
         self._post = post
         self._desk = UploadDesk(slots=spec.upload_slots, window=spec.upload_window, idle_s=UPLOAD_IDLE_S, jitter=jitter)
-        self._model: Manifest | None = None
+        self._asking: Asking | None = None
         self._invite_at = now
         self._refused: dict[str, int] = {}
         self._bytes_up = 0
-        self._repairs: Repairs | None = None
         self._listen_at = now + SILENCE_S
         self._heard_at: dict[str, float] = {}
 
-    def begin(self, model: Manifest, now: float) -> list[Effect]:
+    def begin(self, model: Manifest, now: float, deltas: Sequence[ModelDelta] = ()) -> list[Effect]:
         """The global model lies on the broker: keep the ledger, and ask everybody who has not reported."""
-        self._model, self._repairs = model, Repairs(model)
         known, updates = self._opening.ledger, self._opening.updates
+        self._asking = Asking(self._spec, self._fleet, known, model, deltas, now)
         if known.base:
             self.round.take_up(known, updates, now)
         else:
@@ -97,12 +97,12 @@ class OpenRound:
         counts: list[Effect] = [] if known.base else [Count(device, "invited") for device in known.invited]
         out = [device for device in self.round.devices(*AT_WORK) if self._fleet.held(device) == QUARANTINED]
         counts += [one for device in out for one in self.expel(device, now, QUARANTINED)]
-        ledger = replace(known, base=model.digest, spent_s=self.round.spent_s(now))
+        ledger = replace(self._asking.noted(known), spent_s=self.round.spent_s(now))
         return [Open(ledger), *counts, *self.ask(self.round.devices(*AT_WORK), now)]
 
     def spent_s(self, now: float) -> float:
         """Seconds of the deadline that have passed, also before the model is published."""
-        return self.round.spent_s(now) + (self._opening.ledger.spent_s if self._model is None else 0.0)
+        return self.round.spent_s(now) + (self._opening.ledger.spent_s if self._asking is None else 0.0)
 
     def on_message(self, device: str, body: Body, now: float) -> list[Effect]:
         """A message of this very round from one of its participants."""
@@ -120,8 +120,7 @@ class OpenRound:
             case Offer():
                 return self._offered(device, body.manifest, now)
             case Need():
-                wanted = self._repairs.wanted(body, now) if self._repairs else ()
-                return [Republish(wanted)] if wanted else []
+                return self._known.wanted(body, now, self.round.count(State.INVITED, State.ACCEPTED))
             case Failed():
                 self._desk.release(device)
                 failed = self.round.handle(device, Event.FAIL, now, word_of(body))
@@ -138,7 +137,7 @@ class OpenRound:
         """The request, for the first time or once more: harmless to a device that is on it."""
         if now >= self._invite_at:
             self._invite_at = now + REINVITE_S
-        return [self._send(device, self._request(now)) for device in devices]
+        return [self._request_to(device, now) for device in devices]
 
     def on_chunk(self, device: str, chunk: Chunk, now: float) -> list[Effect]:
         """A chunk of a participant's update."""
@@ -174,8 +173,10 @@ class OpenRound:
             self.round.handle(device, Event.RESTART, now)
             if state.boot != known_boot:
                 self._desk.release(device)
+                if known_boot:
+                    self._known.restarted(device)
         # The same request again is harmless to a device that is on it, and a second chance for one that lost it.
-        return [*effects, self._send(device, self._request(now))] if participant.state in AT_WORK else effects
+        return [*effects, self._request_to(device, now)] if participant.state in AT_WORK else effects
 
     def expel(self, device: str, now: float, why: str = "revoked") -> list[Effect]:
         """It may work no more; what it delivered before counts."""
@@ -215,7 +216,7 @@ class OpenRound:
             silent_since = now - SILENCE_S
             at_work = self.round.devices(State.ACCEPTED, State.TRAINING)
             asked += [device for device in at_work if self._heard_at[device] <= silent_since]
-        return self.ask(asked if connected else [], now) if self._model is not None else []
+        return self.ask(asked if connected else [], now) if self._asking is not None else []
 
     def next_deadline(self) -> float | None:
         """When `tick` or `grant` has something to do."""
@@ -236,8 +237,10 @@ class OpenRound:
 
     def traffic(self) -> Traffic:
         """What has travelled so far."""
-        model_bytes = self._model.size_bytes if self._model else 0
-        return Traffic(self.round.downloads() * model_bytes, self._bytes_up)
+        if self._asking is None:
+            return Traffic(0, self._bytes_up)
+        downloads = [self._asking.size_bytes(device) for device in self.round.had_model()]
+        return Traffic(sum(downloads), self._bytes_up, len(downloads))
 
     def record(self, outcome: str) -> RoundRecord:
         """The books on a round that is over."""
@@ -246,18 +249,13 @@ class OpenRound:
         )
         return replace(record, bounded=self.bounded)
 
-    def _request(self, now: float) -> WorkRequest:
-        assert self._model is not None
-        remaining_s = self.round.remaining_s(now)
-        return WorkRequest(
-            schema=self._spec.schema,
-            private=self._spec.private,
-            plan=self._spec.plan,
-            model=self._model,
-            encoding=self._spec.encoding,
-            chunk_bytes=self._spec.chunk_bytes,
-            deadline_s=remaining_s,
-        )
+    @property
+    def _known(self) -> Asking:
+        assert self._asking is not None, "nobody has heard of a round before its model lies on the broker"
+        return self._asking
+
+    def _request_to(self, device: str, now: float) -> Effect:
+        return self._send(device, self._known.request(device, self.round.remaining_s(now)))
 
     def _seen(self, device: str, event: Event, now: float) -> list[Effect]:
         """A sign of work, which says that the device accepted even if the word itself was lost or overtaken."""
@@ -265,6 +263,8 @@ class OpenRound:
         participant = self.round.participants[device]
         before = participant.accepted
         self.round.handle(device, event, now)
+        if event is not Event.ACCEPT:
+            self._known.came_to_it(device)
         return [Count(device, "accepted")] if participant.accepted and not before else []
 
     def _declined(self, device: str, body: Decline, now: float) -> list[Effect]:
@@ -289,7 +289,8 @@ class OpenRound:
             return [self._send(device, refused), Count(device, "late", RefuseReason.LATE)]
         spec = self._spec
         try:
-            check_offer(manifest, schema=spec.public_schema, encoding=spec.encoding, max_bytes=spec.max_blob_bytes)
+            asked = self._known.encoding(device)
+            check_offer(manifest, schema=spec.public_schema, encoding=asked, max_bytes=spec.max_blob_bytes)
         except UpdateRefused as error:
             return self.refuse(device, manifest.digest, RefuseReason(error.reason), str(error), now)
         accepted = self._seen(device, Event.OFFER, now)

@@ -26,10 +26,11 @@ from coordinator.effects import (
 from coordinator.engine import Engine
 from coordinator.folding import Folded, fold
 from coordinator.intake import read_update
+from coordinator.model_steps import ModelSteps
 from coordinator.moments import Moment
 from coordinator.observing import Observer, Unobserved
 from coordinator.preparation import Prepared
-from coordinator.publisher import ModelPublisher
+from coordinator.publisher import Blob, ModelPublisher
 from coordinator.records import RoundRecord, StoredUpdate
 from coordinator.recovery import pack_model, terms_of
 from coordinator.registry import Registry, Sighting
@@ -37,7 +38,7 @@ from coordinator.snapshot import View
 from coordinator.strategies import ServerState
 from coordinator.warden import Warden
 from shared.errors import UpdateRefused
-from shared.messages import DeviceState, Manifest, UpdateReport
+from shared.messages import Body, DeviceState, UpdateReport, WorkRequest
 from shared.reasons import RefuseReason
 from shared.tensors import Array
 
@@ -70,6 +71,7 @@ class Performer:
         self._registry = registry
         self._directory = directory
         self._view = view
+        self._steps = ModelSteps(directory, prepared, engine.spec)
         # Digest of the global model that the open round trains on.
         self.base = ""
         self.observer: Observer = Unobserved()
@@ -77,6 +79,7 @@ class Performer:
         self._counts: Counter[tuple[str, str, str]] = Counter()
         self._sightings: dict[str, Sighting] = {}
         self._accepted: set[str] = set()
+        self._lacking: set[str] = set()
 
     def perform(self, effects: list[Effect]) -> None:
         """All of `effects`, and those that follow from them."""
@@ -90,6 +93,7 @@ class Performer:
         match effect:
             case Send():
                 self.observer.sent(self._connection.send(effect.device, effect.envelope))
+                self._tell_encoding(effect.device, effect.envelope.body)
             case Count():
                 self.count(effect)
             case PublishModel() | Store() | Aggregate():
@@ -97,7 +101,7 @@ class Performer:
             case Open() | Pause() | Record():
                 self._keep(effect)
             case Republish():
-                self._publisher.republish(effect.indices)
+                self._publisher.repair(effect.digest, effect.indices)
             case RetractModel():
                 self._publisher.retract()
             case Finish():
@@ -110,7 +114,7 @@ class Performer:
         """What the engine waits for; its answer is more effects."""
         match effect:
             case PublishModel():
-                return self._engine.model_published(self._publish_model(effect.round), time.monotonic())
+                return self._publish_model()
             case Store():
                 return self._store(effect)
             case Aggregate():
@@ -161,24 +165,36 @@ class Performer:
             self._registry.seen_devices(self._connection.fleet, [before])
         self._sightings[device] = Sighting(device, time.time(), state.online, state.version, tasks)
 
+    def _tell_encoding(self, device: str, body: Body) -> None:
+        """Once of each device that lacks the run's encoding: it works as ever, but a person may want to know why."""
+        if not isinstance(body, WorkRequest) or device in self._lacking:
+            return
+        spec, fleet = self._engine.spec, self._engine.fleet
+        if spec.encoding not in (body.encoding, fleet.encoding(device)):
+            self._lacking.add(device)
+            self._tell(f"{device} does not know {spec.encoding}; it is asked for {body.encoding}, which saves nothing")
+
     def _tell(self, line: str) -> None:
         """A line that may hold a device's own words, and this is a person's terminal."""
         self._view.say("".join(char if char.isprintable() else "?" for char in line))
 
-    def _publish_model(self, number: int) -> Manifest:
-        blob, manifest = pack_model(self.state, self._prepared, self._engine.spec, number)
-        self._publisher.publish(blob, manifest)
+    def _publish_model(self) -> list[Effect]:
+        blob, manifest = pack_model(self.state, self._prepared, self._engine.spec)
+        steps = self._steps.leading_to(self.state, manifest.size_bytes)
+        self._publisher.publish(Blob(blob, manifest), [blob for blob, _ in steps])
         self.base = manifest.digest
-        return manifest
+        return self._engine.model_published(manifest, time.monotonic(), [delta for _, delta in steps])
 
     def _store(self, effect: Store) -> list[Effect]:
         """Checks first, then the disk, and only then `committed`."""
         manifest, device = effect.manifest, effect.device
         try:
             registered = self._engine.fleet.registered(device)
-            report, _ = self._read(effect.blob, manifest.raw_bytes, registered)
+            report, _ = self._read(effect.blob, manifest.encoding, manifest.raw_bytes, registered)
             store_update(self._directory, effect.round, device, effect.blob)
-            update = StoredUpdate(effect.round, device, manifest.digest, manifest.raw_bytes, report.num_examples)
+            update = StoredUpdate(
+                effect.round, device, manifest.digest, manifest.raw_bytes, report.num_examples, manifest.encoding
+            )
             self._registry.rounds.add_update(self._engine.spec.run, update, self._accepted)
         except UpdateRefused as error:
             reason = RefuseReason(error.reason)
@@ -187,11 +203,11 @@ class Performer:
         return self._engine.stored(device, manifest.digest, report, time.monotonic())
 
     def _read(
-        self, blob: bytes, raw_bytes: int, registered: int | None = None
+        self, blob: bytes, encoding: str, raw_bytes: int, registered: int | None = None
     ) -> tuple[UpdateReport, dict[str, Array]]:
         spec = self._engine.spec
         terms = terms_of(self._prepared, self.base, model=self.state.tensors, limits=spec.limits)
-        return read_update(blob, terms, encoding=spec.encoding, raw_bytes=raw_bytes, registered=registered)
+        return read_update(blob, terms, encoding=encoding, raw_bytes=raw_bytes, registered=registered)
 
     def _aggregate(self, effect: Aggregate) -> list[Effect]:
         """Folds in one update at a time, in the order of device names: the same updates give the same bits."""
@@ -201,7 +217,8 @@ class Performer:
         }
 
         def read(device: str) -> Mapping[str, Array]:
-            return self._read(load_update(self._directory, effect.round, device), stored[device].raw_bytes)[1]
+            update = stored[device]
+            return self._read(load_update(self._directory, effect.round, device), update.encoding, update.raw_bytes)[1]
 
         folded = fold(
             effect.devices,
@@ -212,7 +229,8 @@ class Performer:
             limits=self._engine.spec.limits,
         )
         self._tell_bounded(folded, stored)
-        self._next = self._prepared.strategy.finish(self.state, folded.mean, self._prepared.public)
+        aimed = self._prepared.strategy.finish(self.state, folded.mean, self._prepared.public)
+        self._next = self._steps.take(self.state, aimed, self.base)
         return self._engine.aggregated(time.monotonic(), folded.bounded())
 
     def _tell_bounded(self, folded: Folded, stored: Mapping[str, StoredUpdate]) -> None:
@@ -225,6 +243,7 @@ class Performer:
         """Model and record become durable together, in the checkpoint; the registry may lag behind by a crash."""
         if record.outcome == "aggregated":
             save_checkpoint(self._directory, self._next, self._prepared.public, {"record": record.to_dict()})
+            self._steps.keep()
             self.state = self._next
         self.flush_counts()
         self._registry.rounds.finish(run, record)

@@ -1,10 +1,11 @@
 """The global model's chunks on the broker: retained while the round lasts, published once for all devices.
 
-A broker that retains nothing gets only what devices ask for: at the beginning of a round nobody has subscribed yet.
+Steps that lead to it from older versions lie there too, from round to round for as long as they lead somewhere. A broker that
+retains nothing gets only what devices ask for: at the beginning of a round nobody has subscribed yet.
 
 What is retained outlives this process. So its name stands in a file from before the first chunk is published until the
 broker has taken all of it back; whoever starts next in this directory takes off what is left. The file has a line for each
-model: its digest and its number of chunks.
+blob: its digest and its number of chunks.
 """
 
 from __future__ import annotations
@@ -32,14 +33,22 @@ _log = logging.getLogger("fedpatch.publisher")
 
 @dataclass
 class _Leaving:
-    """A model of `chunk_count` chunks that is taken back; the link has been told to empty the first `told`."""
+    """A blob of `chunk_count` chunks that is taken back; the link has been told to empty the first `told`."""
 
     chunk_count: int
     told: int = 0
 
 
+@dataclass(frozen=True)
+class Blob:
+    """What is published: the whole model, or a step to it."""
+
+    data: bytes
+    manifest: Manifest
+
+
 class ModelPublisher:
-    """One model at a time; `note` is the file that remembers what may be retained.
+    """One model at a time, and steps to it; `note` is the file that remembers what may be retained.
 
     `retain` follows what the broker offers; it must be set before the first call.
     """
@@ -49,36 +58,42 @@ class ModelPublisher:
         self._link = link
         self._fleet = fleet
         self._note = note
-        self._current: Manifest | None = None
-        self._blob = b""
+        self._model = ""
+        self._shown: dict[str, Blob] = {}
         self._leaving = self._read_note()
 
-    def publish(self, blob: bytes, manifest: Manifest) -> None:
-        """Takes the former model back and publishes all chunks of this one, if the broker keeps them."""
-        self._let_go()
+    def publish(self, model: Blob, steps: Iterable[Blob] = ()) -> None:
+        """Takes back what was published before and is not among these, and publishes what is new, if the broker keeps it.
+
+        What is small comes first: most devices need no more than the last step.
+        """
+        wanted = {one.manifest.digest: one for one in (*reversed(tuple(steps)), model)}
+        new = [digest for digest, blob in wanted.items() if self._shown.get(digest) != blob]
+        self._model = model.manifest.digest
+        self._let_go(*(digest for digest, blob in self._shown.items() if wanted.get(digest) != blob))
         self._forget_what_left()
-        self._current, self._blob = manifest, blob
-        self._leaving.pop(manifest.digest, None)
+        self._shown = wanted
+        for digest, blob in wanted.items():
+            # What was cut into more chunks before, by another coordinator, leaves the others behind.
+            left, count = self._leaving.pop(digest, None), blob.manifest.chunk_count
+            if left is not None and left.chunk_count > count:
+                self._leaving[digest] = _Leaving(left.chunk_count, told=count)
         self._write_note()
         self._take_back()
-        self.republish()
+        self._show(new)
 
-    def republish(self, indices: Iterable[int] | None = None) -> None:
-        """Publishes these chunks again, for whoever missed them; None: all that the broker should keep.
+    def republish(self) -> None:
+        """Publishes again all that the broker should keep; BrokerError when it takes no packets of that size any more."""
+        self._show(self._shown)
 
-        BrokerError when the broker takes no packets of that size any more.
-        """
-        if self._current is None or (indices is None and not self.retain):
-            return
-        for index in range(self._current.chunk_count) if indices is None else indices:
-            if not self._publish_chunk(self._current, index):
-                # Devices ask for what they miss; pushing on would only fill the queue further.
-                _log.warning("outgoing queue is full at chunk %d of %d", index, self._current.chunk_count)
-                return
+    def repair(self, digest: str, indices: Iterable[int]) -> None:
+        """Publishes these chunks again, for whoever missed them; none of a blob that is not published. Raises BrokerError."""
+        if digest in self._shown:
+            self._publish_chunks(self._shown[digest], indices)
 
     def retract(self) -> None:
-        """Takes the current model off the broker."""
-        self._let_go()
+        """Takes the current model off the broker; the steps stay, for the next one."""
+        self._let_go(self._model)
         self.settle()
 
     def settle(self) -> None:
@@ -88,37 +103,54 @@ class ModelPublisher:
         self._take_back()
 
     def close(self) -> None:
-        """The run is over: takes the model back, and waits a little for the broker to say so."""
-        self.retract()
+        """The run is over: takes everything back, and waits a little for the broker to say so."""
+        self._let_go(*self._shown)
+        self.settle()
         give_up_at = time.monotonic() + CLOSE_TIMEOUT_S
         while self._leaving and time.monotonic() < give_up_at:
             time.sleep(0.01)
             self.settle()
 
-    def _publish_chunk(self, manifest: Manifest, index: int) -> bool:
-        payload = encode_chunk(cut(self._blob, manifest, index))
-        try:
-            return self._link.publish(model_chunk(self._fleet, manifest.digest, index), payload, retain=self.retain)
-        except BrokerError as error:
-            raise BrokerError(f"{error}; `fedpatch resume` will cut them to fit, or set --chunk-kib") from error
+    def _show(self, digests: Iterable[str]) -> None:
+        for digest in digests:
+            blob = self._shown[digest]
+            if self.retain and not self._publish_chunks(blob, range(blob.manifest.chunk_count)):
+                return
 
-    def _let_go(self) -> None:
-        if self._current is not None:
-            self._leaving[self._current.digest] = _Leaving(self._current.chunk_count)
-            self._current, self._blob = None, b""
+    def _publish_chunks(self, blob: Blob, indices: Iterable[int]) -> bool:
+        """False when there is no room left: devices ask for what they miss; pushing on would only fill the queue further."""
+        manifest = blob.manifest
+        for index in indices:
+            payload = encode_chunk(cut(blob.data, manifest, index))
+            topic = model_chunk(self._fleet, manifest.digest, index)
+            try:
+                taken = self._link.publish(topic, payload, retain=self.retain)
+            except BrokerError as error:
+                raise BrokerError(f"{error}; `fedpatch resume` will cut them to fit, or set --chunk-kib") from error
+            if not taken:
+                _log.warning("outgoing queue is full at chunk %d of %d", index, manifest.chunk_count)
+                return False
+        return True
+
+    def _let_go(self, *digests: str) -> None:
+        for digest in digests:
+            blob = self._shown.pop(digest, None)
+            if blob is not None:
+                left = self._leaving.get(digest, _Leaving(0))
+                self._leaving[digest] = _Leaving(max(left.chunk_count, blob.manifest.chunk_count))
 
     def _take_back(self) -> None:
         """Empties the topics, as far as there is room in the link's queue."""
-        for digest, model in self._leaving.items():
-            while model.told < model.chunk_count:
-                topic = model_chunk(self._fleet, digest, model.told)
+        for digest, blob in self._leaving.items():
+            while blob.told < blob.chunk_count:
+                topic = model_chunk(self._fleet, digest, blob.told)
                 if self.retain and not self._link.publish(topic, b"", retain=True):
                     return
-                model.told += 1
+                blob.told += 1
 
     def _forget_what_left(self) -> bool:
         """Whether there was anything to forget: all of it was told to the link, and the broker acknowledged everything."""
-        left = [digest for digest, model in self._leaving.items() if model.told == model.chunk_count]
+        left = [digest for digest, blob in self._leaving.items() if blob.told == blob.chunk_count]
         if not left or not self._link.idle:
             return False
         for digest in left:
@@ -126,9 +158,8 @@ class ModelPublisher:
         return True
 
     def _write_note(self) -> None:
-        lines = [f"{digest} {model.chunk_count}\n" for digest, model in self._leaving.items()]
-        if self._current is not None:
-            lines.append(f"{self._current.digest} {self._current.chunk_count}\n")
+        lines = [f"{digest} {blob.manifest.chunk_count}\n" for digest, blob in self._shown.items()]
+        lines += [f"{digest} {blob.chunk_count}\n" for digest, blob in self._leaving.items()]
         if lines:
             write_atomic(self._note, "".join(lines).encode())
         else:

@@ -35,7 +35,8 @@ class RoundRecord:
     patch, before LocalUpdate, and the mean after it; None where no device measured one. They are values of `metric`, the
     worst is the least, or the greatest where the `metric_goal` is "min"; `user_accuracy_p10` is what the worst tenth of them
     is no better than (MetricTerms.worst_tenth). `user_accuracies` has them by device, in rounds with few (coordinator.books).
-    `bytes_down` and `bytes_up` are bytes as they travelled. The maps count devices by reason; `late` counts devices that
+    `bytes_down` and `bytes_up` are bytes as they travelled (coordinator.books), `downloads` the devices that came to the
+    round's model. The maps count devices by reason; `late` counts devices that
     the round left behind. `bounded` counts updates that are in the aggregate, but not as they came: those that were pulled
     back to the bound of the `norm`, and those that weigh less than the `num_examples` they report (coordinator.bounds).
     """
@@ -63,6 +64,7 @@ class RoundRecord:
     user_accuracy_p10: float | None = None
     user_accuracies: Mapping[str, float] = field(default_factory=dict)
     bounded: Mapping[str, int] = field(default_factory=dict)
+    downloads: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON; `failure` only where there is one."""
@@ -198,13 +200,14 @@ class DeviceInfo:
 
 @dataclass(frozen=True)
 class StoredUpdate:
-    """An update that is on disk (coordinator.checkpoint): SHA-256 of its blob, and its size when decompressed."""
+    """An update that is on disk (coordinator.checkpoint): SHA-256 of its blob, its size when decompressed, its encoding."""
 
     round: int
     device: str
     digest: str
     raw_bytes: int
     num_examples: int
+    encoding: str
 
 
 def _finite(value: Any) -> Any:

@@ -25,6 +25,7 @@ from coordinator.intake import Terms, read_update
 from coordinator.ledger import KeptUpdate, Ledger, Opening
 from coordinator.limits import Limits
 from coordinator.moments import Moment
+from coordinator.negotiation import EVERYWHERE
 from coordinator.preparation import Prepared
 from coordinator.records import RoundRecord, StoredUpdate
 from coordinator.registry import Registry
@@ -32,7 +33,7 @@ from coordinator.run_spec import RunSpec
 from coordinator.strategies import ServerState
 from shared.compression import pack
 from shared.errors import StateError, UpdateRefused
-from shared.messages import Manifest
+from shared.messages import Manifest, is_delta
 from shared.tensors import Array
 from shared.transfer import describe
 
@@ -65,7 +66,7 @@ def take_up_round(
     ledger = registry.rounds.unfinished(spec.run, Moment.now())
     opening = None
     if ledger is not None:
-        _, model = pack_model(state, prepared, spec, ledger.round)
+        _, model = pack_model(state, prepared, spec)
         if model.digest == ledger.base:
             stored = registry.rounds.updates(spec.run, ledger.round)
             kept = _kept_updates(registry, directory, spec, prepared, state, ledger, say)
@@ -82,10 +83,14 @@ def take_up_round(
     return opening
 
 
-def pack_model(state: ServerState, prepared: Prepared, spec: RunSpec, number: int) -> tuple[bytes, Manifest]:
-    """The global model that round `number` trains on, as it travels: the same state gives the same bytes."""
+def pack_model(state: ServerState, prepared: Prepared, spec: RunSpec) -> tuple[bytes, Manifest]:
+    """The whole global model as it travels: the same state gives the same bytes, in whatever round it is trained on.
+
+    Where updates carry differences it has every bit of the state, since that is what they differ from.
+    """
     travelling = prepared.travelling
-    packed = pack(state.tensors, travelling, {"round": number}, spec.encoding)
+    encoding = EVERYWHERE if is_delta(spec.encoding) else spec.encoding
+    packed = pack(state.tensors, travelling, {"round": state.round + 1}, encoding)
     manifest = describe(
         packed.blob,
         chunk_bytes=spec.chunk_bytes,
@@ -121,7 +126,7 @@ def _kept_updates(
     terms = terms_of(prepared, ledger.base, model=state.tensors, limits=spec.limits)
     for update in registry.rounds.updates(spec.run, ledger.round):
         try:
-            kept[update.device] = _read_back(directory, update, terms, spec.encoding)
+            kept[update.device] = _read_back(directory, update, terms)
         except (StateError, UpdateRefused) as error:
             # Its device is asked again, like any that has not reported.
             say(f"the update of {update.device} in round {ledger.round} cannot be read back: {error}")
@@ -138,9 +143,9 @@ def _tell_lost(registry: Registry, directory: Path, run: str, number: int, say: 
         say(f"the update of {device} in round {number} is not in the registry; its device is asked again")
 
 
-def _read_back(directory: Path, update: StoredUpdate, terms: Terms, encoding: str) -> KeptUpdate:
+def _read_back(directory: Path, update: StoredUpdate, terms: Terms) -> KeptUpdate:
     blob = load_update(directory, update.round, update.device)
-    report, _ = read_update(blob, terms, encoding=encoding, raw_bytes=update.raw_bytes)
+    report, _ = read_update(blob, terms, encoding=update.encoding, raw_bytes=update.raw_bytes)
     return KeptUpdate(update.digest, len(blob), report)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -147,18 +147,10 @@ class Registry(Tables):
         rows = self._read(f"SELECT {_RUN} FROM runs ORDER BY number DESC")  # our columns  # nosec B608
         return [RunInfo(**{**row, "settings": self._json(row["settings"], dict)}) for row in rows]
 
-    def seen_device(
-        self, device: str, *, fleet: str, now: float, online: bool, version: str = "", tasks: Sequence[str] = ()
-    ) -> None:
-        """Note a device's presence and what it can train; one that goes keeps what it had said of itself.
-
-        `device` is a name within `fleet`: another fleet's device of that name is another device.
-        """
-        self.seen_devices(fleet, [Sighting(device, now, online, version, tuple(tasks))])
-
     def seen_devices(self, fleet: str, sightings: Iterable[Sighting], most: int | None = None) -> None:
-        """Note many presences in one transaction.
+        """Note devices' presences, in one transaction; one that goes keeps what it had said of itself.
 
+        Devices are names within `fleet`: another fleet's device of that name is another device.
         Of devices that were never asked for anything, those that were not heard for longest are forgotten where there are more
         than `most` in all: whoever invents names does not fill the disk.
         """

@@ -98,8 +98,17 @@ CREATE TABLE offences (
     PRIMARY KEY (fleet, id)
 );
 """
+# A registry of version 3 holds updates in the encoding of their run.
+_VERSION_4 = """
+ALTER TABLE updates ADD COLUMN encoding TEXT NOT NULL DEFAULT 'fp32+zstd';
+UPDATE updates SET encoding = coalesce(
+    (SELECT json_extract(settings, '$.encoding') FROM runs WHERE id = updates.run AND json_valid(settings)), encoding
+);
+ALTER TABLE open_rounds ADD COLUMN encoding TEXT NOT NULL DEFAULT '';
+ALTER TABLE open_rounds ADD COLUMN negotiated TEXT NOT NULL DEFAULT '{}';
+"""
 # Entry i brings version i + 1 to i + 2, in one transaction and after a copy was kept. What was released is not changed.
-_MIGRATIONS: tuple[str, ...] = (_VERSION_2, _VERSION_3)
+_MIGRATIONS: tuple[str, ...] = (_VERSION_2, _VERSION_3, _VERSION_4)
 SCHEMA_VERSION = 1 + len(_MIGRATIONS)
 
 

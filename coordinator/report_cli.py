@@ -8,20 +8,12 @@ from typing import Annotated
 
 import typer
 
+from coordinator.options import StateDir
 from shared.command import AsJson, command
 
 Runs = Annotated[
     list[str],
     typer.Argument(metavar="RUN...", help="Id of a run, the beginning of one, or: last. Several are compared."),
-]
-StateDir = Annotated[
-    Path | None,
-    typer.Option(
-        "--state-dir",
-        envvar="FEDPATCH_STATE_DIR",
-        metavar="PATH",
-        help="Directory that the runs are in; without it ./fedpatch-state, or else where each run was begun.",
-    ),
 ]
 Out = Annotated[
     Path | None,

@@ -168,9 +168,9 @@ class Round:
         """How often each reason led to `state`."""
         return dict(Counter(p.reason for p in self.participants.values() if p.state is state))
 
-    def downloads(self) -> int:
-        """Devices that are known to have had the whole model."""
-        return sum(not p.since.keys().isdisjoint(_HAD_MODEL) for p in self.participants.values())
+    def had_model(self) -> list[str]:
+        """Devices that are known to have come to the round's model."""
+        return [d for d, p in self.participants.items() if not p.since.keys().isdisjoint(_HAD_MODEL)]
 
     def elapsed_s(self, now: float) -> float:
         """Seconds since the round began."""

@@ -33,12 +33,14 @@ class RoundLedger(Tables):
             ledger.base,
             ledger.spent_s,
             ledger.closing,
+            ledger.encoding,
+            json.dumps(dict(ledger.negotiated)),
         )
         with self._change() as db:
             _forget(db, run, keep_updates_of=ledger.round)
             db.execute(
-                "INSERT INTO open_rounds (run, round, target, invited, base, spent_s, closing, boot, uptime_s, unix_s)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                "INSERT INTO open_rounds (run, round, target, invited, base, spent_s, closing, encoding, negotiated,"
+                " boot, uptime_s, unix_s) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (*row, now.boot, now.uptime_s, now.unix_s),
             )
             _accept(db, run, ledger.accepted)
@@ -57,8 +59,8 @@ class RoundLedger(Tables):
         with self._change() as db:
             found = db.execute("SELECT digest FROM updates WHERE (run, round, device) = (?, ?, ?)", key).fetchone()
             if found is None:
-                values = (*key, update.digest, update.raw_bytes, update.num_examples)
-                db.execute("INSERT INTO updates VALUES (?, ?, ?, ?, ?, ?)", values)
+                values = (*key, update.digest, update.raw_bytes, update.num_examples, update.encoding)
+                db.execute("INSERT INTO updates VALUES (?, ?, ?, ?, ?, ?, ?)", values)
             _accept(db, run, accepted)
         if found is not None and found[0] != update.digest:
             detail = f"{update.device} has already given {found[0][:12]} in round {update.round}"
@@ -67,7 +69,7 @@ class RoundLedger(Tables):
 
     def updates(self, run: str, round: int) -> list[StoredUpdate]:
         """The updates of a round, by device."""
-        columns = "round, device, digest, raw_bytes, num_examples"
+        columns = "round, device, digest, raw_bytes, num_examples, encoding"
         query = f"SELECT {columns} FROM updates WHERE (run, round) = (?, ?) ORDER BY device"  # our columns  # nosec B608
         return [StoredUpdate(**row) for row in self._read(query, (run, round))]
 
@@ -102,6 +104,8 @@ class RoundLedger(Tables):
             accepted=frozenset(one["device"] for one in accepted),
             spent_s=row["spent_s"] + away_s,
             closing=bool(row["closing"]),
+            encoding=row["encoding"],
+            negotiated=self._json(row["negotiated"], dict),
         )
 
     def finish(self, run: str, record: RoundRecord) -> None:

@@ -122,6 +122,7 @@ def resume_run(  # noqa: PLR0913 - one keyword per choice of the user
     rounds: int | None = None,
     target_ua: float | None = None,
     metrics: str | None = None,
+    encoding: str | None = None,
     insecure: bool = False,
 ) -> RunSummary:
     """Takes a run up where it was, with its own settings except those given here."""
@@ -129,7 +130,7 @@ def resume_run(  # noqa: PLR0913 - one keyword per choice of the user
     with Registry(state_dir / REGISTRY_FILE) as registry:
         run = registry.run(name)
         changes: dict[str, Any] = {"broker": broker, "rounds": rounds, "target_ua": target_ua, "metrics": metrics}
-        changes["insecure"] = insecure or None
+        changes |= {"encoding": encoding, "insecure": insecure or None}
         flags = {**run.settings, **{name: value for name, value in changes.items() if value is not None}}
         settings = load(RunSettings, file=None, environ={}, flags={**flags, "state_dir": str(state_dir)})
         # A password that is given now replaces the file that the run began with.
@@ -152,13 +153,16 @@ def _go_on(registry: Registry, run: RunInfo, settings: RunSettings, view: View) 
         epoch = registry.next_epoch(run.id)
         last = max((record.round for record in registry.rounds.records(run.id)), default=0)
         view.say(f"run {run.id}: going on after round {last}, epoch {epoch}")
+        if run.settings.get("encoding", settings.encoding) != settings.encoding:
+            view.say(f"what travels is {settings.encoding} now; the run began with {run.settings['encoding']}")
         spec = run_spec(run.id, epoch, settings, prepared, chunk_bytes)
         return _play(spec, settings, prepared, registry, connection, view)
 
 
 def _same_terms(run: RunInfo, settings: RunSettings) -> bool:
-    """Whether a run was begun with these settings, but for how the broker and the metrics are reached."""
-    anywhere = {one.name for one in fields(BrokerSettings)} | {"state_dir", "ca_dir", "metrics", "metrics_max_devices"}
+    """Whether a run was begun with these settings, but for how things travel and where they are reached."""
+    anywhere = {one.name for one in fields(BrokerSettings)} | {"encoding", "state_dir", "ca_dir"}
+    anywhere |= {"metrics", "metrics_max_devices"}
     now = public_values(settings)
     return all(run.settings[name] == now[name] for name in now.keys() & run.settings.keys() - anywhere)
 

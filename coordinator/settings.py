@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.limits import parse_examples_cap, parse_norm_bound
+from coordinator.negotiation import ENCODING_HELP
 from shared.broker_settings import BrokerSettings
 from shared.errors import UsageError
 from shared.listening import parse_address
@@ -140,7 +141,7 @@ class RoundSettings(Settings):
         10.0, group=_DEADLINES, ge=0.0, le=_YEAR_S, unit="seconds", help="Absence after which a device counts as lost."
     )
 
-    encoding: str = setting(ENCODINGS[0], group=_TRANSFER, choices=ENCODINGS, help="How tensors travel.")
+    encoding: str = setting(ENCODINGS[0], group=_TRANSFER, choices=ENCODINGS, help=ENCODING_HELP)
     chunk_kib: int = setting(
         96,
         group=_TRANSFER,

@@ -20,10 +20,12 @@ _TRAVELLING = (_DOWN, _UP, _CHUNKS)
 
 
 class TrafficMeter:
-    """`directory` is the run's: updates of an open round may lie there from before."""
+    """`directory` is the run's, whose updates should travel in `encoding`: those of an open round may lie there from before."""
 
-    def __init__(self, metrics: TrafficMetrics, directory: Path) -> None:
+    def __init__(self, metrics: TrafficMetrics, directory: Path, encoding: str = "") -> None:
         self._metrics = metrics
+        self._encoding = encoding
+        self._lacking: set[str] = set()
         self._model: Manifest | None = None
         self._granted: dict[str, str] = {}
         self._refused: dict[str, str] = {}
@@ -75,8 +77,10 @@ class TrafficMeter:
     def told(self, effect: Send) -> None:
         """Takes what the coordinator told a device."""
         match effect.envelope.body:
-            case WorkRequest(model=model):
+            case WorkRequest(model=model, encoding=encoding):
                 self._model = model
+                (self._lacking.add if encoding != self._encoding else self._lacking.discard)(effect.device)
+                self._metrics.lacking.set(len(self._lacking))
             case Grant(digest=digest):
                 # A device offers again what it may send already only when it has heard nothing for a while.
                 if self._granted.get(effect.device) == digest:
@@ -95,8 +99,7 @@ class TrafficMeter:
             self._metrics.bounded.labels(bound).inc(count)
         self._metrics.bytes.labels("down", "model", "wire").inc(record.bytes_down)
         if self._model is not None:
-            raw_bytes = record.bytes_down * self._model.raw_bytes / self._model.size_bytes
-            self._metrics.bytes.labels("down", "model", "raw").inc(raw_bytes)
+            self._metrics.bytes.labels("down", "model", "raw").inc(record.downloads * self._model.raw_bytes)
 
 
 def _size_of(spool: Path) -> int:

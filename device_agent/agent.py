@@ -242,11 +242,12 @@ class Agent:
         if not self._tasks:
             return []  # not ready yet; the coordinator asks again
         assert isinstance(envelope.body, WorkRequest)
-        verdict = self._owner.consider(envelope.task, envelope.body, now)
+        held = self._performer.held_version
+        verdict = self._owner.consider(envelope.task, envelope.body, now, held)
         if verdict is None:
             self._offer = envelope  # the newest: what was asked before it is not wanted any more
             return []
-        return self._job.on_request(envelope, self._tasks, verdict, now)
+        return self._job.on_request(envelope, self._tasks, verdict, now, held)
 
     def _on_state(self, state: Body, now: float) -> None:
         """The coordinator's, or what stands on our own topic: anybody may have written that who uses our id."""

@@ -54,7 +54,20 @@ def steps_for(plan: TrainPlan, num_examples: int) -> int:
 
 def stream_seed(seed: int, device_id: str) -> int:
     """Seed of a device's own stream: the first eight bytes of SHA-256 of "<seed>/<device_id>", big-endian."""
-    return int.from_bytes(hashlib.sha256(f"{seed}/{device_id}".encode()).digest()[:8], "big")
+    return _seed_of(f"{seed}/{device_id}")
+
+
+def update_seed(seed: int, device_id: str, first_batch: int) -> int:
+    """Seed of what is drawn at random where the update of a round is encoded; `first_batch`: batches taken before it.
+
+    The first eight bytes of SHA-256 of "<seed>/<device_id>/update/<first_batch>", big-endian: a round that is done
+    again gives the same bytes.
+    """
+    return _seed_of(f"{seed}/{device_id}/update/{first_batch}")
+
+
+def _seed_of(text: str) -> int:
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
 
 def _one_pass(num_examples: int, number: int, stream_seed: int) -> np.ndarray:

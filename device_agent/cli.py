@@ -113,7 +113,8 @@ def _plain(standing: Standing) -> dict[str, object]:
     """The standing for JSON; paths as text."""
     entries = [{**asdict(entry), "path": str(entry.path)} for entry in standing.patches]
     known = {"running": standing.running, **standing.status}
-    return {**known, "update_waits": standing.update_waits, "patches": entries}
+    held = standing.held_version or None
+    return {**known, "update_waits": standing.update_waits, "held_version": held, "patches": entries}
 
 
 def _in_words(standing: Standing, now: float) -> list[str]:
@@ -138,6 +139,8 @@ def _in_words(standing: Standing, now: float) -> list[str]:
     if told.get("last_outcome"):
         lines.append(f"last round: {told['last_outcome']}")
     waits = "waits to be taken by the coordinator" if standing.update_waits else "none waits"
+    if standing.held_version:
+        lines.append(f"global model: version {standing.held_version[:12]} is held, which the next steps may begin from")
     return [*lines, f"update: {waits}", *(_patches_in_words(standing, now) or ["patches: none yet"])]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from device_agent.ways import Way
 from shared.messages import Envelope, Manifest, WorkRequest
 from shared.transfer import Chunk, SendChunk
 
@@ -37,25 +38,42 @@ class Reply:
 
 @dataclass(frozen=True)
 class Fetch:
-    """Make room for the global model and subscribe to its chunks; then `Job.fetching`."""
+    """Make room for these blobs and subscribe to their chunks; then `Job.fetching`.
 
-    manifest: Manifest
+    They are the global model, or the steps to it from the version that is held: none where it is held itself.
+    """
+
+    blobs: tuple[Manifest, ...]
 
 
 @dataclass(frozen=True)
 class Keep:
-    """Write a chunk of the global model to disk."""
+    """Write a chunk of what is fetched to disk."""
 
     chunk: Chunk
 
 
 @dataclass(frozen=True)
 class Train:
-    """The global model is whole: check it, merge, train; then `Job.trained`, `Job.training_failed` or `Job.damaged`."""
+    """What was fetched is whole: check it, merge, train; then `Job.trained`, `Job.training_failed` or `Job.damaged`.
+
+    `way` says how it leads to the model of the request.
+    """
 
     key: JobKey
     request: WorkRequest
     download_s: float
+    way: Way
+
+
+@dataclass(frozen=True)
+class ForgetModel:
+    """The version of the global model that is held did not lead to the one that was asked for: delete it.
+
+    `why` is for the device's own log.
+    """
+
+    why: str
 
 
 @dataclass(frozen=True)
@@ -65,7 +83,7 @@ class StopTraining:
 
 @dataclass(frozen=True)
 class StopFetching:
-    """Take no more chunks of the global model for now, and keep those that are here; a `Fetch` goes on."""
+    """Take no more chunks for now, and keep those that are here; a `Fetch` goes on."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +128,7 @@ Effect = (
     | StopFetching
     | Keep
     | Train
+    | ForgetModel
     | PauseTraining
     | ContinueTraining
     | StopTraining

@@ -22,14 +22,13 @@ from shared.broker_url import parse_broker_url
 from shared.bundle import MAX_BUNDLE_BYTES, Bundle, decode_bundle
 from shared.certificate import Certificate, read_pem
 from shared.errors import ConfigError, DataError, UsageError
-from shared.files import open_atomic, refusals_of
+from shared.files import OPEN_TO_OTHERS, open_atomic, refusals_of
 from shared.toml_text import with_values
 
 DIRECTORY, CA_NAME, OWN_NAME = "identity", "ca.crt", "client.pem"
 PASSWORD_NAME = "password"  # the file's name  # nosec B105
 
 _NOT_YET_VALID = 9
-_OPEN = 0o077
 
 
 @dataclass
@@ -55,7 +54,7 @@ def read_bundle(path: Path) -> Bundle:
 def open_to_others(path: Path, device: str) -> list[str]:
     """A sentence where other users may have read the bundle: not refused, for a memory stick has no modes."""
     mode = path.stat().st_mode & 0o777
-    if not mode & _OPEN:
+    if not mode & OPEN_TO_OTHERS:
         return []
     return [
         f"{path} is open to other users (mode {mode:04o}): whoever has read it can pass for {device}; "

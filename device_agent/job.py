@@ -9,12 +9,14 @@ other newer request replaces the job, an answer to another job is ignored.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+
 from device_agent.admission import Verdict
 from device_agent.effects import (
     ContinueTraining,
     Effect,
-    Fetch,
     Forget,
+    ForgetModel,
     JobKey,
     JobState,
     Keep,
@@ -24,9 +26,11 @@ from device_agent.effects import (
     StopTraining,
     Train,
 )
+from device_agent.incoming import Incoming
 from device_agent.outgoing import Outgoing
 from device_agent.replies import Replies
 from device_agent.requests import Past, goes_on, reason_to_decline
+from device_agent.ways import Way, way_to
 from shared.messages import (
     Cancel,
     Committed,
@@ -40,7 +44,7 @@ from shared.messages import (
     WorkRequest,
 )
 from shared.reasons import Condition, FailReason, JobPhase
-from shared.transfer import Chunk, Download, SendChunk
+from shared.transfer import Chunk, SendChunk
 
 
 class Job:
@@ -58,36 +62,36 @@ class Job:
         self._paused_for: Condition | None = None
         self._max_blob_bytes = max_blob_bytes
         self._request: WorkRequest | None = None
-        self._download: Download | None = None
+        self._incoming: Incoming | None = None
         self._upload: Outgoing | None = None
         self._past = Past()
         # What the training process was told: its answers bear it, also when the job has gone on in a newer epoch.
         self._training_key: JobKey | None = None
-        self._deadline = 0.0
-        self._accepted_at = 0.0
+        self._deadline = self._accepted_at = 0.0
         self._says = Replies()
 
     # ---- messages
 
     def on_request(
-        self, envelope: Envelope, tasks: tuple[TaskCapability, ...], verdict: Verdict, now: float
+        self, envelope: Envelope, tasks: tuple[TaskCapability, ...], verdict: Verdict, now: float, held: str = ""
     ) -> list[Effect]:
-        """The coordinator asks. The verdict counts only for work that has not begun."""
+        """The coordinator asks. The verdict counts only for work that has not begun.
+
+        `held` is the digest of the global model that this device has from before, "" for none.
+        """
         request = envelope.body
         assert isinstance(request, WorkRequest)
         key = JobKey(envelope.run, envelope.epoch, envelope.round, envelope.task)
         if self.key == key:
-            return self._where_it_is(key)
-        said = self._past.answer(key)
-        if said is not None:
+            return self._says.where(self.state, key)
+        if (said := self._past.answer(key)) is not None:
             return [self._says.reply(key, said)]
         # Without tasks this device is not ready yet, and a decline would be held against it: it will be asked again.
         if self._past.is_over(key) or not tasks:
             return []
         if goes_on(self.key, self._request, key, request, downloading=self.state is JobState.DOWNLOADING):
-            return self._take_over(key, request, tasks, now)
-        declined = reason_to_decline(key.task, request, tasks, verdict, self._max_blob_bytes)
-        if declined is not None:
+            return self._take_over(key, request, tasks, held, now)
+        if declined := reason_to_decline(key.task, request, tasks, verdict, self._max_blob_bytes):
             # What is being done goes on: its own coordinator says when it is of no use.
             self._past.declined(key, declined)
             return [self._says.reply(key, declined)]
@@ -95,8 +99,9 @@ class Job:
         self.state, self.key, self._request = JobState.DOWNLOADING, key, request
         self._past.took(key)
         self._deadline, self._accepted_at = now + request.deadline_s, now
-        self._says.num_examples = next(t.num_examples for t in tasks if t.task == key.task)
-        return [*effects, self._says.accept(key), Fetch(request.model)]
+        self._says.begins(key, tasks)
+        self._incoming = Incoming(way_to(request, held, self._max_blob_bytes))
+        return [*effects, self._says.accept(key), self._incoming.fetch()]
 
     def on_message(self, envelope: Envelope, now: float) -> list[Effect]:
         """Any other message of the coordinator. WireError for a bitmap that does not fit."""
@@ -116,33 +121,30 @@ class Job:
         return self._sends(self._upload.on_message(body, now))
 
     def on_chunk(self, chunk: Chunk, now: float) -> list[Effect]:
-        """A chunk of the global model."""
-        if self.state is not JobState.DOWNLOADING or self._download is None or not self._download.take(chunk, now):
+        """A chunk of the global model, or of a step to it."""
+        if self.state is not JobState.DOWNLOADING or self._incoming is None or not self._incoming.take(chunk, now):
             return []
         return [Keep(chunk), *self._train_when_whole(now)]
 
     def reconnected(self, now: float) -> None:
         """The link is back: what was in flight may be lost."""
-        if self._download is not None:
-            self._download.on_reconnect(now)
+        if self._incoming is not None:
+            self._incoming.reconnected(now)
         if self._upload is not None:
             self._upload.reconnected(now)
 
     # ---- what the effects report back
 
-    def fetching(self, have: frozenset[int], now: float) -> list[Effect]:
-        """Room is made; `have` are chunks from before a restart."""
-        if self.state is not JobState.DOWNLOADING or self._request is None:
+    def fetching(self, have: Mapping[str, Collection[int]], now: float) -> list[Effect]:
+        """Room is made; `have` are chunks from before a restart, by the digest of their blob."""
+        if self.state is not JobState.DOWNLOADING or self._incoming is None:
             return []
-        self._download = Download(self._request.model, now, have=have)
+        self._incoming.begun(have, now)
         return self._train_when_whole(now)
 
     def damaged(self) -> list[Effect]:
-        """The SHA-256 of the whole is wrong: once more from the beginning."""
-        if self.state is not JobState.TRAINING or self._request is None:
-            return []
-        self.state = JobState.DOWNLOADING
-        return [Fetch(self._request.model)]
+        """The SHA-256 of what was fetched is wrong: the whole model, from the beginning."""
+        return self._take_whole() if self.state is JobState.TRAINING else []
 
     def trained(self, key: JobKey, manifest: Manifest, now: float) -> list[Effect]:
         """The update lies on disk: remember it, then offer it."""
@@ -160,10 +162,7 @@ class Job:
         self._upload = self._outgoing(manifest, now)
 
     def give_up(self, reason: FailReason, detail: str, condition: Condition | None = None) -> list[Effect]:
-        """The device cannot go on with this job, or its owner does not want it to; nothing happens while idle.
-
-        `detail` stays on the device.
-        """
+        """The device cannot go on, or its owner does not want it to. `detail` stays here; nothing happens while idle."""
         if self.key is None:
             return []
         failed = Failed(reason, condition)
@@ -171,8 +170,12 @@ class Job:
         return [self._says.reply(self.key, failed), *self._drop(f"gave up: {reason}: {detail}", gave_up=True)]
 
     def training_failed(self, key: JobKey, reason: FailReason, detail: str) -> list[Effect]:
-        """LocalUpdate failed; of no interest if it was another job's."""
-        return self.give_up(reason, detail) if self._trains(key) else []
+        """LocalUpdate failed, for what matters of this job; if the steps from what is held led nowhere, the whole comes."""
+        if not self._trains(key):
+            return []
+        if reason is not FailReason.DOWNLOAD or self._incoming is None or not self._incoming.way.held:
+            return self.give_up(reason, detail)
+        return [ForgetModel(detail), *self._take_whole()]
 
     def progress(self, key: JobKey, done: int, total: int) -> list[Effect]:
         """A sign of life from training."""
@@ -193,7 +196,8 @@ class Job:
             return []
         if self.state is JobState.TRAINING:
             return [PauseTraining()]
-        self._download = None
+        if self._incoming is not None:
+            self._incoming.stop()
         return [StopFetching()]
 
     def go_on(self, now: float) -> list[Effect]:
@@ -205,8 +209,8 @@ class Job:
             return self._sends(self._upload.go_on(now))
         if self.state is JobState.TRAINING:
             return [ContinueTraining(), self._says.progress(self.key)]
-        assert self._request is not None
-        return [Fetch(self._request.model)]
+        assert self._incoming is not None
+        return [self._incoming.fetch()]
 
     # ---- time
 
@@ -216,9 +220,8 @@ class Job:
             if self.paused and self._paused_for is not None:
                 return self.give_up(FailReason.UNWILLING, "the round's deadline passed in a pause", self._paused_for)
             return self.give_up(FailReason.DEADLINE, "the round's deadline passed")
-        if self.state is JobState.DOWNLOADING and self._download is not None and self.key is not None:
-            need = self._download.tick(now)
-            return [self._says.reply(self.key, need)] if need is not None else []
+        if self.state is JobState.DOWNLOADING and self._incoming is not None and self.key is not None:
+            return [self._says.reply(self.key, need) for need in self._incoming.tick(now)]
         return self._sends(self._upload.tick(now)) if self._upload is not None else []
 
     def next_deadline(self) -> float | None:
@@ -227,7 +230,7 @@ class Job:
             return None
         if self.state is JobState.UPLOADING and self._upload is not None:
             return self._upload.next_deadline()
-        ask_at = self._download.next_deadline() if self._download is not None else None
+        ask_at = self._incoming.next_deadline() if self._incoming is not None else None
         return self._deadline if ask_at is None else min(self._deadline, ask_at)
 
     def status(self) -> JobStatus | None:
@@ -238,38 +241,35 @@ class Job:
 
     # ---- within
 
-    def _where_it_is(self, key: JobKey) -> list[Effect]:
-        """What a coordinator that asks again has to know; an upload speaks for itself, by its offers."""
-        if self.state is JobState.DOWNLOADING:
-            return [self._says.accept(key)]
-        return [self._says.accept(key), self._says.progress(key)] if self.state is JobState.TRAINING else []
-
     def _take_over(
-        self, key: JobKey, request: WorkRequest, tasks: tuple[TaskCapability, ...], now: float
+        self, key: JobKey, request: WorkRequest, tasks: tuple[TaskCapability, ...], held: str, now: float
     ) -> list[Effect]:
         """The coordinator came back, and goes on with the round: so does the job, in the newer epoch."""
         self.key, self._request = key, request
-        # An update from before a restart does not say of how many examples it is.
-        self._says.num_examples = (
-            next((t.num_examples for t in tasks if t.task == key.task), 0) or self._says.num_examples
-        )
+        self._says.begins(key, tasks)
         self._past.took(key)
         self._deadline = now + request.deadline_s
-        if self._download is not None:
-            # The chunks are on the broker again: what is missing need not wait for a pause that has grown long.
-            self._download = Download(request.model, now, have=self._download.have)
         if self._upload is None:
-            return self._where_it_is(key)
+            told = self._says.where(self.state, key)
+            if self.state is JobState.DOWNLOADING and self._incoming is not None:
+                told += self._incoming.goes_by(way_to(request, held, self._max_blob_bytes), now)
+            return told
         self._upload = Outgoing(self._upload.manifest, now, held=self._upload.held)
         offer = self._sends(self._upload.tick(now))
         return [Spool(key, self._upload.manifest, request), self._says.accept(key), *offer]
 
+    def _take_whole(self) -> list[Effect]:
+        assert self._request is not None
+        self.state, self._incoming = JobState.DOWNLOADING, Incoming(Way(self._request.model))
+        return [] if self.paused else [self._incoming.fetch()]
+
     def _train_when_whole(self, now: float) -> list[Effect]:
-        if self._download is None or not self._download.complete or self._request is None or self.key is None:
+        if self._incoming is None or not self._incoming.complete or self._request is None or self.key is None:
             return []
-        self._download = None
+        self._incoming.stop()
         self.state, self._training_key, self._says.trained = JobState.TRAINING, self.key, (0, 1)
-        return [self._says.progress(self.key), Train(self.key, self._request, now - self._accepted_at)]
+        train = Train(self.key, self._request, now - self._accepted_at, self._incoming.way)
+        return [self._says.progress(self.key), train]
 
     def _sends(self, parts: list[Offer | SendChunk]) -> list[Effect]:
         assert self.key is not None
@@ -295,5 +295,5 @@ class Job:
             return []
         stop: list[Effect] = [StopTraining()] if self.state is JobState.TRAINING else []
         self.state, self.paused, self.awaits_clearance = JobState.IDLE, False, False
-        self.key = self._request = self._download = self._upload = self._training_key = None
+        self.key = self._request = self._incoming = self._upload = self._training_key = None
         return [*stop, Forget(outcome, gave_up, rest_s, committed)]

@@ -16,6 +16,7 @@ from device_agent.round_times import RoundTimes
 from device_agent.settings import AgentSettings
 from shared import __version__
 from shared.errors import FedpatchError
+from shared.files import stamp_of
 from shared.listening import parse_address
 from shared.tls_faults import expiry_of
 
@@ -36,7 +37,7 @@ class LocalMetrics:
         self._models = models
         self._info = (("version", __version__), ("device", device), ("fleet", settings.fleet))
         self._certificates = {"ca": settings.ca_file, "device": settings.cert_file}
-        self._stamps: tuple[int, ...] = ()
+        self._stamps: tuple[tuple[int, ...], ...] = ()
         self._expiry: tuple[tuple[str, float], ...] = ()
         self._task = ""
         self._model_path: Path | None = None
@@ -83,12 +84,9 @@ class LocalMetrics:
         address = parse_address(self._settings.metrics or "")
         try:
             endpoint = Endpoint(address, self.text)
-        except OSError as error:
-            _log.warning(
-                "no metrics: cannot listen on %s: %s; --metrics names another HOST:PORT",
-                address,
-                error.strerror or error,
-            )
+        except (OSError, UnicodeError) as error:  # the latter of a name that cannot be looked up
+            why = getattr(error, "strerror", None) or error
+            _log.warning("no metrics: cannot listen on %s: %s; --metrics names another HOST:PORT", address, why)
             return None
         _log.info("metrics: %s", endpoint.url)
         return endpoint
@@ -126,7 +124,7 @@ class LocalMetrics:
 
     def _look_at_certificates(self) -> None:
         """Read again once they are renewed."""
-        stamps = tuple(map(_changed_at, self._certificates.values()))
+        stamps = tuple(stamp_of(path) for path in self._certificates.values() if path)
         if stamps != self._stamps:
             self._stamps = stamps
             ends = ((name, expiry_of(path)) for name, path in self._certificates.items() if path)
@@ -142,11 +140,3 @@ def _model_of(models: ModelStore, task: str) -> tuple[float | None, float] | Non
         return present.user_accuracy, datetime.fromisoformat(present.created).timestamp()
     except ValueError:
         return None
-
-
-def _changed_at(path: Path | None) -> int:
-    """When a file was last written, 0 where there is none."""
-    try:
-        return path.stat().st_mtime_ns if path else 0
-    except OSError:
-        return 0

@@ -6,21 +6,23 @@ the codec, which has no message for a patch, and the coordinator, which refuses 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
-from device_agent.batches import stream_seed
+from device_agent.batches import stream_seed, update_seed
+from device_agent.global_model import read_global_model
 from device_agent.growing_data import GrowingData
+from device_agent.held_model import HeldModel
 from device_agent.model_export import ModelExport
 from device_agent.patch_store import PatchKey, PatchRecord, PatchState, PatchStore
+from device_agent.residuals import ResidualOf, ResidualStore
 from device_agent.training import LocalResult, LocalTrainer
 from device_agent.training_channel import TrainCommand
-from shared.compression import pack, unpack
-from shared.errors import SchemaMismatch, UpdateRefused, WireError
+from shared.errors import SchemaMismatch, UpdateRefused
+from shared.feedback import pack_with_feedback
 from shared.field_types import MAX_MEASURE
 from shared.files import refusals_of, write_atomic
 from shared.messages import Manifest, UpdateReport
@@ -42,9 +44,12 @@ class LocalUpdate:
         *,
         export: ModelExport | None = None,
         data: GrowingData | None = None,
+        held: HeldModel | None = None,
     ) -> None:
         self._trainer = trainer
         self._store = store
+        self._residuals = ResidualStore(store.directory)
+        self._held = held
         self._device_id = device_id
         self._export = export
         self._data = data
@@ -69,24 +74,23 @@ class LocalUpdate:
     ) -> tuple[Manifest, UpdateReport] | None:
         """Train, save the patch, write the update to `command.update_path` (0600); None, nothing saved, when cancelled.
 
-        The patch is saved before the update: where there is an update, there is the patch that belongs to it. The personal
-        model is staged last, unless work is `stopped` by then, and its failure is none of the round's. Raises
-        WireError for a damaged model, SchemaMismatch for one of another shape, UsageError for a plan or policy that
-        cannot be followed, UpdateRefused where training diverged, DataError, and StateError for files.
+        The patch is saved before the update, and so is what its encoding leaves out: where there is an update, there is what
+        belongs to it. A round that is done again gives the same values. The personal model is staged last, unless work is
+        `stopped` by then, and its failure is none of the round's. Raises WireError for a damaged model or steps that do not
+        lead to it, SchemaMismatch for one of another shape, UsageError for a plan or policy that cannot be followed,
+        UpdateRefused where training diverged, DataError, and StateError for files.
         """
         trainer, plan = self._trainer, command.plan
         if self._export:
             self._export.begin()
-        _require_same_model(trainer, command)
-        policy = parse_policy(command.private)
-        schema = trainer.schema.with_moments(plan.moments)
-        require_whole_ties(trainer.model, policy.private_names(schema))
+        policy, schema = _agreed(trainer, command)
         public = policy.public(schema)
         key = PatchKey(trainer.task.name, trainer.schema.digest, str(policy))
         before = self._store.load(key, command.key.run, command.key.round)
         patch = _patch_values(before, policy.patch(schema), trainer.task, plan.seed)
+        model = read_global_model(command, public, self._held)
         result = trainer.run(
-            merge(_read_model(command, public), patch),
+            merge(model, patch),
             plan,
             first_batch=before.batches_done,
             stream_seed=stream_seed(plan.seed, self._device_id),
@@ -99,40 +103,62 @@ class LocalUpdate:
         after = PatchState(patch, before.batches_done + result.steps)
         self._store.save(PatchRecord(key, command.key.run, command.key.round, before, after))
         report = _report(command, result)
-        manifest = _write_update(command, update, public, report)
+        step = _Step(key, public, model, update, update_seed(plan.seed, self._device_id, before.batches_done))
+        manifest = self._write_update(command, step, report)
         if self._export and stopped():
             self._export.leave_out(command)
         elif self._export:
             self._export.stage(command, result)
         return manifest, report
 
+    def _write_update(self, command: TrainCommand, step: _Step, report: UpdateReport) -> Manifest:
+        of = ResidualOf(command.encoding, step.public.digest, command.key.run, command.key.round)
+        packed, left = pack_with_feedback(
+            step.update,
+            step.public,
+            asdict(report),
+            command.encoding,
+            base=step.model,
+            seed=step.seed,
+            residual=self._residuals.load(step.key, of, step.public),
+        )
+        self._residuals.save(step.key, of, step.public, left, step.seed)
+        manifest = describe(
+            packed.blob,
+            chunk_bytes=command.chunk_bytes,
+            encoding=packed.encoding,
+            raw_bytes=packed.raw_bytes,
+            schema=step.public.digest,
+        )
+        path = Path(command.update_path)
+        with refusals_of(path):
+            write_atomic(path, packed.blob)
+        return manifest
 
-def _require_same_model(trainer: LocalTrainer, command: TrainCommand) -> None:
+
+@dataclass(frozen=True)
+class _Step:
+    """What training made of the public tensors of `model`; `seed` is for what is drawn where it is encoded."""
+
+    key: PatchKey
+    public: Schema
+    model: Tensors
+    update: Tensors
+    seed: int
+
+
+def _agreed(trainer: LocalTrainer, command: TrainCommand) -> tuple[PatchPolicy, Schema]:
+    """Policy of the command, and schema of the whole model with its moments."""
     ours = trainer.schema.digest
     if command.schema != ours:
         raise SchemaMismatch(
             f"task {trainer.task.name!r}: the coordinator's model has schema {command.schema[:12]}, this device's "
             f"{ours[:12]}; install the same version of the task on both"
         )
-
-
-def _read_model(command: TrainCommand, public: Schema) -> dict[str, Array]:
-    """Public tensors of the downloaded global model."""
-    path, manifest = Path(command.model_path), command.model
-    if manifest.schema != public.digest:
-        raise SchemaMismatch(
-            f"the global model has schema {manifest.schema[:12]}, expected {public.digest[:12]} under policy "
-            f"{command.private!r}; coordinator and device need the same version of fedpatch and of the task"
-        )
-    with refusals_of(path):
-        blob = path.read_bytes()
-    found = hashlib.sha256(blob).hexdigest()
-    if found != manifest.digest:
-        raise WireError(
-            f"{path}: has SHA-256 {found[:12]}, expected {manifest.digest[:12]}; it has to be fetched again"
-        )
-    _, tensors = unpack(blob, encoding=manifest.encoding, raw_bytes=manifest.raw_bytes, schema=public)
-    return tensors
+    policy = parse_policy(command.private)
+    schema = trainer.schema.with_moments(command.plan.moments)
+    require_whole_ties(trainer.model, policy.private_names(schema))
+    return policy, schema
 
 
 def _patch_values(state: PatchState, schema: Schema, task: Task, seed: int) -> dict[str, Array]:
@@ -169,18 +195,3 @@ def _report(command: TrainCommand, result: LocalResult) -> UpdateReport:
         download_s=command.download_s,
         train_s=result.train_s,
     )
-
-
-def _write_update(command: TrainCommand, update: Tensors, public: Schema, report: UpdateReport) -> Manifest:
-    packed = pack(update, public, asdict(report), command.encoding)
-    manifest = describe(
-        packed.blob,
-        chunk_bytes=command.chunk_bytes,
-        encoding=packed.encoding,
-        raw_bytes=packed.raw_bytes,
-        schema=public.digest,
-    )
-    path = Path(command.update_path)
-    with refusals_of(path):
-        write_atomic(path, packed.blob)
-    return manifest

@@ -21,8 +21,9 @@ from device_agent.meter import Meter
 from device_agent.own_work import OwnLoad
 from device_agent.preference_rules import Own
 from device_agent.preferences import Objection, Preferences, judge
+from device_agent.ways import expected_bytes, way_to
 from device_agent.willingness import Change, Lost, OnLoss, Regained, Willingness
-from shared.messages import WorkRequest
+from shared.messages import MAX_BLOB_BYTES, WorkRequest
 from shared.reasons import Condition, FailReason
 
 _log = logging.getLogger("fedpatch.owner")
@@ -93,16 +94,18 @@ class Owner:
         self.conditions: frozenset[Condition] = frozenset()
         self._looks = order.by_preferences or look_anyway
 
-    def consider(self, task: str, request: WorkRequest, now: float) -> Verdict | None:
-        """Whether to take an offer; None until there are fresh facts: ask again after the next `see`."""
+    def consider(self, task: str, request: WorkRequest, now: float, held: str = "") -> Verdict | None:
+        """Whether to take an offer; None until there are fresh facts: ask again after the next `see`.
+
+        `held` is the digest of the global model that the device has from before.
+        """
         if not self._order.by_preferences:
             return decide(self._order, text_of(self._order))
         if self.facts is None or now - self._seen_at > FRESH_S:
             self._ask()
             return None
-        # The update is at most about as large as the model.
-        expected_bytes = 2 * request.model.size_bytes
-        objections = self._judge(self._standing, self.facts, now, task=task, expected_bytes=expected_bytes)
+        takes = expected_bytes(request, way_to(request, held, MAX_BLOB_BYTES))
+        objections = self._judge(self._standing, self.facts, now, task=task, expected_bytes=takes)
         return decide(self._order, None, self._standing.answer(objections, now))
 
     def see(self, facts: Facts, job: Job, tasks: Sequence[str], now: float) -> list[Effect]:

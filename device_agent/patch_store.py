@@ -22,15 +22,15 @@ from typing import TYPE_CHECKING, Any
 
 import msgpack
 
+from device_agent.sealed import seal, unseal
 from shared.errors import StateError
-from shared.files import refusals_of, remove_unfinished, sync_directory, write_atomic
+from shared.files import OPEN_TO_OTHERS, refusals_of, remove_unfinished, sync_directory, write_atomic
 
 if TYPE_CHECKING:
     from shared.tensors import Array
 
 MAGIC = b"fedpatch patch 1\n"
 SUFFIX = ".patch"
-_DIGEST_BYTES = hashlib.sha256().digest_size
 _HEADER_FIELDS = {"task": str, "schema": str, "policy": str, "run": str, "round": int}
 
 log = logging.getLogger("fedpatch.patches")
@@ -102,6 +102,11 @@ class PatchStore:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             _tighten(directory, 0o700)
             remove_unfinished(directory)
+
+    @property
+    def directory(self) -> Path:
+        """Where what is this device's own is kept."""
+        return self._directory
 
     def load(self, key: PatchKey, run: str, round: int) -> PatchState:
         """Patch to train round `round` of `run` from; the empty state where there is none yet.
@@ -231,7 +236,7 @@ def _is_repeated(path: Path, written: bytes, record: PatchRecord) -> bool:
 def _encode(record: PatchRecord) -> bytes:
     header = {**asdict(record.key), "run": record.run, "round": record.round}
     content = b"".join(msgpack.packb(part) for part in (header, _to_list(record.before), _to_list(record.after)))
-    return MAGIC + hashlib.sha256(content).digest() + content
+    return seal(MAGIC, content)
 
 
 def _to_list(state: PatchState) -> list[Any]:
@@ -271,13 +276,9 @@ def _from_list(state: Any) -> PatchState:
 
 def _unpacker(path: Path, data: bytes) -> msgpack.Unpacker:
     """What follows the SHA-256, once that has been checked."""
-    start = len(MAGIC) + _DIGEST_BYTES
-    if not data.startswith(MAGIC):
-        raise StateError(f"{path}: is not a patch, or one of another version of fedpatch")
-    if hashlib.sha256(data[start:]).digest() != data[len(MAGIC) : start]:
-        raise StateError(f"{path}: is damaged (its SHA-256 does not fit)")
+    content = unseal(path, MAGIC, data, "a patch")
     unpacker = msgpack.Unpacker(max_buffer_size=len(data))
-    unpacker.feed(data[start:])
+    unpacker.feed(content)
     return unpacker
 
 
@@ -293,6 +294,6 @@ def _header(path: Path, unpacker: msgpack.Unpacker) -> dict[str, Any]:
 
 def _tighten(path: Path, mode: int) -> None:
     found = stat.S_IMODE(path.stat().st_mode)
-    if found & 0o077:
+    if found & OPEN_TO_OTHERS:
         log.warning("%s: had permissions %04o, which let others at private values; now %04o", path, found, mode)
         path.chmod(mode)

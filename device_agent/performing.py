@@ -10,11 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from device_agent.downloads import Downloads
 from device_agent.effects import (
     ContinueTraining,
     Effect,
     Fetch,
     Forget,
+    ForgetModel,
     JobKey,
     Keep,
     PauseTraining,
@@ -24,6 +26,8 @@ from device_agent.effects import (
     StopTraining,
     Train,
 )
+from device_agent.held_model import DIRECTORY as HELD_DIRECTORY
+from device_agent.held_model import HeldModel
 from device_agent.job import Job
 from device_agent.meter import Meter
 from device_agent.model_store import ModelStore
@@ -31,14 +35,14 @@ from device_agent.round_times import RoundTimes
 from device_agent.spool import Spool as UpdateSpool
 from device_agent.spool import Spooled
 from device_agent.trainer import Trainer
-from device_agent.training_channel import TrainCommand
+from device_agent.training_channel import ModelStep, TrainCommand
 from shared import topics
-from shared.blobs import PartialBlob, cut_from_file
+from shared.blobs import cut_from_file
 from shared.codec import encode
 from shared.errors import BrokerError, FedpatchError, StateError
 from shared.link import Link
 from shared.log_lines import fields
-from shared.messages import Decline, DeviceState, Envelope, Manifest, Offer
+from shared.messages import Decline, DeviceState, Envelope, Manifest, Offer, is_delta
 from shared.reasons import FailReason
 from shared.transfer import SendChunk, encode_chunk
 
@@ -103,8 +107,14 @@ class Performer:
         if models:
             models.attempts.forget()
         self._spool = UpdateSpool(directory / "spool")
-        self._blob: PartialBlob | None = None
+        self._downloads: Downloads | None = None
+        self._held = HeldModel(directory / HELD_DIRECTORY)
         self._update: Manifest | None = None
+
+    @property
+    def held_version(self) -> str:
+        """Digest of the global model that is here from before, "" where there is none."""
+        return self._held.version()
 
     def take_up_spooled(self) -> None:
         """Goes on with the update that waited when the agent ended, if there is one."""
@@ -140,9 +150,9 @@ class Performer:
                     self._spool.check(effect.envelope.body.manifest)  # hours may lie between, and cards wear out
                 self._link.publish(topics.up(self.me.fleet, self.me.device), encode(effect.envelope))
             case Fetch():
-                return self._fetch(effect.manifest)
-            case Keep() if self._blob is not None:
-                self._blob.write(effect.chunk)
+                return self._fetch(effect.blobs)
+            case Keep() if self._downloads is not None:
+                self._downloads.write(effect.chunk)
                 self._meter.moved(len(effect.chunk.data))
             case Train():
                 return self._train(effect)
@@ -164,7 +174,10 @@ class Performer:
         """What is under way: shall it stop, wait, go on?"""
         match effect:
             case StopFetching():
-                self._drop_blob(keep=True)
+                self._end_download(keep=True)
+            case ForgetModel():
+                _log.warning("%s; downloading the whole model", effect.why)
+                self._held.forget()
             case PauseTraining():
                 self._trainer.pause()
             case ContinueTraining():
@@ -177,7 +190,7 @@ class Performer:
         _log.log(level, "job over: %s", effect.outcome, extra=fields(outcome=effect.outcome.partition(":")[0]))
         self.last_outcome = effect.outcome
         self._update = None
-        self._drop_blob()
+        self._end_download()
         if effect.committed:
             self.times.committed(effect.committed, time.monotonic())
         if effect.committed and self._models:
@@ -206,33 +219,36 @@ class Performer:
                 raise
             # It is noted for the epoch before; after a reboot, the newer one would have to ask for it once more.
             _log.warning("%s", error)
-        self._drop_blob()
+        self._end_download()
 
-    def _fetch(self, manifest: Manifest) -> list[Effect]:
-        self._drop_blob(keep=True)
-        self._blob = PartialBlob(self._directory / "downloads", manifest)
-        self._link.subscribe(topics.model_chunks_filter(self.me.fleet, manifest.digest))
-        return self.job.fetching(self._blob.have, time.monotonic())
+    def _fetch(self, blobs: tuple[Manifest, ...]) -> list[Effect]:
+        self._end_download(keep=True)
+        self._downloads = Downloads(self._directory / "downloads", blobs)
+        self._link.subscribe(*self._filters(self._downloads))
+        return self.job.fetching(self._downloads.have, time.monotonic())
 
     def _train(self, effect: Train) -> list[Effect]:
-        assert self._blob is not None
-        request = effect.request
-        self._link.unsubscribe(topics.model_chunks_filter(self.me.fleet, request.model.digest))
-        if not self._blob.verified():
-            _log.warning("the global model arrived damaged; downloading it again")
-            self._drop_blob()
+        assert self._downloads is not None
+        request, way = effect.request, effect.way
+        self._link.unsubscribe(*self._filters(self._downloads))
+        if not self._downloads.verified():
+            _log.warning("what was downloaded is damaged; downloading the global model again")
+            self._end_download()
             return self.job.damaged()
         self._meter.begins_round()
-        about = fields(run=effect.key.run, round=effect.key.round)
-        _log.info("%s round %d: training", effect.key.run, effect.key.round, extra=about)
+        about = fields(run=effect.key.run, round=effect.key.round, saved_bytes=way.saved_bytes)
+        _log.info("%s round %d: training on %s", effect.key.run, effect.key.round, way, extra=about)
         self._trainer.train(
             TrainCommand(
                 key=effect.key,
                 plan=request.plan,
                 private=request.private,
                 schema=request.schema,
-                model_path=str(self._blob.path),
+                model_path="" if way.held else str(self._downloads.path(request.model.digest)),
                 model=request.model,
+                held=way.held,
+                steps=tuple(ModelStep(str(self._downloads.path(one.manifest.digest)), one) for one in way.steps),
+                hold=bool(request.deltas) or is_delta(request.encoding),
                 encoding=request.encoding,
                 base=request.model.digest,
                 update_path=str(self._spool.update_path),
@@ -242,15 +258,18 @@ class Performer:
         )
         return []
 
-    def _drop_blob(self, *, keep: bool = False) -> None:
-        blob, self._blob = self._blob, None
-        if blob is None:
+    def _end_download(self, *, keep: bool = False) -> None:
+        downloads, self._downloads = self._downloads, None
+        if downloads is None:
             return
-        self._link.unsubscribe(topics.model_chunks_filter(self.me.fleet, blob.digest))
+        self._link.unsubscribe(*self._filters(downloads))
         if keep:
-            blob.close()
+            downloads.close()
         else:
-            blob.discard()
+            downloads.discard()
+
+    def _filters(self, downloads: Downloads) -> tuple[str, ...]:
+        return tuple(topics.model_chunks_filter(self.me.fleet, digest) for digest in downloads.have)
 
 
 def _fail_reason(error: StateError | BrokerError | OSError) -> FailReason:

@@ -13,6 +13,7 @@ from queue import SimpleQueue
 from device_agent.admission import parse_order
 from device_agent.agent import Agent, Inbox, Stop
 from device_agent.conditions.observe import Observer
+from device_agent.held_model import DIRECTORY as HELD_DIRECTORY
 from device_agent.idling import Idling
 from device_agent.job import Job
 from device_agent.local_metrics import LocalMetrics
@@ -117,6 +118,7 @@ def _setup_of(settings: AgentSettings, directory: Path, device: str) -> Setup:
         max_memory_mib=settings.max_memory_mib,
         models_dir=str(directory / DIRECTORY) if settings.keep_models else "",
         keep_margin=settings.keep_margin,
+        held_dir=str(directory / HELD_DIRECTORY),
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from device_agent.held_model import DIRECTORY, HeldModel
 from device_agent.patch_store import PatchEntry, list_patches
 from device_agent.presence import LOCK_NAME, STATUS_NAME
 from shared.errors import StateError, UsageError
@@ -21,13 +22,15 @@ class Standing:
     """`status` is what the agent wrote last (see presence.StatusFile), empty where it has not written yet.
 
     `running` is asked of the kernel, for an agent that was killed could not write that it stopped. `update_waits` tells
-    whether an update is on the disk that the coordinator has not committed.
+    whether an update is on the disk that the coordinator has not committed. `held_version` is the global model that is held
+    from one round to the next, by its digest; "" for none.
     """
 
     running: bool
     status: Mapping[str, Any]
     update_waits: bool
     patches: tuple[PatchEntry, ...]
+    held_version: str
 
 
 def read_standing(state_dir: Path) -> Standing:
@@ -47,6 +50,7 @@ def read_standing(state_dir: Path) -> Standing:
         status=status,
         update_waits=(state_dir / "spool" / "offer.msgpack").exists(),
         patches=tuple(list_patches(state_dir / "patches")),
+        held_version=HeldModel(state_dir / DIRECTORY).version(),
     )
 
 

@@ -16,7 +16,7 @@ import msgspec
 
 from device_agent.effects import JobKey
 from shared.errors import WireError
-from shared.messages import Manifest, TrainPlan, UpdateReport
+from shared.messages import Manifest, ModelDelta, TrainPlan, UpdateReport
 from shared.reasons import FailReason
 
 MAX_FRAME_BYTES = 2**20
@@ -31,7 +31,8 @@ class Setup:
 
     `task_ref` and `data` come from the device's own configuration, never from the network. `threads` are torch's. `nice`
     and `max_memory_mib` (0: no limit) bind the process itself (device_agent.restraint). `models_dir` is where personal
-    models are staged (empty: none are), `keep_margin` how much worse one may be.
+    models are staged (empty: none are), `keep_margin` how much worse one may be. `held_dir` is where the global model is
+    held from one round to the next (empty: nowhere).
     """
 
     task_ref: str
@@ -44,11 +45,23 @@ class Setup:
     max_memory_mib: int = 0
     models_dir: str = ""
     keep_margin: float = 0.0
+    held_dir: str = ""
+
+
+@dataclass(frozen=True)
+class ModelStep:
+    """A step from one version of the global model to the next, which was downloaded to `path`."""
+
+    path: str
+    delta: ModelDelta
 
 
 @dataclass(frozen=True)
 class TrainCommand:
-    """LocalUpdate of one round, on a global model that was downloaded to `model_path`.
+    """LocalUpdate of one round, on the global model `model`.
+
+    It was downloaded to `model_path`; or, where `held` names the version that is held, `steps` lead from there to it. With
+    `hold` it is held from now on.
 
     The answers repeat `key`: the same round may be asked for again, in another epoch and from another base. `schema` is
     the digest of the model's schema that the coordinator told (without moments), `private` the patch policy's text,
@@ -66,6 +79,9 @@ class TrainCommand:
     update_path: str
     download_s: float
     chunk_bytes: int
+    held: str = ""
+    steps: tuple[ModelStep, ...] = ()
+    hold: bool = False
 
 
 @dataclass(frozen=True)

@@ -154,6 +154,7 @@ def set_up(setup: Setup) -> tuple[LocalUpdate, Ready]:
     import torch
 
     from device_agent.growing_data import GrowingData
+    from device_agent.held_model import HeldModel
     from device_agent.local_update import LocalUpdate
     from device_agent.patch_store import PatchStore
     from device_agent.training import LocalTrainer
@@ -170,7 +171,10 @@ def set_up(setup: Setup) -> tuple[LocalUpdate, Ready]:
     store = PatchStore(Path(setup.patch_dir))
     ready = Ready(task.name, trainer.schema.digest, trainer.num_examples)
     export = _model_export(setup, trainer)
-    return LocalUpdate(trainer, store, setup.device_id, export=export, data=data), ready
+    held = HeldModel(Path(setup.held_dir)) if setup.held_dir else None
+    if held:
+        held.tidy()
+    return LocalUpdate(trainer, store, setup.device_id, export=export, data=data, held=held), ready
 
 
 def _model_export(setup: Setup, trainer: LocalTrainer) -> ModelExport | None:

@@ -33,9 +33,6 @@ class PartialBlob:
         self._data = self._index = -1
         with refusals_of(directory):
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-            for stale in directory.iterdir():
-                if stale not in (self.path, self._have_path):
-                    stale.unlink()
             self.have = self._read_have()
             try:
                 self._open()

@@ -280,6 +280,12 @@ class _StderrHandler(logging.StreamHandler[TextIO]):
         raise AttributeError("always stderr")
 
 
+def say(*lines: str) -> None:
+    """What a person should know who runs a command, on stderr: stdout is for results."""
+    for line in lines:
+        typer.echo(line, err=True)
+
+
 def _complain(name: str, text: str) -> None:
     """One line per problem, each with the program's name, so that they are found again in a log."""
     priority = journal_priority(logging.ERROR) if stderr_is_journal() else ""

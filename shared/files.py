@@ -18,6 +18,7 @@ from typing import BinaryIO
 from shared.errors import StateError
 
 UNFINISHED = ".tmp"
+OPEN_TO_OTHERS = 0o077  # bits of a mode that nobody but the owner should have of what is secret or private
 _FULL_BYTES = 64 * 1024
 _MENDS = {
     errno.ENOSPC: "free some space on this disk",
@@ -26,18 +27,18 @@ _MENDS = {
 }
 
 
-def write_atomic(path: Path, data: bytes, *, mode: int = 0o600) -> None:
+def write_atomic(path: Path, data: bytes, *, mode: int = 0o600, durable: bool = True) -> None:
     """Puts `data` at `path`, durably, with the permissions `mode`; the directory must exist.
 
-    Once this returns, the bytes outlast a power cut. Raises OSError, naming `path`, where the disk refuses; then
-    `path` is as it was.
+    Once this returns, the bytes outlast a power cut, unless `durable` is False: then nobody waits for the disk, and a power cut
+    may leave anything there. Raises OSError, naming `path`, where the disk refuses; then `path` is as it was.
     """
-    with open_atomic(path, mode=mode) as file:
+    with open_atomic(path, mode=mode, durable=durable) as file:
         file.write(data)
 
 
 @contextlib.contextmanager
-def open_atomic(path: Path, *, mode: int = 0o600) -> Iterator[BinaryIO]:
+def open_atomic(path: Path, *, mode: int = 0o600, durable: bool = True) -> Iterator[BinaryIO]:
     """As `write_atomic`, for what is written bit by bit: it is at `path` when the block ends, unless by an error."""
     unfinished: str | None = None
     try:
@@ -46,10 +47,12 @@ def open_atomic(path: Path, *, mode: int = 0o600) -> Iterator[BinaryIO]:
             os.fchmod(fd, mode)
             yield file
             file.flush()
-            os.fsync(fd)
+            if durable:
+                os.fsync(fd)
         os.replace(unfinished, path)
         unfinished = None
-        sync_directory(path.parent)
+        if durable:
+            sync_directory(path.parent)
     except OSError as error:
         raise OSError(error.errno, error.strerror or str(error), str(path)) from error
     finally:
@@ -82,6 +85,15 @@ def mend_at(directory: Path, otherwise: str) -> str:
     if disk.f_flag & os.ST_RDONLY:
         return _MENDS[errno.EROFS]
     return _MENDS[errno.ENOSPC] if disk.f_bavail * disk.f_frsize < _FULL_BYTES else otherwise
+
+
+def stamp_of(path: Path) -> tuple[int, ...]:
+    """What changes when a file is written, replaced, or its owner and rights become others; () where there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return ()
+    return found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_mode, found.st_uid
 
 
 def sync_directory(directory: Path) -> None:

@@ -17,13 +17,19 @@ from shared.run_status import RunStatus
 from shared.vitals import Vitals
 
 PROTOCOL_VERSION = 1
-ENCODINGS = ("fp32+zstd", "fp16+zstd", "fp32", "fp16")  # how tensors may travel; the first is the default
+# How tensors may travel; the first is the default.
+ENCODINGS = ("fp32+zstd", "fp16+zstd", "fp32", "fp16", "delta-bf16", "delta-int8", "delta-int4")
 MAX_CHUNKS = 65_536
 MAX_DELTAS = 16
 MAX_BLOB_BYTES = 2**31
 
 Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 Bitmap = Annotated[bytes, Meta(max_length=MAX_CHUNKS // 8)]
+
+
+def is_delta(encoding: str) -> bool:
+    """Whether tensors travel as differences to a base, which both sides must hold."""
+    return encoding.startswith("delta-")
 
 
 @dataclass(frozen=True)

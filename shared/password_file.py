@@ -7,11 +7,11 @@ from pathlib import Path
 
 from shared.broker_settings import BrokerSettings
 from shared.errors import UsageError
+from shared.files import OPEN_TO_OTHERS
 
 MAX_BYTES = 4096
 
 # Whoever can read a password can be whoever it belongs to.
-_OPEN = 0o077
 # systemd lets its service in by an ACL, whose mask shows as the rights of a group that nobody is in.
 _SHOWN_BY_SYSTEMD = 0o040
 
@@ -51,4 +51,4 @@ def read_password(path: Path) -> str:
 def _allowed_to_nobody(path: Path) -> int:
     given = os.environ.get("CREDENTIALS_DIRECTORY")
     of_systemd = given is not None and path.absolute().parent == Path(given)
-    return _OPEN & ~_SHOWN_BY_SYSTEMD if of_systemd else _OPEN
+    return OPEN_TO_OTHERS & ~_SHOWN_BY_SYSTEMD if of_systemd else OPEN_TO_OTHERS

@@ -217,6 +217,27 @@ def require_finite(tensors: Tensors) -> None:
             )
 
 
+def never_negative(spec: TensorSpec) -> bool:
+    """Whether no value of this tensor can be below zero: a variance, a count, a second moment."""
+    if spec.role == "stats":
+        return spec.name.rpartition(".")[2] in ("running_var", "num_batches_tracked")
+    return spec.role == "moment" and spec.name.endswith((":exp_avg_sq", ":step"))
+
+
+def values_digest(tensors: Tensors, schema: Schema) -> str:
+    """SHA-256 hex over the names, dtypes, shapes and values (`little_endian`) of exactly the tensors of `schema`.
+
+    Equal for equal bits, however they came and whatever their memory layout. Raises SchemaMismatch for other tensors.
+    """
+    schema.check(tensors)
+    digest = hashlib.sha256()
+    for spec in schema.specs:
+        head = json.dumps([spec.name, spec.dtype, list(spec.shape)], separators=(",", ":"), ensure_ascii=True)
+        digest.update(f"{head}\n".encode())
+        digest.update(little_endian(tensors[spec.name]))
+    return digest.hexdigest()
+
+
 def little_endian(array: Array) -> bytes:
     """Values in C order, least significant byte first: the only form in which they travel."""
     return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import ssl
 from pathlib import Path
 from typing import Any
@@ -11,12 +10,10 @@ from typing import Any
 from shared.broker_url import BrokerUrl
 from shared.certificate import MAX_PEM_BYTES, Certificate, read_der, read_pem
 from shared.errors import UsageError
+from shared.files import OPEN_TO_OTHERS, stamp_of
 from shared.tls_files import TlsFiles
 
 LOOK_EVERY_S = 5.0
-
-# Whoever can read a key is whoever it belongs to.
-_OPEN = 0o077
 
 
 def tls_context(broker: BrokerUrl, files: TlsFiles) -> ssl.SSLContext | None:
@@ -48,7 +45,8 @@ def key_problem(key_file: Path) -> tuple[str, str] | None:
         mode = key_file.stat().st_mode & 0o777
     except OSError as error:
         return f"{key_file}: {error.strerror}", "enrol this device (fedpatch-agent enrol FILE), or correct key_file"
-    if mode & _OPEN:
+    # Whoever can read a key is whoever it belongs to.
+    if mode & OPEN_TO_OTHERS:
         return f"{key_file} is open to other users (mode {mode:04o}), who could pass for us", f"chmod 600 {key_file}"
     return None
 
@@ -108,15 +106,7 @@ class Credentials:
         return True
 
     def _look(self) -> tuple[tuple[int, ...], ...]:
-        """What changes with a file that is replaced or written to. The mode, too: a key may have been closed to others."""
-        stamps: list[tuple[int, ...]] = []
-        for path in self.files.paths():
-            try:
-                found = os.stat(path)
-                stamps.append((found.st_ino, found.st_mtime_ns, found.st_size, found.st_mode))
-            except OSError:
-                stamps.append(())
-        return tuple(stamps)
+        return tuple(map(stamp_of, self.files.paths()))  # with the mode: a key may have been closed to others
 
 
 class TidySocket(ssl.SSLSocket):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from shared.chunks import CHUNK_OVERHEAD_BYTES, Bitmap, Chunk, decode_chunk, encode_chunk
@@ -97,45 +97,59 @@ def fits(chunk: Chunk, manifest: Manifest) -> bool:
 
 
 class Download:
-    """The receiving end of the global model: which chunks are here, and when to ask for the others.
+    """The receiving end of the global model, in one blob or in several: which chunks are here, when to ask for the others.
 
-    `have` are chunks kept from before a restart. `tick` returns a Need once nothing new came for a while: `quiet_s`,
-    or twice the time that a chunk takes on a line so slow that this is longer. The pause doubles up to 30 s while
-    asking has no effect, and starts over with each new chunk. Where chunks come only because they are asked for, as
-    from a broker that retains nothing, the next window is asked for as soon as the last one is here.
+    `have` are chunks kept from before a restart, by the digest of their blob. `tick` says what is needed once nothing
+    new came for a while: `quiet_s`, or twice the time that a chunk takes on a line so slow that this is longer. The pause
+    doubles up to 30 s while asking has no effect, and starts over with each new chunk. Where chunks come only because
+    they are asked for, as from a broker that retains nothing, the next window is asked for as soon as the last one is here.
     """
 
     def __init__(
-        self, manifest: Manifest, now: float, *, have: Iterable[int] = (), window: int = 32, quiet_s: float = 1.0
+        self,
+        blobs: Sequence[Manifest],
+        now: float,
+        *,
+        have: Mapping[str, Iterable[int]] | None = None,
+        window: int = 32,
+        quiet_s: float = 1.0,
     ) -> None:
-        self.manifest = manifest
-        self.have = Bitmap(manifest.chunk_count, have)
+        self._blobs = {blob.digest: blob for blob in blobs}
+        known = have or {}
+        self._have = {blob.digest: Bitmap(blob.chunk_count, known.get(blob.digest, ())) for blob in blobs}
         self._window = window
         self._first_quiet_s = quiet_s
         self._quiet_s = quiet_s
         self._ask_at = now + quiet_s
-        self._asked: set[int] = set()
+        self._asked: set[tuple[str, int]] = set()
         self._unasked = False  # whether a chunk came that had not been asked for, since the last Need
         self._pulling = False  # whether that was so before it
         self._last_at = now
         self._pace_s = math.inf  # the shortest time that a chunk took after the one before
 
     @property
+    def have(self) -> dict[str, frozenset[int]]:
+        """The chunks that are here, by the digest of their blob."""
+        return {digest: frozenset(indices) for digest, indices in self._have.items()}
+
+    @property
     def complete(self) -> bool:
-        """All chunks are here (their SHA-256 is still to be checked)."""
-        return self.have.full
+        """All chunks are here (the SHA-256 of each blob is still to be checked)."""
+        return all(indices.full for indices in self._have.values())
 
     def take(self, chunk: Chunk, now: float) -> bool:
         """True when the chunk is new and fits: the caller stores it."""
-        if not fits(chunk, self.manifest) or not self.have.add(chunk.index):
+        blob = self._blobs.get(chunk.digest)
+        if blob is None or not fits(chunk, blob) or not self._have[chunk.digest].add(chunk.index):
             return False
         self._pace_s = min(self._pace_s, now - self._last_at)
         self._last_at = now
         self._quiet_s = min(max(self._first_quiet_s, 2 * self._pace_s), MAX_QUIET_S)
         self._ask_at = now + self._quiet_s
-        if chunk.index not in self._asked:
+        place = chunk.digest, chunk.index
+        if place not in self._asked:
             self._unasked = True
-        elif self._window_is_here(chunk.index) and self._pulling and not self._unasked:
+        elif self._window_is_here(place) and self._pulling and not self._unasked:
             self._ask_at = now
         return True
 
@@ -143,23 +157,28 @@ class Download:
         """When `tick` has something to say."""
         return None if self.complete else self._ask_at
 
-    def tick(self, now: float) -> Need | None:
+    def tick(self, now: float) -> list[Need]:
         """What to ask for, if the flow has been quiet for too long, or ended with what was asked for."""
         if self.complete or now < self._ask_at:
-            return None
+            return []
         self._quiet_s = min(2 * self._quiet_s, MAX_QUIET_S)
         self._ask_at = now + self._quiet_s
         self._pulling, self._unasked = not self._unasked, False
-        wanted = Bitmap(self.manifest.chunk_count, self.have.missing(self._window))
-        self._asked = set(wanted)
-        return Need(self.manifest.digest, wanted.to_bytes())
+        self._asked = set()
+        needs = []
+        for digest, indices in self._have.items():
+            wanted = Bitmap(indices.count, indices.missing(self._window - len(self._asked)))
+            if len(wanted):
+                self._asked.update((digest, index) for index in wanted)
+                needs.append(Need(digest, wanted.to_bytes()))
+        return needs
 
     def on_reconnect(self, now: float) -> None:
         """The link was down, and with it what was asked for: ask after the first pause, however long the last one was."""
         self._quiet_s = self._first_quiet_s
         self._ask_at = min(self._ask_at, now + self._quiet_s)
 
-    def _window_is_here(self, arrived: int) -> bool:
+    def _window_is_here(self, arrived: tuple[str, int]) -> bool:
         self._asked.discard(arrived)
         return not self._asked
 

@@ -77,6 +77,13 @@ Data = Annotated[
 NoisyFraction = Annotated[
     float, typer.Option(metavar="SHARE", help="Share of the clients that train on noisy data and do not count in UA.")
 ]
+Encoding = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="How models and updates travel: fp32 (exact), fp32+zstd, fp16, fp16+zstd, delta-bf16, delta-int8 or delta-int4.",
+    ),
+]
 Workers = Annotated[
     int | None, typer.Option(metavar="N", help="Processes to compute with; unless given, one per CPU core at hand.")
 ]
@@ -106,6 +113,7 @@ def simulate(
     steps: Steps = 0,
     data: Data = "",
     noisy_fraction: NoisyFraction = 0.0,
+    encoding: Encoding = "fp32",
     workers: Workers = None,
     device: Device = "cpu",
     out: Out = None,
@@ -210,7 +218,7 @@ def _end(outcome: Outcome, out: Path | None, as_json: bool) -> NoReturn:
 def _table(outcome: Outcome) -> Table:
     from rich.table import Table
 
-    from shared.quantities import accuracy, duration
+    from shared.quantities import accuracy, duration, size
     from simulator.plots import title
 
     study, table = outcome.study, Table.grid(padding=(0, 2))
@@ -225,6 +233,11 @@ def _table(outcome: Outcome) -> Table:
     low = study.metric_goal == "max"
     table.add_row("10th percentile" if low else "90th percentile", accuracy(last.p10))
     table.add_row("lowest" if low else "highest", accuracy(last.lowest))
+    if outcome.bytes_up_per_update and outcome.bytes_down_per_download:
+        up, down = size(outcome.bytes_up_per_update), size(outcome.bytes_down_per_download)
+        table.add_row("bytes", f"{up} an update, {down} a download in {study.encoding}")
+    if outcome.bytes_to_target:
+        table.add_row("bytes to target", f"{size(outcome.bytes_to_target)}, all clients, both ways")
     rounds_s = math.fsum(point.seconds for point in outcome.points if point.round)
     table.add_row("time", f"{duration(outcome.seconds)}, {rounds_s / max(1, last.round):.3g} s a round")
     return table

@@ -20,6 +20,7 @@ from simulator.fused import FusedLearner
 from simulator.ground import Ground
 from simulator.one_by_one import OneByOneLearner
 from simulator.sequences import layers_of
+from simulator.uplink import EncodedLearner
 
 CHUNKS = 16
 
@@ -57,9 +58,15 @@ def make_learner(task: Task, ground: Ground) -> Learner:
     with torch.random.fork_rng(devices=[]):
         model = task.build_model()
     layers = layers_of(model)
-    if layers is None:
-        return OneByOneLearner(task, ground)
-    return FusedLearner(task, model, layers, ground)
+    learner: Learner = OneByOneLearner(task, ground) if layers is None else FusedLearner(task, model, layers, ground)
+    return encoded(learner, ground)
+
+
+def encoded(learner: Learner, ground: Ground) -> Learner:
+    """The same learner, or one that sends what it trained as the study's encoding has it."""
+    if ground.uplink is None:
+        return learner
+    return EncodedLearner(learner, ground.uplink, ground.plan, ground.population.num_examples)
 
 
 def chunks_of(members: Sequence[Member]) -> list[Sequence[Member]]:

@@ -153,7 +153,7 @@ class FleetDevice:
                 message = self._world.wire.message(effect.envelope)
                 self._up.send(MESSAGE_BYTES, partial(self._world.on_message, self.name, message))
             case Fetch():
-                return self._fetch(effect.manifest)
+                return self._fetch(*effect.blobs)
             case Keep():
                 self._parts[effect.chunk.index] = effect.chunk.data
             case Train():
@@ -171,7 +171,7 @@ class FleetDevice:
         if self._parts_of != manifest.digest:
             self._parts, self._parts_of = {}, manifest.digest
         self._world.subscribe(self, manifest.digest)
-        return self.job.fetching(frozenset(self._parts), self._agenda.now)
+        return self.job.fetching({manifest.digest: self._parts.keys()}, self._agenda.now)
 
     def _train(self, effect: Train) -> list[Effect]:
         self._world.unsubscribe(self)

@@ -10,11 +10,15 @@ from simulator.features import UsedFeatures
 from simulator.patches import Patches
 from simulator.population import Population
 from simulator.study import Study
+from simulator.uplink import Uplink
 
 
 @dataclass(frozen=True)
 class Ground:
-    """What all learners of a study stand on; may be handed to another process. The task is named, not carried."""
+    """What all learners of a study stand on; may be handed to another process. The task is named, not carried.
+
+    Without an `uplink` updates are added up as they were trained.
+    """
 
     study: Study
     population: Population
@@ -22,3 +26,4 @@ class Ground:
     patches: Patches
     plan: TrainPlan
     travelling: Schema
+    uplink: Uplink | None = None

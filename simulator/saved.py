@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -19,12 +21,17 @@ STATE_FILE = "state.npz"
 
 @dataclass(frozen=True)
 class Saved:
-    """Where a simulation stands: the server's state, every client's patch (clients first), batches taken, and the curve."""
+    """Where a simulation stands: the server's state, every client's patch (clients first), batches taken, and the curve.
+
+    `residuals` are what encoding left of every client's updates (clients first), `versions` which model each holds.
+    """
 
     server: ServerState
     patches: dict[str, Array]
     batches: list[int]
     points: tuple[Point, ...]
+    residuals: dict[str, Array] = field(default_factory=dict)
+    versions: Mapping[str, Any] = field(default_factory=dict)
 
 
 def save(folder: Path, study: Study, saved: Saved) -> None:
@@ -32,11 +39,13 @@ def save(folder: Path, study: Study, saved: Saved) -> None:
     arrays = {f"model/{name}": array for name, array in saved.server.tensors.items()}
     arrays |= {f"server/{name}": array for name, array in saved.server.server.items()}
     arrays |= {f"patch/{name}": array for name, array in saved.patches.items()}
+    arrays |= {f"residual/{name}": array for name, array in saved.residuals.items()}
     meta = {
         "study": study.to_dict(),
         "round": saved.server.round,
         "batches": saved.batches,
         "points": [asdict(one) for one in saved.points],
+        "versions": dict(saved.versions),
         "tensors": list(arrays),
     }
     arrays["meta"] = np.frombuffer(json.dumps(meta).encode(), np.uint8)
@@ -61,7 +70,7 @@ def load(folder: Path, study: Study) -> Saved | None:
             meta = json.loads(file["meta"].tobytes())
             if {*meta["tensors"], "meta"} != set(file.files):  # what an archive lists has no checksum
                 raise ValueError("tensors are missing")
-            parts: dict[str, dict[str, Array]] = {"model": {}, "server": {}, "patch": {}}
+            parts: dict[str, dict[str, Array]] = {"model": {}, "server": {}, "patch": {}, "residual": {}}
             for name in file.files:
                 kind, _, tensor = name.partition("/")
                 if tensor:
@@ -69,7 +78,8 @@ def load(folder: Path, study: Study) -> Saved | None:
         begun = Study.from_dict(meta["study"])
         points = tuple(Point(**one) for one in meta["points"])
         server = ServerState(meta["round"], parts["model"], parts["server"])
-        saved = Saved(server, parts["patch"], meta["batches"], points)
+        versions = meta.get("versions", {})
+        saved = Saved(server, parts["patch"], meta["batches"], points, parts["residual"], versions)
     except Exception as error:  # a damaged archive raises whatever its bytes lead to
         raise UsageError(f"{path} cannot be read ({error}); delete it to begin this simulation anew") from error
     if begun != study:

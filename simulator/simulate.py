@@ -38,6 +38,7 @@ from simulator.patches import Patches
 from simulator.population import Population, load_population
 from simulator.stacked import StackedCohort
 from simulator.study import STRATEGIES_OF_MTFL, Outcome, Point, Study, client_id
+from simulator.wire import Wire, check_optimizer
 from simulator.workers import Workers
 
 SAVE_EVERY_S = 15.0
@@ -127,7 +128,9 @@ class Simulation:
         per_step = kind_of_steps(study.strategy, plan).batches_per_step
         self._batches_per_round = [steps_for(plan, count) * per_step for count in population.num_examples]
         features = used_features(population) if can_leave_out_features(model, private) else None
-        ground = Ground(study, population, features, self.patches, plan, self.strategy.travelling(self.public))
+        travelling = self.strategy.travelling(self.public)
+        self._wire = Wire(study, travelling)
+        ground = Ground(study, population, features, self.patches, plan, travelling, self._wire.uplink)
         self._cohort = make_cohort(task, ground)
         self._ids = {client_id(client): client for client in range(study.clients)}
 
@@ -142,8 +145,9 @@ class Simulation:
     def step(self) -> Point:
         """Train the round that is due, if any point is there yet, and measure for the next; returns the new point."""
         started = time.perf_counter()
-        loss = self._train() if self.points else None
-        self._cohort.begin(_as_torch(self.server.tensors))
+        trained = self._selected()
+        loss = self._train(trained) if self.points else None
+        self._cohort.begin(_as_torch(self._wire.read(self.server)))
         # Where every client of a small cohort is noisy, all who count in UA stand in for them.
         counts = self.population.counts_in_ua
         counting = [one for one in self._selected() if counts[one]] or [
@@ -160,6 +164,8 @@ class Simulation:
             counted=len(counting),
             train_loss=loss,
             seconds=time.perf_counter() - started,
+            bytes_up=self._wire.bytes_up(trained) if self.points else None,
+            bytes_down=self._wire.bytes_down(self._selected()),
         )
         self.points.append(point)
         return point
@@ -167,7 +173,8 @@ class Simulation:
     def state(self) -> states.Saved:
         """To go on from later."""
         patches = {name: block.numpy() for name, block in self.patches.values.items()}
-        return states.Saved(self.server, patches, self._batches, tuple(self.points))
+        sent, held = self._wire.residuals(), self._wire.state()
+        return states.Saved(self.server, patches, self._batches, tuple(self.points), sent, held)
 
     def restore(self, before: states.Saved) -> None:
         """Go on where `before` was taken. Raises UsageError where the task's model has changed since."""
@@ -175,13 +182,14 @@ class Simulation:
         self.server, self._batches, self.points = before.server, list(before.batches), list(before.points)
         for name, block in self.patches.values.items():
             block.copy_(torch.from_numpy(before.patches[name]))
-        self._cohort.begin(_as_torch(self.server.tensors))
+        self._cohort.begin(_as_torch(self._wire.read(self.server)))
 
     def _check_model(self, before: states.Saved) -> None:
         try:
             self.strategy.travelling(self.public).check(before.server.tensors)
-            self.strategy.optimizer_schema(self.public).check(before.server.server)
+            check_optimizer(self.strategy.optimizer_schema(self.public), before.server)
             self.patches.check(before.patches)
+            self._wire.restore(before.versions, before.residuals)
         except SchemaMismatch as error:
             raise UsageError(
                 f"what was saved of this simulation is of another version of the task's model ({error}); "
@@ -201,8 +209,8 @@ class Simulation:
         chosen = select(list(self._ids), self.study.participation, 1.0, 1, self.study.seed, self.server.round + 1)
         return [self._ids[one] for one in chosen.invited]
 
-    def _train(self) -> float:
-        members = self._members(self._selected())
+    def _train(self, selected: list[int]) -> float:
+        members = self._members(selected)
         mean, losses = self._cohort.train(members)
         if not all(bool(value.isfinite().all()) for value in mean.values()):
             raise UpdateRefused(
@@ -210,13 +218,14 @@ class Simulation:
             )
         for one in members:
             self._batches[one.client] += self._batches_per_round[one.client]
-        travelling = self.strategy.travelling(self.public)
+        before, travelling = self.server, self.strategy.travelling(self.public)
         aggregate = {spec.name: stored(mean[spec.name].numpy(), spec) for spec in travelling.specs}
         self.server = (
             self.strategy.finish(self.server, aggregate, self.public)
             if len(self.public)
             else replace(self.server, round=self.server.round + 1)
         )
+        self.server = self._wire.follow(before, self.server)
         return float(np.mean(losses))
 
     def _members(self, selected: list[int]) -> list[Member]:
@@ -261,6 +270,8 @@ def versions() -> dict[str, str]:
 
 def _cohort(task: Task, ground: Ground, *, workers: int, device: str) -> Cohort:
     if device != "cpu":
+        if ground.uplink is not None:
+            raise UsageError(f"--encoding {ground.study.encoding} is computed on the CPU only; use --device cpu")
         return StackedCohort(task, ground, device)
     return InProcess(make_learner(task, ground)) if workers <= 1 else Workers(ground.study.task, ground, workers)
 

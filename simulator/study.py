@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from coordinator.selection import ROUNDING
 from shared.errors import UsageError
 from shared.metric_terms import ACCURACY, Goal, MetricTerms
 
 STRATEGIES_OF_MTFL = ("fedavg", "fedadam", "fedavg-adam")
 BASELINES = ("per-fedavg", "pfedme", "independent")
+EXACT = "fp32"
+"""The encoding that changes no bit, and the simulator's default."""
 ALGORITHMS = (*STRATEGIES_OF_MTFL, *BASELINES)
 
 
@@ -22,6 +25,7 @@ class Study:
     `strategy` is one of ALGORITHMS. `data` is the data spec of client {index} of {count}; {seed} is put in too where it
     stands there. `participation` is the paper's C. `learning_rate` is the client optimizer's (Per-FedAvg: beta, pFedMe: eta),
     `server_learning_rate` only FedAdam's, `adaptation_rate` only Per-FedAvg's (alpha), `proximity` only pFedMe's (lambda).
+    `encoding` is how models and updates travel (shared.messages.ENCODINGS).
     `steps` 0 means round(num_examples / batch_size) * epochs steps of every client in a round. `metric` and `metric_goal`
     are the task's, in whose terms every user accuracy is.
     """
@@ -44,6 +48,7 @@ class Study:
     steps: int = 0
     metric: str = ACCURACY
     metric_goal: Goal = "max"
+    encoding: str = EXACT
 
     @property
     def label(self) -> str:
@@ -54,6 +59,11 @@ class Study:
     def measure_words(self) -> str:
         """The same in full."""
         return "user accuracy" if self.metric == ACCURACY else self.metric
+
+    @property
+    def participants(self) -> int:
+        """Clients that each round selects, as coordinator.selection does."""
+        return max(1, int(self.participation * self.clients + ROUNDING))
 
     def reached(self, user_accuracy: float) -> bool:
         """Whether there is a target, and this is as good or better."""
@@ -66,8 +76,13 @@ class Study:
         return ", ".join(f"{name} {mine}, not {its}" for name, mine, its in pairs if mine != its)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON; `metric` and `metric_goal` only where the task's metric is not accuracy."""
+        """Plain values, for JSON; `metric` and `metric_goal` only where the task's metric is not accuracy.
+
+        `encoding` only where it is not exact.
+        """
         plain = asdict(self)
+        if self.encoding == EXACT:
+            del plain["encoding"]
         if self.metric == ACCURACY:
             del plain["metric"], plain["metric_goal"]
         return plain
@@ -91,7 +106,9 @@ class Point:
     Taken over the `counted` clients that are selected for the next round and count in UA (the noisy ones do not), each
     weighted alike: the mean, what the worst tenth of them does not surpass (`p10`), and the worst (`lowest`; where the
     metric's goal is "min", the greatest). `train_loss` is the mean over the clients of round `round` of the mean over their
-    steps; None at 0. `seconds` is the time since the point before.
+    steps; None at 0. `seconds` is the time since the point before. `bytes_up` are those of all updates of round `round`,
+    `bytes_down` those that it took the clients selected for the next round to come to the model that is measured here; None
+    where nobody counted.
     """
 
     round: int
@@ -101,6 +118,8 @@ class Point:
     counted: int
     train_loss: float | None
     seconds: float
+    bytes_up: int | None = None
+    bytes_down: int | None = None
 
 
 @dataclass(frozen=True)
@@ -126,6 +145,28 @@ class Outcome:
         return self.points[-1].user_accuracy if self.points else None
 
     @property
+    def bytes_up_per_update(self) -> float | None:
+        """Mean size of an update; None where none was sent or counted."""
+        return _mean([one.bytes_up for one in self.points[1:]], self.study.participants)
+
+    @property
+    def bytes_down_per_download(self) -> float | None:
+        """Mean over all clients and rounds of what it took to come to the round's model."""
+        return _mean([one.bytes_down for one in self.points], self.study.participants)
+
+    @property
+    def bytes_to_target(self) -> int | None:
+        """Of all clients, up and down, until user accuracy was at the target; None if it never was, or nobody counted.
+
+        The models that it was measured on are among them, the one that reached the target too.
+        """
+        reached = self.rounds_to_target
+        way = [(one.bytes_up, one.bytes_down) for one in self.points if reached is not None and one.round <= reached]
+        if not way or any(down is None or (up is None and number) for number, (up, down) in enumerate(way)):
+            return None
+        return sum((up or 0) + (down or 0) for up, down in way)
+
+    @property
     def seconds(self) -> float:
         """Computing time of all points, over all the sittings it took."""
         return math.fsum(one.seconds for one in self.points)
@@ -137,6 +178,10 @@ class Outcome:
             "rounds_to_target": self.rounds_to_target,
             "user_accuracy": self.user_accuracy,
             "complete": self.complete,
+            "encoding": self.study.encoding,
+            "bytes_up_per_update": self.bytes_up_per_update,
+            "bytes_down_per_download": self.bytes_down_per_download,
+            "bytes_to_target": self.bytes_to_target,
             "curve": [one.user_accuracy for one in self.points],
             "points": [asdict(one) for one in self.points],
             "seconds": self.seconds,
@@ -151,6 +196,11 @@ class Outcome:
             return cls(Study.from_dict(values["study"]), points, bool(values["complete"]), dict(values["versions"]))
         except (KeyError, TypeError) as error:
             raise UsageError(f"this is not the outcome of a simulation ({error!r})") from error
+
+
+def _mean(totals: Sequence[int | None], count: int) -> float | None:
+    known = [total for total in totals if total is not None]
+    return sum(known) / (count * len(known)) if known else None
 
 
 def client_id(client: int) -> str:

@@ -9,12 +9,13 @@ from dataclasses import dataclass, fields, replace
 from coordinator.selection import ROUNDING
 from coordinator.strategies import FedAdam
 from shared.errors import ConfigError, UsageError, unknown_name
+from shared.messages import ENCODINGS
 from shared.metric_terms import MetricTerms
 from shared.patches import parse_policy
 from shared.task import Task
 from shared.tasks.partition import parse_data_spec
 from simulator.paper_tables import PER_FEDAVG_RATES, PFEDME_RATES, SCENARIOS
-from simulator.study import ALGORITHMS, STRATEGIES_OF_MTFL, Study
+from simulator.study import ALGORITHMS, EXACT, STRATEGIES_OF_MTFL, Study
 
 _LARGEST_SEED = 2**53
 
@@ -58,6 +59,7 @@ def make_study(  # noqa: PLR0913  (a study has as many terms)
     epochs: int = 1,
     steps: int = 0,
     noisy_fraction: float = 0.0,
+    encoding: str = EXACT,
 ) -> Study:
     """Checks what is given and fills in the rest; `task_ref` is how the user names `task`.
 
@@ -68,6 +70,8 @@ def make_study(  # noqa: PLR0913  (a study has as many terms)
     """
     if strategy not in ALGORITHMS:
         raise unknown_name("strategy", strategy, ALGORITHMS)
+    if encoding not in ENCODINGS:
+        raise unknown_name("encoding", encoding, ENCODINGS)
     batch_size = task.batch_size if batch_size is None else batch_size
     rates = Rates(learning_rate, server_learning_rate, adaptation_rate, proximity)
     study = Study(
@@ -84,7 +88,7 @@ def make_study(  # noqa: PLR0913  (a study has as many terms)
         batch_size,
     )
     metric = task.metric_terms
-    study = replace(study, epochs=epochs, steps=steps, metric=metric.name, metric_goal=metric.goal)
+    study = replace(study, epochs=epochs, steps=steps, metric=metric.name, metric_goal=metric.goal, encoding=encoding)
     if problems := [*_problems(study, metric), *_misplaced(study, rates), *_noise_problems(data, noisy_fraction)]:
         raise ConfigError(problems)
     numbers = {name: value for name, value in vars(_filled(rates, study, task)).items() if value is not None}

@@ -160,8 +160,9 @@ class Device:
             case Reply():
                 self._reply(effect.envelope)
             case Fetch():
-                self._world.subscribe(self, effect.manifest)
-                return self.job.fetching(frozenset(self._parts), self._world.now)
+                [whole] = effect.blobs
+                self._world.subscribe(self, whole)
+                return self.job.fetching({whole.digest: self._parts.keys()}, self._world.now)
             case Keep():
                 self._parts[effect.chunk.index] = effect.chunk.data
             case Train():

@@ -9,6 +9,7 @@ from coordinator.effects import Count, Effect, Send
 from coordinator.round import RoundPolicy
 from coordinator.run_spec import RunSpec
 from shared.messages import (
+    ENCODINGS,
     Body,
     DeviceState,
     Envelope,
@@ -80,7 +81,7 @@ def report(accuracy: float | None = 0.5, base: str = "") -> UpdateReport:
 
 def there(boot: str = "b1", job: JobStatus | None = None, tasks: tuple[TaskCapability, ...] = TASKS) -> DeviceState:
     """Presence of a device."""
-    return DeviceState(True, boot, "0.1.0", tasks, ("fp32",), job)
+    return DeviceState(True, boot, "0.1.0", tasks, ENCODINGS, job)
 
 
 def gone(boot: str = "b1") -> DeviceState:

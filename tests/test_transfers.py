@@ -45,7 +45,9 @@ class Receiver:
         self.manifest = announced(self.blob)
         self.parts = {i: cut(self.blob, self.manifest, i).data for i in kept if i < self.manifest.chunk_count}
         self.missing = self.manifest.chunk_count - len(self.parts)
-        self.download = Download(self.manifest, self.agenda.now, have=self.parts, window=window)
+        self.download = Download(
+            [self.manifest], self.agenda.now, have={self.manifest.digest: self.parts}, window=window
+        )
         self.window = window
         self.asked_at: list[float] = []
 
@@ -70,8 +72,7 @@ class Receiver:
                 self.agenda.run_next()
                 continue
             self.agenda.now = max(self.agenda.now, deadline)
-            need = self.download.tick(self.agenda.now)
-            if need is not None:
+            for need in self.download.tick(self.agenda.now):
                 wanted = list(Bitmap.from_bytes(self.manifest.chunk_count, need.missing))
                 assert 0 < len(wanted) <= self.window
                 self.asked_at.append(self.agenda.now)

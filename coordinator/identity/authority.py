@@ -32,24 +32,21 @@ from coordinator.identity.certificates import (
     read_crl,
     read_issuer,
 )
-from coordinator.identity.index import BROKER, COORDINATOR, DEVICE, PASSWORD, WATCHER, Entry, Index
+from coordinator.identity.index import BROKER, CA_DAYS, COORDINATOR, DAYS, DEVICE, PASSWORD, WATCHER, Entry, Index
 from coordinator.identity.index_file import INDEX_NAME, read_index, write_index
 from shared.errors import StateError, UsageError
-from shared.files import refusals_of, remove_unfinished, write_atomic
+from shared.files import OPEN_TO_OTHERS, refusals_of, remove_unfinished, write_atomic
 from shared.locks import FileLock
 from shared.settings import NAME
 
 __all__ = ["BROKER", "CA_DAYS", "COORDINATOR", "DAYS", "DEVICE", "WATCHER", "Authority", "Issued"]
 
 DAY_S = 86_400
-CA_DAYS = 3650
-DAYS = 365
 
 KEY, CERTIFICATE, CRL, LOCK = "ca.key", "ca.crt", "ca.crl", "lock"
 _HELD = "another command is changing this CA; try again when it is done"
 _FOLDERS = {DEVICE: "devices", WATCHER: "watchers"}
 _FILES = {BROKER: "broker"}
-_OPEN = 0o077
 
 
 @dataclass(frozen=True)
@@ -273,7 +270,7 @@ def _begin(directory: Path, fleet: str, now: int, days: int) -> None:
 def _read_issuer(directory: Path) -> Issuer:
     path = directory / KEY
     try:
-        if path.stat().st_mode & _OPEN:
+        if path.stat().st_mode & OPEN_TO_OTHERS:
             raise UsageError(f"{path} is open to other users, who could make certificates with it; chmod 600 {path}")
         return read_issuer((directory / CERTIFICATE).read_bytes(), path.read_bytes())
     except OSError as error:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shared.command import AsJson, Group, command, no_options
+from coordinator.identity.index import CA_DAYS, DAYS
+from shared.command import AsJson, Group, command, no_options, say
 
 if TYPE_CHECKING:
     from coordinator.identity.authority import Authority
@@ -31,9 +32,6 @@ _BrokerName = Annotated[
 ]
 _NewKey = Annotated[bool, typer.Option("--new-key", help="Make a new key, too; without it the key stays.")]
 _Out = Annotated[Path, typer.Option(metavar="FILE", help="File to write, mode 0600.")]
-
-_DAYS = 365
-_CA_DAYS = 3650
 
 
 def ca_directory(given: Path | None) -> Path:
@@ -64,8 +62,8 @@ def _add_init(group: typer.Typer) -> None:
     def init(
         fleet: Annotated[str, typer.Option(metavar="NAME", help="Fleet that the CA is for.")],
         broker_name: _BrokerName = None,
-        days: Days = _DAYS,
-        ca_days: _CaDays = _CA_DAYS,
+        days: Days = DAYS,
+        ca_days: _CaDays = CA_DAYS,
         ca_dir: CaDir = None,
     ) -> None:
         """Make a fleet's CA, the certificate of its broker and that of its coordinator.
@@ -82,14 +80,14 @@ def _add_init(group: typer.Typer) -> None:
                 made.append(f"the broker's certificate for {', '.join(broker_name)}")
             if ensure_coordinator(authority, days=days):
                 made.append("the coordinator's certificate")
-        _say(*(f"there is {one}" for one in made))
+        say(*(f"there is {one}" for one in made))
         _tell_next(directory)
 
 
 def _tell_next(directory: Path) -> None:
     made = (directory / "broker" / "broker.crt").exists()
     has = f"{directory}/broker/ has its" if made else "fedpatch ca broker --broker-name HOST makes its"
-    _say(
+    say(
         f"broker: {has} certificate and key; the CA is {directory}/ca.crt, its list {directory}/ca.crl",
         f"coordinator: --ca-file {directory}/ca.crt --cert-file {directory}/coordinator/client.crt "
         f"--key-file {directory}/coordinator/client.key",
@@ -100,7 +98,7 @@ def _tell_next(directory: Path) -> None:
 def _add_broker(group: typer.Typer) -> None:
     @command(group, "broker", example="fedpatch ca broker --broker-name broker.local --broker-name 192.168.1.10")
     def broker(
-        broker_name: _BrokerName = None, days: Days = _DAYS, new_key: _NewKey = False, ca_dir: CaDir = None
+        broker_name: _BrokerName = None, days: Days = DAYS, new_key: _NewKey = False, ca_dir: CaDir = None
     ) -> None:
         """Renew the broker's certificate; the broker has to be told to read it again."""
         from coordinator.identity.enrolment import ensure_broker, opened, server_names
@@ -111,14 +109,14 @@ def _add_broker(group: typer.Typer) -> None:
             if not names:
                 raise UsageError("what is the broker called? name it as in its URL with --broker-name")
             ensure_broker(authority, names, days=days, again=True, new_key=new_key)
-            _say(f"renewed {authority.directory}/broker/broker.crt for {', '.join(names)}")
-        _say("give it to the broker, then make it read it: systemctl reload mosquitto")
+            say(f"renewed {authority.directory}/broker/broker.crt for {', '.join(names)}")
+        say("give it to the broker, then make it read it: systemctl reload mosquitto")
 
 
 def _add_coordinator(group: typer.Typer) -> None:
     @command(group, "coordinator", example="fedpatch ca coordinator --days 365")
     def coordinator(
-        days: Days = _DAYS,
+        days: Days = DAYS,
         new_key: _NewKey = False,
         revoke_old: Annotated[
             bool, typer.Option("--revoke-old", help="Take back what it had before, as when its key was stolen.")
@@ -136,11 +134,11 @@ def _add_coordinator(group: typer.Typer) -> None:
         with opened(ca_directory(ca_dir)) as authority:
             if password:
                 path = give_coordinator_password(authority)
-                _say(f"user name and password are in {path}, for EnvironmentFile= of systemd")
-                _say(f"give {password_file(authority.directory)} to the broker: systemctl reload mosquitto")
+                say(f"user name and password are in {path}, for EnvironmentFile= of systemd")
+                say(f"give {password_file(authority.directory)} to the broker: systemctl reload mosquitto")
             else:
                 ensure_coordinator(authority, days=days, again=True, new_key=new_key or revoke_old)
-                _say(
+                say(
                     f"renewed {authority.directory}/coordinator/client.crt; a coordinator at work takes it up by itself"
                 )
             if revoke_old:
@@ -150,7 +148,7 @@ def _add_coordinator(group: typer.Typer) -> None:
 
 def _add_renew(group: typer.Typer) -> None:
     @command(group, "renew", example="fedpatch ca renew")
-    def renew(ca_days: _CaDays = _CA_DAYS, ca_dir: CaDir = None) -> None:
+    def renew(ca_days: _CaDays = CA_DAYS, ca_dir: CaDir = None) -> None:
         """Renew the CA's own certificate, with its key: whatever it has issued stays good.
 
         Everybody needs the new ca.crt before the old one expires; old and new are good side by side.
@@ -159,7 +157,7 @@ def _add_renew(group: typer.Typer) -> None:
 
         with opened(ca_directory(ca_dir)) as authority:
             authority.renew(now=time.time(), days=ca_days)
-            _say(f"renewed {authority.directory}/ca.crt; give it to the broker, to the coordinator and to every device")
+            say(f"renewed {authority.directory}/ca.crt; give it to the broker, to the coordinator and to every device")
 
 
 def _add_watcher(group: typer.Typer) -> None:
@@ -167,7 +165,7 @@ def _add_watcher(group: typer.Typer) -> None:
     def watcher(
         name: Annotated[str, typer.Argument(metavar="NAME", help="Name at the broker.")],
         out: _Out,
-        days: Days = _DAYS,
+        days: Days = DAYS,
         ca_dir: CaDir = None,
     ) -> None:
         """Make a certificate for somebody who looks on with `fedpatch watch --cert-file FILE`."""
@@ -175,7 +173,7 @@ def _add_watcher(group: typer.Typer) -> None:
 
         with opened(ca_directory(ca_dir)) as authority:
             give_watcher(authority, name, out, days=days)
-            _say(f"{out} holds the certificate and the key of {name}; {authority.directory}/ca.crt is the CA to trust")
+            say(f"{out} holds the certificate and the key of {name}; {authority.directory}/ca.crt is the CA to trust")
 
     @command(group, "revoke-watcher", example="fedpatch ca revoke-watcher anna")
     def revoke_watcher(
@@ -214,14 +212,9 @@ def tell_broker(authority: Authority) -> None:
     files = [str(authority.directory / "ca.crl")]
     if password_file(authority.directory).exists():
         files.append(str(password_file(authority.directory)))
-    _say(
+    say(
         f"give {' and '.join(files)} to the broker, with new rules (fedpatch broker acl), and make it read them: "
         "systemctl reload mosquitto",
         "a coordinator at work shuts a revoked device out by itself, within seconds",
         "a connection that is open ends with the next restart of the broker: systemctl restart mosquitto",
     )
-
-
-def _say(*lines: str) -> None:
-    for line in lines:
-        typer.echo(line, err=True)

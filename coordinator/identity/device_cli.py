@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from coordinator.identity.ca_cli import CaDir, Days, add_ca, ca_directory, tell_broker
-from shared.command import AsJson, Group, command, no_options
+from coordinator.identity.index import DAYS
+from shared.command import AsJson, Group, command, no_options, say
 
 _Id = Annotated[str, typer.Argument(metavar="ID", help="Name of the device, unique in its fleet.")]
 _Out = Annotated[
@@ -23,7 +24,6 @@ _Broker = Annotated[
 _Password = Annotated[
     bool, typer.Option("--password", help="A password instead, for a broker that takes no client certificates.")
 ]
-_DAYS = 365
 
 
 def add_identities(app: typer.Typer) -> None:
@@ -43,7 +43,7 @@ def _add_bundles(group: typer.Typer) -> None:
         device: _Id,
         out: _Out = None,
         broker: _Broker = "",
-        days: Days = _DAYS,
+        days: Days = DAYS,
         password: _Password = False,
         ca_dir: CaDir = None,
     ) -> None:
@@ -58,7 +58,7 @@ def _add_bundles(group: typer.Typer) -> None:
         device: _Id,
         out: _Out = None,
         broker: _Broker = "",
-        days: Days = _DAYS,
+        days: Days = DAYS,
         password: _Password = False,
         ca_dir: CaDir = None,
     ) -> None:
@@ -68,7 +68,7 @@ def _add_bundles(group: typer.Typer) -> None:
         """
         path = _write(device, out, broker, days, password, ca_dir, renewal=True)
         if not password:
-            _say(f"once {path} is installed, take the old one back: fedpatch device revoke {device} --old")
+            say(f"once {path} is installed, take the old one back: fedpatch device revoke {device} --old")
 
 
 def _write(
@@ -81,9 +81,9 @@ def _write(
     directory = ca_directory(ca_dir)
     with opened(directory) as authority:
         enrol(authority, device, path, broker=broker, days=days, password=password, renewal=renewal)
-    _say(f"{path} holds the identity of {device}; on the device: fedpatch-agent enrol {path.name}, then delete it")
+    say(f"{path} holds the identity of {device}; on the device: fedpatch-agent enrol {path.name}, then delete it")
     if password:
-        _say(f"give {password_file(directory)} to the broker: systemctl reload mosquitto")
+        say(f"give {password_file(directory)} to the broker: systemctl reload mosquitto")
     return path
 
 
@@ -103,7 +103,7 @@ def _add_revoke(group: typer.Typer) -> None:
         with opened(ca_directory(ca_dir)) as authority:
             taken = take_back(authority, DEVICE, device, reason=reason[:200], only_old=old)
             what = "1 certificate or password" if len(taken) == 1 else f"{len(taken)} certificates or passwords"
-            _say(f"revoked {what} of {device}" if taken else f"nothing of {device} was left to revoke")
+            say(f"revoked {what} of {device}" if taken else f"nothing of {device} was left to revoke")
             tell_broker(authority)
 
 
@@ -114,8 +114,3 @@ def _add_list(group: typer.Typer) -> None:
         from coordinator.identity.shown import show_devices
 
         show_devices(ca_directory(ca_dir), as_json=as_json)
-
-
-def _say(*lines: str) -> None:
-    for line in lines:
-        typer.echo(line, err=True)

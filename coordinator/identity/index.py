@@ -18,6 +18,8 @@ from shared.settings import NAME
 DEVICE, COORDINATOR, WATCHER, BROKER = "device", "coordinator", "watcher", "broker"
 PASSWORD = "password"  # the word, not one  # nosec B105
 
+CA_DAYS, DAYS = 3650, 365  # how long what is issued is good, unless somebody says otherwise
+
 _VERSION = 1
 _Name = Annotated[str, msgspec.Meta(pattern=f"^{NAME.regex}$")]
 _Seconds = Annotated[int, msgspec.Meta(ge=0)]

@@ -16,6 +16,7 @@ from coordinator.identity.index import Index
 from coordinator.identity.index_file import INDEX_NAME, read_index
 from coordinator.round_states import AT_WORK
 from shared.errors import StateError
+from shared.files import stamp_of
 
 LOOK_EVERY_S = 1.0
 REVOKED = "revoked"
@@ -90,12 +91,7 @@ class Revocations:
         return index or Index(fleet=fleet)
 
     def _look_at_file(self) -> tuple[int, ...]:
-        """What changes with the file; owner and mode, too, for a change of those may let us read it."""
-        try:
-            found = (self._directory / INDEX_NAME).stat()
-        except OSError:
-            return ()
-        return found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_mode, found.st_uid
+        return stamp_of(self._directory / INDEX_NAME)  # with owner and mode: a change of those may let us read it
 
 
 def expel(engine: Engine, device: str, now: float) -> list[Effect]:

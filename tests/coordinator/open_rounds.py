@@ -22,10 +22,10 @@ class Bench:
     """A round of devices a, b, ... that all were invited at second 0."""
 
     def __init__(self, devices: str = "ab", target: int = 0, limit_s: float | None = None, **changes: Any) -> None:
-        self.fleet = Fleet(TASK)
+        spec = run_spec(**changes)
+        self.fleet = Fleet(TASK, encoding=spec.encoding)
         for device in devices:
             self.fleet.see(device, there())
-        spec = run_spec(**changes)
         self.post = Post(spec)
         opening = Opening(Ledger(1, target or len(devices), tuple(devices), base=""))
         self.open = OpenRound(spec, opening, self.fleet, self.post, random.Random(1), limit_s, 0.0)

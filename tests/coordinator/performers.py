@@ -33,7 +33,9 @@ class Bench:
     def __init__(self, directory: Path, prepared: Prepared, registry: Registry, run: str = "", **changes: Any) -> None:
         self.prepared, self.registry, self.directory = prepared, registry, directory
         self.said: list[str] = []
-        settings = RunSettings(**{"devices": 2, "rounds": 1, "quorum": 0.1, **changes})
+        # How far some values of an update are from the others: equal ones take next to no bytes.
+        self.noise = 0.0
+        settings = RunSettings(**{"devices": 2, "rounds": 1, "quorum": 0.1, "encoding": "fp32+zstd", **changes})
         run = (
             run
             or registry.create_run(
@@ -51,16 +53,17 @@ class Bench:
         unfinished = take_up_round(registry, directory, spec, prepared, state, self.said.append)
         records = registry.rounds.records(run)
         self.engine = Engine(spec, records=records, unfinished=unfinished, jitter=random.Random(1))
-        link = RecordedLink()
+        self.link = link = RecordedLink()
         self.sent: list[tuple[str, Any]] = []
         connection: Any = SimpleNamespace(send=lambda *sent: self.sent.append(sent), fleet="demo", link=link)
         view: Any = SimpleNamespace(say=self.said.append)
+        self.publisher = ModelPublisher(link, "demo", directory / "note")
         self.performer = Performer(
             self.engine,
             prepared,
             state,
             connection=connection,
-            publisher=ModelPublisher(link, "demo", directory / "note"),
+            publisher=self.publisher,
             registry=registry,
             directory=directory,
             view=view,
@@ -105,21 +108,28 @@ class Bench:
         current = self.engine.open
         return set("ab") if current is None or current.round.number != number else set(current.reports)
 
-    def update(self, value: float) -> tuple[bytes, Any]:
-        """An update in which everything is `value`."""
+    def update(self, value: float, encoding: str = "") -> tuple[bytes, Any]:
+        """An update in which everything is about `value`, as the run wants it or in another encoding."""
         assert self.engine.open is not None
         schema = self.prepared.travelling
-        tensors = {spec.name: np.full(spec.shape, value, spec.dtype) for spec in schema.specs}
+        drawn = np.random.default_rng(round(1000 * value))
+        tensors = {
+            spec.name: (value + self.noise * drawn.uniform(0, 1, spec.shape) ** 8).astype(spec.dtype)
+            if self.noise
+            else np.full(spec.shape, value, spec.dtype)
+            for spec in schema.specs
+        }
         report = UpdateReport(self.performer.base, 10, 1, 0.5, 0.5, 0.5, 0.0, 0.0)
-        packed = pack(tensors, schema, to_plain(report), "fp32+zstd")
+        encoding, base = encoding or self.engine.spec.encoding, self.performer.state.tensors
+        packed = pack(tensors, schema, to_plain(report), encoding, base=base)
         manifest = describe(
-            packed.blob, chunk_bytes=2**16, encoding="fp32+zstd", raw_bytes=packed.raw_bytes, schema=schema.digest
+            packed.blob, chunk_bytes=2**16, encoding=encoding, raw_bytes=packed.raw_bytes, schema=schema.digest
         )
         return packed.blob, manifest
 
-    def upload(self, device: str, value: float) -> None:
+    def upload(self, device: str, value: float, encoding: str = "") -> None:
         """The update arrives whole."""
-        blob, manifest = self.update(value)
+        blob, manifest = self.update(value, encoding)
         self.hear(device, Offer(manifest))
         for index in range(manifest.chunk_count):
             self.perform(self.engine.on_chunk(device, cut(blob, manifest, index), time.monotonic()))

@@ -20,6 +20,7 @@ from coordinator.records import PhaseSeconds, RoundRecord, RunSummary
 from coordinator.registry import REGISTRY_FILE, Registry
 from coordinator.state_dirs import remember
 from coordinator.strategies import STRATEGIES
+from tests.coordinator.sightings import seen
 from tests.programs import Ended, Program, install
 
 ROUNDS = (
@@ -67,8 +68,8 @@ def state_dir(tmp_path: Path) -> Path:
             registry.rounds.finish(first, record)
         registry.finish_run(first, stopped_because="target_ua", user_accuracy=0.9125, model="/models/a.npz")
         registry.create_run(created_at=1.1e9, **terms)
-        registry.seen_device("pi-1", fleet="kitchen", now=1.0e9, online=True, version="1", tasks=["digits"])
-        registry.seen_device("pi-2", fleet="garden", now=1.0e9, online=False)
+        seen(registry, "pi-1", fleet="kitchen", now=1.0e9, online=True, version="1", tasks=["digits"])
+        seen(registry, "pi-2", fleet="garden", now=1.0e9, online=False)
         registry.count("kitchen", ("pi-1", "declined", "unwilling"))
     return tmp_path
 

@@ -104,6 +104,7 @@ def test_devices_that_do_not_fit_are_named(settings, schema):
     assert "ffffffffffff" in found["device_schema"].detail and schema[:12] in found["device_schema"].detail
     assert "same version of the task digits" in found["device_schema"].mend
     assert "--task digits" in found["device_task"].mend
+    assert "will be asked for fp32: it takes part" in found["device_encoding"].detail
 
 
 @pytest.mark.broker

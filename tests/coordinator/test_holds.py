@@ -28,6 +28,7 @@ from shared.messages import Accept, Cancel, Offer, Refused, RetryAfter
 from shared.reasons import RefuseReason
 from shared.tensors import Schema
 from tests.coordinator.engines import asking
+from tests.coordinator.sightings import seen
 from tests.specs import TASK, gone, said, there, told, update
 
 
@@ -36,7 +37,7 @@ def registry(tmp_path: Path) -> Iterator[Registry]:
     """With two devices of one fleet, and one of another that has the same name."""
     with Registry(tmp_path / REGISTRY_FILE) as made:
         for fleet, device in (("kitchen", "pi-1"), ("kitchen", "pi-2"), ("garden", "pi-1")):
-            made.seen_device(device, fleet=fleet, now=1.0, online=True)
+            seen(made, device, fleet=fleet, now=1.0, online=True)
         yield made
 
 

@@ -18,6 +18,7 @@ from coordinator.identity.authority import DEVICE, Authority
 from coordinator.records import DeviceInfo
 from coordinator.registry import REGISTRY_FILE, Registry
 from shared.errors import UsageError
+from tests.coordinator.sightings import seen
 from tests.programs import Program
 
 
@@ -34,8 +35,8 @@ def state_dir(tmp_path: Path) -> Path:
     """Three devices of a fleet; one of them was revoked."""
     with Registry(tmp_path / REGISTRY_FILE) as registry:
         for name, online in (("pi-1", True), ("pi-2", False), ("pi-3", True)):
-            registry.seen_device(name, fleet="kitchen", now=1.0, online=True, version="0.1.0", tasks=["digits"])
-            registry.seen_device(name, fleet="kitchen", now=2.0, online=online, version="0.1.0", tasks=["digits"])
+            seen(registry, name, fleet="kitchen", now=1.0, online=True, version="0.1.0", tasks=["digits"])
+            seen(registry, name, fleet="kitchen", now=2.0, online=online, version="0.1.0", tasks=["digits"])
     with Authority.create(tmp_path / "ca", "kitchen", now=1e9) as authority:
         authority.issue(DEVICE, "pi-3", now=1e9)
         authority.revoke(DEVICE, "pi-3", now=1e9 + 1)

@@ -156,6 +156,21 @@ def test_so_it_is_with_bounds_and_a_device_in_quarantine(tmp_path, prepared):
             break
 
 
+def test_so_it_is_where_what_travels_are_differences(tmp_path, prepared):
+    """Both ways: the next step is the same whether or not the one before it is still there to be offered."""
+    encoding = "delta-int8"
+    whole = play_with_kills(tmp_path / "whole", prepared, (), encoding=encoding)
+    assert load_checkpoint(tmp_path / "whole")[0].server.keys() == {
+        f"{spec.name}:residual" for spec in prepared.travelling.specs if spec.trainable
+    }
+    for fatal in itertools.count(1):
+        model, records, kills = play_with_kills(tmp_path / f"killed-{fatal}", prepared, (fatal,), encoding=encoding)
+        assert (model, records) == whole[:2], f"killed before write {fatal}"
+        if kills == 0:
+            assert fatal > 20
+            break
+
+
 @pytest.mark.parametrize("second", [1, 2, 3, 5, 8])
 def test_taking_up_may_be_cut_short_too(tmp_path, prepared, second):
     """The second kill comes while the first one's traces are read."""

@@ -236,5 +236,5 @@ def test_chunks_that_several_devices_miss_are_published_once():
     bench = Bench("abc").accept_all()
     need = Need(model().digest, Bitmap(model().chunk_count, [0, 2]).to_bytes())
     asked = [bench.hear(device, need, now=2.0) for device in "abc"]
-    assert asked == [[Republish((0, 2))], [], []]
-    assert bench.hear("a", need, now=2.0 + REPUBLISH_S) == [Republish((0, 2))]
+    assert asked == [[Republish(model().digest, (0, 2))], [], []]
+    assert bench.hear("a", need, now=2.0 + REPUBLISH_S) == [Republish(model().digest, (0, 2))]

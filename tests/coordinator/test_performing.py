@@ -38,7 +38,7 @@ def test_only_updates_that_the_round_counts_are_folded_in(bench):
     blob, manifest = bench.update(1000.0)
     store_update(bench.directory, 1, "b", blob)
     bench.registry.rounds.add_update(
-        bench.engine.spec.run, StoredUpdate(1, "b", manifest.digest, manifest.raw_bytes, 10)
+        bench.engine.spec.run, StoredUpdate(1, "b", manifest.digest, manifest.raw_bytes, 10, manifest.encoding)
     )
     bench.upload("a", 1.0)
     bench.hear("b", Failed(FailReason.TRAINING))

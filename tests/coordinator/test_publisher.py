@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.publisher import ModelPublisher
+from coordinator.publisher import Blob, ModelPublisher
 from shared.errors import BrokerError
 from shared.transfer import decode_chunk
 from tests.coordinator.links import RecordedLink
@@ -28,7 +28,7 @@ def publisher(link: RecordedLink, directory: Path) -> ModelPublisher:
 
 def test_chunks_are_retained_under_the_name_of_their_content(link, tmp_path):
     """Whoever subscribes later gets them too."""
-    publisher(link, tmp_path).publish(BLOB, model())
+    publisher(link, tmp_path).publish(Blob(BLOB, model()))
     chunks = [decode_chunk(payload) for _, payload, _ in link.published]
     assert b"".join(chunk.data for chunk in chunks) == BLOB
     assert link.retained() == {f"fedpatch/1/kitchen/blob/{model().digest}/{index}" for index in range(3)}
@@ -37,7 +37,7 @@ def test_chunks_are_retained_under_the_name_of_their_content(link, tmp_path):
 def test_a_model_that_is_taken_back_leaves_nothing(link, tmp_path):
     """A broker keeps what is retained for ever."""
     current = publisher(link, tmp_path)
-    current.publish(BLOB, model())
+    current.publish(Blob(BLOB, model()))
     current.close()
     assert link.retained() == set()
     assert list(tmp_path.iterdir()) == []
@@ -46,22 +46,22 @@ def test_a_model_that_is_taken_back_leaves_nothing(link, tmp_path):
 def test_the_next_model_replaces_the_former(link, tmp_path):
     """There is one model on the broker at a time."""
     current = publisher(link, tmp_path)
-    current.publish(BLOB, model())
+    current.publish(Blob(BLOB, model()))
     other = model(b"n" * 150)
-    current.publish(b"n" * 150, other)
+    current.publish(Blob(b"n" * 150, other))
     assert link.retained() == {f"fedpatch/1/kitchen/blob/{other.digest}/{index}" for index in range(2)}
 
 
 def test_what_a_killed_coordinator_left_is_taken_back_by_the_next(link, tmp_path):
     """It finds the name in its directory, and acts when it knows whether the broker retains anything."""
-    publisher(link, tmp_path).publish(BLOB, model())
+    publisher(link, tmp_path).publish(Blob(BLOB, model()))
     publisher(link, tmp_path).settle()
     assert link.retained() == set()
 
 
 def test_a_broker_that_retains_nothing_is_told_nothing_of_what_was_left(link, tmp_path):
     """It would close the connection at each retained message, even at an empty one."""
-    publisher(link, tmp_path).publish(BLOB, model())
+    publisher(link, tmp_path).publish(Blob(BLOB, model()))
     later = RecordedLink()
     current = publisher(later, tmp_path)
     current.retain = False
@@ -73,7 +73,7 @@ def test_a_model_is_remembered_until_the_broker_has_taken_it_back(link, tmp_path
     """To publish is not to arrive: a coordinator may be killed, or the broker away, before it does."""
     monkeypatch.setattr("coordinator.publisher.CLOSE_TIMEOUT_S", 0.0)
     current = publisher(link, tmp_path)
-    current.publish(BLOB, model())
+    current.publish(Blob(BLOB, model()))
     link.idle = False
     current.close()
     later = RecordedLink()
@@ -85,10 +85,10 @@ def test_nothing_is_retained_where_the_broker_cannot(link, tmp_path):
     """Such a broker would close the connection; devices ask for the chunks instead, and get those and no others."""
     current = publisher(link, tmp_path)
     current.retain = False
-    current.publish(BLOB, model())
+    current.publish(Blob(BLOB, model()))
     current.republish()
     assert link.published == []
-    current.republish((1,))
+    current.repair(model().digest, (1,))
     current.close()
     assert [decode_chunk(payload).index for _, payload, _ in link.published] == [1]
     assert link.retained() == set()
@@ -102,16 +102,16 @@ def test_a_broker_that_takes_smaller_packets_than_before_ends_the_run_with_the_m
 
     monkeypatch.setattr(link, "publish", refuse)
     with pytest.raises(BrokerError, match=r"fedpatch resume.*--chunk-kib"):
-        publisher(link, tmp_path).publish(BLOB, model())
+        publisher(link, tmp_path).publish(Blob(BLOB, model()))
 
 
 def test_a_full_queue_stops_the_flow_and_nothing_else(link, tmp_path):
     """Devices ask for what they miss."""
     link.full = True
     current = publisher(link, tmp_path)
-    current.publish(BLOB, model())
+    current.publish(Blob(BLOB, model()))
     link.full = False
-    current.republish((2,))
+    current.repair(model().digest, (2,))
     assert [decode_chunk(payload).index for _, payload, _ in link.published] == [2]
 
 
@@ -121,7 +121,7 @@ def test_any_number_of_models_is_remembered(link, tmp_path):
     current = publisher(link, tmp_path)
     blobs = [bytes([index]) * 150 for index in range(100)]
     for blob in blobs:
-        current.publish(blob, model(blob))
+        current.publish(Blob(blob, model(blob)))
     later = RecordedLink()
     publisher(later, tmp_path).settle()
     assert len({topic for topic, payload, _ in later.published if payload == b""}) == 200
@@ -130,7 +130,7 @@ def test_any_number_of_models_is_remembered(link, tmp_path):
 def test_what_found_no_room_is_taken_back_later(link, tmp_path):
     """A full queue must not leave chunks on the broker for ever."""
     current = publisher(link, tmp_path)
-    current.publish(BLOB, model())
+    current.publish(Blob(BLOB, model()))
     link.full = True
     current.retract()
     link.full = False
@@ -143,10 +143,10 @@ def test_what_found_no_room_is_taken_back_later(link, tmp_path):
 def test_the_same_model_again_is_not_taken_back(link, tmp_path):
     """After a failed round the model is what it was, and so is its name."""
     current = publisher(link, tmp_path)
-    current.publish(BLOB, model())
+    current.publish(Blob(BLOB, model()))
     link.idle = False
     current.retract()
-    current.publish(BLOB, model())
+    current.publish(Blob(BLOB, model()))
     link.idle = True
     current.settle()
     assert len(link.retained()) == 3

@@ -92,6 +92,7 @@ def test_the_summary_of_a_run_has_the_promised_shape():
         "user_accuracy_p10": None,
         "user_accuracies": {},
         "bounded": {},
+        "downloads": 0,
     }
     assert (plain["rounds"][1]["failure"], plain["rounds"][1]["user_accuracy"]) == ("too_few_accepted", None)
 

@@ -15,6 +15,7 @@ from coordinator.records import PhaseSeconds, RoundRecord, StoredUpdate
 from coordinator.registry import REGISTRY_FILE, Registry
 from coordinator.registry_copy import copy_of
 from shared.errors import StateError, UsageError
+from tests.coordinator.sightings import seen
 
 DIGEST = "ab" * 32
 
@@ -51,7 +52,7 @@ def record_of(number: int, **values) -> RoundRecord:
 
 def update_of(digest: str = DIGEST, device: str = "pi-1", round: int = 1) -> StoredUpdate:
     """An update that is on the disk."""
-    return StoredUpdate(round=round, device=device, digest=digest, raw_bytes=99, num_examples=40)
+    return StoredUpdate(round=round, device=device, digest=digest, raw_bytes=99, num_examples=40, encoding="fp32")
 
 
 def test_a_new_run_is_running_in_epoch_one(registry):
@@ -138,9 +139,9 @@ def test_rounds_come_back_as_they_were_in_order(registry):
 
 def test_a_device_is_remembered_with_what_came_of_asking_it(registry):
     """When it was seen, what it said of itself while it was there, and its counters."""
-    registry.seen_device("pi-2", fleet="lab", now=10.0, online=True, version="1.0", tasks=["digits", "mnist"])
-    registry.seen_device("pi-1", fleet="lab", now=11.0, online=True)
-    registry.seen_device("pi-2", fleet="lab", now=20.0, online=False)
+    seen(registry, "pi-2", fleet="lab", now=10.0, online=True, version="1.0", tasks=["digits", "mnist"])
+    seen(registry, "pi-1", fleet="lab", now=11.0, online=True)
+    seen(registry, "pi-2", fleet="lab", now=20.0, online=False)
     for what, reason in (("invited", ""), ("invited", ""), ("declined", "busy"), ("accepted", "")):
         registry.count("lab", ("pi-2", what, reason))
     registry.count("lab", ("nobody", "invited", ""))
@@ -156,7 +157,7 @@ def test_a_device_is_remembered_with_what_came_of_asking_it(registry):
 def test_devices_of_two_fleets_may_have_the_same_name(registry):
     """One state directory serves several fleets; each device keeps its own presence and counters."""
     for fleet, online in (("lab", True), ("kitchen", False)):
-        registry.seen_device("pi-1", fleet=fleet, now=10.0, online=online)
+        seen(registry, "pi-1", fleet=fleet, now=10.0, online=online)
     registry.count("kitchen", ("pi-1", "invited", ""), ("pi-1", "declined", "busy"))
     assert [(one.fleet, one.online, one.invited, one.last_reason) for one in registry.devices()] == [
         ("kitchen", False, 1, "busy"),

@@ -19,6 +19,7 @@ from coordinator.records import RoundRecord, StoredUpdate
 from coordinator.registry import REGISTRY_FILE, Registry
 from coordinator.registry_copy import copy_of
 from shared.errors import StateError, UsageError
+from tests.coordinator.sightings import seen
 from tests.disks import small_disk
 
 Content = dict[str, list[tuple[Any, ...]]]
@@ -51,12 +52,12 @@ class Story:
             run = registry.create_run(
                 created_at=0.0, task="digits", strategy="fedavg", private="none", settings={"rounds": 9}, schema="5c"
             ).id
-            registry.seen_device("pi-1", fleet="lab", now=3.5, online=True, version="1.0", tasks=["digits"])
+            seen(registry, "pi-1", fleet="lab", now=3.5, online=True, version="1.0", tasks=["digits"])
             for number in range(1, 6):
                 registry.rounds.finish(run, record_of(number))
             self.copied = content_of(registry._db)
             registry.count("lab", ("pi-1", "reported", ""))
-            registry.rounds.add_update(run, StoredUpdate(7, "pi-1", "ab" * 32, 99, 40))
+            registry.rounds.add_update(run, StoredUpdate(7, "pi-1", "ab" * 32, 99, 40, "fp32"))
             self.full = content_of(registry._db)
             self.cut = files_of(path.parent)
             registry.close()
@@ -101,7 +102,7 @@ def opened(path: Path) -> tuple[Content, list[str]]:
     """What is in the registry once it is open, and what was told on the way; it can be written to."""
     with Told() as lines, Registry(path) as registry:
         found = content_of(registry._db)
-        registry.seen_device("pi-9", fleet="lab", now=1.0, online=True)
+        seen(registry, "pi-9", fleet="lab", now=1.0, online=True)
     return found, lines
 
 
@@ -288,7 +289,7 @@ def test_a_disk_that_cannot_be_written_is_told_with_the_mend(story: Story, tmp_p
         disk.fill()
         with pytest.raises(StateError, match=f"^{path}.*; free some space on this disk"), Registry(path) as registry:
             for number in range(9):
-                registry.seen_device(f"pi-{number}", fleet="lab", now=1.0, online=True)
+                seen(registry, f"pi-{number}", fleet="lab", now=1.0, online=True)
         disk.empty()
         disk.make_readonly()
         with pytest.raises(StateError, match=f"^{path}.*: Read-only file system; this disk is read-only"):

@@ -10,6 +10,7 @@ import pytest
 
 from coordinator import row_sums
 from coordinator.database import open_database
+from coordinator.moments import Moment
 from coordinator.registry import REGISTRY_FILE, Registry
 from coordinator.registry_copy import copy_of
 from coordinator.registry_tables import SCHEMA_VERSION, script
@@ -37,6 +38,30 @@ def test_an_older_registry_is_brought_to_the_present_version(tmp_path: Path):
         assert row_sums.wrong(registry._db) is None
     with closing(sqlite3.connect(copy_of(path))) as copy:
         assert (copy.execute("PRAGMA user_version").fetchone()[0], content_of(copy)) == (1, known)
+    assert (lines, opened(path)[1]) == ([], [])
+
+
+def test_updates_of_version_3_are_in_the_encoding_of_their_run(tmp_path: Path):
+    """A coordinator that is made new in mid-round reads back what the one before it was promised."""
+    path = tmp_path / REGISTRY_FILE
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        db.executescript(f"BEGIN; {script(0, 3)} COMMIT; PRAGMA journal_mode = WAL;")
+        for run, settings in (("half", '{"encoding": "fp16+zstd"}'), ("old", "{}"), ("odd", "no JSON")):
+            columns = "id, created_at, task, strategy, private, settings, schema, epoch, status"
+            row = (run, 0.0, "digits", "fedavg", "none", settings, "5c", 1, "running")
+            db.execute(f"INSERT INTO runs ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+            db.execute("INSERT INTO updates VALUES (?, 1, 'a', 'ab', 99, 40)", (run,))
+            opened_round = (run, 1, 2, '["a", "b"]', "cd", 1.5, "boot", 1.0, 1.0)
+            columns = "run, round, target, invited, base, spent_s, boot, uptime_s, unix_s"
+            db.execute(f"INSERT INTO open_rounds ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", opened_round)
+        row_sums.fill(db)
+        db.execute("PRAGMA user_version = 3")
+    with Told() as lines, Registry(path) as registry:
+        found = {run: registry.rounds.updates(run, 1)[0].encoding for run in ("half", "old", "odd")}
+        assert found == {"half": "fp16+zstd", "old": "fp32+zstd", "odd": "fp32+zstd"}
+        ledger = registry.rounds.unfinished("half", Moment.now())
+        assert ledger is not None and (ledger.base, ledger.encoding, ledger.negotiated) == ("cd", "", {})
+        assert row_sums.wrong(registry._db) is None
     assert (lines, opened(path)[1]) == ([], [])
 
 

@@ -71,9 +71,13 @@ def test_the_broker_may_be_reached_in_another_way(recorded, settings):
     assert recorded.gone_on == [(run, moved)]
 
 
-@pytest.mark.parametrize("changes", [{"metrics": None}, {"metrics": "0.0.0.0:1"}, {"metrics_max_devices": 3}], ids=str)
-def test_how_a_run_is_watched_is_no_matter_of_the_run(recorded, settings, changes):
-    """It goes on, and is watched as the command says now."""
+@pytest.mark.parametrize(
+    "changes",
+    [{"metrics": None}, {"metrics": "0.0.0.0:1"}, {"metrics_max_devices": 3}, {"encoding": "delta-int4"}],
+    ids=str,
+)
+def test_how_a_run_is_watched_and_travels_is_no_matter_of_the_run(recorded, settings, changes):
+    """It goes on, as the command says now."""
     run = cut_short(settings)
     recorded.run(replace(settings, **changes))
     assert recorded.gone_on == [(run, replace(settings, **changes))]

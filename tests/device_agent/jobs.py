@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from device_agent.admission import Verdict
 from device_agent.effects import Effect, JobKey, JobState, Reply
 from device_agent.job import Job
@@ -28,11 +30,16 @@ def ask(job: Job, round_number: int = 1, now: float = 10.0, accept: bool = True,
     return job.on_request(said(REQUEST, round_number, **changes), TASKS, Verdict(accept, "" if accept else "no"), now)
 
 
+def here(job: Job, indices: Iterable[int], now: float) -> list[Effect]:
+    """Room is made for the global model, of which these chunks are on the disk."""
+    return job.fetching({model().digest: frozenset(indices)}, now)
+
+
 def downloading(have: frozenset[int] = frozenset()) -> Job:
     """A job whose download has begun, at second 10."""
     job = Job(max_blob_bytes=10_000)
     ask(job)
-    assert job.fetching(have, 10.0) == []
+    assert here(job, have, 10.0) == []
     return job
 
 

@@ -13,7 +13,7 @@ import zstandard
 from device_agent.effects import JobKey
 from device_agent.training_channel import TrainCommand
 from shared.compression import pack, unpack
-from shared.messages import Manifest, TrainPlan
+from shared.messages import Manifest, TrainPlan, is_delta
 from shared.model import initial_tensors, schema_of
 from shared.patches import PatchPolicy, parse_policy
 from shared.task import Task
@@ -84,16 +84,18 @@ class Scene:
         }
         return TrainCommand(**{**fields, **changes})
 
-    def update(self, manifest: Manifest) -> tuple[dict[str, Any], dict[str, Array]]:
-        """What the device wrote: (meta, tensors)."""
+    def update(self, manifest: Manifest, base: Tensors | None = None) -> tuple[dict[str, Any], dict[str, Array]]:
+        """What the device wrote, of `base` or else the first global model: (meta, tensors)."""
         blob = (self.folder / "update").read_bytes()
-        return unpack(blob, encoding=manifest.encoding, raw_bytes=manifest.raw_bytes, schema=self.public)
+        known = self.initial() if base is None else base
+        return unpack(blob, encoding=manifest.encoding, raw_bytes=manifest.raw_bytes, schema=self.public, base=known)
 
 
 def raw_update(path: Path, encoding: str) -> bytes:
     """Every byte of an update, decompressed."""
     blob = path.read_bytes()
-    return zstandard.ZstdDecompressor().decompress(blob) if encoding.endswith("+zstd") else blob
+    compressed = encoding.endswith("+zstd") or is_delta(encoding)
+    return zstandard.ZstdDecompressor().decompress(blob) if compressed else blob
 
 
 def traces(array: Array) -> list[bytes]:

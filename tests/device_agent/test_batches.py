@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device_agent.batches import batch_indices, steps_for, stream_seed
+from device_agent.batches import batch_indices, steps_for, stream_seed, update_seed
 from shared.messages import TrainPlan
 
 NUMBERS = st.integers(1, 40)
@@ -57,6 +57,18 @@ def test_the_stream_seed_never_changes():
     """Literal values: a device that is updated in the middle of a run goes on where it was."""
     assert stream_seed(0, "pi-1") == 0xF9BF75B9160B909C
     assert stream_seed(1, "pi-1") != stream_seed(0, "pi-1") != stream_seed(0, "pi-2")
+
+
+def test_an_update_is_rounded_by_seed_device_and_place():
+    """A literal value too; another run, device or round rounds in another way, the same round again in the same."""
+    assert update_seed(0, "pi-1", 10) == 0x24C1818D4DEC178B
+    others = {
+        update_seed(1, "pi-1", 10),
+        update_seed(0, "pi-2", 10),
+        update_seed(0, "pi-1", 20),
+        stream_seed(0, "pi-1"),
+    }
+    assert len(others | {update_seed(0, "pi-1", 10)}) == 5
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from device_agent import cli
+from device_agent.held_model import Held, HeldModel
 from device_agent.patch_store import PatchKey, PatchRecord, PatchState, PatchStore
 from device_agent.presence import StatusFile, lock_state_dir
 from tests.programs import Ended, Program
@@ -84,6 +85,16 @@ def test_status_for_programs(agent, state_dir):
     lock.release()
     assert (told["running"], told["state"], told["round"], told["update_waits"]) == (True, "training", 3, True)
     assert [one["policy"] for one in told["patches"]] == ["affine"]
+
+
+def test_status_tells_which_global_model_is_held(agent, state_dir):
+    """By the digest that the coordinator knows it by; of a device that holds none, nothing."""
+    none = json.loads(agent("status", "--state-dir", state_dir, "--json").out)
+    assert none["held_version"] is None
+    HeldModel(state_dir / "held").write(Held("ab" * 32, "5c" * 32, "fp32", 4), b"blob")
+    told = json.loads(agent("status", "--state-dir", state_dir, "--json").out)
+    assert told["held_version"] == "ab" * 32
+    assert "global model: version abababababab is held" in agent("status", "--state-dir", state_dir).out
 
 
 def test_asking_does_not_keep_an_agent_from_starting(agent, state_dir):

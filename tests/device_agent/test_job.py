@@ -8,6 +8,7 @@ import pytest
 
 from device_agent.effects import Fetch, Forget, JobState, Keep, Reply, Spool, StopTraining, Train
 from device_agent.job import Job
+from device_agent.ways import Way
 from shared.errors import WireError
 from shared.messages import (
     Accept,
@@ -33,6 +34,7 @@ from tests.device_agent.jobs import (
     REQUEST,
     ask,
     downloading,
+    here,
     said_back,
     training,
     uploading,
@@ -48,14 +50,14 @@ class TestDownload:
         assert job.on_chunk(cut(BLOB, model(), 2), 11.0) == []
         kept, begun, train = job.on_chunk(cut(BLOB, model(), 1), 13.5)
         assert (kept, said_back([begun])) == (Keep(cut(BLOB, model(), 1)), [Progress(JobPhase.TRAINING, 0, 1)])
-        assert train == Train(KEY, REQUEST, download_s=3.5)
+        assert train == Train(KEY, REQUEST, download_s=3.5, way=Way(model()))
         assert job.on_chunk(cut(BLOB, model(), 1), 14.0) == []
 
     def test_that_was_complete_before_trains_at_once(self):
         """A reboot after the last chunk costs nothing."""
         job = Job(max_blob_bytes=10_000)
         ask(job)
-        assert [type(effect) for effect in job.fetching(frozenset(range(3)), 10.0)] == [Reply, Train]
+        assert [type(effect) for effect in here(job, range(3), 10.0)] == [Reply, Train]
 
     def test_asks_for_what_is_missing(self):
         """After a quiet second, and while it is not yet prepared not at all."""
@@ -64,7 +66,7 @@ class TestDownload:
         assert job.on_chunk(cut(BLOB, model(), 0), 10.5) == []
         assert job.next_deadline() == 310.0
         assert job.tick(200.0) == []
-        job.fetching(frozenset({1}), 200.0)
+        here(job, frozenset({1}), 200.0)
         assert job.next_deadline() == 201.0
         assert said_back(job.tick(201.0)) == [Need(model().digest, b"\x05")]
         assert job.tick(201.5) == []
@@ -72,8 +74,8 @@ class TestDownload:
     def test_that_is_damaged_begins_anew(self):
         """What the disk made of it is not what was announced."""
         job = training()
-        assert job.damaged() == [Fetch(model())]
-        assert (job.state, job.fetching(frozenset(), 20.0)) == (JobState.DOWNLOADING, [])
+        assert job.damaged() == [Fetch((model(),))]
+        assert (job.state, here(job, frozenset(), 20.0)) == (JobState.DOWNLOADING, [])
 
     def test_ends_at_the_deadline(self):
         """As does training; the coordinator hears of it."""
@@ -211,7 +213,7 @@ class TestNews:
         job = Job(max_blob_bytes=10_000)
         assert job.on_message(said(Cancel("late")), 1.0) == []
         assert job.on_chunk(cut(BLOB, model(), 0), 1.0) == []
-        assert job.fetching(frozenset(range(3)), 1.0) == []
+        assert here(job, range(3), 1.0) == []
         assert job.damaged() + job.progress(KEY, 1, 2) + job.give_up(FailReason.TRAINING, "") == []
         assert job.trained(KEY, update(), 1.0) + job.training_failed(KEY, FailReason.TRAINING, "") == []
         job.reconnected(1.0)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from device_agent.admission import Verdict
 from device_agent.effects import Effect, Fetch, Forget, JobState, Keep, Reply, Spool, StopTraining, Train
 from device_agent.job import Job
+from device_agent.ways import Way
 from shared.messages import Accept, Cancel, Committed, Failed, Grant, JobStatus, Need, Offer, Progress, WorkRequest
 from shared.reasons import FailReason, JobPhase
 from shared.transfer import SendChunk, cut
@@ -23,6 +24,7 @@ from tests.device_agent.jobs import (
     REQUEST,
     ask,
     downloading,
+    here,
     said_back,
     training,
     uploading,
@@ -60,7 +62,7 @@ class TestTakeOver:
         assert job.on_chunk(cut(BLOB, model(), 1), 42.0) == [Keep(cut(BLOB, model(), 1))]
         _, begun, train = job.on_chunk(cut(BLOB, model(), 2), 43.0)
         assert spoken_in([begun]) == {(RUN, 2, 1)}
-        assert train == Train(NEW_KEY, REQUEST, download_s=33.0)
+        assert train == Train(NEW_KEY, REQUEST, download_s=33.0, way=Way(model()))
 
     def test_of_training_lets_it_go_on(self):
         """The training process answers under the key that it was given; the coordinator hears of it in its own epoch."""
@@ -170,9 +172,12 @@ class TestTakeOver:
         """What is trained then is trained under the new key."""
         job = training()
         asked(job, REQUEST)
-        assert job.damaged() == [Fetch(model())]
-        begun, train = job.fetching(frozenset(range(3)), 40.0)
-        assert (spoken_in([begun]), train) == ({(RUN, 2, 1)}, Train(NEW_KEY, REQUEST, download_s=30.0))
+        assert job.damaged() == [Fetch((model(),))]
+        begun, train = here(job, range(3), 40.0)
+        assert (spoken_in([begun]), train) == (
+            {(RUN, 2, 1)},
+            Train(NEW_KEY, REQUEST, download_s=30.0, way=Way(model())),
+        )
         assert job.trained(KEY, update(), 41.0) == []
         assert isinstance(job.trained(NEW_KEY, update(), 41.0)[0], Spool)
 
@@ -190,7 +195,7 @@ _MOVES: dict[str, Callable[[Job, int], list[Effect]]] = {
 def test_however_often_a_coordinator_comes_back_a_round_is_trained_once(moves):
     """One download, one training, and every word in the epoch that was last asked for."""
     job = Job(max_blob_bytes=10_000)
-    effects = [*ask(job), *job.fetching(frozenset(), 10.0)]
+    effects = [*ask(job), *here(job, frozenset(), 10.0)]
     epoch, trained = 1, False
     for move, newer in moves:
         if move == "ask" and newer:

@@ -27,6 +27,7 @@ from tests.device_agent.jobs import (
     REQUEST,
     ask,
     downloading,
+    here,
     said_back,
     training,
     uploading,
@@ -49,8 +50,8 @@ class TestPause:
         assert job.pause() == [StopFetching()]
         assert job.on_chunk(cut(BLOB, model(), 1), 12.0) == []
         assert job.tick(60.0) == []
-        assert job.go_on(61.0) == [Fetch(model())]
-        job.fetching(frozenset({0}), 61.0)
+        assert job.go_on(61.0) == [Fetch((model(),))]
+        here(job, frozenset({0}), 61.0)
         for index in (1, 2):
             job.on_chunk(cut(BLOB, model(), index), 62.0)
         assert job.state is JobState.TRAINING

@@ -30,7 +30,7 @@ class TestRequest:
         """The answer carries the terms of the request; then the model is wanted."""
         job = Job(max_blob_bytes=10_000)
         effects = ask(job, 2, epoch=3)
-        assert effects == [Reply(said(Accept(10), 2, epoch=3, id=1)), Fetch(model())]
+        assert effects == [Reply(said(Accept(10), 2, epoch=3, id=1)), Fetch((model(),))]
         assert job.status() == JobStatus(RUN, 3, 2, JobPhase.DOWNLOADING)
 
     def test_again_is_answered_again(self):

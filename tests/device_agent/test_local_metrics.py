@@ -220,3 +220,12 @@ def test_nothing_is_served_or_written_unless_asked_for():
     assert (
         json.dumps(load(AgentSettings, file=None, environ={}, flags={"data": "x", "metrics": "none"}).metrics) == "null"
     )
+
+
+def test_a_host_that_cannot_be_a_name_costs_a_line_and_not_the_agent(tmp_path, caplog):
+    """What no name server could be asked for is told as an address that is taken is."""
+    with caplog.at_level(logging.WARNING, "fedpatch.metrics"):
+        bench = Bench(tmp_path, metrics=f"{'a' * 64}.local:0")
+        bench.look(1.0)
+    (line,) = caplog.messages
+    assert line.startswith("no metrics: cannot listen on ") and "--metrics" in line

@@ -2,52 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
-
-import pytest
 
 from device_agent.model_store import ModelStore
+from tests.device_agent.guillotine import Guillotine
 from tests.device_agent.models import RUN, describe, present, publish, rounds
-
-CHANGES = ("chmod", "fchmod", "fsync", "mkdir", "rename", "replace", "rmdir", "symlink", "unlink")
-
-
-class Killed(BaseException):
-    """The process is gone: nothing catches it."""
-
-
-class Guillotine:
-    """Kills before the `fatal`-th change to the disk (0: never); a dead process tidies nothing up."""
-
-    def __init__(self, fatal: int) -> None:
-        self.fatal = fatal
-        self.changes = 0
-
-    def before(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        """`real`, which changes something on the disk."""
-
-        def change(*args: Any, **given: Any) -> Any:
-            self.changes += 1
-            if 0 < self.fatal <= self.changes:
-                raise Killed
-            return real(*args, **given)
-
-        return change
-
-    def run(self, deed: Callable[[], object]) -> int:
-        """Do it, to its end or to the death; the number of changes begun."""
-        with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Killed):
-            for name in CHANGES:
-                patch.setattr(os, name, self.before(getattr(os, name)))
-            deed()
-        return self.changes
 
 
 def _story(root: Path) -> list[Callable[[], object]]:

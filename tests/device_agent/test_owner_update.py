@@ -7,7 +7,7 @@ import pytest
 from device_agent.job import Job
 from shared.messages import Failed, Offer
 from shared.reasons import Condition, FailReason
-from tests.device_agent.jobs import KEY, REQUEST, ask, said_back
+from tests.device_agent.jobs import KEY, REQUEST, ask, here, said_back
 from tests.device_agent.owners import WELL, Bench, facts
 from tests.specs import update
 
@@ -22,7 +22,7 @@ def asking(resumed: bool) -> Job:
         job.resume(KEY, update(), 20.0, REQUEST)
     else:
         ask(job)
-        job.fetching(frozenset(range(3)), 11.0)
+        here(job, range(3), 11.0)
         job.trained(KEY, update(), 20.0)
     assert job.awaits_clearance
     return job
@@ -52,7 +52,7 @@ def test_an_update_is_sent_once_a_moment_is_over():
     """The link was metered for less than counts."""
     bench, job = Bench(), Job(max_blob_bytes=10_000, ask_to_send=True)
     ask(job)
-    job.fetching(frozenset(range(3)), 11.0)
+    here(job, range(3), 11.0)
     bench.see(job, WELL, 19.0)
     job.trained(KEY, update(), 20.0)
     assert said_back(bench.see(job, METERED, 21.0)) == []
@@ -75,7 +75,7 @@ def test_an_update_is_finished_after_a_loss_in_training_too():
     """What was missed then had been judged already: it is not told a second time when the update is ready."""
     bench, job = Bench(on_loss="finish"), Job(max_blob_bytes=10_000, ask_to_send=True)
     ask(job)
-    job.fetching(frozenset(range(3)), 11.0)
+    here(job, range(3), 11.0)
     bench.see(job, UNPLUGGED, 13.0, 16.0)
     job.trained(KEY, update(), 20.0)
     assert said_back(bench.see(job, METERED, 21.0)) == [Offer(update())]

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import msgpack
 import numpy as np
+import zstandard
 
 from coordinator.intake import Terms, read_update
 from device_agent.admission import decide, parse_order
@@ -23,10 +24,10 @@ from shared.broker_url import parse_broker_url
 from shared.codec import decode, from_bytes, to_bytes, to_plain
 from shared.compression import pack, unpack
 from shared.errors import SchemaMismatch, UpdateRefused, UsageError, WireError
-from shared.messages import ENCODINGS, MAX_CHUNKS, Manifest, UpdateReport
+from shared.messages import ENCODINGS, MAX_CHUNKS, Manifest, UpdateReport, is_delta
 from shared.patches import parse_policy
 from shared.tasks.partition import parse_data_spec
-from shared.tensors import Schema, TensorSpec
+from shared.tensors import MOMENTS, Schema, TensorSpec
 from shared.topics import parse_topic
 from shared.transfer import Bitmap, Chunk, decode_chunk, encode_chunk
 from tests.specs import model, report
@@ -40,6 +41,8 @@ PUBLIC = Schema(
     )
 )
 TENSORS = {spec.name: np.ones(spec.shape, spec.dtype) for spec in PUBLIC.specs}
+MOVED = PUBLIC.with_moments(MOMENTS)
+BASE = {spec.name: np.full(spec.shape, 0.75).astype(spec.dtype) for spec in MOVED.specs}
 
 Form = Literal["bytes", "msgpack", "json", "text"]
 
@@ -81,7 +84,7 @@ def attempt(decoder: Decoder, data: bytes) -> Exception | None:
 
 def blob_of(encoding: str, **meta: Any) -> bytes:
     """An update's blob behind the place of its encoding and its stated size."""
-    packed = pack(TENSORS, PUBLIC, meta or to_plain(report()), encoding)
+    packed = pack(TENSORS, PUBLIC, meta or to_plain(report()), encoding, base=BASE)
     return bytes([ENCODINGS.index(encoding)]) + packed.raw_bytes.to_bytes(4, "big") + packed.blob
 
 
@@ -92,16 +95,31 @@ def _announced(data: bytes) -> tuple[bytes, str, int]:
 
 def _unpack(data: bytes, _: Path) -> None:
     blob, encoding, raw_bytes = _announced(data)
-    tensors = unpack(blob, encoding=encoding, raw_bytes=raw_bytes, schema=PUBLIC)[1]
+    tensors = unpack(blob, encoding=encoding, raw_bytes=raw_bytes, schema=PUBLIC, base=BASE)[1]
     PUBLIC.check(tensors)
 
 
 def _read_update(data: bytes, _: Path) -> None:
     blob, encoding, raw_bytes = _announced(data)
-    terms = Terms(PUBLIC, ("bn.weight",), model().digest)
+    terms = Terms(PUBLIC, ("bn.weight",), model().digest, model=BASE)
     got, tensors = read_update(blob, terms, encoding=encoding, raw_bytes=raw_bytes)
     assert got.base == model().digest
     assert all(np.isfinite(array).all() for array in tensors.values())
+
+
+def _step_of(encoding: str) -> bytes:
+    """The container, not compressed, of a step with moments, behind the place of its encoding."""
+    tensors = {spec.name: np.ones(spec.shape, spec.dtype) for spec in MOVED.specs}
+    packed = pack(tensors, MOVED, {}, encoding, base=BASE, seed=1)
+    return bytes([_DELTAS.index(encoding)]) + zstandard.decompress(packed.blob)
+
+
+def _read_step(data: bytes, _: Path) -> None:
+    """With its size stated as it is, and whole: so that the rules of delta encodings are looked at."""
+    encoding = _DELTAS[data[0] % len(_DELTAS)] if data else _DELTAS[0]
+    blob = zstandard.compress(data[1:], 1)
+    tensors = unpack(blob, encoding=encoding, raw_bytes=len(data[1:]), schema=MOVED, base=BASE)[1]
+    MOVED.check(tensors)
 
 
 def _read_raw_update(data: bytes, folder: Path) -> None:
@@ -169,6 +187,7 @@ def _frames(*messages: Any) -> bytes:
     return stream.getvalue()
 
 
+_DELTAS = tuple(encoding for encoding in ENCODINGS if is_delta(encoding))
 _KEY = JobKey("run", 1, 2, "digits")
 _MESSAGES = tuple(
     bytes.fromhex(path.read_text("ascii")) for path in sorted(GOLDEN.glob("*.hex")) if path.stem != "chunk"
@@ -190,6 +209,7 @@ WIRE_DECODERS: tuple[Decoder, ...] = (
     Decoder("blob", _unpack, (WireError, SchemaMismatch), tuple(map(blob_of, ENCODINGS))),
     Decoder("update", _read_update, (UpdateRefused,), tuple(map(blob_of, ENCODINGS))),
     Decoder("raw update", _read_raw_update, (UpdateRefused,), (blob_of("fp32")[5:],), "msgpack"),
+    Decoder("step", _read_step, (WireError, SchemaMismatch), tuple(map(_step_of, _DELTAS))),
     Decoder("schema", _schema, (WireError,), (msgpack.packb(PUBLIC.to_lists()),), "msgpack"),
     Decoder("topic", _words(_topic), (), tuple(f"fedpatch/1/field/{end}".encode() for end in _TOPICS), "text"),
     Decoder("policy", _words(parse_policy), (UsageError,), (b"affine", b"names:fc2.*,bn1.[wb]*"), "text"),

@@ -47,7 +47,9 @@ from simulator.paper import select_cells, study_of
 from simulator.results import Result, Results
 from simulator.study import Outcome, Point, Study
 from tests.coordinator.links import RecordedLink
+from tests.coordinator.sightings import seen
 from tests.fuzz.decoders import _KEY, PUBLIC, TENSORS, Decoder
+from tests.fuzz.held_decoders import held_decoders
 from tests.fuzz.identity_decoders import identity_decoders
 from tests.specs import model
 
@@ -132,7 +134,7 @@ def _registry_file() -> bytes:
             )
             registry.rounds.finish(run.id, _RECORD)
             registry.rounds.open(run.id, Ledger(2, 1, ("a",), "ab" * 32, frozenset("a")), _NOW)
-            registry.seen_device("a", fleet="field", now=0.0, online=True, version="1", tasks=["digits"])
+            seen(registry, "a", fleet="field", now=0.0, online=True, version="1", tasks=["digits"])
         with contextlib.closing(sqlite3.connect(path)) as db:
             db.execute("PRAGMA journal_mode = DELETE")
         return path.read_bytes()
@@ -274,6 +276,7 @@ def _file_decoders() -> Iterator[Decoder]:
         text = to_toml(load(kind, file=None, environ={}, flags=given)).encode()
         yield Decoder(f"settings, {kind.__name__}", partial(_settings, kind), (ConfigError,), (text,), "text")
     yield from identity_decoders()
+    yield from held_decoders()
     yield Decoder("status", _status, state, (b'{"device_id": "a", "fleet": "field", "tasks": []}',), "json")
     outcome = to_json(Outcome(_STUDY, (_POINT,), complete=False))
     yield Decoder("outcome", _outcome, (UsageError,), (outcome.encode(),), "json")

@@ -224,8 +224,10 @@ class HostileCoordinator(RuleBasedStateMachine):
                 assert decode(encode(effect.envelope)) == effect.envelope, "beyond the limits of the wire"
                 assert "private" not in repr(effect.envelope)
             case Fetch():
-                check_manifest(effect.manifest, MAX_BLOB_BYTES)
-                return self.job.fetching(frozenset(range(0, effect.manifest.chunk_count, 2)), self.now)
+                for blob in effect.blobs:
+                    check_manifest(blob, MAX_BLOB_BYTES)
+                have = {blob.digest: range(0, blob.chunk_count, 2) for blob in effect.blobs}
+                return self.job.fetching(have, self.now)
             case Train():
                 assert {effect.request.encoding, effect.request.model.encoding} <= set(ENCODINGS)
                 self.trains = effect

@@ -1,7 +1,7 @@
 """The agent on the processor of a Raspberry Pi 4, emulated, in a round with a broker and a coordinator of this machine.
 
-It runs what a wheelhouse for aarch64 holds, and what Debian has for that processor of all that the roles install. Nothing is set
-up or booted, which takes an emulated host minutes: tests/hosts/test_pi_4.py does.
+It runs what a wheelhouse for aarch64 holds, and what Debian has for that processor of all that the roles install. Nothing is
+set up or booted, which takes an emulated host minutes: tests/hosts/test_pi_4.py does.
 """
 
 from __future__ import annotations

@@ -90,14 +90,6 @@ def test_indices_that_cannot_be_are_passed_over(tmp_path):
     again.close()
 
 
-def test_the_model_before_makes_room(tmp_path):
-    """Files of other downloads are deleted: there is one model at a time, and cards are small."""
-    (tmp_path / "older.part").write_bytes(b"old")
-    blob = filled(tmp_path)
-    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".have", ".part"]
-    blob.close()
-
-
 def test_a_directory_that_refuses_is_named(tmp_path):
     """The error says where there is no room and what to do."""
     place = tmp_path / "downloads"

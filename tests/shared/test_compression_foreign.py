@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 
 from shared.compression import MAX_META_BYTES, pack, unpack
 from shared.errors import SchemaMismatch, WireError
-from shared.messages import ENCODINGS
+from shared.messages import ENCODINGS, is_delta
 from shared.tensors import MAX_TENSORS, Schema, TensorSpec, UnexpectedTensors
 
 HALF = Schema((TensorSpec("w", (4,), "float32", "weight"),))
 MODEL = Schema((*HALF.specs, TensorSpec("n", (), "int64", "stats"), TensorSpec("mask", (3,), "bool", "buffer")))
 VALUES = {spec.name: np.ones(spec.shape, spec.dtype) for spec in MODEL.specs}
+BASE = {spec.name: np.full(spec.shape, 0.75).astype(spec.dtype) for spec in MODEL.specs}
 
 
 def nested(depth: int) -> list:
@@ -30,8 +31,8 @@ def nested(depth: int) -> list:
 def read_raw(container, schema: Schema, encoding: str = "fp32"):
     """Read a container of anybody's making, whose size was announced truthfully."""
     raw = container if isinstance(container, bytes) else msgpack.packb(container)
-    blob = zstandard.compress(raw) if encoding.endswith("+zstd") else raw
-    return unpack(blob, encoding=encoding, raw_bytes=len(raw), schema=schema)
+    blob = zstandard.compress(raw) if encoding.endswith("+zstd") or is_delta(encoding) else raw
+    return unpack(blob, encoding=encoding, raw_bytes=len(raw), schema=schema, base=BASE)
 
 
 def container_of(*entries):
@@ -127,20 +128,20 @@ def test_what_is_no_container_is_a_wire_error(container, encoding):
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_a_blob_cut_anywhere_is_a_wire_error(encoding):
     """No prefix of a blob is a blob, whether the true size was announced or that of the prefix."""
-    packed = pack(VALUES, MODEL, {"n": 1}, encoding)
+    packed = pack(VALUES, MODEL, {"n": 1}, encoding, base=BASE)
     for end in range(len(packed.blob)):
         for raw_bytes in (packed.raw_bytes, end):
             with pytest.raises(WireError):
-                unpack(packed.blob[:end], encoding=encoding, raw_bytes=raw_bytes, schema=MODEL)
+                unpack(packed.blob[:end], encoding=encoding, raw_bytes=raw_bytes, schema=MODEL, base=BASE)
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_bytes_after_the_blob_are_a_wire_error(encoding):
     """A blob is whole and nothing but itself."""
-    packed = pack(VALUES, MODEL, {"n": 1}, encoding)
+    packed = pack(VALUES, MODEL, {"n": 1}, encoding, base=BASE)
     for extra in (b"\x00", packed.blob):
         with pytest.raises(WireError):
-            unpack(packed.blob + extra, encoding=encoding, raw_bytes=packed.raw_bytes, schema=MODEL)
+            unpack(packed.blob + extra, encoding=encoding, raw_bytes=packed.raw_bytes, schema=MODEL, base=BASE)
 
 
 def test_an_unknown_encoding_is_a_wire_error():
@@ -152,12 +153,12 @@ def test_an_unknown_encoding_is_a_wire_error():
 @given(st.data(), st.sampled_from(ENCODINGS))
 def test_a_flipped_byte_gives_a_result_or_a_refusal(data, encoding):
     """Damage that is not noticed changes values; it never raises anything but WireError or SchemaMismatch."""
-    packed = pack(VALUES, MODEL, {"n": [1, {"a": None}]}, encoding)
+    packed = pack(VALUES, MODEL, {"n": [1, {"a": None}]}, encoding, base=BASE)
     damaged = bytearray(packed.blob)
     for _ in range(data.draw(st.integers(1, 4))):
         damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
     with suppress(WireError, SchemaMismatch):
-        _, found = unpack(bytes(damaged), encoding=encoding, raw_bytes=packed.raw_bytes, schema=MODEL)
+        _, found = unpack(bytes(damaged), encoding=encoding, raw_bytes=packed.raw_bytes, schema=MODEL, base=BASE)
         MODEL.check(found)
 
 
@@ -173,7 +174,7 @@ NEARLY = st.fixed_dictionaries(
         | st.lists(
             st.tuples(
                 st.sampled_from(["w", "n", "mask", "v"]) | FIELD,
-                st.sampled_from(["float32", "float16", "int64", "bool"]) | FIELD,
+                st.sampled_from(["float32", "float16", "int64", "bool", "delta-int8", "delta-bf16"]) | FIELD,
                 st.sampled_from([[4], [], [3]]) | FIELD,
                 st.sampled_from([bytes(16), bytes(8), b"\x02\x00\xff"]) | FIELD,
             ),

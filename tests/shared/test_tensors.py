@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from contextlib import suppress
 
 import numpy as np
@@ -20,6 +21,7 @@ from shared.tensors import (
     base_name,
     moment_name,
     require_finite,
+    values_digest,
 )
 from tests.shared.arbitrary_tensors import schemas, tensors_of
 
@@ -244,3 +246,18 @@ def test_nothing_but_a_wire_error_comes_of_foreign_lists(lists):
     """Whatever arrives is either a schema or a WireError."""
     with suppress(WireError):
         assert Schema.from_lists(lists).to_lists() == sorted(lists)
+
+
+def test_values_have_one_digest_whatever_their_layout():
+    """Equal bits give an equal digest; another value, even the sign of a zero, another."""
+    schema = Schema((TensorSpec("b", (), "int64", "buffer"), TensorSpec("a", (2, 2), "float32", "weight")))
+    values = {"a": np.arange(4, dtype=np.float32).reshape(2, 2), "b": np.array(7)}
+    odd = {"b": np.array(7), "a": np.asfortranarray(values["a"])}
+    expected = hashlib.sha256(
+        b'["a","float32",[2,2]]\n' + values["a"].tobytes() + b'["b","int64",[]]\n' + b"\7" + bytes(7)
+    )
+    assert values_digest(values, schema) == values_digest(odd, schema) == expected.hexdigest()
+    other = {**values, "a": np.where(values["a"] == 0, np.float32(-0.0), values["a"])}
+    assert values_digest(other, schema) != expected.hexdigest()
+    with pytest.raises(SchemaMismatch):
+        values_digest({"a": values["a"]}, schema)

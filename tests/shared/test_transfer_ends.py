@@ -20,23 +20,22 @@ LONG = describe(bytes(1000), chunk_bytes=100, encoding="fp32", raw_bytes=1000, s
 class TestDownload:
     def test_asks_for_what_is_missing_when_it_is_quiet(self):
         """Only after the pause, only what is not here, at most a window of it, in ever longer pauses."""
-        download = Download(LONG, 10.0, have=(0, 3), window=4, quiet_s=1.0)
-        assert download.tick(10.9) is None
+        download = Download([LONG], 10.0, have={LONG.digest: (0, 3)}, window=4, quiet_s=1.0)
+        assert download.tick(10.9) == []
         asked = []
         for _ in range(8):
             at = download.next_deadline()
             assert at is not None
-            need = download.tick(at)
-            assert need == Need(LONG.digest, Bitmap(10, (1, 2, 4, 5)).to_bytes())
+            assert download.tick(at) == [Need(LONG.digest, Bitmap(10, (1, 2, 4, 5)).to_bytes())]
             asked.append(at)
         pauses = [b - a for a, b in pairwise(asked)]
         assert pauses == [2.0, 4.0, 8.0, 16.0, MAX_QUIET_S, MAX_QUIET_S, MAX_QUIET_S]
 
     def test_a_new_chunk_starts_the_pause_over(self):
         """What flows is not asked for; a duplicate or a stranger is no flow."""
-        download = Download(MANIFEST, 0.0, quiet_s=1.0)
+        download = Download([MANIFEST], 0.0, quiet_s=1.0)
         assert download.take(cut(BLOB, MANIFEST, 2), 0.1)
-        assert download.tick(1.1) is not None
+        assert download.tick(1.1)
         assert download.take(cut(BLOB, MANIFEST, 1), 2.0)
         assert download.next_deadline() == 3.0
         assert not download.take(cut(BLOB, MANIFEST, 1), 2.5)
@@ -45,36 +44,36 @@ class TestDownload:
 
     def test_asks_for_the_next_window_at_once_where_chunks_come_only_when_asked_for(self):
         """With the last chunk of a window that came by itself; not before, and not at a stranger's."""
-        download = Download(LONG, 0.0, window=4)
-        assert download.tick(1.0) == Need(LONG.digest, Bitmap(10, range(4)).to_bytes())
+        download = Download([LONG], 0.0, window=4)
+        assert download.tick(1.0) == [Need(LONG.digest, Bitmap(10, range(4)).to_bytes())]
         for index in (3, 1, 0):
             download.take(cut(bytes(1000), LONG, index), 1.1)
         assert download.next_deadline() == pytest.approx(2.1)
         download.take(cut(bytes(1000), LONG, 2), 1.2)
         assert download.next_deadline() == 1.2
-        assert download.tick(1.2) == Need(LONG.digest, Bitmap(10, range(4, 8)).to_bytes())
+        assert download.tick(1.2) == [Need(LONG.digest, Bitmap(10, range(4, 8)).to_bytes())]
 
     def test_waits_for_the_pause_where_chunks_flow(self):
         """A flow that stalls and goes on brings what was asked for too; asking on would bring all of it twice."""
-        download = Download(LONG, 0.0, window=4)
+        download = Download([LONG], 0.0, window=4)
         for index in (0, 1):
             download.take(cut(bytes(1000), LONG, index), 0.5)
-        assert download.tick(1.5) is not None
+        assert download.tick(1.5)
         for index in (2, 3, 4, 5):
             download.take(cut(bytes(1000), LONG, index), 2.0)
         assert download.next_deadline() == 3.0
 
     def test_waits_for_the_pause_when_others_ask_too(self):
         """What came unasked may go on coming."""
-        download = Download(LONG, 0.0, window=4)
-        assert download.tick(1.0) is not None
+        download = Download([LONG], 0.0, window=4)
+        assert download.tick(1.0)
         for index in (0, 7, 1, 2, 3):
             download.take(cut(bytes(1000), LONG, index), 1.1)
         assert download.next_deadline() == pytest.approx(2.1)
 
     def test_is_patient_on_a_slow_line(self):
         """Where chunks come three seconds apart, a second of quiet means nothing."""
-        download = Download(LONG, 0.0)
+        download = Download([LONG], 0.0)
         download.take(cut(bytes(1000), LONG, 0), 4.0)
         assert download.next_deadline() == 12.0
         download.take(cut(bytes(1000), LONG, 1), 7.0)
@@ -84,7 +83,7 @@ class TestDownload:
 
     def test_asks_soon_when_the_link_is_back(self):
         """However long its pause had become; but what was about to be asked for does not wait longer."""
-        download = Download(LONG, 0.0)
+        download = Download([LONG], 0.0)
         for _ in range(5):
             download.tick(download.next_deadline() or 0.0)
         download.on_reconnect(40.0)
@@ -94,10 +93,10 @@ class TestDownload:
 
     def test_is_silent_when_whole(self):
         """With every chunk here there is nothing to ask and nothing to wait for."""
-        download = Download(MANIFEST, 0.0, have=range(3))
+        download = Download([MANIFEST], 0.0, have={MANIFEST.digest: range(3)})
         assert download.complete
         assert download.next_deadline() is None
-        assert download.tick(1e9) is None
+        assert download.tick(1e9) == []
 
 
 class TestUpload:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.brokers import Mosquitto
+from tests.coordinator.sightings import seen
 from tests.system.commands import Command, Done, run
 from tests.system.fleet import Fleet
 from tests.system.oracle_task import REFERENCE
@@ -64,7 +65,7 @@ def test_a_device_that_does_not_exist_is_told_with_the_nearest(tmp_path: Path):
 
     with Registry(tmp_path / "a" / REGISTRY_FILE) as registry:
         for fleet in ("kitchen", "garden"):
-            registry.seen_device("pi-1", fleet=fleet, now=1.0, online=True)
+            seen(registry, "pi-1", fleet=fleet, now=1.0, online=True)
     words = ["--reason", "x", "--state-dir", tmp_path / "a"]
     done = run("fedpatch", "devices", "quarantine", "pi-2", *words)
     assert (done.code, "did you mean 'pi-1'?" in done.err) == (2, True)

@@ -33,7 +33,10 @@ DEVICES = {"ann": "n=37,test=30,seed=1", "bob": "n=24,test=30,seed=2"}
 STRATEGY = "fedavg-adam"  # the one whose moments travel
 EVE, RECORDER = "eve", "recorder"
 NAMES = "names:bn1.running_*,fc3.*"  # no full name, since the text itself travels
-CASES = [(private, "fp32") for private in ("stats", "affine", "all", NAMES)] + [("all", "fp32+zstd")]
+CASES = [(private, "fp32") for private in ("stats", "affine", "all", NAMES)] + [
+    ("all", "fp32+zstd"),
+    ("affine", "delta-int8"),
+]
 
 
 @dataclass

@@ -129,7 +129,7 @@ class Getting:
         }
         for name in self._lost:
             self.together.links[name].subscribe(topics.model_chunks_filter(self.together.fleet, self.manifest.digest))
-            self.downloads[name] = Download(self.manifest, time.monotonic())
+            self.downloads[name] = Download([self.manifest], time.monotonic())
             self.parts[name] = {}
 
     def hear(self, name: str, event: Received, now: float) -> None:
@@ -151,7 +151,7 @@ class Getting:
     def tick(self, now: float) -> float | None:
         """Devices ask; None when all have everything."""
         for name, download in self.downloads.items():
-            if (need := download.tick(now)) is not None:
+            for need in download.tick(now):
                 self.needs[name] += 1
                 self.together.answer(name, need)
         due = [at for download in self.downloads.values() if (at := download.next_deadline()) is not None]

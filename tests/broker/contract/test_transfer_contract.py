@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from coordinator.publisher import ModelPublisher
+from coordinator.publisher import Blob, ModelPublisher
 from shared import topics
 from shared.transfer import MIN_CHUNK_BYTES
 from tests.broker.contract.parties import CHUNK_BYTES, COORDINATOR, Getting, Giving, parties
@@ -24,9 +25,9 @@ def test_a_model_reaches_every_device_whole(target: Target, fleet: str, tmp_path
         publisher.retain = together.about.retain_available
         manifest = together.manifest(blob)
         assert manifest.chunk_count == 40
-        publisher.publish(blob, manifest)
+        publisher.publish(Blob(blob, manifest))
         together.settle()
-        getting = Getting(together, manifest, publisher.republish)
+        getting = Getting(together, manifest, partial(publisher.repair, manifest.digest))
         together.play(getting.hear, getting.tick)
         assert {name: getting.blob(name) == blob for name in getting.parts} == dict.fromkeys(getting.parts, True)
         # What is retained comes by itself but for what was lost; what is not comes in windows of 32.
@@ -44,9 +45,9 @@ def test_a_model_of_more_chunks_than_a_queue_holds_arrives(target: Target, fleet
         publisher = ModelPublisher(together.links[COORDINATOR], fleet, tmp_path / "published.txt")
         publisher.retain = together.about.retain_available
         manifest = together.manifest(blob, MIN_CHUNK_BYTES)
-        publisher.publish(blob, manifest)
+        publisher.publish(Blob(blob, manifest))
         together.settle()
-        getting = Getting(together, manifest, publisher.republish)
+        getting = Getting(together, manifest, partial(publisher.repair, manifest.digest))
         together.play(getting.hear, getting.tick)
         assert getting.blob("ann") == blob
         publisher.close()

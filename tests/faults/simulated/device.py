@@ -76,9 +76,9 @@ class SimulatedDevice:
         self.boots += 1
         self.link.die()
         self.trainer.kill(told=False)
-        blob = self._hands._blob if hasattr(self, "_hands") else None
-        if blob is not None:
-            blob.close()
+        downloads = self._hands._downloads if hasattr(self, "_hands") else None
+        if downloads is not None:
+            downloads.close()
 
     def defuse(self) -> None:
         """It lives on, and so does its training."""

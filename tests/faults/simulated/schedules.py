@@ -94,6 +94,7 @@ def settings(**changes: Any) -> RunSettings:
         "upload_window": 2,
         # Devices have tens of examples or hundreds, and the oracle's mean is Algorithm 1's, which knows no cap.
         "max_num_examples": "off",
+        "encoding": "fp32+zstd",
     }
     return RunSettings(**{**given, **changes})
 
@@ -114,6 +115,7 @@ def draw(seed: int) -> Schedule:
         rejoin_s=rng.choice((5.0, 15.0, 40.0)),
         upload_slots=rng.randint(1, 3),
         upload_window=rng.randint(1, 4),
+        encoding=random.Random(f"encoding {seed}").choice(("fp32+zstd", "delta-int8")),
     )
     weather = Weather(
         delay_s=rng.uniform(0.01, 0.1),
@@ -144,6 +146,7 @@ def _draw_fault(rng: random.Random, names: list[str], deadline_s: float) -> Faul
         (2, partial(interrupt, pause_s=pause_s)),
         (1, partial(reboot, jump_s=rng.choice((-3e8, -10.0, 50.0, 3e8)), pause_s=pause_s)),
         (1, partial(damage_checkpoint, pause_s=pause_s)),
+        (2, partial(damage_held, name=name, at=rng.random())),
     ]
     return rng.choices([fault for _, fault in kinds], [weight for weight, _ in kinds])[0]
 
@@ -260,6 +263,16 @@ def damage_checkpoint(world: World, *, pause_s: float) -> None:
         world.oracle.damaged = True
         with found[-1].open("r+b") as file:
             file.truncate(found[-1].stat().st_size - 1)
+
+
+def damage_held(world: World, *, name: str, at: float) -> None:
+    """A byte of the global model that a device holds is another one, if it holds any."""
+    path = world.devices[name].directory / "held" / "global.model"
+    world.say(f"fault: what {name} holds is damaged")
+    if path.exists():
+        data = bytearray(path.read_bytes())
+        data[int(at * len(data))] ^= 1
+        path.write_bytes(data)
 
 
 def _when(fuse: int | None) -> str:

@@ -10,7 +10,15 @@ import pytest
 from coordinator.records import RoundRecord
 from shared.codec import decode
 from shared.messages import Committed, Offer
-from tests.faults.simulated.schedules import Schedule, damage_checkpoint, kill_broker, play, settings
+from tests.faults.simulated.schedules import (
+    Schedule,
+    damage_checkpoint,
+    damage_held,
+    kill_agent,
+    kill_broker,
+    play,
+    settings,
+)
 from tests.faults.simulated.world import World
 
 Watch = Callable[[World], None]
@@ -47,6 +55,21 @@ def test_nobody_fails():
     world = played(lambda world: None)
     assert outcomes(world) == [("aggregated", 3)] * 3
     assert told(world, "saved its patch") == 3 * (3 + 1)
+
+
+def test_everybody_goes_on_from_the_model_that_it_holds(caplog):
+    """Where tensors travel as steps, a device downloads the whole model once, unless what it holds is damaged."""
+
+    def watch(world: World) -> None:
+        world.when("round 1 is over", partial(kill_agent, world, name="pi-1", pause_s=0.5))
+        world.when("round 2 is over", partial(damage_held, world, name="pi-2", at=0.9))
+
+    world = played(watch, encoding="delta-int8")
+    assert outcomes(world) == [("aggregated", 3)] * 3
+    assert told(world, "comes to its model by 1 steps") == 3 + 2
+    assert [
+        record.getMessage().partition(":")[0] for record in caplog.records if "whole model" in record.getMessage()
+    ] == ["no way from the global model that is held to that of the round"]
 
 
 def test_the_coordinator_is_killed_while_the_last_update_is_on_its_way():

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from device_agent.batches import update_seed
 from device_agent.effects import JobKey
+from device_agent.global_model import read_global_model
+from device_agent.held_model import DIRECTORY, HeldModel
 from device_agent.patch_store import PatchKey, PatchRecord, PatchState, PatchStore
 from device_agent.trainer import Died, TrainerEvent
 from device_agent.training_channel import Ready, TrainCancelled, TrainCommand, Trained, TrainFailed, TrainProgress
-from shared.compression import pack, unpack
-from shared.errors import FedpatchError, StateError, WireError
+from shared.compression import pack
+from shared.errors import FedpatchError, StateError
 from shared.files import refusals_of, write_atomic
-from shared.messages import Manifest, UpdateReport
+from shared.messages import UpdateReport
 from shared.reasons import FailReason
 from shared.tensors import Array
 from shared.transfer import describe
@@ -37,6 +39,7 @@ class _Lesson:
         self.command = command
         self.cancelled = False
         self.record: PatchRecord | None = None
+        self.model: dict[str, Array] = {}
         self.update: dict[str, Array] = {}
 
 
@@ -45,6 +48,7 @@ class SimulatedTrainer:
 
     def __init__(self, world: World, device: str, patches: Path, events: Callable[[TrainerEvent], None]) -> None:
         self._world, self._device, self._patches, self._events = world, device, patches, events
+        self._held = HeldModel(patches.parent / DIRECTORY)
         self._process: Process | None = None
         self._store: PatchStore | None = None
         self._lessons: list[_Lesson] = []
@@ -112,6 +116,7 @@ class SimulatedTrainer:
 
     def _set_up(self) -> None:
         self._store = PatchStore(self._patches)
+        self._held.tidy()
         self._answer(Ready("digits", SCHEMA.digest, examples(self._device)))
         if self._lessons:
             self._begin()
@@ -128,9 +133,11 @@ class SimulatedTrainer:
         command = lesson.command
         key = PatchKey("digits", SCHEMA.digest, str(POLICY))
         before = self._store.load(key, command.key.run, command.key.round)
-        model = _read_model(Path(command.model_path), command.model)
+        lesson.model = read_global_model(command, PUBLIC, self._held)
+        if command.held:
+            self._world.say(f"{self._device} comes to its model by {len(command.steps)} steps from what it holds")
         values = before.values or FIRST_PATCH
-        lesson.update, patch = learned(model, values, self._device, command.key.round)
+        lesson.update, patch = learned(lesson.model, values, self._device, command.key.round)
         after = PatchState(patch, before.batches_done + 1)
         lesson.record = PatchRecord(key, command.key.run, command.key.round, before, after)
         seconds = self._world.rng.uniform(*self._world.train_s)
@@ -157,7 +164,9 @@ class SimulatedTrainer:
         lesson = self._lessons[0]
         command = lesson.command
         report = UpdateReport(command.base, examples(self._device), 1, 0.5, 0.5, 0.6, command.download_s, 1.0)
-        packed = pack(lesson.update, PUBLIC, asdict(report), command.encoding)
+        assert lesson.record is not None
+        seed = update_seed(command.plan.seed, self._device, lesson.record.before.batches_done)
+        packed = pack(lesson.update, PUBLIC, asdict(report), command.encoding, base=lesson.model, seed=seed)
         manifest = describe(
             packed.blob,
             chunk_bytes=command.chunk_bytes,
@@ -174,11 +183,3 @@ class SimulatedTrainer:
 
 def _reason(error: FedpatchError) -> FailReason:
     return FailReason.STORAGE if isinstance(error, StateError) else FailReason.DOWNLOAD
-
-
-def _read_model(path: Path, manifest: Manifest) -> dict[str, Array]:
-    with refusals_of(path):
-        blob = path.read_bytes()
-    if hashlib.sha256(blob).hexdigest() != manifest.digest:
-        raise WireError(f"{path}: it has to be fetched again")
-    return unpack(blob, encoding=manifest.encoding, raw_bytes=manifest.raw_bytes, schema=PUBLIC)[1]

@@ -1,0 +1,66 @@
+"""The last steps of the global model, as files beside the checkpoints: a cache that the run can do without.
+
+    <run directory>/
+        delta-000012.fp     what round 12 did to the global model, as it travels
+
+Each file is a line that tells the format, the SHA-256 of what follows, and that. One that is damaged or gone is left out:
+devices then take the whole model. So nothing here waits for the disk, and nothing that it refuses ends a run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Collection
+from pathlib import Path
+
+import msgpack
+
+from coordinator.delta_chain import Step
+from shared.compression import Packed
+from shared.files import write_atomic
+
+_MAGIC = b"fedpatch delta 1\n"
+_DIGEST_BYTES = hashlib.sha256().digest_size
+
+_log = logging.getLogger("fedpatch.checkpoint")
+
+
+def save_step(directory: Path, step: Step, beside: Collection[int]) -> None:
+    """Keep a step in place of one of the same round, and of the others those of the rounds `beside`."""
+    packed = step.packed
+    fields = (step.round, step.base, step.before, step.content, packed.encoding, packed.raw_bytes, packed.blob)
+    content = msgpack.packb(fields)
+    kept = {_name(number) for number in beside}
+    try:
+        for path in directory.glob("delta-*.fp"):
+            if path.name not in kept and path.is_file():
+                path.unlink(missing_ok=True)
+        write_atomic(directory / _name(step.round), _MAGIC + hashlib.sha256(content).digest() + content, durable=False)
+    except OSError as error:
+        _log.warning("%s: %s; devices take the whole model instead", error.filename or directory, error.strerror)
+
+
+def load_steps(directory: Path) -> list[Step]:
+    """Those that are whole, by round."""
+    found = (_load(path) for path in sorted(directory.glob("delta-*.fp")))
+    return [step for step in found if step is not None]
+
+
+def _name(round_number: int) -> str:
+    return f"delta-{round_number:06d}.fp"
+
+
+def _load(path: Path) -> Step | None:
+    try:
+        data = memoryview(path.read_bytes())
+        content = data[len(_MAGIC) + _DIGEST_BYTES :]
+        if bytes(data[: len(_MAGIC) + _DIGEST_BYTES]) != _MAGIC + hashlib.sha256(content).digest():
+            raise ValueError("not what was written")
+        number, base, before, content_digest, encoding, raw_bytes, blob = msgpack.unpackb(content)
+        if path.name != _name(number):
+            raise ValueError("of another round")
+    except (OSError, ValueError, TypeError, msgpack.UnpackException) as error:
+        _log.info("%s: left out (%s)", path, error)
+        return None
+    return Step(number, base, before, content_digest, Packed(blob, raw_bytes, encoding))

@@ -1,0 +1,87 @@
+"""The global model that a round is trained from, as tensors: the whole as it was downloaded, or the steps from what is held.
+
+Nothing unchecked is trained on. A blob has the SHA-256 that its manifest announced; where steps lead to the model, the
+tensors that they come to are those that the coordinator has, by a digest of their values.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from pathlib import Path
+
+from device_agent.held_model import Held, HeldModel
+from device_agent.training_channel import TrainCommand
+from shared.compression import pack, unpack
+from shared.errors import FedpatchError, SchemaMismatch, StateError, WireError
+from shared.files import refusals_of
+from shared.messages import Manifest
+from shared.tensors import Array, Schema, Tensors, values_digest
+
+HELD_ENCODING = "fp32+zstd"
+"""Every value as it is; a tenth less to write to a card than without zstd."""
+
+log = logging.getLogger("fedpatch.training")
+
+
+def read_global_model(command: TrainCommand, public: Schema, store: HeldModel | None) -> dict[str, Array]:
+    """Public tensors of the model that the command names; from then on `store` holds it, if the command says so.
+
+    Raises SchemaMismatch for a model of another shape, WireError for one that is damaged, or where the steps from the
+    held version do not lead to it (then all of it is to be downloaded), StateError where the disk refuses.
+    """
+    if command.model.schema != public.digest:
+        raise SchemaMismatch(
+            f"the global model has schema {command.model.schema[:12]}, expected {public.digest[:12]} under policy "
+            f"{command.private!r}; coordinator and device need the same version of fedpatch and of the task"
+        )
+    if not command.held:
+        _, tensors = _unpacked(command.model_path, command.model, public)
+    else:
+        try:
+            tensors = _by_steps(command, public, store)
+        except FedpatchError as error:
+            raise WireError(f"no way from the global model that is held to that of the round: {error}") from error
+    if store is not None and command.hold and command.held != command.base:
+        _hold(store, command.base, tensors, public)
+    return tensors
+
+
+def _by_steps(command: TrainCommand, public: Schema, store: HeldModel | None) -> dict[str, Array]:
+    if store is None:
+        raise StateError("this device holds no global model from one round to the next")
+    held, blob = store.read()
+    if (held.version, held.schema) != (command.held, public.digest):
+        raise StateError(f"{store.path}: holds version {held.version[:12]}, not {command.held[:12]}")
+    if not command.steps and held.version != command.base:
+        raise WireError(f"no step leads from version {held.version[:12]} to {command.base[:12]}")
+    _, tensors = unpack(blob, encoding=held.encoding, raw_bytes=held.raw_bytes, schema=public)
+    for step in command.steps:
+        _, tensors = _unpacked(step.path, step.delta.manifest, public, tensors)
+        found = values_digest(tensors, public)
+        if found != step.delta.content:
+            raise WireError(f"a step leads to tensors with digest {found[:12]}, expected {step.delta.content[:12]}")
+    return tensors
+
+
+def _unpacked(
+    path: str, manifest: Manifest, public: Schema, base: Tensors | None = None
+) -> tuple[object, dict[str, Array]]:
+    """Meta and tensors of a downloaded blob."""
+    with refusals_of(Path(path)):
+        blob = Path(path).read_bytes()
+    found = hashlib.sha256(blob).hexdigest()
+    if found != manifest.digest:
+        raise WireError(
+            f"{path}: has SHA-256 {found[:12]}, expected {manifest.digest[:12]}; it has to be fetched again"
+        )
+    return unpack(blob, encoding=manifest.encoding, raw_bytes=manifest.raw_bytes, schema=public, base=base)
+
+
+def _hold(store: HeldModel, version: str, tensors: Tensors, public: Schema) -> None:
+    """What cannot be held costs bytes in the next round, and this one nothing."""
+    packed = pack(tensors, public, {}, HELD_ENCODING)
+    try:
+        store.write(Held(version, public.digest, packed.encoding, packed.raw_bytes), packed.blob)
+    except StateError as error:
+        log.warning("%s; the next round downloads the whole global model", error)

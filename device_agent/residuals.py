@@ -1,0 +1,139 @@
+"""What coarse encodings left out of this device's updates: kept here, and added to the next update (error feedback).
+
+A file beside the patch, of the same rights, for the same task, schema and policy, tells what was left after one round; the
+one before it is kept too. So a round that is repeated begins with what was left before it, and gives the same update again;
+what is of another run or encoding is left alone, and then nothing is added.
+
+There is a value for each one that is trained, and a card is written in every round. So a file holds one state where the patch's
+holds two, and four bits for a value: rounded at random, they leave out a fiftieth of the energy of what is left out.
+
+Seite, H., et al.: 1-Bit Stochastic Gradient Descent and its Application to Data-Parallel Distributed Training of Speech DNNs,
+Interspeech 2014, section 3.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import numpy as np
+
+from device_agent.patch_store import SUFFIX as PATCH_SUFFIX
+from device_agent.patch_store import PatchKey
+from device_agent.sealed import seal, unseal
+from shared.compression import pack, unpack
+from shared.errors import FedpatchError, StateError
+from shared.feedback import residual_name
+from shared.files import refusals_of, sync_directory, write_atomic
+from shared.tensors import Array, Schema, Tensors, base_name
+
+SUFFIX = ".residual"
+STORED_AS = "delta-int4"
+_LINE = b"fedpatch residual 1\n"
+
+log = logging.getLogger("fedpatch.patches")
+
+
+@dataclass(frozen=True)
+class ResidualOf:
+    """The round that left it: with which encoding it was packed, in which run, from tensors of which public schema."""
+
+    encoding: str
+    schema: str
+    run: str
+    round: int
+
+
+class ResidualStore:
+    """The residuals of one device in `directory`, which is that of its patches and has been made."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def load(self, key: PatchKey, of: ResidualOf, public: Schema) -> dict[str, Array]:
+        """What the last round before `of` left, float32 by `NAME:residual`; empty where nothing is known."""
+        path = self._path(key)
+        for candidate in (path, _previous(path)):
+            known = _read(candidate, public)
+            if known is not None and _before(known[0], of):
+                return known[1]
+        return {}
+
+    def save(self, key: PatchKey, of: ResidualOf, public: Schema, values: Tensors, seed: int) -> None:
+        """What `of` left; the file of the round before is kept. StateError where the disk refuses: then all is as it was."""
+        path = self._path(key)
+        with refusals_of(path):
+            if not values:
+                path.unlink(missing_ok=True)
+                _previous(path).unlink(missing_ok=True)
+                return
+            newest = _read(path, public)
+            if newest is None or not _before(newest[0], of):
+                write_atomic(path, _encode(of, public, values, seed))
+                return
+            unfinished = path.with_name(f".{path.name}.tmp")
+            write_atomic(unfinished, _encode(of, public, values, seed))
+            os.replace(path, _previous(path))
+            os.replace(unfinished, path)
+            sync_directory(self._directory)
+
+    def _path(self, key: PatchKey) -> Path:
+        return self._directory / (key.file_name.removesuffix(PATCH_SUFFIX) + SUFFIX)
+
+
+def _previous(path: Path) -> Path:
+    return path.with_name(path.name + ".previous")
+
+
+def _before(known: ResidualOf, of: ResidualOf) -> bool:
+    """Whether what one round left is for the other to add."""
+    same = (known.encoding, known.schema, known.run) == (of.encoding, of.schema, of.run)
+    return same and known.round < of.round
+
+
+def _schema(public: Schema) -> Schema:
+    return public.subset(spec.name for spec in public.specs if spec.trainable)
+
+
+def _encode(of: ResidualOf, public: Schema, values: Tensors, seed: int) -> bytes:
+    schema = _schema(public)
+    plain = {base_name(name): array for name, array in values.items()}
+    packed = pack(plain, schema, {}, STORED_AS, base=_zeros(schema), seed=seed)
+    return seal(_LINE, msgpack.packb({**asdict(of), "raw_bytes": packed.raw_bytes}) + packed.blob)
+
+
+def _read(path: Path, public: Schema) -> tuple[ResidualOf, dict[str, Array]] | None:
+    """None where there is no file, or one that is damaged or of another model: what it told is lost, and costs little."""
+    try:
+        with refusals_of(path):
+            data = path.read_bytes() if path.exists() else b""
+        return _decode(path, data, public) if data else None
+    except FedpatchError as error:
+        log.warning("%s; the next update goes without it", error)
+        return None
+
+
+def _decode(path: Path, data: bytes, public: Schema) -> tuple[ResidualOf, dict[str, Array]] | None:
+    content = unseal(path, _LINE, data, "a residual")
+    unpacker = msgpack.Unpacker(max_buffer_size=len(content))
+    unpacker.feed(content)
+    try:
+        fields: dict[str, Any] = unpacker.unpack()
+        raw_bytes = int(fields.pop("raw_bytes"))
+        of = ResidualOf(**fields)
+    except (ValueError, TypeError, KeyError, AttributeError, msgpack.exceptions.UnpackException) as error:
+        raise StateError(f"{path}: does not hold a residual ({error})") from error
+    if of.schema != public.digest:
+        return of, {}
+    schema = _schema(public)
+    blob = bytes(content[unpacker.tell() :])
+    _, plain = unpack(blob, encoding=STORED_AS, raw_bytes=raw_bytes, schema=schema, base=_zeros(schema))
+    return of, {residual_name(name): array for name, array in plain.items()}
+
+
+def _zeros(schema: Schema) -> dict[str, Array]:
+    return {spec.name: np.zeros(spec.shape, spec.dtype) for spec in schema.specs}

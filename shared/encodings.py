@@ -1,0 +1,153 @@
+"""Which rule each tensor travels by: what an encoding does to weights, statistics and moments.
+
+    encoding     trained values   statistics, buffers   exp_avg             exp_avg_sq   integers, other moments
+    fp32, fp16   in the schema's dtype; fp16 halves trained values where it can (shared.compression)
+    delta-bf16   delta-bf16       delta-bf16            bf16                bf16         as they are
+    delta-int8   delta-int8       delta-bf16            int8                delta-level  as they are
+    delta-int4   delta-int4       delta-bf16            int4                delta-level  as they are
+
+`delta-` is the difference to the same tensor of the base. A tensor that a rule cannot write travels as it is: one that holds
+something not finite or beyond a quarter of its type, or a variance below zero. Whoever receives it sees the same
+values as the sender, and refuses them by the same checks as ever.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from shared.errors import WireError
+from shared.quantise import (
+    INT4_TOP,
+    INT8_TOP,
+    Rng,
+    block_count,
+    from_bf16,
+    from_codes,
+    from_levels,
+    from_nibbles,
+    greatest,
+    to_bf16,
+    to_codes,
+    to_levels,
+    to_nibbles,
+    wide,
+)
+from shared.tensors import Array, TensorSpec, never_negative
+
+BLOCK = 1024
+FEEDBACK = ("delta-int8", "delta-int4")
+"""Encodings so coarse that what rounding took away is kept, and given with the next step (shared.feedback)."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How a tensor is written: `word` names it on the wire.
+
+    Codes have a scale a `block` of values (0: one a tensor), which is at least `coarse` times their root mean square; but not
+    in a tensor of no more than BLOCK values, which costs next to nothing.
+    """
+
+    word: str
+    kind: str
+    delta: bool = False
+    top: int = 0
+    block: int = 0
+    coarse: float = 0.0
+
+
+_DELTA_BF16 = Rule("delta-bf16", "bf16", delta=True)
+_BF16 = Rule("bf16", "bf16")
+# How coarse the scales are is measured (docs/performance.md, Bytes): so that updates take a sixteenth, at no further round.
+_DELTA_INT8 = Rule("delta-int8", "codes", delta=True, top=INT8_TOP, coarse=1.8)
+_INT8 = Rule("int8-blocks", "codes", top=INT8_TOP, block=BLOCK, coarse=0.2)
+_DELTA_INT4 = Rule("delta-int4", "codes", delta=True, top=INT4_TOP, block=BLOCK)
+_INT4 = Rule("int4-blocks", "codes", top=INT4_TOP, block=BLOCK)
+_DELTA_LEVEL = Rule("delta-level", "levels", delta=True)
+
+# Trained values, exp_avg, exp_avg_sq.
+_RULES = {
+    "delta-bf16": (_DELTA_BF16, _BF16, _BF16),
+    "delta-int8": (_DELTA_INT8, _INT8, _DELTA_LEVEL),
+    "delta-int4": (_DELTA_INT4, _INT4, _DELTA_LEVEL),
+}
+
+
+def rule_of(encoding: str, spec: TensorSpec) -> Rule | None:
+    """The rule of a delta encoding for a tensor; None: it travels as it is."""
+    trained, first, second = _RULES[encoding]
+    if np.dtype(spec.dtype).kind != "f":
+        return None
+    if spec.trainable:
+        return trained
+    if spec.role != "moment":
+        return _DELTA_BF16
+    return {"exp_avg": first, "exp_avg_sq": second}.get(spec.name.rpartition(":")[2])
+
+
+def encode(values: Array, base: Array, spec: TensorSpec, rule: Rule, rng: Rng) -> bytes | None:
+    """Values of the schema's dtype and shape as `rule` writes them; None: it cannot, so they have to travel as they are."""
+    flat = values.reshape(-1).astype(wide(spec.dtype))
+    before = base.reshape(-1).astype(flat.dtype)
+    with np.errstate(over="ignore", invalid="ignore"):
+        change = flat - before if rule.delta and rule.kind != "levels" else flat
+    limit = greatest(spec.dtype)
+    # Not: any that is beyond. A NaN is neither.
+    if not (_within(flat, limit) and _within(change, limit)):
+        return None
+    if never_negative(spec) and (flat < 0).any():
+        return None
+    match rule.kind:
+        case "bf16":
+            return to_bf16(change)
+        case "codes":
+            scales, codes = to_codes(change, rule.top, rule.block, rng, rule.coarse if change.size > BLOCK else 0)
+            return scales.astype("<f4").tobytes() + (codes.tobytes() if rule.top > INT4_TOP else to_nibbles(codes))
+        case _:
+            top, levels = to_levels(flat, before, rng)
+            return struct.pack("<h", top) + levels.tobytes()
+
+
+def decode(data: memoryview, base: Array, spec: TensorSpec, rule: Rule) -> Array:
+    """Undo `encode`: a fresh array of the schema's dtype and shape. Raises WireError for another number of bytes."""
+    size = math.prod(spec.shape)
+    if len(data) != (expected := _bytes_of(rule, size)):
+        raise WireError(f"{spec.name}: {len(data)} bytes where {rule.word} takes {expected} for {spec.shape}")
+    dtype = wide(spec.dtype)
+    flat = base.reshape(-1).astype(dtype) if rule.delta else None
+    values = _decoded(data, flat, size, rule, dtype)
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        if flat is not None and rule.kind != "levels":
+            flat += values
+            values = flat
+        if never_negative(spec):
+            np.maximum(values, 0, out=values)
+        return values.reshape(spec.shape).astype(spec.dtype)
+
+
+def _decoded(data: memoryview, base: Array | None, size: int, rule: Rule, dtype: np.dtype[Any]) -> Array:
+    if rule.kind == "bf16":
+        return from_bf16(data).astype(dtype)
+    if rule.kind == "codes":
+        rest = 4 * block_count(size, rule.block)
+        scales, codes = np.frombuffer(data[:rest], "<f4"), data[rest:]
+        integers = np.frombuffer(codes, np.int8) if rule.top > INT4_TOP else from_nibbles(codes, size)
+        return from_codes(scales, integers, rule.block, dtype)
+    assert base is not None
+    return from_levels(struct.unpack("<h", data[:2])[0], np.frombuffer(data[2:], np.uint8), base, dtype)
+
+
+def _bytes_of(rule: Rule, size: int) -> int:
+    if rule.kind == "bf16":
+        return 2 * size
+    if rule.kind == "levels":
+        return 2 + size
+    return 4 * block_count(size, rule.block) + (size if rule.top > INT4_TOP else -(-size // 2))
+
+
+def _within(values: Array, limit: float) -> bool:
+    return bool(values.size == 0 or np.abs(values).max() <= limit)

@@ -1,0 +1,73 @@
+"""Which steps lead to the present model, and which of them are worth offering."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.delta_chain import Step, chain
+from shared.compression import Packed
+from shared.messages import MAX_DELTAS
+
+contents = st.sampled_from("abcdef")
+steps_of_any_history = st.lists(
+    st.builds(
+        lambda number, before, content, size: Step(
+            number, f"v-{before}", before, content, Packed(bytes(size), size, "delta-int8")
+        ),
+        st.integers(1, 30),
+        contents,
+        contents,
+        st.integers(1, 40),
+    ),
+    max_size=40,
+)
+
+
+def straight(count: int, size: int = 10) -> list[Step]:
+    """A history without a fault: after round 1 the content is "1", and so on."""
+    return [
+        Step(n, f"v-{n - 1}", str(n - 1), str(n), Packed(bytes(size), size, "delta-int8")) for n in range(1, count + 1)
+    ]
+
+
+@given(steps=steps_of_any_history, content=contents, most=st.integers(0, 200))
+def test_a_chain_goes_on_where_it_ends_and_leads_to_the_model(steps, content, most):
+    """Whatever lies on the disk: a device that follows it comes to the model, by fewer bytes than the model has."""
+    found = chain(steps, content, most)
+    assert all(step in steps for step in found)
+    ends = [step.content for step in found]
+    assert [step.before for step in found[1:]] == ends[:-1]
+    assert ends[-1:] in ([], [content])
+    assert sorted({step.round for step in found}) == [step.round for step in found]
+    assert sum(len(step.packed.blob) for step in found) <= most
+    assert len(found) <= MAX_DELTAS
+
+
+@given(count=st.integers(0, 40), size=st.integers(1, 20), most=st.integers(0, 300))
+def test_as_many_steps_are_offered_as_are_worth_it(count, size, most):
+    """The last ones, until there are sixteen or the whole model is shorter."""
+    found = chain(straight(count, size), str(count), most)
+    assert len(found) == min(count, MAX_DELTAS, most // size)
+    assert found == tuple(straight(count, size)[count - len(found) :])
+
+
+def test_a_step_that_is_missing_cuts_the_chain():
+    """What came before it leads nowhere."""
+    steps = straight(9)
+    del steps[4]
+    assert [step.round for step in chain(steps, "9", 1000)] == [6, 7, 8, 9]
+
+
+def test_a_history_that_was_given_up_leads_nowhere():
+    """Round 3 was played again after its model had been lost: what had followed the first one is not offered."""
+    steps = [*straight(5)[:2], *straight(5)[3:], replace(straight(3)[2], content="3 again")]
+    assert [step.round for step in chain(steps, "3 again", 1000)] == [1, 2, 3]
+    assert [step.round for step in chain(steps, "5", 1000)] == [4, 5]
+
+
+def test_there_is_no_chain_to_a_model_that_nothing_leads_to():
+    """The first one, or one whose step was lost."""
+    assert chain(straight(3), "0", 1000) == ()

@@ -1,0 +1,147 @@
+"""The server's step in an encoding of differences: everybody holds the same bits, and nothing is lost for good."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coordinator.checkpoint import load_checkpoint, save_checkpoint
+from coordinator.quantised_step import quantised_step, step_seed, without_residuals
+from coordinator.strategies import STRATEGIES, ServerState, Strategy
+from shared.compression import unpack
+from shared.encodings import FEEDBACK
+from shared.feedback import residual_name
+from shared.messages import ENCODINGS, is_delta
+from shared.tensors import Schema, TensorSpec, values_digest
+
+SCHEMA = Schema(
+    (
+        TensorSpec("fc.weight", (30, 40), "float32", "weight"),
+        TensorSpec("bn.bias", (7,), "float32", "affine"),
+        TensorSpec("bn.running_var", (7,), "float32", "stats"),
+        TensorSpec("bn.num_batches_tracked", (), "int64", "stats"),
+    )
+)
+DELTAS = tuple(encoding for encoding in ENCODINGS if is_delta(encoding))
+TRAINED = tuple(spec.name for spec in SCHEMA.specs if spec.trainable)
+
+
+def drawn(schema: Schema, seed: int, scale: float = 1.0) -> dict[str, np.ndarray]:
+    """Values as a round may end with."""
+    rng = np.random.default_rng(seed)
+    return {spec.name: np.abs(rng.normal(0.0, scale, spec.shape)).astype(spec.dtype) for spec in schema.specs}
+
+
+def began(strategy: Strategy, seed: int) -> ServerState:
+    """The state before the first round."""
+    return strategy.init(drawn(SCHEMA, seed), SCHEMA)
+
+
+def played(strategy: Strategy, encoding: str, seed: int, rounds: int = 3) -> list[tuple[ServerState, ServerState]]:
+    """Where each round aimed at, and the state that its step led to; the first is the beginning."""
+    states = [(began(strategy, seed), began(strategy, seed))]
+    travelling = strategy.travelling(SCHEMA)
+    for number in range(1, rounds + 1):
+        before = states[-1][1]
+        aimed = strategy.finish(before, drawn(travelling, seed + number), SCHEMA)
+        states.append((aimed, quantised_step(before, aimed, travelling, encoding, step_seed(seed, number))[0]))
+    return states
+
+
+some_strategy = st.sampled_from(sorted(STRATEGIES)).map(lambda name: STRATEGIES[name]())
+
+
+@given(strategy=some_strategy, encoding=st.sampled_from(DELTAS), seed=st.integers(0, 2**20))
+@settings(deadline=None)
+def test_the_state_is_what_a_device_decodes_bit_for_bit(strategy, encoding, seed):
+    """Otherwise coordinator and devices would speak of different models under one name."""
+    before = played(strategy, encoding, seed, 1)[-1][1]
+    schema = strategy.travelling(SCHEMA)
+    aimed = strategy.finish(before, drawn(schema, seed + 9), SCHEMA)
+    after, packed = quantised_step(before, aimed, schema, encoding, 5)
+    held = {name: array.copy() for name, array in before.tensors.items()}
+    _, decoded = unpack(packed.blob, encoding=packed.encoding, raw_bytes=packed.raw_bytes, schema=schema, base=held)
+    assert values_digest(decoded, schema) == values_digest(after.tensors, schema)
+    assert (after.round, packed.encoding) == (aimed.round, encoding)
+
+
+@given(strategy=some_strategy, encoding=st.sampled_from(FEEDBACK), seed=st.integers(0, 2**20))
+@settings(deadline=None)
+def test_what_is_left_out_is_kept_for_the_next_step(strategy, encoding, seed):
+    """What was aimed at and what was left before is what came and what is left: nothing appears, nothing is lost."""
+    states = played(strategy, encoding, seed)
+    for (_, before), (aimed, after) in pairwise(states):
+        for name in TRAINED:
+            left_before = before.server.get(residual_name(name), np.float32(0))
+            intended = aimed.tensors[name] + left_before
+            np.testing.assert_array_equal(intended - after.tensors[name], after.server[residual_name(name)])
+
+
+@given(strategy=some_strategy, encoding=st.sampled_from(DELTAS), seed=st.integers(0, 2**20))
+@settings(deadline=None)
+def test_what_the_strategy_keeps_for_itself_is_not_touched(strategy, encoding, seed):
+    """FedAdam's moments are its own, whatever an encoding leaves beside them."""
+    for aimed, after in played(strategy, encoding, seed)[1:]:
+        own = strategy.optimizer_schema(SCHEMA)
+        assert values_digest({name: after.server[name] for name in own.names}, own) == values_digest(
+            {name: aimed.server[name] for name in own.names}, own
+        )
+        left = {residual_name(name) for name in TRAINED} if encoding in FEEDBACK else set()
+        assert after.server.keys() - set(own.names) == left
+
+
+@pytest.mark.parametrize("encoding", FEEDBACK)
+def test_a_model_that_stays_where_it_is_aimed_at_is_reached(encoding):
+    """However coarse a step is, what it leaves out comes with the next ones."""
+    strategy = STRATEGIES["fedavg"]()
+    state, goal = began(strategy, 1), drawn(SCHEMA, 2)
+    seen = []
+    for number in range(1, 61):
+        aimed = strategy.finish(state, goal, SCHEMA)
+        state = quantised_step(state, aimed, SCHEMA, encoding, step_seed(3, number))[0]
+        seen.append(state.tensors["fc.weight"])
+    assert np.abs(seen[-1] - goal["fc.weight"]).max() < 1e-5
+
+
+def test_equal_arguments_give_equal_bits_and_other_seeds_others():
+    """A coordinator that was killed takes the same step again."""
+    strategy = STRATEGIES["fedavg"]()
+    before = began(strategy, 1)
+    aimed = strategy.finish(before, drawn(SCHEMA, 2), SCHEMA)
+    first, again, other = (quantised_step(before, aimed, SCHEMA, "delta-int4", seed) for seed in (1, 1, 2))
+    assert first[1] == again[1] != other[1]
+    assert values_digest(first[0].tensors, SCHEMA) == values_digest(again[0].tensors, SCHEMA)
+    assert len({step_seed(run, number) for run in range(20) for number in range(20)}) == 400
+
+
+@pytest.mark.parametrize("name", sorted(STRATEGIES))
+def test_a_resume_takes_the_very_next_step(name, tmp_path):
+    """What was left out lies in the checkpoint, and survives it bit for bit."""
+    strategy = STRATEGIES[name]()
+    states = played(strategy, "delta-int8", 4)
+    save_checkpoint(tmp_path, states[2][1], SCHEMA, {})
+    found = load_checkpoint(tmp_path)[0]
+    schema = strategy.travelling(SCHEMA)
+    aimed = strategy.finish(found, drawn(schema, 4 + 3), SCHEMA)
+    after = quantised_step(found, aimed, schema, "delta-int8", step_seed(4, 3))[0]
+    assert values_digest(after.tensors, schema) == values_digest(states[3][1].tensors, schema)
+
+
+def test_another_encoding_takes_over_what_was_left_or_drops_it():
+    """From int8 to int4 it is used up as ever; bf16 has no use for it, nor have absolute values."""
+    strategy = STRATEGIES["fedadam"]()
+    state = played(strategy, "delta-int8", 6)[-1][1]
+    aimed = strategy.finish(state, drawn(SCHEMA, 8), SCHEMA)
+    name = residual_name("fc.weight")
+    intended = aimed.tensors["fc.weight"] + state.server[name]
+    coarse = quantised_step(state, aimed, SCHEMA, "delta-int4", 1)[0]
+    np.testing.assert_array_equal(intended - coarse.tensors["fc.weight"], coarse.server[name])
+    own = set(strategy.optimizer_schema(SCHEMA).names)
+    assert set(quantised_step(state, aimed, SCHEMA, "delta-bf16", 1)[0].server) == own
+    assert set(without_residuals(aimed).server) == own
+    assert without_residuals(aimed) == replace(aimed, server=without_residuals(aimed).server)

@@ -1,0 +1,51 @@
+"""Four versions of a global model, the steps between them, and a job that is asked to come to the last."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from device_agent.admission import Verdict
+from device_agent.effects import Effect, JobState
+from device_agent.job import Job
+from shared.messages import Manifest, ModelDelta, WorkRequest
+from shared.transfer import cut
+from tests.device_agent.jobs import REQUEST
+from tests.specs import TASKS, model, said
+
+BLOBS = tuple(letter * 250 for letter in (b"j", b"k", b"l", b"m"))
+VERSIONS: tuple[Manifest, ...] = tuple(model(blob) for blob in BLOBS)
+STEP_BLOBS = (b"jk" * 55, b"kl" * 40, b"lm" * 10)
+STEPS = tuple(model(blob) for blob in STEP_BLOBS)
+CONTENT = ("a1" * 32, "b2" * 32, "c3" * 32)
+DELTAS = tuple(
+    ModelDelta(base.digest, content, step) for base, content, step in zip(VERSIONS, CONTENT, STEPS, strict=False)
+)
+
+
+def asked() -> WorkRequest:
+    """To train the last version, to which three steps lead that together are shorter than it."""
+    return replace(REQUEST, model=VERSIONS[-1], deltas=DELTAS)
+
+
+def ask(job: Job, held: str, request: WorkRequest | None = None, *, epoch: int = 1, now: float = 10.0) -> list[Effect]:
+    """The request reaches a device that holds this version."""
+    envelope = said(request or asked(), epoch=epoch)
+    return job.on_request(envelope, TASKS, Verdict(True), now, held)
+
+
+def arrive(job: Job, blob: bytes, now: float = 12.0) -> list[Effect]:
+    """All chunks of a blob."""
+    manifest = model(blob)
+    effects = [job.on_chunk(cut(blob, manifest, index), now) for index in range(manifest.chunk_count)]
+    return [effect for several in effects for effect in several]
+
+
+def by_steps(begins: int = 1) -> Job:
+    """A job that trains since second 12, on what the steps from this version lead to."""
+    job = Job(max_blob_bytes=10_000)
+    ask(job, VERSIONS[begins].digest)
+    job.fetching({}, 10.0)
+    for blob in STEP_BLOBS[begins:]:
+        arrive(job, blob)
+    assert job.state is JobState.TRAINING
+    return job

@@ -1,0 +1,276 @@
+"""Tensors as differences to what both sides hold: what comes back, how near, and what is never lost."""
+
+from __future__ import annotations
+
+import msgpack
+import numpy as np
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.compression import pack, unpack
+from shared.encodings import rule_of
+from shared.errors import SchemaMismatch, WireError
+from shared.feedback import pack_with_feedback, residual_name
+from shared.messages import ENCODINGS, is_delta
+from shared.quantise import greatest
+from shared.tensors import MOMENTS, Schema, TensorSpec, never_negative
+from tests.shared.arbitrary_tensors import LAYOUTS, awkward, same, schemas, tensors_of
+
+DELTAS = [encoding for encoding in ENCODINGS if is_delta(encoding)]
+MODEL = Schema(
+    (
+        TensorSpec("bn.num_batches_tracked", (), "int64", "stats"),
+        TensorSpec("bn.running_mean", (3,), "float32", "stats"),
+        TensorSpec("bn.running_var", (3,), "float32", "stats"),
+        TensorSpec("bn.weight", (3,), "float32", "affine"),
+        TensorSpec("fc.weight", (60, 50), "float32", "weight"),
+    )
+).with_moments(MOMENTS)
+WEIGHT = Schema((TensorSpec("w", (4,), "float32", "weight"),))
+BASE = {spec.name: np.ones(spec.shape, spec.dtype) for spec in MODEL.specs}
+
+
+def trained(seed: int = 0):
+    """Values near those of BASE, as a round of training would leave them."""
+    rng = np.random.default_rng(seed)
+    return {
+        spec.name: np.abs(BASE[spec.name] + 0.01 * rng.normal(size=spec.shape)).astype(spec.dtype)
+        for spec in MODEL.specs
+    }
+
+
+def reopened(packed, schema, base):
+    """What the other side reads."""
+    return unpack(packed.blob, encoding=packed.encoding, raw_bytes=packed.raw_bytes, schema=schema, base=base)[1]
+
+
+# --- round trips ----------------------------------------------------------------------------------
+
+
+@given(st.data(), st.sampled_from(DELTAS), st.integers(0, 2**64 - 1))
+def test_any_tensors_come_back_as_near_as_the_rules_say(data, encoding, seed):
+    """Names, shapes and dtypes are kept, what no rule can write is exact, and the rest is a step off at most."""
+    schema = data.draw(schemas()).with_moments(data.draw(st.sampled_from([(), MOMENTS])))
+    tensors, base = data.draw(tensors_of(schema)), data.draw(tensors_of(schema, finite=True))
+    found = reopened(pack(tensors, schema, {}, encoding, base=base, seed=seed), schema, base)
+    schema.check(found)
+    for spec in schema.specs:
+        value, rule = tensors[spec.name], rule_of(encoding, spec)
+        if rule is None:
+            assert found[spec.name].tobytes() == value.tobytes()
+        elif not np.isfinite(value).all():
+            assert np.array_equal(np.isnan(found[spec.name]), np.isnan(value))
+            assert np.array_equal(np.isinf(found[spec.name]), np.isinf(value))
+        else:
+            assert np.isfinite(found[spec.name]).all()
+            off = np.abs(found[spec.name].astype(np.float64) - value.astype(np.float64))
+            assert np.all(off <= bound(value, base[spec.name], spec, rule)), (spec, rule)
+
+
+def bound(value, base, spec, rule):
+    """How far off a value may come back: by the rule, and by the sums in the schema's dtype."""
+    value, base = value.astype(np.float64), base.astype(np.float64)
+    change = value - base if rule.delta else value
+    info = np.finfo(spec.dtype)
+    rounding = (np.abs(value) + np.abs(base)) * (4 * float(info.eps)) + 4 * float(info.smallest_subnormal) + 2.0**-130
+    if rule.kind == "levels":
+        return np.abs(value) / 10 + value.max(initial=0) * 2.0**-30 + rounding
+    if rule.kind == "bf16":
+        return np.abs(change) / 128 + rounding
+    return np.abs(change).max(initial=0) * (1.01 / rule.top) + rounding
+
+
+@given(st.data(), st.sampled_from(DELTAS), st.sampled_from(LAYOUTS))
+def test_layout_travels_in_no_encoding(data, encoding, layout):
+    """Big-endian, strided, read-only and Fortran arrays, as tensors and as base, give the same bytes and bits."""
+    schema = data.draw(schemas())
+    tensors, base = data.draw(tensors_of(schema)), data.draw(tensors_of(schema, finite=True))
+    odd, odd_base = ({name: awkward(array, layout) for name, array in part.items()} for part in (tensors, base))
+    packed = pack(tensors, schema, {}, encoding, base=base, seed=7)
+    assert pack(odd, schema, {}, encoding, base=odd_base, seed=7) == packed
+    assert same(reopened(packed, schema, odd_base), reopened(packed, schema, base))
+
+
+@pytest.mark.parametrize("encoding", DELTAS)
+def test_equal_arguments_give_equal_bytes(encoding):
+    """The same seed gives the same blob; another one rounds in another way."""
+    packed = pack(trained(), MODEL, {}, encoding, base=BASE, seed=1)
+    assert pack(trained(), MODEL, {}, encoding, base=BASE, seed=1) == packed
+    assert (pack(trained(), MODEL, {}, encoding, base=BASE, seed=2) == packed) == (encoding == "delta-bf16")
+
+
+@pytest.mark.parametrize("encoding", DELTAS)
+def test_nothing_new_costs_almost_nothing(encoding):
+    """Where nothing was trained, what is a difference is all zeros, and comes back to the last bit."""
+    packed = pack(BASE, MODEL, {}, encoding, base=BASE)
+    found = reopened(packed, MODEL, BASE)
+    assert same({name: found[name] for name in found if ":" not in name}, {n: BASE[n] for n in BASE if ":" not in n})
+    assert len(packed.blob) < 800
+
+
+@pytest.mark.parametrize(("encoding", "ratio"), [("delta-bf16", 1.9), ("delta-int8", 3.9), ("delta-int4", 7.5)])
+def test_a_blob_is_smaller_before_it_is_compressed(encoding, ratio):
+    """A step takes so many times fewer bytes than the model, whatever zstd makes of it."""
+    plain = MODEL.subset(["fc.weight"])
+    packed = pack({"fc.weight": trained()["fc.weight"]}, plain, {}, encoding, base=BASE)
+    assert packed.raw_bytes < plain.nbytes / ratio + 100
+
+
+@pytest.mark.parametrize(
+    ("name", "rule", "values"),
+    [
+        ("w", "delta-int8", "00 00 00 3c 7f 00 c1 00"),  # 1/128 a step: 127, 0, -63, 0
+        ("w:exp_avg", "int8-blocks", "00 00 80 3c 7f 00 00 00"),
+        ("w:exp_avg_sq", "delta-level", "08 00 ff f7 00 00"),  # the level of 2 is 8; that of the base, 1, is 247
+        ("v", "delta-bf16", "3f bf 80 00"),
+    ],
+)
+def test_the_rules_are_pinned(name, rule, values):
+    """Version 1 of each rule, byte by byte."""
+    schema = Schema((*WEIGHT.specs, TensorSpec("v", (2,), "float32", "stats"))).with_moments(("exp_avg", "exp_avg_sq"))
+    base = {spec.name: np.zeros(spec.shape, np.float32) for spec in schema.specs}
+    after = {
+        "w": np.array([127 / 128, 0, -63 / 128, 0], np.float32),
+        "w:exp_avg": np.array([127 / 64, 0, 0, 0], np.float32),
+        "w:exp_avg_sq": np.array([2, 1, 0, 0], np.float32),
+        "v": np.array([1, -0.5], np.float32),
+    }
+    packed = pack(after, schema, {}, "delta-int8", base=base)
+    container = msgpack.unpackb(zstandard.decompress(packed.blob))
+    written = {entry[0]: (entry[1], entry[3].hex(" ")) for entry in container["tensors"]}
+    assert written[name] == (rule, values)
+
+
+@pytest.mark.parametrize("encoding", DELTAS)
+def test_a_variance_never_comes_back_negative(encoding):
+    """A running variance and a second moment near zero stay at zero or above, though their difference is rounded."""
+    before = {**BASE, "bn.running_var": np.array([1.0, 1e-3, 1e-30], np.float32)}
+    after = {**BASE, "bn.running_var": np.array([1e-9, 0.0, 0.0], np.float32)}
+    found = reopened(pack(after, MODEL, {}, encoding, base=before), MODEL, before)
+    for spec in MODEL.specs:
+        assert not never_negative(spec) or (found[spec.name] >= 0).all()
+
+
+@pytest.mark.parametrize("encoding", DELTAS)
+@pytest.mark.parametrize("name", ["bn.running_var", "fc.weight:exp_avg_sq"])
+def test_a_negative_variance_is_seen_by_whoever_refuses_it(encoding, name):
+    """The decoder hides nothing: what can never be negative and is, arrives as it is."""
+    values = {**BASE, name: -BASE[name]}
+    assert (reopened(pack(values, MODEL, {}, encoding, base=BASE), MODEL, BASE)[name] == -1).all()
+
+
+@pytest.mark.parametrize("encoding", DELTAS)
+@pytest.mark.parametrize("spoilt", [np.nan, np.inf, -np.inf, 3e38])
+def test_what_no_rule_can_write_travels_as_it_is(encoding, spoilt):
+    """NaN, infinities and values at the end of the range arrive to the bit; other tensors are not touched by that."""
+    values = trained()
+    values["fc.weight"][3, 3] = spoilt
+    found = reopened(pack(values, MODEL, {}, encoding, base=BASE), MODEL, BASE)
+    assert found["fc.weight"].tobytes() == values["fc.weight"].tobytes()
+    assert np.isfinite(found["bn.weight"]).all()
+
+
+def test_a_huge_outlier_stays_within_its_scale():
+    """The greatest value that a rule takes comes back finite, and the rest of the tensor within its step."""
+    values = np.array([greatest(np.float32), 1, -1, 0], np.float32)
+    base = {"w": np.zeros(4, np.float32)}
+    found = reopened(pack({"w": values}, WEIGHT, {}, "delta-int8", base=base), WEIGHT, base)["w"]
+    assert np.isfinite(found).all()
+    assert abs(found[0] / values[0] - 1) < 1 / 127
+
+
+# --- without a base, or with another one ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("encoding", DELTAS)
+@pytest.mark.parametrize("base", [None, {}, {"w": np.ones(3, np.float32)}])
+def test_a_delta_needs_its_base(encoding, base):
+    """Packing without it is a mistake of the program's; a blob that arrives where it is not held is refused."""
+    held = {"w": np.zeros(4, np.float32)}
+    with pytest.raises(ValueError, match=f"{encoding} needs the tensors that both sides hold"):
+        pack(held, WEIGHT, {}, encoding, base=base)
+    packed = pack(held, WEIGHT, {}, encoding, base=held)
+    with pytest.raises(WireError, match="a step from tensors that are not here"):
+        reopened(packed, WEIGHT, base)
+
+
+@pytest.mark.parametrize("encoding", DELTAS)
+def test_no_rule_is_taken_for_another(encoding):
+    """A blob is read by the rules of the encoding that was announced, never by those that it names itself."""
+    held = {"w": np.zeros(4, np.float32)}
+    packed = pack({"w": np.ones(4, np.float32)}, WEIGHT, {}, encoding, base=held)
+    for other in set(DELTAS) - {encoding}:
+        with pytest.raises(SchemaMismatch, match="w: dtype 'delta-"):
+            unpack(packed.blob, encoding=other, raw_bytes=packed.raw_bytes, schema=WEIGHT, base=held)
+
+
+# --- error feedback -------------------------------------------------------------------------------
+
+
+def packed_with(tensors, schema, encoding, base, residual, seed=0):
+    """Encode with feedback; returns what the other side reads, and the residual after."""
+    packed, after = pack_with_feedback(tensors, schema, {}, encoding, base=base, seed=seed, residual=residual)
+    return reopened(packed, schema, base), after
+
+
+@given(st.data(), st.sampled_from(["delta-int8", "delta-int4"]), st.integers(0, 2**64 - 1))
+def test_what_was_intended_is_what_arrives_and_the_residual(data, encoding, seed):
+    """For every trained tensor: values + residual before = decoded + residual after, to the rounding of one sum."""
+    schema = data.draw(schemas(min_size=1)).with_moments(MOMENTS)
+    tensors, base = (data.draw(tensors_of(schema, finite=True)) for _ in range(2))
+    residual = {residual_name(name): values for name, values in data.draw(tensors_of(schema, finite=True)).items()}
+    found, after = packed_with(tensors, schema, encoding, base, residual, seed)
+    assert set(after) == {residual_name(spec.name) for spec in schema.specs if spec.trainable}
+    for spec in schema.specs:
+        if spec.trainable:
+            left = after[residual_name(spec.name)]
+            intended = np.add(tensors[spec.name], residual[residual_name(spec.name)], dtype=np.float64)
+            arrived = np.add(found[spec.name], left, dtype=np.float64)
+            assert (left.shape, left.dtype) == (spec.shape, np.dtype(spec.dtype))
+            assert np.allclose(
+                arrived, intended, rtol=4 * float(np.finfo(spec.dtype).eps), atol=4000 * float(np.finfo(spec.dtype).eps)
+            )
+
+
+@pytest.mark.parametrize("encoding", ["delta-int8", "delta-int4"])
+def test_feedback_makes_up_for_what_was_lost(encoding):
+    """The sum of many steps with feedback is the sum that was intended, within one step's rounding and not all of them."""
+    rng = np.random.default_rng(3)
+    base, wanted = {"w": np.zeros(4, np.float32)}, np.zeros(4)
+    residual: dict[str, np.ndarray] = {}
+    for number in range(50):
+        step = rng.normal(size=4).astype(np.float32)
+        wanted += step
+        found, residual = packed_with({"w": base["w"] + step}, WEIGHT, encoding, base, residual, seed=number)
+        base = found
+    assert np.allclose(base["w"] + residual["w:residual"], wanted, atol=1e-4)
+    assert np.all(np.abs(residual["w:residual"]) < 1.5)
+
+
+@pytest.mark.parametrize("encoding", [one for one in ENCODINGS if one not in ("delta-int8", "delta-int4")])
+def test_fine_encodings_leave_no_residual(encoding):
+    """They are packed as ever, and a residual from before is dropped."""
+    given_ = {"w:residual": np.ones(4, np.float32)}
+    tensors, base = {"w": np.full(4, 2, np.float32)}, {"w": np.ones(4, np.float32)}
+    packed, after = pack_with_feedback(tensors, WEIGHT, {}, encoding, base=base, seed=1, residual=given_)
+    assert after == {}
+    assert packed == pack(tensors, WEIGHT, {}, encoding, base=base, seed=1)
+
+
+def test_residuals_of_other_tensors_are_left_out():
+    """A residual of nothing in the schema has no effect and is not kept; one of another shape is a SchemaMismatch."""
+    tensors, base = {"w": np.full(4, 2, np.float32)}, {"w": np.ones(4, np.float32)}
+    plain = packed_with(tensors, WEIGHT, "delta-int8", base, {})
+    other = packed_with(tensors, WEIGHT, "delta-int8", base, {"v:residual": np.ones(4, np.float32)})
+    assert same(plain[0], other[0]) and plain[1].keys() == other[1].keys()
+    with pytest.raises(SchemaMismatch, match="w:residual: shape"):
+        packed_with(tensors, WEIGHT, "delta-int8", base, {"w:residual": np.ones(3, np.float32)})
+
+
+def test_a_spoilt_update_leaves_a_residual_of_zero():
+    """Where training diverged nothing of it is carried into the next round."""
+    values = np.array([1, np.nan, np.inf, 0], np.float32)
+    _, after = packed_with({"w": values}, WEIGHT, "delta-int4", {"w": np.zeros(4, np.float32)}, {})
+    assert not after["w:residual"].any()

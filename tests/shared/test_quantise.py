@@ -1,0 +1,189 @@
+"""Numbers in few bits: how far off they come back, and that the mean of what chance may do is the value."""
+
+from __future__ import annotations
+
+import math
+from decimal import Decimal, getcontext
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from shared.quantise import (
+    _OCTAVE,
+    INT4_TOP,
+    INT8_TOP,
+    LEVELS_PER_OCTAVE,
+    from_bf16,
+    from_codes,
+    from_levels,
+    from_nibbles,
+    greatest,
+    to_bf16,
+    to_codes,
+    to_levels,
+    to_nibbles,
+)
+
+MOST = greatest(np.float32)
+LEAST = float(np.finfo(np.float32).smallest_subnormal)
+ANY = hnp.arrays(np.float32, st.integers(0, 40), elements=st.floats(-MOST, MOST, width=32))
+POSITIVE = hnp.arrays(np.float32, st.integers(0, 40), elements=st.floats(0, MOST, width=32))
+BLOCKS = st.sampled_from([0, 1, 7, 16])
+STEP = 2 ** (1 / LEVELS_PER_OCTAVE) - 1
+
+
+class Spread:
+    """Draws that stand for all there can be: for the k-th of `count` times, (k + 1/2) / count for every value."""
+
+    def __init__(self, place: float) -> None:
+        self.place = place
+
+    def random(self, shape, dtype):
+        """The same everywhere."""
+        return np.full(shape, self.place, dtype)
+
+
+def drawn(place: float) -> Any:
+    """A generator whose every draw is `place`."""
+    return Spread(place)
+
+
+def mean_of(decoded, count: int = 256):
+    """Mean of what `decoded(rng)` gives over all draws, evenly spread."""
+    return np.mean([decoded(drawn((k + 0.5) / count)).astype(np.float64) for k in range(count)], axis=0)
+
+
+# --- bf16 -----------------------------------------------------------------------------------------
+
+
+@given(ANY)
+def test_bf16_is_the_nearest(values):
+    """A value comes back within 9 bits, and what has no more bits than bf16 exactly."""
+    found = from_bf16(memoryview(to_bf16(values)))
+    assert np.all(np.abs(found.astype(np.float64) - values) <= np.maximum(np.abs(values) * 2.0**-8, 2.0**-134))
+    assert from_bf16(memoryview(to_bf16(found))).tobytes() == found.tobytes()
+
+
+def test_bf16_rounds_to_even_in_planes():
+    """Halfway goes to the even neighbour; all upper bytes come first, then all lower ones."""
+    words = np.array([0x3F808000, 0x3F818000, 0x3F808001, 0xBF800000], np.uint32)
+    assert to_bf16(words.view(np.float32)).hex(" ") == "3f 3f 3f bf 80 82 81 80"
+
+
+# --- codes ----------------------------------------------------------------------------------------
+
+
+@given(ANY, st.sampled_from([INT8_TOP, INT4_TOP]), BLOCKS, st.integers(0, 2**64 - 1))
+def test_a_code_is_less_than_a_step_off(values, top, block, seed):
+    """Every value comes back less than the scale of its block away, and codes keep to their range."""
+    scales, codes = to_codes(values, top, block, np.random.default_rng(seed))
+    found = from_codes(scales, codes, block, np.dtype(np.float32)).astype(np.float64)
+    per_value = np.repeat(scales, block or max(1, values.size))[: values.size].astype(np.float64)
+    assert codes.size == values.size
+    assert np.abs(codes.astype(int)).max(initial=0) <= top
+    assert np.all(np.abs(found - values) <= per_value * (1 + 1e-6))
+    assert np.isfinite(found).all()
+
+
+COARSE = st.sampled_from([0.0, 0.2, 2.0])
+
+
+@given(ANY, st.sampled_from([INT8_TOP, INT4_TOP]), BLOCKS, COARSE)
+def test_rounding_at_random_is_unbiased(values, top, block, coarse):
+    """Over all draws, the mean of what comes back is the value: within one of the 256 parts of a step that are tried."""
+    scales, _ = to_codes(values, top, block, np.random.default_rng(0), coarse)
+    per_value = np.repeat(scales, block or max(1, values.size))[: values.size].astype(np.float64)
+    mean = mean_of(lambda rng: from_codes(*to_codes(values, top, block, rng, coarse), block, np.dtype(np.float32)))
+    assert np.all(np.abs(mean - values) <= per_value / 128)
+
+
+@given(ANY, BLOCKS)
+def test_zero_stays_zero(values, block):
+    """Zero stays zero whatever is drawn, and nothing changes its sign."""
+    scales, codes = to_codes(values, INT8_TOP, block, drawn(0.999))
+    found = from_codes(scales, codes, block, np.dtype(np.float32))
+    assert np.all(found[values == 0] == 0)
+    assert np.all(found * np.sign(values) >= 0)
+
+
+def test_a_coarse_scale_is_a_share_of_the_root_mean_square():
+    """Of each block on its own, whose last one may be short; where one value needs a larger scale, it is that."""
+    values = np.array([3, 4, 0, 0, 1, 1, 100], np.float32)
+    scales, _ = to_codes(values, INT8_TOP, 4, np.random.default_rng(0), 2.0)
+    assert scales == pytest.approx([5.0, 2 * np.sqrt(10_002 / 3)])
+    assert to_codes(values, INT8_TOP, 4, np.random.default_rng(0), 1e-3)[0] == pytest.approx([4 / 127, 100 / 127])
+
+
+def test_a_block_has_a_scale_of_its_own():
+    """An outlier takes the precision of its own block only."""
+    values = np.ones(48, np.float32)
+    values[0] = 1e6
+    scales, codes = to_codes(values, INT8_TOP, 16, np.random.default_rng(0))
+    found = from_codes(scales, codes, 16, np.dtype(np.float32))
+    assert scales.shape == (3,)
+    assert np.allclose(found[16:], 1, rtol=1e-6)
+
+
+@given(hnp.arrays(np.int8, st.integers(0, 30), elements=st.integers(-8, 7)))
+def test_nibbles_come_back(codes):
+    """Two codes a byte, an odd one alone."""
+    data = to_nibbles(codes)
+    assert len(data) == math.ceil(codes.size / 2)
+    assert from_nibbles(memoryview(data), codes.size).tobytes() == codes.tobytes()
+
+
+# --- levels ---------------------------------------------------------------------------------------
+
+
+def test_the_grid_is_what_it_says():
+    """Each literal is the float64 nearest to its power of two, by decimal arithmetic."""
+    getcontext().prec = 60
+    exact = [Decimal(2) ** (Decimal(place) / LEVELS_PER_OCTAVE) for place in range(LEVELS_PER_OCTAVE + 1)]
+    assert _OCTAVE.tolist() == [float(value) for value in exact]
+
+
+@given(POSITIVE, st.data(), st.integers(0, 2**64 - 1))
+@example(np.array([0, LEAST, 1e-40, 1.1754944e-38, MOST], np.float32), None, 1)
+def test_a_level_is_less_than_a_step_off(values, data, seed):
+    """What is less than 31 octaves below the greatest comes back within a ninth, zero as zero and nothing else as zero."""
+    base = values[::-1].copy() if data is None else data.draw(hnp.arrays(np.float32, values.shape))
+    top, codes = to_levels(values, base, np.random.default_rng(seed))
+    found = from_levels(top, codes, base, np.dtype(np.float32)).astype(np.float64)
+    assert np.all((found == 0) == (values == 0))
+    within = values.astype(np.float64) > values.max(initial=0) * 2.0**-31
+    off = np.abs(found - values)[within]
+    assert np.all(off <= np.maximum(values[within] * (STEP + 1e-6), LEAST))
+    assert np.all(found[~within] <= values.max(initial=0) * 2.0**-30)
+
+
+@given(POSITIVE)
+def test_levels_are_unbiased(values):
+    """Over all draws, the mean of what comes back is the value, within one of 256 parts of a step."""
+    values = values[values > values.max(initial=0) * 2.0**-31]
+    values = values[values > 1e-37]  # below, neighbouring levels are the same float32
+    base = np.zeros_like(values)
+    mean = mean_of(lambda rng: from_levels(*to_levels(values, base, rng), base, np.dtype(np.float32)))
+    assert np.all(np.abs(mean - values) <= values.astype(np.float64) * STEP / 100)
+
+
+@given(POSITIVE, st.integers(0, 99))
+def test_a_value_on_the_grid_stays_there(values, seed):
+    """What was decoded once is encoded to itself, so a second moment that rests costs nothing."""
+    zeros = np.zeros_like(values)
+    once = from_levels(*to_levels(values, zeros, np.random.default_rng(seed)), zeros, np.dtype(np.float32))
+    once = np.where(once < 1e-37, 0, once)
+    top, codes = to_levels(once, once, np.random.default_rng(seed + 1))
+    assert not codes.any()
+    assert from_levels(top, codes, once, np.dtype(np.float32)).tobytes() == once.tobytes()
+
+
+@pytest.mark.parametrize("top", [-32768, 32767])
+def test_any_top_is_decoded(top):
+    """A top from anybody gives zeros or infinities, which others refuse, and no error."""
+    found = from_levels(top, np.arange(256, dtype=np.uint8), np.zeros(256, np.float32), np.dtype(np.float32))
+    assert found[0] == 0
+    assert not np.isnan(found).any()

@@ -1,0 +1,210 @@
+"""Simulations in which models and updates travel as they do in a run: the same rounding, residuals and bytes."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from coordinator.aggregation import WeightedMean
+from coordinator.quantised_step import quantised_step, step_seed
+from coordinator.strategies import find_strategy
+from device_agent.batches import stream_seed, update_seed
+from device_agent.training import LocalTrainer
+from shared.compression import pack, unpack
+from shared.encodings import FEEDBACK
+from shared.errors import UsageError
+from shared.feedback import pack_with_feedback
+from shared.messages import ENCODINGS, is_delta
+from shared.model import initial_tensors, schema_of
+from shared.tensors import Array
+from simulator import saved as states
+from simulator.cohort import encoded
+from simulator.downlink import Downlink
+from simulator.one_by_one import OneByOneLearner
+from simulator.simulate import simulate
+from simulator.study import Outcome, Point, Study, client_id
+from simulator.terms import make_study
+from simulator.uplink import report_of
+from tests.simulator.studies import (
+    UNEVEN,
+    assert_close,
+    client_data,
+    simulation_of,
+    study_of,
+)
+
+CODED = [encoding for encoding in ENCODINGS if encoding != "fp32"]
+ROUNDS = 3
+
+
+def play_on(study: Study, folder: Path, points: int) -> None:
+    """Simulate until so many points are known, those from before included."""
+    known: list[Point] = []
+    simulate(study, on_point=known.append, stopped=lambda: len(known) >= points, saved=folder)
+
+
+def without_seconds(outcome: Outcome):
+    """Points that do not depend on the machine's speed."""
+    return [replace(one, seconds=0.0) for one in outcome.points]
+
+
+@pytest.mark.parametrize("encoding", CODED)
+@pytest.mark.parametrize("strategy", ["fedavg", "fedadam", "fedavg-adam"])
+def test_a_client_sends_what_a_device_would(strategy, encoding):
+    """Model, moments and server's residuals are those of devices that pack, and of a coordinator that unpacks, by hand."""
+    study = study_of(strategy, rounds=ROUNDS, encoding=encoding)
+    simulation = simulation_of(study, learner=lambda task, ground: encoded(OneByOneLearner(task, ground), ground))
+    simulation.step()
+    rule = find_strategy(strategy, study.server_learning_rate)
+    public = schema_of(UNEVEN.build_model())
+    schema = rule.travelling(public)
+    plan = rule.plan(study.learning_rate, study.batch_size, study.epochs, study.steps, study.seed)
+    state = rule.init(initial_tensors(UNEVEN, study.seed), public)
+    residuals: dict[int, dict[str, Array]] = {}
+    taken = dict.fromkeys(range(study.clients), 0)
+    for _ in range(ROUNDS):
+        mean, sizes, model = WeightedMean(schema), 0, state.tensors
+        if not is_delta(encoding):
+            packed = pack(model, schema, {}, encoding)
+            _, model = unpack(packed.blob, encoding=encoding, raw_bytes=packed.raw_bytes, schema=schema)
+        for client in simulation._selected():
+            result = LocalTrainer(UNEVEN, client_data(client, study.seed)).run(
+                model,
+                plan,
+                first_batch=taken[client],
+                stream_seed=stream_seed(study.seed, client_id(client)),
+                on_step=lambda done, total: None,
+                cancelled=lambda: False,
+            )
+            assert result is not None
+            seed = update_seed(study.seed, client_id(client), taken[client])
+            meta = asdict(report_of(client, result.num_examples, result.steps, result.train_loss))
+            packed, residuals[client] = pack_with_feedback(
+                result.tensors, schema, meta, encoding, base=model, seed=seed, residual=residuals.get(client, {})
+            )
+            taken[client] += result.steps
+            sizes += len(packed.blob)
+            sent = unpack(packed.blob, encoding=encoding, raw_bytes=packed.raw_bytes, schema=schema, base=model)[1]
+            mean.add(sent, result.num_examples)
+        after = rule.finish(state, mean.result(), public)
+        if is_delta(encoding):
+            after, _ = quantised_step(state, after, schema, encoding, step_seed(study.seed, after.round))
+        state, point = after, simulation.step()
+        assert point.bytes_up == pytest.approx(sizes, rel=0.02)  # the last bits of a sum compress in another way
+        # A sum in another order may round another way, rarely, and then by one step of the encoding.
+        for name, values in state.tensors.items():
+            np.testing.assert_allclose(simulation.server.tensors[name], values, rtol=1e-6, atol=1e-6)
+        assert set(simulation.server.server) == set(state.server)
+    assert any(name.endswith(":residual") for name in state.server) == (encoding in FEEDBACK)
+
+
+def test_exact_is_the_default_and_costs_nothing():
+    """fp32 gives the bits that the study gave before there were encodings, and knows the bytes all the same."""
+    exact, packed = (
+        study_of("fedavg-adam", "affine", rounds=ROUNDS),
+        study_of("fedavg-adam", "affine", rounds=ROUNDS, encoding="fp32+zstd"),
+    )
+    assert exact.encoding == "fp32" and "encoding" not in exact.to_dict()
+    simulation = simulation_of(exact)
+    assert simulation._wire.uplink is None
+    one, other = simulate(exact), simulate(packed)
+    assert [point.user_accuracy for point in one.points] == [point.user_accuracy for point in other.points]
+    schema = simulation.strategy.travelling(simulation.public)
+    assert schema.nbytes < (one.bytes_up_per_update or 0) < schema.nbytes + 3000
+    assert schema.nbytes < (one.bytes_down_per_download or 0) < schema.nbytes + 3000
+
+
+@pytest.mark.slow
+def test_the_number_of_workers_changes_no_bit_of_an_encoded_study(tmp_path):
+    """Rounding, residuals and bytes are drawn by client and round, not by who computes them."""
+    study = study_of("fedavg-adam", "affine", clients=18, participation=0.9, rounds=ROUNDS, encoding="delta-int4")
+    outcomes = [simulate(study, workers=workers, saved=tmp_path / str(workers)) for workers in (1, 2)]
+    assert without_seconds(outcomes[0]) == without_seconds(outcomes[1])
+    one, two = (states.load(tmp_path / str(workers), study) for workers in (1, 2))
+    assert one is not None and two is not None
+    assert_close(two.server.tensors, one.server.tensors, 0)
+    assert_close(two.residuals, one.residuals, 0)
+    assert one.residuals
+
+
+@pytest.mark.parametrize("encoding", ["delta-int8", "delta-bf16", "fp16"])
+def test_an_encoded_study_goes_on_where_it_was(tmp_path, encoding):
+    """Residuals and what each client holds are kept: the curve and its bytes are those of a study left alone."""
+    study = study_of("fedavg-adam", "affine", rounds=4, encoding=encoding)
+    alone = simulate(study)
+    for points in range(1, 5):
+        play_on(study, tmp_path, points)
+    assert without_seconds(simulate(study, saved=tmp_path)) == without_seconds(alone)
+
+
+def test_residuals_of_another_model_are_refused(tmp_path):
+    """What was saved does not fit: the error says to delete it."""
+    study = study_of("fedavg", rounds=2, encoding="delta-int8")
+    simulate(study, saved=tmp_path)
+    before = states.load(tmp_path, study)
+    assert before is not None
+    spoilt = {name: values[:, :1] for name, values in before.residuals.items()}
+    with pytest.raises(UsageError, match="delete it to begin anew"):
+        simulation_of(study).restore(replace(before, residuals=spoilt))
+    with pytest.raises(UsageError, match="delete it to begin anew"):
+        simulation_of(study).restore(replace(before, versions={}))
+
+
+def test_who_was_away_takes_the_steps_it_missed_or_the_whole_model():
+    """Whichever is shorter; who holds the version takes nothing, and a step too long ago leads nowhere."""
+    simulation = simulation_of(study_of(encoding="delta-int8"))
+    schema = simulation.strategy.travelling(simulation.public)
+    state, down = simulation.server, Downlink("delta-int8", schema, 3, 0)
+    down.read(state)
+    whole = down.take([0, 1])
+    assert down.take([0]) == 0
+    sizes = []
+    for _ in range(2):
+        moved = {name: (values * 1.01).astype(values.dtype) for name, values in state.tensors.items()}
+        state = down.follow(state, replace(state, round=state.round + 1, tensors=moved))
+        down.read(state)
+        sizes.append(down.take([0]))
+    assert 0 < sizes[0] < whole / 2
+    down.restore(down.state())
+    assert down.take([1]) == min(down.take([2]), sum(sizes))
+
+
+def test_bytes_to_the_target_are_all_of_the_way():
+    """Every update and every download of all clients up to the target; none where it was not reached."""
+    study = study_of("fedavg-adam", "affine", participation=1.0, rounds=30, target_ua=0.6, encoding="delta-int8")
+    outcome = simulate(study)
+    assert outcome.rounds_to_target is not None
+    total = sum((point.bytes_up or 0) + (point.bytes_down or 0) for point in outcome.points)
+    plain = outcome.to_dict()
+    assert plain["bytes_to_target"] == outcome.bytes_to_target == total
+    assert plain["encoding"] == "delta-int8"
+    rounds = len(outcome.points) - 1
+    assert outcome.bytes_up_per_update == pytest.approx(
+        sum(point.bytes_up or 0 for point in outcome.points) / rounds / study.clients
+    )
+    assert Outcome.from_dict(plain) == outcome
+    assert simulate(replace(study, rounds=1, target_ua=1.0)).bytes_to_target is None
+    assert (
+        replace(outcome, points=tuple(replace(one, bytes_down=None) for one in outcome.points)).bytes_to_target is None
+    )
+
+
+def test_independent_clients_send_nothing():
+    """Nothing is encoded, and nothing counted, where nothing travels."""
+    outcome = simulate(study_of("independent", rounds=2, encoding="delta-int8"))
+    assert [(point.bytes_up, point.bytes_down) for point in outcome.points] == [(None, 0), (0, 0), (0, 0)]
+
+
+def test_a_misspelt_encoding_is_a_usage_error():
+    """With the nearest that there is."""
+    with pytest.raises(UsageError, match="did you mean 'delta-int8'"):
+        make_study(task=UNEVEN, task_ref="x", clients=2, strategy="fedavg", encoding="delta-in8")
+
+
+def test_a_gpu_exact_only():
+    """Stacked clients are added up before anybody could encode them."""
+    with pytest.raises(UsageError, match="--encoding delta-int8 is computed on the CPU only"):
+        simulate(study_of(encoding="delta-int8"), device="cuda")

@@ -1,0 +1,101 @@
+"""A run whose model and updates travel as coarse steps: devices that miss rounds, lose what they hold or are switched off.
+
+What counts is that every device trains on the very bits that the coordinator has: its steps say so by a digest, and here the
+file that a device holds is compared with the coordinator's checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from coordinator.checkpoint import load_checkpoint, load_checkpoint_after
+from coordinator.runs import run_directory
+from device_agent.held_model import DIRECTORY, HeldModel
+from shared.compression import unpack
+from tests.brokers import Mosquitto
+from tests.system.fleet import AgentProcess, Fleet
+from tests.system.stage import Stage, outcomes
+
+pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.timeout(600)]
+
+ENCODING = "delta-int8"
+
+
+@pytest.fixture
+def stage(mosquitto: Mosquitto, tmp_path: Path) -> Iterator[Stage]:
+    """Nothing but the broker runs yet."""
+    with Fleet(mosquitto.url, tmp_path) as fleet:
+        yield Stage(mosquitto, fleet, tmp_path)
+
+
+def held(agent: AgentProcess) -> HeldModel:
+    """What lies on a device's disk."""
+    return HeldModel(agent.state_dir / DIRECTORY)
+
+
+def trained_on(agent: AgentProcess, round: int) -> list[str]:
+    """In the log's words, each time that a device began to train in this round."""
+    lines = [line.partition(f"round {round}: training on ")[2] for line in agent.log.splitlines()]
+    return [words.split(" run=")[0] for words in lines if words]
+
+
+def test_devices_come_to_the_model_by_steps_from_whatever_they_hold(stage: Stage):
+    """One misses two rounds and goes on from where it was; of the other, what it holds is spoilt on the disk."""
+    ann, bob = stage.start_agents()
+    stage.hold("ann", round=2, step=3)
+    stage.hold("bob", round=3, step=2)
+    with stage.begin(rounds=5, rejoin_s=0, quorum=0.5, encoding=ENCODING, strategy="fedavg") as coordinator:
+        stage.wait_held("ann", coordinator)
+        ann.kill()
+        stage.wait_held("bob", coordinator)
+        stage.holds["ann"].release()
+        ann.start()
+        ann.wait_ready()
+        path = held(bob).path
+        path.write_bytes(path.read_bytes()[:-1] + b"?")
+        stage.holds["bob"].release()
+        done = coordinator.done()
+    assert done.code == 0
+    assert [reported for _, _, reported in outcomes(done.document)] == [2, 1, 1, 2, 2]
+    one_step = "the model held and 1 steps from there"
+    assert [trained_on(ann, number) for number in (1, 2, 4, 5)] == [
+        ["the whole model"],
+        [one_step],
+        ["the model held and 2 steps from there"],
+        [one_step],
+    ]
+    assert [trained_on(bob, number) for number in (2, 3, 5)] == [[one_step]] * 3
+    assert trained_on(bob, 4) == [one_step, "the whole model"]
+    assert "is damaged (its SHA-256 does not fit); downloading the whole model" in bob.log
+    assert_holds_the_model_of(stage, done.document["run"], 4, ann, bob)
+
+
+def test_a_device_that_reboots_in_mid_training_needs_nothing_of_the_model_again(stage: Stage):
+    """It holds what it was trained from, and gives the same update as if nothing had happened."""
+    ann, bob = stage.start_agents()
+    stage.hold("ann", round=2, step=3)
+    with stage.begin(rounds=3, encoding=ENCODING, strategy="fedavg") as coordinator:
+        stage.wait_held("ann", coordinator)
+        ann.kill()
+        stage.holds["ann"].release()
+        ann.start()
+        done = coordinator.done()
+    assert done.code == 0
+    assert [reported for _, _, reported in outcomes(done.document)] == [2, 2, 2]
+    assert trained_on(ann, 2) == ["the model held and 1 steps from there", "the model held"]
+    assert_holds_the_model_of(stage, done.document["run"], 2, ann, bob)
+
+
+def assert_holds_the_model_of(stage: Stage, run: str, round: int, *agents: AgentProcess) -> None:
+    """Each of them has the model after this round, which the last round was trained from, as the coordinator saved it."""
+    directory = run_directory(stage.state_dir, run)
+    state, (_, public, _) = load_checkpoint_after(directory, round), load_checkpoint(directory)
+    for agent in agents:
+        about, blob = held(agent).read()
+        _, tensors = unpack(blob, encoding=about.encoding, raw_bytes=about.raw_bytes, schema=public)
+        for name, value in state.tensors.items():
+            np.testing.assert_array_equal(tensors[name], value, err_msg=f"{agent.device}: {name}")
