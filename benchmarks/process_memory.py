@@ -1,8 +1,9 @@
-"""What the kernel knows of another process: its memory, its children, what it wrote."""
+"""What the kernel knows of another process: its memory, its processor time, its children, what it wrote."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -38,6 +39,15 @@ def memory_of(pid: int) -> Memory | None:
         return Memory(status["VmRSS"] * _KIB, rollup["Pss"] * _KIB, status["VmHWM"] * _KIB)
     except (OSError, KeyError):
         return None
+
+
+def cpu_seconds(pid: int) -> float | None:
+    """Processor time that all its threads have used; None where the process ends just now."""
+    try:
+        user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    except OSError:
+        return None
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 def children_of(pid: int) -> list[int]:

@@ -32,6 +32,9 @@ _log = logging.getLogger("fedpatch.coordinator")
 # The view counts seconds even while nothing happens.
 _IDLE_S = 0.5
 _SHOW_EVERY_S = 0.1
+# Of the loop's time that pictures of it may take.
+_SHOW_SHARE = 0.02
+_SHOW_AT_LEAST_EVERY_S = 2.0
 
 
 class Service:
@@ -55,7 +58,7 @@ class Service:
         self._view = view
         self._watchers = StatusFeed(connection.link, connection.fleet, engine.spec)
         self._observer = performer.observer
-        self._shown_at = 0.0
+        self._show_at = 0.0
 
     def run(self) -> None:
         """Returns when the engine has stopped; its `stopped` says why."""
@@ -77,12 +80,13 @@ class Service:
             self._show(time.monotonic())
 
     def _show(self, now: float) -> None:
-        """A snapshot costs as much as the round has devices, so not one for each event."""
-        if now >= self._shown_at + _SHOW_EVERY_S or self._engine.stopped:
-            self._shown_at = now
+        """A snapshot costs as much as the round has devices: not one for each event, and of large rounds fewer."""
+        if now >= self._show_at or self._engine.stopped:
             snapshot = take_snapshot(self._engine, now)
             self._view.show(snapshot)
             self._watchers.tell(snapshot, self._engine.stopped or "", now)
+            pause_s = max(_SHOW_EVERY_S, (time.monotonic() - now) / _SHOW_SHARE)
+            self._show_at = now + min(pause_s, _SHOW_AT_LEAST_EVERY_S)
 
     def _watch_devices(self, now: float) -> None:
         """Who is held back, and what was dropped at the door."""

@@ -8,7 +8,7 @@ import pytest
 
 from coordinator.effects import Republish, Store
 from coordinator.open_round import UPLOAD_IDLE_S
-from coordinator.repairs import REPUBLISH_S
+from coordinator.repairs import FAN_OUT_BYTES_S, REPUBLISH_S, Repairs
 from coordinator.round_states import Phase, State
 from shared.messages import (
     Accept,
@@ -25,7 +25,7 @@ from shared.messages import (
     RetryAfter,
 )
 from shared.reasons import DeclineReason, FailReason, RefuseReason
-from shared.transfer import Bitmap, Chunk, cut
+from shared.transfer import Bitmap, Chunk, cut, describe
 from tests.coordinator.open_rounds import BLOB, Bench
 from tests.specs import counted, gone, model, report, told, update
 
@@ -238,3 +238,15 @@ def test_chunks_that_several_devices_miss_are_published_once():
     asked = [bench.hear(device, need, now=2.0) for device in "abc"]
     assert asked == [[Republish(model().digest, (0, 2))], [], []]
     assert bench.hear("a", need, now=2.0 + REPUBLISH_S) == [Republish(model().digest, (0, 2))]
+
+
+def test_nothing_is_sent_again_while_the_first_sending_is_under_way():
+    """A thousand devices take a broker seconds; with fewer that wait it is sooner done, and then whoever asks is served."""
+    large = describe(bytes(800_000), chunk_bytes=100_000, encoding="fp32", raw_bytes=800_000, schema="0" * 64)
+    need = Need(large.digest, Bitmap(large.chunk_count, [1, 5]).to_bytes())
+    takes_s = 1000 * large.size_bytes / FAN_OUT_BYTES_S
+    repairs = Repairs(large, now=10.0)
+    assert repairs.wanted(need, 10.0 + takes_s / 2, waiting=1000) == ()
+    assert repairs.wanted(need, 10.0 + takes_s / 2, waiting=100) == (1, 5)
+    assert repairs.wanted(need, 10.0 + takes_s, waiting=1000) == ()
+    assert repairs.wanted(need, 10.0 + 2 * takes_s, waiting=1000) == (1, 5)

@@ -1,0 +1,206 @@
+"""A device without torch and without a disk: the agent's real job and its real link, with an update that nobody trained.
+
+Hundreds of them fit into a process, so that a coordinator and a broker meet a thousand real MQTT sessions on one machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from benchmarks.light_updates import StandInUpdates
+from device_agent.admission import Verdict
+from device_agent.effects import Effect, Fetch, Forget, ForgetModel, JobState, Keep, Reply, Spool, StopFetching, Train
+from device_agent.job import Job
+from device_agent.performing import Identity
+from shared import __version__, topics
+from shared.codec import decode, encode
+from shared.link import Connected, Disconnected, LinkEvent, MqttLink, Received
+from shared.messages import (
+    ENCODINGS,
+    MAX_BLOB_BYTES,
+    CoordinatorState,
+    DeviceState,
+    Envelope,
+    Manifest,
+    TaskCapability,
+    WorkRequest,
+    is_delta,
+)
+from shared.transfer import Chunk, SendChunk, cut, decode_chunk, encode_chunk
+
+_WILLING = Verdict(True)
+# Of the present and the last rounds.
+_BLOBS = 8
+
+
+@dataclass
+class Tally:
+    """What the devices of a process did: `outcomes` of jobs, and messages and bytes that they sent and received."""
+
+    outcomes: Counter[str] = field(default_factory=Counter)
+    connects: int = 0
+    disconnects: int = 0
+    sent: int = 0
+    sent_bytes: int = 0
+    received: int = 0
+    received_bytes: int = 0
+
+
+class ModelChunks:
+    """Chunks of global models, kept once for all devices of a process: each device has received them all the same."""
+
+    def __init__(self) -> None:
+        self._parts: OrderedDict[str, dict[int, bytes]] = OrderedDict()
+
+    def same(self, chunk: Chunk) -> bytes:
+        """Its data, or the equal bytes that another device has."""
+        if chunk.digest not in self._parts:
+            self._parts[chunk.digest] = {}
+            if len(self._parts) > _BLOBS:
+                self._parts.popitem(last=False)
+        known = self._parts[chunk.digest].setdefault(chunk.index, chunk.data)
+        return known if known == chunk.data else chunk.data
+
+
+class LightDevice:
+    """One device. `events` gets what its link says; the thread that owns the device hands it to `handle`, and calls `tick`."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        *,
+        broker: str,
+        events: Callable[[LightDevice, LinkEvent], None],
+        capability: TaskCapability,
+        updates: StandInUpdates,
+        chunks: ModelChunks,
+        tally: Tally,
+    ) -> None:
+        self.me = identity
+        self.connected = False
+        self.job = Job(max_blob_bytes=MAX_BLOB_BYTES)
+        self._tasks = (capability,)
+        self._updates = updates
+        self._chunks = chunks
+        self._tally = tally
+        self._coordinator_boot = ""
+        self._parts: dict[str, dict[int, bytes]] = {}
+        self._held = ""
+        self._update: tuple[Manifest, bytes] | None = None
+        self.link = MqttLink(
+            broker,
+            client_id=identity.client_id,
+            events=lambda event: events(self, event),
+            will=identity.will(),
+            reconnect_delay_s=(1.0, 10.0),
+        )
+        self.link.subscribe(*topics.device_filters(identity.fleet, identity.device))
+
+    def handle(self, event: LinkEvent, now: float) -> None:
+        """Something came over the link."""
+        match event:
+            case Connected():
+                self.connected = True
+                self._tally.connects += 1
+                self._tell_state()
+                self.job.reconnected(now)
+            case Disconnected():
+                self.connected = False
+                self._tally.disconnects += 1
+            case Received():
+                self._tally.received += 1
+                self._tally.received_bytes += len(event.payload)
+                self._on_received(event, now)
+
+    def tick(self, now: float) -> None:
+        """Lets time pass."""
+        if self.connected and self.job.state is not JobState.IDLE:
+            self._perform(self.job.tick(now), now)
+
+    def _on_received(self, event: Received, now: float) -> None:
+        topic = topics.parse_topic(self.me.fleet, event.topic)
+        if topic is None or not event.payload:
+            return
+        if topic.kind == "model_chunk":
+            self._perform(self.job.on_chunk(decode_chunk(event.payload), now), now)
+            return
+        envelope = decode(event.payload)
+        body = envelope.body
+        if isinstance(body, WorkRequest):
+            held = self._held if self._updates.has(self._held) else ""
+            self._perform(self.job.on_request(envelope, self._tasks, _WILLING, now, held), now)
+        elif topic.kind == "down":
+            self._perform(self.job.on_message(envelope, now), now)
+        elif isinstance(body, CoordinatorState) and body.online and body.boot != self._coordinator_boot:
+            self._coordinator_boot = body.boot
+            self._tell_state()
+            self.job.reconnected(now)
+
+    def _tell_state(self) -> None:
+        state = DeviceState(
+            True, self.me.boot, __version__, tasks=self._tasks, encodings=ENCODINGS, job=self.job.status()
+        )
+        self._publish(topics.device_state(self.me.fleet, self.me.device), encode(Envelope(state)), retain=True)
+
+    def _publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
+        self._tally.sent += 1
+        self._tally.sent_bytes += len(payload)
+        self.link.publish(topic, payload, retain=retain)
+
+    def _perform(self, effects: list[Effect], now: float) -> None:
+        queue = deque(effects)
+        while queue:
+            queue.extend(self._do(queue.popleft(), now))
+
+    def _do(self, effect: Effect, now: float) -> list[Effect]:
+        match effect:
+            case Reply():
+                self._publish(topics.up(self.me.fleet, self.me.device), encode(effect.envelope))
+            case Fetch():
+                return self._fetch(effect.blobs, now)
+            case StopFetching():
+                self._unsubscribe()
+            case Keep():
+                self._parts[effect.chunk.digest][effect.chunk.index] = self._chunks.same(effect.chunk)
+            case Train():
+                return self._train(effect, now)
+            case Spool():
+                pass  # there is no disk, and the update is there already
+            case SendChunk() if self._update is not None:
+                manifest, blob = self._update
+                chunk = cut(blob, manifest, effect.index)
+                topic = topics.update_chunk(self.me.fleet, self.me.device, chunk.digest, chunk.index)
+                self._publish(topic, encode_chunk(chunk))
+            case ForgetModel():
+                self._held = ""
+            case Forget():
+                self._tally.outcomes[effect.outcome.partition(":")[0]] += 1
+                self._unsubscribe()
+                self._update = None
+        return []
+
+    def _fetch(self, blobs: Sequence[Manifest], now: float) -> list[Effect]:
+        self._unsubscribe()
+        self._parts = {blob.digest: {} for blob in blobs}
+        self.link.subscribe(*self._filters())
+        return self.job.fetching({}, now)
+
+    def _unsubscribe(self) -> None:
+        self.link.unsubscribe(*self._filters())
+        self._parts = {}
+
+    def _filters(self) -> list[str]:
+        return [topics.model_chunks_filter(self.me.fleet, digest) for digest in self._parts]
+
+    def _train(self, effect: Train, now: float) -> list[Effect]:
+        blobs = {digest: b"".join(parts[index] for index in sorted(parts)) for digest, parts in self._parts.items()}
+        self._unsubscribe()
+        if any(hashlib.sha256(blob).hexdigest() != digest for digest, blob in blobs.items()):
+            return self.job.damaged()
+        request = effect.request
+        self._update = self._updates.make(request, effect.way, blobs, effect.key.round)
+        self._held = request.model.digest if request.deltas or is_delta(request.encoding) else ""
+        return self.job.trained(effect.key, self._update[0], now)

@@ -1,0 +1,135 @@
+"""A fleet of light devices in a few processes, for benchmarks of a real coordinator at a real broker.
+
+    with LightDevices(broker=url, fleet="demo", task=mnist.TASK, count=1000, processes=4) as devices:
+        devices.wait_ready()
+        ...                         # fedpatch run --devices 1000
+    devices.report                  # what they did, all together
+
+They are the agent's job and link with updates that nobody trained (benchmarks.light_device). The processes end with the
+`with`, and with whoever started them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Thread
+from types import TracebackType
+from typing import Any, Self
+
+from shared.errors import FedpatchError
+from shared.model import schema_of
+from shared.task import Task
+
+ROOT = Path(__file__).resolve().parents[1]
+PATIENCE_S = 300.0
+GOODBYE_S = 60.0
+
+
+@dataclass
+class LightReport:
+    """What all devices did together: outcomes of jobs, messages and payload bytes over their links, CPU and most memory."""
+
+    outcomes: Counter[str] = field(default_factory=Counter)
+    connects: int = 0
+    disconnects: int = 0
+    sent: int = 0
+    sent_bytes: int = 0
+    received: int = 0
+    received_bytes: int = 0
+    cpu_s: float = 0.0
+    peak_bytes: int = 0
+
+    def add(self, told: dict[str, Any]) -> None:
+        """Of one process more."""
+        self.outcomes.update(told.pop("outcomes"))
+        for name, value in told.items():
+            setattr(self, name, getattr(self, name) + value)
+
+
+class LightDevices:
+    """`count` devices, named light-1, light-2, ..., each with `num_examples` examples of `task`."""
+
+    def __init__(
+        self, *, broker: str, fleet: str, task: Task, count: int, processes: int = 4, num_examples: int = 300
+    ) -> None:
+        self.report = LightReport()
+        self._count = count
+        schema = schema_of(task.build_model()).to_lists()
+        names = [f"light-{number}" for number in range(1, count + 1)]
+        common = {"broker": broker, "fleet": fleet, "task": task.name, "schema": schema, "num_examples": num_examples}
+        shares = [names[first::processes] for first in range(min(processes, count))]
+        self._jobs = [{**common, "devices": share} for share in shares]
+        self._processes: list[subprocess.Popen[str]] = []
+        self._said: SimpleQueue[tuple[int, str]] = SimpleQueue()
+
+    def __enter__(self) -> Self:
+        for number, job in enumerate(self._jobs):
+            line = [sys.executable, "-m", "benchmarks.light_process"]
+            process = subprocess.Popen(line, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            self._processes.append(process)
+            assert process.stdin is not None
+            process.stdin.write(json.dumps(job) + "\n")
+            process.stdin.flush()
+            Thread(target=self._listen, args=(number, process), daemon=True).start()
+        return self
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the processes."""
+        return [process.pid for process in self._processes]
+
+    def wait_ready(self, patience_s: float = PATIENCE_S) -> None:
+        """Return once all devices are connected and the broker has their presence. FedpatchError if they never are."""
+        give_up_at = time.monotonic() + patience_s
+        for done in range(len(self._jobs)):
+            _, line = self._next(give_up_at)
+            if line != "ready":
+                raise FedpatchError(f"{done} of {len(self._jobs)} processes of light devices are ready, and one ended")
+
+    def __exit__(
+        self, _type: type[BaseException] | None, _error: BaseException | None, _tb: TracebackType | None
+    ) -> None:
+        for process in self._processes:
+            assert process.stdin is not None
+            with contextlib.suppress(OSError):
+                process.stdin.close()
+        give_up_at = time.monotonic() + GOODBYE_S
+        for process in self._processes:
+            try:
+                process.wait(max(0.0, give_up_at - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        if _error is None:
+            self._gather(give_up_at)
+
+    def _gather(self, give_up_at: float) -> None:
+        missing = set(range(len(self._jobs)))
+        while missing:
+            number, line = self._next(give_up_at)
+            if line.startswith("{"):
+                self.report.add(json.loads(line))
+                missing.discard(number)
+            elif not line and number in missing:
+                raise FedpatchError("a process of light devices ended without its report")
+
+    def _next(self, give_up_at: float) -> tuple[int, str]:
+        try:
+            return self._said.get(timeout=max(0.1, give_up_at - time.monotonic()))
+        except Empty:
+            raise FedpatchError("the light devices say nothing") from None
+
+    def _listen(self, number: int, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        with process.stdout as stream:
+            for line in stream:
+                self._said.put((number, line.rstrip()))
+        self._said.put((number, ""))

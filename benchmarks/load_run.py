@@ -1,0 +1,137 @@
+"""A run of a real coordinator over a thousand light devices at a real broker, and what it costs each of them."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.light_devices import ROOT, LightDevices, LightReport
+from benchmarks.process_memory import cpu_seconds, memory_of
+from benchmarks.shipped_broker import shipped_broker
+from shared.errors import FedpatchError
+from shared.task import Task
+
+FLEET = "load"
+WAITING = b"waiting for devices"
+"""What the coordinator says when it has loaded all it needs: what it spends before is not the rounds'."""
+LOOK_EVERY_S = 0.2
+PATIENCE_S = 3600.0
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How many devices, in how many processes, for how many rounds of which task."""
+
+    task: Task
+    devices: int
+    rounds: int
+    processes: int
+
+
+class Watched:
+    """A process that runs: what it has used since `begin`, and the most memory that it ever had."""
+
+    def __init__(self, pid: int) -> None:
+        self.peak_bytes = 0
+        self._pid = pid
+        self._before_s = self._now_s = 0.0
+
+    def begin(self) -> None:
+        """What was spent before is not counted."""
+        self.look()
+        self._before_s = self._now_s
+
+    def look(self) -> None:
+        """Called now and then, for of a process that has ended nothing can be asked."""
+        memory, spent_s = memory_of(self._pid), cpu_seconds(self._pid)
+        self.peak_bytes = max(self.peak_bytes, memory.peak_bytes if memory else 0)
+        self._now_s = self._now_s if spent_s is None else spent_s
+
+    @property
+    def cpu_s(self) -> float:
+        """Since `begin`."""
+        return self._now_s - self._before_s
+
+
+def play(scale: Scale, options: Mapping[str, str], limits: Mapping[str, str], folder: Path) -> dict[str, Any]:
+    """One run with further `options` of `fedpatch run`, and other `limits` of the broker than we ship."""
+    task = scale.task
+    with shipped_broker(folder, changes=limits) as broker:
+        fleet = LightDevices(broker=broker.url, fleet=FLEET, task=task, count=scale.devices, processes=scale.processes)
+        with fleet:
+            fleet.wait_ready()
+            watched = {"broker": Watched(broker.pid)}
+            document = _run(scale, broker.url, options, folder, watched)
+    if scale.devices != fleet.report.connects or fleet.report.disconnects:
+        document["reconnects"] = fleet.report.connects - scale.devices
+    return {**_figures(scale, document, fleet.report, watched), "options": dict(options), "limits": dict(limits)}
+
+
+def _run(
+    scale: Scale, url: str, options: Mapping[str, str], folder: Path, watched: dict[str, Watched]
+) -> dict[str, Any]:
+    given = {"broker": url, "fleet": FLEET, "task": scale.task.name, "devices": str(scale.devices)}
+    given |= {"rounds": str(scale.rounds), "state-dir": str(folder / "coordinator"), "metrics": "none", "wait-s": "300"}
+    given |= {"strategy": "fedavg", "quorum": "1", "max-devices": str(max(10_000, scale.devices)), **options}
+    line = [sys.executable, "-P", "-m", "coordinator", "run", "--json"]
+    line += [f"--{name}={value}" for name, value in given.items()]
+    said, told = folder / "coordinator.log", folder / "coordinator.json"
+    with said.open("wb") as err, told.open("wb") as out:
+        process = subprocess.Popen(line, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
+    watched["coordinator"] = Watched(process.pid)
+    begun, give_up_at = False, time.monotonic() + PATIENCE_S
+    try:
+        while process.poll() is None and time.monotonic() < give_up_at:
+            if not begun and WAITING in said.read_bytes():
+                begun = True
+                for one in watched.values():
+                    one.begin()
+            for one in watched.values():
+                one.look()
+            time.sleep(LOOK_EVERY_S)
+    finally:
+        process.terminate()
+        process.wait()
+    if process.returncode:
+        raise FedpatchError(f"the run failed: {said.read_text(errors='replace')[-1500:]}")
+    return dict(json.loads(told.read_text("utf-8").splitlines()[-1]))
+
+
+def _figures(
+    scale: Scale, document: Mapping[str, Any], report: LightReport, watched: Mapping[str, Watched]
+) -> dict[str, Any]:
+    records, rounds = document["rounds"], scale.rounds
+    seconds = [sum(record["phase_seconds"].values()) for record in records]
+    committed = report.outcomes["committed"]
+    return {
+        "devices": scale.devices,
+        "rounds": rounds,
+        "round_s": statistics.median(seconds),
+        "round_s_all": seconds,
+        "phase_s": {
+            name: statistics.median(r["phase_seconds"][name] for r in records) for name in records[0]["phase_seconds"]
+        },
+        "coordinator_cpu_s": watched["coordinator"].cpu_s / rounds,
+        "coordinator_peak_bytes": watched["coordinator"].peak_bytes,
+        "broker_cpu_s": watched["broker"].cpu_s / rounds,
+        "broker_peak_bytes": watched["broker"].peak_bytes,
+        "devices_cpu_s": report.cpu_s / rounds,
+        "devices_peak_bytes": report.peak_bytes,
+        "messages": (report.sent + report.received) / rounds,
+        "bytes_down": statistics.mean(record["bytes_down"] for record in records),
+        "bytes_up": statistics.mean(record["bytes_up"] for record in records),
+        "link_bytes": (report.sent_bytes + report.received_bytes) / rounds,
+        "reported": sum(record["reported"] for record in records),
+        "committed": committed,
+        "lost": scale.devices * rounds - sum(record["reported"] for record in records),
+        "failed_rounds": sum(record["outcome"] != "aggregated" for record in records),
+        "disconnects": report.disconnects,
+        "outcomes": dict(report.outcomes),
+    }

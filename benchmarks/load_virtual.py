@@ -1,0 +1,136 @@
+"""Ten thousand devices and more, in simulated time, through the real engine: `python -m benchmarks.load_virtual`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from benchmarks.process_memory import memory_of
+from shared.command import AsJson, command, interruptible, run_app
+from shared.errors import FedpatchError
+from shared.files import write_atomic
+from simulator.fleet import SimulatedFleet
+from simulator.fleet_terms import FleetTerms
+
+NAME = "benchmarks.load_virtual"
+ROOT = Path(__file__).resolve().parents[1]
+FLEETS = (1_000, 10_000, 100_000)
+SIZES = (800_000, 45_000)
+"""Bytes of the model and of an update: the 2NN as fp32, and as delta-int8."""
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@command(app, "load_virtual", example="python -m benchmarks.load_virtual --out results/benchmarks/load-virtual.json")
+def load_virtual(
+    devices: Annotated[list[int] | None, typer.Option(min=1, metavar="N", help="Sizes of fleets (repeatable).")] = None,
+    size: Annotated[
+        list[int] | None, typer.Option(min=1, metavar="BYTES", help="Of model and update (repeatable).")
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, metavar="N", help="Rounds; every device is asked in each.")] = 2,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the JSON document there too.")] = None,
+    toy: Annotated[bool, typer.Option("--toy", help="A smoke test: 20 and 40 devices.")] = False,
+    alone: Annotated[
+        bool, typer.Option("--alone", hidden=True, help="Play the one fleet in this very process.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Play rounds of whole fleets in simulated time, each in a process of its own, and tell how time and memory grow."""
+    fleets = devices or ((20, 40) if toy else FLEETS)
+    with interruptible():
+        if alone:
+            assert devices and size
+            typer.echo(json.dumps(measure(devices[0], size[0], rounds)))
+            return
+        found = [_in_a_process(count, each, rounds) for each in size or SIZES for count in fleets]
+    text = json.dumps({"fleets": found, "cores": os.cpu_count()}, indent=1, allow_nan=False)
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(out, f"{text}\n".encode(), mode=0o644)
+    if as_json:
+        typer.echo(text)
+    else:
+        for line in table(found):
+            typer.echo(line)
+
+
+def measure(devices: int, size_bytes: int, rounds: int) -> dict[str, Any]:
+    """Time and memory of `rounds` in which every device of a fleet is asked."""
+    terms = FleetTerms(
+        devices=devices,
+        rounds=rounds,
+        participation=1.0,
+        over_select=1.0,
+        model_bytes=size_bytes,
+        update_bytes=size_bytes,
+    )
+    before = _resident()
+    began, spent = time.perf_counter(), time.process_time()
+    fleet = SimulatedFleet(terms)
+    fleet.run()
+    wall_s, cpu_s = time.perf_counter() - began, time.process_time() - spent
+    return {
+        "devices": devices,
+        "size_bytes": size_bytes,
+        "rounds": rounds,
+        "wall_s": wall_s / rounds,
+        "cpu_s": cpu_s / rounds,
+        "events": fleet.agenda.done / rounds,
+        "us_per_event": 1e6 * cpu_s / fleet.agenda.done,
+        "bytes_per_device": (_resident(peak=True) - before) / devices,
+        "virtual_s": sum(one.seconds for one in fleet.rounds) / rounds,
+        "failed": sum(one.outcome != "aggregated" for one in fleet.rounds),
+        "reported": sum(one.reported for one in fleet.rounds) / rounds,
+    }
+
+
+def table(found: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """A row for each fleet, as Markdown."""
+    yield (
+        "| devices | model and update | wall s per round | events per device | us per event | kB per device | a round in "
+        "simulated time | reported |"
+    )
+    yield "|---|---|---|---|---|---|---|---|"
+    for one in found:
+        cells = [
+            f"{one['devices']:,}",
+            f"{one['size_bytes'] / 1e3:.0f} kB",
+            f"{one['wall_s']:.1f}",
+            f"{one['events'] / one['devices']:.0f}",
+            f"{one['us_per_event']:.0f}",
+            f"{one['bytes_per_device'] / 1e3:.1f}",
+            f"{one['virtual_s']:.0f} s{', failed' if one['failed'] else ''}",
+            f"{one['reported']:,.0f}",
+        ]
+        yield f"| {' | '.join(cells)} |"
+
+
+def _in_a_process(devices: int, size_bytes: int, rounds: int) -> dict[str, Any]:
+    line = [sys.executable, "-m", NAME, "--alone", f"--devices={devices}", f"--size={size_bytes}", f"--rounds={rounds}"]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise FedpatchError(f"{devices} devices: {done.stderr.strip()[-500:]}")
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def _resident(*, peak: bool = False) -> int:
+    memory = memory_of(os.getpid())
+    assert memory is not None
+    return memory.peak_bytes if peak else memory.rss_bytes
+
+
+def main() -> NoReturn:
+    """Entry point; ends the process."""
+    run_app(app, f"python -m {NAME}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""The paper's testbed (section 4.5, Table 4): `python -m benchmarks.testbed`."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import tempfile
+import time
+from contextlib import nullcontext
+from itertools import groupby
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from benchmarks.testbed_cells import CPUS, DATASETS, Cell, find_cells
+from benchmarks.testbed_play import Federation, hosts_for, play_alone
+from benchmarks.testbed_table import markdown
+from shared.command import AsJson, command, interruptible, run_app
+from shared.files import write_atomic
+
+NAME = "benchmarks.testbed"
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@command(app, "testbed", example="FEDPATCH_DATA=... python -m benchmarks.testbed --markdown")
+def testbed(
+    cells: Annotated[str, typer.Option(metavar="NAME,..", help="Cells to play, as mnist-mtfl-on; none: all.")] = "",
+    rounds: Annotated[int, typer.Option(min=1, metavar="N", help="Rounds of each cell.")] = 10,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where each cell's JSON goes; those there are kept.")] = Path(
+        "results/testbed"
+    ),
+    again: Annotated[bool, typer.Option("--again", help="Play cells too that are there already.")] = False,
+    toy: Annotated[bool, typer.Option("--toy", help="A smoke test: task digits, two rounds.")] = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Play ten rounds of ten devices with slow processors and links, and tell where the time goes, beside the paper's table.
+
+    Needs root, for network namespaces and control groups; Linux only. A cell that is there already is not played again.
+    """
+    datasets = ("digits",) if toy else ("mnist", "cifar10")
+    wanted = find_cells(cells, datasets)
+    rounds = 2 if toy else rounds
+    missing = wanted if again else [cell for cell in wanted if not _file(out, cell).exists()]
+    with interruptible():
+        for dataset, group in groupby(missing, lambda cell: cell.dataset):
+            _play(dataset, list(group), rounds, out)
+    found = {cell: json.loads(_file(out, cell).read_bytes()) for cell in wanted}
+    if as_json:
+        typer.echo(json.dumps({cell.name: document for cell, document in found.items()}, allow_nan=False))
+    else:
+        for line in markdown(found, plain=not as_markdown):
+            typer.echo(line)
+
+
+def _play(dataset: str, cells: list[Cell], rounds: int, out: Path) -> None:
+    federated = [cell for cell in cells if cell.scheme != "independent"]
+    with tempfile.TemporaryDirectory(prefix="fedpatch-testbed-") as folder, hosts_for(DATASETS[dataset]) as hosts:
+        federation = Federation(hosts, DATASETS[dataset], Path(folder))
+        with federation.at_work() if federated else nullcontext():
+            for cell in federated:
+                _keep(out, cell, lambda cell=cell: federation.play(cell, rounds))
+        for cell in cells:
+            if cell.scheme == "independent":
+                _keep(out, cell, lambda: play_alone(hosts, DATASETS[dataset], rounds))
+
+
+def _keep(out: Path, cell: Cell, play: Any) -> None:
+    typer.echo(f"{cell.name} ...", err=True)
+    began, load = time.monotonic(), os.getloadavg()[0]
+    document = play()
+    document |= {"cell": cell.name, "seconds": time.monotonic() - began, "load_before": load, **_terms(cell)}
+    out.mkdir(parents=True, exist_ok=True)
+    write_atomic(_file(out, cell), f"{json.dumps(document, indent=1, allow_nan=False)}\n".encode(), mode=0o644)
+
+
+def _terms(cell: Cell) -> dict[str, Any]:
+    dataset = DATASETS[cell.dataset]
+    terms = {"cpus": CPUS, "rate_bit_s": dataset.rate_bit_s, "data": dataset.data(0), "machine": platform.machine()}
+    return {**terms, "cores": os.cpu_count()}
+
+
+def _file(out: Path, cell: Cell) -> Path:
+    return out / f"{cell.name}.json"
+
+
+def main() -> NoReturn:
+    """Entry point; ends the process."""
+    run_app(app, f"python -m {NAME}")
+
+
+if __name__ == "__main__":
+    main()

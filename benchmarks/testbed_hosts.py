@@ -1,0 +1,218 @@
+"""Hosts for the testbed: a network namespace and a share of the processor for each, and links of a given rate.
+
+    with Hosts(["server", "pi-1"], rate_bit_s=60e6) as hosts:
+        with hosts.inside("pi-1"):
+            process = subprocess.Popen(...)       # runs on that host
+        hosts.put("pi-1", process.pid)            # and so do its children
+        hosts.limit("pi-1", 0.1)                  # a tenth of a processor from now on
+
+A process of its own takes everything down when the `with` is left or its process dies, however it dies: what runs on the
+hosts is killed, namespaces and control groups are removed. It is `python -m benchmarks.testbed_hosts PREFIX`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from shared.errors import FedpatchError
+
+ROOT = Path(__file__).resolve().parents[1]
+PERIOD_US = 20_000
+"""Of a quota. A tenth of a processor is then 2 ms in every 20: a message waits little longer than on a slow processor."""
+MAX_HOSTS = 200
+
+_NAME = "fedpatch-bed"
+_OWNED = re.compile(rf"({_NAME}-(\d+))-[a-z0-9-]+")
+_NETNS = Path("/run/netns")
+_CGROUP_V1, _CGROUP_V2 = Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")
+_CLONE_NEWNET = 0x40000000
+# What a link holds at most before it drops, in milliseconds at its rate, as the queue of an access point does.
+_QUEUE_MS, _BURST_BYTES = 200, 64 * 1024
+_TRIES, _PAUSE_S = 100, 0.05
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Hosts:
+    """The first host has the address 10.98.0.1. Raises FedpatchError where the machine allows none (`why_not`)."""
+
+    def __init__(self, names: Sequence[str], *, rate_bit_s: float) -> None:
+        self._prefix = f"{_NAME}-{os.getpid()}"
+        self._numbers = {name: number for number, name in enumerate(names[:MAX_HOSTS], 1)}
+        self._rate_bit_s = rate_bit_s
+        self._reaper: subprocess.Popen[bytes] | None = None
+
+    def address(self, name: str) -> str:
+        """IPv4 address of a host."""
+        return f"10.98.0.{self._numbers[name]}"
+
+    @contextlib.contextmanager
+    def inside(self, name: str) -> Iterator[None]:
+        """What this thread makes meanwhile, sockets and processes, is on the host."""
+        there = _NETNS / f"{self._prefix}-{name}"
+        with open("/proc/thread-self/ns/net", "rb") as home, there.open("rb") as other:
+            _move(other.fileno())
+            try:
+                yield
+            finally:
+                _move(home.fileno())
+
+    def put(self, name: str, pid: int) -> None:
+        """The process, and what it starts from now on, shares the host's processor."""
+        (self._group(name) / "cgroup.procs").write_text(str(pid))
+
+    def limit(self, name: str, cpus: float | None) -> None:
+        """The host has so much of a processor; None: as much as there is."""
+        group = self._group(name)
+        quota_us = None if cpus is None else max(1000, int(cpus * PERIOD_US))
+        if group.is_relative_to(_CGROUP_V1):
+            (group / "cpu.cfs_quota_us").write_text("-1")
+            (group / "cpu.cfs_period_us").write_text(str(PERIOD_US))
+            (group / "cpu.cfs_quota_us").write_text(str(quota_us or -1))
+        else:
+            (group / "cpu.max").write_text(f"{quota_us or 'max'} {PERIOD_US}")
+
+    def __enter__(self) -> Self:
+        if reason := why_not():
+            raise FedpatchError(f"the testbed needs hosts of its own: {reason}")
+        remove_leftovers()
+        # In a session of its own, so that Ctrl-C does not end it before its work is done.
+        line = [sys.executable, "-m", "benchmarks.testbed_hosts", self._prefix]
+        self._reaper = subprocess.Popen(line, cwd=ROOT, stdin=subprocess.PIPE, start_new_session=True)
+        try:
+            self._build()
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(
+        self, _type: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        self._end()
+
+    def _build(self) -> None:
+        switch = f"{self._prefix}-switch"
+        _run("ip", "netns", "add", switch)
+        _run("ip", "-n", switch, "link", "add", "bridge", "type", "bridge")
+        _run("ip", "-n", switch, "link", "set", "bridge", "up")
+        for name, number in self._numbers.items():
+            host, port = f"{self._prefix}-{name}", f"port{number}"
+            _run("ip", "netns", "add", host)
+            _run("ip", "-n", switch, "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", host)
+            _run("ip", "-n", switch, "link", "set", port, "master", "bridge", "up")
+            _run("ip", "-n", host, "addr", "add", f"{self.address(name)}/24", "dev", "eth0")
+            for device in ("lo", "eth0"):
+                _run("ip", "-n", host, "link", "set", device, "up")
+            if number > 1:  # the server is on a cable
+                for namespace, device in ((host, "eth0"), (switch, port)):
+                    shape = ["rate", f"{self._rate_bit_s:.0f}bit", "burst", str(_BURST_BYTES), "latency"]
+                    shape += [f"{_QUEUE_MS}ms"]
+                    _run("tc", "-n", namespace, "qdisc", "add", "dev", device, "root", "tbf", *shape)
+            self._group(name).mkdir()
+
+    def _end(self) -> None:
+        if self._reaper is not None and self._reaper.stdin is not None:
+            self._reaper.stdin.close()
+            self._reaper.wait()
+
+    def _group(self, name: str) -> Path:
+        return _groups() / f"{self._prefix}-{name}"
+
+
+def why_not() -> str:
+    """Why this machine allows no hosts; empty where it does."""
+    if os.geteuid() != 0:
+        return "network namespaces and control groups need root"
+    if missing := [program for program in ("ip", "tc") if shutil.which(program) is None]:
+        return f"the command {missing[0]} is not installed (apt install iproute2)"
+    probe = f"{_NAME}-{os.getpid()}-probe"
+    if subprocess.run(["ip", "netns", "add", probe], capture_output=True, check=False).returncode != 0:
+        return "network namespaces cannot be made here"
+    shape = ["root", "tbf", "rate", "1mbit", "burst", "10000", "latency", "50ms"]
+    shaped = subprocess.run(["tc", "-n", probe, "qdisc", "add", "dev", "lo", *shape], capture_output=True, check=False)
+    subprocess.run(["ip", "netns", "del", probe], capture_output=True, check=False)
+    if shaped.returncode != 0:
+        return "the kernel has no token bucket filter (sch_tbf)"
+    group = _groups() / probe
+    try:
+        group.mkdir()
+        found = any((group / name).exists() for name in ("cpu.max", "cpu.cfs_quota_us"))
+        group.rmdir()
+    except OSError as error:
+        return f"control groups cannot be made: {error}"
+    return "" if found else f"{_groups()} has no quota of processor time"
+
+
+def remove_leftovers() -> None:
+    """Take down the hosts of processes that are no more."""
+    places = [path.name for folder in (_NETNS, _groups()) if folder.is_dir() for path in folder.glob(f"{_NAME}-*")]
+    owned = [found for found in map(_OWNED.fullmatch, places) if found]
+    for prefix in {one[1] for one in owned if not Path("/proc", one[2]).exists()}:
+        take_down(prefix)
+
+
+def take_down(prefix: str) -> None:
+    """Kill what runs on the hosts of a prefix, and remove them; none has to be there."""
+    groups = list(_groups().glob(f"{prefix}-*"))
+    namespaces = [path.name for path in _NETNS.glob(f"{prefix}-*")] if _NETNS.is_dir() else []
+    for _ in range(_TRIES):
+        pids = {int(pid) for group in groups for pid in _read(group / "cgroup.procs").split()}
+        for namespace in namespaces:
+            found = subprocess.run(["ip", "netns", "pids", namespace], capture_output=True, text=True, check=False)
+            pids |= {int(pid) for pid in found.stdout.split()}
+        if not pids:
+            break
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(_PAUSE_S)
+    for namespace in namespaces:
+        subprocess.run(["ip", "netns", "del", namespace], capture_output=True, check=False)
+    for group in groups:
+        with contextlib.suppress(OSError):
+            group.rmdir()
+
+
+def _groups() -> Path:
+    return _CGROUP_V1 if _CGROUP_V1.is_dir() else _CGROUP_V2
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+def _move(namespace_fd: int) -> None:
+    if _libc.setns(namespace_fd, _CLONE_NEWNET) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"setns: {os.strerror(number)}")
+
+
+def _run(*line: str) -> None:
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise FedpatchError(f"{' '.join(line)}: {done.stderr.strip()}")
+
+
+def main() -> None:
+    """Waits until whoever started it closes the pipe or is no more, then takes the hosts down."""
+    sys.stdin.buffer.read()
+    take_down(sys.argv[1])
+
+
+if __name__ == "__main__":
+    main()

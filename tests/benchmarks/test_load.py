@@ -1,0 +1,72 @@
+"""benchmarks.load and benchmarks.load_virtual at toy size: real sessions and simulated ones, and nobody is lost."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+from benchmarks import load, load_virtual
+from benchmarks.shipped_broker import shipped_limits
+from tests.programs import Program
+
+ROUNDS, DEVICES = 2, 20
+
+
+@pytest.mark.slow
+@pytest.mark.broker
+@pytest.mark.system
+@pytest.mark.timeout(900)
+def test_nobody_is_lost(monkeypatch, capsys, tmp_path):
+    """All devices report in all rounds, with whole values and with differences; what it costs is told for each."""
+    if shutil.which("mosquitto", path="/usr/sbin:/usr/bin:/usr/local/sbin:/usr/local/bin") is None:
+        pytest.skip("mosquitto is not installed (apt install mosquitto)")
+    out = tmp_path / "new" / "load.json"
+    program = Program(load.main, monkeypatch, capsys)
+    ended = program("--toy", "--json", "--out", out)
+    assert ended.code == 0, ended.err
+    document = json.loads(ended.out)
+    assert json.loads(out.read_text("utf-8")) == document
+    whole, steps = document["variants"]
+    for one in (whole, steps):
+        assert (one["lost"], one["failed_rounds"], one["reported"]) == (0, 0, ROUNDS * DEVICES)
+        assert one["outcomes"] == {"committed": ROUNDS * DEVICES}
+        assert one["coordinator_cpu_s"] > 0
+        assert 0 < one["broker_peak_bytes"] < one["coordinator_peak_bytes"]
+    assert steps["bytes_up"] < whole["bytes_up"] / 2
+
+
+def test_the_broker_has_the_limits_that_we_ship():
+    """Those that bound what waits for a client, and what all of it may take."""
+    limits = shipped_limits()
+    assert limits["max_queued_messages"] == "1000"
+    assert {"memory_limit", "max_queued_bytes", "max_packet_size", "set_tcp_nodelay"} <= limits.keys()
+
+
+def test_a_variant_that_cannot_be_read_is_an_error(monkeypatch, capsys):
+    """A word without a value is named, with an example."""
+    ended = Program(load.main, monkeypatch, capsys)("--variant", "encoding")
+    assert ended.code == 2
+    assert "'encoding' is not NAME=VALUE" in ended.err
+
+
+def test_fleets_in_simulated_time_are_measured(monkeypatch, capsys, tmp_path):
+    """Each size of a fleet, with models of each size, in a process of its own."""
+    out = tmp_path / "virtual.json"
+    ended = Program(load_virtual.main, monkeypatch, capsys)("--toy", "--json", "--out", out)
+    assert ended.code == 0, ended.err
+    fleets = json.loads(ended.out)["fleets"]
+    assert json.loads(out.read_text("utf-8")) == json.loads(ended.out)
+    assert [(one["devices"], one["size_bytes"]) for one in fleets] == [
+        (count, size) for size in load_virtual.SIZES for count in (20, 40)
+    ]
+    assert all(one["reported"] > 0 and one["us_per_event"] > 0 for one in fleets)
+
+
+@pytest.mark.parametrize("module", [load, load_virtual])
+def test_help_ends_with_an_example(module, monkeypatch, capsys):
+    """`--help` ends with a line that can be copied."""
+    ended = Program(module.main, monkeypatch, capsys)("--help")
+    assert ended.code == 0
+    assert f"Example: python -m {module.NAME}" in " ".join(ended.out.replace("│", " ").split())
