@@ -48,7 +48,7 @@ ARCH ?= aarch64
 PYTHONS_OF_HOSTS ?= 3.11 3.13
 WITH ?=
 
-.PHONY: help setup system-deps demo test lint types imports bandit audit format precommit bench bench-peers fuzz faults hosts arm64 soak wheelhouse clean FORCE
+.PHONY: help setup system-deps demo docs test lint types imports bandit audit format precommit bench bench-peers fuzz faults hosts arm64 soak wheelhouse clean FORCE
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -84,6 +84,10 @@ audit: bandit ## that, and ask the package index for known vulnerabilities of wh
 format: setup ## mend style and layout where that is safe
 	@$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+docs: setup ## build the documentation as a site in build/site; whatever link is broken fails it
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+	echo "make: build/site/index.html"
 
 precommit: setup ## run the quick checks now, and from now on before each commit
 	@$(BIN)/pre-commit install

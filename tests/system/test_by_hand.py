@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from shared.tasks.digits import TASK
 from tests.brokers import Mosquitto
 from tests.shared.tasks.conftest import real_data  # noqa: F401  (a fixture)
 from tests.system.commands import PATIENCE_S, Command, run
-from tests.system.fleet import Fleet
+from tests.system.fleet import ROOT, Fleet
 
 pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.timeout(600)]
 
@@ -139,6 +141,15 @@ def test_an_agent_tells_of_its_patches_but_not_their_values(played: Played):
         path = Path(patch["path"])
         assert (path.parent, path.stat().st_mode & 0o777) == (state_dir / "patches", 0o600)
         assert "bn1" not in json.dumps(patch)
+
+
+def test_every_file_that_is_left_is_documented(played: Played):
+    """docs/files.md has a row for it; capitals in its paths stand for anything."""
+    page = (ROOT / "docs" / "files.md").read_text("utf-8")
+    paths = [re.sub(r"[A-Z]{3,}", "*", path) for path in re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE)]
+    for directory in (played.state_dir, *played.agent_dirs.values()):
+        left = {path.relative_to(directory).as_posix() for path in directory.rglob("*") if not path.is_dir()}
+        assert {one for one in left if not any(fnmatchcase(one, path) for path in paths)} == set()
 
 
 @pytest.mark.real_data("mnist/train-images-idx3-ubyte.gz")

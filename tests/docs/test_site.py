@@ -1,0 +1,78 @@
+"""The documentation as a site: it builds without a warning, leads nowhere that is not there, and asks nobody else."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built as `make docs` does, which is strict: a broken link, a broken section or a page that is in no menu fails it."""
+    pytest.importorskip("material", reason="mkdocs-material is not installed (pip install 'fedpatch[docs]')")
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(folder)]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def _pages(site: Path) -> Iterator[tuple[Path, str]]:
+    for path in sorted(site.rglob("*.html")):
+        yield path, path.read_text("utf-8")
+
+
+def _text(page: str) -> str:
+    """What the page's author wrote, but for code."""
+    article = page.partition("<article")[2].partition("</article>")[0]
+    return re.sub(r"<pre.*?</pre>", "", article, flags=re.DOTALL)
+
+
+def test_every_page_is_there(site):
+    """Those of docs/, the project's README in front, and what else they link to."""
+    pages = {path.parent.relative_to(site).as_posix() for path, _ in _pages(site) if path.name == "index.html"}
+    assert {".", *(path.stem for path in (ROOT / "docs").glob("*.md"))} <= pages
+    assert {"project/ARCHITECTURE", "project/CHANGELOG", "project/benchmarks", "project/ansible"} <= pages
+    assert (site / "project/results/fig5/fig5.png").stat().st_size > 0
+
+
+def test_every_link_leads_to_a_file_of_the_site(site):
+    """Also those to what lies outside of docs/, and those of the menus."""
+    count = 0
+    for path, page in _pages(site):
+        if path.name == "404.html":  # which may be shown anywhere, and so has absolute links
+            continue
+        for link in re.findall(r"\b(?:href|src)=\"?([^\" >]+)", page):
+            address = unquote(link.partition("#")[0].partition("?")[0])
+            if address and not re.match(r"[a-z]+:", address):
+                there = path.parent / address
+                assert (there / "index.html" if there.is_dir() else there).is_file(), f"{path}: {link}"
+                count += 1
+    assert count > 1000
+
+
+def test_a_reader_asks_nobody_else_for_anything(site):
+    """No script, font, style or picture of another host: what one reads stays between reader and site."""
+    for path, page in _pages(site):
+        for tag in re.findall(r"<(?!a\b)\w+[^>]*https?://[^>]*>", page):
+            assert not re.search(r"\b(?:src|href|srcset|data|content)=\"?https?://", tag), f"{path}: {tag}"
+        assert 'class="mermaid"' not in page, f"{path}: whose script would come from elsewhere"
+    for style in site.rglob("*.css"):
+        assert not re.search(r"(?:url\(|@import)[\s\"']*https?:", style.read_text("utf-8")), style
+
+
+def test_pages_read_the_same_on_a_code_host_and_on_the_site(site):
+    """Where the two kinds of Markdown differ: no list, table or block of code has become part of a paragraph."""
+    for path, page in _pages(site):
+        for paragraph in re.findall(r"<p>(.*?)</p>", _text(page), flags=re.DOTALL):
+            assert not re.search(r"^\s*(?:[-*] |\d+\. |\|)|```", paragraph, flags=re.MULTILINE), f"{path}: {paragraph}"
