@@ -85,6 +85,11 @@ class ResidualStore:
         return self._directory / (key.file_name.removesuffix(PATCH_SUFFIX) + SUFFIX)
 
 
+def as_kept(values: Tensors, public: Schema, seed: int) -> dict[str, Array]:
+    """What `load` gives of residuals that `save` was given."""
+    return _unpacked(*_packed(values, public, seed), public)
+
+
 def _previous(path: Path) -> Path:
     return path.with_name(path.name + ".previous")
 
@@ -100,10 +105,21 @@ def _schema(public: Schema) -> Schema:
 
 
 def _encode(of: ResidualOf, public: Schema, values: Tensors, seed: int) -> bytes:
+    blob, raw_bytes = _packed(values, public, seed)
+    return seal(_LINE, msgpack.packb({**asdict(of), "raw_bytes": raw_bytes}) + blob)
+
+
+def _packed(values: Tensors, public: Schema, seed: int) -> tuple[bytes, int]:
     schema = _schema(public)
     plain = {base_name(name): array for name, array in values.items()}
     packed = pack(plain, schema, {}, STORED_AS, base=_zeros(schema), seed=seed)
-    return seal(_LINE, msgpack.packb({**asdict(of), "raw_bytes": packed.raw_bytes}) + packed.blob)
+    return packed.blob, packed.raw_bytes
+
+
+def _unpacked(blob: bytes, raw_bytes: int, public: Schema) -> dict[str, Array]:
+    schema = _schema(public)
+    _, plain = unpack(blob, encoding=STORED_AS, raw_bytes=raw_bytes, schema=schema, base=_zeros(schema))
+    return {residual_name(name): array for name, array in plain.items()}
 
 
 def _read(path: Path, public: Schema) -> tuple[ResidualOf, dict[str, Array]] | None:
@@ -129,10 +145,7 @@ def _decode(path: Path, data: bytes, public: Schema) -> tuple[ResidualOf, dict[s
         raise StateError(f"{path}: does not hold a residual ({error})") from error
     if of.schema != public.digest:
         return of, {}
-    schema = _schema(public)
-    blob = bytes(content[unpacker.tell() :])
-    _, plain = unpack(blob, encoding=STORED_AS, raw_bytes=raw_bytes, schema=schema, base=_zeros(schema))
-    return of, {residual_name(name): array for name, array in plain.items()}
+    return of, _unpacked(bytes(content[unpacker.tell() :]), raw_bytes, public)
 
 
 def _zeros(schema: Schema) -> dict[str, Array]:

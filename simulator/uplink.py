@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from device_agent.batches import steps_for, update_seed
+from device_agent.residuals import as_kept
 from shared.encodings import FEEDBACK
 from shared.errors import SchemaMismatch
 from shared.feedback import residual_name, step_with_feedback
@@ -46,8 +47,9 @@ class Uplink:
         step = step_with_feedback(
             tensors, self.travelling, asdict(report), self.encoding, base=base, seed=seed, residual=residual
         )
-        for name, values in step.residual.items():
-            residual[name][...] = values
+        if step.residual:
+            for name, values in as_kept(step.residual, self.travelling, seed).items():
+                residual[name][...] = values
         self.sizes[client] = len(step.packed.blob)
         return step.tensors
 

@@ -12,14 +12,15 @@ from coordinator.aggregation import WeightedMean
 from coordinator.quantised_step import quantised_step, step_seed
 from coordinator.strategies import find_strategy
 from device_agent.batches import stream_seed, update_seed
+from device_agent.residuals import as_kept
 from device_agent.training import LocalTrainer
-from shared.compression import pack, unpack
+from shared.compression import Packed, pack, unpack
 from shared.encodings import FEEDBACK
 from shared.errors import UsageError
 from shared.feedback import pack_with_feedback
 from shared.messages import ENCODINGS, is_delta
 from shared.model import initial_tensors, schema_of
-from shared.tensors import Array
+from shared.tensors import Array, Tensors
 from simulator import saved as states
 from simulator.cohort import encoded
 from simulator.downlink import Downlink
@@ -51,54 +52,76 @@ def without_seconds(outcome: Outcome):
     return [replace(one, seconds=0.0) for one in outcome.points]
 
 
+class ByHand:
+    """Devices that pack and a coordinator that unpacks, with function calls for a network."""
+
+    def __init__(self, study: Study) -> None:
+        self.study, self.encoding = study, study.encoding
+        self.rule = find_strategy(study.strategy, study.server_learning_rate)
+        self.public = schema_of(UNEVEN.build_model())
+        self.schema = self.rule.travelling(self.public)
+        self.state = self.rule.init(initial_tensors(UNEVEN, study.seed), self.public)
+        self.residuals: dict[int, dict[str, Array]] = {}
+        self.taken = dict.fromkeys(range(study.clients), 0)
+
+    def play(self, clients: list[int]) -> int:
+        """One round of these clients; returns the bytes of their updates."""
+        mean, sizes, model, before = WeightedMean(self.schema), 0, self.state.tensors, self.state
+        if not is_delta(self.encoding):
+            model = self.unpacked(pack(model, self.schema, {}, self.encoding), None)
+        for client in clients:
+            packed, num_examples = self.update(client, model)
+            sizes += len(packed.blob)
+            mean.add(self.unpacked(packed, model), num_examples)
+        self.state = self.rule.finish(before, mean.result(), self.public)
+        if is_delta(self.encoding):
+            seed = step_seed(self.study.seed, self.state.round)
+            self.state, _ = quantised_step(before, self.state, self.schema, self.encoding, seed)
+        return sizes
+
+    def update(self, client: int, model: Tensors) -> tuple[Packed, int]:
+        """Of one device; what rounding leaves is kept as a device keeps it."""
+        study, first = self.study, self.taken[client]
+        result = LocalTrainer(UNEVEN, client_data(client, study.seed)).run(
+            model,
+            self.rule.plan(study.learning_rate, study.batch_size, study.epochs, study.steps, study.seed),
+            first_batch=first,
+            stream_seed=stream_seed(study.seed, client_id(client)),
+            on_step=lambda done, total: None,
+            cancelled=lambda: False,
+        )
+        assert result is not None
+        seed, residual = update_seed(study.seed, client_id(client), first), self.residuals.get(client, {})
+        meta = asdict(report_of(client, result.num_examples, result.steps, result.train_loss))
+        packed, left = pack_with_feedback(
+            result.tensors, self.schema, meta, self.encoding, base=model, seed=seed, residual=residual
+        )
+        self.residuals[client] = as_kept(left, self.schema, seed) if left else {}
+        self.taken[client] += result.steps
+        return packed, result.num_examples
+
+    def unpacked(self, packed: Packed, base: Tensors | None) -> dict[str, Array]:
+        """What the other side reads."""
+        return unpack(packed.blob, encoding=packed.encoding, raw_bytes=packed.raw_bytes, schema=self.schema, base=base)[
+            1
+        ]
+
+
 @pytest.mark.parametrize("encoding", CODED)
 @pytest.mark.parametrize("strategy", ["fedavg", "fedadam", "fedavg-adam"])
 def test_a_client_sends_what_a_device_would(strategy, encoding):
     """Model, moments and server's residuals are those of devices that pack, and of a coordinator that unpacks, by hand."""
     study = study_of(strategy, rounds=ROUNDS, encoding=encoding)
     simulation = simulation_of(study, learner=lambda task, ground: encoded(OneByOneLearner(task, ground), ground))
+    by_hand = ByHand(study)
     simulation.step()
-    rule = find_strategy(strategy, study.server_learning_rate)
-    public = schema_of(UNEVEN.build_model())
-    schema = rule.travelling(public)
-    plan = rule.plan(study.learning_rate, study.batch_size, study.epochs, study.steps, study.seed)
-    state = rule.init(initial_tensors(UNEVEN, study.seed), public)
-    residuals: dict[int, dict[str, Array]] = {}
-    taken = dict.fromkeys(range(study.clients), 0)
     for _ in range(ROUNDS):
-        mean, sizes, model = WeightedMean(schema), 0, state.tensors
-        if not is_delta(encoding):
-            packed = pack(model, schema, {}, encoding)
-            _, model = unpack(packed.blob, encoding=encoding, raw_bytes=packed.raw_bytes, schema=schema)
-        for client in simulation._selected():
-            result = LocalTrainer(UNEVEN, client_data(client, study.seed)).run(
-                model,
-                plan,
-                first_batch=taken[client],
-                stream_seed=stream_seed(study.seed, client_id(client)),
-                on_step=lambda done, total: None,
-                cancelled=lambda: False,
-            )
-            assert result is not None
-            seed = update_seed(study.seed, client_id(client), taken[client])
-            meta = asdict(report_of(client, result.num_examples, result.steps, result.train_loss))
-            packed, residuals[client] = pack_with_feedback(
-                result.tensors, schema, meta, encoding, base=model, seed=seed, residual=residuals.get(client, {})
-            )
-            taken[client] += result.steps
-            sizes += len(packed.blob)
-            sent = unpack(packed.blob, encoding=encoding, raw_bytes=packed.raw_bytes, schema=schema, base=model)[1]
-            mean.add(sent, result.num_examples)
-        after = rule.finish(state, mean.result(), public)
-        if is_delta(encoding):
-            after, _ = quantised_step(state, after, schema, encoding, step_seed(study.seed, after.round))
-        state, point = after, simulation.step()
+        sizes, point = by_hand.play(simulation._selected()), simulation.step()
         assert point.bytes_up == pytest.approx(sizes, rel=0.02)  # the last bits of a sum compress in another way
-        # A sum in another order may round another way, rarely, and then by one step of the encoding.
-        for name, values in state.tensors.items():
+        for name, values in by_hand.state.tensors.items():
             np.testing.assert_allclose(simulation.server.tensors[name], values, rtol=1e-6, atol=1e-6)
-        assert set(simulation.server.server) == set(state.server)
-    assert any(name.endswith(":residual") for name in state.server) == (encoding in FEEDBACK)
+        assert set(simulation.server.server) == set(by_hand.state.server)
+    assert any(name.endswith(":residual") for name in by_hand.state.server) == (encoding in FEEDBACK)
 
 
 def test_exact_is_the_default_and_costs_nothing():

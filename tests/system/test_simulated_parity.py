@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,13 +15,16 @@ from coordinator.runs import run_directory, start_run
 from coordinator.settings import RunSettings
 from coordinator.strategies import ServerState
 from device_agent.patch_store import PatchKey, PatchState, PatchStore
+from shared.encodings import FEEDBACK
 from shared.model import schema_of
-from shared.task import find_task
+from shared.task import Task, find_task
 from shared.tensors import Tensors
-from simulator.cohort import InProcess, make_learner
+from simulator.cohort import InProcess, Learner, encoded, make_learner
+from simulator.ground import Ground
+from simulator.one_by_one import OneByOneLearner
 from simulator.population import load_population
-from simulator.simulate import Simulation
-from simulator.study import Study, client_id
+from simulator.simulate import Simulation, one_thread
+from simulator.study import EXACT, Study, client_id
 from simulator.terms import make_study
 from tests.brokers import Mosquitto
 from tests.system.fleet import Fleet
@@ -36,7 +39,7 @@ STRATEGIES = ("fedavg", "fedadam", "fedavg-adam")
 POLICIES = ("none", "stats", "affine", "all")
 
 
-def study_of(strategy: str, private: str) -> Study:
+def study_of(strategy: str, private: str, encoding: str = EXACT) -> Study:
     """Half of the clients take part in a round; the rest are the task's own terms."""
     return make_study(
         task=find_task(TASK),
@@ -47,6 +50,7 @@ def study_of(strategy: str, private: str) -> Study:
         participation=0.5,
         rounds=ROUNDS,
         seed=SEED,
+        encoding=encoding,
     )
 
 
@@ -75,6 +79,7 @@ def deployed(fleet: Fleet, study: Study, state_dir: Path) -> tuple[RunSummary, S
         strategy=study.strategy,
         private=study.private,
         seed=study.seed,
+        encoding=study.encoding,
         rounds=study.rounds,
         devices=CLIENTS,
         participation=study.participation,
@@ -86,13 +91,14 @@ def deployed(fleet: Fleet, study: Study, state_dir: Path) -> tuple[RunSummary, S
     return summary, state
 
 
-def simulated(study: Study) -> Simulation:
+def simulated(study: Study, learner: Callable[[Task, Ground], Learner] = make_learner) -> Simulation:
     """The study as a simulation, played to its end."""
     task = find_task(study.task)
     population = load_population(task, study.data, study.clients, study.seed, Path(os.devnull))
-    simulation = Simulation(study, task, population, lambda task, ground: InProcess(make_learner(task, ground)))
-    while not simulation.over:
-        simulation.step()
+    simulation = Simulation(study, task, population, lambda task, ground: InProcess(learner(task, ground)))
+    with one_thread():
+        while not simulation.over:
+            simulation.step()
     return simulation
 
 
@@ -128,3 +134,20 @@ def test_a_simulation_is_the_deployed_system_without_the_network(fleet, tmp_path
         kept = patch_of(fleet, client, private)
         if kept.batches_done:  # who never took part has no patch yet
             assert_close(simulation.patches.of(client), kept.values)
+
+
+@pytest.mark.parametrize("encoding", ["delta-int8", "delta-int4"])
+def test_a_simulation_rounds_as_the_deployed_system_does(fleet, tmp_path, encoding):
+    """With coarse steps both ways, model, moments and residuals of the server are the same, and so is the curve.
+
+    Training is the device's own code: where a weight differs in its last digit, it may be rounded another way.
+    """
+    study = study_of("fedavg-adam", "affine", encoding)
+    summary, state = deployed(fleet, study, tmp_path)
+    simulation = simulated(study, lambda task, ground: encoded(OneByOneLearner(task, ground), ground))
+    assert [one.user_accuracy for one in summary.rounds] == pytest.approx(
+        [point.user_accuracy for point in simulation.points[:-1]]
+    )
+    assert_close(simulation.server.tensors, state.tensors)
+    assert_close(simulation.server.server, state.server)
+    assert any(name.endswith(":residual") for name in state.server) == (encoding in FEEDBACK)
