@@ -69,6 +69,8 @@ class Round:
         self.failure = ""
         self._in: dict[State, set[str]] = {state: set() for state in State}
         self._accepted = 0
+        # Nobody who is lost is given up before: who is back since makes it too early, which costs one look.
+        self._give_up_at = math.inf
         self._started_at = self._invited_at = self._asked_at = now
         self._quorum_at: float | None = None
         self._closing_at = self._closed_at = now
@@ -101,6 +103,7 @@ class Round:
             self._accepted += 1
             self._move(device, State.REPORTED if device in reported else State.LOST, "")
             participant.since[participant.state] = now
+        self._give_up_at = -math.inf
         if ledger.closing:
             self._quorum_at = self._closing_at = now
             self._leave_behind()
@@ -121,6 +124,7 @@ class Round:
         participant.since.setdefault(target, now)
         if target is State.LOST:
             participant.lost_at = now
+            self._give_up_at = min(self._give_up_at, now + self.policy.rejoin_s)
         self._advance(now)
         return True
 
@@ -194,7 +198,7 @@ class Round:
         if self.phase not in (Phase.RECRUITING, Phase.COLLECTING):
             return None
         end = self._recruiting_ends_at() if self.phase is Phase.RECRUITING else self._collecting_ends_at()
-        return min([end, *(self.participants[lost].lost_at + self.policy.rejoin_s for lost in self._in[_L])])
+        return min(end, self._give_up_at) if self._in[_L] else end
 
     def _recruiting_ends_at(self) -> float:
         return min(self._asked_at + self.policy.recruit_deadline_s, self._invited_at + self.policy.deadline_s)
@@ -220,12 +224,20 @@ class Round:
 
     def _advance(self, now: float) -> None:
         """Compares what is with what should be; called after every event."""
-        for device in [d for d in self._in[_L] if now >= self.participants[d].lost_at + self.policy.rejoin_s]:
-            self._move(device, State.FAILED, "lost")
+        if now >= self._give_up_at:
+            self._give_up(now)
         if self.phase is Phase.RECRUITING:
             self._advance_recruiting(now)
         if self.phase is Phase.COLLECTING:
             self._advance_collecting(now)
+
+    def _give_up(self, now: float) -> None:
+        """Those that were away for too long. To look at all who are lost at every event would cost a large fleet dearly."""
+        until = {device: self.participants[device].lost_at + self.policy.rejoin_s for device in self._in[_L]}
+        for device in [device for device, end in until.items() if now >= end]:
+            self._move(device, State.FAILED, "lost")
+            del until[device]
+        self._give_up_at = min(until.values(), default=math.inf)
 
     def _advance_recruiting(self, now: float) -> None:
         undecided = (d for state in (_I, _L) for d in self._in[state] if not self.participants[d].accepted)

@@ -61,6 +61,8 @@ class UploadDesk:
         self._active: dict[str, _Slot] = {}
         self._waiting: OrderedDict[str, Manifest] = OrderedDict()
         self._taken = 0
+        # No place is given away before: a device that was heard since makes it too early, which costs one look.
+        self._evict_at = math.inf
 
     @property
     def waiting(self) -> int:
@@ -116,7 +118,7 @@ class UploadDesk:
         """The device is gone: whoever waits may have its place; until then, what arrived is kept for its return."""
         self._waiting.pop(device, None)
         if device in self._active:
-            self._active[device].heard_at = -math.inf
+            self._active[device].heard_at = self._evict_at = -math.inf
 
     def release(self, device: str) -> None:
         """Forgets a device's upload."""
@@ -131,18 +133,17 @@ class UploadDesk:
 
     def next_deadline(self) -> float | None:
         """When a silent place could be given to somebody who waits."""
-        if not self._waiting or not self._active:
-            return None
-        return min(map(self._ends_at, self._active.values()))
+        return self._evict_at if self._waiting and self._active else None
 
     def _evict_idle(self, now: float) -> None:
-        if not self._waiting:
+        if not self._waiting or now < self._evict_at:
             return
         for device in [d for d, s in self._active.items() if now >= self._ends_at(s)]:
             slot = self._leave(device)
             # Perhaps only its grant was lost: it gets another one in turn. Who is gone offers when it is back.
             if slot is not None and slot.heard_at != -math.inf:
                 self._waiting[device] = slot.manifest
+        self._evict_at = min(map(self._ends_at, self._active.values()), default=math.inf)
 
     def _ends_at(self, slot: _Slot) -> float:
         """When its place is given away. To speak is not enough for ever: it must bring something too."""
@@ -158,6 +159,7 @@ class UploadDesk:
         manifest = self._waiting.pop(device)
         slot = self._active[device] = _Slot(manifest, self._share(manifest), now)
         self._taken += slot.share
+        self._evict_at = min(self._evict_at, self._ends_at(slot))
         return self._grant(slot)
 
     def _leave(self, device: str) -> _Slot | None:
