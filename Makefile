@@ -48,7 +48,7 @@ ARCH ?= aarch64
 PYTHONS_OF_HOSTS ?= 3.11 3.13
 WITH ?=
 
-.PHONY: help setup system-deps demo docs test lint types imports bandit audit format precommit bench bench-peers fuzz faults hosts arm64 soak wheelhouse clean FORCE
+.PHONY: help setup system-deps demo dist docs packages release test lint types imports bandit audit format precommit bench bench-peers fuzz faults hosts arm64 soak wheelhouse clean FORCE
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -57,7 +57,7 @@ demo: setup ## train a small fleet on this machine (options: make demo ARGS="--h
 	@$(BIN)/fedpatch demo $(ARGS)
 
 test: setup system-deps lint types imports $(if $(CI),audit,bandit) ## run every check, then the tests (with CI=true also those that take long)
-	@$(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder -m 'not hosts and not arm64$(if $(CI),, and not faults)'
+	@$(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder -m 'not hosts and not arm64 and not packages$(if $(CI),, and not faults)'
 
 setup: $(STAMP) ## build .venv with all that constraints.txt pins
 	@:
@@ -88,6 +88,17 @@ format: setup ## mend style and layout where that is safe
 docs: setup ## build the documentation as a site in build/site; whatever link is broken fails it
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 	echo "make: build/site/index.html"
+
+dist: setup ## build the wheel and the source distribution in dist
+	@rm -rf build/lib # from which setuptools would take files that are no more
+	$(BIN)/python -m build --no-isolation --outdir dist . >/dev/null
+	ls dist
+
+packages: setup ## install the wheel with each extra in an empty environment, from the package index
+	@$(BIN)/python -m pytest -m packages tests/test_wheel.py
+
+release: setup ## check, test, build and tag what is committed; pushes nothing (make release VERSION=0.2.0)
+	@$(BIN)/python -m scripts.release $(or $(VERSION),$(error make release VERSION=x.y.z))
 
 precommit: setup ## run the quick checks now, and from now on before each commit
 	@$(BIN)/pre-commit install

@@ -7,23 +7,23 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 
+from benchmarks.documents import Out, Toy, deliver
 from benchmarks.process_memory import Memory, bytes_written, children_of, memory_of
+from benchmarks.programs import running
+from benchmarks.shipped_broker import shipped_broker
 from shared.command import AsJson, command, interruptible, run_app
 from shared.errors import FedpatchError
-from shared.files import write_atomic
 
 NAME = "benchmarks.footprint"
 PATIENCE_S = 300.0
@@ -31,7 +31,6 @@ RELEASE_S = 5.0
 """The agent's idle_release_s; within it, what is held right after the last round is measured."""
 QUIET_S = 20.0
 
-_HOST = "127.0.0.1"
 _POLL_S = 0.02
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -45,26 +44,21 @@ def footprint(
     data: Annotated[str, typer.Option(metavar="SPEC", help="The device's data.")] = "shard:0/10",
     rounds: Annotated[int, typer.Option(min=1, metavar="N", help="Rounds to play.")] = 3,
     quiet_s: Annotated[float, typer.Option(min=0.0, metavar="S", help="How long to watch an idle agent.")] = QUIET_S,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the JSON document there too.")] = None,
+    toy: Toy = False,
+    out: Out = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure the memory of an agent and of its training process in each state, and what an idle agent writes."""
+    if toy:
+        task, data, rounds, quiet_s = "digits", "shard:0/10", 2, min(quiet_s, 2.0)
     with interruptible(), tempfile.TemporaryDirectory(prefix="fedpatch-footprint-") as folder:
         document = _measure(Path(folder), task, data, rounds, quiet_s)
-    text = json.dumps(document, indent=1, allow_nan=False)
-    if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(out, f"{text}\n".encode(), mode=0o644)
-    if as_json:
-        typer.echo(text)
-    else:
-        for line in _table(document):
-            typer.echo(line)
+    deliver(document, _table, out, as_json)
 
 
 def _measure(folder: Path, task: str, data: str, rounds: int, quiet_s: float) -> dict[str, Any]:
     with ExitStack() as stack:
-        url = stack.enter_context(_broker(folder))
+        url = stack.enter_context(shipped_broker(folder)).url
         options = ["--broker", url, "--task", task, "--data", data, "--state-dir", str(folder / "agent")]
         agent = stack.enter_context(_process(folder, "device_agent", *options, "--idle-release-s", str(RELEASE_S)))
         states: list[dict[str, Any]] = []
@@ -121,35 +115,10 @@ def _wait(process: subprocess.Popen[bytes], fits: Callable[[], object], what: st
 
 
 @contextmanager
-def _broker(folder: Path) -> Iterator[str]:
-    program = shutil.which("mosquitto", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
-    if program is None:
-        raise FedpatchError("mosquitto is not installed; on Debian: apt install mosquitto")
-    with socket.socket() as probe:
-        probe.bind((_HOST, 0))
-        port = int(probe.getsockname()[1])
-    config = folder / "mosquitto.conf"
-    config.write_text(f"listener {port} {_HOST}\nallow_anonymous true\n")
-    with _run(folder / "mosquitto.log", [program, "-c", str(config)]):
-        yield f"mqtt://{_HOST}:{port}"
-
-
-@contextmanager
 def _process(folder: Path, package: str, *options: str) -> Iterator[subprocess.Popen[bytes]]:
     """`run` of a command of ours; what it says goes to a file."""
-    with _run(folder / f"{package}.log", [sys.executable, "-P", "-m", package, "run", *options]) as process:
+    with running(folder / f"{package}.log", [sys.executable, "-P", "-m", package, "run", *options]) as process:
         yield process
-
-
-@contextmanager
-def _run(log: Path, line: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
-    with log.open("wb") as out:
-        process = subprocess.Popen(line, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
-    try:
-        yield process
-    finally:
-        process.terminate()
-        process.wait()
 
 
 def _table(document: dict[str, Any]) -> Iterator[str]:

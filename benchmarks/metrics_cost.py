@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 import tempfile
 from pathlib import Path
@@ -11,10 +10,10 @@ from typing import Annotated, Any, NoReturn
 import typer
 from prometheus_client import generate_latest
 
+from benchmarks.documents import Document, Out, Toy, deliver
 from benchmarks.metered_fleet import MeteredFleet, seconds_of
 from coordinator.metrics import Metrics
 from shared.command import AsJson, command, interruptible, run_app
-from shared.files import write_atomic
 from simulator.fleet_terms import FleetTerms
 
 NAME = "benchmarks.metrics_cost"
@@ -27,17 +26,16 @@ def metrics_cost(
     devices: Annotated[int, typer.Option(min=1, metavar="N", help="Devices, all of them in each round.")] = 1000,
     rounds: Annotated[int, typer.Option(min=1, metavar="N", help="Rounds of each turn.")] = 5,
     turns: Annotated[int, typer.Option(min=1, metavar="N", help="Turns, each with and without metrics.")] = 7,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the JSON document there too.")] = None,
+    toy: Toy = False,
+    out: Out = None,
     as_json: AsJson = False,
 ) -> None:
     """Play simulated rounds with and without metrics, in turn, and compare the coordinator's own processor time."""
+    if toy:
+        devices, rounds, turns = 5, 2, 1
     with interruptible(), tempfile.TemporaryDirectory(prefix="fedpatch-metrics-") as folder:
         document = measure(Path(folder), devices, rounds, turns)
-    text = json.dumps(document, indent=1, allow_nan=False)
-    if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(out, f"{text}\n".encode(), mode=0o644)
-    typer.echo(text if as_json else "\n".join(f"{name}: {value}" for name, value in document.items()))
+    deliver(document, _lines, out, as_json)
 
 
 def measure(folder: Path, devices: int, rounds: int, turns: int) -> dict[str, Any]:
@@ -69,6 +67,10 @@ def measure(folder: Path, devices: int, rounds: int, turns: int) -> dict[str, An
         "scrape_bytes": len(text),
         "series": sum(not line.startswith("#") for line in text.decode().splitlines()),
     }
+
+
+def _lines(document: Document) -> list[str]:
+    return [f"{name}: {value}" for name, value in document.items()]
 
 
 def _look(fleet: MeteredFleet) -> None:

@@ -15,14 +15,15 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import typer
 
-from shared.command import command, make_app, run_app
+from benchmarks.documents import Document, Out, Toy, deliver
+from shared.command import AsJson, command, make_app, run_app
 from shared.errors import FedpatchError
 from shared.model_metadata import METADATA_FILE, MODEL_FILE, ModelMetadata, to_json
 from shared.task import Task, find_task
@@ -38,20 +39,24 @@ app = make_app("prediction", "Times prediction with onnxruntime beside torch.")
 def run(
     turns: Annotated[int, typer.Option(min=1, help="How often each is measured.")] = 7,
     tasks: Annotated[str, typer.Option(help="Which tasks, with commas.")] = "digits,mnist,cifar10",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the table.")] = False,
+    toy: Toy = False,
+    out: Out = None,
+    as_json: AsJson = False,
 ) -> None:
     """Measure every task `turns` times with each of the two."""
-    measured = {name: measure(find_task(name), turns) for name in tasks.split(",")}
-    if as_json:
-        typer.echo(json.dumps(measured))
-        return
-    typer.echo("| model | with | first prediction | one example | batch of 32 | resident | peak |")
-    typer.echo("|---|---|---|---|---|---|---|")
-    for name, found in measured.items():
+    if toy:
+        tasks, turns = "digits", 1
+    deliver({name: measure(find_task(name), turns) for name in tasks.split(",")}, _tables, out, as_json)
+
+
+def _tables(document: Document) -> Iterator[str]:
+    yield "| model | with | first prediction | one example | batch of 32 | resident | peak |"
+    yield "|---|---|---|---|---|---|---|"
+    for name, found in document.items():
         for kind in KINDS:
-            typer.echo(f"| {name} | {kind} | {_row(found[kind])} |")
+            yield f"| {name} | {kind} | {_row(found[kind])} |"
         ratios = [f"{found['ratios'][figure]:.1f}" for figure in FIGURES]
-        typer.echo(f"| {name} | torch / onnxruntime | {' | '.join(ratios)} |")
+        yield f"| {name} | torch / onnxruntime | {' | '.join(ratios)} |"
 
 
 def measure(task: Task, turns: int) -> dict[str, Any]:

@@ -64,6 +64,7 @@ def simulation(
 
     All do the same work: MNIST, 200 clients, all of them in each round, 15 steps of batch 20 each, the paper's 2NN.
     """
+    rounds = min(rounds, 2) if toy else rounds
     report = Report(shlex.join(["python", "-m", NAME, *sys.argv[1:]]), rounds)
     torch.set_num_threads(1)
     with interruptible(), _status() as say:
@@ -133,7 +134,7 @@ def _own_contests(work: Work) -> Iterator[Callable[[], Contest]]:
 
 def _peer_contests(report: Report, folder: Path, python: Path, say: Say) -> Iterator[Contest]:
     for peer in PEERS:
-        found = version(peer, python)
+        found = version(peer.distribution, python)
         if found is None:
             report.not_measured[peer.what] = HOW_TO_GET
             continue

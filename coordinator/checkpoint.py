@@ -26,7 +26,7 @@ import numpy as np
 from coordinator.strategies import ServerState
 from shared.compression import pack, unpack
 from shared.errors import SchemaMismatch, StateError, UsageError, WireError
-from shared.files import mend_of, remove_unfinished, sync_directory, write_atomic
+from shared.files import mend_of, open_atomic, remove_unfinished, sync_directory, write_atomic
 from shared.settings import NAME
 from shared.tensors import Schema, Tensors, TensorSpec, base_name
 
@@ -118,10 +118,13 @@ def export_model(path: Path, tensors: Tensors) -> None:
         write_atomic(path, buffer.getvalue(), mode=0o644)
 
 
-def store_update(directory: Path, round: int, device: str, blob: bytes) -> Path:
-    """Keep a device's update for `round`, in place of one that is there; whoever calls knows if it may be replaced."""
+def store_update(directory: Path, round: int, device: str, blob: bytes, digest: str = "") -> Path:
+    """Keep a device's update for `round`, in place of one that is there; whoever calls knows if it may be replaced.
+
+    `digest` is its SHA-256 in hex, where that is known.
+    """
     path = _update_path(directory, round, device)
-    _write(path, _UPDATE, blob)
+    _write(path, _UPDATE, blob, bytes.fromhex(digest))
     return path
 
 
@@ -187,10 +190,12 @@ def _load(path: Path) -> tuple[ServerState, Schema, dict[str, Any]]:
         raise StateError(f"{path}: cannot be read back ({error})") from error
 
 
-def _write(path: Path, magic: bytes, content: bytes) -> None:
+def _write(path: Path, magic: bytes, content: bytes, digest: bytes = b"") -> None:
     with _told(path):
         _make_directory(path.parent)
-        write_atomic(path, magic + hashlib.sha256(content).digest() + content)
+        with open_atomic(path) as file:
+            file.write(magic + (digest or hashlib.sha256(content).digest()))
+            file.write(content)  # apart, for it may be large
 
 
 def _make_directory(path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from coordinator.checkpoint import drop_round, load_update, save_checkpoint, store_update
 from coordinator.connection import Connection
+from coordinator.decoded import Decoded
 from coordinator.effects import (
     Aggregate,
     Count,
@@ -79,6 +80,7 @@ class Performer:
         self._counts: Counter[tuple[str, str, str]] = Counter()
         self._sightings: dict[str, Sighting] = {}
         self._accepted: set[str] = set()
+        self.decoded = Decoded()
         self._lacking: set[str] = set()
 
     def perform(self, effects: list[Effect]) -> None:
@@ -190,8 +192,8 @@ class Performer:
         manifest, device = effect.manifest, effect.device
         try:
             registered = self._engine.fleet.registered(device)
-            report, _ = self._read(effect.blob, manifest.encoding, manifest.raw_bytes, registered)
-            store_update(self._directory, effect.round, device, effect.blob)
+            report, tensors = self._read(effect.blob, manifest.encoding, manifest.raw_bytes, registered)
+            store_update(self._directory, effect.round, device, effect.blob, manifest.digest)
             update = StoredUpdate(
                 effect.round, device, manifest.digest, manifest.raw_bytes, report.num_examples, manifest.encoding
             )
@@ -200,6 +202,7 @@ class Performer:
             reason = RefuseReason(error.reason)
             return self._engine.refused(device, manifest.digest, reason, str(error), time.monotonic())
         self._accepted.clear()
+        self.decoded.keep(device, tensors)
         return self._engine.stored(device, manifest.digest, report, time.monotonic())
 
     def _read(
@@ -217,6 +220,8 @@ class Performer:
         }
 
         def read(device: str) -> Mapping[str, Array]:
+            if (known := self.decoded.of(device)) is not None:
+                return known
             update = stored[device]
             return self._read(load_update(self._directory, effect.round, device), update.encoding, update.raw_bytes)[1]
 
@@ -248,3 +253,4 @@ class Performer:
         self.flush_counts()
         self._registry.rounds.finish(run, record)
         drop_round(self._directory, record.round)
+        self.decoded.clear()

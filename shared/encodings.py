@@ -40,8 +40,12 @@ from shared.quantise import (
 from shared.tensors import Array, TensorSpec, never_negative
 
 BLOCK = 1024
-FEEDBACK = ("delta-int8", "delta-int4")
-"""Encodings so coarse that what rounding took away is kept, and given with the next step (shared.feedback)."""
+FEEDBACK = ("delta-int4",)
+"""Encodings so coarse that what rounding took away is kept, and given with the next step (shared.feedback).
+
+delta-int8 is none of them: it is right in the mean, and with scales as coarse as its own what is given later grows where a
+round's training goes most of the way by itself: it would be made up for twice.
+"""
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,7 @@ class Rule:
     """How a tensor is written: `word` names it on the wire.
 
     Codes have a scale a `block` of values (0: one a tensor), which is at least `coarse` times their root mean square; but not
-    in a tensor of no more than BLOCK values, which costs next to nothing.
+    in a tensor of no more than BLOCK values, which costs next to nothing. With `inward` they are rounded towards zero.
     """
 
     word: str
@@ -58,15 +62,17 @@ class Rule:
     top: int = 0
     block: int = 0
     coarse: float = 0.0
+    inward: bool = False
 
 
 _DELTA_BF16 = Rule("delta-bf16", "bf16", delta=True)
 _BF16 = Rule("bf16", "bf16")
 # How coarse the scales are is measured (docs/performance.md, Bytes): so that updates take a sixteenth, at no further round.
-_DELTA_INT8 = Rule("delta-int8", "codes", delta=True, top=INT8_TOP, coarse=1.8)
-_INT8 = Rule("int8-blocks", "codes", top=INT8_TOP, block=BLOCK, coarse=0.2)
+_DELTA_INT8 = Rule("delta-int8", "codes", delta=True, top=INT8_TOP, coarse=1.2)
+# A first moment that grew by rounding would be greater than its second one allows, and its steps a thousand times too long.
+_INT8 = Rule("int8-blocks", "codes", top=INT8_TOP, block=BLOCK, coarse=0.2, inward=True)
 _DELTA_INT4 = Rule("delta-int4", "codes", delta=True, top=INT4_TOP, block=BLOCK)
-_INT4 = Rule("int4-blocks", "codes", top=INT4_TOP, block=BLOCK)
+_INT4 = Rule("int4-blocks", "codes", top=INT4_TOP, block=BLOCK, inward=True)
 _DELTA_LEVEL = Rule("delta-level", "levels", delta=True)
 
 # Trained values, exp_avg, exp_avg_sq.
@@ -105,7 +111,8 @@ def encode(values: Array, base: Array, spec: TensorSpec, rule: Rule, rng: Rng) -
         case "bf16":
             return to_bf16(change)
         case "codes":
-            scales, codes = to_codes(change, rule.top, rule.block, rng, rule.coarse if change.size > BLOCK else 0)
+            coarse = rule.coarse if change.size > BLOCK else 0
+            scales, codes = to_codes(change, rule.top, rule.block, None if rule.inward else rng, coarse)
             return scales.astype("<f4").tobytes() + (codes.tobytes() if rule.top > INT4_TOP else to_nibbles(codes))
         case _:
             top, levels = to_levels(flat, before, rng)

@@ -20,6 +20,7 @@ Rng = np.random.Generator
 
 INT8_TOP = 127
 INT4_TOP = 7
+_WHOLE = 1e-6
 LEVELS_PER_OCTAVE = 8
 HIGHEST_CODE = 255
 """Of a level: it stands for the highest level of its tensor, 1 for the one 254 below and for all that are lower, 0 for zero."""
@@ -76,12 +77,12 @@ def block_count(size: int, block: int) -> int:
     return -(-size // block) if block else min(size, 1)
 
 
-def to_codes(values: Array, top: int, block: int, rng: Rng, coarse: float = 0.0) -> tuple[Array, Array]:
+def to_codes(values: Array, top: int, block: int, rng: Rng | None, coarse: float = 0.0) -> tuple[Array, Array]:
     """Scales (float32, one a block) and codes (int8, -top to top) of finite values, at most `greatest`.
 
-    The mean of `scale * code` over all that `rng` may draw is the value. A scale is as small as the greatest value allows,
-    but no smaller than `coarse` times the root mean square of its block: where a few values are far greater than the rest,
-    most codes are then 0, 1 or -1, which compress to a quarter of their bytes.
+    The mean of `scale * code` over all that `rng` may draw is the value; without `rng` it is rounded towards zero. A scale is
+    as small as the greatest value allows, but no smaller than `coarse` times the root mean square of its block: where a few
+    values are far greater than the rest, most codes are then 0, 1 or -1, which compress to a quarter of their bytes.
     """
     blocks = _in_blocks(values, block)
     highest = np.abs(blocks).max(axis=1, initial=0).astype(np.float64)
@@ -93,8 +94,13 @@ def to_codes(values: Array, top: int, block: int, rng: Rng, coarse: float = 0.0)
     # Rounded down, a scale would cut off the greatest value.
     scales = np.where(scales * np.float64(top) < highest, np.nextafter(scales, np.float32(np.inf)), scales)
     steps = blocks / np.where(scales, scales, 1)[:, None].astype(blocks.dtype)
-    steps += rng.random(steps.shape, np.float32)
-    codes = np.clip(np.floor(steps, out=steps), -top, top).astype(np.int8)
+    if rng is None:
+        steps *= 1 + _WHOLE  # the greatest value is a whole number of steps, whatever the division has made of it
+        np.trunc(steps, out=steps)
+    else:
+        steps += rng.random(steps.shape, np.float32)
+        np.floor(steps, out=steps)
+    codes = np.clip(steps, -top, top).astype(np.int8)
     return scales, codes.reshape(-1)[: values.size]
 
 

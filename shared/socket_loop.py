@@ -41,9 +41,13 @@ class SocketLoop:
         self._wake_in, self._wake_out = socket.socketpair()
         self._wake_in.setblocking(False)
         self._wake_out.setblocking(False)
+        self._woken = False
 
     def wake(self) -> None:
-        """Make the loop take its next turn now."""
+        """Make the loop take its next turn now; one that is to take it already is not told again."""
+        if self._woken:
+            return
+        self._woken = True
         # Full: it will wake anyway. Closed: it has ended.
         with contextlib.suppress(OSError):
             self._wake_in.send(b"\0")
@@ -60,13 +64,19 @@ class SocketLoop:
             selector.register(self._wake_out, selectors.EVENT_READ)
             if sock is not None:
                 selector.register(sock, selectors.EVENT_READ)
+            awaited = selectors.EVENT_READ
             while client.socket() is not None and turn() and client.socket() is not None:
-                selector.modify(sock, selectors.EVENT_READ | (selectors.EVENT_WRITE if client.want_write() else 0))
+                wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if client.want_write() else 0)
+                if wanted != awaited:
+                    selector.modify(sock, wanted)
+                    awaited = wanted
                 # What TLS has decrypted already does not show on the socket.
                 decrypted = hasattr(sock, "pending") and sock.pending() > 0
                 ready = {key.fileobj: mask for key, mask in selector.select(0 if decrypted else TICK_S)}
                 if self._wake_out in ready:
                     self._wake_out.recv(65_536)
+                    # Before the turn: whoever puts something down and finds this still set is looked after by that turn.
+                    self._woken = False
                 if decrypted or ready.get(sock, 0) & selectors.EVENT_READ:
                     client.loop_read()
                 if ready.get(sock, 0) & selectors.EVENT_WRITE:

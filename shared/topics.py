@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 from shared.errors import UsageError
@@ -191,6 +192,7 @@ def model_chunks_filter(fleet: str, digest: str) -> str:
     return model_chunk(fleet, digest, 0).removesuffix("0") + "+"
 
 
+@lru_cache(maxsize=4096)  # each is asked for twice, and most of them in every round
 def parse_topic(fleet: str, topic: str) -> ParsedTopic | None:
     """What `topic` says, or None when it is not one of `fleet`'s; never raises."""
     for kind, regex in _REGEXES.items():

@@ -227,3 +227,15 @@ def test_memory_is_one_model_however_many_updates():
     finally:
         tracemalloc.stop()
     assert peak < 2 * 800_000
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (65_536,), (65_537,), (300, 700)])
+def test_a_large_tensor_is_summed_like_a_small_one(shape):
+    """In whatever blocks, to the last bit what float64 gives for each value by itself."""
+    schema = Schema((TensorSpec("w", shape, "float32", "weight"),))
+    mean, total = WeightedMean(schema), np.zeros(shape)
+    for number, weight in enumerate((3, 700, 123_457)):
+        values = np.random.default_rng(number).standard_normal(shape).astype(np.float32).reshape(shape)
+        mean.add({"w": values}, weight)
+        total = total + values.astype(np.float64) * weight
+    assert np.array_equal(mean.result()["w"], (total / (3 + 700 + 123_457)).astype(np.float32))

@@ -158,7 +158,7 @@ def test_so_it_is_with_bounds_and_a_device_in_quarantine(tmp_path, prepared):
 
 def test_so_it_is_where_what_travels_are_differences(tmp_path, prepared):
     """Both ways: the next step is the same whether or not the one before it is still there to be offered."""
-    encoding = "delta-int8"
+    encoding = "delta-int4"
     whole = play_with_kills(tmp_path / "whole", prepared, (), encoding=encoding)
     assert load_checkpoint(tmp_path / "whole")[0].server.keys() == {
         f"{spec.name}:residual" for spec in prepared.travelling.specs if spec.trainable

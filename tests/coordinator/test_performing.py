@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from coordinator.checkpoint import load_checkpoint, store_update
+from coordinator.decoded import Decoded
 from coordinator.effects import Count, Finish
 from coordinator.preparation import Prepared, prepare
 from coordinator.records import StoredUpdate
@@ -93,3 +95,20 @@ def test_the_order_of_arrival_changes_no_bit(tmp_path, prepared):
                 current.upload(device, {"a": 0.1, "b": 0.7}[device])
             bits.append({name: array.tobytes() for name, array in current.performer.state.tensors.items()})
     assert bits[0] == bits[1]
+
+
+def test_updates_are_folded_alike_from_memory_and_from_the_disk(tmp_path, prepared):
+    """Where no decoded update finds room, the spool gives the same model, bit for bit."""
+    models = []
+    for number, room in enumerate((0, 2**30)):
+        directory = tmp_path / str(number)
+        directory.mkdir()
+        with Registry(directory / REGISTRY_FILE) as registry:
+            bench = Bench(directory, prepared, registry)
+            bench.performer.decoded = Decoded(room)
+            bench.begin()
+            bench.upload("a", 0.1)
+            bench.upload("b", 0.3)
+            models.append(bench.performer.state.tensors)
+    assert models[0].keys() == models[1].keys()
+    assert all(np.array_equal(models[0][name], models[1][name]) for name in models[0])

@@ -51,5 +51,6 @@ def test_every_exit_code_is_explained_in_words():
     """Above the table of errors, with those that are none: success and signals."""
     head = (DOCS / "exit-codes.md").read_text("utf-8").partition(MARK)[0]
     explained = {int(line.split("|")[1]) for line in head.splitlines() if line.startswith("| ") and line[2].isdigit()}
-    codes = {error.exit_code for error in [FedpatchError, *FedpatchError.__subclasses__()]}
+    errors: list[type[FedpatchError]] = [FedpatchError, *FedpatchError.__subclasses__()]
+    codes = {error.exit_code for error in errors}
     assert explained == codes | {0, 130}

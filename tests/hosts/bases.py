@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import tarfile
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -109,20 +109,13 @@ def _require_emulation() -> None:
 def base(kind: Kind) -> Path:
     """The root directory of a bare host; skips where there is none yet, and no mirror to make it from."""
     tree = KEPT / f"{kind}-{_digest(kind.suite, _INCLUDED, *_MASKED)}"
-    with alone(str(kind)):
-        if not tree.exists():
-            mirror = _mirror(kind.suite)
-            part = tree.with_suffix(".part")
-            _remove(part)
-            options = [f"--dpkgopt=path-exclude={path}" for path in _EXCLUDED]
-            options += ["--variant=minbase", "--format=directory", f"--include={_INCLUDED}"]
-            options += [f"--architectures={kind.debian_arch}"]
-            # In a mount namespace of its own: what it mounts in the tree goes with it, also when it is killed.
-            command = ["unshare", "--mount", "mmdebstrap", "-q", *options, kind.suite, str(part), mirror]
-            _run_or_skip(*command, env=kind.environment)
-            _prepare(part, kind)
-            part.rename(tree)
-    return tree
+    return _tree(tree, kind, "minbase", _INCLUDED, _prepare)
+
+
+def unpacked(kind: Kind, names: Sequence[str]) -> Path:
+    """A root directory in which these packages and what they need are unpacked, but not set up, which takes seconds."""
+    tree = KEPT / f"unpacked-{kind}-{_digest(kind.suite, *names)}"
+    return _tree(tree, kind, "extract", ",".join(names), lambda *_: None)
 
 
 def packages(kind: Kind, names: Sequence[str]) -> Path:
@@ -136,22 +129,6 @@ def packages(kind: Kind, names: Sequence[str]) -> Path:
     return archive
 
 
-def unpacked(kind: Kind, names: Sequence[str]) -> Path:
-    """A root directory in which these packages and what they need are unpacked, but not set up, which takes seconds."""
-    tree = KEPT / f"unpacked-{kind}-{_digest(kind.suite, *names)}"
-    with alone(f"unpacked-{kind}"):
-        if not tree.exists():
-            mirror = _mirror(kind.suite)
-            part = tree.with_suffix(".part")
-            _remove(part)
-            options = [f"--dpkgopt=path-exclude={path}" for path in _EXCLUDED]
-            options += ["--variant=extract", "--format=directory", f"--include={','.join(names)}"]
-            options += [f"--architectures={kind.debian_arch}"]
-            _run_or_skip("unshare", "--mount", "mmdebstrap", "-q", *options, kind.suite, str(part), mirror)
-            part.rename(tree)
-    return tree
-
-
 @contextlib.contextmanager
 def alone(what: str) -> Iterator[None]:
     """Of several test processes, one makes what all of them use."""
@@ -159,6 +136,24 @@ def alone(what: str) -> Iterator[None]:
     with (KEPT / f"{what}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+
+
+def _tree(tree: Path, kind: Kind, variant: str, included: str, prepare: Callable[[Path, Kind], None]) -> Path:
+    """`tree`, made by mmdebstrap and `prepare` where it is not there yet."""
+    with alone(tree.name):
+        if not tree.exists():
+            mirror = _mirror(kind.suite)
+            part = tree.with_suffix(".part")
+            _remove(part)
+            options = [f"--dpkgopt=path-exclude={path}" for path in _EXCLUDED]
+            options += [f"--variant={variant}", "--format=directory", f"--include={included}"]
+            options += [f"--architectures={kind.debian_arch}"]
+            # In a mount namespace of its own: what it mounts in the tree goes with it, also when it is killed.
+            command = ["unshare", "--mount", "mmdebstrap", "-q", *options, kind.suite, str(part), mirror]
+            _run_or_skip(*command, env=kind.environment)
+            prepare(part, kind)
+            part.rename(tree)
+    return tree
 
 
 def _mirror(suite: str) -> str:

@@ -49,6 +49,7 @@ def settings(control: Control, house: Path) -> dict[str, Any]:
         "fleet_wheelhouse": str(house),
         "fleet_ca_dir": str(control.folder / "ca"),
         "device_agent_settings": {"task": "digits", "data": "shard:0/2", "admission": "always"},
+        "device_agent_wait_s": 600,
         "device_agent_settle_s": 5,
         "coordinator_settings": {"task": "digits", "rounds": 20, "target_ua": 0.9, "round_interval_s": 10},
         "coordinator_settle_s": 5,

@@ -57,7 +57,7 @@ class Machines:
         bases.require_tools(*hosts.values())
         self._kinds = dict(hosts)
         self._addresses = {name: f"{NET}.{number}" for number, name in enumerate(hosts, 11)}
-        self.patience_s = 120.0
+        self.patience_s = 300.0
         self.lab = f"{PREFIX}-{os.getpid()}"
         self.folder = Path()
         self._warden: subprocess.Popen[bytes] | None = None

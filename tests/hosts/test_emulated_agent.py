@@ -1,7 +1,7 @@
 """The agent on the processor of a Raspberry Pi 4, emulated, in a round with a broker and a coordinator of this machine.
 
-It runs what a wheelhouse for aarch64 holds, and what Debian has for that processor of all that the roles install. Nothing is set
-up or booted, which takes an emulated host minutes: tests/hosts/test_pi_4.py does.
+It runs what a wheelhouse for aarch64 holds, and what Debian has for that processor of all that the roles install. Nothing is
+set up or booted, which takes an emulated host minutes: tests/hosts/test_pi_4.py does.
 """
 
 from __future__ import annotations
@@ -110,8 +110,11 @@ def test_an_emulated_device_takes_part_in_a_round(root, mosquitto, tmp_path):
     run |= {"recruit-deadline-s": 120, "deadline-s": PATIENCE_S}
     arguments = [word for name, value in run.items() for word in (f"--{name}", value)]
     log = tmp_path / "agent.log"
-    piped = {"stdin": subprocess.PIPE, "stderr": subprocess.STDOUT, "start_new_session": True}
-    with log.open("wb") as out, subprocess.Popen(agent, stdout=out, **piped) as started:
+    pipe = subprocess.PIPE
+    with (
+        log.open("wb") as out,
+        subprocess.Popen(agent, stdin=pipe, stdout=out, stderr=out, start_new_session=True) as started,
+    ):
         try:
             with Command("fedpatch", "run", "--json", *arguments) as coordinator:
                 done = coordinator.done(PATIENCE_S)

@@ -22,7 +22,7 @@ from tests.hosts.wheelhouses import with_version
 
 pytestmark = [pytest.mark.hosts, pytest.mark.slow, pytest.mark.timeout(1800)]
 
-PATIENCE_S = 180.0
+PATIENCE_S = 300.0
 AGENT = "/opt/fedpatch/current/bin/fedpatch-agent status --json --state-dir /var/lib/fedpatch/agent"
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.compression import pack, unpack
-from shared.encodings import rule_of
+from shared.encodings import FEEDBACK, rule_of
 from shared.errors import SchemaMismatch, WireError
 from shared.feedback import pack_with_feedback, residual_name
 from shared.messages import ENCODINGS, is_delta
@@ -215,7 +215,7 @@ def packed_with(tensors, schema, encoding, base, residual, seed=0):
     return reopened(packed, schema, base), after
 
 
-@given(st.data(), st.sampled_from(["delta-int8", "delta-int4"]), st.integers(0, 2**64 - 1))
+@given(st.data(), st.sampled_from(FEEDBACK), st.integers(0, 2**64 - 1))
 def test_what_was_intended_is_what_arrives_and_the_residual(data, encoding, seed):
     """For every trained tensor: values + residual before = decoded + residual after, to the rounding of one sum."""
     schema = data.draw(schemas(min_size=1)).with_moments(MOMENTS)
@@ -234,7 +234,7 @@ def test_what_was_intended_is_what_arrives_and_the_residual(data, encoding, seed
             )
 
 
-@pytest.mark.parametrize("encoding", ["delta-int8", "delta-int4"])
+@pytest.mark.parametrize("encoding", FEEDBACK)
 def test_feedback_makes_up_for_what_was_lost(encoding):
     """The sum of many steps with feedback is the sum that was intended, within one step's rounding and not all of them."""
     rng = np.random.default_rng(3)
@@ -249,7 +249,7 @@ def test_feedback_makes_up_for_what_was_lost(encoding):
     assert np.all(np.abs(residual["w:residual"]) < 1.5)
 
 
-@pytest.mark.parametrize("encoding", [one for one in ENCODINGS if one not in ("delta-int8", "delta-int4")])
+@pytest.mark.parametrize("encoding", [one for one in ENCODINGS if one not in FEEDBACK])
 def test_fine_encodings_leave_no_residual(encoding):
     """They are packed as ever, and a residual from before is dropped."""
     given_ = {"w:residual": np.ones(4, np.float32)}
@@ -262,11 +262,11 @@ def test_fine_encodings_leave_no_residual(encoding):
 def test_residuals_of_other_tensors_are_left_out():
     """A residual of nothing in the schema has no effect and is not kept; one of another shape is a SchemaMismatch."""
     tensors, base = {"w": np.full(4, 2, np.float32)}, {"w": np.ones(4, np.float32)}
-    plain = packed_with(tensors, WEIGHT, "delta-int8", base, {})
-    other = packed_with(tensors, WEIGHT, "delta-int8", base, {"v:residual": np.ones(4, np.float32)})
+    plain = packed_with(tensors, WEIGHT, "delta-int4", base, {})
+    other = packed_with(tensors, WEIGHT, "delta-int4", base, {"v:residual": np.ones(4, np.float32)})
     assert same(plain[0], other[0]) and plain[1].keys() == other[1].keys()
     with pytest.raises(SchemaMismatch, match="w:residual: shape"):
-        packed_with(tensors, WEIGHT, "delta-int8", base, {"w:residual": np.ones(3, np.float32)})
+        packed_with(tensors, WEIGHT, "delta-int4", base, {"w:residual": np.ones(3, np.float32)})
 
 
 def test_a_spoilt_update_leaves_a_residual_of_zero():

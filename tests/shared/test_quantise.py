@@ -136,6 +136,18 @@ def test_nibbles_come_back(codes):
     assert from_nibbles(memoryview(data), codes.size).tobytes() == codes.tobytes()
 
 
+@given(values=ANY, block=BLOCKS, top=st.sampled_from([INT4_TOP, INT8_TOP]), coarse=st.sampled_from([0.0, 0.2]))
+def test_without_chance_no_value_grows(values, block, top, coarse):
+    """First moments are rounded towards zero: not further from it than they were, and less than one step nearer."""
+    scales, codes = to_codes(values, top, block, None, coarse)
+    decoded = from_codes(scales, codes, block, np.dtype(np.float32)).astype(np.float64)
+    exact = values.astype(np.float64)
+    assert (decoded * exact >= 0).all()
+    assert (np.abs(decoded) <= np.abs(exact) * (1 + 2e-6) + LEAST).all()
+    steps = np.repeat(scales.astype(np.float64), block or max(values.size, 1))[: values.size]
+    assert (np.abs(exact - decoded) <= steps * (1 + 1e-5) + LEAST).all()
+
+
 # --- levels ---------------------------------------------------------------------------------------
 
 

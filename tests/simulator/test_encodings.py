@@ -142,7 +142,7 @@ def test_an_encoded_study_goes_on_where_it_was(tmp_path, encoding):
 
 def test_residuals_of_another_model_are_refused(tmp_path):
     """What was saved does not fit: the error says to delete it."""
-    study = study_of("fedavg", rounds=2, encoding="delta-int8")
+    study = study_of("fedavg", rounds=2, encoding="delta-int4")
     simulate(study, saved=tmp_path)
     before = states.load(tmp_path, study)
     assert before is not None

@@ -130,6 +130,7 @@ class Oracle:
 
     def _open(self, run: str, ledger: Ledger, now: Moment) -> None:
         key = (run, ledger.round)
+        self.run = run  # whoever made it may have been killed before it could say so
         assert key not in self.records, f"round {ledger.round} opens though it is over"
         if key not in self._opened:
             self._opened[key] = self._world.now
@@ -159,8 +160,8 @@ class Oracle:
             assert _same(state.tensors, INITIAL), "the run does not begin with the initial model"
             return
         record = RoundRecord.from_dict(meta["record"])
-        key = (self.run, record.round)
-        self._books(record)
+        key = (path.parent.name, record.round)
+        self._books(key[0], record)
         expected = self._mean(key)
         model: Model = state.tensors
         coarse = is_delta(self._world.settings.encoding)
@@ -173,7 +174,7 @@ class Oracle:
     def _finish(self, run: str, record: RoundRecord) -> None:
         key = (run, record.round)
         self.records[key] = record
-        self._books(record)
+        self._books(run, record)
         self._world.say(f"round {record.round} is over: {record.outcome} {record.failure} of {record.reported} updates")
         aggregated = record.outcome == "aggregated"
         assert aggregated == (key in self.models), f"round {record.round} is {record.outcome}; is there a model of it?"
@@ -184,8 +185,8 @@ class Oracle:
         ended = self._ended.get(key, self._world.now)
         assert ended <= due, f"round {record.round} ends {ended - due:.1f} s after it had to"
 
-    def _books(self, record: RoundRecord) -> None:
-        counted = self.committed[self.run, record.round]
+    def _books(self, run: str, record: RoundRecord) -> None:
+        counted = self.committed[run, record.round]
         in_books = (record.reported, record.num_examples)
         expected = (len(counted), sum(map(examples, counted)))
         assert in_books == expected, (

@@ -1,0 +1,131 @@
+"""How fast updates are folded into the mean, and in how much memory: `python -m benchmarks.aggregation`."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from benchmarks.contests import Contest, Here, Measured, play_in_turn, ratios, spread
+from benchmarks.documents import Document, Out, Show, Toy, deliver, machine_line, read_document, table, within
+from benchmarks.programs import ROOT
+from benchmarks.report import machine
+from benchmarks.spooled_updates import SpooledUpdates
+from shared.command import AsJson, command, interruptible, run_app
+from shared.errors import FedpatchError
+from shared.quantities import size
+
+NAME = "benchmarks.aggregation"
+BENCHMARK = "aggregation"
+TASKS = "mnist,cifar10"
+COUNTS = (10, 100, 1000)
+
+log = logging.getLogger("fedpatch.benchmark")
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@command(app, BENCHMARK, example="python -m benchmarks.aggregation --out results/benchmarks/aggregation.json")
+def aggregation(
+    tasks: Annotated[str, typer.Option(metavar="A,B", help="Whose models: mnist is the 2NN, cifar10 the CNN.")] = TASKS,
+    turns: Annotated[int, typer.Option(min=1, metavar="N", help="Turns of each contestant.")] = 7,
+    toy: Toy = False,
+    show: Show = None,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """Fold 10 to 1,000 updates, from memory and from the spool, beside one pass of numpy over the same values."""
+    if show is not None:
+        document = read_document(show, BENCHMARK)
+    else:
+        counts: Sequence[int] = COUNTS
+        if toy:
+            tasks, counts, turns = "benchmarks.synthetic_task:TASK", (2,), 1
+        with interruptible():
+            document = _measure(tasks.split(","), counts, turns)
+    deliver(document, tables, out, as_json)
+
+
+def _measure(tasks: Sequence[str], counts: Sequence[int], turns: int) -> Document:
+    command_line = shlex.join(["python", "-m", NAME, *sys.argv[1:]])
+    document: Document = {"benchmark": BENCHMARK, "command": command_line, "turns": turns, "machine": machine()}
+    document["measured"] = [_compare(task, count, turns) for task in tasks for count in counts]
+    return document
+
+
+def _compare(task: str, count: int, turns: int) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="fedpatch-aggregation-") as folder:
+        updates = SpooledUpdates(task, Path(folder))
+        contests = [
+            Contest("fold", "folded from memory", Here(lambda: updates.fold(count, spooled=False))),
+            Contest("spool", "folded from the spool", Here(lambda: updates.fold(count, spooled=True))),
+            Contest("pass", "one pass, into float64", Here(lambda: updates.one_pass(count, "float64"))),
+            Contest("pass-32", "one pass, into float32", Here(lambda: updates.one_pass(count, "float32"))),
+        ]
+        measured = play_in_turn(contests, turns, say=log.info)
+        told = [_told(one, measured[2], count) for one in measured]
+        peaks = {kind: _peak(task, count, kind) for kind in ("fold", "pass")}
+        return {
+            "task": task,
+            "updates": count,
+            "model_bytes": updates.schema.nbytes,
+            "contests": told,
+            "peak_more_bytes": peaks,
+        }
+
+
+def _told(one: Measured, floor: Measured, count: int) -> dict[str, Any]:
+    return {
+        "name": one.contest.name,
+        "what": one.contest.what,
+        "wall_s": spread(one.wall_s) | {"all": one.wall_s},
+        "updates_per_s": spread(count / wall_s for wall_s in one.wall_s),
+        "ratio_to_one_pass": ratios(one.wall_s, floor.wall_s),
+    }
+
+
+def _peak(task: str, count: int, kind: str) -> int:
+    """What folding adds to the memory of a process of its own: its greatest resident size less that before."""
+    call = [sys.executable, "-m", "benchmarks.spooled_updates", task, str(count), kind]
+    done = subprocess.run(call, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise FedpatchError(f"{' '.join(call[1:])} failed: {' '.join(done.stderr.splitlines()[-1:])}")
+    return int(json.loads(done.stdout))
+
+
+def tables(document: Document) -> Iterator[str]:
+    """A row for each number of updates and each way."""
+    yield machine_line(document)
+    yield ""
+    headings = ("model", "updates", "how", "updates per second", "to one pass into float64", "memory added at most")
+    yield from table(headings, (row for one in document["measured"] for row in _rows(one)))
+
+
+def _rows(one: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+    for contest in one["contests"]:
+        peak = one["peak_more_bytes"].get({"spool": "fold", "pass": "pass"}.get(contest["name"], ""))
+        yield (
+            f"{one['task']}, {size(one['model_bytes'])}",
+            f"{one['updates']:,}",
+            contest["what"],
+            f"{contest['updates_per_s']['median']:,.0f}",
+            within(contest["ratio_to_one_pass"]),
+            "-" if peak is None else f"{size(peak)}, {peak / one['model_bytes']:.1f} models",
+        )
+
+
+def main() -> NoReturn:
+    """Runs the command."""
+    run_app(app, f"python -m {NAME}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""The same bytes exchanged with paho and msgpack alone: what a round cannot be cheaper than, by these means.
+
+    python -m benchmarks.bare_exchange server URL COUNT SHAPES        plays a round for each line on stdin
+    python -m benchmarks.bare_exchange devices URL FIRST COUNT
+
+The server publishes a model once, every device answers with as many bytes, the server adds them up in float64 and divides.
+QoS 1, TCP_NODELAY, messages cut into parts that paho reads fastest. Nothing is checked, remembered, acknowledged end to end or
+written to a disk. SHAPES is JSON: the shapes of the model's tensors.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any
+
+import msgpack
+import numpy as np
+import paho.mqtt.client as mqtt
+from paho.mqtt.enums import CallbackAPIVersion
+
+from shared.broker_url import parse_broker_url
+
+PART_BYTES = 256 * 1024
+TOPIC = "bare"
+
+
+class Parts:
+    """A message on its way: parts that begin with their index and their number."""
+
+    def __init__(self) -> None:
+        self._parts: dict[int, bytes] = {}
+
+    def take(self, payload: bytes) -> bytes | None:
+        """The whole message once its last part is here."""
+        index, count = int.from_bytes(payload[:4], "little"), int.from_bytes(payload[4:8], "little")
+        self._parts[index] = payload[8:]
+        if len(self._parts) < count:
+            return None
+        whole = b"".join(self._parts[number] for number in range(count))
+        self._parts.clear()
+        return whole
+
+
+def cut(message: bytes) -> list[bytes]:
+    """Its parts as they travel."""
+    count = max(1, -(-len(message) // PART_BYTES))
+    head = count.to_bytes(4, "little")
+    starts = range(0, count * PART_BYTES, PART_BYTES)
+    return [
+        number.to_bytes(4, "little") + head + message[start : start + PART_BYTES] for number, start in enumerate(starts)
+    ]
+
+
+def connect(url: str, name: str, subscribe: str, on_message: Callable[[str, bytes], None]) -> mqtt.Client:
+    """A client with a thread of paho's, subscribed when this returns."""
+    client = mqtt.Client(CallbackAPIVersion.VERSION2, client_id=name, protocol=mqtt.MQTTv5)
+    client.max_queued_messages_set(0)
+    subscribed = threading.Event()
+
+    def opened(_client: mqtt.Client, _data: object, sock: Any) -> None:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def connected(client: mqtt.Client, *_: object) -> None:
+        client.subscribe(subscribe, 1)
+
+    client.on_socket_open = opened
+    client.on_connect = connected
+    client.on_subscribe = lambda *_: subscribed.set()
+    client.on_message = lambda _client, _data, message: on_message(message.topic, bytes(message.payload))
+    broker = parse_broker_url(url)
+    client.connect(broker.host, broker.port, keepalive=600)
+    client.loop_start()
+    subscribed.wait(60.0)
+    return client
+
+
+def serve(url: str, count: int, shapes: dict[str, list[int]]) -> None:
+    """Rounds until stdin ends."""
+    inbox: SimpleQueue[tuple[str, bytes]] = SimpleQueue()
+    client = connect(url, "bare-server", f"{TOPIC}/up/+", lambda topic, payload: inbox.put((topic, payload)))
+    model: dict[str, Any] = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+    _answer("ready")
+    while line := sys.stdin.readline():
+        began_s = time.process_time()
+        for _ in range(int(line)):
+            model = _play(client, inbox, count, model)
+        _answer({"cpu_s": time.process_time() - began_s, "bytes_up": count * 4 * sum(map(math.prod, shapes.values()))})
+
+
+def _play(
+    client: mqtt.Client, inbox: SimpleQueue[tuple[str, bytes]], count: int, model: dict[str, Any]
+) -> dict[str, Any]:
+    packed = msgpack.packb({name: tensor.tobytes() for name, tensor in model.items()})
+    for part in cut(packed):
+        client.publish(f"{TOPIC}/down", part, qos=1)
+    sums = {name: np.zeros(tensor.shape, np.float64) for name, tensor in model.items()}
+    under_way: dict[str, Parts] = {}
+    left = count
+    while left:
+        topic, payload = inbox.get()
+        whole = under_way.setdefault(topic, Parts()).take(payload)
+        if whole is not None:
+            left -= 1
+            for name, raw in msgpack.unpackb(whole).items():
+                sums[name] += np.frombuffer(raw, np.float32).reshape(sums[name].shape)
+    return {name: (total / count).astype(np.float32) for name, total in sums.items()}
+
+
+def answer_as_devices(url: str, first: int, count: int) -> None:
+    """Devices that send back what they got, until stdin ends."""
+    for number in range(first, first + count):
+        _Device(url, f"device-{number:05d}")
+    _answer("ready")
+    while sys.stdin.readline():
+        pass
+    os._exit(0)
+
+
+class _Device:
+    def __init__(self, url: str, name: str) -> None:
+        self._topic = f"{TOPIC}/up/{name}"
+        self._parts = Parts()
+        self._client = connect(url, name, f"{TOPIC}/down", self._on_message)
+
+    def _on_message(self, _topic: str, payload: bytes) -> None:
+        whole = self._parts.take(payload)
+        if whole is not None:
+            for part in cut(msgpack.packb(msgpack.unpackb(whole))):
+                self._client.publish(self._topic, part, qos=1)
+
+
+def _answer(what: Any) -> None:
+    sys.stdout.write(json.dumps(what) + "\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    """As a server or as devices."""
+    role, url = sys.argv[1], sys.argv[2]
+    if role == "server":
+        serve(url, int(sys.argv[3]), json.loads(sys.argv[4]))
+    else:
+        answer_as_devices(url, int(sys.argv[3]), int(sys.argv[4]))
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""What a round costs with training taken out: `python -m benchmarks.coordination`.
+
+Our coordinator, a bare exchange of the same bytes, and Flower's deployment engine take turns. Linux only.
+"""
+
+from __future__ import annotations
+
+import logging
+import shlex
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from benchmarks.contests import Contest, Measured, play_in_turn, ratios, spread
+from benchmarks.coordination_tables import draw, tables
+from benchmarks.documents import Document, Out, Show, Toy, deliver, read_document
+from benchmarks.fleets import BareFleet, FedpatchFleet, FlowerFleet, model_shapes
+from benchmarks.peer_rounds import HOW_TO_GET, ROOT, version
+from benchmarks.report import machine
+from coordinator.settings import RunSettings
+from shared.command import AsJson, command, interruptible, run_app
+from shared.errors import UsageError
+
+NAME = "benchmarks.coordination"
+BENCHMARK = "coordination"
+PEERS_PYTHON = ROOT / ".venv-peers" / "bin" / "python"
+ENCODINGS = ("fp32", "delta-int8")
+"""The first makes the bytes of the bare exchange."""
+
+SIZES = "10,50,200,1000"
+TASKS = "mnist,cifar10"
+MOST_MEGABYTES = 2000.0
+"""The bare exchange has all updates of a round in the broker at once: beyond this it is left out."""
+MOST_FOR_FLOWER = 10
+ROUND_UPDATES = 100
+MOST_ROUNDS = 10
+"""A turn has as many rounds as make so many updates, and no more than these."""
+
+log = logging.getLogger("fedpatch.benchmark")
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@command(app, BENCHMARK, example="python -m benchmarks.coordination --out results/benchmarks/coordination.json")
+def coordination(  # noqa: PLR0913 - one keyword per choice of the user
+    tasks: Annotated[
+        str, typer.Option(metavar="A,B", help="Whose models travel: mnist is the 2NN, cifar10 the CNN.")
+    ] = TASKS,
+    devices: Annotated[str, typer.Option(metavar="N,M", help="Numbers of devices.")] = SIZES,
+    turns: Annotated[int, typer.Option(min=1, metavar="N", help="Turns of each contestant.")] = 5,
+    toy: Toy = False,
+    peers_python: Annotated[
+        Path, typer.Option(metavar="PATH", help="Python of the environment that holds Flower.")
+    ] = PEERS_PYTHON,
+    show: Show = None,
+    plots: Annotated[Path | None, typer.Option(metavar="DIR", help="Draw coordination.png and .svg there.")] = None,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """Time rounds without training: fedpatch's coordinator, a bare exchange over mosquitto, Flower's deployment engine."""
+    if show is not None:
+        document = read_document(show, BENCHMARK)
+    else:
+        if toy:
+            tasks, devices, turns = "benchmarks.synthetic_task:TASK", "2", 1
+            peers_python = ROOT / "none"  # with Flower it would take minutes
+        with interruptible():
+            document = _measure(tasks.split(","), _numbers(devices), turns, peers_python)
+    if plots is not None:
+        draw(document, plots)
+    deliver(document, tables, out, as_json)
+
+
+def _numbers(text: str) -> list[int]:
+    numbers = [int(part) for part in text.split(",") if part.isdecimal() and int(part)]
+    if not numbers or len(numbers) != len(text.split(",")):
+        raise UsageError(f"devices is {text!r}; write numbers from 1, such as {SIZES}")
+    return numbers
+
+
+def _measure(tasks: Sequence[str], sizes: Sequence[int], turns: int, peers_python: Path) -> Document:
+    command_line = shlex.join(["python", "-m", NAME, *sys.argv[1:]])
+    document: Document = {"benchmark": BENCHMARK, "command": command_line, "turns": turns, "machine": machine()}
+    document["flower"] = version("flwr", peers_python)
+    document["measured"] = [
+        _compare(task, devices, turns, peers_python if document["flower"] else None)
+        for task in tasks
+        for devices in sizes
+    ]
+    return document
+
+
+def _compare(task: str, devices: int, turns: int, peers_python: Path | None) -> dict[str, Any]:
+    model_bytes = 4 * sum(_product(shape) for shape in model_shapes(task).values())
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedpatch-coordination-")))
+        contests: list[Contest] = []
+        for contest in _contests(task, devices, model_bytes, folder, peers_python):
+            log.info("%s, %d devices: made ready: %s", task, devices, contest.what)
+            stack.callback(contest.contestant.close)
+            contests.append(contest)
+        measured = play_in_turn(contests, turns, say=log.info)
+        return {
+            "task": task,
+            "devices": devices,
+            "model_bytes": model_bytes,
+            "contests": [_told(one, measured) for one in measured],
+        }
+
+
+def _contests(task: str, devices: int, model_bytes: int, folder: Path, peers_python: Path | None) -> Iterator[Contest]:
+    rounds = min(MOST_ROUNDS, max(1, ROUND_UPDATES // devices))
+    usual = next(str(one.default) for one in fields(RunSettings) if one.name == "encoding")
+    for encoding in ENCODINGS:
+        what = f"fedpatch, {encoding}" + (" (its default)" if encoding == usual else "")
+        fleet = FedpatchFleet(task, devices, encoding, rounds, folder / encoding)
+        yield Contest(f"fedpatch-{encoding}", what, fleet, share=rounds)
+    if devices * model_bytes <= MOST_MEGABYTES * 1e6:
+        yield Contest("bare", "bare exchange", BareFleet(task, devices, rounds, folder / "bare"), share=rounds)
+    if peers_python is not None and devices <= MOST_FOR_FLOWER:
+        yield Contest("flower", "Flower's deployment", FlowerFleet(task, devices, 1, peers_python))
+    elif devices <= MOST_FOR_FLOWER:
+        log.info("Flower's deployment: not measured: %s", HOW_TO_GET)
+
+
+def _told(one: Measured, measured: Sequence[Measured]) -> dict[str, Any]:
+    ours = measured[0]
+    told: dict[str, Any] = {"name": one.contest.name, "what": one.contest.what, "rounds_in_a_turn": one.contest.share}
+    told["wall_s"] = spread(one.wall_s) | {"all": one.wall_s}
+    told["cpu_s"] = spread(one.cpu_s) | {"all": one.cpu_s}
+    told["wall_ratio_to_fedpatch"] = ratios(one.wall_s, ours.wall_s)
+    for other in measured:
+        if other.contest.name == "bare":
+            told["wall_ratio_to_bare"] = ratios(one.wall_s, other.wall_s)
+            told["cpu_ratio_to_bare"] = ratios(one.cpu_s, other.cpu_s)
+    fleet = one.contest.contestant
+    if isinstance(fleet, FedpatchFleet):
+        told |= {name: fleet.answers[-1][name] for name in ("bytes_down", "bytes_up")}
+    return told
+
+
+def _product(shape: Sequence[int]) -> int:
+    size = 1
+    for one in shape:
+        size *= one
+    return size
+
+
+def main() -> NoReturn:
+    """Runs the command."""
+    run_app(app, f"python -m {NAME}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""What benchmarks.coordination found, as tables in Markdown and as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.documents import Document, machine_line, table, within
+from benchmarks.pictures import save
+from shared.quantities import size
+
+_MODELS = {"mnist": "2NN", "cifar10": "CNN"}
+
+
+def tables(document: Document) -> Iterator[str]:
+    """A row for each contestant, and what the goals came to."""
+    yield machine_line(document)
+    yield ""
+    yield from table(
+        ("model", "devices", "a round of", "seconds", "CPU", "to bare", "CPU to bare", "to fedpatch"),
+        (_row(one, contest) for one in document["measured"] for contest in one["contests"]),
+    )
+    for one in document["measured"]:
+        yield from _goals(one)
+
+
+def _row(one: dict[str, Any], contest: dict[str, Any]) -> tuple[str, ...]:
+    bare, cpu = contest.get("wall_ratio_to_bare"), contest.get("cpu_ratio_to_bare")
+    return (
+        f"{_model(one)}, {size(one['model_bytes'])}",
+        f"{one['devices']:,}",
+        contest["what"],
+        within(contest["wall_s"], 3),
+        f"{contest['cpu_s']['median']:.3f}",
+        within(bare) if bare else "-",
+        f"{cpu['median']:.2f}" if cpu else "-",
+        within(contest["wall_ratio_to_fedpatch"]),
+    )
+
+
+def _goals(one: dict[str, Any]) -> Iterator[str]:
+    """Of the fewest devices, beside Flower; of all, beside the bare exchange."""
+    contests = {contest["name"]: contest for contest in one["contests"]}
+    where = f"{_model(one)}, {one['devices']} devices"
+    if "flower" in contests:
+        for contest in one["contests"]:
+            if contest["name"].startswith("fedpatch"):
+                ratio = contests["flower"]["wall_s"]["median"] / contest["wall_s"]["median"]
+                yield f"\n{where}: Flower's deployment takes {ratio:.0f} times as long as {contest['what']} (goal: 100)"
+    if "bare" in contests:
+        found = contests[one["contests"][0]["name"]]["wall_ratio_to_bare"]
+        yield f"\n{where}: {one['contests'][0]['what']} takes {within(found)} times the bare exchange (goal: 2)"
+
+
+def _model(one: dict[str, Any]) -> str:
+    return str(_MODELS.get(one["task"], one["task"]))
+
+
+def draw(document: Document, folder: Path) -> None:
+    """Seconds a round over the number of devices, as coordination.png and coordination.svg."""
+    from matplotlib.figure import Figure
+
+    tasks = sorted({one["task"] for one in document["measured"]}, reverse=True)
+    figure = Figure(figsize=(4.6 * len(tasks), 3.8), layout="constrained")
+    for number, task in enumerate(tasks, start=1):
+        axes = figure.add_subplot(1, len(tasks), number)
+        lines: dict[str, list[tuple[int, float]]] = {}
+        for one in document["measured"]:
+            for contest in one["contests"] if one["task"] == task else ():
+                lines.setdefault(contest["what"], []).append((one["devices"], contest["wall_s"]["median"]))
+        for what, points in lines.items():
+            axes.plot(*zip(*sorted(points), strict=True), marker="o", label=what)
+        axes.set(xlabel="devices", ylabel="seconds per round, no training", title=_MODELS.get(task, task))
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize="small")
+    save(figure, folder, "coordination")

@@ -1,0 +1,96 @@
+"""A real coordinator that plays so many rounds for each line on stdin, and answers with what each of them was.
+
+    python -m benchmarks.coordinator_process SETTINGS        (JSON: names and values of `fedpatch run`'s options)
+
+Nothing of the run is replaced. Between the record of a round, when it is on the disk, and the publishing of the next model the
+coordinator's thread waits for a line, which says how many rounds to play. The first round is played unasked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+from coordinator import runs
+from coordinator.effects import Effect, Record
+from coordinator.engine import Engine
+from coordinator.identity.expiry import Ask
+from coordinator.metrics_endpoint import NO_OTHERS, observed
+from coordinator.observing import Observer
+from coordinator.settings import RunSettings
+from coordinator.snapshot import View
+from coordinator.view import make_view
+from shared.config import load
+
+ENDLESS = 1_000_000
+
+
+class Gate:
+    """Sees a run go by on its way to its own observer, and stands between two rounds."""
+
+    def __init__(self, answers: TextIO) -> None:
+        self._answers = answers
+        self._left = 1
+        self._began_s = time.process_time()
+
+    def performed(self, effect: Effect) -> None:
+        """Tells of the rounds that were asked for, and waits until others are."""
+        if not isinstance(effect, Record):
+            return
+        self._left -= 1
+        if self._left > 0:
+            return
+        record = effect.record
+        told = {"round": record.round, "outcome": record.outcome, "reported": record.reported}
+        told |= {"bytes_down": record.bytes_down, "bytes_up": record.bytes_up}
+        self._answers.write(json.dumps({**told, "cpu_s": time.process_time() - self._began_s}) + "\n")
+        self._answers.flush()
+        line = sys.stdin.readline()
+        self._left, self._began_s = int(line or ENDLESS), time.process_time()
+        if not line:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+class Gated:
+    """An observer with a gate before it."""
+
+    def __init__(self, gate: Gate, observer: Observer) -> None:
+        self._gate = gate
+        self.sent, self.received = observer.sent, observer.received
+        self.presence, self.vitals = observer.presence, observer.vitals
+        self.link, self.look = observer.link, observer.look
+        self._performed = observer.performed
+
+    def performed(self, effect: Effect, began_at: float, ended_at: float) -> None:
+        """First what the run's own observer does: that is part of the round."""
+        self._performed(effect, began_at, ended_at)
+        self._gate.performed(effect)
+
+
+def main() -> None:
+    """Runs until stdin ends."""
+    flags: dict[str, Any] = json.loads(sys.argv[1])
+    gate = Gate(sys.stdout)
+
+    @contextlib.contextmanager
+    def gated(
+        settings: RunSettings, engine: Engine, directory: Path, view: View, certificates: Mapping[str, Ask] = NO_OTHERS
+    ) -> Iterator[Observer]:
+        with observed(settings, engine, directory, view, certificates) as observer:
+            yield Gated(gate, observer)
+
+    runs.observed = gated  # type: ignore[attr-defined]
+    settings = load(RunSettings, file=None, environ={}, flags={"rounds": ENDLESS, **flags})
+    with make_view(sys.stderr, plain=True) as view:
+        runs.start_run(settings, view)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""What a benchmark leaves behind: one JSON document, and the tables that are made from it, then or later."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from shared.errors import UsageError
+from shared.files import write_atomic
+
+Document = dict[str, Any]
+
+Out = Annotated[Path | None, typer.Option(metavar="FILE", help="Write the JSON document there too.")]
+Toy = Annotated[bool, typer.Option("--toy", help="At the size of a smoke test, to see that it works.")]
+Show = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Measure nothing: print the tables of such a document again.")
+]
+
+
+def deliver(document: Document, tables: Callable[[Document], Iterable[str]], out: Path | None, as_json: bool) -> None:
+    """To the file, and to stdout: as JSON, or as tables in Markdown."""
+    text = json.dumps(document, indent=1, allow_nan=False)
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(out, f"{text}\n".encode(), mode=0o644)
+    typer.echo(text if as_json else "\n".join(tables(document)))
+
+
+def read_document(path: Path, benchmark: str) -> Document:
+    """Such a document as `deliver` wrote; UsageError for anything else."""
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path}: cannot be read: {error}") from error
+    if not isinstance(found, dict) or found.get("benchmark") != benchmark:
+        raise UsageError(f"{path}: is no document of benchmarks.{benchmark}")
+    return found
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> Iterable[str]:
+    """Lines of a table in Markdown."""
+    yield f"| {' | '.join(headings)} |"
+    yield f"|{'---|' * len(headings)}"
+    for row in rows:
+        yield f"| {' | '.join(map(str, row))} |"
+
+
+def within(found: Mapping[str, float], digits: int = 2) -> str:
+    """A median with its spread."""
+    return f"{found['median']:.{digits}f} ({found['min']:.{digits}f} to {found['max']:.{digits}f})"
+
+
+def machine_line(document: Document) -> str:
+    """The machine and the command, in a line."""
+    machine = document["machine"]
+    told = f"{machine['cores']} cores ({machine['cpu']}), load {machine['load']} at the start, {machine['begun']}"
+    return f"`{document['command']}`: {told}"

@@ -1,0 +1,143 @@
+"""Contestants of benchmarks.coordination: a coordinator, a broker and devices without training, each with its processes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from contextlib import ExitStack
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from benchmarks.bare_exchange import PART_BYTES
+from benchmarks.light_devices import LightDevices
+from benchmarks.peer_rounds import HOW_TO_GET
+from benchmarks.programs import Program
+from benchmarks.shipped_broker import shipped_broker
+from shared.task import find_task
+
+FLEET = "benchmark"
+DEVICES_PER_PROCESS = 250
+LEAST_PROCESSES = 2
+"""Devices stand for machines of their own, so they share no processor where there are two."""
+
+_UNLIMITED = {"max_queued_messages": "0", "max_queued_bytes": "0", "memory_limit": ""}
+
+
+class _Fleet:
+    """Whatever plays rounds for a line on its stdin; closed in the reverse order of its making."""
+
+    def __init__(self, rounds: int) -> None:
+        self._stack = ExitStack()
+        self._rounds = str(rounds)
+        self._server: Program
+        self.answers: list[Mapping[str, Any]] = []
+
+    def play(self) -> float | None:
+        """So many rounds; nothing is learned."""
+        self.answers.append(self._server.ask(self._rounds))
+        return None
+
+    def pids(self) -> list[int]:
+        """The coordinating process: broker and devices are alike, or other people's."""
+        return [self._server.pid]
+
+    def close(self) -> None:
+        """End all that was started."""
+        self._stack.close()
+
+    def _program(self, what: str, *line: str) -> Program:
+        program = Program(what, [sys.executable, "-m", *line])
+        self._stack.callback(program.close)
+        return program
+
+
+def _processes(devices: int) -> int:
+    return max(min(LEAST_PROCESSES, devices), -(-devices // DEVICES_PER_PROCESS))
+
+
+class FedpatchFleet(_Fleet):
+    """Our coordinator with its defaults but for `encoding`; the broker has the queues that we ship."""
+
+    def __init__(self, task: str, devices: int, encoding: str, rounds: int, folder: Path) -> None:
+        super().__init__(rounds)
+        try:
+            folder.mkdir()
+            broker = self._stack.enter_context(shipped_broker(folder))
+            fleet = LightDevices(
+                broker=broker.url, fleet=FLEET, task=find_task(task), count=devices, processes=_processes(devices)
+            )
+            self._stack.enter_context(fleet).wait_ready()
+            settings = {"broker": broker.url, "fleet": FLEET, "task": task, "devices": devices}
+            settings |= {
+                "chunk_kib": PART_BYTES // 1024,
+                "encoding": encoding,
+                "state_dir": str(folder / "state"),
+                "metrics": "127.0.0.1:0",
+            }
+            # Of many devices on one machine each waits for all others.
+            settings |= {
+                "strategy": "fedavg",
+                "private": "none",
+                "wait_s": 300.0,
+                "grace_s": 300.0,
+                "recruit_deadline_s": 300.0,
+                "quorum": 1.0,
+            }
+            self._server = self._program("the coordinator", "benchmarks.coordinator_process", json.dumps(settings))
+            self.answers.append(self._server.hello)
+        except BaseException:
+            self.close()
+            raise
+
+
+class BareFleet(_Fleet):
+    """paho and msgpack alone; its broker drops nothing."""
+
+    def __init__(self, task: str, devices: int, rounds: int, folder: Path) -> None:
+        super().__init__(rounds)
+        try:
+            folder.mkdir()
+            broker = self._stack.enter_context(shipped_broker(folder, changes=_UNLIMITED))
+            bare, processes = "benchmarks.bare_exchange", _processes(devices)
+            for first, after in pairwise(number * devices // processes for number in range(processes + 1)):
+                self._program("devices", bare, "devices", broker.url, str(first), str(after - first))
+            shapes = json.dumps(model_shapes(task))
+            self._server = self._program("the bare server", bare, "server", broker.url, str(devices), shapes)
+        except BaseException:
+            self.close()
+            raise
+
+
+def model_shapes(task: str) -> dict[str, list[int]]:
+    """Of all tensors of a task's model."""
+    from shared.model import schema_of
+
+    return {spec.name: list(spec.shape) for spec in schema_of(find_task(task).build_model()).specs}
+
+
+class FlowerFleet(_Fleet):
+    """Flower's deployment engine with as many SuperNodes, in an environment of its own (`make bench-peers`)."""
+
+    def __init__(self, task: str, devices: int, rounds: int, python: Path) -> None:
+        super().__init__(rounds)
+        line: list[str | Path] = [
+            python,
+            "-m",
+            "benchmarks.peers.flower_deployment",
+            str(devices),
+            json.dumps(model_shapes(task)),
+        ]
+        self._server = Program("Flower's deployment", line, mend=f"; is its environment whole ({HOW_TO_GET})?")
+        self._stack.callback(self._server.close)
+
+    def play(self) -> float | None:
+        """So many rounds, one for each line."""
+        for _ in range(int(self._rounds)):
+            self.answers.append(self._server.ask())
+        return None
+
+    def pids(self) -> list[int]:
+        """SuperLink and ServerApp, which outlast a round; the processes that it starts for each client do not."""
+        return list(self._server.hello["pids"])

@@ -1,0 +1,70 @@
+"""A real agent at a real mosquitto, started and then left alone: how long it takes to be ready, and what it uses after that."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.clocks import cpu_s
+from benchmarks.process_memory import children_of
+from benchmarks.programs import running
+from benchmarks.shipped_broker import Broker
+from shared.errors import FedpatchError
+
+PATIENCE_S = 300.0
+RELEASE_S = 5.0
+"""The agent's idle_release_s: after it, the training process has ended."""
+
+_POLL_S = 0.005
+
+
+def start_up(broker: Broker, folder: Path, task: str, data: str, idle_s: float) -> dict[str, float]:
+    """Seconds from the start until it is connected and until it can train, and the share of a processor that it then uses.
+
+    `warm` is while its training process waits for work, `idle` when that is gone: each over `idle_s` seconds (0: not measured).
+    """
+    folder.mkdir()
+    line = [sys.executable, "-P", "-m", "device_agent", "run", "--broker", broker.url, "--task", task, "--data", data]
+    line += ["--state-dir", str(folder), "--idle-release-s", str(idle_s + RELEASE_S)]
+    began = time.perf_counter()
+    with running(folder / "log", line) as agent:
+        _wait(agent, lambda: _status(folder).get("connected"), "is connected")
+        connected_s = time.perf_counter() - began
+        _wait(agent, lambda: _status(folder).get("tasks"), "is ready")
+        found = {"connected_s": connected_s, "ready_s": time.perf_counter() - began}
+        if idle_s:
+            found["warm_share"] = _share([agent.pid, *children_of(agent.pid)], idle_s)
+            _wait(agent, lambda: not children_of(agent.pid), "gives the memory of training back")
+            found["idle_share"] = _share([agent.pid], idle_s)
+    return found
+
+
+def torch_alone() -> float:
+    """Seconds that a Python takes to import torch and end: what no start that trains can be faster than."""
+    began = time.perf_counter()
+    subprocess.run([sys.executable, "-P", "-c", "import torch"], check=True)
+    return time.perf_counter() - began
+
+
+def _share(pids: list[int], seconds: float) -> float:
+    before, began = cpu_s(pids), time.perf_counter()
+    time.sleep(seconds)
+    return (cpu_s(pids) - before) / (time.perf_counter() - began)
+
+
+def _status(folder: Path) -> dict[str, Any]:
+    path = folder / "status.json"
+    return dict(json.loads(path.read_bytes())) if path.exists() else {}
+
+
+def _wait(process: subprocess.Popen[bytes], fits: Callable[[], object], what: str) -> None:
+    give_up_at = time.monotonic() + PATIENCE_S
+    while not fits():
+        if process.poll() is not None or time.monotonic() > give_up_at:
+            raise FedpatchError(f"the agent never {what}")
+        time.sleep(_POLL_S)

@@ -1,0 +1,107 @@
+"""Contestants that are programs of their own: one plays so many rounds for each line that it is sent.
+
+The program says something in JSON, on a line of its own, when it has warmed up. For each line on stdin it does its work and
+answers with one line of JSON. It ends when stdin does. Lines that are not JSON are somebody's chatter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.clocks import family
+from shared.errors import FedpatchError
+
+ROOT = Path(__file__).resolve().parent.parent
+LEAVE_S = 20.0
+
+
+class Program:
+    """`line` is how it is started, in this repository; `what` is its name for people, `mend` what helps if it fails."""
+
+    def __init__(
+        self, what: str, line: Sequence[str | Path], *, mend: str = "", environ: Mapping[str, str] | None = None
+    ) -> None:
+        self._what = what
+        self._mend = mend
+        self._log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115  (closed with the rest)
+        self._program = subprocess.Popen(
+            line,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **(environ or {})},
+            start_new_session=True,
+        )
+        try:
+            self.hello = self.answer()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def pid(self) -> int:
+        """Of the program itself."""
+        return self._program.pid
+
+    def ask(self, line: str = "") -> Any:
+        """Sends a line; returns the answer."""
+        self.tell(line)
+        return self.answer()
+
+    def tell(self, line: str = "") -> None:
+        """Sends a line."""
+        assert self._program.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # the answer, which does not come, tells why
+            self._program.stdin.write(f"{line}\n")
+            self._program.stdin.flush()
+
+    def pids(self) -> list[int]:
+        """The program and whatever it started."""
+        return family(self._program.pid)
+
+    def close(self) -> None:
+        """Let the program end; where it does not, end it and what it started."""
+        assert self._program.stdin is not None and self._program.stdout is not None
+        started = self.pids()
+        with contextlib.suppress(BrokenPipeError):
+            self._program.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._program.wait(LEAVE_S)
+        for pid in set(started) & set(family(os.getpid())):  # never one that has the number of one that is gone
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._program.wait()
+        self._program.stdout.close()
+        self._log.close()
+
+    def answer(self) -> Any:
+        """The next line of JSON. Raises FedpatchError with the program's last words where it has ended."""
+        assert self._program.stdout is not None
+        for line in self._program.stdout:
+            with contextlib.suppress(ValueError):
+                return json.loads(line)
+        self._log.seek(0)
+        last = [line for line in self._log.read().splitlines() if line.strip()][-1:]
+        raise FedpatchError(f"{self._what} ended with exit code {self._program.wait()}: {' '.join(last)}{self._mend}")
+
+
+@contextlib.contextmanager
+def running(log: Path, line: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
+    """A process whose output goes to the file `log`; it is asked to end when the block does."""
+    with log.open("wb") as out:
+        process = subprocess.Popen(line, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait()

@@ -1,0 +1,102 @@
+"""Updates in a spool and in memory, and what folds them: the work of benchmarks.aggregation.
+
+Called as `python -m benchmarks.spooled_updates TASK COUNT fold|pass` it does one of these in a process of its own, and
+prints by how many bytes the process grew over what it was with everything ready.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import typer
+
+from benchmarks.clocks import memory_bytes
+from coordinator.checkpoint import load_update, store_update
+from coordinator.folding import fold
+from coordinator.intake import Terms, read_update
+from coordinator.limits import Limits
+from shared.compression import pack
+from shared.messages import UpdateReport
+from shared.model import initial_tensors, schema_of
+from shared.task import find_task
+from shared.tensors import Array
+
+DIFFERENT = 8
+"""Updates that there really are, more than a cache holds; they come again and again."""
+
+_BASE = "0" * 64
+_ENCODING = "fp32"
+
+
+class SpooledUpdates:
+    """A few updates of a task's model, each in the spool in `folder`, in memory, and as one flat array."""
+
+    def __init__(self, task_ref: str, folder: Path, *, resident: bool = True) -> None:
+        task = find_task(task_ref)
+        self.schema = schema_of(task.build_model())
+        self._folder = folder
+        self._model = initial_tensors(task, 0)
+        report = UpdateReport(_BASE, 600, 1, 0.5, 0.5, 0.5, 0.0, 0.0)
+        rng = np.random.default_rng(0)
+        self._updates: list[dict[str, Array]] = []
+        for number in range(DIFFERENT):
+            update = {spec.name: self._model[spec.name] for spec in self.schema.specs}
+            for spec in self.schema.specs:
+                if spec.trainable:
+                    update[spec.name] = update[spec.name] + rng.standard_normal(spec.shape, np.float32)
+            packed = pack(update, self.schema, asdict(report), _ENCODING)
+            self._raw_bytes = packed.raw_bytes
+            store_update(folder, 1, f"update-{number}", packed.blob)
+            if resident:
+                self._updates.append(update)
+        self._flat = [
+            np.concatenate([update[name].ravel() for name in update], dtype=np.float32) for update in self._updates
+        ]
+        self._terms = Terms(self.schema, frozenset(), _BASE)
+
+    def fold(self, count: int, *, spooled: bool) -> None:
+        """As a round does it, from its spool, or from memory."""
+        devices = [f"device-{number:05d}" for number in range(count)]
+        read = self._read_spooled if spooled else self._read
+        fold(devices, dict.fromkeys(devices, 600), read, schema=self.schema, base=self._model, limits=Limits())
+
+    def one_pass(self, count: int, dtype: str) -> None:
+        """All values of as many updates added up, unweighted, tensor by tensor in one."""
+        total = np.zeros(self._flat[0].size, dtype)
+        for number in range(count):
+            np.add(total, self._flat[number % DIFFERENT], out=total)
+
+    def _read(self, device: str) -> dict[str, Array]:
+        return self._updates[_number(device)]
+
+    def _read_spooled(self, device: str) -> dict[str, Array]:
+        blob = load_update(self._folder, 1, f"update-{_number(device)}")
+        return read_update(blob, self._terms, encoding=_ENCODING, raw_bytes=self._raw_bytes)[1]
+
+
+def _number(device: str) -> int:
+    return int(device.rpartition("-")[2]) % DIFFERENT
+
+
+def main() -> None:
+    """What folding adds to this process."""
+    task, count, kind = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+    with tempfile.TemporaryDirectory(prefix="fedpatch-aggregation-") as folder:
+        updates = SpooledUpdates(task, Path(folder), resident=kind == "pass")
+        ctypes.CDLL(None).malloc_trim(0)
+        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+        before = memory_bytes("VmRSS")
+        if kind == "pass":
+            updates.one_pass(count, "float64")
+        else:
+            updates.fold(count, spooled=True)
+        typer.echo(max(0, memory_bytes("VmHWM") - before))
+
+
+if __name__ == "__main__":
+    main()

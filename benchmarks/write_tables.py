@@ -1,0 +1,44 @@
+"""Puts the tables of results/benchmarks/*.json into docs/performance.md: `python -m benchmarks.write_tables`.
+
+There each stands between two comments, `<!-- tables of NAME -->` and `<!-- end -->`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from benchmarks import aggregation, coordination_tables, device
+from benchmarks.documents import Document, read_document
+from benchmarks.programs import ROOT
+
+PAGE = ROOT / "docs" / "performance.md"
+RESULTS = ROOT / "results" / "benchmarks"
+TABLES: dict[str, Callable[[Document], Iterable[str]]] = {
+    "coordination": coordination_tables.tables,
+    "aggregation": aggregation.tables,
+    "device": device.tables,
+}
+
+_PLACE = re.compile(r"(<!-- tables of (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def written(page: str, results: Path = RESULTS) -> str:
+    """The page with the tables of the documents in `results`; UsageError where one is absent."""
+
+    def fill(place: re.Match[str]) -> str:
+        name = place[2]
+        lines = "\n".join(TABLES[name](read_document(results / f"{name}.json", name)))
+        return f"{place[1]}\n{lines}\n\n{place[3]}"
+
+    return _PLACE.sub(fill, page)
+
+
+def main() -> None:
+    """Writes the page."""
+    PAGE.write_text(written(PAGE.read_text("utf-8")), "utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""Every benchmark at toy size: whatever is measured still runs, and tells what it found.
+
+A command is any module of benchmarks/ that ends in `run_app`. One without `--toy` fails here.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+import benchmarks
+from benchmarks import simulation
+from tests.programs import Program
+
+FOLDER = Path(benchmarks.__file__).parent
+COMMANDS = sorted(path.stem for path in FOLDER.glob("*.py") if "    run_app(" in path.read_text("utf-8"))
+OWN_TESTS = {
+    "bytes": "test_bytes.py",
+    "load": "test_load.py",
+    "load_virtual": "test_load.py",
+    "testbed": "test_testbed.py",
+}
+"""Benchmarks that are played at toy size in files of their own: some need more than a broker."""
+MB = 1e6
+
+Toy = Callable[[str], dict[str, Any]]
+
+pytestmark = [pytest.mark.slow, pytest.mark.broker, pytest.mark.system, pytest.mark.timeout(600)]
+
+_documents: dict[str, dict[str, Any]] = {}
+"""What each printed: it runs once, whoever asks first."""
+
+
+@pytest.fixture
+def toy(monkeypatch, capsys, tmp_path) -> Toy:
+    """Runs a benchmark at toy size; what it says is JSON, the same on stdout and in the file."""
+
+    def run(name: str) -> dict[str, Any]:
+        if name not in _documents:
+            out = tmp_path / "new" / "document.json"
+            module = import_module(f"benchmarks.{name}")
+            options = options_of(module.app, name)
+            assert {"--toy", "--json", "--out"} <= options, (
+                f"benchmarks.{name} has no toy size, or cannot tell what it found"
+            )
+            # Other people's environments take minutes, and may be there.
+            peers = ["--peers-python", tmp_path / "none"] if "--peers-python" in options else []
+            words = ["run"] if module.app.registered_callback else []
+            ended = Program(module.main, monkeypatch, capsys)(*words, "--toy", "--json", "--out", out, *peers)
+            assert ended.code == 0, ended.err
+            _documents[name] = json.loads(ended.out)
+            assert json.loads(out.read_text("utf-8")) == _documents[name]
+        return _documents[name]
+
+    if shutil.which("mosquitto", path="/usr/sbin:/usr/bin:/usr/local/sbin:/usr/local/bin") is None:
+        pytest.skip("mosquitto is not installed (apt install mosquitto)")
+    return run
+
+
+def options_of(app: typer.Typer, name: str) -> set[str]:
+    """Those of the benchmark's command."""
+    found = typer.main.get_command(app)
+    commands = getattr(found, "commands", {"": found})
+    chosen = commands.get("run") or commands.get(name) or next(iter(commands.values()))
+    return {option for one in chosen.params for option in one.opts}
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in OWN_TESTS])
+def test_it_runs_at_toy_size(toy, name):
+    """To its end, with something to tell."""
+    assert toy(name)
+
+
+@pytest.mark.parametrize("name", OWN_TESTS)
+def test_it_is_played_at_toy_size_elsewhere(name):
+    """By the file that is named here."""
+    words = Path(__file__).with_name(OWN_TESTS[name]).read_text("utf-8")
+    assert '"--toy"' in words
+    assert name in words
+    assert "--toy" in options_of(import_module(f"benchmarks.{name}").app, name)
+
+
+def test_all_benchmarks_are_found():
+    """The search for commands finds those that are known."""
+    assert {"aggregation", "coordination", "device", "footprint", "metrics_cost", "prediction", "simulation"} <= set(
+        COMMANDS
+    )
+
+
+def test_simulators_train_the_same_model(toy):
+    """The losses of fedpatch, over one process and two, and of the plain loop agree round by round."""
+    document = toy("simulation")
+    (work,) = document["works"]
+    contests = {one["name"]: one for one in work["contests"]}
+    for name in ("fedpatch", "fedpatch-2", "fedpatch-ua", "plain", "plain-2"):
+        assert contests[name]["train_losses"] == pytest.approx(contests["fedpatch"]["train_losses"], abs=2e-3), name
+    assert {"products", "products-2-threads", "products-used", "plain-2-threads"} < contests.keys()
+    assert contests["fedpatch"]["ratio_to_fedpatch"]["wall"] == {"median": 1.0, "min": 1.0, "max": 1.0}
+    assert [one["clients"] for one in document["growth"]] == [clients for clients, _ in simulation.TOY_SIZES]
+    assert set(document["not_measured"].values()) == {"make bench-peers"}
+
+
+def test_the_agent_trains_as_a_bare_loop_does(toy):
+    """The losses of its trainer and of the loop beside which it is timed agree."""
+    for one in toy("device")["training"]:
+        own, bare = (contest["train_losses"] for contest in one["contests"])
+        assert own == pytest.approx(bare, abs=2e-3), one["strategy"]
+
+
+def test_rounds_without_training_are_whole(toy):
+    """Our coordinator got an update of each device, as many bytes as the bare exchange and a little more."""
+    (one,) = toy("coordination")["measured"]
+    contests = {contest["name"]: contest for contest in one["contests"]}
+    assert {"fedpatch-fp32", "bare"} <= contests.keys()
+    assert 1.0 < contests["fedpatch-fp32"]["bytes_up"] / (one["devices"] * one["model_bytes"]) < 1.2
+
+
+def test_an_agent_is_small_and_quiet(toy):
+    """Idle below 60 MB; after the rounds only the agent is left, and it writes nothing. Digits come with scikit-learn."""
+    document = toy("footprint")
+    states = document["states"]
+    there = [("training" in one) for one in states]
+    # A machine that is slow to notice the end of the run finds the training process gone already.
+    assert (there[0], there[1], there[-1]) == (True, True, False)
+    assert all(20 * MB < one["agent"]["rss_bytes"] < 60 * MB for one in states)
+    assert all(100 * MB < one["training"]["rss_bytes"] < 500 * MB for one in states if "training" in one)
+    assert document["quiet"]["bytes_written"] == 0
+
+
+def test_metrics_have_series_for_devices(toy):
+    """Of what is measured, something is there."""
+    document = toy("metrics_cost")
+    assert document["ratio"] > 0
+    assert document["series"] > document["devices"] == 5

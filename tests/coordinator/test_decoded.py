@@ -1,0 +1,40 @@
+"""Updates kept in memory as they were decoded: never more bytes than may be kept, and nothing that depends on them."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.decoded import Decoded
+
+STEPS = st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 12)), max_size=12)
+
+
+def update(size: int) -> dict[str, np.ndarray]:
+    """Of so many bytes."""
+    return {"w": np.zeros(size, np.int8)}
+
+
+@given(STEPS)
+def test_what_is_kept_is_the_last_of_each_device_and_bounded(steps):
+    """An update is here as it was given or not at all, and all of them together fit."""
+    decoded, given_last = Decoded(20), {}
+    for device, size in steps:
+        given_last[device] = update(size)
+        decoded.keep(device, given_last[device])
+        kept = {name: found for name in given_last if (found := decoded.of(name)) is not None}
+        assert all(found is given_last[name] for name, found in kept.items())
+        assert sum(found["w"].nbytes for found in kept.values()) <= 20
+
+
+def test_after_a_round_there_is_room_for_the_next():
+    """Nothing is left of a round that is over."""
+    decoded = Decoded(10)
+    decoded.keep("a", update(10))
+    decoded.keep("b", update(1))
+    assert decoded.of("b") is None
+    decoded.clear()
+    decoded.keep("b", update(10))
+    assert decoded.of("a") is None
+    assert decoded.of("b") is not None

@@ -1,0 +1,96 @@
+"""The loop between a link's callers and its socket: nobody who wakes it is forgotten."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections import deque
+
+import pytest
+
+from shared.socket_loop import SocketLoop
+
+PATIENCE_S = 60.0
+
+
+class Client:
+    """A client whose socket nobody writes to."""
+
+    def __init__(self) -> None:
+        self._ours, self._theirs = socket.socketpair()
+
+    def socket(self) -> socket.socket:
+        """The open socket."""
+        return self._ours
+
+    def want_write(self) -> bool:
+        """Nothing does."""
+        return False
+
+    def loop_read(self) -> None:
+        """Nothing comes."""
+
+    def loop_write(self) -> None:
+        """Nothing goes."""
+
+    def loop_misc(self) -> None:
+        """No keepalive."""
+
+    def close(self) -> None:
+        """Both ends."""
+        self._ours.close()
+        self._theirs.close()
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch) -> None:
+    """The loop's own pace would make up for a wake that is lost."""
+    monkeypatch.setattr("shared.socket_loop.TICK_S", 10 * PATIENCE_S)
+
+
+def test_what_is_put_down_before_a_wake_is_taken_up():
+    """Of many threads that put something down and wake, none waits for another's wake or for the loop's own pace."""
+    loop, client, desk, done = SocketLoop(), Client(), deque(), threading.Event()
+    taken: list[int] = []
+
+    def turn() -> bool:
+        while desk:
+            taken.append(desk.popleft())
+        if len(taken) >= 4000:
+            done.set()
+        return not done.is_set()
+
+    def put(first: int) -> None:
+        for number in range(first, first + 1000):
+            desk.append(number)
+            loop.wake()
+
+    threads = [threading.Thread(target=put, args=(first,)) for first in range(0, 4000, 1000)]
+    running = threading.Thread(target=loop.run, args=(client, turn))
+    running.start()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert done.wait(PATIENCE_S)
+    running.join(PATIENCE_S)
+    assert sorted(taken) == list(range(4000))
+    loop.close()
+    client.close()
+
+
+def test_a_wake_between_two_connections_is_not_lost():
+    """Who wakes a loop that has no client yet has its first turn come at once, and the next wake is heard again."""
+    loop = SocketLoop()
+    for _ in range(2):
+        client, woken = Client(), threading.Event()
+        loop.wake()
+        loop.wake()
+        running = threading.Thread(target=loop.run, args=(client, lambda woken=woken: not woken.is_set()))
+        running.start()
+        woken.set()
+        loop.wake()
+        running.join(PATIENCE_S)
+        assert not running.is_alive()
+        client.close()
+    loop.close()

@@ -1,0 +1,190 @@
+"""fedpatch as others install it: from a wheel, without its source, in a folder that has a `shared` of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from shared import __version__
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("coordinator", "device_agent", "shared", "simulator")
+PARTS = (*PACKAGES, "pyproject.toml", "README.md", "LICENSE")
+EXTRAS = ("", "torch", "onnx", "agent", "coordinator", "demo", "simulator")
+COMMANDS = ("fedpatch", "fedpatch-agent")
+
+
+@dataclass(frozen=True)
+class Installed:
+    """An environment with the wheel, and a folder to call it in, whose `shared` ends whoever imports it."""
+
+    environment: Path
+    folder: Path
+
+    def run(self, *words: object, code: int = 0) -> str:
+        """What the program writes to its output; it ends with `code`."""
+        ours = {name: value for name, value in os.environ.items() if not name.startswith(("FEDPATCH_", "PYTHON"))}
+        ours |= {"PATH": f"{self.environment / 'bin'}:{os.environ['PATH']}", "TERM": "dumb"}
+        done = subprocess.run(
+            [self.environment / "bin" / str(words[0]), *map(str, words[1:])],
+            cwd=self.folder,
+            env=ours,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from a copy of the source, which is gone afterwards."""
+    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    for part in PARTS:
+        if (ROOT / part).is_dir():
+            shutil.copytree(ROOT / part, source / part, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(ROOT / part, source / part)
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(source)]
+    built = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stdout + built.stderr
+    shutil.rmtree(source)
+    assert [path.name for path in out.glob("*.tar.gz")] == [f"fedpatch-{__version__}.tar.gz"]
+    (path,) = out.glob("*.whl")
+    return path
+
+
+def _environment(place: Path, *install: object) -> Installed:
+    venv.create(place / "environment", with_pip=False)
+    python = place / "environment" / "bin" / "python"
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        python,
+        "install",
+        "--quiet",
+        "--no-warn-script-location",
+        *install,
+    ]
+    # With PYTHONPATH, pip would take the source there for installed.
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    done = subprocess.run([str(word) for word in command], env=ours, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    decoy = place / "folder" / "shared"
+    decoy.mkdir(parents=True)
+    (decoy / "__init__.py").write_text("raise SystemExit('the wrong shared')\n")
+    return Installed(place / "environment", decoy.parent)
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    """The wheel alone; what it needs comes from the environment of the tests, whose own fedpatch comes after it."""
+    made = _environment(tmp_path_factory.mktemp("installed"), "--no-index", "--no-deps", wheel)
+    (site,) = made.environment.glob("lib/python*/site-packages")
+    (site / "needed.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return made
+
+
+def test_the_wheel_is_whole(wheel: Path):
+    """All packages with their types, and what lies in them that is no Python; nothing else."""
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name.partition("/")[0] for name in names} == {*PACKAGES, f"fedpatch-{__version__}.dist-info"}
+    assert {f"{package}/py.typed" for package in PACKAGES} <= set(names)
+    ours = {path.relative_to(ROOT).as_posix() for package in PACKAGES for path in (ROOT / package).rglob("*")}
+    files = {name for name in ours if (ROOT / name).is_file() and "__pycache__" not in name}
+    assert {name for name in names if ".dist-info/" not in name} == files
+
+
+def test_the_version_is_written_in_one_place(installed: Installed):
+    """Both commands and the metadata tell the one of shared/__init__.py."""
+    for command in COMMANDS:
+        assert installed.run(command, "--version") == f"{command} {__version__}\n"
+    ask = "import importlib.metadata as known; print(known.version('fedpatch'))"
+    assert installed.run("python", "-P", "-c", ask) == f"{__version__}\n"
+
+
+def test_the_code_that_runs_is_the_wheels(installed: Installed):
+    """Not that of the source, which a developer's environment has, and not the decoy's."""
+    ask = f"import {', '.join(PACKAGES)}; print(*(one.__file__ for one in ({', '.join(PACKAGES)})))"
+    for path in installed.run("python", "-P", "-c", ask).split():
+        assert Path(path).is_relative_to(installed.environment)
+
+
+@pytest.mark.parametrize(
+    ("module", "name"), [("coordinator", "fedpatch"), ("device_agent", "fedpatch-agent")], ids=COMMANDS
+)
+@pytest.mark.parametrize("safe", [("-P",), ()], ids=["with -P", "without"])
+def test_python_m_does_what_the_command_does(installed: Installed, module, name, safe):
+    """Also in a folder that has a `shared` of its own, which Python would look into first."""
+    assert installed.run("python", *safe, "-m", module, "--version") == f"{name} {__version__}\n"
+
+
+@pytest.mark.slow
+@pytest.mark.system
+def test_a_whole_fleet_is_played_from_the_wheel(installed: Installed):
+    """Coordinator, broker, agents and their training processes: none of them takes the decoy for its own."""
+    pytest.importorskip("amqtt", reason="the built-in broker is not installed (pip install 'fedpatch[demo]')")
+    options = ("--devices", 2, "--rounds", 1, "--target-ua", "none", "--out", "demo", "--metrics", "none")
+    played = json.loads(installed.run("fedpatch", "demo", "--json", *options))
+    assert [one["outcome"] for one in played["rounds"]] == ["aggregated"]
+    simulated = installed.run("fedpatch", "simulate", "--task", "digits", "--clients", 4, "--rounds", 1, "--json")
+    assert len(json.loads(simulated.splitlines()[-1])["curve"]) == 2
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_can_complete_commands(installed: Installed, command, shell):
+    """What `--show-completion` prints asks the command itself, which then tells its commands."""
+    variable = f"_{command.replace('-', '_').upper()}_COMPLETE"
+    script = _completion(installed, command, shell)
+    assert command in script and variable in script
+
+
+def _completion(installed: Installed, command: str, shell: str) -> str:
+    asked = dict.fromkeys([f"_{command.replace('-', '_').upper()}_COMPLETE"], f"source_{shell}")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in asked.items():
+            patch.setenv(name, value)
+        return installed.run(command)
+
+
+def test_bash_completes_a_command(installed: Installed):
+    """Through the script, as after `--install-completion`: `fedpatch-agent stat` and a tab."""
+    script = _completion(installed, "fedpatch-agent", "bash")
+    press = 'COMP_WORDS=(fedpatch-agent stat) COMP_CWORD=1; _fedpatch_agent_completion fedpatch-agent; echo "${COMPREPLY[@]}"'
+    done = subprocess.run(
+        ["bash", "-c", f"{script}\n{press}"],
+        env={"PATH": f"{installed.environment / 'bin'}:{os.environ['PATH']}", "HOME": str(installed.folder)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.split() == ["status"], done.stderr
+
+
+@pytest.mark.packages
+@pytest.mark.parametrize("extra", EXTRAS, ids=lambda extra: extra or "none")
+def test_every_extra_can_be_installed_in_an_empty_environment(wheel: Path, tmp_path: Path, extra: str):
+    """With what constraints.txt pins, from the package index; and what the extra is for works."""
+    wanted = f"fedpatch[{extra}] @ {wheel.as_uri()}" if extra else f"fedpatch @ {wheel.as_uri()}"
+    made = _environment(tmp_path, "-c", ROOT / "constraints.txt", wanted)
+    for command in COMMANDS:
+        assert made.run(command, "--version") == f"{command} {__version__}\n"
+    modules = {"torch": ("torch",), "onnx": ("onnx", "onnxruntime"), "agent": ("torch", "onnx", "jeepney")}
+    modules |= {"coordinator": ("torch", "cryptography", "prometheus_client"), "demo": ("amqtt", "sklearn")}
+    modules |= {"simulator": ("matplotlib", "simulator.cli", "sklearn")}
+    for module in modules.get(extra, ()):
+        made.run("python", "-P", "-c", f"import {module}")
