@@ -86,7 +86,7 @@ format: setup ## mend style and layout where that is safe
 	$(BIN)/ruff format
 
 docs: setup ## build the documentation as a site in build/site; whatever link is broken fails it
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	echo "make: build/site/index.html"
 
 dist: setup ## build the wheel and the source distribution in dist
