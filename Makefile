@@ -48,7 +48,7 @@ ARCH ?= aarch64
 PYTHONS_OF_HOSTS ?= 3.11 3.13
 WITH ?=
 
-.PHONY: help setup system-deps demo dist docs packages release test lint types imports bandit audit format precommit bench bench-peers fuzz faults hosts arm64 soak wheelhouse clean FORCE
+.PHONY: help setup system-deps demo dist docs packages recording release test lint types imports bandit audit format precommit bench bench-peers fuzz faults hosts arm64 soak wheelhouse clean FORCE
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -86,7 +86,7 @@ format: setup ## mend style and layout where that is safe
 	$(BIN)/ruff format
 
 docs: setup ## build the documentation as a site in build/site; whatever link is broken fails it
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	echo "make: build/site/index.html"
 
 dist: setup ## build the wheel and the source distribution in dist
@@ -96,6 +96,9 @@ dist: setup ## build the wheel and the source distribution in dist
 
 packages: setup ## install the wheel with each extra in an empty environment, from the package index
 	@$(BIN)/python -m pytest -m packages tests/test_wheel.py
+
+recording: setup ## play the demo once more and draw it anew, as docs/images/demo.svg
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m scripts.recording
 
 release: setup ## check, test, build and tag what is committed; pushes nothing (make release VERSION=0.2.0)
 	@$(BIN)/python -m scripts.release $(or $(VERSION),$(error make release VERSION=x.y.z))

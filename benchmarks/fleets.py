@@ -15,6 +15,7 @@ from benchmarks.light_devices import LightDevices
 from benchmarks.peer_rounds import HOW_TO_GET
 from benchmarks.programs import Program
 from benchmarks.shipped_broker import shipped_broker
+from shared.errors import FedpatchError
 from shared.task import find_task
 
 FLEET = "benchmark"
@@ -53,6 +54,11 @@ class _Fleet:
         return program
 
 
+def _is_about_goodbye(_kind: object, error: object, _trace: object) -> bool:
+    """What the devices would have told at the end is not wanted here."""
+    return isinstance(error, FedpatchError)
+
+
 def _processes(devices: int) -> int:
     return max(min(LEAST_PROCESSES, devices), -(-devices // DEVICES_PER_PROCESS))
 
@@ -68,6 +74,7 @@ class FedpatchFleet(_Fleet):
             fleet = LightDevices(
                 broker=broker.url, fleet=FLEET, task=find_task(task), count=devices, processes=_processes(devices)
             )
+            self._stack.push(_is_about_goodbye)
             self._stack.enter_context(fleet).wait_ready()
             settings = {"broker": broker.url, "fleet": FLEET, "task": task, "devices": devices}
             settings |= {

@@ -25,10 +25,12 @@ _PLACE = re.compile(r"(<!-- tables of (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def written(page: str, results: Path = RESULTS) -> str:
-    """The page with the tables of the documents in `results`; UsageError where one is absent."""
+    """The page with the tables of the documents in `results`; a place whose document is absent stays as it is."""
 
     def fill(place: re.Match[str]) -> str:
         name = place[2]
+        if not (results / f"{name}.json").exists():
+            return place[0]
         lines = "\n".join(TABLES[name](read_document(results / f"{name}.json", name)))
         return f"{place[1]}\n{lines}\n\n{place[3]}"
 

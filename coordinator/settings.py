@@ -141,7 +141,7 @@ class RoundSettings(Settings):
         10.0, group=_DEADLINES, ge=0.0, le=_YEAR_S, unit="seconds", help="Absence after which a device counts as lost."
     )
 
-    encoding: str = setting(ENCODINGS[0], group=_TRANSFER, choices=ENCODINGS, help=ENCODING_HELP)
+    encoding: str = setting("delta-int8", group=_TRANSFER, choices=ENCODINGS, help=ENCODING_HELP)
     chunk_kib: int = setting(
         96,
         group=_TRANSFER,

@@ -68,7 +68,7 @@ class Rule:
 _DELTA_BF16 = Rule("delta-bf16", "bf16", delta=True)
 _BF16 = Rule("bf16", "bf16")
 # How coarse the scales are is measured (docs/performance.md, Bytes): so that updates take a sixteenth, at no further round.
-_DELTA_INT8 = Rule("delta-int8", "codes", delta=True, top=INT8_TOP, coarse=1.8)
+_DELTA_INT8 = Rule("delta-int8", "codes", delta=True, top=INT8_TOP, coarse=1.2)
 # A first moment that grew by rounding would be greater than its second one allows, and its steps a thousand times too long.
 _INT8 = Rule("int8-blocks", "codes", top=INT8_TOP, block=BLOCK, coarse=0.2, inward=True)
 _DELTA_INT4 = Rule("delta-int4", "codes", delta=True, top=INT4_TOP, block=BLOCK)

@@ -10,13 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coordinator.aggregation import WeightedMean
 from coordinator.bounds import check_moments
 from coordinator.checkpoint import load_checkpoint, save_checkpoint
 from coordinator.quantised_step import quantised_step, step_seed, without_residuals
 from coordinator.strategies import STRATEGIES, ServerState, Strategy
-from shared.compression import pack, unpack
+from shared.compression import Packed, pack, unpack
 from shared.encodings import FEEDBACK
-from shared.feedback import residual_name
+from shared.feedback import pack_with_feedback, residual_name
 from shared.messages import ENCODINGS, is_delta
 from shared.tensors import Schema, TensorSpec, moment_name, values_digest
 
@@ -52,6 +53,12 @@ def played(strategy: Strategy, encoding: str, seed: int, rounds: int = 3) -> lis
         aimed = strategy.finish(before, drawn(travelling, seed + number), SCHEMA)
         states.append((aimed, quantised_step(before, aimed, travelling, encoding, step_seed(seed, number))[0]))
     return states
+
+
+def decoded(packed: Packed, before: ServerState) -> dict[str, np.ndarray]:
+    """What is read from `before`."""
+    raw_bytes, base = packed.raw_bytes, before.tensors
+    return unpack(packed.blob, encoding=packed.encoding, raw_bytes=raw_bytes, schema=SCHEMA, base=base)[1]
 
 
 some_strategy = st.sampled_from(sorted(STRATEGIES)).map(lambda name: STRATEGIES[name]())
@@ -96,15 +103,39 @@ def test_what_the_strategy_keeps_for_itself_is_not_touched(strategy, encoding, s
         assert after.server.keys() - set(own.names) == left
 
 
+GOALS = {
+    "normal": lambda rng, shape: rng.normal(0.0, 1.0, shape),
+    "alike": lambda rng, shape: rng.choice([-1.0, 1.0], shape),
+    "heavy": lambda rng, shape: rng.normal(0.0, 1.0, shape) ** 5,
+}
+
+
+@pytest.mark.parametrize("devices", [1, 3])
+@pytest.mark.parametrize("goals", sorted(GOALS))
 @pytest.mark.parametrize("encoding", DELTAS)
-def test_a_model_that_stays_where_it_is_aimed_at_is_reached(encoding):
-    """However coarse a step is, also where training goes all of the way in each round: what is left out never grows."""
-    strategy = STRATEGIES["fedavg"]()
-    state, goal = began(strategy, 1), drawn(SCHEMA, 2)
-    for number in range(1, 201):
-        aimed = strategy.finish(state, goal, SCHEMA)
+def test_what_rounding_leaves_out_never_grows(encoding, goals, devices):
+    """Where few devices train all of the way to their own optimum in each round, however far a round's rounding misses it.
+
+    What is given later is then made up for twice: with it, coarse rounding at random would grow without bound.
+    """
+    strategy, rng = STRATEGIES["fedavg"](), np.random.default_rng(7)
+    own = [{**drawn(SCHEMA, 2), "fc.weight": GOALS[goals](rng, (30, 40)).astype(np.float32)} for _ in range(devices)]
+    wanted = np.mean([one["fc.weight"] for one in own], axis=0)
+    state = began(strategy, 1)
+    left: list[dict[str, np.ndarray]] = [{} for _ in own]
+    for number in range(1, 121):
+        mean = WeightedMean(SCHEMA)
+        for device, goal in enumerate(own):
+            packed, left[device] = pack_with_feedback(
+                goal, SCHEMA, {}, encoding, base=state.tensors, seed=1000 * number + device, residual=left[device]
+            )
+            mean.add(decoded(packed, state), 10)
+        aimed = strategy.finish(state, mean.result(), SCHEMA)
         state = quantised_step(state, aimed, SCHEMA, encoding, step_seed(3, number))[0]
-    assert np.abs(state.tensors["fc.weight"] - goal["fc.weight"]).max() < 1e-5
+    missed = np.sqrt(np.mean((state.tensors["fc.weight"] - wanted) ** 2))
+    # A single device's optimum is reached; of several, each says another thing in every round, and is rounded each time.
+    spread = np.sqrt(np.mean([(one["fc.weight"] - wanted) ** 2 for one in own]))
+    assert missed < (1e-3 if devices == 1 else 1.5 * spread)
 
 
 def test_equal_arguments_give_equal_bits_and_other_seeds_others():

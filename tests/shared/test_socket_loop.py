@@ -50,7 +50,8 @@ def _patient(monkeypatch) -> None:
 
 def test_what_is_put_down_before_a_wake_is_taken_up():
     """Of many threads that put something down and wake, none waits for another's wake or for the loop's own pace."""
-    loop, client, desk, done = SocketLoop(), Client(), deque(), threading.Event()
+    loop, client, done = SocketLoop(), Client(), threading.Event()
+    desk: deque[int] = deque()
     taken: list[int] = []
 
     def turn() -> bool:

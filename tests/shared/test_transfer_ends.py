@@ -71,6 +71,21 @@ class TestDownload:
             download.take(cut(bytes(1000), LONG, index), 1.1)
         assert download.next_deadline() == pytest.approx(2.1)
 
+    def test_of_several_blobs_has_one_window_and_one_pause(self):
+        """What flows of one of them is a flow; what is missing is asked for by blob, in their order."""
+        download = Download([MANIFEST, LONG], 0.0, have={LONG.digest: [0, 1]}, window=5)
+        download.take(cut(bytes(1000), LONG, 2), 0.1)
+        assert download.next_deadline() == pytest.approx(1.1)
+        wanted = [Need(MANIFEST.digest, b"\x07"), Need(LONG.digest, Bitmap(10, (3, 4)).to_bytes())]
+        assert download.tick(1.1) == wanted
+        for index in range(3):
+            download.take(cut(BLOB, MANIFEST, index), 2.0)
+        assert not download.complete
+        for index in range(3, 10):
+            download.take(cut(bytes(1000), LONG, index), 2.1)
+        assert download.complete
+        assert download.have == {MANIFEST.digest: set(range(3)), LONG.digest: set(range(10))}
+
     def test_is_patient_on_a_slow_line(self):
         """Where chunks come three seconds apart, a second of quiet means nothing."""
         download = Download([LONG], 0.0)

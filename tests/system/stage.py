@@ -61,6 +61,7 @@ class Stage:
     def begin(self, rounds: int = ROUNDS, **changes: object) -> Command:
         """`fedpatch run`, with a patience of minutes but for `changes`."""
         given = {"task": REFERENCE, "strategy": STRATEGY, "private": PRIVATE, "devices": len(DEVICES), **PATIENT}
+        given["encoding"] = "fp32+zstd"  # what the oracle plays
         given |= {"broker": self.broker.url, "fleet": self.fleet.name, "state-dir": self.state_dir, "rounds": rounds}
         given |= {key.replace("_", "-"): value for key, value in changes.items()}
         return Command("fedpatch", "run", "--json", *(f"--{key}={value}" for key, value in given.items()))
