@@ -71,7 +71,6 @@ def deployed(fleet: Fleet, study: Study, state_dir: Path) -> tuple[RunSummary, S
         for patch in agent.patches.iterdir():
             patch.unlink()
     settings = RunSettings(
-        encoding="fp32+zstd",
         metrics=None,
         broker=fleet.broker,
         fleet=fleet.name,
