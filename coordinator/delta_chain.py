@@ -33,7 +33,7 @@ def chain(steps: Iterable[Step], content: str, most_bytes: int) -> tuple[Step, .
     found: list[Step] = []
     left_bytes = most_bytes
     for step in sorted(steps, key=lambda one: one.round, reverse=True):
-        if step.content != content:
+        if step.content != content or (found and step.round >= found[-1].round):
             continue
         left_bytes -= len(step.packed.blob)
         if left_bytes < 0 or len(found) == MAX_DELTAS:

@@ -129,7 +129,7 @@ def simulate(
     from shared.task import find_task
     from simulator.terms import make_study
 
-    no_terms = {"task", "private", "workers", "device", "out", "as_json", "debug", "log_format"}
+    no_terms = {"task", "private", "workers", "device", "out", "as_json", "debug", "log_format", "version"}
     given = {name: value for name, value in context.params.items() if name not in no_terms}
     own = private if private is not None else "affine" if strategy in STRATEGIES_OF_MTFL else "none"
     study = make_study(task=find_task(task), task_ref=task, private=own, **given)

@@ -237,7 +237,7 @@ def test_resume_passes_on_what_replaces_the_settings_of_the_run(fedpatch, state_
     ended = fedpatch("resume", "last", "--state-dir", state_dir, "--rounds", "60", "--target-ua", "0.9")
     assert ended.code == 0
     given = {"broker": None, "password": "secret", "rounds": 60, "target_ua": 0.9, "metrics": None, "insecure": False}
-    assert calls == [(state_dir, "last", given)]
+    assert calls == [(state_dir, "last", {**given, "encoding": None})]
 
 
 def test_wrong_settings_are_told_together(fedpatch):
