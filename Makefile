@@ -48,10 +48,10 @@ ARCH ?= aarch64
 PYTHONS_OF_HOSTS ?= 3.11 3.13
 WITH ?=
 
-.PHONY: help setup system-deps demo dist docs packages recording release test lint types imports bandit audit format precommit bench bench-peers fuzz faults hosts arm64 soak wheelhouse clean FORCE
+.PHONY: help setup system-deps demo dist docs packages recording release test lint types imports bandit audit format precommit bench bench-peers fuzz faults hosts arm64 emulator soak wheelhouse clean FORCE
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: setup ## train a small fleet on this machine (options: make demo ARGS="--help")
 	@$(BIN)/fedpatch demo $(ARGS)
@@ -135,7 +135,7 @@ fuzz: setup ## look for bytes and messages that break the decoders and state mac
 hosts: setup system-deps ## provision booted hosts with the playbooks of ansible/, and play a fleet's life on them (needs root)
 	@$(BIN)/python -m pytest -m hosts tests/hosts
 
-arm64: setup system-deps ## the same with a device that has an emulated processor of a Raspberry Pi 4 (takes long)
+arm64: setup system-deps emulator ## the same with devices that have an emulated processor of a Raspberry Pi 4 (takes long)
 	@$(BIN)/python -m pytest -m arm64 tests/hosts
 
 faults: setup ## kill real processes while rounds go on, by schedules drawn from seeds (make faults FAULT_SEEDS=100..200)
@@ -208,7 +208,17 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[dev]' $(PIP_ARGS)
 	echo "$(CURDIR)" >$@
 
-system-deps: ## install brokers, Prometheus, faketime, tmux, Chromium, D-Bus, containers and QEMU for the tests (where that needs no password)
+emulator: ## install what runs programs of aarch64, for the tests on an emulated Raspberry Pi
+	@$(apt_install)
+	PATH="$$PATH:/usr/sbin:/usr/local/sbin"
+	found() { command -v qemu-aarch64-static && command -v update-binfmts && command -v arch-test; } >/dev/null
+	found || apt_install qemu-user-static binfmt-support arch-test || true
+	if ! found; then
+		echo "make: no QEMU for aarch64 here, so the tests on an emulated Raspberry Pi will be skipped"
+		echo "make: on Debian: apt install qemu-user-static binfmt-support arch-test"
+	fi
+
+system-deps: ## install brokers, Prometheus, faketime, tmux, Chromium, D-Bus and containers for the tests (where that needs no password)
 	@$(apt_install)
 	PATH="$$PATH:/usr/sbin:/usr/local/sbin"
 	found() { command -v mosquitto && command -v mosquitto_pub; } >/dev/null
@@ -240,13 +250,6 @@ system-deps: ## install brokers, Prometheus, faketime, tmux, Chromium, D-Bus, co
 	if ! found; then
 		echo "make: no systemd-nspawn, mmdebstrap or ssh here, so the tests on booted hosts will be skipped"
 		echo "make: on Debian: apt install systemd-container mmdebstrap iproute2 openssh-client"
-	fi
-	# Programs of aarch64, for the tests on an emulated processor of a Raspberry Pi 4.
-	found() { command -v qemu-aarch64-static && command -v update-binfmts && command -v arch-test; } >/dev/null
-	found || apt_install qemu-user-static binfmt-support arch-test || true
-	if ! found; then
-		echo "make: no QEMU for aarch64 here, so the tests on an emulated Raspberry Pi will be skipped"
-		echo "make: on Debian: apt install qemu-user-static binfmt-support arch-test"
 	fi
 	# What follows are services, which Debian starts at once and at each boot. Only the programs are wanted.
 	install_asleep() {

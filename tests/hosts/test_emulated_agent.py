@@ -23,7 +23,7 @@ from tests.hosts.conftest import PACKAGES
 from tests.hosts.wheelhouses import MANIFEST, wheelhouse
 from tests.system.commands import Command
 
-pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.arm64, pytest.mark.system, pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 # An emulated PyTorch is loaded in half a minute, by a busy machine in some more.
 PATIENCE_S = 900.0

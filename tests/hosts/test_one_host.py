@@ -13,7 +13,7 @@ from tests.hosts.control import Control
 from tests.hosts.machines import Machines
 from tests.hosts.wheelhouses import require_small_libraries, wheelhouse
 
-pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.hosts, pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 PATIENCE_S = 300.0
 
