@@ -147,6 +147,7 @@ class Arena:
         """The whole run; `devices` are waited for."""
         port, state_dir = free_port(), self.directory / self.fleet
         terms = ["--task", REFERENCE, "--strategy", "fedavg-adam", "--private", "affine", "--seed", 5]
+        terms += ["--encoding", "fp32+zstd"]  # of which attackers make what they like
         terms += ["--rounds", ROUNDS, "--devices", devices, "--wait-s", 120, "--quorum", quorum, "--grace-s", 60]
         terms += ["--recruit-deadline-s", 5, "--deadline-s", 300, "--rejoin-s", 5, "--upload-slots", 16]
         terms += ["--max-model-mib", MAX_MODEL_MIB, "--norm-bound", "reject:1000", "--max-devices", MAX_DEVICES]
