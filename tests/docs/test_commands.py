@@ -44,8 +44,21 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which a demo was played, with what a reader of the pages would have made by himself."""
     pytest.importorskip("amqtt", reason="the built-in broker is not installed (pip install 'fedpatch[demo]')")
     folder = tmp_path_factory.mktemp("reader")
-    options = ("--devices", 2, "--rounds", 2, "--target-ua", "none", "--quorum", 1, "--grace-s", 100)
-    options = (*options, "--encoding", "fp32+zstd")  # both rounds of so small a fleet leave a personal model
+    # Whole values: both rounds of so small a fleet leave a personal model.
+    options = (
+        "--encoding",
+        "fp32+zstd",
+        "--devices",
+        2,
+        "--rounds",
+        2,
+        "--target-ua",
+        "none",
+        "--quorum",
+        1,
+        "--grace-s",
+        100,
+    )
     played = run("fedpatch", "demo", "--json", *options, "--recruit-deadline-s", 100, cwd=folder)
     assert played.code == 0, played.err
     (folder / "run").write_text(played.document["run"])
