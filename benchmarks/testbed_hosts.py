@@ -138,11 +138,11 @@ def why_not() -> str:
     if missing := [program for program in ("ip", "tc") if shutil.which(program) is None]:
         return f"the command {missing[0]} is not installed (apt install iproute2)"
     probe = f"{_NAME}-{os.getpid()}-probe"
-    if subprocess.run(["ip", "netns", "add", probe], capture_output=True, check=False).returncode != 0:
+    if subprocess.run(["ip", "netns", "add", probe], capture_output=True, check=False).returncode != 0:  # nosec B607
         return "network namespaces cannot be made here"
     shape = ["root", "tbf", "rate", "1mbit", "burst", "10000", "latency", "50ms"]
-    shaped = subprocess.run(["tc", "-n", probe, "qdisc", "add", "dev", "lo", *shape], capture_output=True, check=False)
-    subprocess.run(["ip", "netns", "del", probe], capture_output=True, check=False)
+    shaped = subprocess.run(["tc", "-n", probe, "qdisc", "add", "dev", "lo", *shape], capture_output=True, check=False)  # nosec B607
+    subprocess.run(["ip", "netns", "del", probe], capture_output=True, check=False)  # nosec B607
     if shaped.returncode != 0:
         return "the kernel has no token bucket filter (sch_tbf)"
     group = _groups() / probe
@@ -170,7 +170,7 @@ def take_down(prefix: str) -> None:
     for _ in range(_TRIES):
         pids = {int(pid) for group in groups for pid in _read(group / "cgroup.procs").split()}
         for namespace in namespaces:
-            found = subprocess.run(["ip", "netns", "pids", namespace], capture_output=True, text=True, check=False)
+            found = subprocess.run(["ip", "netns", "pids", namespace], capture_output=True, text=True, check=False)  # nosec B607
             pids |= {int(pid) for pid in found.stdout.split()}
         if not pids:
             break
@@ -179,7 +179,7 @@ def take_down(prefix: str) -> None:
                 os.kill(pid, signal.SIGKILL)
         time.sleep(_PAUSE_S)
     for namespace in namespaces:
-        subprocess.run(["ip", "netns", "del", namespace], capture_output=True, check=False)
+        subprocess.run(["ip", "netns", "del", namespace], capture_output=True, check=False)  # nosec B607
     for group in groups:
         with contextlib.suppress(OSError):
             group.rmdir()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -87,6 +88,8 @@ class World:
         """Whoever acts waits: the world goes on until something is so, or time is up, or the waiting process is killed."""
         waiting = self.turns.acting
         end = _BEGAN_S + LIMIT_S if timeout_s is None else self.now + max(0.0, timeout_s)
+        if timeout_s and timeout_s > 0:
+            end = max(end, math.nextafter(self.now, math.inf))  # or nobody who waits for less would ever come further
         with self.turns.of(None):
             while not until() and not (waiting is not None and waiting.dead) and self._step(end):
                 pass
