@@ -79,6 +79,7 @@ class Stage:
             strategy=STRATEGY,
             private=PRIVATE,
             seed=SEED,
+            encoding="fp32+zstd",  # of which a rogue makes what it likes
             rounds=len(misdeeds),
             devices=2,
             quorum=0.5,
