@@ -1,9 +1,9 @@
-"""The server's step as devices can follow it: to what an encoding carries, with what that leaves out kept for the next step.
+"""The server's step as devices can follow it: to what an encoding carries.
 
 A run whose encoding carries differences has as its global model exactly what its devices hold. So the step that a
 strategy makes is packed as it will travel, and the model is what comes out when that is unpacked; checkpoints, exports, the
-bases of updates and a resume all speak of the same bits. What was left out is no loss but a delay: it is added to the next
-step (error feedback on the server: Tang et al. 2019, "DoubleSqueeze", Algorithm 1).
+bases of updates and a resume all speak of the same bits. Where the encoding has feedback (shared.encodings.FEEDBACK), what was
+left out is added to the next step (error feedback on the server: Tang et al. 2019, "DoubleSqueeze", Algorithm 1).
 """
 
 from __future__ import annotations
