@@ -15,6 +15,7 @@ from typing import Self
 from coordinator.claim import CONNECT_TIMEOUT_S, body_of, claim_fleet, client_id
 from coordinator.doorkeeper import Doorkeeper
 from coordinator.settings import RunSettings
+from coordinator.storing import Written
 from shared import topics
 from shared.broker_settings import exposure
 from shared.codec import encode
@@ -34,7 +35,8 @@ class Interrupt:
     """Somebody pressed Ctrl-C or sent SIGTERM."""
 
 
-Inbox = SimpleQueue[LinkEvent | Interrupt]
+Event = LinkEvent | Interrupt | Written
+Inbox = SimpleQueue[Event]
 
 
 class Connection:
