@@ -12,9 +12,9 @@ from pathlib import Path
 
 import msgpack
 
-from device_agent.sealed import content_start, seal, unseal
 from shared.errors import StateError
 from shared.files import refusals_of, remove_unfinished, write_atomic
+from shared.sealed import content_start, seal, unseal
 
 DIRECTORY = "held"
 _LINE = b"fedpatch global model 1\n"

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgpack
 
-from device_agent.sealed import seal, unseal
 from shared.errors import StateError
 from shared.files import OPEN_TO_OTHERS, refusals_of, remove_unfinished, sync_directory, write_atomic
+from shared.sealed import seal, unseal
 
 if TYPE_CHECKING:
     from shared.tensors import Array

@@ -24,11 +24,11 @@ import numpy as np
 
 from device_agent.patch_store import SUFFIX as PATCH_SUFFIX
 from device_agent.patch_store import PatchKey
-from device_agent.sealed import seal, unseal
 from shared.compression import pack, unpack
 from shared.errors import FedpatchError, StateError
 from shared.feedback import residual_name
 from shared.files import refusals_of, sync_directory, write_atomic
+from shared.sealed import seal, unseal
 from shared.tensors import Array, Schema, Tensors, base_name
 
 SUFFIX = ".residual"
