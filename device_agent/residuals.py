@@ -7,7 +7,7 @@ what is of another run or encoding is left alone, and then nothing is added.
 There is a value for each one that is trained, and a card is written in every round. So a file holds one state where the patch's
 holds two, and four bits for a value: rounded at random, they leave out a fiftieth of the energy of what is left out.
 
-Seite, H., et al.: 1-Bit Stochastic Gradient Descent and its Application to Data-Parallel Distributed Training of Speech DNNs,
+Seide, F., et al.: 1-Bit Stochastic Gradient Descent and its Application to Data-Parallel Distributed Training of Speech DNNs,
 Interspeech 2014, section 3.
 """
 
