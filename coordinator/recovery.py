@@ -35,7 +35,6 @@ from shared.compression import pack
 from shared.errors import StateError, UpdateRefused
 from shared.messages import Manifest
 from shared.tensors import Array
-from shared.transfer import describe
 
 Say = Callable[[str], None]
 
@@ -90,14 +89,7 @@ def pack_model(state: ServerState, prepared: Prepared, spec: RunSpec) -> tuple[b
     """
     travelling = prepared.travelling
     packed = pack(state.tensors, travelling, {"round": state.round + 1}, whole_model_encoding(spec.encoding))
-    manifest = describe(
-        packed.blob,
-        chunk_bytes=spec.chunk_bytes,
-        encoding=packed.encoding,
-        raw_bytes=packed.raw_bytes,
-        schema=travelling.digest,
-    )
-    return packed.blob, manifest
+    return packed.blob, packed.manifest(spec.chunk_bytes, travelling)
 
 
 def terms_of(
