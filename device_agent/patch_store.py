@@ -24,7 +24,7 @@ import msgpack
 
 from shared.errors import StateError
 from shared.files import OPEN_TO_OTHERS, refusals_of, remove_unfinished, sync_directory, write_atomic
-from shared.sealed import seal, unseal
+from shared.sealed import read_header, seal, unseal
 
 if TYPE_CHECKING:
     from shared.tensors import Array
@@ -200,7 +200,7 @@ def list_patches(directory: Path) -> list[PatchEntry]:
         except OSError as error:
             raise StateError(f"{path}: {error.strerror}; ask as the user that the agent runs as") from error
         try:
-            header = _header(path, _unpacker(path, data))
+            header, _ = _header(path, data)
         except StateError as error:
             entries.append(PatchEntry(path, status.st_size, status.st_mtime, problem=str(error)))
         else:
@@ -227,7 +227,7 @@ def _read(path: Path, key: PatchKey) -> PatchRecord | None:
 def _is_repeated(path: Path, written: bytes, record: PatchRecord) -> bool:
     """Whether what lies at `path` is of the record's run and of no earlier round; what is damaged is not kept either."""
     try:
-        header = _header(path, _unpacker(path, written))
+        header, _ = _header(path, written)
     except StateError:
         return True
     return bool(header["run"] == record.run and header["round"] >= record.round)
@@ -252,8 +252,9 @@ def _to_list(state: PatchState) -> list[Any]:
 
 
 def _decode(path: Path, data: bytes) -> PatchRecord:
-    unpacker = _unpacker(path, data)
-    header = _header(path, unpacker)
+    header, rest = _header(path, data)
+    unpacker = msgpack.Unpacker(max_buffer_size=len(data))
+    unpacker.feed(rest)
     try:
         before, after = _from_list(unpacker.unpack()), _from_list(unpacker.unpack())
     except (ValueError, TypeError, msgpack.exceptions.UnpackException) as error:
@@ -274,22 +275,11 @@ def _from_list(state: Any) -> PatchState:
     return PatchState(values, batches_done)
 
 
-def _unpacker(path: Path, data: bytes) -> msgpack.Unpacker:
-    """What follows the SHA-256, once that has been checked."""
+def _header(path: Path, data: bytes) -> tuple[dict[str, Any], memoryview]:
+    """What a file's patch belongs to, and what follows that, once its SHA-256 has been checked."""
     content = unseal(path, MAGIC, data, "a patch")
-    unpacker = msgpack.Unpacker(max_buffer_size=len(data))
-    unpacker.feed(content)
-    return unpacker
-
-
-def _header(path: Path, unpacker: msgpack.Unpacker) -> dict[str, Any]:
-    try:
-        header = unpacker.unpack()
-    except (ValueError, msgpack.exceptions.UnpackException) as error:
-        raise StateError(f"{path}: does not hold a patch ({error})") from error
-    if not isinstance(header, dict) or {name: type(value) for name, value in header.items()} != _HEADER_FIELDS:
-        raise StateError(f"{path}: does not say what it belongs to")
-    return header
+    header, length = read_header(path, content, _HEADER_FIELDS)
+    return header, content[length:]
 
 
 def _tighten(path: Path, mode: int) -> None:

@@ -17,7 +17,6 @@ import logging
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import msgpack
 import numpy as np
@@ -25,15 +24,16 @@ import numpy as np
 from device_agent.patch_store import SUFFIX as PATCH_SUFFIX
 from device_agent.patch_store import PatchKey
 from shared.compression import pack, unpack
-from shared.errors import FedpatchError, StateError
+from shared.errors import FedpatchError
 from shared.feedback import residual_name
 from shared.files import refusals_of, sync_directory, write_atomic
-from shared.sealed import seal, unseal
+from shared.sealed import read_header, seal, unseal
 from shared.tensors import Array, Schema, Tensors, base_name
 
 SUFFIX = ".residual"
 STORED_AS = "delta-int4"
 _LINE = b"fedpatch residual 1\n"
+_FIELDS = {"encoding": str, "schema": str, "run": str, "round": int, "raw_bytes": int}
 
 log = logging.getLogger("fedpatch.patches")
 
@@ -135,17 +135,9 @@ def _read(path: Path, public: Schema) -> tuple[ResidualOf, dict[str, Array]] | N
 
 def _decode(path: Path, data: bytes, public: Schema) -> tuple[ResidualOf, dict[str, Array]] | None:
     content = unseal(path, _LINE, data, "a residual")
-    unpacker = msgpack.Unpacker(max_buffer_size=len(content))
-    unpacker.feed(content)
-    try:
-        fields: dict[str, Any] = unpacker.unpack()
-        raw_bytes = int(fields.pop("raw_bytes"))
-        of = ResidualOf(**fields)
-    except (ValueError, TypeError, KeyError, AttributeError, msgpack.exceptions.UnpackException) as error:
-        raise StateError(f"{path}: does not hold a residual ({error})") from error
-    if of.schema != public.digest:
-        return of, {}
-    return of, _unpacked(bytes(content[unpacker.tell() :]), raw_bytes, public)
+    fields, length = read_header(path, content, _FIELDS)
+    raw_bytes, of = fields.pop("raw_bytes"), ResidualOf(**fields)
+    return of, _unpacked(bytes(content[length:]), raw_bytes, public) if of.schema == public.digest else {}
 
 
 def _zeros(schema: Schema) -> dict[str, Array]:
