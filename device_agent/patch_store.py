@@ -23,7 +23,15 @@ from typing import TYPE_CHECKING, Any
 import msgpack
 
 from shared.errors import StateError
-from shared.files import OPEN_TO_OTHERS, refusals_of, remove_unfinished, sync_directory, write_atomic
+from shared.files import (
+    OPEN_TO_OTHERS,
+    previous_of,
+    refusals_of,
+    remove_unfinished,
+    sync_directory,
+    write_after,
+    write_atomic,
+)
 from shared.sealed import read_header, seal, unseal
 
 if TYPE_CHECKING:
@@ -143,20 +151,13 @@ class PatchStore:
             written = path.read_bytes() if path.exists() else None
             if written == data:
                 return
-            if written is None or _is_repeated(path, written, record):
-                write_atomic(path, data)
-                return
-            # Whole and durable before anything is renamed: a disk that is full costs no version.
-            unfinished = path.with_name(f".{path.name}.tmp")
-            write_atomic(unfinished, data)
-            os.replace(path, _previous(path))
-            os.replace(unfinished, path)
-            sync_directory(self._directory)
+            write = write_atomic if written is None or _is_repeated(path, written, record) else write_after
+            write(path, data)
 
     def _newest(self, key: PatchKey) -> PatchRecord | None:
         path = self._directory / key.file_name
         problems = []
-        for candidate in (path, _previous(path)):
+        for candidate in (path, previous_of(path)):
             try:
                 record = _read(candidate, key)
             except StateError as error:
@@ -176,7 +177,7 @@ class PatchStore:
     def _earlier(self, key: PatchKey, newest: PatchRecord) -> PatchRecord | None:
         """The kept version, if it leads up to the newest."""
         try:
-            kept = _read(_previous(self._directory / key.file_name), key)
+            kept = _read(previous_of(self._directory / key.file_name), key)
         except StateError as error:
             log.warning("%s; using what the version after it began with", error)
             return None
@@ -206,10 +207,6 @@ def list_patches(directory: Path) -> list[PatchEntry]:
         else:
             entries.append(PatchEntry(path, status.st_size, status.st_mtime, **header))
     return entries
-
-
-def _previous(path: Path) -> Path:
-    return path.with_name(path.name + ".previous")
 
 
 def _read(path: Path, key: PatchKey) -> PatchRecord | None:

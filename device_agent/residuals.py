@@ -14,7 +14,6 @@ Interspeech 2014, section 3.
 from __future__ import annotations
 
 import logging
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -26,7 +25,7 @@ from device_agent.patch_store import PatchKey
 from shared.compression import pack, unpack
 from shared.errors import FedpatchError
 from shared.feedback import residual_name
-from shared.files import refusals_of, sync_directory, write_atomic
+from shared.files import previous_of, refusals_of, write_after, write_atomic
 from shared.sealed import read_header, seal, unseal
 from shared.tensors import Array, Schema, Tensors, base_name
 
@@ -57,7 +56,7 @@ class ResidualStore:
     def load(self, key: PatchKey, of: ResidualOf, public: Schema) -> dict[str, Array]:
         """What the last round before `of` left, float32 by `NAME:residual`; empty where nothing is known."""
         path = self._path(key)
-        for candidate in (path, _previous(path)):
+        for candidate in (path, previous_of(path)):
             known = _read(candidate, public)
             if known is not None and _before(known[0], of):
                 return known[1]
@@ -69,17 +68,11 @@ class ResidualStore:
         with refusals_of(path):
             if not values:
                 path.unlink(missing_ok=True)
-                _previous(path).unlink(missing_ok=True)
+                previous_of(path).unlink(missing_ok=True)
                 return
             newest = _read(path, public)
-            if newest is None or not _before(newest[0], of):
-                write_atomic(path, _encode(of, public, values, seed))
-                return
-            unfinished = path.with_name(f".{path.name}.tmp")
-            write_atomic(unfinished, _encode(of, public, values, seed))
-            os.replace(path, _previous(path))
-            os.replace(unfinished, path)
-            sync_directory(self._directory)
+            write = write_after if newest is not None and _before(newest[0], of) else write_atomic
+            write(path, _encode(of, public, values, seed))
 
     def _path(self, key: PatchKey) -> Path:
         return self._directory / (key.file_name.removesuffix(PATCH_SUFFIX) + SUFFIX)
@@ -88,10 +81,6 @@ class ResidualStore:
 def as_kept(values: Tensors, public: Schema, seed: int) -> dict[str, Array]:
     """What `load` gives of residuals that `save` was given."""
     return _unpacked(*_packed(values, public, seed), public)
-
-
-def _previous(path: Path) -> Path:
-    return path.with_name(path.name + ".previous")
 
 
 def _before(known: ResidualOf, of: ResidualOf) -> bool:
