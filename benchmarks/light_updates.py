@@ -20,7 +20,6 @@ from shared.errors import WireError
 from shared.messages import Manifest, UpdateReport, WorkRequest
 from shared.patches import parse_policy
 from shared.tensors import Array, Schema, Tensors, TensorSpec, values_digest
-from shared.transfer import describe
 
 NOISE = 1e-3
 """Standard deviation of what is added to each trained value: about what an epoch of the 2NN on MNIST adds in a later round."""
@@ -62,14 +61,7 @@ class StandInUpdates:
         update = trained(base, public, round_number)
         report = UpdateReport(request.model.digest, self._num_examples, 1, 0.5, _ACCURACY, _ACCURACY, 0.0, 0.0)
         packed = pack(update, public, asdict(report), request.encoding, base=base, seed=round_number)
-        made = describe(
-            packed.blob,
-            chunk_bytes=request.chunk_bytes,
-            encoding=packed.encoding,
-            raw_bytes=packed.raw_bytes,
-            schema=public.digest,
-        )
-        return made, packed.blob
+        return packed.manifest(request.chunk_bytes, public), packed.blob
 
     def _come_to(self, way: Way, blobs: Mapping[str, bytes], public: Schema) -> dict[str, Array]:
         """The tensors of the global model, checked as a device checks them."""

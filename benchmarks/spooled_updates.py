@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import typer
 
-from benchmarks.clocks import memory_bytes
+from benchmarks.process_memory import memory_bytes
 from coordinator.checkpoint import load_update, store_update
 from coordinator.folding import fold
 from coordinator.intake import Terms, read_update
