@@ -15,8 +15,8 @@ from coordinator.effects import Store
 
 R = TypeVar("R")
 
-THREADS = 4
-MOST = 8
+THREADS = 2
+MOST = 4
 """Updates that may be on their way at once: each is in memory twice, as it came and decoded."""
 
 
