@@ -5,8 +5,11 @@ One thread owns all state; the link and the signal handlers only put events into
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from queue import Empty
 
@@ -66,7 +69,7 @@ class Service:
         if self._engine.records:
             # The view is to know the rounds of before, and so tell one that closes with the very start.
             self._view.show(replace(take_snapshot(self._engine, time.monotonic()), phase="starting"))
-        with self._performer.writing_beside(lambda: self._connection.inbox.put(Written())):
+        with _collecting_less(), self._performer.writing_beside(lambda: self._connection.inbox.put(Written())):
             self._performer.perform(self._engine.start(time.monotonic()))
             while not self._engine.stopped:
                 self._take(self._next_event())
@@ -190,3 +193,13 @@ class Service:
         self._performer.see(device, state)
         self._observer.presence(device)
         return effects
+
+
+@contextmanager
+def _collecting_less() -> Iterator[None]:
+    """What is there when a run begins, torch above all, is not looked through for garbage again and again."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
