@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -18,9 +19,10 @@ from shared.errors import UpdateRefused
 from shared.task import Task
 from shared.tensors import moment_name
 from simulator.baselines import kind_of_steps
-from simulator.client_steps import AdamSteps, Batches, ClientSteps, loss_and_grad
+from simulator.client_steps import AdamSteps, Batches, ClientSteps
 from simulator.ground import Ground
 from simulator.layers import Layer
+from simulator.losses import loss_of
 from simulator.storage import Place, WorkingModel
 from simulator.study import client_id
 from simulator.sums import Sums
@@ -43,7 +45,7 @@ class FusedLearner:
         ]
         self._features = ground.features if self._layout.rows is not None else None
         self._steps: ClientSteps = kind(ground, self._model)
-        self._loss = loss_and_grad(task.loss)
+        self._loss = loss_of(task.loss)
         self._round: list[Tensor] = []
         self._counters: dict[str, int] = {}
         self._counter_sums: dict[str, float] = {}
@@ -109,21 +111,24 @@ class FusedLearner:
             y = self._population.of(client).train_y
             count = steps_for(self._plan, len(x))
             taken = count * self._steps.batches_per_step
-            total = self._steps.run(self._batches(client, x, y, first_batch, taken), self._loss)
+            self._steps.run(self._batches(client, x, y, first_batch, taken), self._loss)
             self._steps.finish(client, count)
             self._store(client, count)
             self._sums.add(self._vectors(), weight, count, used)
         self._step_sum += weight * (self._step + count)
         for name, value in self._counters.items():
             self._counter_sums[name] += weight * (value + taken)
-        return float(total) / count
+        return self._loss.total() / count
 
     def _batches(self, client: int, x: Tensor, y: Tensor, first_batch: int, count: int) -> Batches:
         seed = stream_seed(self._plan.seed, client_id(client))
-        room = self._model.room_for((min(self._plan.batch_size, len(x)), *x.shape[1:]))
-        for indices in batch_indices(len(x), self._plan.batch_size, first_batch, count, seed):
-            chosen = torch.from_numpy(indices)
-            yield torch.index_select(x, 0, chosen, out=room), y.index_select(0, chosen)
+        drawn = np.stack(list(batch_indices(len(x), self._plan.batch_size, first_batch, count, seed)))
+        chosen = torch.from_numpy(drawn)
+        targets = y.index_select(0, chosen.view(-1)).view(*chosen.shape, *y.shape[1:])
+        # Inputs are taken batch by batch: those of a whole round would push the model out of the cache.
+        room = self._model.room_for((chosen.shape[1], *x.shape[1:]))
+        for rows, batch_y in zip(chosen.unbind(), targets.unbind(), strict=True):
+            yield torch.index_select(x, 0, rows, out=room), batch_y
 
     def _load(self, client: int) -> tuple[Tensor | None, Tensor, Tensor]:
         """Global values and the client's patch into the working model; its features, training and test inputs."""
