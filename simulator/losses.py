@@ -58,14 +58,15 @@ class _CrossEntropy:
 
     def _add_up(self) -> None:
         if self._at:
-            logs, shares = self._logs[: self._at], self._shares[: self._at]
-            self._sum += float(torch.mul(logs, shares).sum(dtype=torch.float64))
+            end = self._at * self._shape.numel()
+            self._sum += float(torch.dot(self._logs[:end], self._shares[:end]))
             self._at = 0
 
     def _make_room(self, like: Tensor) -> None:
         self._shape = like.shape
-        self._logs, self._shares = (like.new_zeros(KEPT_STEPS, *like.shape) for _ in range(2))
-        self._steps = list(zip(self._logs.unbind(), self._shares.unbind(), strict=True))
+        self._logs, self._shares = (like.new_zeros(KEPT_STEPS * like.numel()) for _ in range(2))
+        by_step = [flat.view(KEPT_STEPS, *like.shape).unbind() for flat in (self._logs, self._shares)]
+        self._steps = list(zip(*by_step, strict=True))
         self._shares_by_class = torch.eye(like.shape[1], dtype=like.dtype).mul_(-1 / max(1, len(like)))
 
 
