@@ -45,7 +45,7 @@ class Learner(Protocol):
         """User accuracy of the global model with this client's patch."""
 
     def expect(self, turns: Sequence[Turn]) -> None:
-        """These turns, most likely, come next, in this order."""
+        """Who will be trained next, most likely, in this order: what they need can be made ready for many at once."""
 
     def train(self, client: int, first_batch: int, weight: float) -> float:
         """LocalUpdate; the patch is kept, the rest is added to the sums. Returns the mean loss over the steps."""

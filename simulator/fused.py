@@ -90,6 +90,7 @@ class FusedLearner:
         return tensors
 
     def _forget_sums(self) -> None:
+        self._loss.total()  # of a client that was not trained to its end
         self._step_sum = 0.0
         self._counter_sums = dict.fromkeys(self._counters, 0.0)
 
@@ -105,7 +106,7 @@ class FusedLearner:
         return float(self._task.metric(outputs, self._population.of(client).test_y))
 
     def expect(self, turns: Sequence[Turn]) -> None:
-        """See Draws."""
+        """See simulator.cohort.Learner."""
         self._draws.expect(turns)
 
     def train(self, client: int, first_batch: int, weight: float) -> float:

@@ -84,7 +84,7 @@ class _ByAutograd:
             leaf = outputs.clone().requires_grad_()
             value = self._function(leaf, targets.clone())
             (grad,) = torch.autograd.grad(value, leaf)
-        self._sum += counts * float(value)
+        self._sum += counts * float(value.detach())
         return into.copy_(grad)
 
     def total(self) -> float:

