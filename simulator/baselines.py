@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from shared.errors import UsageError
 from shared.messages import TrainPlan
 from shared.tensors import Schema, TensorSpec
-from simulator.client_steps import AdamSteps, Batches, BatchesFrom, ClientSteps, LossAndGrad, SgdSteps
+from simulator.client_steps import AdamSteps, Batches, BatchesFrom, ClientSteps, SgdSteps
 from simulator.ground import Ground
 from simulator.layers import Layer
+from simulator.losses import Loss
 from simulator.sequences import layers_of
 from simulator.storage import WorkingModel
 from simulator.study import Study
@@ -50,12 +51,12 @@ class _Baseline(ClientSteps):
         """Of a vector like the model's, what is trained of this client's model."""
         return vector[self._model.layout.trained_from : self._model.length]
 
-    def _learn(self, batch: tuple[Tensor, Tensor], loss: LossAndGrad, learning_rate: float | None) -> Tensor:
-        """Make a step of SGD, or without a learning rate leave the gradient in the model; returns the loss."""
-        x, y = batch
-        value, grad = loss(self._model.outputs(x), y)
-        self._model.backward(grad, learning_rate)
-        return value
+    def _learn(
+        self, batch: tuple[Tensor, Tensor], loss: Loss, learning_rate: float | None, *, counts: bool = True
+    ) -> None:
+        """Make a step of SGD, or without a learning rate leave the gradient in the model."""
+        model, (x, y) = self._model, batch
+        model.backward(loss.gradient(model.outputs(x), y, model.grad, counts=counts), learning_rate)
 
 
 class PerFedAvgSteps(_Baseline):
@@ -72,24 +73,23 @@ class PerFedAvgSteps(_Baseline):
         super().__init__(ground, model)
         self._alpha = _given(ground.study, "adaptation_rate")
 
-    def run(self, batches: Batches, loss: LossAndGrad) -> Tensor:
+    def run(self, batches: Batches, loss: Loss) -> None:
         """See ClientSteps."""
         values, start = self._trained(self._model.public), self._trained(self._start)
-        grads, beta, total = self._trained(self._model.public_grad), self._plan.learning_rate, torch.zeros(())
+        grads, beta = self._trained(self._model.public_grad), self._plan.learning_rate
         for batch in batches:
             start.copy_(values)
-            self._learn(batch, loss, self._alpha)
-            total += self._learn(next(batches), loss, None)
+            self._learn(batch, loss, self._alpha, counts=False)
+            self._learn(next(batches), loss, None)
             torch.sub(start, grads, alpha=beta, out=values)
-        return total
 
-    def personalise(self, client: int, batches: BatchesFrom, loss: LossAndGrad) -> None:
+    def personalise(self, client: int, batches: BatchesFrom, loss: Loss) -> None:
         """One adaptation by the batch that the client will train on next, statistics included.
 
         Neither the round's model nor the client's place in its data is touched: it will train on that batch all the same.
         """
         for batch in batches(int(self._taken[client]), 1):
-            self._learn(batch, loss, self._alpha)
+            self._learn(batch, loss, self._alpha, counts=False)
 
 
 class PFedMeSteps(_Baseline):
@@ -109,15 +109,14 @@ class PFedMeSteps(_Baseline):
         self._theta = ground.patches.values[THETA]
         self._lambda = _given(ground.study, "proximity")
 
-    def run(self, batches: Batches, loss: LossAndGrad) -> Tensor:
+    def run(self, batches: Batches, loss: Loss) -> None:
         """See ClientSteps; theta is in the model, w in `_start`."""
         theta, w = self._trained(self._model.public), self._trained(self._start)
-        grads, total = self._trained(self._model.public_grad), torch.zeros(())
+        grads = self._trained(self._model.public_grad)
         w.copy_(theta)
         for batch in batches:
-            total += self._learn(batch, loss, None)
+            self._learn(batch, loss, None)
             self._move(theta, w, grads)
-        return total
 
     def finish(self, client: int, steps: int) -> None:
         """Keep theta, and send w."""
@@ -125,7 +124,7 @@ class PFedMeSteps(_Baseline):
         self._theta[client, : self._model.length] = self._model.public[: self._model.length]
         self._trained(self._model.public).copy_(self._trained(self._start))
 
-    def personalise(self, client: int, batches: BatchesFrom, loss: LossAndGrad) -> None:
+    def personalise(self, client: int, batches: BatchesFrom, loss: Loss) -> None:
         """Theta of the client's last round."""
         if self._taken[client]:
             self._model.public[: self._model.length] = self._theta[client, : self._model.length]

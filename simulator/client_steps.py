@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 from torch.optim.adam import adam
 
-from shared.tasks.classification import cross_entropy
 from simulator.ground import Ground
+from simulator.losses import Loss
 from simulator.storage import WorkingModel
 
-LossAndGrad = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 Batches = Iterator[tuple[Tensor, Tensor]]
 BatchesFrom = Callable[[int, int], Batches]
 """A client's batches: the number of the first, and how many."""
@@ -35,8 +34,8 @@ class ClientSteps:
     def __init__(self, ground: Ground, model: WorkingModel) -> None:
         self._plan, self._model = ground.plan, model
 
-    def run(self, batches: Batches, loss: LossAndGrad) -> Tensor:
-        """Train through all batches; returns the sum of the steps' losses."""
+    def run(self, batches: Batches, loss: Loss) -> None:
+        """Train through all batches; `loss` keeps the sum of the steps' losses."""
         raise NotImplementedError
 
     def idle(self, vectors: list[Tensor], step: float, count: int) -> list[Tensor]:
@@ -46,21 +45,18 @@ class ClientSteps:
     def finish(self, client: int, steps: int) -> None:
         """End the client's round of so many steps: keep what is its own, and leave in the model what it sends."""
 
-    def personalise(self, client: int, batches: BatchesFrom, loss: LossAndGrad) -> None:
+    def personalise(self, client: int, batches: BatchesFrom, loss: Loss) -> None:
         """Turn the global model (with the client's patch) into the one that the client would use; only to be measured."""
 
 
 class SgdSteps(ClientSteps):
     """w <- w - lr * gradient, made in the same product as the gradient."""
 
-    def run(self, batches: Batches, loss: LossAndGrad) -> Tensor:
+    def run(self, batches: Batches, loss: Loss) -> None:
         """See ClientSteps."""
-        model, learning_rate, total = self._model, self._plan.learning_rate, torch.zeros((), dtype=torch.float64)
+        model, learning_rate = self._model, self._plan.learning_rate
         for x, y in batches:
-            value, grad = loss(model.outputs(x), y)
-            model.backward(grad, learning_rate)
-            total += value
-        return total
+            model.backward(loss.gradient(model.outputs(x), y, model.grad), learning_rate)
 
 
 class AdamSteps(ClientSteps):
@@ -83,9 +79,9 @@ class AdamSteps(ClientSteps):
         self.step = torch.zeros(())
         self.private_step = torch.zeros(())
 
-    def run(self, batches: Batches, loss: LossAndGrad) -> Tensor:
+    def run(self, batches: Batches, loss: Loss) -> None:
         """See ClientSteps."""
-        model, layout, total = self._model, self._model.layout, torch.zeros((), dtype=torch.float64)
+        model, layout = self._model, self._model.layout
         sides = [
             (model.public, model.public_grad, self.public, self.step, slice(layout.trained_from, model.length)),
             (
@@ -102,12 +98,9 @@ class AdamSteps(ClientSteps):
             if len(values[part])
         ]
         for x, y in batches:
-            value, grad = loss(model.outputs(x), y)
-            model.backward(grad, None)
-            total += value
+            model.backward(loss.gradient(model.outputs(x), y, model.grad), None)
             for values, grads, moments, step in groups:
                 self._step(values, grads, moments, step)
-        return total
 
     def idle(self, vectors: list[Tensor], step: float, count: int) -> list[Tensor]:
         """Without a gradient the moments decay, and the values still follow the first of them."""
@@ -131,43 +124,3 @@ class AdamSteps(ClientSteps):
             maximize=False,
             **self._options,
         )
-
-
-def loss_and_grad(loss: Callable[[Tensor, Tensor], Tensor]) -> LossAndGrad:
-    """Loss and its gradient by the outputs; written out for cross-entropy, by autograd for any other."""
-    return _CrossEntropy() if loss is cross_entropy else _by_autograd(loss)
-
-
-class _CrossEntropy:
-    """The gradient is softmax(outputs) - onehot(targets), over the number of examples; it and the loss hold until the next."""
-
-    def __init__(self) -> None:
-        self._like = torch.zeros(0)
-
-    def __call__(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        if outputs.shape != self._like.shape or outputs.dtype != self._like.dtype:
-            self._make_room(outputs)
-        torch.log_softmax(outputs, 1, out=self._logs)
-        torch.index_select(self._shares, 0, targets, out=self._grad)
-        torch.dot(self._all_logs, self._all_grads, out=self._value)
-        self._grad.add_(self._logs.exp_(), alpha=self._share)
-        return self._value, self._grad
-
-    def _make_room(self, like: Tensor) -> None:
-        self._like, self._logs, self._grad = like, torch.zeros_like(like), torch.zeros_like(like)
-        self._all_logs, self._all_grads = self._logs.view(-1), self._grad.view(-1)
-        self._share = 1 / len(like)
-        self._shares = torch.eye(like.shape[1], dtype=like.dtype).mul_(-self._share)
-        self._value = torch.zeros((), dtype=like.dtype)
-
-
-def _by_autograd(loss: Callable[[Tensor, Tensor], Tensor]) -> LossAndGrad:
-    def both(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        # What is made in inference mode, which saves a tenth of the time, autograd will not touch.
-        with torch.inference_mode(False), torch.enable_grad():
-            leaf = outputs.clone().requires_grad_()
-            value = loss(leaf, targets.clone())
-            (grad,) = torch.autograd.grad(value, leaf)
-        return value.detach(), grad
-
-    return both

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from shared.errors import UpdateRefused
 from shared.task import Task
+from simulator.draws import Turn
 from simulator.fused import FusedLearner
 from simulator.ground import Ground
 from simulator.one_by_one import OneByOneLearner
@@ -42,6 +43,9 @@ class Learner(Protocol):
 
     def measure(self, client: int) -> float:
         """User accuracy of the global model with this client's patch."""
+
+    def expect(self, turns: Sequence[Turn]) -> None:
+        """Who will be trained next, most likely, in this order: what they need can be made ready for many at once."""
 
     def train(self, client: int, first_batch: int, weight: float) -> float:
         """LocalUpdate; the patch is kept, the rest is added to the sums. Returns the mean loss over the steps."""
@@ -78,6 +82,7 @@ def chunks_of(members: Sequence[Member]) -> list[Sequence[Member]]:
 def train_chunk(learner: Learner, members: Sequence[Member]) -> list[float]:
     """Losses of the members, in order; the learner holds the sums. Raises UpdateRefused where one diverges."""
     losses = []
+    learner.expect([(one.client, one.first_batch) for one in members])
     for one in members:
         try:
             loss = learner.train(one.client, one.first_batch, one.weight)

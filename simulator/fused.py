@@ -12,17 +12,18 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from device_agent.batches import batch_indices, steps_for, stream_seed
+from device_agent.batches import steps_for
 from device_agent.evaluation import EVALUATION_BATCH
 from shared.errors import UpdateRefused
 from shared.task import Task
 from shared.tensors import moment_name
 from simulator.baselines import kind_of_steps
-from simulator.client_steps import AdamSteps, Batches, ClientSteps, loss_and_grad
+from simulator.client_steps import AdamSteps, Batches, ClientSteps
+from simulator.draws import Draws, Turn
 from simulator.ground import Ground
 from simulator.layers import Layer
+from simulator.losses import loss_of
 from simulator.storage import Place, WorkingModel
-from simulator.study import client_id
 from simulator.sums import Sums
 
 VECTOR_MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -43,7 +44,9 @@ class FusedLearner:
         ]
         self._features = ground.features if self._layout.rows is not None else None
         self._steps: ClientSteps = kind(ground, self._model)
-        self._loss = loss_and_grad(task.loss)
+        self._draws = Draws(ground.plan, self._population.num_examples, kind.batches_per_step)
+        self._loss = loss_of(task.loss)
+        self._nothing = torch.zeros_like(self._model.private)
         self._round: list[Tensor] = []
         self._counters: dict[str, int] = {}
         self._counter_sums: dict[str, float] = {}
@@ -87,6 +90,7 @@ class FusedLearner:
         return tensors
 
     def _forget_sums(self) -> None:
+        self._loss.total()  # of a client that was not trained to its end
         self._step_sum = 0.0
         self._counter_sums = dict.fromkeys(self._counters, 0.0)
 
@@ -96,10 +100,14 @@ class FusedLearner:
         """User accuracy of the model that this client would use: the global one with its patch, or its own."""
         with torch.inference_mode():
             _, x, test_x = self._load(client)
-            batches = partial(self._batches, client, x, self._population.of(client).train_y)
-            self._steps.personalise(client, batches, self._loss)
+            y = self._population.of(client).train_y
+            self._steps.personalise(client, partial(self._some_batches, client, x, y), self._loss)
             outputs = torch.cat([self._model.infer(part) for part in torch.split(test_x, EVALUATION_BATCH)])
         return float(self._task.metric(outputs, self._population.of(client).test_y))
+
+    def expect(self, turns: Sequence[Turn]) -> None:
+        """See simulator.cohort.Learner."""
+        self._draws.expect(turns)
 
     def train(self, client: int, first_batch: int, weight: float) -> float:
         """LocalUpdate; the patch is kept, the rest is added to the sums. Returns the mean loss over the steps."""
@@ -108,22 +116,25 @@ class FusedLearner:
             self._load_moments(client, used)
             y = self._population.of(client).train_y
             count = steps_for(self._plan, len(x))
-            taken = count * self._steps.batches_per_step
-            total = self._steps.run(self._batches(client, x, y, first_batch, taken), self._loss)
+            chosen = self._draws.of_turn((client, first_batch))
+            self._steps.run(self._batches(client, x, y, chosen), self._loss)
             self._steps.finish(client, count)
             self._store(client, count)
             self._sums.add(self._vectors(), weight, count, used)
         self._step_sum += weight * (self._step + count)
         for name, value in self._counters.items():
-            self._counter_sums[name] += weight * (value + taken)
-        return float(total) / count
+            self._counter_sums[name] += weight * (value + len(chosen))
+        return self._loss.total() / count
 
-    def _batches(self, client: int, x: Tensor, y: Tensor, first_batch: int, count: int) -> Batches:
-        seed = stream_seed(self._plan.seed, client_id(client))
-        room = self._model.room_for((min(self._plan.batch_size, len(x)), *x.shape[1:]))
-        for indices in batch_indices(len(x), self._plan.batch_size, first_batch, count, seed):
-            chosen = torch.from_numpy(indices)
-            yield torch.index_select(x, 0, chosen, out=room), y.index_select(0, chosen)
+    def _some_batches(self, client: int, x: Tensor, y: Tensor, first_batch: int, count: int) -> Batches:
+        return self._batches(client, x, y, self._draws.batches(client, first_batch, count))
+
+    def _batches(self, client: int, x: Tensor, y: Tensor, chosen: Tensor) -> Batches:
+        targets = y.index_select(0, chosen.view(-1)).view(*chosen.shape, *y.shape[1:])
+        # Inputs are taken batch by batch: those of a whole round would push the model out of the cache.
+        room = self._model.room_for((chosen.shape[1], *x.shape[1:]))
+        for rows, batch_y in zip(chosen.unbind(), targets.unbind(), strict=True):
+            yield torch.index_select(x, 0, rows, out=room), batch_y
 
     def _load(self, client: int) -> tuple[Tensor | None, Tensor, Tensor]:
         """Global values and the client's patch into the working model; its features, training and test inputs."""
@@ -158,7 +169,7 @@ class FusedLearner:
 
     def _store(self, client: int, steps: int) -> None:
         values = self._patches.values
-        if not bool(self._model.private.isfinite().all()):
+        if float(torch.dot(self._model.private, self._nothing)):  # infinity times 0 is nan, which is not 0
             raise UpdateRefused(
                 "not_finite", f"the patch of client {client} became infinite; try a smaller learning rate"
             )

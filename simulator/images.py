@@ -15,6 +15,7 @@ class Conv2d(Layer):
     """A two-dimensional convolution with zero padding."""
 
     order = (0, 2, 3, 1)
+    spare_output = True
 
     def __init__(self, name: str, module: nn.Conv2d) -> None:
         super().__init__(name, module)
@@ -55,6 +56,8 @@ class Conv2d(Layer):
 
 class MaxPool2d(Layer):
     """The greatest value of each window."""
+
+    spare_output = True
 
     def __init__(self, name: str, module: nn.MaxPool2d) -> None:
         super().__init__(name, module)

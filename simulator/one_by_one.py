@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from device_agent.training import LocalTrainer
 from shared.model import load_tensors
 from shared.task import DeviceData, Task
 from shared.tensors import Array
+from simulator.draws import Turn
 from simulator.ground import Ground
 from simulator.study import client_id
 
@@ -39,6 +40,9 @@ class OneByOneLearner:
         tensors = self._round | self._patches.of(client)
         load_tensors(trainer.model, {name: array for name, array in tensors.items() if ":" not in name})
         return user_accuracy(trainer.model, self._task, data.test_x, data.test_y)
+
+    def expect(self, turns: Sequence[Turn]) -> None:
+        """Nothing is prepared."""
 
     def train(self, client: int, first_batch: int, weight: float) -> float:
         """LocalUpdate; the patch is kept, the rest is added to the sums. Returns the mean loss over the steps."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 from torch import nn
 
@@ -40,6 +41,8 @@ def layers_of(model: nn.Module) -> list[Layer] | None:
         return None
     layers = [_LAYERS[type(module)](name, module) for name, module in modules]
     layers[0].first = True
+    for before, layer in pairwise(layers):
+        layer.in_place = before.spare_output and isinstance(layer, ReLU)
     return layers
 
 

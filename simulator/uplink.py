@@ -18,6 +18,7 @@ from shared.errors import SchemaMismatch
 from shared.feedback import residual_name, step_with_feedback
 from shared.messages import TrainPlan, UpdateReport
 from shared.tensors import Array, Schema, Tensors, listing
+from simulator.draws import Turn
 from simulator.patches import shared_zeros
 from simulator.study import client_id
 
@@ -86,6 +87,10 @@ class EncodedLearner:
     def measure(self, client: int) -> float:
         """User accuracy of the global model with this client's patch."""
         return self._learner.measure(client)
+
+    def expect(self, turns: Sequence[Turn]) -> None:
+        """See simulator.cohort.Learner."""
+        self._learner.expect(turns)
 
     def train(self, client: int, first_batch: int, weight: float) -> float:
         """LocalUpdate; the patch is kept, the rest is sent and added to the sums. Returns the mean loss over the steps."""

@@ -52,17 +52,15 @@ class WatchedLearner(FusedLearner):
                     self._layout.private[name].canonical(self._model.private).copy_(value)
         return self._outputs_of_batch_norm(client)
 
-    def _batches(
-        self, client: int, x: Tensor, y: Tensor, first_batch: int, count: int
-    ) -> Iterator[tuple[Tensor, Tensor]]:
+    def _batches(self, client: int, x: Tensor, y: Tensor, chosen: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """The training loop asks for a batch when it is done with the one before: that is the moment to look."""
         if self._at_step is None:
-            yield from super()._batches(client, x, y, first_batch, count)
+            yield from super()._batches(client, x, y, chosen)
             return
         order = _spread(len(x))[: self._sample]
         sample_x, sample_y = x[order], y[order]
         done = 0
-        for batch in super()._batches(client, x, y, first_batch, count):
+        for batch in super()._batches(client, x, y, chosen):
             self._look(client, done, sample_x, sample_y)
             yield batch
             done += 1

@@ -20,10 +20,11 @@ from shared.model import schema_of
 from shared.task import Task
 from shared.tasks.classification import cross_entropy
 from simulator.baselines import MU, PerFedAvgSteps, PFedMeSteps, kept_between_rounds
-from simulator.client_steps import ClientSteps, SgdSteps, loss_and_grad
+from simulator.client_steps import ClientSteps, SgdSteps
 from simulator.cohort import Cohort, InProcess, make_learner
 from simulator.features import used_features
 from simulator.ground import Ground
+from simulator.losses import loss_of
 from simulator.patches import Patches
 from simulator.population import Population, load_population
 from simulator.sequences import layers_of
@@ -170,7 +171,7 @@ def _after_a_round(kind: type[ClientSteps], study: Study, seed: int, batches: li
     plan = FedAvg().plan(study.learning_rate, TASK.batch_size, 1, 0, 0)
     steps = kind(Ground(study, _one_client(), None, patches, plan, schema), working)
     with torch.no_grad():
-        steps.run(iter(batches), loss_and_grad(cross_entropy))
+        steps.run(iter(batches), loss_of(cross_entropy))
         steps.finish(0, len(batches) // kind.batches_per_step)
     return working.layout.unflatten(working.public)
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from shared.task import DeviceData, Task
-from simulator.layers import Calls
+from simulator.layers import NARROW, Calls
 from simulator.sequences import layers_of
 from simulator.storage import WorkingModel
 from tests.simulator.studies import CLASSES, UNEVEN, assert_like_deployed, study_of
@@ -61,7 +61,7 @@ def layers_for(draw: st.DrawFn, shape: tuple[int, ...], before: nn.Module | None
         kinds += ["convolution", "pooling"]
     match draw(st.sampled_from(kinds)):
         case "linear":
-            return nn.Linear(shape[-1], draw(st.integers(1, 5)), bias=draw(st.booleans()))
+            return nn.Linear(shape[-1], draw(st.integers(1, 5) | st.just(NARROW)), bias=draw(st.booleans()))
         case "batch norm":
             kind = nn.BatchNorm2d if len(shape) == 3 else nn.BatchNorm1d
             return kind(shape[0], eps=draw(st.sampled_from([1e-5, 0.1])), momentum=draw(st.sampled_from([0.1, 1.0])))
@@ -206,6 +206,11 @@ def shared_activation() -> nn.Module:
             id="linear along the last of three axes",
         ),
         pytest.param(nn.Sequential(nn.ReLU(inplace=True), nn.Linear(4, CLASSES)).double(), (4,), id="in place first"),
+        pytest.param(
+            nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Flatten(), nn.ReLU(), nn.Linear(9, CLASSES)).double(),
+            (3, 2),
+            id="a view of what is still needed",
+        ),
     ],
 )
 def test_models_that_are_easily_mistaken_train_as_on_a_device(model, shape):

@@ -133,6 +133,19 @@ def test_passes_that_are_kept_are_those_of_a_new_model(monkeypatch, build, kept)
             torch.testing.assert_close(again.public_grad, anew.public_grad, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("grads", [False, True])
+def test_rows_begin_a_cache_line(grads):
+    """Wherever the layout has them begin, processors read the rows of the first layer, and their gradients, in whole lines."""
+    layout, model = layout_of(build_model, "none")
+    layers = layers_of(model)
+    assert layers is not None
+    assert layout.rows is not None
+    working = WorkingModel(model, layers, frozenset(), grads=grads)
+    for vector in (working.public, working.public_grad)[: 1 + grads]:
+        assert len(vector) == layout.public_size
+        assert layout.rows.stored(vector).data_ptr() % 64 == 0
+
+
 def test_clients_with_unlike_features_take_turns_on_one_model():
     """The passes of a client are its own: they read its rows of the first layer, however many another one had in between."""
     model = build_model()

@@ -1,0 +1,60 @@
+"""The minibatches of the clients that train next, drawn for some of them at once.
+
+Training sweeps the processor's caches, and the code that draws comes back into them from memory: for one client after
+another that costs several times what drawing for many in a row does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from device_agent.batches import batch_indices, steps_for, stream_seed
+from shared.messages import TrainPlan
+from simulator.study import client_id
+
+DRAWN_AHEAD = 5_000
+"""As many clients are drawn for ahead as have so many examples in their batches: a few kilobytes."""
+
+Turn = tuple[int, int]
+"""A client's turn to train: its number, and how many batches it took before."""
+
+
+class Draws:
+    """The batches of device_agent.batches, for clients of `num_examples` examples each; `plan` and they say how many."""
+
+    def __init__(self, plan: TrainPlan, num_examples: Sequence[int], batches_per_step: int) -> None:
+        self._plan, self._num_examples, self._batches_per_step = plan, num_examples, batches_per_step
+        self._expected: list[Turn] = []
+        self._places: dict[Turn, int] = {}
+        self._drawn: dict[Turn, Tensor] = {}
+
+    def expect(self, turns: Sequence[Turn]) -> None:
+        """These will come next, most likely, in this order, and none that were expected before."""
+        self._expected = list(turns)
+        self._places = {turn: place for place, turn in enumerate(turns)}
+        self._drawn.clear()
+
+    def of_turn(self, turn: Turn) -> Tensor:
+        """Examples of all batches of a client's round, int64 of shape (batches, examples of each)."""
+        drawn = self._drawn.pop(turn, None)
+        if drawn is None:
+            drawn = self._round_of(turn)
+            after = self._places.get(turn, len(self._expected)) + 1
+            ahead = self._expected[after : after + DRAWN_AHEAD // drawn.numel()]
+            self._drawn = {one: self._round_of(one) for one in ahead}
+        return drawn
+
+    def batches(self, client: int, first_batch: int, count: int) -> Tensor:
+        """The same of `count` batches from that one."""
+        examples, seed = self._num_examples[client], stream_seed(self._plan.seed, client_id(client))
+        drawn = list(batch_indices(examples, self._plan.batch_size, first_batch, count, seed))
+        return torch.from_numpy(np.concatenate(drawn)).view(count, -1)
+
+    def _round_of(self, turn: Turn) -> Tensor:
+        client, first_batch = turn
+        steps = steps_for(self._plan, self._num_examples[client])
+        return self.batches(client, first_batch, steps * self._batches_per_step)

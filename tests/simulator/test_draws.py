@@ -1,0 +1,78 @@
+"""Clients are given the batches of the deployed system's stream, whatever was drawn ahead."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.strategies import FedAvg
+from device_agent.batches import batch_indices, stream_seed
+from simulator import draws
+from simulator.draws import Draws, Turn
+from simulator.study import client_id
+
+SIZES = (23, 40, 3, 8)
+BATCH, SEED, EPOCHS = 5, 7, 2
+STEPS = {0: 10, 1: 16, 2: 2, 3: 4}
+"""Steps of each client's round: round(examples / batch), at least 1, times the epochs."""
+PLAN = FedAvg().plan(0.1, BATCH, EPOCHS, 0, SEED)
+
+TURNS = st.lists(st.tuples(st.integers(0, len(SIZES) - 1), st.integers(0, 50)), max_size=6)
+
+
+def of_stream(turn: Turn, count: int) -> np.ndarray:
+    """`count` batches of the client's stream, one after the other."""
+    client, first_batch = turn
+    seed = stream_seed(SEED, client_id(client))
+    return np.array(list(batch_indices(SIZES[client], BATCH, first_batch, count, seed)))
+
+
+@given(TURNS, TURNS, st.integers(0, 100), st.integers(1, 2))
+def test_a_turn_gets_its_batches_whoever_was_expected(expected, asked, ahead, per_step):
+    """In the order that was foretold or in any other, again or never: the batches are those of the stream."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(draws, "DRAWN_AHEAD", ahead)
+        ours = Draws(PLAN, SIZES, per_step)
+        ours.expect(expected)
+        for turn in (*expected, *asked):
+            found = ours.of_turn(turn)
+            assert found.dtype == torch.int64
+            assert np.array_equal(found.numpy(), of_stream(turn, STEPS[turn[0]] * per_step))
+
+
+@given(st.integers(0, len(SIZES) - 1), st.integers(0, 50), st.integers(1, 9))
+def test_any_number_of_batches_can_be_drawn(client, first_batch, count):
+    """Also less than a round's."""
+    found = Draws(PLAN, SIZES, 1).batches(client, first_batch, count)
+    assert np.array_equal(found.numpy(), of_stream((client, first_batch), count))
+
+
+@dataclass
+class CountedSizes:
+    """Numbers of examples, and whose was asked for."""
+
+    asked: list[int]
+
+    def __getitem__(self, client: int) -> int:
+        self.asked.append(client)
+        return SIZES[client]
+
+
+def test_no_more_is_held_than_a_few_kilobytes(monkeypatch):
+    """Of long rounds fewer are drawn ahead; what was taken is no longer held, and drawn again if it is asked for again."""
+    monkeypatch.setattr(draws, "DRAWN_AHEAD", 2 * STEPS[0] * BATCH)
+    sizes = CountedSizes([])
+    ours = Draws(PLAN, sizes, 1)  # type: ignore[arg-type]
+    ours.expect([(0, 0), (1, 0), (2, 0), (3, 0)])
+    ours.of_turn((0, 0))
+    assert set(sizes.asked) == {0, 1, 2}
+    sizes.asked.clear()
+    ours.of_turn((1, 0)), ours.of_turn((2, 0))
+    assert sizes.asked == []
+    ours.of_turn((1, 0))  # again, and longer: only one fits beside it
+    assert set(sizes.asked) == {1, 2}
