@@ -48,7 +48,7 @@ ARCH ?= aarch64
 PYTHONS_OF_HOSTS ?= 3.11 3.13
 WITH ?=
 
-.PHONY: help setup system-deps demo dist docs packages recording release test lint types imports bandit audit format precommit bench bench-peers fuzz faults hosts arm64 emulator soak wheelhouse clean FORCE
+.PHONY: help setup system-deps demo coverage dist docs packages recording release test lint types imports bandit audit format precommit bench bench-peers fuzz faults hosts arm64 emulator soak wheelhouse clean FORCE
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

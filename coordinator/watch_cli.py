@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shared.command import command, interruptible
+from shared.command import command
+from shared.signals import interruptible
 
 if TYPE_CHECKING:
     from shared.broker_settings import BrokerSettings

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import accumulate
 
-from coordinator.records import PhaseSeconds, RoundRecord, RunInfo, last_user_accuracy
+from coordinator.records import PhaseSeconds, RoundRecord, RunInfo, last_user_accuracy, measure_words
 from shared.field_types import MAX_MEASURE
 from shared.metric_terms import MetricTerms
 
@@ -38,7 +38,7 @@ class Run:
     @property
     def measure(self) -> str:
         """What its user accuracies are called on an axis."""
-        return "user accuracy" if self.metric.is_accuracy else self.metric.name
+        return measure_words(self.records)
 
     @property
     def tenth_words(self) -> str:
@@ -49,12 +49,6 @@ class Run:
     def worst_words(self) -> str:
         """What the worst device is called."""
         return "lowest" if self.metric.goal == "max" else "highest"
-
-    @property
-    def status(self) -> str:
-        """How it ended, or that it goes on."""
-        because = self.info.stopped_because or ""
-        return self.info.status if because in ("", self.info.status) else f"{self.info.status} ({because})"
 
     @property
     def aggregated(self) -> tuple[RoundRecord, ...]:

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from coordinator import cli
-from coordinator.database import COUNTERS
 from coordinator.host_inventory import inventory
 from coordinator.identity.authority import DEVICE, Authority
 from coordinator.records import DeviceInfo
 from coordinator.registry import REGISTRY_FILE, Registry
+from coordinator.registry_tables import COUNTERS
 from shared.errors import UsageError
 from tests.coordinator.sightings import seen
 from tests.programs import Program

@@ -132,8 +132,9 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunSettings:
 def test_the_tasks_metric_is_part_of_the_terms(settings):
     """Of the run and of what an update must be."""
     prepared = prepare(settings)
-    assert run_spec("r", 1, settings, prepared, 1000).metric == MAE
-    assert terms_of(prepared, "").metric == MAE
+    spec = run_spec("r", 1, settings, prepared, 1000)
+    assert spec.metric == MAE
+    assert terms_of(prepared, "", model=None, limits=spec.limits).metric == MAE
 
 
 @pytest.mark.parametrize("target", [1.01, -0.1])

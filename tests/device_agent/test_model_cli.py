@@ -148,6 +148,19 @@ def test_evaluate_tells_what_is_wrong_with_the_data(agent, state_dir):
     assert "data spec" in ended.err
 
 
+def test_evaluate_tells_what_a_tasks_own_code_does_wrong(agent, tmp_path):
+    """As a sentence of ours; so is that its metric needs torch, on a device that has none."""
+    publish(ModelStore(tmp_path / DIRECTORY), 1, onnx_of_toy(), task="toy")
+    given = ("evaluate", "--state-dir", tmp_path, "--task", "tests.device_agent.toy_tasks:TOY", "--data")
+    ended = agent(*given, "bug:20")
+    assert (ended.code, ended.out) == (1, "")
+    assert "task 'toy' failed with data 'bug:20': KeyError: 'no such column'; see with --debug" in ended.err
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "torch", None)
+        ended = agent(*given, "ann:20")
+    assert ended.code == 2 and "the metric of task 'toy' takes torch's tensors, and torch is not there" in ended.err
+
+
 @pytest.mark.parametrize("command", ["predict", "evaluate", "models", "rollback"])
 def test_no_command_imports_torch(state_dir, inputs, command):
     """A Pi has no memory for it beside what the application needs; the tasks that ship do not need it either."""
