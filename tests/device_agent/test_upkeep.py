@@ -15,7 +15,7 @@ from device_agent.local_metrics import LocalMetrics
 from device_agent.notify import ServiceManager
 from device_agent.round_times import RoundTimes
 from device_agent.settings import AgentSettings
-from device_agent.trainer import Trainer
+from device_agent.trainer import Trainer, TrainerEvent
 from device_agent.training_channel import Setup
 from device_agent.upkeep import Upkeep
 from tests.device_agent.jobs import downloading, uploading
@@ -30,7 +30,8 @@ def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Trainer
     program.write_text("#!/bin/sh\nexec cat >/dev/null\n")
     program.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(program))
-    made = Trainer(Setup("none", "", "", "", "pi"), SimpleQueue().put)
+    inbox: SimpleQueue[TrainerEvent] = SimpleQueue()
+    made = Trainer(Setup("none", "", "", "", "pi"), inbox.put)
     made.start()
     yield made
     made.stop()
