@@ -19,10 +19,9 @@ from benchmarks.documents import Document, Out, Show, Toy, deliver, machine_line
 from benchmarks.programs import ROOT
 from benchmarks.report import machine
 from benchmarks.spooled_updates import SpooledUpdates
-from shared.command import AsJson, command, run_app
+from shared.command import AsJson, command, interruptible, run_app
 from shared.errors import FedpatchError
 from shared.quantities import size
-from shared.signals import interruptible
 
 NAME = "benchmarks.aggregation"
 BENCHMARK = "aggregation"

@@ -14,11 +14,10 @@ import typer
 
 from benchmarks.byte_curves import draw
 from benchmarks.byte_runs import Run, Setting, make_setting, play
-from shared.command import AsJson, command, run_app
+from shared.command import AsJson, command, interruptible, run_app
 from shared.files import write_atomic
 from shared.messages import ENCODINGS
 from shared.quantities import size
-from shared.signals import interruptible
 from simulator.plots import as_png, as_svg
 
 NAME = "benchmarks.bytes"

@@ -24,9 +24,8 @@ from benchmarks.fleets import BareFleet, FedpatchFleet, FlowerFleet, model_shape
 from benchmarks.peer_rounds import HOW_TO_GET, ROOT, version
 from benchmarks.report import machine
 from coordinator.settings import RunSettings
-from shared.command import AsJson, command, run_app
+from shared.command import AsJson, command, interruptible, run_app
 from shared.errors import UsageError
-from shared.signals import interruptible
 
 NAME = "benchmarks.coordination"
 BENCHMARK = "coordination"

@@ -22,9 +22,8 @@ from benchmarks.documents import Out, Toy, deliver
 from benchmarks.process_memory import Memory, bytes_written, children_of, memory_of
 from benchmarks.programs import running
 from benchmarks.shipped_broker import shipped_broker
-from shared.command import AsJson, command, run_app
+from shared.command import AsJson, command, interruptible, run_app
 from shared.errors import FedpatchError
-from shared.signals import interruptible
 
 NAME = "benchmarks.footprint"
 PATIENCE_S = 300.0

@@ -12,10 +12,9 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from benchmarks.load_run import Scale, play
-from shared.command import AsJson, command, run_app
+from shared.command import AsJson, command, interruptible, run_app
 from shared.errors import UsageError
 from shared.files import write_atomic
-from shared.signals import interruptible
 from shared.task import find_task
 
 NAME = "benchmarks.load"

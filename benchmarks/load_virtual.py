@@ -14,10 +14,9 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from benchmarks.process_memory import memory_of
-from shared.command import AsJson, command, run_app
+from shared.command import AsJson, command, interruptible, run_app
 from shared.errors import FedpatchError
 from shared.files import write_atomic
-from shared.signals import interruptible
 from simulator.fleet import SimulatedFleet
 from simulator.fleet_terms import FleetTerms
 

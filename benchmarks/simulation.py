@@ -25,10 +25,9 @@ from benchmarks.peer_rounds import HOW_TO_GET, PEERS, ROOT, PeerRounds, version
 from benchmarks.plain_loop import PlainLoop, PlainLoopWorkers
 from benchmarks.report import Report
 from benchmarks.work import Work, make_work, write_work
-from shared.command import AsJson, command, run_app
+from shared.command import AsJson, command, interruptible, run_app
 from shared.errors import FedpatchError
 from shared.files import write_atomic
-from shared.signals import interruptible
 
 NAME = "benchmarks.simulation"
 PEERS_PYTHON = ROOT / ".venv-peers" / "bin" / "python"

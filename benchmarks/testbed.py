@@ -17,9 +17,8 @@ import typer
 from benchmarks.testbed_cells import CPUS, DATASETS, Cell, find_cells
 from benchmarks.testbed_play import Federation, hosts_for, play_alone
 from benchmarks.testbed_table import markdown
-from shared.command import AsJson, command, run_app
+from shared.command import AsJson, command, interruptible, run_app
 from shared.files import write_atomic
-from shared.signals import interruptible
 
 NAME = "benchmarks.testbed"
 

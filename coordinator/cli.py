@@ -27,11 +27,22 @@ from coordinator.report_cli import add_report
 from coordinator.settings import RunSettings
 from coordinator.unit_cli import add_unit
 from coordinator.watch_cli import add_watch
-from shared.command import AsJson, Group, command, make_app, run_app, say, with_debug
+from shared.command import (
+    EXIT_INTERRUPTED,
+    AsJson,
+    Group,
+    catch_signals,
+    command,
+    ignore_signals,
+    interruptible,
+    make_app,
+    run_app,
+    say,
+    with_debug,
+)
 from shared.config import cli_options
 from shared.errors import BrokerError, UsageError
 from shared.secret_variables import pop_password
-from shared.signals import EXIT_INTERRUPTED, catch_signals, ignore_signals, interruptible
 
 if TYPE_CHECKING:
     from coordinator.records import RunSummary

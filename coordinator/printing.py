@@ -58,8 +58,10 @@ def print_runs(runs: Iterable[RunInfo]) -> None:
     """Every run, the newest first."""
     table = _table("run", "begun", "task", "strategy", "private", "status", "UA")
     for one in runs:
+        because = one.stopped_because or ""
+        status = one.status if because in ("", one.status) else f"{one.status} ({because})"
         ua = accuracy(one.user_accuracy)
-        table.add_row(one.id, _moment(one.created_at), one.task, one.strategy, one.private, one.ending, ua)
+        table.add_row(one.id, _moment(one.created_at), one.task, one.strategy, one.private, status, ua)
     print_table(table)
 
 

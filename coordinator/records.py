@@ -148,12 +148,6 @@ class RunInfo:
     user_accuracy: float | None
     model: str | None
 
-    @property
-    def ending(self) -> str:
-        """How it ended, or that it goes on."""
-        because = self.stopped_because or ""
-        return self.status if because in ("", self.status) else f"{self.status} ({because})"
-
 
 def summary_of(info: RunInfo, rounds: Sequence[RoundRecord]) -> RunSummary:
     """What the run printed at its end; for one that has not ended, what it came to so far."""

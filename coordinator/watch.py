@@ -139,7 +139,7 @@ def watch(settings: BrokerSettings, *, once: bool, as_json: bool) -> None:
     """Shows what is told of the fleet's run until somebody presses Ctrl-C; `once`: until something was told.
 
     Raises BrokerError where the broker cannot be reached at the beginning, and, with `once`, StateError where nothing is
-    heard. To be called within shared.signals.interruptible.
+    heard. To be called within shared.command.interruptible.
     """
     heard: SimpleQueue[LinkEvent] = SimpleQueue()
     link = MqttLink(

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shared.command import command
-from shared.signals import interruptible
+from shared.command import command, interruptible
 
 if TYPE_CHECKING:
     from shared.broker_settings import BrokerSettings

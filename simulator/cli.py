@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from shared.command import AsJson, Group, command, say, with_debug
+from shared.command import EXIT_INTERRUPTED, AsJson, Group, command, stoppable, with_debug
 from shared.errors import UsageError
-from shared.signals import EXIT_INTERRUPTED, stoppable
 from simulator.computing import STOPPING, device_name, worker_count
 from simulator.fleet_command import fleet
 from simulator.paper_command import paper
@@ -160,7 +159,7 @@ def _carry_out(study: Study, workers: int, device: str, out: Path | None) -> Out
 
     folder = None if out is None else StudyFolder(out, study)
     if folder is not None and folder.outcome is not None and folder.outcome.complete:
-        say(f"{out} holds the outcome of this study already; choose another --out to compute it anew")
+        _say(f"{out} holds the outcome of this study already; choose another --out to compute it anew")
         return folder.outcome
     plain = logging.getLogger("fedpatch").isEnabledFor(logging.DEBUG)
     try:
@@ -246,6 +245,10 @@ def _table(outcome: Outcome) -> Table:
 
 def _say_how_to_go_on(out: Path | None) -> None:
     if out is None:
-        say("nothing is kept to go on from; --out DIR keeps it")
+        _say("nothing is kept to go on from; --out DIR keeps it")
     else:
-        say(f"to go on, give the same command again: it takes up what is in {out}")
+        _say(f"to go on, give the same command again: it takes up what is in {out}")
+
+
+def _say(line: str) -> None:
+    typer.echo(line, err=True)

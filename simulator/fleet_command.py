@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shared.command import AsJson
+from shared.command import AsJson, interruptible
 from shared.config import cli_options
 from shared.quantities import counted, duration, size
-from shared.signals import interruptible
 from simulator.fleet_terms import FleetTerms
 
 if TYPE_CHECKING:

@@ -39,7 +39,7 @@ def figures_table(runs: Sequence[Run]) -> Markup:
     headings = ("run", "task", "strategy", "private", "status", "rounds", "UA last", "best", "rounds to target")
     rows = [
         (
-            run.info.id, run.info.task, run.info.strategy, run.info.private, run.info.ending, f"{len(run.aggregated):,}",
+            run.info.id, run.info.task, run.info.strategy, run.info.private, run.status, f"{len(run.aggregated):,}",
             accuracy(run.last), accuracy(run.best), rounds_to_target(run), duration(run.seconds),
             *(_bytes(run, name) for name in ("bytes_down", "bytes_up")),
             f"{sum(reasons(run.records).values()):,}",

@@ -36,7 +36,7 @@ _OTHER_CURVES = (("user_accuracy_p10", "p10"), ("user_accuracy_min", "worst"), (
 def run_section(run: Run, key: str) -> Markup:
     """All of a run; `key` makes its ids differ from those of other runs in the page."""
     info = run.info
-    terms = f"{info.task}, {info.strategy}, private {info.private}, begun {moment(info.created_at)}: {info.ending}"
+    terms = f"{info.task}, {info.strategy}, private {info.private}, begun {moment(info.created_at)}: {run.status}"
     heading = element("h2", "Run ", element("code", info.id), id=key)
     parts = [heading, element("p", terms), summary(run)]
     if run.records:

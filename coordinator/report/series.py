@@ -51,6 +51,12 @@ class Run:
         return "lowest" if self.metric.goal == "max" else "highest"
 
     @property
+    def status(self) -> str:
+        """How it ended, or that it goes on."""
+        because = self.info.stopped_because or ""
+        return self.info.status if because in ("", self.info.status) else f"{self.info.status} ({because})"
+
+    @property
     def aggregated(self) -> tuple[RoundRecord, ...]:
         """The rounds whose user accuracies count: of one that failed, only a part of the devices was measured."""
         return tuple(record for record in self.records if record.outcome == "aggregated")

@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from coordinator.identity.authority import DEVICE, Authority
-from device_agent import cli
 from device_agent.enrolling import install, open_to_others, read_bundle
 from device_agent.settings import AgentSettings
 from shared.broker_url import parse_broker_url
@@ -24,7 +23,6 @@ from shared.errors import ConfigError, DataError, UsageError
 from shared.password_file import read_password
 from shared.tls import tls_context
 from shared.tls_files import TlsFiles
-from tests.programs import Program
 
 OWN = '# the owner\'s\ntask = "digits"\ndata = "shard:0/2"  # all there is\n'
 
@@ -267,23 +265,3 @@ def test_a_device_needs_no_further_package(tmp_path: Path):
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["device"] == "pi-1"
-
-
-def test_the_command_tells_what_it_has_done_and_what_comes_next(tmp_path: Path, monkeypatch, capsys):
-    """Where the settings name a state directory, it is that; done again, nothing has changed."""
-    monkeypatch.chdir(tmp_path)
-    state_dir = tmp_path / "state of its own"
-    (tmp_path / "agent.toml").write_text(f'data = "shard:0/2"\nstate_dir = "{state_dir}"\n')
-    (tmp_path / "pi-1.bundle").write_bytes(encode_bundle(bundle_of(tmp_path)))
-    (tmp_path / "pi-1.bundle").chmod(0o600)
-    agent = Program(cli.main, monkeypatch, capsys)
-    first, again = agent("enrol", "pi-1.bundle"), agent("enrol", "pi-1.bundle")
-    assert (first.code, first.err) == (0, "")
-    assert first.out.splitlines()[0] == "this device is pi-1 of fleet kitchen"
-    assert f"wrote {state_dir}/identity/client.pem" in first.out
-    next_step = "delete pi-1.bundle; then: fedpatch-agent doctor --config agent.toml"
-    assert first.out.splitlines()[-1] == next_step
-    assert again.out.splitlines() == ["this device is pi-1 of fleet kitchen; nothing has changed", next_step]
-    (tmp_path / "pi-1.bundle").chmod(0o644)
-    told = agent("enrol", "pi-1.bundle", "--json")
-    assert json.loads(told.out)["device"] == "pi-1" and "pi-1.bundle" in told.err
