@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import accumulate
 
-from coordinator.records import PhaseSeconds, RoundRecord, RunInfo, last_user_accuracy, measure_words
+from coordinator.records import PhaseSeconds, RoundRecord, RunInfo, last_user_accuracy
 from shared.field_types import MAX_MEASURE
 from shared.metric_terms import MetricTerms
 
@@ -38,7 +38,7 @@ class Run:
     @property
     def measure(self) -> str:
         """What its user accuracies are called on an axis."""
-        return measure_words(self.records)
+        return "user accuracy" if self.metric.is_accuracy else self.metric.name
 
     @property
     def tenth_words(self) -> str:
