@@ -8,20 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from coordinator import cli
 from coordinator.registry import REGISTRY_FILE, Registry
 from tests.coordinator.sightings import seen
 from tests.programs import Ended, Program
 
 
 @pytest.fixture
-def devices(tmp_path: Path, monkeypatch, capsys) -> Callable[..., Ended]:
+def devices(fedpatch: Program, tmp_path: Path) -> Callable[..., Ended]:
     """`fedpatch devices` of two fleets, each of which has a pi-1."""
     with Registry(tmp_path / REGISTRY_FILE) as registry:
         for fleet, device in (("kitchen", "pi-1"), ("kitchen", "pi-2"), ("garden", "pi-1")):
             seen(registry, device, fleet=fleet, now=1.0, online=True)
-    program = Program(cli.main, monkeypatch, capsys)
-    return lambda *argv: program("devices", "--state-dir", tmp_path, *argv)
+    return lambda *argv: fedpatch("devices", "--state-dir", tmp_path, *argv)
 
 
 @pytest.mark.parametrize(

@@ -9,21 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from device_agent import cli
 from device_agent.facts import Facts
 from tests.device_agent.conditions.scenes import BATTERY, Scene
 from tests.programs import Ended, Program
 
 
 @pytest.fixture
-def agent(tmp_path: Path, monkeypatch, capsys) -> Callable[..., Ended]:
+def agent(agent: Program, tmp_path: Path) -> Callable[..., Ended]:
     """The command on a laptop that runs on its battery, with a broker on the same machine."""
     scene = Scene(tmp_path)
     scene.supply("BAT0", BATTERY)
     scene.card("lo", kind="772")
-    program = Program(cli.main, monkeypatch, capsys)
     where = ("--conditions-root", tmp_path, "--state-dir", scene.state_dir, "--broker", "mqtt://localhost")
-    return lambda *options: program("conditions", "--data", "shard:0/2", *where, *options)
+    return lambda *options: agent("conditions", "--data", "shard:0/2", *where, *options)
 
 
 def test_the_facts_are_told_with_their_sources(agent):

@@ -11,22 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from device_agent import cli
 from device_agent.model_store import DIRECTORY, Kept, ModelStore
 from device_agent.presence import StatusFile, lock_state_dir
 from shared.model_metadata import METADATA_FILE, MODEL_FILE
 from shared.tasks import digits
 from tests.device_agent.models import RUN, onnx_of, publish
-from tests.programs import Ended, Program
+from tests.programs import Ended
 
 DATA = "shard:0/10"
 DIGITS = {"task": "digits", "input_shape": (64,), "output_shape": (10,), "class_names": tuple("0123456789")}
-
-
-@pytest.fixture
-def agent(monkeypatch, capsys) -> Callable[..., Ended]:
-    """The program."""
-    return Program(cli.main, monkeypatch, capsys)
 
 
 @pytest.fixture(scope="module")
