@@ -19,12 +19,6 @@ from tests.device_agent.conditions.scenes import Scene
 NOW_S = 1_790_000_000.0  # in 2026
 
 
-@pytest.fixture
-def scene(tmp_path) -> Scene:
-    """A machine of four CPUs."""
-    return Scene(tmp_path)
-
-
 def test_load_is_shared_among_the_cpus(scene):
     """Half a process on four CPUs is an eighth."""
     assert read_load(Tree(scene.root)).value == 0.125
