@@ -112,6 +112,17 @@ def test_a_ca_needs_a_broker_with_tls_and_a_key_its_certificate():
     assert settings.ca_file == Path.home() / "ca.pem"
 
 
+def test_bounds_that_no_run_could_keep_are_refused():
+    """A bound that is not understood bounds nothing; a fleet that may not be as large as is waited for never begins."""
+    assert problems(norm_bound="clip", max_num_examples="many") == [
+        "--norm-bound: 'clip' is no norm bound; write off, clip:X, reject:X or auto:F with a number above 0",
+        "--max-num-examples: 'many' is no cap; write off, a number of examples, or auto:F with F times the median, 1 or more",
+    ]
+    assert problems(devices=20, max_devices=10) == [
+        "--max-devices: 10 is less than devices = 20, which are waited for; make it larger"
+    ]
+
+
 def test_a_round_must_have_time_and_something_to_train():
     """Problems that only show when two settings are looked at together."""
     assert problems(recruit_deadline_s=30, deadline_s=30) == [
