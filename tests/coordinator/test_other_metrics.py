@@ -141,7 +141,7 @@ def test_a_strategy_that_the_task_knows_no_rate_for_needs_one(monkeypatch: pytes
     """Nobody guesses it; where it is said, the run has it."""
     slow = replace(digits.TASK, learning_rates={})
     monkeypatch.setattr("coordinator.preparation.find_task", lambda _: slow)
-    with pytest.raises(UsageError, match="task 'digits' names no learning rate for fedavg-adam; .*--learning-rate"):
+    with pytest.raises(UsageError, match=r"task 'digits' names no learning rate for fedavg-adam; .*--learning-rate"):
         prepare(RunSettings(task="digits"))
     assert prepare(RunSettings(task="digits", learning_rate=0.5)).plan.learning_rate == 0.5
 
