@@ -125,6 +125,7 @@ def test_what_waits_is_bounded():
     door.took(size)
     assert door.admit(topic, size)
     assert door.take_dropped() == {("", "over_limit"): 1}
+    door.took(size)
     door.forgets("a")
     assert not door.admit(topic, 1)
     assert door.take_dropped() == {("", "not_granted"): 1}
