@@ -30,6 +30,11 @@ BENCH_ARGS ?= --out results/benchmarks/simulation.json
 # How many files of tests are played at a time; most tests wait most of the time. 0: one after the other, in one process.
 TEST_JOBS ?= $(shell n=$$(nproc); echo $$((n > 4 ? 4 : n > 2 ? n - 1 : n)))
 
+# What `make coverage` measures: the quick tests, and those slow ones without which some of the code would never run.
+QUICK := not slow and not system and not faults and not hosts and not arm64 and not packages
+ONLY_SLOW := tests/system/test_devices_held.py tests/system/test_doctor.py tests/system/test_service.py \
+	tests/system/test_two_coordinators.py tests/system/test_watch.py tests/coordinator/test_demo.py tests/simulator/test_workers.py
+
 # Fuzzing: how many times the examples of the ordinary tests, seconds for each decoder, which decoders (none: all).
 FUZZ_EFFORT ?= 20
 FUZZ_SECONDS ?= 60
@@ -48,7 +53,7 @@ ARCH ?= aarch64
 PYTHONS_OF_HOSTS ?= 3.11 3.13
 WITH ?=
 
-.PHONY: help setup system-deps demo dist docs packages recording release test lint types imports bandit audit format precommit bench bench-peers fuzz faults hosts arm64 emulator soak wheelhouse clean FORCE
+.PHONY: help setup system-deps demo coverage dist docs packages recording release test lint types imports bandit audit format precommit bench bench-peers fuzz faults hosts arm64 emulator soak wheelhouse clean FORCE
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -93,6 +98,15 @@ dist: setup ## build the wheel and the source distribution in dist
 	@rm -rf build/lib # from which setuptools would take files that are no more
 	$(BIN)/python -m build --no-isolation --outdir dist . >/dev/null
 	ls dist
+
+coverage: setup system-deps ## fail where the tests leave too much of the code unrun, and say where (half an hour; CONTRIBUTING.md has the bounds)
+	@rm -rf build/coverage
+	run() { $(BIN)/coverage run -m pytest -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder "$$@"; }
+	run -m '$(QUICK)'
+	run -m 'slow or system' $(ONLY_SLOW)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage json --quiet -o build/coverage/report.json
+	$(BIN)/python -m tests.covered
 
 packages: setup ## install the wheel with each extra in an empty environment, from the package index
 	@$(BIN)/python -m pytest -m packages tests/test_wheel.py

@@ -59,7 +59,7 @@ def claim_fleet(settings: RunSettings, boot: str) -> None:
 
 
 def body_of(event: Received) -> Body | None:
-    """What a coordinator says on the topic of its presence, if it is anything."""
+    """What somebody says on the topic of a presence, if it is anything."""
     try:
         return decode(event.payload).body
     except WireError:

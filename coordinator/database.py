@@ -22,13 +22,11 @@ from pathlib import Path
 
 from coordinator import row_sums
 from coordinator.registry_copy import copy_of, damaged_of, make_copy, put_copy_in_place
-from coordinator.registry_tables import COUNTERS, SCHEMA_VERSION, migrate, script
+from coordinator.registry_tables import SCHEMA_VERSION, migrate, script
 from coordinator.wal import unread_writes
 from shared.errors import StateError, UsageError
 from shared.files import mend_at, mend_of, remove_unfinished
 from shared.locks import SharedLock
-
-__all__ = ["COUNTERS", "damaged", "exists", "keep_copy", "must_exist", "open_database", "told"]
 
 _BUSY_S = 10.0
 _MEND = "move it away, or use another --state-dir"

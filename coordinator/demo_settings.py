@@ -47,7 +47,7 @@ class DemoSettings(RoundSettings):
             problems.append(("min_cohort", text, "devices"))
         return problems
 
-    def run_settings(self, *, broker: str, state_dir: Path, fleet: str = "demo") -> RunSettings:
+    def run_settings(self, *, broker: str, state_dir: Path, fleet: str) -> RunSettings:
         """The settings of the demo's coordinator."""
         shared = {one.name: getattr(self, one.name) for one in fields(RoundSettings)}
         return RunSettings(**shared, broker=broker, state_dir=state_dir, fleet=fleet)

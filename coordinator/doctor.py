@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from coordinator.claim import body_of
 from coordinator.identity.standing import check_authority
 from coordinator.negotiation import encoding_for
 from coordinator.preparation import Prepared, prepare
@@ -18,9 +19,8 @@ from shared.broker_checkup import Asked, check_broker
 from shared.broker_rights import Side
 from shared.broker_url import parse_broker_url
 from shared.checkup import Checkup, in_words
-from shared.codec import decode
 from shared.compression import max_blob_bytes
-from shared.errors import FedpatchError, WireError
+from shared.errors import FedpatchError
 from shared.host_checkup import Space, check_clock, check_memory, check_state_dir, check_versions
 from shared.link_events import Received
 from shared.locks import is_held
@@ -114,7 +114,7 @@ def _check_broker(settings: RunSettings, checkup: Checkup) -> Asked | None:
 def _check_other_coordinator(settings: RunSettings, asked: Asked, checkup: Checkup, running: bool) -> None:
     """One that is online, and not in our state directory: the two would take each other's devices."""
     topic = topics.coordinator_state(settings.fleet)
-    states = [body for one in asked.presence if one.topic == topic and (body := _body(one))]
+    states = [body for one in asked.presence if one.topic == topic and (body := body_of(one))]
     if not running and states and isinstance(states[-1], CoordinatorState) and states[-1].online:
         text = f"a coordinator is at work in fleet {settings.fleet}, and not in {settings.state_dir.absolute()}"
         checkup.warn("coordinator", text, "end it before you begin a run, or give each its own --fleet")
@@ -140,7 +140,7 @@ def _check_devices(settings: RunSettings, prepared: Prepared | None, asked: Aske
 def _online(fleet: str, presence: Sequence[Received]) -> Iterator[tuple[str, DeviceState]]:
     for one in presence:
         topic = topics.parse_topic(fleet, one.topic)
-        body = _body(one)
+        body = body_of(one)
         if topic and topic.kind == "device_state" and isinstance(body, DeviceState) and body.online:
             yield topic.device, body
 
@@ -176,10 +176,3 @@ def _misfits(
 def _names(names: Sequence[str] | dict[str, DeviceState]) -> str:
     shown = ", ".join(sorted(names)[:_SHOWN_DEVICES])
     return shown if len(names) <= _SHOWN_DEVICES else f"{shown} and {len(names) - _SHOWN_DEVICES} more"
-
-
-def _body(message: Received) -> object:
-    try:
-        return decode(message.payload).body
-    except WireError:
-        return None

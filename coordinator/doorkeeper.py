@@ -19,7 +19,7 @@ MAX_WAITING_BYTES = 128 * 2**20
 
 
 class Doorkeeper:
-    """`largest_update_bytes` is what a grant is worth; no grant is given before it is known."""
+    """Each grant pays for the largest update of the run, so none is given before `expect` has told how large that is."""
 
     def __init__(self, max_devices: int) -> None:
         self._purses = Purses(max_devices)

@@ -18,6 +18,7 @@ PATIENCE_S = 12.0
 """Without a word for so long, it is said why that may be. A coordinator tells the same again after 5 s."""
 
 AWAY = "coordinator away"
+_BACK = "the coordinator is back"
 _TIMES = ("eta_s", "elapsed_s", "pause_s")
 
 
@@ -56,8 +57,7 @@ class Onlooker:
             case Disconnected(reason=reason):
                 lost, self._linked = self._linked, False
                 return [f"broker: {reason}; trying again"] if lost else []
-            case Received():
-                return self._on_received(event, now)
+        return self._on_received(event, now)
 
     def tick(self, now: float) -> list[str]:
         """Lets time pass: of silence, what may be behind it, once."""
@@ -123,7 +123,7 @@ class Onlooker:
         if self._said is not None and self._said.run != envelope.run:
             lines.append(f"run {envelope.run} has begun")
         elif self._said is not None and self._online is False:
-            lines.append("the coordinator is back")
+            lines.append(_BACK)
         if status.stopped and not (self.ended and not lines):
             lines.append(f"run {envelope.run} is over: {status.stopped}")
         self._said, self._status = envelope, status
@@ -132,9 +132,10 @@ class Onlooker:
 
     def _on_presence(self, state: CoordinatorState, now: float) -> list[str]:
         if state.online:
+            back = self._online is False and self._status is not None and not self.ended
             self._online, self._boot = True, state.boot
             self._heard_at = max(self._heard_at, now) if self._status is None else self._heard_at
-            return []
+            return [_BACK] if back else []
         if self._boot and state.boot != self._boot:
             return []  # the last will of a connection that has been replaced since
         was, self._online = self._online, False

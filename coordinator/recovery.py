@@ -92,12 +92,10 @@ def pack_model(state: ServerState, prepared: Prepared, spec: RunSpec) -> tuple[b
     return packed.blob, packed.manifest(spec.chunk_bytes, travelling)
 
 
-def terms_of(
-    prepared: Prepared, base: str, *, model: Mapping[str, Array] | None = None, limits: Limits | None = None
-) -> Terms:
+def terms_of(prepared: Prepared, base: str, *, model: Mapping[str, Array] | None, limits: Limits) -> Terms:
     """What an update must be that was trained on the model `base`, whose tensors are `model`."""
     metric, plan = prepared.task.metric_terms, prepared.plan
-    return Terms(prepared.travelling, prepared.private_names, base, metric, model, plan, limits or Limits())
+    return Terms(prepared.travelling, prepared.private_names, base, metric, model, plan, limits)
 
 
 def _reached(meta: Mapping[str, Any]) -> RoundRecord | None:

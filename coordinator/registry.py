@@ -14,10 +14,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from coordinator.database import COUNTERS, keep_copy, open_database
+from coordinator.database import keep_copy, open_database
 from coordinator.device_holds import DeviceHolds
 from coordinator.fleet import DRAINED, QUARANTINED
 from coordinator.records import DeviceInfo, RunInfo
+from coordinator.registry_tables import COUNTERS
 from coordinator.round_ledger import RoundLedger
 from coordinator.tables import Tables
 from shared.errors import UsageError, unknown_name
@@ -167,7 +168,7 @@ class Registry(Tables):
                 db.execute(_FORGET, {"fleet": fleet, "most": most})
 
     def count(self, fleet: str, *counts: tuple[str, str, str] | tuple[str, str, str, int]) -> None:
-        """Add one, or a fourth value, to a counter (database.COUNTERS) of a device, for each (device, counter, reason).
+        """Add one, or a fourth value, to a counter (registry_tables.COUNTERS) of a device, for each (device, counter, reason).
 
         `fleet` must have seen it. A reason is kept as the device's last. Many at once are one wait for the disk.
         """

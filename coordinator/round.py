@@ -141,7 +141,7 @@ class Round:
 
     def abandon(self, now: float, failure: str) -> None:
         """Ends the round early; nothing of it enters the model."""
-        if self.phase in (Phase.CLOSED, Phase.FAILED):
+        if self.over:
             raise IllegalTransition(f"round {self.number} is {self.phase}; it cannot be abandoned")
         self._fail(failure, now)
 

@@ -100,15 +100,9 @@ class RoundMeter:
 
 
 def spread(values: Iterable[float | None], metric: MetricTerms) -> dict[str, float]:
-    """Mean, 10th percentile and worst of what was measured; nothing where nobody measured.
-
-    Nine of ten devices are at least as good as the percentile, which lies on the line between two of them.
-    """
-    known = sorted((value for value in values if value is not None), reverse=metric.goal == "min")
-    if not known:
-        return {}
-    place = 0.1 * (len(known) - 1)
-    low = int(place)
-    high = min(low + 1, len(known) - 1)
-    p10 = known[low] + (place - low) * (known[high] - known[low])
-    return {"mean": sum(known) / len(known), "p10": p10, "min": known[0]}
+    """Mean, worst tenth (MetricTerms.worst_tenth) and worst of what was measured; nothing where nobody measured."""
+    known = [value for value in values if value is not None]
+    tenth, worst = metric.worst_tenth(known), metric.worst(known)
+    return (
+        {"mean": sum(known) / len(known), "p10": tenth, "min": worst} if tenth is not None and worst is not None else {}
+    )

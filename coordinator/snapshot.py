@@ -109,7 +109,7 @@ def take_snapshot(engine: Engine, now: float) -> Snapshot:
         target_ua=spec.target_ua,
         phase=current.round.phase.value if current else "waiting",
         devices=tuple(lines),
-        present=len(engine.fleet.eligible()),
+        present=engine.fleet.present,
         wanted=engine.wanted(),
         unwilling=engine.fleet.unwilling() if current is None else {},
         reported=len(current.reports) if current else 0,

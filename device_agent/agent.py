@@ -134,7 +134,7 @@ class Agent:
         except Empty:
             return None
 
-    def _handle(self, event: Event, now: float) -> list[Effect]:
+    def _handle(self, event: LinkEvent | TrainerEvent | Observed, now: float) -> list[Effect]:
         match event:
             case Connected():
                 _log.info("connected to the broker, MQTT %s", event.protocol)
@@ -152,8 +152,6 @@ class Agent:
                 effects = self._owner.see(event.facts, self._job, [one.task for one in self._tasks], now)
                 offer, self._offer = self._offer, None
                 return effects if offer is None else [*effects, *self._on_offer(offer, now)]
-            case Stop():
-                pass
             case _:
                 return self._on_trainer(event, now)
         return []

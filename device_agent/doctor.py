@@ -17,6 +17,7 @@ from queue import Empty, SimpleQueue
 from device_agent.outlook import look
 from device_agent.performing import Identity
 from device_agent.presence import LOCK_NAME, host_as_device_id
+from device_agent.running import setup_of
 from device_agent.settings import AgentSettings
 from device_agent.standing import read_standing
 from device_agent.trainer import Died, Trainer, TrainerEvent
@@ -36,7 +37,6 @@ from shared.own_certificate import check_own_certificate
 from shared.probe import Probe
 from shared.quantities import size
 from shared.reasons import JobPhase
-from shared.task import data_root
 
 CHUNK_BYTES = 96 * 1024
 """What a coordinator sends and asks for, unless it is told otherwise."""
@@ -106,33 +106,19 @@ class _Loading:
     def __init__(self, setup: Setup) -> None:
         self.answers: SimpleQueue[TrainerEvent] = SimpleQueue()
         self.trainer = Trainer(setup, self.answers.put)
+        self.data_root = setup.data_root
 
 
 @contextmanager
 def _loading(settings: AgentSettings, identity: Identity, checkup: Checkup) -> Iterator[_Loading]:
     checkup.say(f"loading task {settings.task} with data {settings.data} (torch takes its time)")
     with tempfile.TemporaryDirectory(prefix="fedpatch-doctor-") as nowhere:
-        loading = _Loading(
-            Setup(
-                task_ref=settings.task,
-                data=settings.data,
-                data_root=str(_data_root(settings)),
-                patch_dir=str(Path(nowhere) / "patches"),
-                device_id=identity.device,
-                threads=settings.threads,
-                nice=settings.nice,
-                max_memory_mib=settings.max_memory_mib,
-            )
-        )
+        loading = _Loading(setup_of(settings, Path(nowhere), identity.device))
         try:
             loading.trainer.start()
             yield loading
         finally:
             loading.trainer.stop()
-
-
-def _data_root(settings: AgentSettings) -> Path:
-    return (settings.data_root or data_root()).absolute()
 
 
 def _check_task(settings: AgentSettings, loading: _Loading, checkup: Checkup) -> None:
@@ -154,9 +140,7 @@ def _check_task(settings: AgentSettings, loading: _Loading, checkup: Checkup) ->
             mend = "correct --task and --data; `fedpatch tasks` lists what is installed, and why one cannot be used"
             checkup.fail("task", answer.detail, mend)
         case SetupFailed():
-            mend = (
-                f"put the data set below {_data_root(settings)} (or name its place with --data-root), or correct --data"
-            )
+            mend = f"put the data set below {loading.data_root} (or name its place with --data-root), or correct --data"
             checkup.fail("task", answer.detail, mend)
         case Died():
             mend = (

@@ -196,8 +196,8 @@ class Job:
             return []
         if self.state is JobState.TRAINING:
             return [PauseTraining()]
-        if self._incoming is not None:
-            self._incoming.stop()
+        assert self._incoming is not None
+        self._incoming.stop()
         return [StopFetching()]
 
     def go_on(self, now: float) -> list[Effect]:

@@ -81,7 +81,7 @@ def _make_agent(
         reconnect_delay_s=(settings.reconnect_min_s, settings.reconnect_max_s),
     )
     models = ModelStore(directory / DIRECTORY, settings.keep_models) if settings.keep_models else None
-    trainer = Trainer(_setup_of(settings, directory, identity.device), inbox.put)
+    trainer = Trainer(setup_of(settings, directory, identity.device), inbox.put)
     order = parse_order(settings.admission)
     job = Job(max_blob_bytes=settings.max_model_mib * 2**20, ask_to_send=order.by_preferences)
     fixed = {"device_id": identity.device, "fleet": identity.fleet, "broker": settings.broker, "version": __version__}
@@ -106,11 +106,14 @@ def _make_agent(
     )
 
 
-def _setup_of(settings: AgentSettings, directory: Path, device: str) -> Setup:
+def setup_of(settings: AgentSettings, directory: Path, device: str) -> Setup:
+    """What the training process is told of a device whose state is in `directory`."""
+    from shared.task import data_root
+
     return Setup(
         task_ref=settings.task,
         data=settings.data,
-        data_root=str((settings.data_root or _data_root()).absolute()),
+        data_root=str((settings.data_root or data_root()).absolute()),
         patch_dir=str(directory / "patches"),
         device_id=device,
         threads=settings.threads,
@@ -139,12 +142,6 @@ def observer_of(settings: AgentSettings, directory: Path, root: Path = Path("/")
     """What looks at the conditions of this device, whose state is in `directory`."""
     host = parse_broker_url(settings.broker).host
     return Observer(broker_host=host, state_dir=directory, root=root, ups=settings.ups)
-
-
-def _data_root() -> Path:
-    from shared.task import data_root
-
-    return data_root()
 
 
 def _stop_at_end_of_stdin(inbox: Inbox) -> None:

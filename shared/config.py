@@ -19,7 +19,6 @@ from typing import Annotated, Any, Generic, TypeVar
 from shared.errors import ConfigError
 from shared.secret_variables import drop_secrets
 from shared.settings import NAME, NONE_WORD, Pattern, Setting, Settings, from_text, from_value, setting, settings_of
-from shared.settings_page import reference
 from shared.toml_text import key_lines, syntax_problem, toml_value
 
 __all__ = [
@@ -33,7 +32,6 @@ __all__ = [
     "load",
     "load_with_origins",
     "public_values",
-    "reference",
     "setting",
     "to_toml",
 ]
@@ -74,37 +72,23 @@ class Loaded(Generic[S]):
     origins: Mapping[str, Origin]
 
 
-def load(
-    cls: type[S],
-    *,
-    file: Path | None,
-    environ: Mapping[str, str],
-    flags: Mapping[str, object | None],
-    env_prefix: str | None = None,
-) -> S:
+def load(cls: type[S], *, file: Path | None, environ: Mapping[str, str], flags: Mapping[str, object | None]) -> S:
     """Settings of `cls`: flag before environment before file before default. Raises ConfigError with all problems.
 
-    `flags` go by field name, None meaning not given; a text is read like a variable. Variables are `env_prefix` (that
-    of `cls` where None) and the field's name in capitals; an empty one counts as not set. `none` unsets an optional
-    field.
+    `flags` go by field name, None meaning not given; a text is read like a variable. Variables are `cls.env_prefix`
+    and the field's name in capitals; an empty one counts as not set. `none` unsets an optional field.
     """
-    return load_with_origins(cls, file=file, environ=environ, flags=flags, env_prefix=env_prefix).settings
+    return load_with_origins(cls, file=file, environ=environ, flags=flags).settings
 
 
 def load_with_origins(
-    cls: type[S],
-    *,
-    file: Path | None,
-    environ: Mapping[str, str],
-    flags: Mapping[str, object | None],
-    env_prefix: str | None = None,
+    cls: type[S], *, file: Path | None, environ: Mapping[str, str], flags: Mapping[str, object | None]
 ) -> Loaded[S]:
     """Like `load`, and tells where each value came from."""
-    prefix = cls.env_prefix if env_prefix is None else env_prefix
     reader = _Reader({one.name: one for one in settings_of(cls)})
     if file is not None:
         reader.read_file(file)
-    reader.read_environment(environ, prefix)
+    reader.read_environment(environ, cls.env_prefix)
     reader.read_flags(flags)
     return reader.finish(cls)
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from shared.errors import DataError, UsageError, unknown_name
 from shared.metric_terms import ACCURACY, Goal, MetricTerms, metric_terms
+from shared.settings import NAME
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 ENTRY_POINT_GROUP = "fedpatch.tasks"
 
-_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 _REFERENCE = re.compile(r"(?P<module>[\w.]+):(?P<attribute>[\w.]+)")
 
 
@@ -113,11 +113,8 @@ class Task:
         return metric_terms(self.metric_name, self.metric_goal, self.metric_range)
 
     def __post_init__(self) -> None:
-        if not _NAME.fullmatch(self.name):
-            raise UsageError(
-                f"task name {self.name!r} is not allowed; use 1 to 32 lower-case letters, digits, '-' and '_', "
-                "and begin with a letter or digit"
-            )
+        if not re.fullmatch(NAME.regex, self.name):
+            raise UsageError(f"task name {self.name!r} is not allowed; use {NAME.words}")
         if self.batch_size < 1:
             raise UsageError(f"task {self.name!r}: batch_size is {self.batch_size}; it must be at least 1")
         _ = self.metric_terms

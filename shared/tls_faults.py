@@ -57,14 +57,12 @@ def distrusted(
     files: TlsFiles,
     error: ssl.SSLCertVerificationError,
     *,
-    now: float | None = None,
     synchronised: Callable[[], bool | None] = lambda: None,
 ) -> Distrust:
     """We do not trust the broker. May ask it for its certificate, for a few seconds."""
-    now = time.time() if now is None else now
     code = error.verify_code
     if code in (_NOT_YET_VALID, _EXPIRED):
-        return _at_a_wrong_time(broker, files, code, now, synchronised)
+        return _at_a_wrong_time(broker, files, code, time.time(), synchronised)
     problem = f"{broker} cannot be trusted: {error.verify_message}"
     if code in _OTHER_NAME:
         mend = f"write a name of its certificate in the broker URL, or make one with {broker.host} among its names"
@@ -124,11 +122,9 @@ def _presented(broker: BrokerUrl) -> Certificate | None:
         return None
 
 
-def refused_by_broker(
-    broker: BrokerUrl, files: TlsFiles, alert: ssl.SSLError, *, now: float | None = None
-) -> Distrust | None:
+def refused_by_broker(broker: BrokerUrl, files: TlsFiles, alert: ssl.SSLError) -> Distrust | None:
     """The broker does not trust us: what its alert (RFC 8446, 6.2) means; None for one about something else."""
-    now = time.time() if now is None else now
+    now = time.time()
     word = _word_of(alert)
     own = next(iter(certificates_of(files.cert_file)), None)
     if own is None:

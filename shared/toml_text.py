@@ -12,9 +12,13 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 _KEY = r"""(?: "(?:\\.|[^"\\\n])*" | '[^'\n]*' | [A-Za-z0-9_-]+ )"""
-_SPACE = re.compile(r"(?:[ \t\r\n]+|\#[^\n]*)+")
-_HEADER = re.compile(rf"\[\[?[ \t]*({_KEY})", re.VERBOSE)
-_ENTRY = re.compile(rf"({_KEY}) (?:[ \t]*\.[ \t]*{_KEY})* [ \t]*=", re.VERBOSE)
+_ENTRY = re.compile(
+    rf"""
+    (?:[ \t\r\n]++|\#[^\n]*+)*+
+    (?P<entry> \[\[?[ \t]*(?P<table>{_KEY}) | (?P<key>{_KEY}) (?:[ \t]*\.[ \t]*{_KEY})* [ \t]*= )
+    """,
+    re.VERBOSE,
+)
 # In this order: a string that may span lines must be tried before one that may not. Its closing quotes may be up to
 # five, as two of them can belong to the text.
 _TOKEN = re.compile(
@@ -64,20 +68,13 @@ def with_values(text: str, values: Mapping[str, str], without: Collection[str] =
 def _entries(text: str) -> Iterator[tuple[str, int, int, bool]]:
     """Top-level keys and tables of a valid document: name, where it begins and ends in the text, whether it is a table."""
     place, in_table = 0, False
-    while place < len(text):
-        if space := _SPACE.match(text, place):
-            place = space.end()
-            continue
-        header = _HEADER.match(text, place)
-        entry = header or _ENTRY.match(text, place)
-        if entry is None:
-            return
-        end = text.find("\n", place) if header else _end_of_value(text, entry.end())
-        end = len(text) if end < 0 else end
-        if header or not in_table:
-            yield _bare(entry[1]), place, end, header is not None
-        in_table = in_table or header is not None
-        place = end
+    while found := _ENTRY.match(text, place):
+        begin, is_table = found.start("entry"), found["table"] is not None
+        end = text.find("\n", begin) if is_table else _end_of_value(text, found.end())
+        place = len(text) if end < 0 else end
+        if is_table or not in_table:
+            yield _bare(found["key"] or found["table"]), begin, place, is_table
+        in_table = in_table or is_table
 
 
 def syntax_problem(text: str, error: tomllib.TOMLDecodeError) -> tuple[int, str]:

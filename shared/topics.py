@@ -14,14 +14,12 @@ from typing import Literal
 
 from shared.errors import UsageError
 from shared.messages import MAX_CHUNKS
-
-NAME_RULE = "1 to 32 of a-z, 0-9, _ and -, beginning with a letter or digit"
+from shared.settings import NAME
 
 Kind = Literal["coordinator_state", "run_status", "device_state", "down", "up", "model_chunk", "update_chunk"]
 Party = Literal["coordinator", "device", "watcher"]
 TopicQos = Literal[0, 1]
 
-_NAME = r"[a-z0-9][a-z0-9_-]{0,31}"
 _DIGEST = r"[0-9a-f]{64}"
 _TRANSFER = r"[0-9a-f]{16}"
 _INDEX = r"0|[1-9][0-9]{0,4}"
@@ -122,8 +120,8 @@ BY_KIND: dict[Kind, Topic] = {row.name: row for row in TOPICS}
 
 def check_name(what: str, name: str) -> str:
     """`name`, if a topic can hold it; `what` (fleet, device) says in the error which name was wrong."""
-    if not re.fullmatch(_NAME, name):
-        raise UsageError(f"{what} name {name!r} is not possible; use {NAME_RULE}")
+    if not re.fullmatch(NAME.regex, name):
+        raise UsageError(f"{what} name {name!r} is not possible; use {NAME.words}")
     return name
 
 
@@ -277,7 +275,7 @@ def _fill(kind: Kind, fleet: str, *, device: str = "", digest: str = "", index: 
 
 
 def _regex(row: Topic) -> re.Pattern[str]:
-    parts = {"fleet": _NAME, "device": _NAME, "digest": _DIGEST, "transfer": _TRANSFER, "index": _INDEX}
+    parts = {"fleet": NAME.regex, "device": NAME.regex, "digest": _DIGEST, "transfer": _TRANSFER, "index": _INDEX}
     return re.compile(_PLACEHOLDER.sub(lambda found: f"(?P<{found[1]}>{parts[found[1]]})", row.pattern), re.ASCII)
 
 

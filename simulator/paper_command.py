@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 
-from shared.command import EXIT_INTERRUPTED, AsJson, interruptible, stoppable
+from shared.command import EXIT_INTERRUPTED, AsJson, interruptible, say, stoppable
 from shared.errors import FedpatchError, UpdateRefused, UsageError, unknown_name
 from shared.quantities import accuracy, duration
 from simulator.computing import STOPPING, device_name, worker_count
@@ -113,11 +113,11 @@ def _compute(chosen: Sequence[Cell], seeds: Sequence[int], store: Results, sitti
         with stoppable(STOPPING) as stopped, Teller(plain=plain) as watcher:
             total = run_paper(chosen, seeds, store, sitting, watcher=watcher, stopped=stopped)
     except KeyboardInterrupt:
-        _say(_how_to_go_on(store))
+        say(_how_to_go_on(store))
         raise
-    _say(_words(total))
+    say(_words(total))
     if total.interrupted:
-        _say(_how_to_go_on(store))
+        say(_how_to_go_on(store))
         return EXIT_INTERRUPTED
     return FedpatchError.exit_code if total.diverged else 0
 
@@ -167,12 +167,12 @@ class Teller(Watcher):
     def finished(self, cell: Cell, seed: int, result: Result) -> None:
         """Ours, the paper's, and the time it took."""
         self._end()
-        _say(f"{cell.name}, seed {seed}: {_outcome(cell, result)}, {duration(result.seconds)}")
+        say(f"{cell.name}, seed {seed}: {_outcome(cell, result)}, {duration(result.seconds)}")
 
     def diverged(self, cell: Cell, seed: int, error: UpdateRefused) -> None:
         """Why there is no result."""
         self._end()
-        _say(f"{cell.name}, seed {seed}: diverged, no result: {error}")
+        say(f"{cell.name}, seed {seed}: diverged, no result: {error}")
 
     def _end(self) -> None:
         if self._progress is not None:
@@ -212,7 +212,7 @@ def _draw_fig5(comparisons: Sequence[Comparison], folder: Path) -> None:
 
     if any(one.results for one in comparisons):
         for path in draw_fig5(comparisons, folder / "fig5" / "fig5"):
-            _say(f"drawn: {path}")
+            say(f"drawn: {path}")
 
 
 def _draw_measured(
@@ -238,7 +238,7 @@ def _measure(which: str, folder: Path, rounds: int | None, seed: int) -> dict[st
 
     run = {"fig3": run_fig3, "fig4": run_fig4}[which]
     with interruptible():
-        return run(folder, seed, rounds, _say)
+        return run(folder, seed, rounds, say)
 
 
 def _read_measured(path: Path) -> dict[str, Any]:
@@ -269,7 +269,3 @@ def _require_matplotlib() -> None:
     from simulator.plots import require_matplotlib
 
     require_matplotlib()
-
-
-def _say(line: str) -> None:
-    typer.echo(line, err=True)

@@ -74,20 +74,8 @@ def make_study(  # noqa: PLR0913  (a study has as many terms)
         raise unknown_name("encoding", encoding, ENCODINGS)
     batch_size = task.batch_size if batch_size is None else batch_size
     rates = Rates(learning_rate, server_learning_rate, adaptation_rate, proximity)
-    study = Study(
-        task_ref,
-        clients,
-        strategy,
-        str(parse_policy(private)),
-        data,
-        participation,
-        rounds,
-        target_ua,
-        seed,
-        0.0,
-        batch_size,
-    )
-    metric = task.metric_terms
+    metric, policy = task.metric_terms, str(parse_policy(private))
+    study = Study(task_ref, clients, strategy, policy, data, participation, rounds, target_ua, seed, 0.0, batch_size)
     study = replace(study, epochs=epochs, steps=steps, metric=metric.name, metric_goal=metric.goal, encoding=encoding)
     if problems := [*_problems(study, metric), *_misplaced(study, rates), *_noise_problems(data, noisy_fraction)]:
         raise ConfigError(problems)

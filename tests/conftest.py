@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, settings
 
 from coordinator.embedded_broker import EmbeddedBroker
 from tests.brokers import Mosquitto
+from tests.programs import Program
 
 # A machine that is busy with something else fails no test; where a failure stops others, the examples are the same each time.
 settings.register_profile(
@@ -45,6 +46,22 @@ def _logging_as_it_was() -> Iterator[None]:
     yield
     logger.handlers, logger.propagate = handlers, propagate
     logger.setLevel(level)
+
+
+@pytest.fixture
+def fedpatch(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Program:
+    """The coordinator's command line, in this process."""
+    from coordinator.cli import main
+
+    return Program(main, monkeypatch, capsys)
+
+
+@pytest.fixture
+def agent(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Program:
+    """The device's."""
+    from device_agent.cli import main
+
+    return Program(main, monkeypatch, capsys)
 
 
 @pytest.fixture

@@ -18,13 +18,15 @@ class SmallDisk:
         self.path = path
         self._filler = path / "filler"
 
-    def fill(self) -> None:
-        """Leave not a byte."""
+    def fill(self, but_bytes: int = 0) -> None:
+        """Leave not a byte, or so many (whole pages) of what is free now."""
         with suppress(OSError), self._filler.open("ab", buffering=0) as file:
             for size in (2**16, 2**12, 1):
                 with suppress(OSError):
                     while file.write(bytes(size)):
                         pass
+        if but_bytes:
+            os.truncate(self._filler, self._filler.stat().st_size - but_bytes)
 
     def empty(self) -> None:
         """Give the space back."""

@@ -154,10 +154,8 @@ def test_shells_can_complete_commands(installed: Installed, command, shell):
 
 
 def _completion(installed: Installed, command: str, shell: str) -> str:
-    asked = dict.fromkeys([f"_{command.replace('-', '_').upper()}_COMPLETE"], f"source_{shell}")
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in asked.items():
-            patch.setenv(name, value)
+        patch.setenv(f"_{command.replace('-', '_').upper()}_COMPLETE", f"source_{shell}")
         return installed.run(command)
 
 
@@ -176,6 +174,7 @@ def test_bash_completes_a_command(installed: Installed):
 
 
 @pytest.mark.packages
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("extra", EXTRAS, ids=lambda extra: extra or "none")
 def test_every_extra_can_be_installed_in_an_empty_environment(wheel: Path, tmp_path: Path, extra: str):
     """With what constraints.txt pins, from the package index; and what the extra is for works."""
@@ -188,3 +187,12 @@ def test_every_extra_can_be_installed_in_an_empty_environment(wheel: Path, tmp_p
     modules |= {"simulator": ("matplotlib", "simulator.cli", "sklearn")}
     for module in modules.get(extra, ()):
         made.run("python", "-P", "-c", f"import {module}")
+
+
+@pytest.mark.packages
+@pytest.mark.timeout(1800)
+def test_the_source_distribution_can_be_installed_too(wheel: Path, tmp_path: Path):
+    """Whoever has no wheel has pip build one; pip fetches for itself what that takes."""
+    made = _environment(tmp_path, "-c", ROOT / "constraints.txt", wheel.with_name(f"fedpatch-{__version__}.tar.gz"))
+    for command in COMMANDS:
+        assert made.run(command, "--version") == f"{command} {__version__}\n"

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from coordinator.records import RoundRecord
 from coordinator.report.markup import Markup, element, joined
 from coordinator.report.series import (
     MAX_BYTES,
+    MISSING_KINDS,
     PHASES,
     Run,
     device_curves,
+    missing,
     phase_seconds,
     reasons,
     round_seconds,
@@ -85,7 +87,7 @@ def rounds_table(run: Run) -> Markup:
 
 def _round_row(record: RoundRecord) -> Sequence[str]:
     outcome = f"failed ({record.failure})" if record.failure else record.outcome
-    words = [f"{kind} {counted(found)}" for kind, found in _missing(record).items() if found]
+    words = [f"{kind}: {counted(found)}" for kind in MISSING_KINDS if (found := missing(record, kind))]
     measures = (
         record.user_accuracy, record.user_accuracy_p10, record.user_accuracy_min, record.user_accuracy_after
     )  # fmt: skip
@@ -100,10 +102,6 @@ def _round_row(record: RoundRecord) -> Sequence[str]:
         size(within(record.bytes_up, MAX_BYTES)),
         "; ".join([*words, *([f"{record.late} late"] if record.late else [])]),
     )
-
-
-def _missing(record: RoundRecord) -> Mapping[str, Mapping[str, int]]:
-    return {"declined:": record.decline_reasons, "failed:": record.failures, "refused:": record.refused}
 
 
 def _bar(share: float) -> Markup:

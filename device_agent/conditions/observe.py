@@ -45,13 +45,11 @@ class Observer:
         root: Path = Path("/"),
         ups: str = "",
         bus: str | None = None,
-        pause_file: Path | None = None,
         interface: Callable[[], str] | None = None,
     ) -> None:
         self._tree = Tree(root)
         self._ups = parse_ups(ups)
         self._state_dir = state_dir
-        self._pause_file = pause_file or state_dir / PAUSE_FILE
         self._bus = bus_address(self._tree, bus)
         self._interface = interface or Route(broker_host).interface
         self._link = Bounded("the route to the broker", self._find_link)
@@ -118,7 +116,7 @@ class Observer:
         return {"load_per_cpu": read_load(self._tree), "free_memory_mib": read_memory(self._tree)}
 
     def _find_disk(self) -> _Found:
-        return {"free_disk_mib": read_disk(self._state_dir), "paused": read_pause(self._pause_file)}
+        return {"free_disk_mib": read_disk(self._state_dir), "paused": read_pause(self._state_dir / PAUSE_FILE)}
 
     def _find_clock(self) -> _Found:
         return {"clock_set": read_clock(self._tree)}

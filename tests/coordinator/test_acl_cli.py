@@ -4,22 +4,13 @@ from __future__ import annotations
 
 import time
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import coordinator.cli
 from coordinator.identity.authority import DEVICE, WATCHER, Authority
 from shared.topics import TOPICS, mosquitto_acl
-from tests.programs import Program
 
 NAMES = st.from_regex(r"[a-z0-9][a-z0-9_-]{0,31}", fullmatch=True).filter(lambda name: name != "coordinator")
-
-
-@pytest.fixture
-def fedpatch(monkeypatch, capsys) -> Program:
-    """The command line."""
-    return Program(coordinator.cli.main, monkeypatch, capsys)
 
 
 def read_rules(text: str) -> set[tuple[str, str, str]]:

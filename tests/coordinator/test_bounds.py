@@ -233,6 +233,15 @@ def test_moments_that_no_gradient_makes_are_refused():
     check_moments(tensors(WEIGHTS, 1e30), WEIGHTS, PLAN)
 
 
+def test_betas_whose_series_has_no_sum_bound_no_first_moment():
+    """Where older gradients weigh more in the first than in the second, any first moment can be; a second one still cannot."""
+    wild = tensors(MOVING, 0.0) | {"w:exp_avg": np.full((2, 2), 1e6, np.float32)}
+    check_moments(wild, MOVING, TrainPlan("adam", 0.1, 20, beta_1=0.9, beta_2=0.5))
+    wild["w:exp_avg_sq"][:] = 2 * MAX_SECOND_MOMENT
+    with pytest.raises(UpdateRefused, match="is above"):
+        check_moments(wild, MOVING, TrainPlan("adam", 0.1, 20, beta_1=0.9, beta_2=0.5))
+
+
 def test_an_update_beyond_the_bound_is_refused_where_that_is_asked_for():
     """With a reason of its own; otherwise it is taken."""
     with pytest.raises(UpdateRefused) as refused:

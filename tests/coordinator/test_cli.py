@@ -8,20 +8,18 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from coordinator import cli
 from coordinator.records import PhaseSeconds, RoundRecord, RunSummary
 from coordinator.registry import REGISTRY_FILE, Registry
 from coordinator.state_dirs import remember
 from coordinator.strategies import STRATEGIES
 from tests.coordinator.sightings import seen
-from tests.programs import Ended, Program, install
+from tests.programs import Ended, install
 
 ROUNDS = (
     RoundRecord(
@@ -44,12 +42,6 @@ ROUNDS = (
 )
 
 HEAVY = {"amqtt", "matplotlib", "numpy", "paho", "sklearn", "torch"}
-
-
-@pytest.fixture
-def fedpatch(monkeypatch, capsys) -> Callable[..., Ended]:
-    """The program."""
-    return Program(cli.main, monkeypatch, capsys)
 
 
 @pytest.fixture

@@ -7,19 +7,11 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 
 import pytest
 
-from coordinator import cli
 from shared.topics import mosquitto_acl
-from tests.programs import Ended, Program
-
-
-@pytest.fixture
-def fedpatch(monkeypatch, capsys) -> Callable[..., Ended]:
-    """The program."""
-    return Program(cli.main, monkeypatch, capsys)
+from tests.programs import Ended
 
 
 def test_the_acl_is_the_one_of_the_topic_table(fedpatch):

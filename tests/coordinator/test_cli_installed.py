@@ -2,18 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
-from coordinator import cli
-from tests.programs import Ended, Program, install
-
-
-@pytest.fixture
-def fedpatch(monkeypatch, capsys) -> Callable[..., Ended]:
-    """The program."""
-    return Program(cli.main, monkeypatch, capsys)
+from tests.programs import Ended, install
 
 
 def test_commands_of_other_packages_are_found_as_entry_points(fedpatch, tmp_path, monkeypatch):

@@ -14,9 +14,12 @@ from pathlib import Path
 import pytest
 
 from coordinator import cli
-from coordinator.demo import MARK, open_directory
+from coordinator.demo import MARK, open_directory, run_demo
 from coordinator.demo_devices import DemoDevice, device_names, start_device, stop_devices, wait_until_ready
+from coordinator.demo_settings import DemoSettings
+from coordinator.view import PlainView
 from shared.errors import BrokerError, FedpatchError, UsageError
+from tests.brokers import free_port
 from tests.programs import Program
 
 _SLEEP = "import time; time.sleep(600)"
@@ -150,6 +153,22 @@ def test_a_file_is_no_directory(tmp_path):
     (tmp_path / "notes").write_text("")
     with pytest.raises(UsageError, match="is not a directory"), open_directory(tmp_path / "notes"):
         pass
+
+
+def test_a_broker_that_is_not_there_is_told_before_anything_is_started(tmp_path):
+    """Devices would try for ever."""
+    settings = DemoSettings(out=tmp_path / "demo", broker=f"mqtt://127.0.0.1:{free_port()}")
+    with pytest.raises(BrokerError, match=r"no broker at 127.*start it, or leave --broker out"):
+        run_demo(settings, PlainView(sys.stderr))
+    assert os.listdir(tmp_path / "demo" / "devices") == []
+
+
+def test_a_task_that_cannot_be_shared_out_has_no_demo(tmp_path):
+    """The sentence says what to give it."""
+    settings = DemoSettings(out=tmp_path / "demo", task="tests.device_agent.toy_tasks:TOY")
+    with pytest.raises(UsageError, match="task 'toy' does not say how to share its data out in a demo"):
+        run_demo(settings, PlainView(sys.stderr))
+    assert not (tmp_path / "demo").exists()
 
 
 def demo(out: Path, *argv: str) -> subprocess.CompletedProcess[str]:

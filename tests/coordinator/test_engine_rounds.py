@@ -88,6 +88,16 @@ class TestBeginning:
         made.on_state("a", there(), 1.0)
         assert made.on_state("b", there(), 1.0) == [PublishModel(4)]
 
+    def test_of_a_run_that_was_taken_up_again_goes_on_with_those_that_are_left(self):
+        """Once it has waited in vain for the others; where too few for a cohort are left, it cannot."""
+        before = [RoundRecord(1, "aggregated", 3, 3, 0, 3)]
+        for least, comes in ((2, [PublishModel(2)]), (3, [])):
+            made = engine(before, epoch=2, devices=3, rounds=5, wait_s=60.0, min_cohort=least)
+            for device in "ab":
+                assert made.on_state(device, there(), 1.0) == []
+            assert [one for one in made.tick(60.0) if isinstance(one, PublishModel)] == comes
+            assert made.stopped is (None if comes else Stopped.FAILED)
+
     @pytest.mark.parametrize(
         ("changes", "reason"), [({"rounds": 1}, Stopped.MAX_ROUNDS), ({"target_ua": 0.5}, Stopped.TARGET_UA)]
     )

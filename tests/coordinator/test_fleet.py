@@ -72,11 +72,14 @@ def test_a_bar_ends_with_a_restart_or_other_tasks():
     assert known.eligible() == ["a"]
 
 
-def test_a_stranger_cannot_be_barred():
-    """A device that never showed itself is no member."""
+def test_nothing_is_noted_of_a_stranger():
+    """A device that never showed itself is no member, whatever is said of it."""
     known = fleet()
     known.bar("stranger", "schema_mismatch")
+    known.rest("stranger", "not_charging", 60.0)
+    known.has_version("stranger", "0" * 64)
     assert set(known.members) == {"a"}
+    assert (known.version("stranger"), known.next_wake()) == ("", None)
 
 
 def test_a_device_that_says_it_would_decline_is_not_asked():

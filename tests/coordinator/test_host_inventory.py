@@ -11,15 +11,13 @@ from typing import Any
 
 import pytest
 
-from coordinator import cli
-from coordinator.database import COUNTERS
 from coordinator.host_inventory import inventory
 from coordinator.identity.authority import DEVICE, Authority
 from coordinator.records import DeviceInfo
 from coordinator.registry import REGISTRY_FILE, Registry
+from coordinator.registry_tables import COUNTERS
 from shared.errors import UsageError
 from tests.coordinator.sightings import seen
-from tests.programs import Program
 
 
 def _device(name: str, fleet: str = "kitchen", *, online: bool = True, version: str = "0.1.0") -> DeviceInfo:
@@ -41,12 +39,6 @@ def state_dir(tmp_path: Path) -> Path:
         authority.issue(DEVICE, "pi-3", now=1e9)
         authority.revoke(DEVICE, "pi-3", now=1e9 + 1)
     return tmp_path
-
-
-@pytest.fixture
-def fedpatch(monkeypatch, capsys) -> Program:
-    """The program."""
-    return Program(cli.main, monkeypatch, capsys)
 
 
 def test_devices_are_grouped_by_what_is_known_of_them():

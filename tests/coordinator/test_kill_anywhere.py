@@ -16,9 +16,8 @@ import pytest
 from coordinator import checkpoint
 from coordinator.checkpoint import load_checkpoint
 from coordinator.fleet import QUARANTINED
-from coordinator.preparation import Prepared, prepare
+from coordinator.preparation import Prepared
 from coordinator.registry import REGISTRY_FILE, Registry
-from coordinator.settings import RunSettings
 from coordinator.tables import Tables
 from shared.files import write_atomic
 from shared.messages import Offer
@@ -67,12 +66,6 @@ class Guillotine:
                 guillotine.before(lambda: None)()
 
         patch.setattr(Tables, "_change", change)
-
-
-@pytest.fixture(scope="module")
-def prepared() -> Prepared:
-    """FedAvg of the whole digits model."""
-    return prepare(RunSettings(strategy="fedavg", private="none"))
 
 
 def play(bench: Bench) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from coordinator import cli
 from coordinator.checkpoint import save_checkpoint
 from coordinator.preparation import Prepared, prepare
 from coordinator.registry import REGISTRY_FILE, Registry
@@ -23,16 +21,9 @@ from shared.config import public_values
 from shared.model import initial_tensors, load_tensors
 from shared.onnx_model import OnnxModel
 from shared.tensors import Array
-from tests.programs import Ended, Program
 
 INPUTS = np.random.default_rng(7).random((6, 64), dtype=np.float32)
 SEED = 5
-
-
-@pytest.fixture
-def fedpatch(monkeypatch, capsys) -> Callable[..., Ended]:
-    """The program."""
-    return Program(cli.main, monkeypatch, capsys)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,8 @@ import pytest
 
 from coordinator.checkpoint import load_checkpoint
 from coordinator.negotiation import EVERYWHERE
-from coordinator.preparation import Prepared, prepare
-from coordinator.registry import REGISTRY_FILE, Registry
-from coordinator.settings import RunSettings
+from coordinator.preparation import Prepared
+from coordinator.registry import Registry
 from shared import topics
 from shared.compression import unpack
 from shared.messages import Accept, Failed, Manifest, Need, Progress, Refused, WorkRequest
@@ -25,19 +23,6 @@ from tests.coordinator.performers import Bench
 from tests.specs import there
 
 OLD = replace(there(), encodings=("fp32+zstd", "fp16+zstd", "fp32", "fp16"))
-
-
-@pytest.fixture(scope="module")
-def prepared() -> Prepared:
-    """FedAvg of the whole digits model."""
-    return prepare(RunSettings(strategy="fedavg", private="none"))
-
-
-@pytest.fixture
-def registry(tmp_path: Path) -> Iterator[Registry]:
-    """A new one."""
-    with Registry(tmp_path / REGISTRY_FILE) as opened:
-        yield opened
 
 
 @pytest.fixture

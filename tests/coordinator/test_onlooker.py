@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.onlooker import AWAY, PATIENCE_S, Onlooker
+from coordinator.onlooker import AWAY, PATIENCE_S, Onlooker, timeless
 from coordinator.round_states import State
 from coordinator.snapshot import DeviceLine
 from coordinator.status import status_of
@@ -88,9 +88,30 @@ def test_a_coordinator_that_dies_is_waited_for(onlooker):
     assert (seen.phase, seen.elapsed_s) == (AWAY, SEEN.elapsed_s)
     assert onlooker.document()["coordinator"] == "away"
     assert onlooker.tick(LATER) == []
-    assert onlooker.take(there("b2"), 100.0) == []
-    assert onlooker.take(STATUS, 101.0) in ([], ["the coordinator is back"])
+    assert onlooker.take(there(online=False), 50.0) == []
+    assert "no coordinator is at work for it" in onlooker.why_silent()
+    assert onlooker.take(there("b2"), 100.0) == ["the coordinator is back"]
+    assert onlooker.take(STATUS, 101.0) == []
     assert onlooker.picture(101.0).phase == "collecting"
+
+
+def test_the_first_word_of_a_coordinator_that_is_back_may_be_its_progress(onlooker):
+    """Topics have no order among each other; its return is told once."""
+    onlooker.take(STATUS, 1.0)
+    onlooker.take(there(online=False), 2.0)
+    assert onlooker.take(STATUS, 3.0) == ["the coordinator is back"]
+    assert onlooker.take(there("b2"), 4.0) == []
+
+
+def test_a_document_differs_where_more_than_the_time_has_changed(onlooker):
+    """A program that reads them is told no news where there is none."""
+    onlooker.take(STATUS, 1.0)
+    first = onlooker.document()
+    onlooker.take(told(status_of(replace(SEEN, elapsed_s=99.0, eta_s=1.0))), 2.0)
+    second = onlooker.document()
+    assert first != second and timeless(first) == timeless(second)
+    onlooker.take(there(online=False), 3.0)
+    assert timeless(onlooker.document()) != timeless(second)
 
 
 def test_the_will_of_a_connection_that_was_replaced_is_passed_over(onlooker):

@@ -132,8 +132,24 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunSettings:
 def test_the_tasks_metric_is_part_of_the_terms(settings):
     """Of the run and of what an update must be."""
     prepared = prepare(settings)
-    assert run_spec("r", 1, settings, prepared, 1000).metric == MAE
-    assert terms_of(prepared, "").metric == MAE
+    spec = run_spec("r", 1, settings, prepared, 1000)
+    assert spec.metric == MAE
+    assert terms_of(prepared, "", model=None, limits=spec.limits).metric == MAE
+
+
+def test_a_strategy_that_the_task_knows_no_rate_for_needs_one(monkeypatch: pytest.MonkeyPatch):
+    """Nobody guesses it; where it is said, the run has it."""
+    slow = replace(digits.TASK, learning_rates={})
+    monkeypatch.setattr("coordinator.preparation.find_task", lambda _: slow)
+    with pytest.raises(UsageError, match=r"task 'digits' names no learning rate for fedavg-adam; .*--learning-rate"):
+        prepare(RunSettings(task="digits"))
+    assert prepare(RunSettings(task="digits", learning_rate=0.5)).plan.learning_rate == 0.5
+
+
+def test_a_model_that_no_device_would_take_is_refused_before_the_run():
+    """With the size that would do."""
+    with pytest.raises(UsageError, match=r"the model and its moments may take \d+ MiB; raise max_model_mib to that"):
+        prepare(RunSettings(task="mnist", max_model_mib=1))
 
 
 @pytest.mark.parametrize("target", [1.01, -0.1])

@@ -11,21 +11,14 @@ import pytest
 from coordinator.checkpoint import load_checkpoint, store_update
 from coordinator.decoded import Decoded
 from coordinator.effects import Count, Finish
-from coordinator.preparation import Prepared, prepare
+from coordinator.preparation import Prepared
 from coordinator.records import StoredUpdate
 from coordinator.registry import REGISTRY_FILE, Registry
 from coordinator.run_spec import Stopped
-from coordinator.settings import RunSettings
 from shared.errors import StateError
 from shared.messages import Failed
 from shared.reasons import FailReason
 from tests.coordinator.performers import Bench
-
-
-@pytest.fixture(scope="module")
-def prepared() -> Prepared:
-    """FedAvg of the whole digits model."""
-    return prepare(RunSettings(strategy="fedavg", private="none"))
 
 
 @pytest.fixture

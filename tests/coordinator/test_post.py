@@ -57,4 +57,6 @@ def test_work_for_a_round_that_is_over_is_cancelled(body):
 )
 def test_what_leaves_nothing_open_has_no_answer(body):
     """The device is done with that round, or never said such a thing."""
-    assert Post(run_spec()).settle_stale("a", said(body), RefuseReason.LATE) == []
+    post = Post(run_spec())
+    assert post.settle_stale("a", said(body), RefuseReason.LATE) == []
+    assert post.turn_away("a", said(body)) == [Count("a", "refused", RefuseReason.QUARANTINED)]

@@ -101,6 +101,9 @@ def test_invented_names_share_one_purse_and_leave_nothing_behind():
     for number in range(100):
         door.know(f"ghost-{number}", 1.0)
     assert len(door._accounts) == 10
+    door.asked("ghost-99", "run", 1, 1.0)
+    door.granted("ghost-99", 100)
+    assert not door.admit("update_chunk", "ghost-99", 100, 1.0)
     door.forget("ghost-0")
     assert len(door._accounts) == 9
 
@@ -122,3 +125,7 @@ def test_what_waits_is_bounded():
     door.took(size)
     assert door.admit(topic, size)
     assert door.take_dropped() == {("", "over_limit"): 1}
+    door.took(size)
+    door.forgets("a")
+    assert not door.admit(topic, 1)
+    assert door.take_dropped() == {("", "not_granted"): 1}

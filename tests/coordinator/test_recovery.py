@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,27 +10,13 @@ from coordinator.checkpoint import kept_rounds, load_checkpoint, save_checkpoint
 from coordinator.ledger import Ledger
 from coordinator.moments import Moment
 from coordinator.performing import Performer
-from coordinator.preparation import Prepared, prepare
+from coordinator.preparation import Prepared
 from coordinator.records import RoundRecord
 from coordinator.registry import REGISTRY_FILE, Registry
 from coordinator.round_states import State
-from coordinator.settings import RunSettings
 from shared.errors import StateError
 from shared.messages import Committed, Offer
 from tests.coordinator.performers import Bench
-
-
-@pytest.fixture(scope="module")
-def prepared() -> Prepared:
-    """FedAvg of the whole digits model."""
-    return prepare(RunSettings(strategy="fedavg", private="none"))
-
-
-@pytest.fixture
-def registry(tmp_path: Path) -> Iterator[Registry]:
-    """A new one."""
-    with Registry(tmp_path / REGISTRY_FILE) as opened:
-        yield opened
 
 
 @pytest.fixture

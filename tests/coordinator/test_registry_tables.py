@@ -78,13 +78,19 @@ def test_an_older_registry_is_read_as_it_is(tmp_path: Path):
     assert path.read_bytes() == data
 
 
-def test_a_migration_that_fails_changes_nothing(tmp_path: Path):
-    """All of it, or none: the disk is full in the middle."""
+def test_a_migration_that_fails_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """All of it, or none: here the new tables are made, and then the disk refuses their rows."""
     path = tmp_path / REGISTRY_FILE
     known = old_registry(path)
-    with closing(sqlite3.connect(path, isolation_level=None)) as db:
-        db.execute("CREATE TABLE sums (mine TEXT)")  # stands in the way of the present version's
-    with pytest.raises(StateError):
+
+    def fill(db: sqlite3.Connection) -> None:
+        assert db.execute("SELECT count(*) FROM sums").fetchone() == (0,)
+        db.execute("PRAGMA query_only = ON")
+        row_sums_fill(db)
+
+    row_sums_fill = row_sums.fill
+    monkeypatch.setattr(row_sums, "fill", fill)
+    with pytest.raises(StateError, match="readonly"):
         open_database(path, readonly=False)
     with closing(sqlite3.connect(path)) as db:
         assert db.execute("PRAGMA user_version").fetchone()[0] == 1

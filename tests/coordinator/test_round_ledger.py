@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from coordinator.ledger import Ledger
 from coordinator.moments import Moment
-from coordinator.registry import REGISTRY_FILE, Registry
 from shared.errors import UpdateRefused
 from tests.coordinator.test_registry import new_run, record_of, update_of
-
-
-@pytest.fixture
-def registry(tmp_path: Path) -> Iterator[Registry]:
-    """A new one."""
-    with Registry(tmp_path / REGISTRY_FILE) as opened:
-        yield opened
 
 
 def ledger_of(number: int = 1, **changes: Any) -> Ledger:

@@ -100,13 +100,27 @@ def test_what_is_wrong_in_itself_is_blamed_for_nothing_else():
     assert problems(recruit_deadline_s=700, deadline_s="soon") == ["--deadline-s: expected a number, got 'soon'"]
 
 
-def test_a_ca_needs_a_broker_with_tls():
-    """It would give a feeling of safety and nothing else."""
+def test_a_ca_needs_a_broker_with_tls_and_a_key_its_certificate():
+    """They would give a feeling of safety and nothing else."""
     assert problems(ca_file="/ca.pem", broker="mqtt://broker") == [
         "--ca-file: of no use with mqtt://broker:1883; write mqtts:// to use TLS"
     ]
+    assert problems(key_file="/key.pem", broker="mqtts://broker") == [
+        "--key-file: set without a certificate; set cert_file too"
+    ]
     settings = load(RunSettings, file=None, environ={}, flags={"ca_file": "~/ca.pem", "broker": "mqtts://broker"})
     assert settings.ca_file == Path.home() / "ca.pem"
+
+
+def test_bounds_that_no_run_could_keep_are_refused():
+    """A bound that is not understood bounds nothing; a fleet that may not be as large as is waited for never begins."""
+    assert problems(norm_bound="clip", max_num_examples="many") == [
+        "--norm-bound: 'clip' is no norm bound; write off, clip:X, reject:X or auto:F with a number above 0",
+        "--max-num-examples: 'many' is no cap; write off, a number of examples, or auto:F with F times the median, 1 or more",
+    ]
+    assert problems(devices=20, max_devices=10) == [
+        "--max-devices: 10 is less than devices = 20, which are waited for; make it larger"
+    ]
 
 
 def test_a_round_must_have_time_and_something_to_train():
@@ -141,6 +155,6 @@ def test_the_demo_asks_for_no_more_devices_than_it_starts():
 def test_the_demos_coordinator_gets_the_demos_settings(tmp_path: Path):
     """All that both have in common is passed on; the broker and the directory are the demo's to choose."""
     demo = DemoSettings(rounds=3, quorum=0.5, devices=4, seed=7)
-    run = demo.run_settings(broker="mqtt://127.0.0.1:18830", state_dir=tmp_path)
+    run = demo.run_settings(broker="mqtt://127.0.0.1:18830", state_dir=tmp_path, fleet="demo")
     assert (run.rounds, run.quorum, run.devices, run.seed, run.target_ua) == (3, 0.5, 4, 7, 0.97)
     assert (run.broker, run.state_dir) == ("mqtt://127.0.0.1:18830", tmp_path)

@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from device_agent import cli
 from device_agent.held_model import Held, HeldModel
 from device_agent.patch_store import PatchKey, PatchRecord, PatchState, PatchStore
 from device_agent.presence import StatusFile, lock_state_dir
-from tests.programs import Ended, Program
+from tests.programs import Ended
 
 TRAINING = {
     "state": "training",
@@ -25,12 +23,6 @@ TRAINING = {
     "tasks": [{"task": "digits", "schema": "0" * 64, "num_examples": 144}],
     "last_outcome": "committed",
 }
-
-
-@pytest.fixture
-def agent(monkeypatch, capsys) -> Callable[..., Ended]:
-    """The program."""
-    return Program(cli.main, monkeypatch, capsys)
 
 
 @pytest.fixture

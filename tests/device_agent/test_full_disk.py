@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import subprocess
 import sys
@@ -33,6 +32,7 @@ from tests.device_agent.jobs import KEY, REQUEST
 from tests.device_agent.rounds import SGD, Scene
 from tests.device_agent.toy_tasks import TOY, random_data
 from tests.device_agent.wire import Wire
+from tests.disks import SmallDisk, small_disk
 from tests.specs import PUBLIC_SCHEMA, TASKS, said, update
 
 PAGE_BYTES = 4096
@@ -41,44 +41,11 @@ BLOB = os.urandom(8 * PAGE_BYTES)
 PATCH = PatchKey("digits", "ab" * 32, "affine")
 
 
-class Disk:
-    """A file system of 256 KiB."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._filler = path / "filler"
-
-    def fill(self, but_pages: int = 0) -> None:
-        """Leave so many pages free, of what is free now."""
-        with self._filler.open("ab", buffering=0) as filler, contextlib.suppress(OSError):
-            while True:
-                filler.write(bytes(PAGE_BYTES))
-        if but_pages:
-            os.truncate(self._filler, self._filler.stat().st_size - but_pages * PAGE_BYTES)
-
-    def free(self) -> None:
-        """Somebody made room."""
-        self._filler.unlink()
-
-    def remount(self, how: str) -> None:
-        """`ro`, as ext4 does after an error of an SD card, or `rw`."""
-        subprocess.run(["mount", "-o", f"remount,{how}", str(self.path)], check=True)
-
-
 @pytest.fixture
-def disk(tmp_path) -> Iterator[Disk]:
-    """An empty one."""
-    path = tmp_path / "disk"
-    path.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={SIZE_BYTES}", "fedpatch-test", str(path)]
-    try:
-        subprocess.run(mount, check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"cannot mount a small disk here (it takes root): {error}")
-    try:
-        yield Disk(path)
-    finally:
-        subprocess.run(["umount", "--lazy", str(path)], check=True)
+def disk(tmp_path) -> Iterator[SmallDisk]:
+    """An empty one, of 256 KiB."""
+    with small_disk(tmp_path / "disk", str(SIZE_BYTES)) as made:
+        yield made
 
 
 def manifest() -> Manifest:
@@ -127,12 +94,12 @@ class TestDownload:
         """The coordinator hears `storage`; nothing of the model stays, and with room the next round is taken."""
         device = Device(disk.path)
         device.ask()
-        disk.fill(but_pages=3)
+        disk.fill(but_bytes=3 * PAGE_BYTES)
         assert device.download() == [Failed(FailReason.STORAGE)]
         assert device.job.state is JobState.IDLE
         assert list((disk.path / "downloads").iterdir()) == []
         assert device.ask() == [Failed(FailReason.STORAGE)]
-        disk.free()
+        disk.empty()
         assert device.ask(2) == [Accept(10)]
         assert device.download() == [Progress(JobPhase.TRAINING, 0, 1)]
 
@@ -145,9 +112,9 @@ class TestDownload:
     def test_to_a_disk_that_can_only_be_read_by_now_fails_the_round(self, disk):
         """As an SD card's file system becomes after an error; once it is mended, the next round is taken."""
         device = Device(disk.path)
-        disk.remount("ro")
+        disk.make_readonly()
         assert device.ask() == [Accept(10), Failed(FailReason.STORAGE)]
-        disk.remount("rw")
+        disk.make_writable()
         assert device.ask(2) == [Accept(10)]
         assert device.download() == [Progress(JobPhase.TRAINING, 0, 1)]
 
@@ -162,7 +129,7 @@ class TestSpool:
         disk.fill()
         assert device.train(b"u") == [Failed(FailReason.STORAGE)]
         assert list((disk.path / "spool").iterdir()) == []
-        disk.free()
+        disk.empty()
         device.ask(2)
         device.download()
         assert device.train(b"u") == [Offer(update(b"u"))]
@@ -200,13 +167,13 @@ class TestPatch:
         store = PatchStore(directory)
         saved(store, 1, 2)
         before = {path.name: path.read_bytes() for path in directory.iterdir()}
-        disk.fill(but_pages=pages)
+        disk.fill(but_bytes=pages * PAGE_BYTES)
         changed = PatchRecord(PATCH, "run", again, after(2), after(7))
         with pytest.raises(StateError, match="No space left on device; "):
             store.save(changed)
         assert {path.name: path.read_bytes() for path in directory.iterdir()} == before
         assert [store.load(PATCH, "run", asked).batches_done for asked in (3, 2, 1)] == [2, 1, 0]
-        disk.free()
+        disk.empty()
         store.save(changed)
         assert store.load(PATCH, "run", again + 1).batches_done == 7
 
@@ -219,7 +186,7 @@ class TestPatch:
         with pytest.raises(StateError, match="No space left"):
             local_update.run(command, lambda done, total: None, lambda: False)
         assert list((disk.path / "patches").iterdir()) == []
-        disk.free()
+        disk.empty()
         assert local_update.run(command, lambda done, total: None, lambda: False) is not None
 
 
@@ -230,16 +197,16 @@ def test_a_status_that_cannot_be_written_waits_for_room(disk):
     disk.fill()
     status.write({"state": "training"})
     assert b"idle" in (disk.path / "status.json").read_bytes()
-    disk.free()
+    disk.empty()
     status.write({"state": "training"})
     assert b"training" in (disk.path / "status.json").read_bytes()
 
 
 @pytest.mark.parametrize(
-    ("spoil", "code"), [(Disk.fill, 0), (lambda disk: disk.remount("ro"), 1)], ids=["full", "read-only"]
+    ("spoil", "code"), [(SmallDisk.fill, 0), (SmallDisk.make_readonly, 1)], ids=["full", "read-only"]
 )
 def test_an_agent_starts_on_a_full_disk_and_says_what_it_needs_on_one_that_is_read_only(
-    installed, disk: Disk, spoil: Callable[[Disk], None], code: int
+    installed, disk: SmallDisk, spoil: Callable[[SmallDisk], None], code: int
 ):
     """Room may be made while it runs; a disk that can only be read needs a person. No traceback in either case."""
     spoil(disk)

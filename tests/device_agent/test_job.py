@@ -157,11 +157,17 @@ class TestUpload:
 
     @pytest.mark.parametrize(
         "body",
-        [Committed("00" * 32), Refused("00" * 32, RefuseReason.LATE), Ack("00" * 32, b""), RetryAfter("00" * 32, 1.0)],
+        [
+            Committed("00" * 32),
+            Refused("00" * 32, RefuseReason.LATE),
+            Ack("00" * 32, b""),
+            RetryAfter("00" * 32, 1.0),
+            Need(DIGEST, b"\x01"),
+        ],
         ids=lambda body: type(body).__name__,
     )
     def test_takes_no_answer_to_another_update(self, body):
-        """The digest must be its own."""
+        """The digest must be its own; and what is no answer to an offer is none, whatever its digest."""
         job = uploading()
         assert job.on_message(said(body), 21.0) == []
         assert job.state is JobState.UPLOADING

@@ -11,22 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from device_agent import cli
 from device_agent.model_store import DIRECTORY, Kept, ModelStore
 from device_agent.presence import StatusFile, lock_state_dir
 from shared.model_metadata import METADATA_FILE, MODEL_FILE
 from shared.tasks import digits
 from tests.device_agent.models import RUN, onnx_of, publish
-from tests.programs import Ended, Program
+from tests.programs import Ended
 
 DATA = "shard:0/10"
 DIGITS = {"task": "digits", "input_shape": (64,), "output_shape": (10,), "class_names": tuple("0123456789")}
-
-
-@pytest.fixture
-def agent(monkeypatch, capsys) -> Callable[..., Ended]:
-    """The program."""
-    return Program(cli.main, monkeypatch, capsys)
 
 
 @pytest.fixture(scope="module")
@@ -146,6 +139,19 @@ def test_evaluate_tells_what_is_wrong_with_the_data(agent, state_dir):
     ended = agent("evaluate", "--state-dir", state_dir, "--data", "shards:1")
     assert (ended.code, ended.out) == (2, "")
     assert "data spec" in ended.err
+
+
+def test_evaluate_tells_what_a_tasks_own_code_does_wrong(agent, tmp_path):
+    """As a sentence of ours; so is that its metric needs torch, on a device that has none."""
+    publish(ModelStore(tmp_path / DIRECTORY), 1, onnx_of_toy(), task="toy")
+    given = ("evaluate", "--state-dir", tmp_path, "--task", "tests.device_agent.toy_tasks:TOY", "--data")
+    ended = agent(*given, "bug:20")
+    assert (ended.code, ended.out) == (1, "")
+    assert "task 'toy' failed with data 'bug:20': KeyError: 'no such column'; see with --debug" in ended.err
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "torch", None)
+        ended = agent(*given, "ann:20")
+    assert ended.code == 2 and "the metric of task 'toy' takes torch's tensors, and torch is not there" in ended.err
 
 
 @pytest.mark.parametrize("command", ["predict", "evaluate", "models", "rollback"])

@@ -11,21 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from device_agent import cli
 from device_agent.new_task.skeleton import KINDS, module_name, render, write_skeleton
 from shared.errors import UsageError
 from shared.task import find_task
-from tests.programs import Program, install
+from tests.programs import install
 from tests.system.commands import run
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 300
-
-
-@pytest.fixture
-def agent(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Program:
-    """The command line."""
-    return Program(cli.main, monkeypatch, capsys)
 
 
 @pytest.fixture

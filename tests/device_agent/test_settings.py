@@ -82,3 +82,14 @@ def test_a_task_of_ones_own_is_not_imported_here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     settings = load(AgentSettings, file=None, environ={}, flags={"data": DATA, "task": "explosive:TASK"})
     assert settings.task == "explosive:TASK"
+
+
+def test_what_could_only_fail_later_is_refused_at_once():
+    """A file that node_exporter passes over, and a limit below what torch takes before it has trained anything."""
+    assert problems(data=DATA, metrics_textfile="/var/lib/agent.txt") == [
+        "--metrics-textfile: /var/lib/agent.txt: node_exporter reads only files whose names end in .prom; "
+        "give it such a name"
+    ]
+    (said,) = problems(data=DATA, max_memory_mib=10)
+    assert said.startswith("--max-memory-mib: torch itself takes more than 10; at least ")
+    assert load(AgentSettings, file=None, environ={}, flags={"data": DATA, "max_memory_mib": 0}).max_memory_mib == 0

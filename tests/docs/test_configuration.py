@@ -8,8 +8,8 @@ from pathlib import Path
 from coordinator.demo_settings import DemoSettings
 from coordinator.settings import RunSettings
 from device_agent.settings import AgentSettings
-from shared.config import reference
 from shared.settings import settings_of
+from tests.docs.settings_page import reference
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 CLASSES = {

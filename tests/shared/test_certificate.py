@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.identity.authority import BROKER, DEVICE, Authority
-from shared.certificate import Holder, read_der, read_pem
+from shared.certificate import MAX_CERTIFICATES, MAX_PEM_BYTES, Holder, read_der, read_pem
 
 NOW = 1_800_000_000
 
@@ -69,3 +69,32 @@ def test_one_that_is_damaged_is_an_error_and_nothing_else(pems: tuple[bytes, byt
     for data in (bytes(der), bytes(cut)):
         with suppress(ValueError):
             read_der(data)
+
+
+def test_a_file_that_no_ca_bundle_is_as_large_as_is_not_read_on(pems: tuple[bytes, bytes, bytes]):
+    """Whoever may write the file decides neither about our memory nor about our time."""
+    with pytest.raises(ValueError, match=f"more than {MAX_PEM_BYTES} bytes"):
+        read_pem(b" " * (MAX_PEM_BYTES + 1))
+    with pytest.raises(ValueError, match=f"more than {MAX_CERTIFICATES} certificates"):
+        read_pem(pems[1] * (MAX_CERTIFICATES + 1))
+
+
+def _der(tag: int, *parts: bytes) -> bytes:
+    body = b"".join(parts)
+    assert len(body) < 128
+    return bytes([tag, len(body)]) + body
+
+
+def _made(*dates: bytes) -> bytes:
+    """A certificate of version 1, which has no extensions, with these dates."""
+    empty, validity = _der(0x30), _der(0x30, *(_der(0x17, date) for date in dates))
+    return _der(0x30, _der(0x30, _der(0x02, b"\x07"), empty, empty, validity, empty, empty), empty)
+
+
+def test_a_certificate_without_extensions_is_nobodys_of_ours():
+    """Version 1 has none; what is not two dates is no certificate."""
+    found = read_der(_made(b"700101000001Z", b"700101000002Z"))
+    assert (found.serial, found.not_before, found.not_after) == (7, 1.0, 2.0)
+    assert (found.subject, found.is_ca, found.holder) == ("no name", False, None)
+    with pytest.raises(ValueError, match="damaged: its dates"):
+        read_der(_made(b"700101000001Z"))

@@ -13,8 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from shared.config import NAME, Settings, cli_options, load, public_values, reference, setting, to_toml
+from shared.config import NAME, Settings, cli_options, load, public_values, setting, to_toml
 from shared.errors import ConfigError
+from shared.settings import settings_of
+from tests.docs.settings_page import reference
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,3 +105,16 @@ def test_a_list_has_an_option():
     assert calls == [Pizza(guests=("ada", "bob"))]
     shown = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "300", "TERM": "dumb"}).output
     assert "TEXT,..." in shown
+
+
+def test_a_setting_that_nobody_could_give_is_a_mistake_of_ours():
+    """A list of anything but texts, or a required one that cannot be shown: told to whoever declares it."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Numbers(Settings):
+        plates: tuple[int, ...] = setting((1, 2), help="How many.")
+
+    with pytest.raises(TypeError, match="plates: a setting cannot be of type tuple"):
+        settings_of(Numbers)
+    with pytest.raises(TypeError, match="a required setting needs an example"):
+        setting(help="Who is coming.")

@@ -65,12 +65,20 @@ def test_what_is_wrong_with_a_certificate_is_told_with_its_mend(house: Certified
     house.device("open")
     (house.directory / "open.pem").chmod(0o640)
     strange = replace(settings_of(house), key_file=house.files("old").key_file)
+    garbled = replace(settings_of(house), cert_file=tmp_path / "garbled.pem", key_file=None)
+    own = (house.directory / "pi-1.pem").read_bytes()
+    (tmp_path / "garbled.pem").touch(mode=0o600)
+    (tmp_path / "garbled.pem").write_bytes(own.replace(b" CERTIFICATE", b" X509 CERTIFICATE"))  # OpenSSL reads that too
+    place = house.directory / "coordinator"
+    coordinators = replace(settings_of(house), cert_file=place / "client.crt", key_file=place / "client.key")
     for settings, name, verdict, words, mend in (
         (settings_of(house, "ending"), "ending", "warn", "it is good for 4 more days", "fedpatch device rotate ending"),
         (settings_of(house, "old"), "old", "fail", "it has expired on", "fedpatch device rotate old"),
         (settings_of(house, "young"), "young", "fail", "it is not valid before", "set the clock"),
         (settings_of(house), "pi-2", "fail", "is a certificate for 'pi-1', and this is 'pi-2'", "enrol"),
         (replace(settings_of(house), fleet="garden"), "pi-1", "fail", "is a certificate for fleet 'kitchen'", "enrol"),
+        (coordinators, "pi-1", "fail", "is a certificate for a coordinator, and this is a device", "enrol"),
+        (garbled, "pi-1", "warn", "its certificate cannot be read", "enrol again"),
         (strange, "pi-1", "fail", "is not that of the certificate", "enrol"),
         (settings_of(house, "open"), "open", "fail", "is open to other users (mode 0640)", "chmod 600"),
         (replace(settings_of(house), key_file=tmp_path / "no"), "pi-1", "fail", "No such file", "enrol"),

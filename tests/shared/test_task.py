@@ -93,7 +93,7 @@ def test_device_data_may_not_be_empty(part):
 @pytest.mark.parametrize("name", ["", "Digits", "a b", "-a", "a" * 33, "ä", "a\n"])
 def test_task_names_are_what_the_wire_allows(name):
     """A name that no topic or message could carry is refused where the task is defined."""
-    with pytest.raises(UsageError, match="lower-case letters"):
+    with pytest.raises(UsageError, match="1 to 32 of a-z, 0-9, _ and -"):
         _task(name=name)
 
 

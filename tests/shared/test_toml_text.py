@@ -72,10 +72,12 @@ def test_values_that_are_put_in_are_there_and_nothing_else_has_changed(entries, 
     assert with_values(changed, values, without) == changed
 
 
-def test_a_key_that_is_a_table_is_not_made_a_value():
+def test_a_key_that_is_a_table_is_not_made_a_value_and_does_not_go():
     """Whoever wrote it meant something else."""
     with pytest.raises(ValueError, match="overwrite"):
         with_values("[broker]\nurl = 1\n", {"broker": "mqtts://there"})
+    with pytest.raises(ValueError, match="cannot be told apart"):
+        with_values("[broker]\nurl = 1\n", {}, {"broker"})
 
 
 @given(

@@ -17,10 +17,9 @@ from typing import Any
 
 import pytest
 
-from coordinator import cli
 from shared.errors import DataError, FedpatchError
 from simulator.study import Outcome, Point, Study
-from tests.programs import Ended, Program
+from tests.programs import Ended
 
 AS_WRITTEN = (
     "simulate --task mnist --clients 200 --participation 0.5 --strategy fedavg-adam --private affine "
@@ -67,12 +66,6 @@ def engine(monkeypatch) -> Engine:
     module.__dict__["simulate"] = stand_in
     monkeypatch.setitem(sys.modules, "simulator.simulate", module)
     return stand_in
-
-
-@pytest.fixture
-def fedpatch(monkeypatch, capsys) -> Callable[..., Ended]:
-    """The program."""
-    return Program(cli.main, monkeypatch, capsys)
 
 
 def test_the_options_are_the_terms_of_the_study(fedpatch, engine):

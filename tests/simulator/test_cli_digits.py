@@ -5,20 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable
 
 import pytest
 
-from coordinator import cli
 from simulator.progress import Lines
 from simulator.study import Point
-from tests.programs import Ended, Program
-
-
-@pytest.fixture
-def fedpatch(monkeypatch, capsys) -> Callable[..., Ended]:
-    """The program."""
-    return Program(cli.main, monkeypatch, capsys)
 
 
 @pytest.mark.slow

@@ -1,12 +1,15 @@
-"""What system tests have in common: a test that fails shows what the agents wrote."""
+"""What system tests have in common: a fleet that nobody has begun yet, and what its agents wrote where a test fails."""
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from pathlib import Path
 
 import pytest
 
-from tests.system.fleet import open_fleets
+from tests.brokers import Mosquitto
+from tests.system.fleet import Fleet, open_fleets
+from tests.system.stage import Stage
 
 _LAST_LINES = 40
 
@@ -22,3 +25,10 @@ def pytest_runtest_makereport(
             for device, log in fleet.logs():
                 report.sections.append((f"log of agent {device}", "\n".join(log.splitlines()[-_LAST_LINES:])))
     return report
+
+
+@pytest.fixture
+def stage(mosquitto: Mosquitto, tmp_path: Path) -> Iterator[Stage]:
+    """Nothing but the broker runs yet."""
+    with Fleet(mosquitto.url, tmp_path) as fleet:
+        yield Stage(mosquitto, fleet, tmp_path)

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.brokers import Mosquitto
 from tests.system.fleet import AgentProcess, Fleet
 from tests.system.held_task import REFERENCE, Hold
 from tests.system.stage import DEVICES, Stage, wait_state
@@ -82,13 +81,6 @@ def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Manager
     monkeypatch.setenv("WATCHDOG_USEC", str(int(WATCHDOG_S * 1e6)))
     yield manager
     manager.close()
-
-
-@pytest.fixture
-def stage(mosquitto: Mosquitto, tmp_path: Path) -> Iterator[Stage]:
-    """Nothing but the broker runs yet."""
-    with Fleet(mosquitto.url, tmp_path) as fleet:
-        yield Stage(mosquitto, fleet, tmp_path)
 
 
 def children(pid: int) -> list[int]:

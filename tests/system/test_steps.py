@@ -6,9 +6,6 @@ file that a device holds is compared with the coordinator's checkpoint.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -16,20 +13,12 @@ from coordinator.checkpoint import load_checkpoint, load_checkpoint_after
 from coordinator.runs import run_directory
 from device_agent.held_model import DIRECTORY, HeldModel
 from shared.compression import unpack
-from tests.brokers import Mosquitto
-from tests.system.fleet import AgentProcess, Fleet
+from tests.system.fleet import AgentProcess
 from tests.system.stage import Stage, outcomes
 
 pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.timeout(600)]
 
 ENCODING = "delta-int8"
-
-
-@pytest.fixture
-def stage(mosquitto: Mosquitto, tmp_path: Path) -> Iterator[Stage]:
-    """Nothing but the broker runs yet."""
-    with Fleet(mosquitto.url, tmp_path) as fleet:
-        yield Stage(mosquitto, fleet, tmp_path)
 
 
 def held(agent: AgentProcess) -> HeldModel:

@@ -6,7 +6,6 @@ model and the same patches, as if nothing had happened.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,13 +31,6 @@ from tests.system.stage import (
 )
 
 pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.timeout(600)]
-
-
-@pytest.fixture
-def stage(mosquitto: Mosquitto, tmp_path: Path) -> Iterator[Stage]:
-    """Nothing but the broker runs yet."""
-    with Fleet(mosquitto.url, tmp_path) as fleet:
-        yield Stage(mosquitto, fleet, tmp_path)
 
 
 def test_a_device_killed_in_mid_training_does_the_same_round_again(stage: Stage):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,13 +14,6 @@ from tests.system.stage import ROUNDS, Stage, all_went_well, assert_like_oracle,
 pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.timeout(600)]
 
 REFUSAL = "another coordinator is at work for fleet 'demo'"
-
-
-@pytest.fixture
-def stage(mosquitto: Mosquitto, tmp_path: Path) -> Iterator[Stage]:
-    """Nothing but the broker runs yet."""
-    with Fleet(mosquitto.url, tmp_path) as fleet:
-        yield Stage(mosquitto, fleet, tmp_path)
 
 
 def test_a_second_coordinator_elsewhere_refuses_and_the_first_finishes(stage: Stage):

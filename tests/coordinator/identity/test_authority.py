@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ssl
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
 from coordinator.identity.authority import BROKER, COORDINATOR, DAY_S, DEVICE, WATCHER, Authority
+from coordinator.identity.certificates import names_of, new_key
 from coordinator.identity.index_file import read_index
 from shared.errors import StateError, UsageError
 
@@ -57,6 +61,9 @@ def test_the_broker_s_certificate_is_for_its_names(authority: Authority):
     assert [str(one) for one in names.get_values_for_type(x509.IPAddress)] == ["::1"]
     with pytest.raises(UsageError, match="'bro ker' is neither a host name nor an address"):
         authority.issue(BROKER, "broker", now=NOW, names=["bro ker"])
+    with pytest.raises(UsageError, match=r"'bröker.lan' is not ASCII; write the host name as the DNS has it"):
+        authority.issue(BROKER, "broker", now=NOW, names=["bröker.lan"])
+    assert names_of(authority.certificate) == []
 
 
 def test_openssl_takes_key_and_certificate_together(authority: Authority):
@@ -117,6 +124,51 @@ def test_a_list_that_was_not_written_is_made_when_the_ca_is_opened(authority: Au
     authority.close()
     with Authority.open(authority.directory, now=NOW) as again:
         assert crl(again) == {int(issued.entry.serial, 16)}
+
+
+def test_a_list_that_is_none_of_ours_is_made_anew(authority: Authority):
+    """One without a number, say: nobody could tell whether it is older than the record."""
+    issuer = x509.load_pem_x509_certificate(authority.certificate)
+    times = [datetime.fromtimestamp(NOW + days * DAY_S, UTC) for days in (0, 9999)]
+    builder = x509.CertificateRevocationListBuilder().issuer_name(issuer.subject)
+    builder = builder.last_update(times[0]).next_update(times[1])
+    foreign = builder.sign(ec.generate_private_key(ec.SECP256R1()), hashes.SHA256())
+    for text in (foreign.public_bytes(serialization.Encoding.PEM), b"no list"):
+        (authority.directory / "ca.crl").write_bytes(text)
+        authority.close()
+        with Authority.open(authority.directory, now=NOW):
+            found = x509.load_pem_x509_crl((authority.directory / "ca.crl").read_bytes())
+            assert found.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number >= 0
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        (new_key(), "the key is not that of the certificate"),
+        (b"no key", "are no CA"),
+        (
+            ec.generate_private_key(ec.SECP256R1()).private_bytes(
+                serialization.Encoding.PEM,
+                serialization.PrivateFormat.PKCS8,
+                serialization.BestAvailableEncryption(b"secret"),
+            ),
+            "[Pp]assword",
+        ),
+        (
+            ed25519.Ed25519PrivateKey.generate().private_bytes(
+                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+            ),
+            "not one over an elliptic curve",
+        ),
+    ],
+    ids=["another", "none", "locked", "other kind"],
+)
+def test_a_key_that_is_not_the_cas_is_told(authority: Authority, key: bytes, words: str):
+    """It may come from the wrong backup."""
+    authority.close()
+    (authority.directory / "ca.key").write_bytes(key)
+    with pytest.raises(StateError, match=f"{words}.*put them back from a backup"):
+        Authority.open(authority.directory, now=NOW)
 
 
 def test_a_ca_is_never_made_over_another(authority: Authority):

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from coordinator.cli import main
 from coordinator.identity.authority import BROKER, DAY_S, Authority
 from shared.bundle import decode_bundle
 from shared.certificate import read_pem
@@ -19,12 +18,11 @@ from tests.programs import Ended, Program
 
 
 @pytest.fixture
-def fedpatch(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Program:
+def fedpatch(fedpatch: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Program:
     """The command line, with the CA of a kitchen in the state directory of this folder."""
     monkeypatch.chdir(tmp_path)
-    program = Program(main, monkeypatch, capsys)
-    well(program("ca", "init", "--fleet", "kitchen", "--broker-name", "broker.lan"))
-    return program
+    well(fedpatch("ca", "init", "--fleet", "kitchen", "--broker-name", "broker.lan"))
+    return fedpatch
 
 
 def well(ended: Ended) -> Ended:

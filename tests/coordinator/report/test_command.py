@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from coordinator import cli
 from coordinator.registry import REGISTRY_FILE, Registry
 from coordinator.report import picture
 from tests.coordinator.report.runs import record
@@ -19,10 +17,10 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 
 @pytest.fixture
-def fedpatch(monkeypatch, capsys, tmp_path_factory) -> Callable[..., Ended]:
+def fedpatch(fedpatch: Program, monkeypatch, tmp_path_factory) -> Program:
     """The program, in an empty directory."""
     monkeypatch.chdir(tmp_path_factory.mktemp("here"))
-    return Program(cli.main, monkeypatch, capsys)
+    return fedpatch
 
 
 def _run(state_dir: Path, rounds: int, because: str | None = "max_rounds", **settings: object) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import re
 from dataclasses import replace
 from html import unescape
@@ -83,6 +84,32 @@ def test_declines_and_failures_are_counted_by_reason():
         ["late", "after the round", "1"],
         ["round failed", "quorum_missed", "1"],
     ]
+
+
+def test_a_run_in_which_nothing_went_wrong_has_a_sentence_for_its_reasons():
+    """Rather than a table without rows."""
+    assert "No device declined, failed, was refused or came late" in _page(
+        Run(info(), (record(1, decline_reasons={}),))
+    )
+
+
+def test_a_measure_that_is_no_number_is_not_among_those_of_its_device():
+    """A journal may hold what some device once said."""
+    records = (record(1), record(2, user_accuracies={"pi-1": math.nan, "pi-2": 0.5}))
+    assert _rows(_page(Run(info(), records)), "user accuracy of each device") == [
+        ["pi-1", "1", "0.050", "0.050", "0.050", "0.050"],
+        ["pi-2", "2", "0.100", "0.500", "0.100", "0.500"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rounds", "words"),
+    [(60, ""), (61, "On a narrow page, each bar is the mean"), (121, "Each bar is the mean of 2 rounds")],
+)
+def test_bars_say_of_how_many_rounds_they_are(rounds, words):
+    """A page has room for so many bars; a narrow one for half of them."""
+    text = _text(_page(run(rounds)))
+    assert (words in text) if words else "each bar is the mean" not in text.lower()
 
 
 def test_each_device_that_the_records_know_has_a_row():

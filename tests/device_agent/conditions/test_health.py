@@ -10,13 +10,6 @@ from device_agent.conditions.bounded import CannotTell
 from device_agent.conditions.firmware import hottest, parse_temperature, parse_throttled
 from device_agent.conditions.health import read_supply, read_temperature
 from device_agent.conditions.tree import Tree
-from tests.device_agent.conditions.scenes import Scene
-
-
-@pytest.fixture
-def scene(tmp_path) -> Scene:
-    """A machine without sensors."""
-    return Scene(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import time
 
@@ -16,12 +17,6 @@ from device_agent.facts import Confidence
 from tests.device_agent.conditions.scenes import Scene
 
 NOW_S = 1_790_000_000.0  # in 2026
-
-
-@pytest.fixture
-def scene(tmp_path) -> Scene:
-    """A machine of four CPUs."""
-    return Scene(tmp_path)
 
 
 def test_load_is_shared_among_the_cpus(scene):
@@ -108,6 +103,40 @@ def test_a_clock_that_runs_without_power_is_assumed_right(scene, seconds, used, 
     clock = read_clock(Tree(scene.root), NOW_S)
     assert clock.value is value
     assert clock.confidence is (Confidence.ASSUMED if value else Confidence.UNKNOWN)
+
+
+class _Kernel:
+    """A C library whose kernel has this to say of its clock; None: it cannot be asked."""
+
+    def __init__(self, status: int | None) -> None:
+        if status is not None:
+            self.adjtimex = lambda space: _write_status(space, status)
+
+
+def _write_status(space: ctypes.Array[ctypes.c_char], status: int) -> int:
+    ctypes.c_int.from_buffer(space, 5 * ctypes.sizeof(ctypes.c_long)).value = status
+    return 5 if status & 0x40 else 0  # TIME_ERROR, and TIME_OK
+
+
+@pytest.mark.parametrize(("status", "value"), [(0, True), (0x2001, True), (0x40, False), (None, None)])
+def test_the_kernel_knows_whether_a_time_service_has_set_its_clock(scene, monkeypatch, status, value):
+    """Its flags (adjtimex, STA_UNSYNC); a chrony that cannot be run does not make that unknown."""
+    scene.program("chronyc", "exit 1").write_bytes(b"\0")
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: _Kernel(status))
+    tree = Tree(scene.root)
+    tree.live = True
+    assert read_clock(tree, NOW_S).value is value
+
+
+def test_a_disk_that_is_nowhere_is_not_looked_for_for_ever(tmp_path, monkeypatch):
+    """Not even its root is there: the agent may have been locked into a folder that is gone."""
+
+    def nowhere(_):
+        raise FileNotFoundError(2, "No such file or directory")
+
+    monkeypatch.setattr(os, "statvfs", nowhere)
+    with pytest.raises(FileNotFoundError):
+        read_disk(tmp_path / "state")
 
 
 def test_the_kernel_of_this_machine_says_something_of_its_clock(tmp_path):

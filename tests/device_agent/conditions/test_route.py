@@ -80,6 +80,11 @@ def test_attributes_of_an_answer_begin_at_multiples_of_four_bytes():
     assert route_answer(longer + ANSWER[4:28] + odd + ANSWER[28:]) == 2
 
 
+def test_an_answer_without_an_interface_names_none():
+    """A route may go nowhere: the attributes before that of the interface are all there are."""
+    assert route_answer((36).to_bytes(4, "little") + ANSWER[4:36]) == 0
+
+
 def test_a_refusal_of_the_kernel_is_an_error_number():
     """As where there is no route."""
     refusal = b"\x24\0\0\0\x02\0\0\0\x01\0\0\0\0\0\0\0" + (-errno.ENETUNREACH).to_bytes(4, "little", signed=True)

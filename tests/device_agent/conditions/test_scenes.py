@@ -12,12 +12,6 @@ from tests.device_agent.conditions.scenes import BATTERY, MAINS, MOUSE, Scene
 MEASURED, ASSUMED, UNKNOWN = Confidence.MEASURED, Confidence.ASSUMED, Confidence.UNKNOWN
 
 
-@pytest.fixture
-def scene(tmp_path) -> Scene:
-    """A machine of which little is known."""
-    return Scene(tmp_path)
-
-
 def _pi(scene: Scene, *, alarm: str = "0", bits: str = "0x0", temperature: str = "48250") -> None:
     scene.card("wlan0", devtype="wlan", driver="brcmfmac", wireless=True)
     scene.card("eth0", driver="bcmgenet")

@@ -1,0 +1,25 @@
+"""What several tests of the coordinator begin with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from coordinator.preparation import Prepared, prepare
+from coordinator.registry import REGISTRY_FILE, Registry
+from coordinator.settings import RunSettings
+
+
+@pytest.fixture(scope="module")
+def prepared() -> Prepared:
+    """FedAvg of the whole digits model."""
+    return prepare(RunSettings(strategy="fedavg", private="none"))
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Iterator[Registry]:
+    """A new one."""
+    with Registry(tmp_path / REGISTRY_FILE) as opened:
+        yield opened

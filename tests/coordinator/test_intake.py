@@ -1,0 +1,85 @@
+"""coordinator.intake: which update is taken, and with which reason one is refused."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from coordinator.intake import Terms, check_offer, read_update
+from coordinator.limits import Limits, NormBound
+from shared.compression import pack
+from shared.errors import UpdateRefused
+from shared.reasons import RefuseReason
+from shared.tensors import Schema, TensorSpec
+from tests.specs import model, report
+
+BASE = "ab" * 32
+PATCH = TensorSpec("bn.weight", (1,), "float32", "weight")
+SCHEMA = Schema((TensorSpec("w", (2,), "float32", "weight"),))
+MODEL = {"w": np.zeros(2, np.float32)}
+TERMS = Terms(SCHEMA, frozenset({"bn.weight"}), BASE, model=MODEL, limits=Limits(NormBound("reject", 2.0)))
+
+
+def _read(schema: Schema = SCHEMA, w: float = 1.0, registered: int | None = None, **changes: Any) -> float:
+    """The loss that an update reports whose report has these changes, once it is taken."""
+    tensors = {spec.name: np.full(spec.shape, w, spec.dtype) for spec in schema.specs}
+    packed = pack(tensors, schema, asdict(report(base=BASE)) | changes, "fp32")
+    return read_update(packed.blob, TERMS, encoding="fp32", raw_bytes=packed.raw_bytes, registered=registered)[
+        0
+    ].train_loss
+
+
+def test_an_update_that_keeps_the_terms_is_taken():
+    """Its report and its tensors as they were sent."""
+    assert _read() == report().train_loss
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason", "words"),
+    [
+        (
+            {"base": "cd" * 32},
+            RefuseReason.WRONG_BASE,
+            "trained on the global model cdcdcdcdcdcd, this round's is abababab",
+        ),
+        ({"owner": "ann"}, RefuseReason.DAMAGED, "the report has keys that nobody agreed on: owner"),
+        ({"num_examples": "ten"}, RefuseReason.DAMAGED, "num_examples"),
+        ({"w": 3.0}, RefuseReason.NORM_BOUND, "it changes the weights by 4.24"),
+        ({"w": float("nan")}, RefuseReason.NOT_FINITE, "w"),
+        (
+            {"registered": 1, "num_examples": 1000},
+            RefuseReason.NUM_EXAMPLES,
+            "trained on 1000 examples, and registered 1",
+        ),
+        ({"user_accuracy_before": 1.5}, RefuseReason.OUT_OF_RANGE, "a fraction from 0 to 1"),
+        ({"schema": Schema((*SCHEMA.specs, PATCH))}, RefuseReason.PRIVATE_VALUE, "bn.weight"),
+        ({"schema": Schema((*SCHEMA.specs, replace(PATCH, name="x")))}, RefuseReason.SCHEMA_MISMATCH, "x"),
+    ],
+    ids=lambda value: str(value) if isinstance(value, RefuseReason) else "",
+)
+def test_an_update_is_refused_with_its_reason(changes, reason, words):
+    """Whatever else may be right about it."""
+    with pytest.raises(UpdateRefused) as refused:
+        _read(**changes)
+    assert refused.value.reason == reason and words in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"size_bytes": 300, "raw_bytes": 20_000}, RefuseReason.TOO_LARGE),
+        ({"chunk_count": 99}, RefuseReason.DAMAGED),
+        ({"schema": "00" * 32}, RefuseReason.SCHEMA_MISMATCH),
+        ({"encoding": "fp16"}, RefuseReason.SCHEMA_MISMATCH),
+    ],
+)
+def test_an_offer_is_refused_before_the_first_chunk(changes, reason):
+    """What its manifest tells is enough."""
+    offered = model()
+    check_offer(offered, schema=offered.schema, encoding="fp32", max_bytes=10_000)
+    with pytest.raises(UpdateRefused) as refused:
+        check_offer(replace(offered, **changes), schema=offered.schema, encoding="fp32", max_bytes=10_000)
+    assert refused.value.reason == reason

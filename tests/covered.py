@@ -1,0 +1,63 @@
+"""`make coverage`: what the tests run of the four packages, lines and branches, held to the bounds of the house.
+
+A pure module (the list in pyproject.toml) is run wholly: whatever it decides can be tried without a network, a disk or a clock.
+Any other file is run to 90 % at least; what is left of it is told with `--all`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tomllib
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+REPORT = ROOT / "build" / "coverage" / "report.json"
+LEAST_PERCENT = 90.0
+
+
+def pure_files() -> frozenset[str]:
+    """Paths of the pure modules."""
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    contracts = config["tool"]["importlinter"]["contracts"]
+    modules = next(one["source_modules"] for one in contracts if one.get("id") == "pure")
+    return frozenset(f"{module.replace('.', '/')}.py" for module in modules)
+
+
+def in_words(path: str, found: Mapping[str, Any]) -> str:
+    """How much of a file was run, and where the rest of it is; `7->9` is a branch that was never taken."""
+    missing = [str(line) for line in found["missing_lines"]]
+    missing += [f"{start}->{end}" for start, end in found["missing_branches"] if start not in found["missing_lines"]]
+    return f"{path}: {found['summary']['percent_covered']:.1f} %, never run: {' '.join(missing)}"
+
+
+def shortfalls(files: Mapping[str, Mapping[str, Any]], pure: Collection[str]) -> list[str]:
+    """The files that are below their bound, the worst first; a pure one that was not measured at all is one of them."""
+    least = {path: 100.0 if path in pure else LEAST_PERCENT for path in files}
+    low = [path for path in files if files[path]["summary"]["percent_covered"] < least[path]]
+    low.sort(key=lambda path: files[path]["summary"]["percent_covered"])
+    unknown = [f"{path}: pure, and not measured" for path in sorted(set(pure) - set(files))]
+    return [*unknown, *(in_words(path, files[path]) for path in low)]
+
+
+def main(*arguments: str) -> int:
+    """Reads the report that `coverage json` has written; 1 where a file is below its bound."""
+    report = json.loads(REPORT.read_bytes())
+    files, pure = report["files"], pure_files()
+    if "--all" in arguments:
+        _say(*(in_words(path, found) for path, found in files.items() if found["summary"]["percent_covered"] < 100.0))
+    low = shortfalls(files, pure)
+    _say(*low)
+    percent = report["totals"]["percent_covered"]
+    _say(f"{len(files)} files, {percent:.1f} % of lines and branches; {len(low)} below their bound")
+    return 1 if low else 0
+
+
+def _say(*lines: str) -> None:
+    sys.stdout.writelines(f"coverage: {line}\n" for line in lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

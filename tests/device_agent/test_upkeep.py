@@ -1,0 +1,72 @@
+"""What the agent's loop does beside its job: a training process that is not needed is ended, the owner's file is kept."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from queue import SimpleQueue
+
+import pytest
+
+from device_agent.idling import Idling
+from device_agent.job import Job
+from device_agent.local_metrics import LocalMetrics
+from device_agent.notify import ServiceManager
+from device_agent.round_times import RoundTimes
+from device_agent.settings import AgentSettings
+from device_agent.trainer import Trainer, TrainerEvent
+from device_agent.training_channel import Setup
+from device_agent.upkeep import Upkeep
+from tests.device_agent.jobs import downloading, uploading
+from tests.device_agent.owners import owner_of
+from tests.specs import TASK
+
+
+@pytest.fixture
+def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Trainer]:
+    """Its process never says a word."""
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\nexec cat >/dev/null\n")
+    program.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(program))
+    inbox: SimpleQueue[TrainerEvent] = SimpleQueue()
+    made = Trainer(Setup("none", "", "", "", "pi"), inbox.put)
+    made.start()
+    yield made
+    made.stop()
+
+
+def _idle() -> Job:
+    return Job(max_blob_bytes=10_000)
+
+
+@pytest.mark.parametrize(
+    ("job", "task", "ends"),
+    [(_idle, TASK, True), (uploading, TASK, True), (downloading, TASK, False), (_idle, "", False)],
+    ids=["nothing to do", "uploads", "is about to train", "still loads its task"],
+)
+def test_a_training_process_ends_after_a_while_without_work(trainer: Trainer, job, task, ends):
+    """An upload may take days and trains nothing; a process that is just loading its task has not rested yet."""
+    upkeep, job = Upkeep(trainer, Idling(100.0), ServiceManager()), job()
+    upkeep.look(job, connected=True, task=task, now=0.0)
+    assert upkeep.next_deadline() == (100.0 if ends else None)
+    upkeep.look(job, connected=True, task=task, now=99.0)
+    assert trainer.pid is not None
+    upkeep.look(job, connected=True, task=task, now=100.0)
+    assert (trainer.pid is None) == ends
+    assert upkeep.next_deadline() is None
+
+
+def test_the_owners_file_is_kept_while_the_loop_turns_and_goes_with_it(trainer: Trainer, tmp_path: Path):
+    """Where nothing happens the loop turns only to look again."""
+    path = tmp_path / "fedpatch.prom"
+    settings = AgentSettings(data="shard:0/1", metrics_textfile=path)
+    metrics = LocalMetrics(settings, "pi", owner_of(), RoundTimes(), None)
+    upkeep = Upkeep(trainer, Idling(0.0), ServiceManager(), metrics=metrics)
+    upkeep.look(_idle(), connected=True, task=TASK, now=0.0)
+    assert "fedpatch_agent_" in path.read_text()
+    upkeep.look(_idle(), connected=False, task=TASK, now=0.1)
+    assert upkeep.next_deadline() is not None
+    upkeep.stopping()
+    assert not path.exists()

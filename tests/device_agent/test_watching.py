@@ -1,0 +1,40 @@
+"""Looking at the device in a thread of its own."""
+
+from __future__ import annotations
+
+import threading
+from queue import SimpleQueue
+
+from device_agent.facts import Facts
+from device_agent.watching import Observed, Watcher
+from tests.device_agent.owners import WELL
+
+
+class Slow:
+    """A device whose facts take a while to find out."""
+
+    def __init__(self) -> None:
+        self.looked = 0
+        self.begun, self.go_on = threading.Semaphore(0), threading.Semaphore(0)
+
+    def observe(self) -> Facts:
+        """Once it may."""
+        self.looked += 1
+        self.begun.release()
+        assert self.go_on.acquire(timeout=60.0)
+        return WELL
+
+
+def test_whoever_asks_during_a_look_gets_one_more_and_not_one_for_each():
+    """The caller never waits; the facts of a look that had begun before it asked may be old."""
+    slow, events = Slow(), SimpleQueue[Observed]()
+    watcher = Watcher(slow, events.put)
+    watcher.ask()
+    assert slow.begun.acquire(timeout=60.0)
+    for _ in range(5):
+        watcher.ask()
+    slow.go_on.release()
+    assert slow.begun.acquire(timeout=60.0)
+    slow.go_on.release()
+    assert [events.get(timeout=60.0), events.get(timeout=60.0)] == [Observed(WELL)] * 2
+    assert (slow.looked, events.empty()) == (2, True)

@@ -1,0 +1,134 @@
+"""Why two sides do not trust each other: the sentences, and whether waiting may help."""
+
+from __future__ import annotations
+
+import math
+import ssl
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from shared.broker_url import parse_broker_url
+from shared.errors import DataError
+from shared.tls_faults import Distrust, distrusted, fault_of, refused_by_broker
+from shared.tls_files import TlsFiles
+from tests.brokers import free_port
+from tests.identities import DAY_S, Certified
+
+NOT_YET_VALID, EXPIRED, UNKNOWN_CA, REVOKED, PURPOSE, OTHER_NAME, SOMETHING = 9, 10, 19, 23, 26, 62, 99
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Certified:
+    """A fleet with a device whose certificate is good, and one whose time has not come."""
+    made = Certified(tmp_path_factory.mktemp("tls") / "ca", ca_days=900).make("pi-1")
+    made.device("young", now=time.time() + 9 * DAY_S)
+    return made
+
+
+@pytest.fixture(scope="module")
+def broker():
+    """Nobody listens there: what its certificate says cannot be asked."""
+    return parse_broker_url(f"mqtts://127.0.0.1:{free_port()}")
+
+
+def _of_library(code: int) -> ssl.SSLCertVerificationError:
+    error = ssl.SSLCertVerificationError(1, "certificate verify failed")
+    error.verify_code, error.verify_message = code, "as OpenSSL says it"
+    return error
+
+
+def _alert(word: str) -> ssl.SSLError:
+    error = ssl.SSLError(1, "alert")
+    error.reason = f"SSLV3_ALERT_{word}"
+    return error
+
+
+@pytest.mark.parametrize(
+    ("code", "problem", "mend"),
+    [
+        (OTHER_NAME, "not for the host name 127.0.0.1", "make one with 127.0.0.1 among its names"),
+        (UNKNOWN_CA, "of an unknown CA", "holds another CA"),
+        (REVOKED, "was revoked", "fedpatch ca broker"),
+        (PURPOSE, "is a client's, not a server's", "fedpatch ca broker"),
+        (SOMETHING, "as OpenSSL says it", "check the CA file and the host name"),
+        (EXPIRED, "has expired; the clock here says 20", "renew it (fedpatch ca broker)"),
+    ],
+)
+def test_each_check_that_fails_has_its_sentence_and_its_mend(house: Certified, broker, code, problem, mend):
+    """And none of them passes by waiting."""
+    found = distrusted(broker, house.files("pi-1"), _of_library(code))
+    assert problem in found.problem and mend in found.mend
+    fault = found.fault()
+    assert fault.lasting and str(fault.reason) == f"{found.problem}; {found.mend}"
+
+
+@pytest.mark.parametrize(
+    ("synchronised", "words"), [(False, "is not synchronised with any time server"), (True, ""), (None, "")]
+)
+def test_a_certificate_whose_time_has_not_come_is_waited_for(house: Certified, broker, synchronised, words):
+    """Until when, nobody can say where the broker does not show it; a clock that no server set is told as such."""
+    found = distrusted(broker, house.files("pi-1"), _of_library(NOT_YET_VALID), synchronised=lambda: synchronised)
+    assert f"the certificate of the broker {broker} is not yet valid; the clock here says" in found.problem
+    assert found.problem.endswith(words) and "set the clock" in found.mend
+    assert found.good_from == math.inf and not found.fault().lasting
+
+
+@pytest.mark.parametrize(
+    ("code", "made", "words"), [(EXPIRED, -99, "has expired since"), (NOT_YET_VALID, 9, "is not yet valid before")]
+)
+def test_where_it_is_the_ca_that_is_named_with_its_date(tmp_path: Path, broker, code, made, words):
+    """Our own file tells: nobody has to be asked."""
+    elsewhere = Certified(tmp_path / "ca", now=time.time() + made * DAY_S, ca_days=30)
+    elsewhere.open().close()
+    found = distrusted(broker, TlsFiles(elsewhere.directory / "ca.crt"), _of_library(code))
+    assert f"the CA 'fedpatch CA of kitchen' in {elsewhere.directory}/ca.crt {words} 20" in found.problem
+    assert (found.good_from is None) == (code == EXPIRED)
+
+
+@pytest.mark.parametrize(
+    ("word", "problem", "mend"),
+    [
+        ("CERTIFICATE_REVOKED", "it was revoked", "fedpatch device add"),
+        ("UNKNOWN_CA", "does not know its CA, 'fedpatch CA of kitchen'", "enrol with a bundle of this broker's fleet"),
+        ("BAD_CERTIFICATE", "refused our certificate for 'pi-1'", "look into the broker's log"),
+        ("CERTIFICATE_EXPIRED", "as expired; by the clock here it is good until 20", "set the broker's clock"),
+    ],
+)
+def test_what_the_broker_has_against_our_certificate_is_told(house: Certified, broker, word, problem, mend):
+    """By its alert; the dates of our own files say which of several reasons it is."""
+    found = refused_by_broker(broker, house.files("pi-1"), _alert(word))
+    assert found is not None and problem in found.problem and mend in found.mend and found.fault().lasting
+
+
+def test_a_certificate_of_ours_before_its_time_is_worth_another_attempt(house: Certified, broker):
+    """From its first day on."""
+    found = refused_by_broker(broker, house.files("young"), _alert("BAD_CERTIFICATE"))
+    assert found is not None and "it is not yet valid before 20" in found.problem
+    assert found.good_from == pytest.approx(time.time() + 9 * DAY_S, abs=2 * DAY_S)
+
+
+def test_a_ca_of_ours_that_has_ended_is_to_blame_for_an_expired_certificate(tmp_path: Path, house: Certified, broker):
+    """A device's certificate may say a later date than the CA above it."""
+    gone = Certified(tmp_path / "ca", now=time.time() - 99 * DAY_S, ca_days=30)
+    gone.open().close()
+    files = replace(house.files("pi-1"), ca_file=gone.directory / "ca.crt")
+    found = refused_by_broker(broker, files, _alert("CERTIFICATE_EXPIRED"))
+    assert found is not None and "its CA 'fedpatch CA of kitchen' has expired on 20" in found.problem
+    assert "fedpatch ca renew" in found.mend
+
+
+def test_without_a_certificate_a_broker_that_asks_for_one_is_told(broker):
+    """An alert about something else is not about trust."""
+    found = refused_by_broker(broker, TlsFiles(), _alert("CERTIFICATE_REQUIRED"))
+    assert isinstance(found, Distrust) and "asks for a certificate, and we have none" in found.problem
+    assert refused_by_broker(broker, TlsFiles(), _alert("PROTOCOL_VERSION")) is None
+
+
+def test_an_error_that_is_not_about_trust_is_no_fault_of_it(house: Certified, broker):
+    """Nor is an alert of another kind, where we do have a certificate."""
+    assert fault_of(broker, house.files("pi-1"), DataError("no disk")) is None
+    assert fault_of(broker, house.files("pi-1"), _alert("INTERNAL_ERROR")) is None
+    assert fault_of(broker, house.files("pi-1"), _of_library(REVOKED)) is not None
