@@ -12,7 +12,6 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-import msgpack
 import numpy as np
 import pytest
 from hypothesis import given
@@ -80,23 +79,6 @@ def test_a_state_comes_back_bit_for_bit(drawn):
         loaded, schema, told = load_checkpoint(Path(folder))
     assert equal(loaded, state)
     assert (schema, told) == (public, meta)
-
-
-def test_a_checkpoint_that_names_no_encoding_is_read_as_the_compressed_one_it_is(tmp_path, monkeypatch):
-    """A run that an earlier version began goes on."""
-
-    def write(path: Path, magic: bytes, content: bytes) -> None:
-        fields = msgpack.unpackb(content)
-        for part in ("tensors", "server"):
-            del fields[part]["encoding"]
-        real(path, magic, msgpack.packb(fields))
-
-    real = checkpoint._write
-    monkeypatch.setattr(checkpoint, "ENCODING", "fp32+zstd")
-    monkeypatch.setattr(checkpoint, "_write", write)
-    save_checkpoint(tmp_path, state_of(3), PUBLIC, {})
-    monkeypatch.undo()
-    assert equal(load_checkpoint(tmp_path)[0], state_of(3))
 
 
 def test_what_is_loaded_can_be_trained_on(tmp_path):
