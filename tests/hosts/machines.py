@@ -12,6 +12,7 @@ tests however they end, removes everything; hosts of tests that were killed toge
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import shutil
@@ -30,6 +31,7 @@ from tests.hosts.warden import CGROUPS, PREFIX, end, end_leftovers
 
 NET = "10.77.0"
 CONTROL = "ctl"
+_COUNTED = itertools.count(1)
 
 _INIT = """#!/bin/sh
 # nspawn mounts these read-only, so that MemoryMax= and CPUQuota= would do nothing.
@@ -59,7 +61,7 @@ class Machines:
         self._kinds = dict(hosts)
         self._addresses = {name: f"{NET}.{number}" for number, name in enumerate(hosts, 11)}
         self.patience_s = 300.0
-        self.lab = f"{PREFIX}-{os.getpid()}"
+        self.lab = f"{PREFIX}-{os.getpid()}-{next(_COUNTED)}"
         self.folder = Path()
         self._warden: subprocess.Popen[bytes] | None = None
         self._powered: dict[str, subprocess.Popen[bytes]] = {}
