@@ -220,7 +220,7 @@ def test_more_than_one_minor_version_is_not_left_out(fleet, tmp_path):
 
 
 def test_a_revoked_device_is_locked_out(fleet):
-    """retire.yml takes its certificate back: the broker refuses it, and nothing of ours stays on it."""
+    """retire.yml takes its certificate back: the broker refuses it, nothing of ours stays on it, nor is installed again."""
     kept = "/var/lib/fedpatch/agent/identity"
     fleet.machines.ssh(DEVICES[1], f"cp -a {kept} /root/kept")
     assert _knock(fleet, DEVICES[1]) == "let in"
@@ -230,6 +230,7 @@ def test_a_revoked_device_is_locked_out(fleet):
     _await_serving(fleet, DEVICES[0])
     again = fleet.control.play("site.yml", "--limit", DEVICES[1], check=False)
     assert f"{DEVICES[1]} was revoked (stolen)" in " ".join(again.out.split())
+    assert fleet.machines.ssh(DEVICES[1], "ls /opt/fedpatch").strip() == ""
 
 
 def test_the_coordinator_moves_to_a_fresh_host(fleet, tmp_path):
