@@ -237,8 +237,9 @@ def test_the_coordinator_moves_to_a_fresh_host(fleet, tmp_path):
     """With a backup, a bare host, here of Debian 13, goes on with the run that was under way when the old one was lost."""
     fleet.control.groups = {**fleet.control.groups, "devices": DEVICES[:1]}
     fleet.control.settings["coordinator_settings"] = {"task": "digits", "rounds": 100_000, "round_interval_s": 2}
+    former = len(runs_of(fleet.machines))
     fleet.control.play("site.yml")
-    _until(lambda: _rounds(fleet) >= 2, "two rounds")
+    _until(lambda: len(runs_of(fleet.machines)) > former and _rounds(fleet) >= 2, "two rounds of another run")
     run = runs_of(fleet.machines)[0]["id"]
     fleet.machines.reboot(HUB)
     done = _rounds(fleet)
