@@ -147,7 +147,7 @@ fuzz: setup ## look for bytes and messages that break the decoders and state mac
 	fi
 
 hosts: setup system-deps ## provision booted hosts with the playbooks of ansible/, and play a fleet's life on them (needs root)
-	@$(BIN)/python -m pytest -m hosts tests/hosts
+	@$(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder -m hosts tests/hosts
 
 arm64: setup system-deps emulator ## the same with devices that have an emulated processor of a Raspberry Pi 4 (takes long)
 	@$(BIN)/python -m pytest -m arm64 tests/hosts

@@ -140,9 +140,12 @@ def _own_wheel(out: Path) -> Path:
         # The same files give the same wheel: a host that has it is left alone.
         _run([*command, "-w", str(Path(name, "made")), str(copy)], env={"SOURCE_DATE_EPOCH": "315532800"})
         made = next(Path(name, "made").glob("fedpatch-*.whl"))
+        # A play that goes on meanwhile finds one or the other.
+        wheel = Path(shutil.copy2(made, out / f"{made.name}.part")).replace(out / made.name)
         for old in out.glob("fedpatch-*.whl"):
-            old.unlink()
-        return Path(shutil.copy2(made, out / made.name))
+            if old != wheel:
+                old.unlink()
+        return wheel
 
 
 def _indexes_of_pip() -> list[str]:

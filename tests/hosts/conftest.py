@@ -68,7 +68,7 @@ def groups(*devices: str, hub: str = HUB) -> dict[str, list[str]]:
     return {"broker": [hub], "coordinator": [hub], "monitoring": [hub], "devices": list(devices)}
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def fleet() -> Iterator[Fleet]:
     """One broker, coordinator and monitoring host, and two devices, of which one runs Debian 13."""
     kinds = set(KINDS.values())

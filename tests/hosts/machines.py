@@ -12,6 +12,7 @@ tests however they end, removes everything; hosts of tests that were killed toge
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import shutil
@@ -30,20 +31,22 @@ from tests.hosts.warden import CGROUPS, PREFIX, end, end_leftovers
 
 NET = "10.77.0"
 CONTROL = "ctl"
+_COUNTED = itertools.count(1)
 
 _INIT = """#!/bin/sh
 # nspawn mounts these read-only, so that MemoryMax= and CPUQuota= would do nothing.
 for one in memory cpu cpuacct pids; do mount -o remount,bind,rw /sys/fs/cgroup/$one 2>/dev/null; done
 exec /lib/systemd/systemd
 """
-# Its own cgroup first: nspawn puts a container's into its caller's. It ends with 133 where the host wants to boot again.
+# Its own cgroup first: nspawn puts a container's into its caller's. It ends with 133 where the host wants to boot again. A host
+# may filter its own packets, which nspawn allows by itself only where it made the network.
 _POWER = """
 for tree in {cgroups}; do [ -d "$tree" ] && mkdir -p "$tree/{lab}/{host}" && echo $$ > "$tree/{lab}/{host}/cgroup.procs"; done
 while :; do
     rc=0
     systemd-nspawn -q --register=no --keep-unit -D {disk}/root -M {host} --hostname={host} --kill-signal=SIGRTMIN+3 \
-        --network-namespace-path=/run/netns/{lab}-{host} --resolv-conf=off --link-journal=no --console=read-only \
-        --timezone=off {given} /usr/local/sbin/lab-init </dev/null >>{disk}/console.log 2>&1 || rc=$?
+        --network-namespace-path=/run/netns/{lab}-{host} --capability=CAP_NET_ADMIN --resolv-conf=off --link-journal=no \
+        --console=read-only --timezone=off {given} /usr/local/sbin/lab-init </dev/null >>{disk}/console.log 2>&1 || rc=$?
     echo "nspawn ended with $rc" >>{disk}/console.log
     [ $rc = 133 ] || break
 done
@@ -58,7 +61,7 @@ class Machines:
         self._kinds = dict(hosts)
         self._addresses = {name: f"{NET}.{number}" for number, name in enumerate(hosts, 11)}
         self.patience_s = 300.0
-        self.lab = f"{PREFIX}-{os.getpid()}"
+        self.lab = f"{PREFIX}-{os.getpid()}-{next(_COUNTED)}"
         self.folder = Path()
         self._warden: subprocess.Popen[bytes] | None = None
         self._powered: dict[str, subprocess.Popen[bytes]] = {}

@@ -61,8 +61,9 @@ def end_leftovers() -> None:
     """The labs whose maker is no more and whose warden was killed too."""
     named = [path.name for path in (*_each(_NETNS), *(path for tree in CGROUPS for path in _each(tree)))]
     folders = {path.name: path for path in _each(Path(tempfile.gettempdir()))}
-    for lab in {found[0] for name in (*named, *folders) if (found := re.match(rf"{PREFIX}-(\d+)", name))}:
-        if not Path("/proc", lab.rpartition("-")[2]).exists():
+    labs = {found for name in (*named, *folders) if (found := re.match(rf"{PREFIX}-(\d+)-\d+", name))}
+    for lab, maker in {(found[0], found[1]) for found in labs}:
+        if not Path("/proc", maker).exists():
             mine = [path for name, path in folders.items() if name.startswith(f"{lab}-")]
             for folder in mine or [Path(tempfile.gettempdir(), f"{lab}-gone")]:
                 end(lab, folder)
