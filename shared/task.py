@@ -175,8 +175,18 @@ def _candidates(ref: str) -> Mapping[str, EntryPoint]:
             raise UsageError(
                 f"unknown task {ref!r}: none is installed here; install fedpatch, or name module:attribute"
             )
-        raise unknown_name("task", ref, list(installed))
+        error = unknown_name("task", ref, list(installed))
+        raise UsageError(f"{error}; {_how_to_name_a_module(ref)}")
     return installed[ref]
+
+
+def _how_to_name_a_module(ref: str) -> str:
+    """For whoever means a file of their own; nothing of it is imported."""
+    stem = ref.removesuffix(".py")
+    for name in (stem, f"{stem}_task"):
+        if name.isidentifier() and Path(f"{name}.py").is_file():
+            return f"for the task TASK in {name}.py write {name}:TASK"
+    return "a task of your own is named module:attribute, such as my_task:TASK"
 
 
 def list_tasks() -> list[Task | BrokenTask]:
