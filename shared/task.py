@@ -181,12 +181,10 @@ def _candidates(ref: str) -> Mapping[str, EntryPoint]:
 
 
 def _how_to_name_a_module(ref: str) -> str:
-    """For whoever means a file of their own; nothing of it is imported."""
     stem = ref.removesuffix(".py")
-    for name in (stem, f"{stem}_task"):
-        if name.isidentifier() and Path(f"{name}.py").is_file():
-            return f"for the task TASK in {name}.py write {name}:TASK"
-    return "a task of your own is named module:attribute, such as my_task:TASK"
+    found = [name for name in (stem, f"{stem}_task") if name.isidentifier() and Path(f"{name}.py").is_file()]
+    own = f"the task TASK in {found[0]}.py" if found else "a task of your own"
+    return f"{own} is named module:attribute, {f'{found[0]}:TASK' if found else 'such as my_task:TASK'}"
 
 
 def list_tasks() -> list[Task | BrokenTask]:

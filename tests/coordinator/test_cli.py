@@ -109,7 +109,7 @@ def test_show_tells_a_person_each_round_and_the_end(fedpatch, state_dir):
     assert re.search(r"^ +1  failed \(x\) +0/3 +- +- +- +0.0 s +0 B +0 B$", out, re.MULTILINE)
     assert re.search(r"^ +2  aggregated +3/3  0\.912 +0\.500 +0\.950  2\.0 s  54 kB  51 kB$", out, re.MULTILINE)
     assert "round 1: declined: unwilling 2" in out
-    assert "target_ua after 2 rounds, user accuracy 0.912" in out
+    assert "target reached after 2 rounds, user accuracy 0.912" in out
     assert "model: /models/a.npz" in out
 
 
@@ -125,7 +125,7 @@ def test_runs_lists_the_newest_first(fedpatch, state_dir):
     assert [one["status"] for one in listed] == ["running", "finished"]
     rows = fedpatch("runs", "--state-dir", state_dir).out.splitlines()[1:]
     assert [row.split()[0] for row in rows] == [one["id"] for one in listed]
-    assert "finished (target_ua)" in rows[1]
+    assert "finished (target reached)" in rows[1]
 
 
 def test_devices_tells_what_came_of_asking_them(fedpatch, state_dir):

@@ -161,7 +161,9 @@ def test_the_name_of_a_file_is_answered_with_how_to_name_the_task_in_it(tmp_path
     """Whoever has written a task of their own and forgets the attribute; nothing of the file is run for that."""
     (tmp_path / "bearing_task.py").write_text("raise SystemExit")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match=r"for the task TASK in bearing_task.py write bearing_task:TASK$"):
+    with pytest.raises(
+        UsageError, match=r"the task TASK in bearing_task.py is named module:attribute, bearing_task:TASK$"
+    ):
         find_task(name)
     with pytest.raises(UsageError, match=r"a task of your own is named module:attribute, such as my_task:TASK$"):
         find_task("elsewhere")

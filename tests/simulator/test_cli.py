@@ -124,7 +124,7 @@ def test_the_last_thing_on_stdout_is_the_outcome_as_json(fedpatch, engine):
 def test_a_person_gets_a_short_table(fedpatch, engine):
     """Rounds to the target, what the clients have of it, and the time."""
     out = fedpatch(*SMALL).out
-    assert re.search(r"^study +digits, fedavg, private affine, W=4, C=1, seed 0$", out, re.MULTILINE)
+    assert re.search(r"^study +digits, fedavg, private affine, 4 clients, seed 0$", out, re.MULTILINE)
     assert re.search(r"^rounds to UA 0\.800 +2$", out, re.MULTILINE)
     assert re.search(r"^user accuracy +0\.850 after 2 rounds$", out, re.MULTILINE)
     assert re.search(r"^10th percentile +0\.750$", out, re.MULTILINE)
