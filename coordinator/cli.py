@@ -30,7 +30,6 @@ from coordinator.watch_cli import add_watch
 from shared.command import (
     EXIT_INTERRUPTED,
     AsJson,
-    Group,
     catch_signals,
     command,
     ignore_signals,
@@ -40,6 +39,7 @@ from shared.command import (
     say,
     with_debug,
 )
+from shared.command_groups import Group
 from shared.config import cli_options
 from shared.errors import BrokerError, UsageError
 from shared.secret_variables import pop_password
@@ -55,6 +55,12 @@ app = make_app(
     NAME,
     "Federated learning over MQTT for fleets of small devices, with a private patch on each of them.",
     installed="fedpatch.commands",
+    panels={
+        "Try it on this machine": ["demo", "simulate", "tasks", "strategies"],
+        "Train with a fleet": ["doctor", "run", "resume"],
+        "Look at runs and devices": ["watch", "runs", "show", "report", "devices", "export"],
+        "Set a fleet up": ["ca", "device", "broker", "inventory", "unit"],
+    },
 )
 broker_app = typer.Typer(cls=Group, invoke_without_command=True)
 app.add_typer(broker_app, name="broker", epilog="Example: fedpatch broker --port 1883")

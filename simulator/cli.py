@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from shared.command import EXIT_INTERRUPTED, AsJson, Group, command, stoppable, with_debug
+from shared.command import EXIT_INTERRUPTED, AsJson, command, stoppable, with_debug
+from shared.command_groups import Group
 from shared.errors import UsageError
 from simulator.computing import STOPPING, device_name, worker_count
 from simulator.fleet_command import fleet
