@@ -36,6 +36,8 @@ FOREIGN = {
     "ansible-vault": "asks for a password",
     "ansible-playbook": "needs hosts; tests/hosts plays all playbooks, and tests/docs/test_small.py reads each line's",
     "ansible": "needs hosts; tests/hosts plays the inventory",
+    "install": "makes a file of what is typed",
+    "pip": "installs into an environment; tests/test_wheel.py does",
     "curl": "reads the port of a run; tests/system/test_metrics.py does",
     "mosquitto": "serves until it is stopped; tests/broker starts it with these files",
 }
