@@ -60,7 +60,7 @@ def check_broker(settings: BrokerSettings, side: Side, chunk_bytes: int, checkup
             checkup.fail("broker_login", in_words(error), _login_mend(settings, side, str(error)))
             return None
         user = settings.username or broker.username
-        nobody = "as whom our certificate says" if settings.cert_file else "without a user name"
+        nobody = "with our certificate" if settings.cert_file else "without a user name"
         login = f"as user {user!r}" if user else nobody
         checkup.good("broker_login", f"MQTT {probe.connected.protocol}, {login}")
         try:

@@ -257,6 +257,19 @@ def test_an_error_of_the_simulation_is_a_sentence(fedpatch, engine, error, code)
     assert fedpatch(*SMALL) == Ended(code, "", f"fedpatch: {error}\n")
 
 
+def test_an_error_in_the_task_s_own_code_is_a_sentence_too(fedpatch, engine):
+    """A researcher's first mistake is one of types or shapes; where it was made is for --debug to say."""
+
+    def fail(_: int) -> None:
+        raise RuntimeError("expected Float but got Double")
+
+    engine.before_round = fail
+    said = "task 'digits' failed in the simulation: RuntimeError: expected Float but got Double; --debug shows where"
+    assert fedpatch(*SMALL) == Ended(1, "", f"fedpatch: {said}\n")
+    in_full = fedpatch(*SMALL, "--debug").err
+    assert "Traceback" in in_full and said in in_full
+
+
 def test_the_commands_of_simulate_load_nothing_heavy():
     """Help comes at once."""
     program = (
