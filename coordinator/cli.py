@@ -67,6 +67,7 @@ app.add_typer(broker_app, name="broker", epilog="Example: fedpatch broker --port
 
 Run = Annotated[str, typer.Argument(metavar="RUN", help="Id of a run, the beginning of one, or: last.")]
 
+_SHOWN_PLACES = 3
 _EXIT_CODES = {"failed": 1, "interrupted": EXIT_INTERRUPTED}
 
 
@@ -265,11 +266,12 @@ def _view() -> RunView:
 def _registry(state_dir: Path | None, run: str | None = None) -> Registry:
     """To read; says where it is when nobody could tell from the command line and the current directory."""
     from coordinator.registry import LAST, REGISTRY_FILE, Registry
-    from coordinator.state_dirs import default, find
+    from coordinator.state_dirs import default, find, with_runs
 
     found = find(state_dir, run)
     if state_dir is None and run in (None, LAST) and found != default():
-        say(f"in {found}")
+        others = [str(place) for place in with_runs() if place != found][:_SHOWN_PLACES]
+        say(f"in {found}" + (f"; --state-dir names another, such as {', '.join(others)}" if others else ""))
     return Registry(found / REGISTRY_FILE, readonly=True)
 
 

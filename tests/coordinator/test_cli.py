@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -160,6 +161,15 @@ def test_runs_of_another_directory_are_shown_with_its_name(fedpatch, elsewhere, 
     assert (ended.code, ended.err) == (0, f"in {elsewhere}\n")
     assert ended.out == fedpatch(*argv, "--json", "--state-dir", elsewhere).out
     assert fedpatch("show", _first_run(elsewhere)).err == ""
+
+
+def test_runs_of_several_directories_are_not_forgotten(fedpatch, elsewhere, tmp_path):
+    """Only those of one are shown, and which others there are is said."""
+    other = tmp_path / "other"
+    other.mkdir()
+    shutil.copy(elsewhere / REGISTRY_FILE, other)
+    remember(other)
+    assert fedpatch("runs").err == f"in {other}; --state-dir names another, such as {elsewhere}\n"
 
 
 def test_resume_does_not_guess_the_directory_of_the_last_run(fedpatch, elsewhere):
