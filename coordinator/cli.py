@@ -22,7 +22,7 @@ from coordinator.doctor_cli import add_doctor
 from coordinator.export_cli import add_export
 from coordinator.identity.device_cli import add_identities
 from coordinator.inventory_cli import add_inventory
-from coordinator.options import StateDir
+from coordinator.options import PasswordFile, StateDir
 from coordinator.report_cli import add_report
 from coordinator.settings import RunSettings
 from coordinator.unit_cli import add_unit
@@ -122,6 +122,7 @@ def resume(
     run: Run,
     state_dir: StateDir = None,
     broker: Annotated[str | None, typer.Option(metavar="URL", help="Another broker than the run began with.")] = None,
+    password_file: PasswordFile = None,
     rounds: Annotated[int | None, typer.Option(min=1, help="Another number of rounds to end after, in all.")] = None,
     target_ua: Annotated[float | None, typer.Option(help="Another user accuracy to end at.")] = None,
     metrics: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Another address for metrics.")] = None,
@@ -135,7 +136,8 @@ def resume(
 ) -> None:
     """Take a run up again where it was, with the settings it began with.
 
-    Where the broker wants a password, it is read from FEDPATCH_PASSWORD: a run does not keep it.
+    Where the broker wants a password, it is read from the file that the run began with, or --password-file names, or
+    from FEDPATCH_PASSWORD: a run does not keep it.
     """
     from coordinator.database import must_exist
     from coordinator.registry import REGISTRY_FILE
@@ -152,7 +154,8 @@ def resume(
                 run,
                 view,
                 broker=broker,
-                password=password,
+                password=None if password_file else password,
+                password_file=password_file,
                 rounds=rounds,
                 target_ua=target_ua,
                 metrics=metrics,

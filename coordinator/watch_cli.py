@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from coordinator.options import PasswordFile
 from shared.command import command, interruptible
 
 if TYPE_CHECKING:
@@ -23,10 +24,6 @@ _Broker = Annotated[
 _Fleet = Annotated[str | None, typer.Option(envvar="FEDPATCH_FLEET", metavar="NAME", help="The run's fleet.")]
 _Username = Annotated[
     str | None, typer.Option(envvar="FEDPATCH_USERNAME", metavar="NAME", help="User name for the broker.")
-]
-_PasswordFile = Annotated[
-    Path | None,
-    typer.Option(envvar="FEDPATCH_PASSWORD_FILE", metavar="PATH", help="File that holds the password, of mode 0600."),
 ]
 _CaFile = Annotated[
     Path | None,
@@ -62,7 +59,7 @@ def add_watch(app: typer.Typer) -> None:
         broker: _Broker = None,
         fleet: _Fleet = None,
         username: _Username = None,
-        password_file: _PasswordFile = None,
+        password_file: PasswordFile = None,
         ca_file: _CaFile = None,
         cert_file: _CertFile = None,
         insecure: _Insecure = None,

@@ -235,7 +235,7 @@ def test_the_result_of_a_run_is_not_lost_to_a_signal(fedpatch, tmp_path, monkeyp
 
 
 def test_resume_passes_on_what_replaces_the_settings_of_the_run(fedpatch, state_dir, monkeypatch):
-    """The password comes from the environment, since a run does not keep it."""
+    """The password comes from the environment or a file, since a run does not keep it; the file is named, and counts."""
     calls = []
 
     def resume_run(*args: object, **given: object) -> RunSummary:
@@ -247,7 +247,11 @@ def test_resume_passes_on_what_replaces_the_settings_of_the_run(fedpatch, state_
     ended = fedpatch("resume", "last", "--state-dir", state_dir, "--rounds", "60", "--target-ua", "0.9")
     assert ended.code == 0
     given = {"broker": None, "password": "secret", "rounds": 60, "target_ua": 0.9, "metrics": None, "insecure": False}
-    assert calls == [(state_dir, "last", {**given, "encoding": None})]
+    given |= {"encoding": None, "password_file": None}
+    assert calls == [(state_dir, "last", given)]
+    monkeypatch.setenv("FEDPATCH_PASSWORD", "secret")
+    assert fedpatch("resume", "last", "--state-dir", state_dir, "--password-file", "/a/file").code == 0
+    assert (calls[1][2]["password"], calls[1][2]["password_file"]) == (None, Path("/a/file"))
 
 
 def test_wrong_settings_are_told_together(fedpatch):
