@@ -1,4 +1,4 @@
-"""Processor time and memory of other processes, as Linux tells them."""
+"""Processor time of other processes, and who started whom, as Linux tells them; which processor that is."""
 
 from __future__ import annotations
 
@@ -25,10 +25,7 @@ def _cpu_s(pid: int) -> float:
 
 def family(pid: int) -> list[int]:
     """A process and all its descendants that run."""
-    children: dict[int, list[int]] = {}
-    for entry in _PROC.iterdir():
-        if entry.name.isdigit() and (parent := _parent(entry)) is not None:
-            children.setdefault(parent, []).append(int(entry.name))
+    children = _children()
     found, todo = [], [pid]
     while todo:
         found.append(todo.pop())
@@ -36,19 +33,24 @@ def family(pid: int) -> list[int]:
     return found
 
 
+def children_of(pid: int) -> list[int]:
+    """Processes that it started and has not taken leave of: until then, what they wrote is not counted as its own."""
+    return _children().get(pid, [])
+
+
+def _children() -> dict[int, list[int]]:
+    children: dict[int, list[int]] = {}
+    for entry in _PROC.iterdir():
+        if entry.name.isdigit() and (parent := _parent(entry)) is not None:
+            children.setdefault(parent, []).append(int(entry.name))
+    return children
+
+
 def _parent(entry: Path) -> int | None:
     try:
         return int((entry / "stat").read_text("utf-8").rpartition(")")[2].split()[1])
     except OSError:  # it has ended meanwhile
         return None
-
-
-def memory_bytes(field: str) -> int:
-    """`VmHWM` (the most that this process ever had resident) or `VmRSS` (what it has now)."""
-    for line in (_PROC / "self" / "status").read_text("utf-8").splitlines():
-        if line.startswith(f"{field}:"):
-            return int(line.split()[1]) * 1024
-    raise KeyError(field)
 
 
 def cpu_model() -> str:

@@ -23,11 +23,17 @@ Show = Annotated[
 
 def deliver(document: Document, tables: Callable[[Document], Iterable[str]], out: Path | None, as_json: bool) -> None:
     """To the file, and to stdout: as JSON, or as tables in Markdown."""
+    text = kept(document, out)
+    typer.echo(text if as_json else "\n".join(tables(document)))
+
+
+def kept(document: Document, out: Path | None) -> str:
+    """The document as JSON, which is written to the file too."""
     text = json.dumps(document, indent=1, allow_nan=False)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(out, f"{text}\n".encode(), mode=0o644)
-    typer.echo(text if as_json else "\n".join(tables(document)))
+    return text
 
 
 def read_document(path: Path, benchmark: str) -> Document:

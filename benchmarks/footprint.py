@@ -5,30 +5,27 @@ A real agent at a real mosquitto plays rounds of a real coordinator; the kernel 
 
 from __future__ import annotations
 
-import json
-import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 
+from benchmarks.clocks import children_of, cpu_s
 from benchmarks.documents import Out, Toy, deliver
-from benchmarks.process_memory import Memory, bytes_written, children_of, memory_of
+from benchmarks.idle_agent import RELEASE_S, status_of, wait_until
+from benchmarks.process_memory import Memory, bytes_written, memory_of
 from benchmarks.programs import running
 from benchmarks.shipped_broker import shipped_broker
 from shared.command import AsJson, command, interruptible, run_app
 from shared.errors import FedpatchError
 
 NAME = "benchmarks.footprint"
-PATIENCE_S = 300.0
-RELEASE_S = 5.0
-"""The agent's idle_release_s; within it, what is held right after the last round is measured."""
 QUIET_S = 20.0
 
 _POLL_S = 0.02
@@ -66,7 +63,7 @@ def _measure(folder: Path, task: str, data: str, rounds: int, quiet_s: float) ->
         def note(state: str, found: dict[str, Memory]) -> None:
             states.append({"state": state, **{who: memory.to_dict() for who, memory in found.items()}})
 
-        _wait(agent, lambda: _status(folder).get("tasks"), "is ready")
+        wait_until(agent, lambda: status_of(folder / "agent").get("tasks"), "is ready")
         note("ready, nothing trained yet", _both(agent.pid))
         run = ["--broker", url, "--task", task, "--devices", "1", "--rounds", str(rounds), "--json"]
         with _process(folder, "coordinator", *run, "--state-dir", str(folder / "coordinator")) as coordinator:
@@ -79,11 +76,11 @@ def _measure(folder: Path, task: str, data: str, rounds: int, quiet_s: float) ->
                 raise FedpatchError(f"the run failed: {(folder / 'coordinator.log').read_text()[-2000:]}")
         note("while rounds are played (the most)", most)
         note("after the last round", _both(agent.pid))
-        _wait(agent, lambda: not children_of(agent.pid), "gives the memory of training back")
+        wait_until(agent, lambda: not children_of(agent.pid), "gives the memory of training back")
         note("idle, training released", _both(agent.pid))
-        before = bytes_written(agent.pid), _spent_s(agent.pid)
+        before = bytes_written(agent.pid), cpu_s([agent.pid])
         time.sleep(quiet_s)
-        written, spent_s = bytes_written(agent.pid) - before[0], _spent_s(agent.pid) - before[1]
+        written, spent_s = bytes_written(agent.pid) - before[0], cpu_s([agent.pid]) - before[1]
     quiet = {"seconds": quiet_s, "bytes_written": written, "cpu_s": round(spent_s, 3)}
     return {"task": task, "data": data, "rounds": rounds, "states": states, "quiet": quiet}
 
@@ -94,24 +91,6 @@ def _both(agent: int) -> dict[str, Memory]:
     for child in children_of(agent):
         found["training"] = memory_of(child)
     return {who: memory for who, memory in found.items() if memory is not None}
-
-
-def _spent_s(pid: int) -> float:
-    user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
-    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
-
-
-def _status(folder: Path) -> dict[str, Any]:
-    path = folder / "agent" / "status.json"
-    return dict(json.loads(path.read_bytes())) if path.exists() else {}
-
-
-def _wait(process: subprocess.Popen[bytes], fits: Callable[[], object], what: str) -> None:
-    give_up_at = time.monotonic() + PATIENCE_S
-    while not fits():
-        if process.poll() is not None or time.monotonic() > give_up_at:
-            raise FedpatchError(f"the agent never {what}")
-        time.sleep(_POLL_S)
 
 
 @contextmanager

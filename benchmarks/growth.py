@@ -18,7 +18,7 @@ from pathlib import Path
 
 import typer
 
-from benchmarks.clocks import memory_bytes
+from benchmarks.process_memory import memory_bytes
 from shared.errors import FedpatchError
 
 TASK = "benchmarks.synthetic_task:TASK"

@@ -10,8 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.clocks import cpu_s
-from benchmarks.process_memory import children_of
+from benchmarks.clocks import children_of, cpu_s
 from benchmarks.programs import running
 from benchmarks.shipped_broker import Broker
 from shared.errors import FedpatchError
@@ -33,13 +32,13 @@ def start_up(broker: Broker, folder: Path, task: str, data: str, idle_s: float) 
     line += ["--state-dir", str(folder), "--idle-release-s", str(idle_s + RELEASE_S)]
     began = time.perf_counter()
     with running(folder / "log", line) as agent:
-        _wait(agent, lambda: _status(folder).get("connected"), "is connected")
+        wait_until(agent, lambda: status_of(folder).get("connected"), "is connected")
         connected_s = time.perf_counter() - began
-        _wait(agent, lambda: _status(folder).get("tasks"), "is ready")
+        wait_until(agent, lambda: status_of(folder).get("tasks"), "is ready")
         found = {"connected_s": connected_s, "ready_s": time.perf_counter() - began}
         if idle_s:
             found["warm_share"] = _share([agent.pid, *children_of(agent.pid)], idle_s)
-            _wait(agent, lambda: not children_of(agent.pid), "gives the memory of training back")
+            wait_until(agent, lambda: not children_of(agent.pid), "gives the memory of training back")
             found["idle_share"] = _share([agent.pid], idle_s)
     return found
 
@@ -51,20 +50,22 @@ def torch_alone() -> float:
     return time.perf_counter() - began
 
 
-def _share(pids: list[int], seconds: float) -> float:
-    before, began = cpu_s(pids), time.perf_counter()
-    time.sleep(seconds)
-    return (cpu_s(pids) - before) / (time.perf_counter() - began)
-
-
-def _status(folder: Path) -> dict[str, Any]:
+def status_of(folder: Path) -> dict[str, Any]:
+    """What the agent with this state directory says of itself; empty before it has said anything."""
     path = folder / "status.json"
     return dict(json.loads(path.read_bytes())) if path.exists() else {}
 
 
-def _wait(process: subprocess.Popen[bytes], fits: Callable[[], object], what: str) -> None:
+def wait_until(process: subprocess.Popen[bytes], fits: Callable[[], object], what: str) -> None:
+    """Return once that is so. FedpatchError where the agent has ended before, or takes more than PATIENCE_S seconds."""
     give_up_at = time.monotonic() + PATIENCE_S
     while not fits():
         if process.poll() is not None or time.monotonic() > give_up_at:
             raise FedpatchError(f"the agent never {what}")
         time.sleep(_POLL_S)
+
+
+def _share(pids: list[int], seconds: float) -> float:
+    before, began = cpu_s(pids), time.perf_counter()
+    time.sleep(seconds)
+    return (cpu_s(pids) - before) / (time.perf_counter() - began)

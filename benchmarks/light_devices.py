@@ -16,14 +16,14 @@ import json
 import subprocess
 import sys
 import time
-from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
 from types import TracebackType
 from typing import Any, Self
 
+from benchmarks.light_device import Tally
 from shared.errors import FedpatchError
 from shared.model import schema_of
 from shared.task import Task
@@ -34,16 +34,9 @@ GOODBYE_S = 60.0
 
 
 @dataclass
-class LightReport:
-    """What all devices did together: outcomes of jobs, messages and payload bytes over their links, CPU and most memory."""
+class LightReport(Tally):
+    """What all devices did together, the processor time that it took, and the most memory of each process added up."""
 
-    outcomes: Counter[str] = field(default_factory=Counter)
-    connects: int = 0
-    disconnects: int = 0
-    sent: int = 0
-    sent_bytes: int = 0
-    received: int = 0
-    received_bytes: int = 0
     cpu_s: float = 0.0
     peak_bytes: int = 0
 

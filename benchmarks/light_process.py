@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.light_device import LightDevice, ModelChunks, Tally
 from benchmarks.light_updates import StandInUpdates
-from benchmarks.process_memory import memory_of
+from benchmarks.process_memory import memory_bytes
 from device_agent.performing import Identity
 from shared.link import LinkEvent
 from shared.messages import TaskCapability
@@ -102,11 +102,9 @@ def main() -> None:
     process = LightProcess(job)
     process.run()
     spent = resource.getrusage(resource.RUSAGE_SELF)
-    memory = memory_of(os.getpid())
-    peak_bytes = memory.peak_bytes if memory else 0
-    report = {**vars(process.tally), "cpu_s": spent.ru_utime + spent.ru_stime, "peak_bytes": peak_bytes}
+    used = {"cpu_s": spent.ru_utime + spent.ru_stime, "peak_bytes": memory_bytes("VmHWM")}
     with contextlib.suppress(BrokenPipeError):
-        _tell(json.dumps(report))
+        _tell(json.dumps(vars(process.tally) | used))
     # To say goodbye for hundreds of devices, one after the other, takes minutes where the broker does not answer.
     os._exit(0)
 

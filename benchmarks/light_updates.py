@@ -6,9 +6,11 @@ would be taken for the coordinator's.
 
 from __future__ import annotations
 
+import zlib
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import cache
 
 import numpy as np
 
@@ -18,7 +20,6 @@ from shared.errors import WireError
 from shared.messages import Manifest, UpdateReport, WorkRequest
 from shared.patches import parse_policy
 from shared.tensors import Array, Schema, Tensors, TensorSpec, values_digest
-from shared.transfer import describe
 
 NOISE = 1e-3
 """Standard deviation of what is added to each trained value: about what an epoch of the 2NN on MNIST adds in a later round."""
@@ -57,17 +58,10 @@ class StandInUpdates:
     ) -> tuple[Manifest, bytes]:
         public = parse_policy(request.private).public(self._schema.with_moments(request.plan.moments))
         base = self._come_to(way, blobs, public)
-        update = trained(base, public, np.random.default_rng(round_number))
+        update = trained(base, public, round_number)
         report = UpdateReport(request.model.digest, self._num_examples, 1, 0.5, _ACCURACY, _ACCURACY, 0.0, 0.0)
         packed = pack(update, public, asdict(report), request.encoding, base=base, seed=round_number)
-        made = describe(
-            packed.blob,
-            chunk_bytes=request.chunk_bytes,
-            encoding=packed.encoding,
-            raw_bytes=packed.raw_bytes,
-            schema=public.digest,
-        )
-        return made, packed.blob
+        return packed.manifest(request.chunk_bytes, public), packed.blob
 
     def _come_to(self, way: Way, blobs: Mapping[str, bytes], public: Schema) -> dict[str, Array]:
         """The tensors of the global model, checked as a device checks them."""
@@ -95,17 +89,25 @@ def _read(
     return unpack(blob, encoding=manifest.encoding, raw_bytes=manifest.raw_bytes, schema=schema, base=base)[1]
 
 
-def trained(base: Mapping[str, Array], schema: Schema, rng: np.random.Generator) -> dict[str, Array]:
+def trained(base: Mapping[str, Array], schema: Schema, round_number: int) -> dict[str, Array]:
     """What training might have made of `base`; moments as Adam's could be after a step with gradients of the noise's size."""
-    return {spec.name: _stepped(base[spec.name], spec, rng) for spec in schema.specs}
+    return {spec.name: _stepped(base[spec.name], spec, round_number % 2) for spec in schema.specs}
 
 
-def _stepped(values: Array, spec: TensorSpec, rng: np.random.Generator) -> Array:
-    noise = rng.standard_normal(spec.shape)
+def _stepped(values: Array, spec: TensorSpec, odd: int) -> Array:
     if spec.trainable:
-        return (values + NOISE * noise).astype(spec.dtype)
+        return values + _noise(spec, odd)
     if spec.name.endswith(":exp_avg_sq"):
-        return (0.999 * values + 0.001 * (NOISE * (1 + noise * noise)) ** 2).astype(spec.dtype)
+        return (0.999 * values + 0.001 * (NOISE + _noise(spec, odd) ** 2 / NOISE) ** 2).astype(spec.dtype)
     if spec.name.endswith(":step"):
         return (values + 1).astype(spec.dtype)
     return values
+
+
+@cache
+def _noise(spec: TensorSpec, odd: int) -> Array:
+    """Drawn once, for that is not what is measured; from one round to the next its sign changes, so that nothing adds up."""
+    if odd:
+        return -_noise(spec, 0)
+    drawn = np.random.default_rng(zlib.crc32(spec.name.encode())).standard_normal(spec.shape)
+    return (NOISE * drawn).astype(spec.dtype)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,10 +10,10 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from benchmarks.documents import Out, deliver
 from benchmarks.load_run import Scale, play
 from shared.command import AsJson, command, interruptible, run_app
 from shared.errors import UsageError
-from shared.files import write_atomic
 from shared.task import find_task
 
 NAME = "benchmarks.load"
@@ -38,7 +37,7 @@ def load(
         ),
     ] = None,
     processes: Annotated[int, typer.Option(min=1, metavar="N", help="Processes that the devices share.")] = 4,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the JSON document there too.")] = None,
+    out: Out = None,
     toy: Annotated[bool, typer.Option("--toy", help="A smoke test: 20 devices, 2 rounds of task digits.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -48,15 +47,7 @@ def load(
     with interruptible():
         figures = [_measure(scale, *one) for one in variants]
     document = {"task": scale.task.name, "cores": os.cpu_count(), "variants": figures}
-    text = json.dumps(document, indent=1, allow_nan=False)
-    if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(out, f"{text}\n".encode(), mode=0o644)
-    if as_json:
-        typer.echo(text)
-    else:
-        for line in table(figures):
-            typer.echo(line)
+    deliver(document, lambda _: table(figures), out, as_json)
 
 
 def _measure(scale: Scale, options: Mapping[str, str], limits: Mapping[str, str]) -> dict[str, Any]:

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.clocks import cpu_s
 from benchmarks.light_devices import ROOT, LightDevices, LightReport
-from benchmarks.process_memory import cpu_seconds, memory_of
+from benchmarks.process_memory import memory_of
 from benchmarks.shipped_broker import shipped_broker
 from shared.errors import FedpatchError
 from shared.task import Task
@@ -50,9 +51,9 @@ class Watched:
 
     def look(self) -> None:
         """Called now and then, for of a process that has ended nothing can be asked."""
-        memory, spent_s = memory_of(self._pid), cpu_seconds(self._pid)
+        memory = memory_of(self._pid)
         self.peak_bytes = max(self.peak_bytes, memory.peak_bytes if memory else 0)
-        self._now_s = self._now_s if spent_s is None else spent_s
+        self._now_s = max(self._now_s, cpu_s([self._pid]))
 
     @property
     def cpu_s(self) -> float:

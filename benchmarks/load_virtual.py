@@ -13,10 +13,10 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from benchmarks.process_memory import memory_of
+from benchmarks.documents import Out, deliver
+from benchmarks.process_memory import memory_bytes
 from shared.command import AsJson, command, interruptible, run_app
 from shared.errors import FedpatchError
-from shared.files import write_atomic
 from simulator.fleet import SimulatedFleet
 from simulator.fleet_terms import FleetTerms
 
@@ -37,7 +37,7 @@ def load_virtual(
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, metavar="N", help="Rounds of each fleet.")] = 2,
     asked: Annotated[int, typer.Option(min=1, metavar="N", help="Devices that a round asks at most.")] = 10_000,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the JSON document there too.")] = None,
+    out: Out = None,
     toy: Annotated[bool, typer.Option("--toy", help="A smoke test: 20 and 40 devices.")] = False,
     alone: Annotated[
         bool, typer.Option("--alone", hidden=True, help="Play the one fleet in this very process.")
@@ -52,15 +52,7 @@ def load_virtual(
             typer.echo(json.dumps(measure(devices[0], size[0], rounds, asked)))
             return
         found = [_in_a_process(count, each, rounds, asked) for each in size or SIZES for count in fleets]
-    text = json.dumps({"fleets": found, "cores": os.cpu_count()}, indent=1, allow_nan=False)
-    if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(out, f"{text}\n".encode(), mode=0o644)
-    if as_json:
-        typer.echo(text)
-    else:
-        for line in table(found):
-            typer.echo(line)
+    deliver({"fleets": found, "cores": os.cpu_count()}, lambda _: table(found), out, as_json)
 
 
 def measure(devices: int, size_bytes: int, rounds: int, asked: int) -> dict[str, Any]:
@@ -73,7 +65,7 @@ def measure(devices: int, size_bytes: int, rounds: int, asked: int) -> dict[str,
         model_bytes=size_bytes,
         update_bytes=size_bytes,
     )
-    before = _resident()
+    before = memory_bytes("VmRSS")
     began, spent = time.perf_counter(), time.process_time()
     fleet = SimulatedFleet(terms)
     fleet.run()
@@ -87,7 +79,7 @@ def measure(devices: int, size_bytes: int, rounds: int, asked: int) -> dict[str,
         "cpu_s": cpu_s / rounds,
         "events": fleet.agenda.done / rounds,
         "us_per_event": 1e6 * cpu_s / fleet.agenda.done,
-        "bytes_per_device": (_resident(peak=True) - before) / devices,
+        "bytes_per_device": (memory_bytes("VmHWM") - before) / devices,
         "virtual_s": sum(one.seconds for one in fleet.rounds) / rounds,
         "failed": sum(one.outcome != "aggregated" for one in fleet.rounds),
         "reported": sum(one.reported for one in fleet.rounds) / rounds,
@@ -123,12 +115,6 @@ def _in_a_process(devices: int, size_bytes: int, rounds: int, asked: int) -> dic
     if done.returncode != 0:
         raise FedpatchError(f"{devices} devices: {done.stderr.strip()[-500:]}")
     return dict(json.loads(done.stdout.splitlines()[-1]))
-
-
-def _resident(*, peak: bool = False) -> int:
-    memory = memory_of(os.getpid())
-    assert memory is not None
-    return memory.peak_bytes if peak else memory.rss_bytes
 
 
 def main() -> NoReturn:

@@ -28,7 +28,7 @@ def main(kind: str, directory: Path) -> dict[str, Any]:
 
     import numpy as np
 
-    from benchmarks.clocks import memory_bytes
+    from benchmarks.process_memory import memory_bytes
 
     inputs = np.random.default_rng(1).random((BATCH, *metadata["input_shape"]), dtype=np.float32)
     outputs = predict(inputs[:1])

@@ -1,9 +1,7 @@
-"""What the kernel knows of another process: its memory, its processor time, its children, what it wrote."""
+"""What the kernel knows of a process: its memory, and what it wrote."""
 
 from __future__ import annotations
 
-import contextlib
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -41,23 +39,9 @@ def memory_of(pid: int) -> Memory | None:
         return None
 
 
-def cpu_seconds(pid: int) -> float | None:
-    """Processor time that all its threads have used; None where the process ends just now."""
-    try:
-        user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
-    except OSError:
-        return None
-    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
-
-
-def children_of(pid: int) -> list[int]:
-    """Processes that it started and has not taken leave of: until then, what they wrote is not counted as its own."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            if int(path.read_text().rpartition(")")[2].split()[1]) == pid:
-                found.append(int(path.parent.name))
-    return found
+def memory_bytes(field: str) -> int:
+    """`VmHWM` (the most that this process ever had resident) or `VmRSS` (what it has now)."""
+    return _kib(Path("/proc/self/status").read_text())[field] * _KIB
 
 
 def bytes_written(pid: int) -> int:

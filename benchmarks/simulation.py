@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import shlex
 import sys
@@ -18,6 +17,7 @@ import typer
 from rich.console import Console
 
 from benchmarks.contests import Contest, Contestant, Here, play_in_turn
+from benchmarks.documents import Out, kept
 from benchmarks.fedpatch_rounds import FedpatchRounds
 from benchmarks.growth import measure_apart
 from benchmarks.matrix_products import MatrixProducts
@@ -27,7 +27,6 @@ from benchmarks.report import Report
 from benchmarks.work import Work, make_work, write_work
 from shared.command import AsJson, command, interruptible, run_app
 from shared.errors import FedpatchError
-from shared.files import write_atomic
 
 NAME = "benchmarks.simulation"
 PEERS_PYTHON = ROOT / ".venv-peers" / "bin" / "python"
@@ -57,7 +56,7 @@ def simulation(
     peers_python: Annotated[
         Path, typer.Option(metavar="PATH", help="Python of the environment that holds pfl and Flower.")
     ] = PEERS_PYTHON,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the JSON document there too.")] = None,
+    out: Out = None,
     as_json: AsJson = False,
 ) -> None:
     """Time a simulated round: fedpatch, a plain PyTorch loop, the matrix products alone, pfl and Flower.
@@ -74,10 +73,7 @@ def simulation(
         for clients, cohort in TOY_SIZES if toy else SIZES:
             say(f"synthetic task: {clients} clients, {cohort} in a round")
             report.growth.append(measure_apart(clients, cohort, 1 if toy else GROWTH_ROUNDS))
-    text = json.dumps(report.to_dict(), indent=1, allow_nan=False)
-    if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(out, f"{text}\n".encode(), mode=0o644)
+    text = kept(report.to_dict(), out)
     if as_json:
         typer.echo(text)
     else:

@@ -15,8 +15,9 @@ from pathlib import Path
 import numpy as np
 import typer
 
-from benchmarks.clocks import memory_bytes
+from benchmarks.process_memory import memory_bytes
 from coordinator.checkpoint import load_update, store_update
+from coordinator.decoded import MOST_BYTES
 from coordinator.folding import fold
 from coordinator.intake import Terms, read_update
 from coordinator.limits import Limits
@@ -26,15 +27,15 @@ from shared.model import initial_tensors, schema_of
 from shared.task import find_task
 from shared.tensors import Array
 
-DIFFERENT = 8
-"""Updates that there really are, more than a cache holds; they come again and again."""
-
 _BASE = "0" * 64
 _ENCODING = "fp32"
 
 
 class SpooledUpdates:
-    """A few updates of a task's model, each in the spool in `folder`, in memory, and as one flat array."""
+    """Updates of a task's model, each in the spool in `folder`, in memory, and as one flat array.
+
+    There are as many as a round keeps in memory, more than a cache holds; they come again and again.
+    """
 
     def __init__(self, task_ref: str, folder: Path, *, resident: bool = True) -> None:
         task = find_task(task_ref)
@@ -44,7 +45,8 @@ class SpooledUpdates:
         report = UpdateReport(_BASE, 600, 1, 0.5, 0.5, 0.5, 0.0, 0.0)
         rng = np.random.default_rng(0)
         self._updates: list[dict[str, Array]] = []
-        for number in range(DIFFERENT):
+        self._different = max(1, MOST_BYTES // self.schema.nbytes)
+        for number in range(self._different):
             update = {spec.name: self._model[spec.name] for spec in self.schema.specs}
             for spec in self.schema.specs:
                 if spec.trainable:
@@ -69,18 +71,17 @@ class SpooledUpdates:
         """All values of as many updates added up, unweighted, tensor by tensor in one."""
         total = np.zeros(self._flat[0].size, dtype)
         for number in range(count):
-            np.add(total, self._flat[number % DIFFERENT], out=total)
+            np.add(total, self._flat[number % self._different], out=total)
 
     def _read(self, device: str) -> dict[str, Array]:
-        return self._updates[_number(device)]
+        return self._updates[self._number(device)]
 
     def _read_spooled(self, device: str) -> dict[str, Array]:
-        blob = load_update(self._folder, 1, f"update-{_number(device)}")
+        blob = load_update(self._folder, 1, f"update-{self._number(device)}")
         return read_update(blob, self._terms, encoding=_ENCODING, raw_bytes=self._raw_bytes)[1]
 
-
-def _number(device: str) -> int:
-    return int(device.rpartition("-")[2]) % DIFFERENT
+    def _number(self, device: str) -> int:
+        return int(device.rpartition("-")[2]) % self._different
 
 
 def main() -> None:

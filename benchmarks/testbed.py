@@ -14,11 +14,11 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from benchmarks.documents import kept
 from benchmarks.testbed_cells import CPUS, DATASETS, Cell, find_cells
 from benchmarks.testbed_play import Federation, hosts_for, play_alone
 from benchmarks.testbed_table import markdown
 from shared.command import AsJson, command, interruptible, run_app
-from shared.files import write_atomic
 
 NAME = "benchmarks.testbed"
 
@@ -73,8 +73,7 @@ def _keep(out: Path, cell: Cell, play: Any) -> None:
     began, load = time.monotonic(), os.getloadavg()[0]
     document = play()
     document |= {"cell": cell.name, "seconds": time.monotonic() - began, "load_before": load, **_terms(cell)}
-    out.mkdir(parents=True, exist_ok=True)
-    write_atomic(_file(out, cell), f"{json.dumps(document, indent=1, allow_nan=False)}\n".encode(), mode=0o644)
+    kept(document, _file(out, cell))
 
 
 def _terms(cell: Cell) -> dict[str, Any]:

@@ -30,7 +30,10 @@ from shared.files import mend_of, open_atomic, remove_unfinished, sync_directory
 from shared.settings import NAME
 from shared.tensors import Schema, Tensors, TensorSpec, base_name
 
-ENCODING = "fp32+zstd"  # keeps every bit of every dtype
+ENCODING = "fp32"
+"""Keeps every bit of every dtype. Compressed, values take a tenth less room and seven times as long."""
+
+_ENCODING_BEFORE = "fp32+zstd"  # of checkpoints that do not name theirs
 KEPT = 2
 
 _CHECKPOINT = b"fedpatch checkpoint 1\n"
@@ -52,7 +55,12 @@ def save_checkpoint(directory: Path, state: ServerState, schema: Schema, meta: M
     for part, tensors in (("tensors", state.tensors), ("server", state.server)):
         own = _schema_of(tensors, schema)
         packed = pack(tensors, own, {}, ENCODING)
-        content[part] = {"schema": own.to_lists(), "raw_bytes": packed.raw_bytes, "blob": packed.blob}
+        content[part] = {
+            "schema": own.to_lists(),
+            "encoding": packed.encoding,
+            "raw_bytes": packed.raw_bytes,
+            "blob": packed.blob,
+        }
     path = directory / f"checkpoint-{state.round:06d}.fp"
     with _told(directory):
         remove_unfinished(directory)
@@ -184,7 +192,8 @@ def _load(path: Path) -> tuple[ServerState, Schema, dict[str, Any]]:
         parts = []
         for part in (content["tensors"], content["server"]):
             own = Schema.from_lists(part["schema"])
-            parts.append(unpack(part["blob"], encoding=ENCODING, raw_bytes=part["raw_bytes"], schema=own)[1])
+            encoding = part.get("encoding", _ENCODING_BEFORE)
+            parts.append(unpack(part["blob"], encoding=encoding, raw_bytes=part["raw_bytes"], schema=own)[1])
         return ServerState(content["round"], *parts), Schema.from_lists(content["schema"]), content["meta"]
     except (ValueError, TypeError, KeyError, msgpack.UnpackException, WireError, SchemaMismatch) as error:
         raise StateError(f"{path}: cannot be read back ({error})") from error

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import logging
 import secrets
-import signal
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from queue import SimpleQueue
-from types import FrameType
 from typing import Self
 
 from coordinator.claim import CONNECT_TIMEOUT_S, body_of, claim_fleet, client_id
 from coordinator.doorkeeper import Doorkeeper
 from coordinator.settings import RunSettings
+from coordinator.storing import Written
 from shared import topics
 from shared.broker_settings import exposure
 from shared.codec import encode
+from shared.command import signals_to
 from shared.link import Connected, Disconnected, LinkEvent, MqttLink, Received
 from shared.link_faults import SAME_NAME
 from shared.messages import Claim, CoordinatorState, Envelope
@@ -34,7 +33,8 @@ class Interrupt:
     """Somebody pressed Ctrl-C or sent SIGTERM."""
 
 
-Inbox = SimpleQueue[LinkEvent | Interrupt]
+Event = LinkEvent | Interrupt | Written
+Inbox = SimpleQueue[Event]
 
 
 class Connection:
@@ -137,22 +137,11 @@ class Connection:
         return encode(Envelope(CoordinatorState(online=online, boot=self._boot)))
 
 
-@contextmanager
-def interrupts_into(inbox: Inbox) -> Iterator[None]:
+def interrupts_into(inbox: Inbox) -> AbstractContextManager[None]:
     """SIGINT and SIGTERM become events (SimpleQueue.put may be called from a signal handler).
 
     In another thread than the first, where Python sets no handlers, they stay what they are.
     """
     if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def handler(_signal: int, _frame: FrameType | None) -> None:
-        inbox.put(Interrupt())
-
-    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, former in before.items():
-            signal.signal(number, former)
+        return nullcontext()
+    return signals_to(lambda *_: inbox.put(Interrupt()))

@@ -9,7 +9,6 @@ devices then take the whole model. So nothing here waits for the disk, and nothi
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Collection
 from pathlib import Path
@@ -18,10 +17,11 @@ import msgpack
 
 from coordinator.delta_chain import Step
 from shared.compression import Packed
+from shared.errors import StateError
 from shared.files import write_atomic
+from shared.sealed import seal, unseal
 
-_MAGIC = b"fedpatch delta 1\n"
-_DIGEST_BYTES = hashlib.sha256().digest_size
+_LINE = b"fedpatch delta 1\n"
 
 _log = logging.getLogger("fedpatch.checkpoint")
 
@@ -36,7 +36,7 @@ def save_step(directory: Path, step: Step, beside: Collection[int]) -> None:
         for path in directory.glob("delta-*.fp"):
             if path.name not in kept and path.is_file():
                 path.unlink(missing_ok=True)
-        write_atomic(directory / _name(step.round), _MAGIC + hashlib.sha256(content).digest() + content, durable=False)
+        write_atomic(directory / _name(step.round), seal(_LINE, content), durable=False)
     except OSError as error:
         _log.warning("%s: %s; devices take the whole model instead", error.filename or directory, error.strerror)
 
@@ -53,14 +53,11 @@ def _name(round_number: int) -> str:
 
 def _load(path: Path) -> Step | None:
     try:
-        data = memoryview(path.read_bytes())
-        content = data[len(_MAGIC) + _DIGEST_BYTES :]
-        if bytes(data[: len(_MAGIC) + _DIGEST_BYTES]) != _MAGIC + hashlib.sha256(content).digest():
-            raise ValueError("not what was written")
+        content = unseal(path, _LINE, path.read_bytes(), "a step of the global model")
         number, base, before, content_digest, encoding, raw_bytes, blob = msgpack.unpackb(content)
         if path.name != _name(number):
             raise ValueError("of another round")
-    except (OSError, ValueError, TypeError, msgpack.UnpackException) as error:
+    except (OSError, StateError, ValueError, TypeError, msgpack.UnpackException) as error:
         _log.info("%s: left out (%s)", path, error)
         return None
     return Step(number, base, before, content_digest, Packed(blob, raw_bytes, encoding))

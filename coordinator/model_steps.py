@@ -16,7 +16,6 @@ from coordinator.run_spec import RunSpec
 from coordinator.strategies import ServerState
 from shared.messages import ModelDelta, is_delta
 from shared.tensors import values_digest
-from shared.transfer import describe
 
 
 class ModelSteps:
@@ -56,15 +55,8 @@ class ModelSteps:
         return [self._described(step) for step in self._steps]
 
     def _described(self, step: Step) -> tuple[Blob, ModelDelta]:
-        packed = step.packed
-        manifest = describe(
-            packed.blob,
-            chunk_bytes=self._spec.chunk_bytes,
-            encoding=packed.encoding,
-            raw_bytes=packed.raw_bytes,
-            schema=self._schema.digest,
-        )
-        return Blob(packed.blob, manifest), ModelDelta(step.base, step.content, manifest)
+        manifest = step.packed.manifest(self._spec.chunk_bytes, self._schema)
+        return Blob(step.packed.blob, manifest), ModelDelta(step.base, step.content, manifest)
 
     def _content(self, state: ServerState) -> str:
         """Of the tensors of a state; that of the last one is asked for again."""

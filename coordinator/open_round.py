@@ -130,8 +130,7 @@ class OpenRound:
 
     def awaits(self, device: str, envelope: Envelope) -> bool:
         """Whether a message of an earlier epoch is about this round, of a device that has still to report."""
-        participant = self.round.participants.get(device)
-        return participant is not None and participant.state in AT_WORK and envelope.round == self.round.number
+        return self.round.awaits(device) and envelope.round == self.round.number
 
     def ask(self, devices: list[str], now: float) -> list[Effect]:
         """The request, for the first time or once more: harmless to a device that is on it."""
@@ -142,8 +141,7 @@ class OpenRound:
     def on_chunk(self, device: str, chunk: Chunk, now: float) -> list[Effect]:
         """A chunk of a participant's update."""
         self._bytes_up += len(chunk.data)
-        participant = self.round.participants.get(device)
-        if participant is None or participant.state not in AT_WORK:
+        if not self.round.awaits(device):
             # Lost for too long, or given up: the round has counted it out.
             self._desk.release(device)
             return []

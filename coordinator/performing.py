@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from coordinator.checkpoint import drop_round, load_update, save_checkpoint, store_update
@@ -36,6 +37,7 @@ from coordinator.records import RoundRecord, StoredUpdate
 from coordinator.recovery import pack_model, terms_of
 from coordinator.registry import Registry, Sighting
 from coordinator.snapshot import View
+from coordinator.storing import MOST, THREADS, Storing
 from coordinator.strategies import ServerState
 from coordinator.warden import Warden
 from shared.errors import UpdateRefused
@@ -43,13 +45,16 @@ from shared.messages import Body, DeviceState, UpdateReport, WorkRequest
 from shared.reasons import RefuseReason
 from shared.tensors import Array
 
+Kept = tuple[UpdateReport, dict[str, Array]]
+"""Of an update that is on the disk."""
+
 _TOLD = ("declined", "failed", "refused")
 
 
 class Performer:
     """The hands of one run, whose files are in `directory`. `state` is the server's, after the last completed round.
 
-    Its `observer` sees all that happens.
+    Its `observer` sees all that happens. Each update is checked and written at once, until `write_beside` is called.
     """
 
     def __init__(
@@ -81,6 +86,7 @@ class Performer:
         self._sightings: dict[str, Sighting] = {}
         self._accepted: set[str] = set()
         self.decoded = Decoded()
+        self.storing = Storing(self._kept)
         self._lacking: set[str] = set()
 
     def perform(self, effects: list[Effect]) -> None:
@@ -90,6 +96,19 @@ class Performer:
             effect, began_at = queue.popleft(), time.monotonic()
             queue.extend(self._do(effect))
             self.observer.performed(effect, began_at, time.monotonic())
+
+    @contextmanager
+    def writing_beside(self, wake: Callable[[], None]) -> Iterator[None]:
+        """Within, updates are checked and written in other threads; `settle` is to be called some time after each `wake`."""
+        self.storing = Storing(self._kept, wake, THREADS)
+        try:
+            yield
+        finally:
+            self.storing.close()
+
+    def settle(self, *, wait: bool) -> None:
+        """Performs what follows from updates that are written by now, or from all that are on their way."""
+        self.perform(self._settled(0 if wait else MOST))
 
     def _do(self, effect: Effect) -> list[Effect]:
         match effect:
@@ -188,12 +207,35 @@ class Performer:
         return self._engine.model_published(manifest, time.monotonic(), [delta for _, delta in steps])
 
     def _store(self, effect: Store) -> list[Effect]:
-        """Checks first, then the disk, and only then `committed`."""
-        manifest, device = effect.manifest, effect.device
+        effects = self._settled(MOST - 1)
+        self.storing.begin(effect)
+        return effects + self._settled(MOST)
+
+    def _settled(self, most_left: int) -> list[Effect]:
+        return [one for effect, kept in self.storing.take(most_left) for one in self._stored(effect, kept)]
+
+    def _kept(self, effect: Store) -> Kept | UpdateRefused:
+        """Checks first, then the disk; in a thread of its own."""
+        manifest = effect.manifest
         try:
-            registered = self._engine.fleet.registered(device)
-            report, tensors = self._read(effect.blob, manifest.encoding, manifest.raw_bytes, registered)
-            store_update(self._directory, effect.round, device, effect.blob, manifest.digest)
+            registered = self._engine.fleet.registered(effect.device)
+            kept = self._read(effect.blob, manifest.encoding, manifest.raw_bytes, registered)
+            store_update(self._directory, effect.round, effect.device, effect.blob, manifest.digest)
+        except UpdateRefused as error:
+            return error
+        return kept
+
+    def _stored(self, effect: Store, kept: Kept | UpdateRefused) -> list[Effect]:
+        """The registry's row, and only then `committed`."""
+        manifest, device, current = effect.manifest, effect.device, self._engine.open
+        if current is None or current.round.number != effect.round:
+            return []
+        try:
+            if isinstance(kept, UpdateRefused):
+                raise kept
+            report, tensors = kept
+            if not current.round.awaits(device):  # nothing is to be found of it after a crash that was not promised
+                return self._engine.stored(device, manifest.digest, report, time.monotonic())
             update = StoredUpdate(
                 effect.round, device, manifest.digest, manifest.raw_bytes, report.num_examples, manifest.encoding
             )
@@ -214,6 +256,7 @@ class Performer:
 
     def _aggregate(self, effect: Aggregate) -> list[Effect]:
         """Folds in one update at a time, in the order of device names: the same updates give the same bits."""
+        self.storing.forget()
         self._registry.rounds.close(self._engine.spec.run)
         stored = {
             update.device: update for update in self._registry.rounds.updates(self._engine.spec.run, effect.round)
@@ -252,5 +295,6 @@ class Performer:
             self.state = self._next
         self.flush_counts()
         self._registry.rounds.finish(run, record)
-        drop_round(self._directory, record.round)
+        self.storing.forget()
+        self.storing.afterwards(lambda: drop_round(self._directory, record.round))
         self.decoded.clear()

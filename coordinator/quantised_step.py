@@ -12,11 +12,10 @@ import hashlib
 from dataclasses import replace
 
 from coordinator.strategies import ServerState
-from shared.compression import Packed, unpack
-from shared.feedback import pack_with_feedback
+from shared.compression import Packed
+from shared.feedback import is_residual, step_with_feedback
 from shared.tensors import Array, Schema, Tensors
 
-_RESIDUAL = ":residual"
 _SEED_BYTES = 6
 
 
@@ -29,19 +28,9 @@ def quantised_step(
     `NAME:residual`, of the shape of NAME, which the step before left there and this one uses up. Neither state is changed
     in place; equal arguments give equal bits. Raises as shared.compression.pack does.
     """
-    packed, left = pack_with_feedback(
-        after.tensors,
-        schema,
-        {"round": after.round + 1},
-        encoding,
-        base=before.tensors,
-        seed=seed,
-        residual=_residuals(after.server),
-    )
-    tensors = unpack(
-        packed.blob, encoding=packed.encoding, raw_bytes=packed.raw_bytes, schema=schema, base=before.tensors
-    )[1]
-    return replace(after, tensors=tensors, server=_others(after.server) | left), packed
+    meta, left = {"round": after.round + 1}, after.server
+    step = step_with_feedback(after.tensors, schema, meta, encoding, base=before.tensors, seed=seed, residual=left)
+    return replace(after, tensors=step.tensors, server=_others(after.server) | step.residual), step.packed
 
 
 def without_residuals(state: ServerState) -> ServerState:
@@ -55,9 +44,5 @@ def step_seed(run_seed: int, round_number: int) -> int:
     return int.from_bytes(digest[:_SEED_BYTES], "big")
 
 
-def _residuals(server: Tensors) -> dict[str, Array]:
-    return {name: array for name, array in server.items() if name.endswith(_RESIDUAL)}
-
-
 def _others(server: Tensors) -> dict[str, Array]:
-    return {name: array for name, array in server.items() if not name.endswith(_RESIDUAL)}
+    return {name: array for name, array in server.items() if not is_residual(name)}

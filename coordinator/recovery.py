@@ -25,7 +25,7 @@ from coordinator.intake import Terms, read_update
 from coordinator.ledger import KeptUpdate, Ledger, Opening
 from coordinator.limits import Limits
 from coordinator.moments import Moment
-from coordinator.negotiation import EVERYWHERE
+from coordinator.negotiation import whole_model_encoding
 from coordinator.preparation import Prepared
 from coordinator.records import RoundRecord, StoredUpdate
 from coordinator.registry import Registry
@@ -33,9 +33,8 @@ from coordinator.run_spec import RunSpec
 from coordinator.strategies import ServerState
 from shared.compression import pack
 from shared.errors import StateError, UpdateRefused
-from shared.messages import Manifest, is_delta
+from shared.messages import Manifest
 from shared.tensors import Array
-from shared.transfer import describe
 
 Say = Callable[[str], None]
 
@@ -89,16 +88,8 @@ def pack_model(state: ServerState, prepared: Prepared, spec: RunSpec) -> tuple[b
     Where updates carry differences it has every bit of the state, since that is what they differ from.
     """
     travelling = prepared.travelling
-    encoding = EVERYWHERE if is_delta(spec.encoding) else spec.encoding
-    packed = pack(state.tensors, travelling, {"round": state.round + 1}, encoding)
-    manifest = describe(
-        packed.blob,
-        chunk_bytes=spec.chunk_bytes,
-        encoding=packed.encoding,
-        raw_bytes=packed.raw_bytes,
-        schema=travelling.digest,
-    )
-    return packed.blob, manifest
+    packed = pack(state.tensors, travelling, {"round": state.round + 1}, whole_model_encoding(spec.encoding))
+    return packed.blob, packed.manifest(spec.chunk_bytes, travelling)
 
 
 def terms_of(

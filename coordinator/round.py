@@ -156,6 +156,11 @@ class Round:
         wanted = min(self.policy.target, self._accepted)
         return max(1, self.policy.min_cohort, math.ceil(self.policy.quorum * wanted - 1e-9))
 
+    def awaits(self, device: str) -> bool:
+        """Whether it has still to report, and may."""
+        participant = self.participants.get(device)
+        return participant is not None and participant.state in AT_WORK
+
     def devices(self, *states: State) -> list[str]:
         """Devices in one of `states`, sorted."""
         return sorted(device for state in states for device in self._in[state])

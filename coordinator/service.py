@@ -10,7 +10,7 @@ import time
 from dataclasses import replace
 from queue import Empty
 
-from coordinator.connection import Connection, Interrupt
+from coordinator.connection import Connection, Event, Interrupt
 from coordinator.effects import Count, Effect
 from coordinator.engine import Engine
 from coordinator.fleet import QUARANTINED
@@ -19,10 +19,11 @@ from coordinator.performing import Performer
 from coordinator.publisher import ModelPublisher
 from coordinator.snapshot import View, take_snapshot
 from coordinator.status_feed import StatusFeed
+from coordinator.storing import Written
 from shared import topics
 from shared.codec import UnknownMessage, decode
 from shared.errors import WireError
-from shared.link import Connected, Disconnected, LinkEvent, Received
+from shared.link import Connected, Disconnected, Received
 from shared.messages import DeviceState
 from shared.transfer import decode_chunk
 from shared.vitals import Vitals
@@ -65,19 +66,31 @@ class Service:
         if self._engine.records:
             # The view is to know the rounds of before, and so tell one that closes with the very start.
             self._view.show(replace(take_snapshot(self._engine, time.monotonic()), phase="starting"))
-        self._performer.perform(self._engine.start(time.monotonic()))
-        while not self._engine.stopped:
-            event = self._next_event()
-            if event is not None:
-                self._performer.perform(self._handle(event, time.monotonic()))
-            else:
-                self._performer.flush_counts()
-                self._publisher.settle()
-            self._performer.perform(self._revocations.look(self._engine, time.monotonic()))
-            self._watch_devices(time.monotonic())
-            self._performer.perform(self._engine.tick(time.monotonic()))
-            self._observer.look(time.monotonic(), waiting=self._connection.inbox.qsize())
-            self._show(time.monotonic())
+        with self._performer.writing_beside(lambda: self._connection.inbox.put(Written())):
+            self._performer.perform(self._engine.start(time.monotonic()))
+            while not self._engine.stopped:
+                self._take(self._next_event())
+
+    def _take(self, event: Event | None) -> None:
+        """One event, or none for as long as nothing had to be done; and what time has brought."""
+        if event is not None:
+            self._performer.settle(wait=isinstance(event, Interrupt))
+            self._performer.perform(self._handle(event, time.monotonic()))
+        else:
+            self._performer.flush_counts()
+            self._publisher.settle()
+        self._performer.perform(self._revocations.look(self._engine, time.monotonic()))
+        self._watch_devices(time.monotonic())
+        self._tick()
+        self._observer.look(time.monotonic(), waiting=self._connection.inbox.qsize())
+        self._show(time.monotonic())
+
+    def _tick(self) -> None:
+        """What has arrived by a deadline counts, though it may not be written yet."""
+        deadline = self._engine.next_deadline()
+        if deadline is not None and deadline <= time.monotonic():
+            self._performer.settle(wait=True)
+        self._performer.perform(self._engine.tick(time.monotonic()))
 
     def _show(self, now: float) -> None:
         """A snapshot costs as much as the round has devices: not one for each event, and of large rounds fewer."""
@@ -97,7 +110,7 @@ class Service:
         for (device, reason), times in self._connection.door.take_dropped().items():
             self._performer.perform([Count(device, "ignored", reason, times=times)])
 
-    def _next_event(self) -> LinkEvent | Interrupt | None:
+    def _next_event(self) -> Event | None:
         deadline = self._engine.next_deadline()
         wait_s = _IDLE_S if deadline is None else min(_IDLE_S, max(0.0, deadline - time.monotonic()))
         try:
@@ -105,7 +118,7 @@ class Service:
         except Empty:
             return None
 
-    def _handle(self, event: LinkEvent | Interrupt, now: float) -> list[Effect]:
+    def _handle(self, event: Event, now: float) -> list[Effect]:
         match event:
             case Interrupt():
                 self._view.say("interrupted: telling the devices, saving")
@@ -135,6 +148,9 @@ class Service:
         if topic is None:
             return []
         self._observer.received(topic.kind, len(event.payload))
+        if self._performer.storing.holds(topic.device):
+            # Its word is heard after what it gave, as if that had been written at once.
+            self._performer.settle(wait=True)
         if self._revocations.refuses(topic.device):
             return refused(topic.device)
         try:

@@ -1,9 +1,11 @@
-"""Whether a stream is a terminal that a live display can be drawn on."""
+"""Whether a stream is a terminal that a live display can be drawn on; what shows something there, and lines anywhere else."""
 
 from __future__ import annotations
 
 import os
-from typing import TextIO
+from contextlib import suppress
+from types import TracebackType
+from typing import Protocol, Self, TextIO
 
 from rich.console import Console
 
@@ -16,3 +18,37 @@ def plain_console(stream: TextIO) -> Console:
 def can_draw(console: Console) -> bool:
     """Whether it is a terminal that moves its cursor and has more than ASCII."""
     return console.file.isatty() and os.environ.get("TERM") not in (None, "", "dumb") and not console.options.ascii_only
+
+
+class Display(Protocol):
+    """What has a beginning and an end."""
+
+    def __enter__(self) -> Self:
+        """Begins to show."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Leaves the terminal as it was, with the last state on it."""
+
+    def say(self, line: str) -> None:
+        """Prints a line."""
+
+
+class PlainLines:
+    """A display that only says lines on `stream`."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stream.flush()
+
+    def say(self, line: str) -> None:
+        """Prints a line."""
+        with suppress(OSError):  # nobody reads any more, which is no reason to stop what is shown
+            self._stream.write(f"{line}\n")
+            self._stream.flush()

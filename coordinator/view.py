@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from types import TracebackType
 from typing import Protocol, Self, TextIO
 
 from rich.console import Console
@@ -12,22 +11,14 @@ from rich.live import Live
 from coordinator.frame import draw
 from coordinator.round_text import round_line
 from coordinator.snapshot import Snapshot, View
-from coordinator.terminal import can_draw, plain_console
+from coordinator.terminal import Display, PlainLines, can_draw, plain_console
 from shared.quantities import counted
 
 DRAWS_PER_SECOND = 8
 
 
-class RunView(View, Protocol):
+class RunView(View, Display, Protocol):
     """A view that has a beginning and an end."""
-
-    def __enter__(self) -> Self:
-        """Begins to show."""
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Leaves the terminal as it was, with the last state on it."""
 
 
 def make_view(stderr: TextIO, *, plain: bool = False) -> RunView:
@@ -55,9 +46,7 @@ class LiveView:
         self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._over = True
         self._live.stop()
 
@@ -71,22 +60,14 @@ class LiveView:
             self._console.print(line, markup=False, soft_wrap=True)
 
 
-class PlainView:
+class PlainView(PlainLines):
     """One line when the coordinator begins to wait for devices or others are unwilling, one per round, and what is said."""
 
     def __init__(self, stderr: TextIO) -> None:
-        self._stderr = stderr
+        super().__init__(stderr)
         self._told: int | None = None  # number of the last round that needs no line
         self._waiting = False
         self._unwilling = ""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stderr.flush()
 
     def show(self, snapshot: Snapshot) -> None:
         """Says what is new since the last time."""
@@ -103,9 +84,3 @@ class PlainView:
             others = f"; unwilling: {unwilling}" if unwilling else ""
             self.say(f"waiting for devices: {snapshot.present} of {snapshot.wanted} are there{others}")
         self._waiting, self._unwilling = waiting, unwilling
-
-    def say(self, line: str) -> None:
-        """Prints a line."""
-        with suppress(OSError):  # nobody reads any more, which is no reason to stop training
-            self._stderr.write(f"{line}\n")
-            self._stderr.flush()

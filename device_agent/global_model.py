@@ -36,7 +36,7 @@ def read_global_model(command: TrainCommand, public: Schema, store: HeldModel | 
             f"{command.private!r}; coordinator and device need the same version of fedpatch and of the task"
         )
     if not command.held:
-        _, tensors = _unpacked(command.model_path, command.model, public)
+        tensors = _unpacked(command.model_path, command.model, public)
     else:
         try:
             tensors = _by_steps(command, public, store)
@@ -57,17 +57,15 @@ def _by_steps(command: TrainCommand, public: Schema, store: HeldModel | None) ->
         raise WireError(f"no step leads from version {held.version[:12]} to {command.base[:12]}")
     _, tensors = unpack(blob, encoding=held.encoding, raw_bytes=held.raw_bytes, schema=public)
     for step in command.steps:
-        _, tensors = _unpacked(step.path, step.delta.manifest, public, tensors)
+        tensors = _unpacked(step.path, step.delta.manifest, public, tensors)
         found = values_digest(tensors, public)
         if found != step.delta.content:
             raise WireError(f"a step leads to tensors with digest {found[:12]}, expected {step.delta.content[:12]}")
     return tensors
 
 
-def _unpacked(
-    path: str, manifest: Manifest, public: Schema, base: Tensors | None = None
-) -> tuple[object, dict[str, Array]]:
-    """Meta and tensors of a downloaded blob."""
+def _unpacked(path: str, manifest: Manifest, public: Schema, base: Tensors | None = None) -> dict[str, Array]:
+    """Tensors of a downloaded blob."""
     with refusals_of(Path(path)):
         blob = Path(path).read_bytes()
     found = hashlib.sha256(blob).hexdigest()
@@ -75,7 +73,7 @@ def _unpacked(
         raise WireError(
             f"{path}: has SHA-256 {found[:12]}, expected {manifest.digest[:12]}; it has to be fetched again"
         )
-    return unpack(blob, encoding=manifest.encoding, raw_bytes=manifest.raw_bytes, schema=public, base=base)
+    return unpack(blob, encoding=manifest.encoding, raw_bytes=manifest.raw_bytes, schema=public, base=base)[1]
 
 
 def _hold(store: HeldModel, version: str, tensors: Tensors, public: Schema) -> None:

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import msgpack
 
-from device_agent.sealed import content_start, seal, unseal
 from shared.errors import StateError
 from shared.files import refusals_of, remove_unfinished, write_atomic
+from shared.sealed import content_start, read_header, seal, unseal
 
 DIRECTORY = "held"
 _LINE = b"fedpatch global model 1\n"
@@ -74,12 +74,5 @@ class HeldModel:
 
 def _header(path: Path, start: bytes | memoryview) -> tuple[Held, int]:
     """What is at the start of a content, and how many bytes that takes."""
-    unpacker = msgpack.Unpacker(max_buffer_size=_MAX_HEADER_BYTES)
-    unpacker.feed(start)
-    try:
-        fields = unpacker.unpack()
-    except (ValueError, msgpack.exceptions.UnpackException) as error:
-        raise StateError(f"{path}: does not say what it holds ({error})") from error
-    if not isinstance(fields, dict) or {name: type(value) for name, value in fields.items()} != _FIELDS:
-        raise StateError(f"{path}: does not say what it holds")
-    return Held(**fields), unpacker.tell()
+    fields, length = read_header(path, start, _FIELDS)
+    return Held(**fields), length

@@ -30,7 +30,6 @@ from shared.model import initial_tensors, require_whole_ties
 from shared.patches import PatchPolicy, merge, parse_policy, split
 from shared.task import Task
 from shared.tensors import Array, Schema, Tensors, listing
-from shared.transfer import describe
 
 
 class LocalUpdate:
@@ -123,13 +122,7 @@ class LocalUpdate:
             residual=self._residuals.load(step.key, of, step.public),
         )
         self._residuals.save(step.key, of, step.public, left, step.seed)
-        manifest = describe(
-            packed.blob,
-            chunk_bytes=command.chunk_bytes,
-            encoding=packed.encoding,
-            raw_bytes=packed.raw_bytes,
-            schema=step.public.digest,
-        )
+        manifest = packed.manifest(command.chunk_bytes, step.public)
         path = Path(command.update_path)
         with refusals_of(path):
             write_atomic(path, packed.blob)

@@ -22,9 +22,17 @@ from typing import TYPE_CHECKING, Any
 
 import msgpack
 
-from device_agent.sealed import seal, unseal
 from shared.errors import StateError
-from shared.files import OPEN_TO_OTHERS, refusals_of, remove_unfinished, sync_directory, write_atomic
+from shared.files import (
+    OPEN_TO_OTHERS,
+    previous_of,
+    refusals_of,
+    remove_unfinished,
+    sync_directory,
+    write_after,
+    write_atomic,
+)
+from shared.sealed import read_header, seal, unseal
 
 if TYPE_CHECKING:
     from shared.tensors import Array
@@ -143,20 +151,13 @@ class PatchStore:
             written = path.read_bytes() if path.exists() else None
             if written == data:
                 return
-            if written is None or _is_repeated(path, written, record):
-                write_atomic(path, data)
-                return
-            # Whole and durable before anything is renamed: a disk that is full costs no version.
-            unfinished = path.with_name(f".{path.name}.tmp")
-            write_atomic(unfinished, data)
-            os.replace(path, _previous(path))
-            os.replace(unfinished, path)
-            sync_directory(self._directory)
+            write = write_atomic if written is None or _is_repeated(path, written, record) else write_after
+            write(path, data)
 
     def _newest(self, key: PatchKey) -> PatchRecord | None:
         path = self._directory / key.file_name
         problems = []
-        for candidate in (path, _previous(path)):
+        for candidate in (path, previous_of(path)):
             try:
                 record = _read(candidate, key)
             except StateError as error:
@@ -176,7 +177,7 @@ class PatchStore:
     def _earlier(self, key: PatchKey, newest: PatchRecord) -> PatchRecord | None:
         """The kept version, if it leads up to the newest."""
         try:
-            kept = _read(_previous(self._directory / key.file_name), key)
+            kept = _read(previous_of(self._directory / key.file_name), key)
         except StateError as error:
             log.warning("%s; using what the version after it began with", error)
             return None
@@ -200,16 +201,12 @@ def list_patches(directory: Path) -> list[PatchEntry]:
         except OSError as error:
             raise StateError(f"{path}: {error.strerror}; ask as the user that the agent runs as") from error
         try:
-            header = _header(path, _unpacker(path, data))
+            header, _ = _header(path, data)
         except StateError as error:
             entries.append(PatchEntry(path, status.st_size, status.st_mtime, problem=str(error)))
         else:
             entries.append(PatchEntry(path, status.st_size, status.st_mtime, **header))
     return entries
-
-
-def _previous(path: Path) -> Path:
-    return path.with_name(path.name + ".previous")
 
 
 def _read(path: Path, key: PatchKey) -> PatchRecord | None:
@@ -227,7 +224,7 @@ def _read(path: Path, key: PatchKey) -> PatchRecord | None:
 def _is_repeated(path: Path, written: bytes, record: PatchRecord) -> bool:
     """Whether what lies at `path` is of the record's run and of no earlier round; what is damaged is not kept either."""
     try:
-        header = _header(path, _unpacker(path, written))
+        header, _ = _header(path, written)
     except StateError:
         return True
     return bool(header["run"] == record.run and header["round"] >= record.round)
@@ -252,8 +249,9 @@ def _to_list(state: PatchState) -> list[Any]:
 
 
 def _decode(path: Path, data: bytes) -> PatchRecord:
-    unpacker = _unpacker(path, data)
-    header = _header(path, unpacker)
+    header, rest = _header(path, data)
+    unpacker = msgpack.Unpacker(max_buffer_size=len(data))
+    unpacker.feed(rest)
     try:
         before, after = _from_list(unpacker.unpack()), _from_list(unpacker.unpack())
     except (ValueError, TypeError, msgpack.exceptions.UnpackException) as error:
@@ -274,22 +272,11 @@ def _from_list(state: Any) -> PatchState:
     return PatchState(values, batches_done)
 
 
-def _unpacker(path: Path, data: bytes) -> msgpack.Unpacker:
-    """What follows the SHA-256, once that has been checked."""
+def _header(path: Path, data: bytes) -> tuple[dict[str, Any], memoryview]:
+    """What a file's patch belongs to, and what follows that, once its SHA-256 has been checked."""
     content = unseal(path, MAGIC, data, "a patch")
-    unpacker = msgpack.Unpacker(max_buffer_size=len(data))
-    unpacker.feed(content)
-    return unpacker
-
-
-def _header(path: Path, unpacker: msgpack.Unpacker) -> dict[str, Any]:
-    try:
-        header = unpacker.unpack()
-    except (ValueError, msgpack.exceptions.UnpackException) as error:
-        raise StateError(f"{path}: does not hold a patch ({error})") from error
-    if not isinstance(header, dict) or {name: type(value) for name, value in header.items()} != _HEADER_FIELDS:
-        raise StateError(f"{path}: does not say what it belongs to")
-    return header
+    header, length = read_header(path, content, _HEADER_FIELDS)
+    return header, content[length:]
 
 
 def _tighten(path: Path, mode: int) -> None:

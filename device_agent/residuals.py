@@ -7,33 +7,32 @@ what is of another run or encoding is left alone, and then nothing is added.
 There is a value for each one that is trained, and a card is written in every round. So a file holds one state where the patch's
 holds two, and four bits for a value: rounded at random, they leave out a fiftieth of the energy of what is left out.
 
-Seite, H., et al.: 1-Bit Stochastic Gradient Descent and its Application to Data-Parallel Distributed Training of Speech DNNs,
+Seide, F., et al.: 1-Bit Stochastic Gradient Descent and its Application to Data-Parallel Distributed Training of Speech DNNs,
 Interspeech 2014, section 3.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import msgpack
 import numpy as np
 
 from device_agent.patch_store import SUFFIX as PATCH_SUFFIX
 from device_agent.patch_store import PatchKey
-from device_agent.sealed import seal, unseal
 from shared.compression import pack, unpack
-from shared.errors import FedpatchError, StateError
+from shared.errors import FedpatchError
 from shared.feedback import residual_name
-from shared.files import refusals_of, sync_directory, write_atomic
+from shared.files import previous_of, refusals_of, write_after, write_atomic
+from shared.sealed import read_header, seal, unseal
 from shared.tensors import Array, Schema, Tensors, base_name
 
 SUFFIX = ".residual"
 STORED_AS = "delta-int4"
 _LINE = b"fedpatch residual 1\n"
+_FIELDS = {"encoding": str, "schema": str, "run": str, "round": int, "raw_bytes": int}
 
 log = logging.getLogger("fedpatch.patches")
 
@@ -57,7 +56,7 @@ class ResidualStore:
     def load(self, key: PatchKey, of: ResidualOf, public: Schema) -> dict[str, Array]:
         """What the last round before `of` left, float32 by `NAME:residual`; empty where nothing is known."""
         path = self._path(key)
-        for candidate in (path, _previous(path)):
+        for candidate in (path, previous_of(path)):
             known = _read(candidate, public)
             if known is not None and _before(known[0], of):
                 return known[1]
@@ -69,17 +68,11 @@ class ResidualStore:
         with refusals_of(path):
             if not values:
                 path.unlink(missing_ok=True)
-                _previous(path).unlink(missing_ok=True)
+                previous_of(path).unlink(missing_ok=True)
                 return
             newest = _read(path, public)
-            if newest is None or not _before(newest[0], of):
-                write_atomic(path, _encode(of, public, values, seed))
-                return
-            unfinished = path.with_name(f".{path.name}.tmp")
-            write_atomic(unfinished, _encode(of, public, values, seed))
-            os.replace(path, _previous(path))
-            os.replace(unfinished, path)
-            sync_directory(self._directory)
+            write = write_after if newest is not None and _before(newest[0], of) else write_atomic
+            write(path, _encode(of, public, values, seed))
 
     def _path(self, key: PatchKey) -> Path:
         return self._directory / (key.file_name.removesuffix(PATCH_SUFFIX) + SUFFIX)
@@ -88,10 +81,6 @@ class ResidualStore:
 def as_kept(values: Tensors, public: Schema, seed: int) -> dict[str, Array]:
     """What `load` gives of residuals that `save` was given."""
     return _unpacked(*_packed(values, public, seed), public)
-
-
-def _previous(path: Path) -> Path:
-    return path.with_name(path.name + ".previous")
 
 
 def _before(known: ResidualOf, of: ResidualOf) -> bool:
@@ -135,17 +124,9 @@ def _read(path: Path, public: Schema) -> tuple[ResidualOf, dict[str, Array]] | N
 
 def _decode(path: Path, data: bytes, public: Schema) -> tuple[ResidualOf, dict[str, Array]] | None:
     content = unseal(path, _LINE, data, "a residual")
-    unpacker = msgpack.Unpacker(max_buffer_size=len(content))
-    unpacker.feed(content)
-    try:
-        fields: dict[str, Any] = unpacker.unpack()
-        raw_bytes = int(fields.pop("raw_bytes"))
-        of = ResidualOf(**fields)
-    except (ValueError, TypeError, KeyError, AttributeError, msgpack.exceptions.UnpackException) as error:
-        raise StateError(f"{path}: does not hold a residual ({error})") from error
-    if of.schema != public.digest:
-        return of, {}
-    return of, _unpacked(bytes(content[unpacker.tell() :]), raw_bytes, public)
+    fields, length = read_header(path, content, _FIELDS)
+    raw_bytes, of = fields.pop("raw_bytes"), ResidualOf(**fields)
+    return of, _unpacked(bytes(content[length:]), raw_bytes, public) if of.schema == public.digest else {}
 
 
 def _zeros(schema: Schema) -> dict[str, Array]:

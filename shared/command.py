@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from types import FrameType
 from typing import Annotated, Any, NoReturn, TextIO
 
@@ -124,14 +124,19 @@ def run_app(app: typer.Typer, name: str) -> NoReturn:
 
 
 @contextmanager
-def interruptible() -> Iterator[None]:
-    """SIGINT and SIGTERM raise KeyboardInterrupt, so that what was started is ended on the way out."""
-    before = {number: signal.signal(number, signal.default_int_handler) for number in _SIGNALS}
+def signals_to(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    """SIGINT and SIGTERM call `handler`, and afterwards do what they did before."""
+    before = {number: signal.signal(number, handler) for number in _SIGNALS}
     try:
         yield
     finally:
         for number, former in before.items():
             signal.signal(number, former)
+
+
+def interruptible() -> AbstractContextManager[None]:
+    """SIGINT and SIGTERM raise KeyboardInterrupt, so that what was started is ended on the way out."""
+    return signals_to(signal.default_int_handler)
 
 
 def ignore_signals() -> None:
@@ -155,12 +160,8 @@ def stoppable(told: str) -> Iterator[Callable[[], bool]]:
         with suppress(OSError):  # nobody reads any more
             os.write(2, f"{told}\n".encode())  # sys.stderr may be in the middle of a write that this interrupts
 
-    before = {number: signal.signal(number, note) for number in _SIGNALS}
-    try:
+    with signals_to(note):
         yield come.is_set
-    finally:
-        for number, former in before.items():
-            signal.signal(number, former)
 
 
 def catch_signals() -> Callable[[], int]:

@@ -24,6 +24,11 @@ def residual_name(tensor: str) -> str:
     return moment_name(tensor, "residual")
 
 
+def is_residual(name: str) -> bool:
+    """Whether `residual_name` made it."""
+    return name.endswith(residual_name(""))
+
+
 @dataclass(frozen=True)
 class Step:
     """A packed blob, the tensors that whoever unpacks it will have, and the residual that this leaves."""

@@ -61,6 +61,21 @@ def open_atomic(path: Path, *, mode: int = 0o600, durable: bool = True) -> Itera
                 os.unlink(unfinished)
 
 
+def write_after(path: Path, data: bytes) -> None:
+    """As `write_atomic`, for durable bytes in the place of others, which are kept at `previous_of(path)`."""
+    # Whole and durable before anything is renamed: a disk that is full costs no version.
+    unfinished = path.with_name(f".{path.name}{UNFINISHED}")
+    write_atomic(unfinished, data)
+    os.replace(path, previous_of(path))
+    os.replace(unfinished, path)
+    sync_directory(path.parent)
+
+
+def previous_of(path: Path) -> Path:
+    """Where `write_after` keeps the version before; a kill between its two renames leaves no other."""
+    return path.with_name(path.name + ".previous")
+
+
 @contextlib.contextmanager
 def refusals_of(place: Path) -> Iterator[None]:
     """What the disk refuses within becomes a StateError that names the file, or `place`, and the mend."""

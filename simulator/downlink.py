@@ -9,15 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from coordinator.negotiation import EVERYWHERE, whole_model_encoding
 from coordinator.quantised_step import quantised_step, step_seed
 from coordinator.strategies import ServerState
 from shared.compression import pack, unpack
 from shared.errors import UsageError
 from shared.messages import MAX_DELTAS, is_delta
 from shared.tensors import Array, Schema
-
-WHOLE = "fp32+zstd"
-"""How a whole model travels in a run whose steps are differences."""
 
 
 class Downlink:
@@ -44,10 +42,10 @@ class Downlink:
         self._version = state.round
         if self._encoding == "fp32" and self._whole is not None:
             return state.tensors  # exact, and as long as ever
-        encoding = WHOLE if is_delta(self._encoding) else self._encoding
+        encoding = whole_model_encoding(self._encoding)
         packed = pack(state.tensors, self._schema, {"round": state.round + 1}, encoding)
         self._whole = len(packed.blob)
-        if encoding in (WHOLE, "fp32"):
+        if encoding in (EVERYWHERE, "fp32"):
             return state.tensors
         return unpack(packed.blob, encoding=encoding, raw_bytes=packed.raw_bytes, schema=self._schema)[1]
 

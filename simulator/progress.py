@@ -6,13 +6,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from types import TracebackType
 from typing import Protocol, Self, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from coordinator.terminal import can_draw, plain_console
+from coordinator.terminal import Display, PlainLines, can_draw, plain_console
 from shared.quantities import accuracy, duration
 from simulator.study import Point, Study
 
@@ -20,22 +19,11 @@ LINE_EVERY_S = 10.0
 RECENT_ROUNDS = 10
 
 
-class StudyProgress(Protocol):
-    """What shows a study; it has a beginning and an end."""
-
-    def __enter__(self) -> Self:
-        """Begins to show."""
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Leaves the terminal as it was, with the last state on it."""
+class StudyProgress(Display, Protocol):
+    """What shows a study."""
 
     def show(self, point: Point) -> None:
         """Takes in the next point of the curve."""
-
-    def say(self, line: str) -> None:
-        """Prints a line."""
 
 
 def make_progress(stderr: TextIO, study: Study, *, plain: bool = False) -> StudyProgress:
@@ -88,9 +76,7 @@ class Bar:
         self._progress.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
     def show(self, point: Point) -> None:
@@ -103,23 +89,15 @@ class Bar:
             self._progress.console.print(line, markup=False, soft_wrap=True)
 
 
-class Lines:
+class Lines(PlainLines):
     """One line every ten seconds at most; `clock` counts seconds."""
 
     def __init__(self, stderr: TextIO, study: Study, clock: Callable[[], float] = time.monotonic) -> None:
-        self._stderr = stderr
+        super().__init__(stderr)
         self._rounds = study.rounds
         self._course = Course(study)
         self._clock = clock
         self._said_at = clock()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stderr.flush()
 
     def show(self, point: Point) -> None:
         """Says it where it is time for a line."""
@@ -128,9 +106,3 @@ class Lines:
         if now - self._said_at >= LINE_EVERY_S:
             self._said_at = now
             self.say(f"round {point.round}/{self._rounds}: {words}")
-
-    def say(self, line: str) -> None:
-        """Prints a line."""
-        with suppress(OSError):  # nobody reads any more, which is no reason to stop
-            self._stderr.write(f"{line}\n")
-            self._stderr.flush()

@@ -22,7 +22,7 @@ from coordinator.warden import LOOK_EVERY_S, Warden
 from shared.codec import to_plain
 from shared.compression import pack
 from shared.messages import Accept, Envelope, Offer, UpdateReport
-from shared.transfer import cut, describe
+from shared.transfer import cut
 from tests.coordinator.links import RecordedLink
 from tests.specs import there
 
@@ -122,10 +122,7 @@ class Bench:
         report = UpdateReport(self.performer.base, 10, 1, 0.5, 0.5, 0.5, 0.0, 0.0)
         encoding, base = encoding or self.engine.spec.encoding, self.performer.state.tensors
         packed = pack(tensors, schema, to_plain(report), encoding, base=base)
-        manifest = describe(
-            packed.blob, chunk_bytes=2**16, encoding=encoding, raw_bytes=packed.raw_bytes, schema=schema.digest
-        )
-        return packed.blob, manifest
+        return packed.blob, packed.manifest(2**16, schema)
 
     def upload(self, device: str, value: float, encoding: str = "") -> None:
         """The update arrives whole."""

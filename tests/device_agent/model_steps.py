@@ -12,7 +12,6 @@ from device_agent.training_channel import ModelStep, TrainCommand
 from shared.compression import pack, unpack
 from shared.messages import Manifest, ModelDelta
 from shared.tensors import Array, values_digest
-from shared.transfer import describe
 from tests.device_agent.rounds import Scene
 
 
@@ -46,7 +45,7 @@ class Versions:
                 schema=self.scene.public,
                 base=before,
             )
-            step, content = self._manifest(packed.blob, packed.raw_bytes, self.encoding), self.content(after)
+            step, content = packed.manifest(64, self.scene.public), self.content(after)
             self.steps.append(ModelStep(str(path), ModelDelta(self.manifests[-1].digest, content, step)))
             self._publish(after)
 
@@ -74,7 +73,4 @@ class Versions:
         packed = pack(tensors, self.scene.public, {}, "fp32+zstd")
         (self.scene.folder / f"version-{len(self.tensors)}").write_bytes(packed.blob)
         self.tensors.append(tensors)
-        self.manifests.append(self._manifest(packed.blob, packed.raw_bytes, packed.encoding))
-
-    def _manifest(self, blob: bytes, raw_bytes: int, encoding: str) -> Manifest:
-        return describe(blob, chunk_bytes=64, encoding=encoding, raw_bytes=raw_bytes, schema=self.scene.public.digest)
+        self.manifests.append(packed.manifest(64, self.scene.public))

@@ -24,6 +24,7 @@ import coordinator.publisher
 import coordinator.registry
 import coordinator.runs
 import coordinator.service
+import coordinator.storing
 from coordinator.connection import Interrupt
 from coordinator.engine import Engine
 from coordinator.moments import Moment
@@ -31,6 +32,7 @@ from coordinator.records import RunSummary
 from coordinator.runs import resume_run, run_or_go_on
 from coordinator.settings import RunSettings
 from shared.errors import BrokerError, UsageError
+from tests.faults.simulated.disk import Disk
 from tests.faults.simulated.lesson import prepared
 from tests.faults.simulated.link import SimulatedLink
 from tests.faults.simulated.processes import Killed, Process
@@ -195,6 +197,7 @@ class SimulatedCoordinator:
             patch.setattr(module, "MqttLink", self._make_link)
             patch.setattr(module, "SimpleQueue", lambda: Inbox(world))
         patch.setattr(coordinator.connection, "interrupts_into", self._at_work)
+        patch.setattr(coordinator.storing, "ThreadPoolExecutor", lambda *_: Disk(world, self._living))
         patch.setattr(coordinator.runs, "prepare", lambda settings: prepared())
         patch.setattr(coordinator.runs, "remember", lambda directory: None)
         patch.setattr(coordinator.runs, "_chunk_bytes", lambda settings, connection: world.chunk_bytes)
@@ -204,6 +207,11 @@ class SimulatedCoordinator:
             return self.engine
 
         patch.setattr(coordinator.runs, "Engine", engine)
+
+    @property
+    def _living(self) -> Process:
+        assert self.process is not None
+        return self.process
 
     def _make_link(self, _url: str, **given: Any) -> SimulatedLink:
         link = SimulatedLink(self._world, self.host, **given)

@@ -21,7 +21,6 @@ from shared.files import refusals_of, write_atomic
 from shared.messages import UpdateReport
 from shared.reasons import FailReason
 from shared.tensors import Array
-from shared.transfer import describe
 from tests.faults.simulated.lesson import FIRST_PATCH, POLICY, PUBLIC, SCHEMA, examples, learned
 from tests.faults.simulated.processes import Killed, Process
 
@@ -167,13 +166,7 @@ class SimulatedTrainer:
         assert lesson.record is not None
         seed = update_seed(command.plan.seed, self._device, lesson.record.before.batches_done)
         packed = pack(lesson.update, PUBLIC, asdict(report), command.encoding, base=lesson.model, seed=seed)
-        manifest = describe(
-            packed.blob,
-            chunk_bytes=command.chunk_bytes,
-            encoding=packed.encoding,
-            raw_bytes=packed.raw_bytes,
-            schema=PUBLIC.digest,
-        )
+        manifest = packed.manifest(command.chunk_bytes, PUBLIC)
         path = Path(command.update_path)
         with refusals_of(path):
             write_atomic(path, packed.blob)

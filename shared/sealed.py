@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+import msgpack
 
 from shared.errors import StateError
 
@@ -29,3 +33,16 @@ def unseal(path: Path, line: bytes, data: bytes, what: str) -> memoryview:
     if hashlib.sha256(content).digest() != data[len(line) : start]:
         raise StateError(f"{path}: is damaged (its SHA-256 does not fit)")
     return content
+
+
+def read_header(path: Path, content: memoryview | bytes, fields: Mapping[str, type]) -> tuple[dict[str, Any], int]:
+    """The msgpack map at the start of a content, and how many bytes it takes; StateError unless it is of just these fields."""
+    unpacker = msgpack.Unpacker(max_buffer_size=len(content))
+    unpacker.feed(content)
+    try:
+        header = unpacker.unpack()
+    except (ValueError, msgpack.exceptions.UnpackException) as error:
+        raise StateError(f"{path}: does not say what it holds ({error})") from error
+    if not isinstance(header, dict) or {name: type(value) for name, value in header.items()} != fields:
+        raise StateError(f"{path}: does not say what it holds")
+    return header, unpacker.tell()

@@ -1,0 +1,62 @@
+"""The coordinator's threads that write, in virtual time: each write takes a while, and the process may be killed meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+from tests.faults.simulated.processes import Killed, Process
+
+if TYPE_CHECKING:
+    from tests.faults.simulated.world import World
+
+WRITE_S = 0.02
+
+
+class _Written(Future[Any]):
+    """One to whose reader the world's time is the only time."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__()
+        self._world = world
+
+    def result(self, timeout: float | None = None) -> Any:
+        """What the work came to, once it has."""
+        self._world.wait(self.done, timeout)
+        return super().result(0)
+
+
+class Disk:
+    """Stands for the pool of threads of `process`: one piece of work after the other."""
+
+    def __init__(self, world: World, process: Process) -> None:
+        self._world = world
+        self._process = process
+        self._futures: list[_Written] = []
+        self._free_at = 0.0
+
+    def submit(self, work: Callable[[], Any]) -> Future[Any]:
+        """As an executor's."""
+        world, future = self._world, _Written(self._world)
+        self._futures.append(future)
+        self._free_at = max(self._free_at, world.now) + WRITE_S
+        world.agenda.at(self._free_at, lambda: self._run(work, future))
+        return future
+
+    def shutdown(self) -> None:
+        """Waits for what is left, where the process lives."""
+        for future in self._futures:
+            if not self._process.dead:
+                self._world.wait(future.done, None)
+
+    def _run(self, work: Callable[[], Any], future: Future[Any]) -> None:
+        if self._process.dead:
+            return
+        with self._world.turns.of(self._process):
+            try:
+                future.set_result(work())
+            except Exception as error:
+                future.set_exception(error)
+            except Killed:
+                pass  # whoever waits for the process hears of it

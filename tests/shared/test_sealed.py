@@ -1,0 +1,53 @@
+"""shared.sealed: what was sealed comes back, and nothing else does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.errors import StateError
+from shared.sealed import content_start, read_header, seal, unseal
+
+LINE, PATH, FIELDS = b"fedpatch thing 1\n", Path("thing.fp"), {"name": str, "round": int}
+
+
+@given(st.binary())
+def test_what_was_sealed_comes_back(content):
+    """Whatever it is, and where it is said to begin."""
+    data = seal(LINE, content)
+    assert bytes(unseal(PATH, LINE, data, "a thing")) == data[content_start(LINE) :] == content
+
+
+@given(st.binary(), st.data())
+def test_any_other_byte_is_found_out(content, data):
+    """In the line it is another format, behind it damage."""
+    sealed = bytearray(seal(LINE, content))
+    place = data.draw(st.integers(0, len(sealed) - 1))
+    sealed[place] ^= data.draw(st.integers(1, 255))
+    what = "is not a thing, or one of another version" if place < len(LINE) else "is damaged"
+    with pytest.raises(StateError, match=f"^thing.fp: {what}"):
+        unseal(PATH, LINE, bytes(sealed), "a thing")
+
+
+@given(st.text(), st.integers(0, 2**63), st.binary())
+def test_a_header_tells_how_long_it_is(name, number, rest):
+    """What follows it is the reader's."""
+    header = msgpack.packb({"name": name, "round": number})
+    found, length = read_header(PATH, header + rest, FIELDS)
+    assert (found, length) == ({"name": name, "round": number}, len(header))
+
+
+@pytest.mark.parametrize(
+    "header",
+    [None, [], {"name": "a"}, {"name": "a", "round": True}, {"name": 1, "round": 1}, {"name": "a", "round": 1, "b": 1}],
+)
+def test_a_header_has_its_fields_and_no_others(header):
+    """Each of its type; and what is no header at all is none."""
+    with pytest.raises(StateError, match=r"thing\.fp: does not say what it holds"):
+        read_header(PATH, msgpack.packb(header), FIELDS)
+    with pytest.raises(StateError, match=r"thing\.fp: does not say what it holds \("):
+        read_header(PATH, b"", FIELDS)
