@@ -129,15 +129,12 @@ def resume(
     encoding: Annotated[
         str | None, typer.Option(metavar="NAME", help="Another encoding from the next round on.")
     ] = None,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="Allow mqtt:// to another machine, without TLS.")
-    ] = False,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Allow mqtt:// elsewhere, without TLS.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Take a run up again where it was, with the settings it began with.
 
-    Where the broker wants a password, it is read from the file that the run began with, or --password-file names, or
-    from FEDPATCH_PASSWORD: a run does not keep it.
+    A password for the broker is read from --password-file, FEDPATCH_PASSWORD, or the file that the run began with.
     """
     from coordinator.database import must_exist
     from coordinator.registry import REGISTRY_FILE
