@@ -22,7 +22,7 @@ from coordinator.doctor_cli import add_doctor
 from coordinator.export_cli import add_export
 from coordinator.identity.device_cli import add_identities
 from coordinator.inventory_cli import add_inventory
-from coordinator.options import StateDir
+from coordinator.options import PasswordFile, StateDir
 from coordinator.report_cli import add_report
 from coordinator.settings import RunSettings
 from coordinator.unit_cli import add_unit
@@ -30,7 +30,6 @@ from coordinator.watch_cli import add_watch
 from shared.command import (
     EXIT_INTERRUPTED,
     AsJson,
-    Group,
     catch_signals,
     command,
     ignore_signals,
@@ -40,6 +39,7 @@ from shared.command import (
     say,
     with_debug,
 )
+from shared.command_groups import Group
 from shared.config import cli_options
 from shared.errors import BrokerError, UsageError
 from shared.secret_variables import pop_password
@@ -55,12 +55,19 @@ app = make_app(
     NAME,
     "Federated learning over MQTT for fleets of small devices, with a private patch on each of them.",
     installed="fedpatch.commands",
+    panels={
+        "Try it on this machine": ["demo", "simulate", "tasks", "strategies"],
+        "Train with a fleet": ["doctor", "run", "resume"],
+        "Look at runs and devices": ["watch", "runs", "show", "report", "devices", "export"],
+        "Set a fleet up": ["ca", "device", "broker", "inventory", "unit"],
+    },
 )
 broker_app = typer.Typer(cls=Group, invoke_without_command=True)
 app.add_typer(broker_app, name="broker", epilog="Example: fedpatch broker --port 1883")
 
 Run = Annotated[str, typer.Argument(metavar="RUN", help="Id of a run, the beginning of one, or: last.")]
 
+_SHOWN_PLACES = 3
 _EXIT_CODES = {"failed": 1, "interrupted": EXIT_INTERRUPTED}
 
 
@@ -115,20 +122,19 @@ def resume(
     run: Run,
     state_dir: StateDir = None,
     broker: Annotated[str | None, typer.Option(metavar="URL", help="Another broker than the run began with.")] = None,
+    password_file: PasswordFile = None,
     rounds: Annotated[int | None, typer.Option(min=1, help="Another number of rounds to end after, in all.")] = None,
     target_ua: Annotated[float | None, typer.Option(help="Another user accuracy to end at.")] = None,
     metrics: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Another address for metrics.")] = None,
     encoding: Annotated[
         str | None, typer.Option(metavar="NAME", help="Another encoding from the next round on.")
     ] = None,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="Allow mqtt:// to another machine, without TLS.")
-    ] = False,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Allow mqtt:// elsewhere, without TLS.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Take a run up again where it was, with the settings it began with.
 
-    Where the broker wants a password, it is read from FEDPATCH_PASSWORD: a run does not keep it.
+    A password for the broker is read from --password-file, FEDPATCH_PASSWORD, or the file that the run began with.
     """
     from coordinator.database import must_exist
     from coordinator.registry import REGISTRY_FILE
@@ -145,7 +151,8 @@ def resume(
                 run,
                 view,
                 broker=broker,
-                password=password,
+                password=None if password_file else password,
+                password_file=password_file,
                 rounds=rounds,
                 target_ua=target_ua,
                 metrics=metrics,
@@ -259,11 +266,12 @@ def _view() -> RunView:
 def _registry(state_dir: Path | None, run: str | None = None) -> Registry:
     """To read; says where it is when nobody could tell from the command line and the current directory."""
     from coordinator.registry import LAST, REGISTRY_FILE, Registry
-    from coordinator.state_dirs import default, find
+    from coordinator.state_dirs import default, find, with_runs
 
     found = find(state_dir, run)
     if state_dir is None and run in (None, LAST) and found != default():
-        say(f"in {found}")
+        others = [str(place) for place in with_runs() if place != found][:_SHOWN_PLACES]
+        say(f"in {found}" + (f"; --state-dir names another, such as {', '.join(others)}" if others else ""))
     return Registry(found / REGISTRY_FILE, readonly=True)
 
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from coordinator.options import StateDir
-from shared.command import AsJson, Group, command, with_debug
+from shared.command import AsJson, command, with_debug
+from shared.command_groups import Group
 from shared.errors import UsageError, unknown_name
 
 if TYPE_CHECKING:

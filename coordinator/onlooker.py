@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from coordinator.records import end_words
 from coordinator.snapshot import Snapshot
 from coordinator.status import snapshot_of
 from shared.codec import decode, to_plain
@@ -125,7 +126,7 @@ class Onlooker:
         elif self._said is not None and self._online is False:
             lines.append(_BACK)
         if status.stopped and not (self.ended and not lines):
-            lines.append(f"run {envelope.run} is over: {status.stopped}")
+            lines.append(f"run {envelope.run} is over: {end_words(status.stopped)}")
         self._said, self._status = envelope, status
         self._online, self._heard_at, self._complained = True, now, False
         return lines

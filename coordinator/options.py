@@ -16,3 +16,11 @@ StateDir = Annotated[
         help="Directory that the runs are in; without it ./fedpatch-state, or else where the run was begun.",
     ),
 ]
+PasswordFile = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="FEDPATCH_PASSWORD_FILE",
+        metavar="PATH",
+        help="File that holds the password, which only its owner may read (mode 0600).",
+    ),
+]

@@ -79,7 +79,10 @@ def _check_target(settings: RunSettings, task: Task) -> None:
 def _plan(settings: RunSettings, task: Task, strategy: Strategy) -> TrainPlan:
     learning_rate = settings.learning_rate or task.learning_rates.get(strategy.name)
     if learning_rate is None:
-        raise UsageError(f"task {task.name!r} names no learning rate for {strategy.name}; set one with --learning-rate")
+        raise UsageError(
+            f"task {task.name!r} names no learning rate for {strategy.name}; set one with --learning-rate, or in the task's "
+            "learning_rates"
+        )
     batch_size = settings.batch_size or task.batch_size
     return strategy.plan(learning_rate, batch_size, settings.epochs, settings.steps, settings.seed)
 

@@ -14,7 +14,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from coordinator.records import DeviceInfo, RoundRecord, RunInfo, RunSummary, measure_words, summary_of
+from coordinator.records import (
+    DeviceInfo,
+    RoundRecord,
+    RunInfo,
+    RunSummary,
+    end_words,
+    measure_words,
+    status_words,
+    summary_of,
+)
 from coordinator.round_text import add_round, rounds_table, troubles
 from shared.quantities import accuracy, age
 
@@ -31,7 +40,7 @@ def print_summary(summary: RunSummary) -> None:
     count = len(summary.rounds)
     rounds = "1 round" if count == 1 else f"{count} rounds"
     typer.echo(
-        f"run {summary.run}: {summary.stopped_because} after {rounds}, "
+        f"run {summary.run}: {end_words(summary.stopped_because)} after {rounds}, "
         f"{measure_words(summary.rounds)} {accuracy(summary.user_accuracy)}"
     )
     if summary.model:
@@ -58,10 +67,8 @@ def print_runs(runs: Iterable[RunInfo]) -> None:
     """Every run, the newest first."""
     table = _table("run", "begun", "task", "strategy", "private", "status", "UA")
     for one in runs:
-        because = one.stopped_because or ""
-        status = one.status if because in ("", one.status) else f"{one.status} ({because})"
         ua = accuracy(one.user_accuracy)
-        table.add_row(one.id, _moment(one.created_at), one.task, one.strategy, one.private, status, ua)
+        table.add_row(one.id, _moment(one.created_at), one.task, one.strategy, one.private, status_words(one), ua)
     print_table(table)
 
 

@@ -149,6 +149,18 @@ class RunInfo:
     model: str | None
 
 
+def end_words(stopped_because: str) -> str:
+    """Why a run ended, for people: `stopped_because` itself is a word for programs."""
+    words = {"target_ua": "target reached", "max_rounds": "all rounds done", "deadline": "time limit reached"}
+    return words.get(stopped_because, stopped_because)
+
+
+def status_words(info: RunInfo) -> str:
+    """Whether a run goes on, or how it ended, for people."""
+    because = info.stopped_because or info.status
+    return info.status if because == info.status else f"{info.status} ({end_words(because)})"
+
+
 def summary_of(info: RunInfo, rounds: Sequence[RoundRecord]) -> RunSummary:
     """What the run printed at its end; for one that has not ended, what it came to so far."""
     return RunSummary(

@@ -119,6 +119,7 @@ def resume_run(  # noqa: PLR0913 - one keyword per choice of the user
     *,
     broker: str | None = None,
     password: str | None = None,
+    password_file: Path | None = None,
     rounds: int | None = None,
     target_ua: float | None = None,
     metrics: str | None = None,
@@ -131,6 +132,7 @@ def resume_run(  # noqa: PLR0913 - one keyword per choice of the user
         run = registry.run(name)
         changes: dict[str, Any] = {"broker": broker, "rounds": rounds, "target_ua": target_ua, "metrics": metrics}
         changes |= {"encoding": encoding, "insecure": insecure or None}
+        changes["password_file"] = str(password_file.absolute()) if password_file else None
         flags = {**run.settings, **{name: value for name, value in changes.items() if value is not None}}
         settings = load(RunSettings, file=None, environ={}, flags={**flags, "state_dir": str(state_dir)})
         # A password that is given now replaces the file that the run began with.

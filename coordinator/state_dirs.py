@@ -26,9 +26,15 @@ _log = logging.getLogger("fedpatch.coordinator")
 
 
 def remember(state_dir: Path) -> None:
-    """Note that there are runs in `state_dir`. Where the home directory cannot be written, nothing is noted."""
+    """Note that there are runs in `state_dir`. Where the home directory cannot be written, nothing is noted.
+
+    Where there are too many, those that are gone make room first: temporary ones must not push out what is still there.
+    """
     latest = [str(state_dir.absolute())]
     lines = latest + [line for line in _noted() if line not in latest]
+    if (excess := len(lines) - MAX_NOTED) > 0:
+        gone = [line for line in reversed(lines[1:]) if not _has_runs(Path(line))][:excess]
+        lines = [line for line in lines if line not in gone]
     try:
         _notes().parent.mkdir(parents=True, exist_ok=True)
         write_atomic(_notes(), "".join(f"{line}\n" for line in lines[:MAX_NOTED]).encode())

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from coordinator.options import PasswordFile
 from shared.command import command, interruptible
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ def add_watch(app: typer.Typer) -> None:
         broker: _Broker = None,
         fleet: _Fleet = None,
         username: _Username = None,
+        password_file: PasswordFile = None,
         ca_file: _CaFile = None,
         cert_file: _CertFile = None,
         insecure: _Insecure = None,
@@ -67,19 +69,18 @@ def add_watch(app: typer.Typer) -> None:
     ) -> None:
         """Watch a run while it goes on, also over the network: its round, its devices, user accuracy, bytes.
 
-        Nothing is changed by it. Where the broker wants a password, it is read from FEDPATCH_PASSWORD, or from the file that
-        FEDPATCH_PASSWORD_FILE names.
+        Nothing is changed by it. Where the broker wants a password, it is read from --password-file, or from FEDPATCH_PASSWORD.
         """
         from coordinator.watch import watch
 
         given: dict[str, Any] = {"broker": broker, "fleet": fleet, "username": username, "insecure": insecure}
-        for name, path in (("ca_file", ca_file), ("cert_file", cert_file)):
+        for name, path in (("password_file", password_file), ("ca_file", ca_file), ("cert_file", cert_file)):
             given[name] = str(path) if path else None
         with interruptible():
-            watch(_broker_settings(given, state_dir), once=once, as_json=as_json)
+            watch(broker_settings(given, state_dir), once=once, as_json=as_json)
 
 
-def _broker_settings(given: Mapping[str, Any], state_dir: Path | None) -> BrokerSettings:
+def broker_settings(given: Mapping[str, Any], state_dir: Path | None) -> BrokerSettings:
     """What was given; where that names no broker, the rest is as the newest run on this machine has it."""
     from coordinator.state_dirs import find, with_runs
     from coordinator.watch import newest_run
@@ -91,12 +92,14 @@ def _broker_settings(given: Mapping[str, Any], state_dir: Path | None) -> Broker
     if "broker" not in flags:
         run = newest_run(with_runs() if state_dir is None else [find(state_dir)], given["fleet"])
         # A certificate that was given brings its key along; the run's is of the run's.
-        wanted = [*given, *(["key_file"] if given["cert_file"] is None else [])]
+        # So does a user, and a password that is given takes the place of the run's.
+        own = given["username"] is not None or "FEDPATCH_PASSWORD" in os.environ
+        wanted = [name for name in given if name != "password_file" or not own]
+        wanted += ["key_file"] if given["cert_file"] is None else []
         known = {name: run.settings.get(name) for name in wanted}
         flags = {**{name: value for name, value in known.items() if value is not None}, **flags}
         if run.status != "running":
             typer.echo(f"run {run.id} is not going on ({run.status}); waiting for the next one", err=True)
-    variables = ("FEDPATCH_PASSWORD", "FEDPATCH_PASSWORD_FILE")
-    environ = {name: os.environ[name] for name in variables if name in os.environ}
+    environ = {name: os.environ[name] for name in ("FEDPATCH_PASSWORD",) if name in os.environ}
     drop_secrets(os.environ)
     return load(BrokerSettings, file=None, environ=environ, flags=flags)

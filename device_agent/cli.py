@@ -28,7 +28,15 @@ from shared.quantities import age, size
 
 NAME = "fedpatch-agent"
 
-app = make_app(NAME, "The agent of one device: it trains with data and a patch that never leave the device.")
+app = make_app(
+    NAME,
+    "The agent of one device: it trains with data and a patch that never leave the device.",
+    panels={
+        "Set a device up": ["new-task", "enrol", "unit"],
+        "Serve a fleet": ["doctor", "run", "status", "conditions"],
+        "Look at patches and personal models, and use them": ["patches", "models", "predict", "evaluate", "rollback"],
+    },
+)
 
 StateDir = Annotated[
     Path,

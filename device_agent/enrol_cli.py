@@ -7,7 +7,7 @@ import tomllib
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -50,13 +50,13 @@ def add_enrol(app: typer.Typer) -> None:
         """
         from device_agent.enrolling import install, open_to_others, read_bundle
 
-        where = state_dir or _state_dir_of(config)
+        where = state_dir or _state_dir_in(_settings(config))
         done = install(read_bundle(file), config=config.expanduser(), state_dir=where.expanduser(), replace=replace)
         done.warnings += open_to_others(file, done.device)
-        _tell(done, file, config, as_json=as_json)
+        _tell(done, file, config, where, as_json=as_json)
 
 
-def _tell(done: Enrolled, file: Path, config: Path, *, as_json: bool) -> None:
+def _tell(done: Enrolled, file: Path, config: Path, state_dir: Path, *, as_json: bool) -> None:
     for warning in done.warnings:
         typer.echo(f"fedpatch-agent: {warning}", err=True)
     if as_json:
@@ -67,12 +67,21 @@ def _tell(done: Enrolled, file: Path, config: Path, *, as_json: bool) -> None:
     )
     for path in done.written:
         typer.echo(f"wrote {path}")
-    typer.echo(f"delete {file}; then: fedpatch-agent doctor --config {config}")
+    typer.echo(f"delete {file}")
+    settings = _settings(config)
+    if "data" not in settings:
+        typer.echo(f'write into {config} what the device trains with, such as task = "digits" and data = "shard:0/10"')
+    known = _state_dir_in(settings).expanduser().absolute() == state_dir.expanduser().absolute()
+    typer.echo(f"then: fedpatch-agent doctor --config {config}" + ("" if known else f" --state-dir {state_dir}"))
 
 
-def _state_dir_of(config: Path) -> Path:
+def _settings(config: Path) -> dict[str, Any]:
+    """What the file says; nothing where it cannot be read, which `install` tells."""
     with suppress(OSError, ValueError, RecursionError):
-        found = tomllib.loads(config.expanduser().read_text("utf-8-sig")).get("state_dir")
-        if isinstance(found, str):
-            return Path(found)
-    return AgentSettings.state_dir
+        return tomllib.loads(config.expanduser().read_text("utf-8-sig"))
+    return {}
+
+
+def _state_dir_in(settings: dict[str, Any]) -> Path:
+    found = settings.get("state_dir")
+    return Path(found) if isinstance(found, str) else AgentSettings.state_dir

@@ -18,6 +18,7 @@ import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from device_agent.settings import AgentSettings
 from shared.broker_url import parse_broker_url
 from shared.bundle import MAX_BUNDLE_BYTES, Bundle, decode_bundle
 from shared.certificate import Certificate, read_pem
@@ -72,6 +73,9 @@ def install(bundle: Bundle, *, config: Path, state_dir: Path, replace: bool) -> 
     _check_broker(bundle, str(table.get("broker", "")))
     place = state_dir.absolute() / DIRECTORY
     own = _check_certificate(bundle, done) if bundle.certificate else None
+    values = _values(bundle, place)
+    if not config.exists() and state_dir != AgentSettings.state_dir:
+        values["state_dir"] = str(place.parent)  # or the agent would look for another
     if not replace:
         _check_not_another(bundle, table, place, config)
     with refusals_of(place):
@@ -86,7 +90,7 @@ def install(bundle: Bundle, *, config: Path, state_dir: Path, replace: bool) -> 
             _put(place / OWN_NAME, _together(bundle), owner, done)
         if bundle.password:
             _put(place / PASSWORD_NAME, f"{bundle.password}\n".encode(), owner, done)
-        _put_settings(config, text, _values(bundle, place), _contradicting(bundle, table, place), owner, done)
+        _put_settings(config, text, values, _contradicting(bundle, table, place), owner, done)
         # Of the identity before; last, for until now the settings named it.
         for name, wanted in ((OWN_NAME, own is not None), (PASSWORD_NAME, bool(bundle.password))):
             if not wanted:

@@ -192,13 +192,15 @@ class _Child:
             self._events(replace(failed, lost=lost) if failed else died)
 
     def _copy_log(self) -> None:
-        """Put what the process says on standard error into our log; the first word may be a level."""
+        """Put what the process says on standard error into our log; a first word that is a level becomes the line's."""
         level = logging.INFO
         with cast(BinaryIO, self.process.stderr) as stream:
             for line in stream:
                 text = line.decode(errors="replace").rstrip()
-                level = _LEVELS.get(text.partition(" ")[0], level)
                 self._last_words = text or self._last_words
+                word, _, said = text.partition(" ")
+                if word in _LEVELS:
+                    level, text = _LEVELS[word], said
                 log.log(level, "%s", text)
 
     def _wait(self) -> None:

@@ -21,7 +21,9 @@ class Way:
         """In words, for the log."""
         if not self.held:
             return "the whole model"
-        return f"the model held and {len(self.steps)} steps from there" if self.steps else "the model held"
+        if not self.steps:
+            return "the model held"
+        return f"the model held and {len(self.steps)} {'step' if len(self.steps) == 1 else 'steps'} from there"
 
     @property
     def blobs(self) -> tuple[Manifest, ...]:

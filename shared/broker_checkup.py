@@ -60,7 +60,8 @@ def check_broker(settings: BrokerSettings, side: Side, chunk_bytes: int, checkup
             checkup.fail("broker_login", in_words(error), _login_mend(settings, side, str(error)))
             return None
         user = settings.username or broker.username
-        login = f"as user {user!r}" if user else "without a user name"
+        nobody = "with our certificate" if settings.cert_file else "without a user name"
+        login = f"as user {user!r}" if user else nobody
         checkup.good("broker_login", f"MQTT {probe.connected.protocol}, {login}")
         try:
             if _ids_are_tied(settings, side, probe):
@@ -84,14 +85,18 @@ def _ids_are_tied(settings: BrokerSettings, side: Side, probe: Probe) -> bool:
 
 
 def _login_mend(settings: BrokerSettings, side: Side, text: str) -> str:
-    password = f"{settings.env_prefix}PASSWORD"
+    password = f"--password-file or {settings.env_prefix}PASSWORD"
     ties = f"; where the broker ties clients to their ids, it must take those that begin with {side.client_id}"
     if "asks for a user name" in text:
         return (
-            f"give --username, and the password in {password}; mosquitto_passwd adds users on the broker's host{ties}"
+            f"give --username, and the password by {password}; mosquitto_passwd adds users on the broker's host{ties}"
         )
+    if "without a password" in text:
+        return f"give the password by {password}{ties}"
     if "refused user" in text:
-        return f"correct --username and {password}, or set the password anew with mosquitto_passwd and reload{ties}"
+        return (
+            f"correct --username, and the password of {password}, or set it anew with mosquitto_passwd and reload{ties}"
+        )
     if "client id" in text:
         return f"let the broker take client ids that begin with {side.client_id}"
     return "look into the broker's log; is it an MQTT broker, and is this its MQTT port?"

@@ -22,7 +22,11 @@ class BrokerSettings(Settings):
         group=CONNECTION,
         help="URL of the MQTT broker, mqtts://HOST:PORT; without TLS, on this machine, mqtt://.",
     )
-    username: str | None = setting(None, group=CONNECTION, help="User name for the broker.")
+    username: str | None = setting(
+        None,
+        group=CONNECTION,
+        help="User name for the broker; its password comes from password_file or the environment, never from an option.",
+    )
     password: str | None = setting(None, group=CONNECTION, secret=True, help="Password for the broker.")
     password_file: Path | None = setting(  # noqa: RUF009  (a path does not change)
         None, group=CONNECTION, help="File that holds the password, which only its owner may read (mode 0600)."

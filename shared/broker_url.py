@@ -61,7 +61,10 @@ def parse_broker_url(text: str) -> BrokerUrl:
             f"broker URL {_hidden(text)!r}: wrong address or port; write {scheme}://host:{DEFAULT_PORTS[scheme]}"
         ) from None
     if parts.password is not None:
-        raise UsageError(f"broker URL {_hidden(text)!r} holds a password, which logs would show; give it separately")
+        raise UsageError(
+            f"broker URL {_hidden(text)!r} holds a password, which logs would show; put it into a file and name that with "
+            "--password-file (password_file)"
+        )
     if not parts.hostname or port == 0 or any(char.isspace() for char in rest):
         raise UsageError(f"broker URL {text!r} names no host and port; write {scheme}://host[:port]")
     if parts.path not in ("", "/") or parts.query or parts.fragment:

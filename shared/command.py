@@ -13,18 +13,17 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from importlib.metadata import EntryPoint, entry_points
 from types import FrameType
 from typing import Annotated, Any, NoReturn, TextIO
 
 import typer
 import typer.main
-from typer.core import TyperCommand, TyperGroup
 
 from shared import __version__
-from shared.errors import FedpatchError, UsageError
+from shared.command_groups import Command, Group, group_with, with_panels
+from shared.errors import FedpatchError
 from shared.log_lines import LineFormatter, LogFormat, journal_priority, stderr_is_journal
 
 EXIT_INTERRUPTED = 130  # as shells tell a process that SIGINT ended
@@ -54,91 +53,18 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on
 log = logging.getLogger("fedpatch.command")
 
 
-class _TidyHelp:
-    """Help in which an option without a value has no type: typer writes `--json <bool>`, which nobody may type."""
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        """Those of the command, and --help."""
-        params: list[Any] = super().get_params(ctx)  # type: ignore[misc]  # of the class that this is mixed into
-        for one in params:
-            if getattr(one, "is_flag", False):
-                one.metavar = ""
-        return params
-
-
-class _Command(_TidyHelp, TyperCommand):
-    """A command of ours."""
-
-
-class Group(_TidyHelp, TyperGroup):
-    """A command of ours that has commands."""
-
-
-def make_app(name: str, about: str, *, installed: str = "") -> typer.Typer:
-    """A command line whose commands are added by `command`.
+def make_app(
+    name: str, about: str, *, installed: str = "", panels: Mapping[str, Sequence[str]] | None = None
+) -> typer.Typer:
+    """A command line whose commands are added by `command`. `panels` are the headings of its help, with their commands.
 
     `installed` is a group of entry points that hold further commands, each a typer.Typer. They are looked for when a name
     is none of the app's own, and loaded when they are called or listed, so that the app's own commands pay nothing.
     """
-    cls = _group_with(installed) if installed else Group
+    cls = with_panels(group_with(installed) if installed else Group, panels or {})
     app = typer.Typer(name=name, help=about, cls=cls, no_args_is_help=True, pretty_exceptions_enable=False)
     app.callback()(no_options)
     return app
-
-
-def _group_with(entry_point_group: str) -> type[Group]:
-    class WithInstalled(Group):
-        """Has the installed commands too; its own hide any of the same name."""
-
-        def list_commands(self, ctx: Any) -> list[str]:
-            own = super().list_commands(ctx)
-            return [*own, *sorted(set(_entry_points(entry_point_group)) - set(own))]
-
-        def get_command(self, ctx: Any, cmd_name: str) -> Any:
-            own = super().get_command(ctx, cmd_name)
-            if own is None and (values := _entry_points(entry_point_group).get(cmd_name)):
-                return _installed_command(cmd_name, values)
-            return own
-
-    return WithInstalled
-
-
-def _entry_points(group: str) -> dict[str, dict[str, EntryPoint]]:
-    """By name, then by value: the same one found twice (an editable install) is no conflict."""
-    found: dict[str, dict[str, EntryPoint]] = {}
-    for point in entry_points(group=group):
-        found.setdefault(point.name, {})[point.value] = point
-    return found
-
-
-def _installed_command(name: str, values: dict[str, EntryPoint]) -> Any:
-    """One that cannot be loaded becomes a command that says so, whatever it is given: it must not hinder the others."""
-    if len(values) > 1:
-        return _refusing(
-            name, f"it is installed more than once, as {' and '.join(sorted(values))}; uninstall one of them"
-        )
-    point = next(iter(values.values()))
-    try:
-        found = point.load()
-    except Exception as error:  # whatever somebody else's module raises is told in one sentence
-        return _refusing(name, f"{point.value} cannot be loaded: {type(error).__name__}: {error}; install it again")
-    if not isinstance(found, typer.Typer):
-        return _refusing(name, f"{point.value} is of type {type(found).__name__}, not a typer.Typer")
-    found.info.name = name
-    return typer.main.get_command(found)
-
-
-def _refusing(name: str, problem: str) -> Any:
-    app = typer.Typer(add_completion=False)
-    anything = {"ignore_unknown_options": True, "allow_extra_args": True}
-
-    @app.command(
-        name, cls=_Command, help=f"Cannot be used: {problem}", add_help_option=False, context_settings=anything
-    )
-    def refuse() -> None:
-        raise UsageError(f"the command {name!r} cannot be used: {problem}")
-
-    return typer.main.get_command(app)
 
 
 def command(
@@ -150,7 +76,7 @@ def command(
     """
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
-        app.command(name, cls=_Command, epilog=f"Example: {example}")(with_debug(function, log_level))
+        app.command(name, cls=Command, epilog=f"Example: {example}")(with_debug(function, log_level))
         return function
 
     return decorate

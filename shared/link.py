@@ -245,7 +245,7 @@ class MqttLink:
         self, attempt: Attempt, session_present: bool, reason: ReasonCode, properties: Properties | None
     ) -> None:
         if reason.is_failure:
-            fault = link_faults.refused(self.broker, self._username, reason)
+            fault = link_faults.refused(self.broker, self._username, reason, with_password=bool(self._password))
             # Once: a broker that refuses a will that is not retained too is tried again like any other.
             attempt.blame(fault if self._retains else replace(fault, retains_nothing=False))
             self._retains = self._retains and not fault.retains_nothing

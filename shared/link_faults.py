@@ -12,7 +12,7 @@ from shared.broker_url import BrokerUrl
 SAME_NAME = "another client has our name"
 USE_SMALLER_CHUNKS = "use smaller chunks (fedpatch run --chunk-kib)"
 
-_NOT_ANSWERED_YET = "closed the connection without an answer; is it an MQTT broker?"
+_GIVE_PASSWORD = "give the password by --password-file, or in FEDPATCH_PASSWORD (an agent: FEDPATCH_AGENT_PASSWORD)"
 _UNSUPPORTED_VERSION, _BAD_CLIENT_ID, _BAD_PASSWORD, _NOT_AUTHORIZED, _BANNED = 0x84, 0x85, 0x86, 0x87, 0x8A
 _KEEPALIVE_TIMEOUT, _TAKEN_OVER, _PACKET_TOO_LARGE, _RETAINS_NOTHING = 0x8D, 0x8E, 0x95, 0x9A
 
@@ -52,19 +52,22 @@ def unreachable(broker: BrokerUrl, error: Exception) -> Fault:
     if isinstance(error, TimeoutError):
         return Fault(f"no answer from {broker}; check the address and the firewall")
     if isinstance(error, ConnectionError):
-        return Fault(f"{broker} {_NOT_ANSWERED_YET}", unanswered=True)
+        return _unanswered(broker)
     detail = error.strerror if isinstance(error, OSError) else None
     return Fault(f"cannot reach {broker}: {detail or error}")
 
 
-def refused(broker: BrokerUrl, username: str | None, reason: Reason) -> Fault:
-    """The broker answered, and the answer was no."""
+def refused(broker: BrokerUrl, username: str | None, reason: Reason, *, with_password: bool) -> Fault:
+    """The broker answered, and the answer was no; `with_password` says whether we gave one."""
     code = reason.value
     if code == _UNSUPPORTED_VERSION:
         return Fault(f"{broker} speaks neither MQTT 5 nor 3.1.1", wrong_version=True)
     if code in (_BAD_PASSWORD, _NOT_AUTHORIZED):
         if username is None:
-            return Fault(f"{broker} asks for a user name and a password", lasting=True)
+            name = "give the name with --username (username), and "
+            return Fault(f"{broker} asks for a user name and a password; {name}{_GIVE_PASSWORD}", lasting=True)
+        if not with_password:
+            return Fault(f"{broker} refused user {username!r} without a password; {_GIVE_PASSWORD}", lasting=True)
         return Fault(f"{broker} refused user {username!r}; check the user name and the password", lasting=True)
     if code == _BAD_CLIENT_ID:
         return Fault(f"{broker} refused our client id; check the name of this device", lasting=True)
@@ -80,7 +83,7 @@ def lost(broker: BrokerUrl, reason: Reason, by_broker: bool, accepted: bool) -> 
     code = reason.value
     if not by_broker:
         if not accepted:
-            return Fault(f"{broker} {_NOT_ANSWERED_YET}", unanswered=True)
+            return _unanswered(broker)
         silence = code == _KEEPALIVE_TIMEOUT
         return Fault(f"{broker} has been silent for too long") if silence else lost_silently(broker)
     if code == _TAKEN_OVER:
@@ -93,6 +96,12 @@ def lost(broker: BrokerUrl, reason: Reason, by_broker: bool, accepted: bool) -> 
 def silent(broker: BrokerUrl) -> Fault:
     """Something listens there, but does not answer a CONNECT; some 3.1.1 brokers fall silent at one of MQTT 5."""
     return Fault(f"{broker} does not answer; is it an MQTT broker?", unanswered=True)
+
+
+def _unanswered(broker: BrokerUrl) -> Fault:
+    """It hung up on us: no MQTT broker, one that is old, or one that expects TLS."""
+    hint = "?" if broker.tls else ", and is this its port without TLS? For the other, write mqtts://"
+    return Fault(f"{broker} closed the connection without an answer; is it an MQTT broker{hint}", unanswered=True)
 
 
 def renewed(broker: BrokerUrl) -> Fault:

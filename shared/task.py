@@ -172,8 +172,16 @@ def _candidates(ref: str) -> Mapping[str, EntryPoint]:
             raise UsageError(
                 f"unknown task {ref!r}: none is installed here; install fedpatch, or name module:attribute"
             )
-        raise unknown_name("task", ref, list(installed))
+        error = unknown_name("task", ref, list(installed))
+        raise UsageError(f"{error}; {_how_to_name_a_module(ref)}")
     return installed[ref]
+
+
+def _how_to_name_a_module(ref: str) -> str:
+    stem = ref.removesuffix(".py")
+    found = [name for name in (stem, f"{stem}_task") if name.isidentifier() and Path(f"{name}.py").is_file()]
+    own = f"the task TASK in {found[0]}.py" if found else "a task of your own"
+    return f"{own} is named module:attribute, {f'{found[0]}:TASK' if found else 'such as my_task:TASK'}"
 
 
 def list_tasks() -> list[Task | BrokenTask]:

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from shared.command import EXIT_INTERRUPTED, AsJson, Group, command, stoppable, with_debug
-from shared.errors import UsageError
+from shared.command import EXIT_INTERRUPTED, AsJson, command, stoppable, with_debug
+from shared.command_groups import Group
+from shared.errors import FedpatchError, UsageError
 from simulator.computing import STOPPING, device_name, worker_count
 from simulator.fleet_command import fleet
 from simulator.paper_command import paper
@@ -176,6 +177,14 @@ def _carry_out(study: Study, workers: int, device: str, out: Path | None) -> Out
     except KeyboardInterrupt:
         _say_how_to_go_on(out)
         raise
+    except (FedpatchError, OSError):
+        raise
+    except (
+        Exception
+    ) as error:  # the model, the loss and the metric are the user's: whatever they raise is told in a sentence
+        raise FedpatchError(
+            f"task {study.task!r} failed in the simulation: {type(error).__name__}: {error}; --debug shows where"
+        ) from error
     if folder is not None:
         folder.write(outcome)
     return outcome

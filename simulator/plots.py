@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from shared.errors import UsageError
 from shared.metric_terms import ACCURACY
-from simulator.study import Outcome, Study
+from simulator.study import STRATEGIES_OF_MTFL, Outcome, Study
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -57,8 +57,9 @@ def draw_outcome(outcome: Outcome) -> Figure:
 
 def title(study: Study) -> str:
     """A study in one line."""
-    private = f", private {study.private}" if study.private != "none" else ""
-    return f"{study.task}, {study.strategy}{private}, W={study.clients}, C={study.participation:g}"
+    private = f", private {study.private}" if study.strategy in STRATEGIES_OF_MTFL else ""
+    share = f", {study.participation:.3g} of them in each round" if study.participation < 1 else ""
+    return f"{study.task}, {study.strategy}{private}, {study.clients} clients{share}"
 
 
 def as_png(figure: Figure) -> bytes:

@@ -6,7 +6,8 @@ block, after those of the client before it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -18,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shared.errors import DataError, UsageError
+from shared.errors import DataError, FedpatchError, UsageError
 from shared.quantities import size
 from shared.task import DeviceData, Task
 
@@ -104,14 +105,34 @@ def _specs(template: str, clients: int, seed: int) -> list[str]:
 
 def _load(task: Task, specs: Sequence[str], root: Path) -> list[DeviceData]:
     if task.load_many is None:
-        return [task.load_data(spec, root) for spec in specs]
-    loaded = task.load_many(specs, root)
+        return [_load_one(task, spec, root) for spec in specs]
+    with _told(task, f"{len(specs)} data specs, {specs[0]!r} the first,", root):
+        loaded = task.load_many(specs, root)
     if len(loaded) != len(specs):
         raise DataError(
             f"task {task.name!r}: load_many gave the data of {len(loaded)} devices for {len(specs)} specs; "
             "it must give one for each, in their order"
         )
     return loaded
+
+
+def _load_one(task: Task, spec: str, root: Path) -> DeviceData:
+    with _told(task, f"data {spec!r}", root):
+        return task.load_data(spec, root)
+
+
+@contextmanager
+def _told(task: Task, what: str, root: Path) -> Iterator[None]:
+    """The task's code is its user's: whatever it raises becomes a sentence that says where the data were looked for."""
+    try:
+        yield
+    except FedpatchError:
+        raise
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}"
+        raise DataError(
+            f"task {task.name!r} failed with {what} in the folder {root}, which FEDPATCH_DATA can name: {said}"
+        ) from error
 
 
 def _joined(devices: Sequence[DeviceData]) -> Population:

@@ -140,6 +140,7 @@ def _filled(given: Rates, study: Study, task: Task) -> Rates:
         raise UsageError(
             f"{study.strategy} on task {task.name!r} needs {' and '.join(missing)}: neither the task nor the paper's authors "
             "name a value"
+            + ("; give it here, or in the task's learning_rates" if "--learning-rate" in missing else "; give it here")
         )
     return Rates(**found)
 

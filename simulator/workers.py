@@ -163,4 +163,4 @@ def _raise(kind: str, reason: str, text: str) -> None:
         raise UpdateRefused(reason, text)
     if kind in _COME_WHOLE:
         raise _COME_WHOLE[kind](text)
-    raise FedpatchError(f"a worker process failed: {text}")
+    raise FedpatchError(f"a worker process failed: {text}; --workers 1 --debug shows where")

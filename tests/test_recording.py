@@ -40,6 +40,6 @@ def test_the_picture_of_the_readme_is_such_a_recording():
     text = SHOWN.read_text("utf-8")
     said = "\n".join("".join(one.itertext()) for one in ElementTree.fromstring(text).iter(f"{SVG}text"))
     assert "$ fedpatch demo" in said
-    assert re.search(r"run \S+: target_ua after \d+ rounds, user accuracy 0\.9", said)
+    assert re.search(r"run \S+: target reached after \d+ rounds, user accuracy 0\.9", said)
     assert not re.search(r"<script|@import|url\(|https?://(?!www\.w3\.org/2000/svg)", text)
     assert ROWS > 20 and max(map(len, said.splitlines())) <= COLUMNS

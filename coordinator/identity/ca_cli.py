@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from coordinator.identity.index import CA_DAYS, DAYS
-from shared.command import AsJson, Group, command, no_options, say
+from shared.command import AsJson, command, no_options, say
+from shared.command_groups import Group
 
 if TYPE_CHECKING:
     from coordinator.identity.authority import Authority
@@ -174,6 +175,7 @@ def _add_watcher(group: typer.Typer) -> None:
         with opened(ca_directory(ca_dir)) as authority:
             give_watcher(authority, name, out, days=days)
             say(f"{out} holds the certificate and the key of {name}; {authority.directory}/ca.crt is the CA to trust")
+            tell_rules(name)
 
     @command(group, "revoke-watcher", example="fedpatch ca revoke-watcher anna")
     def revoke_watcher(
@@ -203,6 +205,14 @@ def _add_lists(group: typer.Typer) -> None:
         from coordinator.identity.shown import show_authority
 
         show_authority(ca_directory(ca_dir), as_json=as_json)
+
+
+def tell_rules(name: str) -> None:
+    """What is left to do by hand for somebody new."""
+    say(
+        f"before {name} is let in, make the broker's rules anew (fedpatch broker acl) and have it read them: "
+        "systemctl reload mosquitto"
+    )
 
 
 def tell_broker(authority: Authority) -> None:

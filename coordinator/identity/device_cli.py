@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
-from coordinator.identity.ca_cli import CaDir, Days, add_ca, ca_directory, tell_broker
+from coordinator.identity.ca_cli import CaDir, Days, add_ca, ca_directory, tell_broker, tell_rules
 from coordinator.identity.index import DAYS
-from shared.command import AsJson, Group, command, no_options, say
+from shared.command import AsJson, command, no_options, say
+from shared.command_groups import Group
 
 _Id = Annotated[str, typer.Argument(metavar="ID", help="Name of the device, unique in its fleet.")]
 _Out = Annotated[
@@ -84,6 +85,8 @@ def _write(
     say(f"{path} holds the identity of {device}; on the device: fedpatch-agent enrol {path.name}, then delete it")
     if password:
         say(f"give {password_file(directory)} to the broker: systemctl reload mosquitto")
+    if not renewal:
+        tell_rules(device)
     return path
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import accumulate
 
-from coordinator.records import PhaseSeconds, RoundRecord, RunInfo, last_user_accuracy
+from coordinator.records import PhaseSeconds, RoundRecord, RunInfo, last_user_accuracy, status_words
 from shared.field_types import MAX_MEASURE
 from shared.metric_terms import MetricTerms
 
@@ -53,8 +53,7 @@ class Run:
     @property
     def status(self) -> str:
         """How it ended, or that it goes on."""
-        because = self.info.stopped_because or ""
-        return self.info.status if because in ("", self.info.status) else f"{self.info.status} ({because})"
+        return status_words(self.info)
 
     @property
     def aggregated(self) -> tuple[RoundRecord, ...]:

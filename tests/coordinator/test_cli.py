@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -101,7 +102,7 @@ def test_show_tells_a_person_each_round_and_the_end(fedpatch, state_dir):
     assert re.search(r"^ +1  failed \(x\) +0/3 +- +- +- +0.0 s +0 B +0 B$", out, re.MULTILINE)
     assert re.search(r"^ +2  aggregated +3/3  0\.912 +0\.500 +0\.950  2\.0 s  54 kB  51 kB$", out, re.MULTILINE)
     assert "round 1: declined: unwilling 2" in out
-    assert "target_ua after 2 rounds, user accuracy 0.912" in out
+    assert "target reached after 2 rounds, user accuracy 0.912" in out
     assert "model: /models/a.npz" in out
 
 
@@ -117,7 +118,7 @@ def test_runs_lists_the_newest_first(fedpatch, state_dir):
     assert [one["status"] for one in listed] == ["running", "finished"]
     rows = fedpatch("runs", "--state-dir", state_dir).out.splitlines()[1:]
     assert [row.split()[0] for row in rows] == [one["id"] for one in listed]
-    assert "finished (target_ua)" in rows[1]
+    assert "finished (target reached)" in rows[1]
 
 
 def test_devices_tells_what_came_of_asking_them(fedpatch, state_dir):
@@ -152,6 +153,15 @@ def test_runs_of_another_directory_are_shown_with_its_name(fedpatch, elsewhere, 
     assert (ended.code, ended.err) == (0, f"in {elsewhere}\n")
     assert ended.out == fedpatch(*argv, "--json", "--state-dir", elsewhere).out
     assert fedpatch("show", _first_run(elsewhere)).err == ""
+
+
+def test_runs_of_several_directories_are_not_forgotten(fedpatch, elsewhere, tmp_path):
+    """Only those of one are shown, and which others there are is said."""
+    other = tmp_path / "other"
+    other.mkdir()
+    shutil.copy(elsewhere / REGISTRY_FILE, other)
+    remember(other)
+    assert fedpatch("runs").err == f"in {other}; --state-dir names another, such as {elsewhere}\n"
 
 
 def test_resume_does_not_guess_the_directory_of_the_last_run(fedpatch, elsewhere):
@@ -217,7 +227,7 @@ def test_the_result_of_a_run_is_not_lost_to_a_signal(fedpatch, tmp_path, monkeyp
 
 
 def test_resume_passes_on_what_replaces_the_settings_of_the_run(fedpatch, state_dir, monkeypatch):
-    """The password comes from the environment, since a run does not keep it."""
+    """The password comes from the environment or a file, since a run does not keep it; the file is named, and counts."""
     calls = []
 
     def resume_run(*args: object, **given: object) -> RunSummary:
@@ -229,7 +239,11 @@ def test_resume_passes_on_what_replaces_the_settings_of_the_run(fedpatch, state_
     ended = fedpatch("resume", "last", "--state-dir", state_dir, "--rounds", "60", "--target-ua", "0.9")
     assert ended.code == 0
     given = {"broker": None, "password": "secret", "rounds": 60, "target_ua": 0.9, "metrics": None, "insecure": False}
-    assert calls == [(state_dir, "last", {**given, "encoding": None})]
+    given |= {"encoding": None, "password_file": None}
+    assert calls == [(state_dir, "last", given)]
+    monkeypatch.setenv("FEDPATCH_PASSWORD", "secret")
+    assert fedpatch("resume", "last", "--state-dir", state_dir, "--password-file", "/a/file").code == 0
+    assert (calls[1][2]["password"], calls[1][2]["password_file"]) == (None, Path("/a/file"))
 
 
 def test_wrong_settings_are_told_together(fedpatch):

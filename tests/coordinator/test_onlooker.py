@@ -126,7 +126,7 @@ def test_the_end_of_a_run_is_no_absence(onlooker):
     """It is over, and that is said once; silence afterwards is what one expects."""
     onlooker.take(there(), 0.0)
     onlooker.take(STATUS, 1.0)
-    assert onlooker.take(OVER, 2.0) == ["run run-1 is over: target_ua"]
+    assert onlooker.take(OVER, 2.0) == ["run run-1 is over: target reached"]
     assert onlooker.take(OVER, 3.0) == []
     assert onlooker.take(there(online=False), 4.0) == ["waiting for the next run"]
     assert onlooker.picture(4.0).phase == "over (target_ua)"

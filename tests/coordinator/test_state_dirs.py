@@ -123,6 +123,14 @@ def test_the_notes_do_not_grow_for_ever(tmp_path):
     assert len((tmp_path / "home" / "fedpatch" / "state-dirs").read_text().splitlines()) == MAX_NOTED
 
 
+def test_what_is_gone_makes_room_for_what_is_still_there(tmp_path):
+    """Many temporary directories, begun in since, do not make a run of weeks ago unknown."""
+    run = begin_run(tmp_path / "study")
+    for index in range(2 * MAX_NOTED):
+        remember(tmp_path / str(index))
+    assert find(None, run) == tmp_path / "study"
+
+
 def test_a_user_without_a_home_costs_the_note_only(tmp_path, monkeypatch):
     """As service users are."""
     monkeypatch.delenv("XDG_STATE_HOME")

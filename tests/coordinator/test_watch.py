@@ -10,6 +10,7 @@ import coordinator.cli
 import coordinator.watch
 from coordinator.registry import REGISTRY_FILE, Registry
 from coordinator.watch import newest_run
+from coordinator.watch_cli import broker_settings
 from shared.errors import UsageError
 from shared.tls_files import TlsFiles
 from tests.brokers import free_port
@@ -19,7 +20,7 @@ from tests.programs import Program
 def begin(place: Path, fleet: str, created_at: float, ended: str | None = None, **more: str) -> str:
     """A run in a state directory; its id."""
     place.mkdir(exist_ok=True)
-    settings = {"broker": f"mqtt://broker:{int(created_at)}", "fleet": fleet, "username": None, **more}
+    settings = {"broker": f"mqtts://broker:{int(created_at)}", "fleet": fleet, "username": None, **more}
     with Registry(place / REGISTRY_FILE) as registry:
         run = registry.create_run(
             created_at=created_at, task="digits", strategy="fedavg", private="none", settings=settings, schema="00" * 32
@@ -79,3 +80,16 @@ def test_the_certificate_of_the_run_is_shown_unless_another_is_given(tmp_path, m
         TlsFiles(Path("/ca.crt"), Path("/own.crt"), Path("/own.key")),
         TlsFiles(Path("/ca.crt"), Path("/anna.pem"), None),
     ]
+
+
+def test_the_run_s_password_file_is_read_unless_another_is_given(tmp_path, monkeypatch):
+    """Another user has another password, and so has whoever gives one; that of a run is no use to them."""
+    begin(tmp_path, "kitchen", 100.0, username="boss", password_file="/run/boss")
+    nothing = dict.fromkeys(("broker", "fleet", "username", "insecure", "password_file", "ca_file", "cert_file"))
+    assert broker_settings(nothing, tmp_path).password_file == Path("/run/boss")
+    anna = broker_settings({**nothing, "username": "anna", "password_file": "/run/anna"}, tmp_path)
+    assert (anna.username, anna.password_file) == ("anna", Path("/run/anna"))
+    assert broker_settings({**nothing, "username": "anna"}, tmp_path).password_file is None
+    monkeypatch.setenv("FEDPATCH_PASSWORD", "given")
+    with_own = broker_settings(nothing, tmp_path)
+    assert (with_own.password, with_own.password_file) == ("given", None)

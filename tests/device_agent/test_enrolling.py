@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.identity.authority import DEVICE, Authority
+from device_agent.cli import main
 from device_agent.enrolling import install, open_to_others, read_bundle
 from device_agent.settings import AgentSettings
 from shared.broker_url import parse_broker_url
@@ -23,6 +24,7 @@ from shared.errors import ConfigError, DataError, UsageError
 from shared.password_file import read_password
 from shared.tls import tls_context
 from shared.tls_files import TlsFiles
+from tests.programs import Program
 
 OWN = '# the owner\'s\ntask = "digits"\ndata = "shard:0/2"  # all there is\n'
 
@@ -252,6 +254,32 @@ def test_a_bundle_that_others_may_have_read_is_told(tmp_path: Path):
     bundle.chmod(0o644)
     (told,) = open_to_others(bundle, "pi-1")
     assert "pi-1.bundle is open to other users (mode 0644)" in told and "fedpatch device rotate pi-1" in told
+
+
+def test_settings_that_enrolling_makes_name_the_state_directory_that_it_was_given(tmp_path: Path, device: Device):
+    """Or the agent would look for another one; settings that were there are their owner's, who may say it elsewhere."""
+    bundle = bundle_of(tmp_path)
+    device.install(bundle)
+    assert "state_dir" not in device.settings
+    device.config.unlink()
+    device.install(bundle)
+    assert device.settings["state_dir"] == str(device.state_dir)
+    before = device.config.read_text()
+    assert device.install(bundle) == [] and device.config.read_text() == before
+
+
+def test_enrolling_tells_what_is_still_to_be_said_before_the_agent_can_start(tmp_path: Path, monkeypatch, capsys):
+    """The data, which no bundle knows, and a state directory that the settings do not name."""
+    (tmp_path / "pi-1.bundle").write_bytes(encode_bundle(bundle_of(tmp_path)))
+    monkeypatch.chdir(tmp_path)
+    agent = Program(main, monkeypatch, capsys)
+    said = agent("enrol", "pi-1.bundle", "--state-dir", "state").out
+    assert "write into agent.toml what the device trains with" in said
+    assert said.endswith("then: fedpatch-agent doctor --config agent.toml\n")
+    Path("agent.toml").write_text(OWN)
+    said = agent("enrol", "pi-1.bundle", "--state-dir", "state").out
+    assert "what the device trains with" not in said
+    assert said.endswith("then: fedpatch-agent doctor --config agent.toml --state-dir state\n")
 
 
 def test_a_device_needs_no_further_package(tmp_path: Path):

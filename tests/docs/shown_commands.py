@@ -34,12 +34,15 @@ FOREIGN = {
     "journalctl": "reads this system's journal",
     "systemd-analyze": "looks at a service of this system",
     "ansible-vault": "asks for a password",
-    "ansible-playbook": "needs hosts; tests/hosts plays all playbooks",
+    "ansible-playbook": "needs hosts; tests/hosts plays all playbooks, and tests/docs/test_small.py reads each line's",
     "ansible": "needs hosts; tests/hosts plays the inventory",
+    "install": "makes a file of what is typed",
+    "pip": "installs into an environment; tests/test_wheel.py does",
     "curl": "reads the port of a run; tests/system/test_metrics.py does",
     "mosquitto": "serves until it is stopped; tests/broker starts it with these files",
 }
-# Commands of ours that are not called here with the page's words.
+# Commands of ours that are not called with the page's words to their end; tests/docs/test_small.py calls what has settings as
+# far as these are looked at, and simulations in small.
 ELSEWHERE = {
     "fedpatch demo": "tests/system/test_demo_run.py",
     "fedpatch run": "tests/system/test_by_hand.py",
@@ -47,10 +50,10 @@ ELSEWHERE = {
     "fedpatch watch": "tests/system/test_watch.py",
     "fedpatch broker": "tests/coordinator/test_cli_broker.py: it serves until it is stopped",
     "fedpatch doctor": "tests/system/test_doctor.py: needs the broker that it names",
-    "fedpatch simulate": "tests/simulator: minutes to days",
+    "fedpatch simulate": "tests/docs/test_small.py, tests/simulator: minutes to days",
     "fedpatch-agent run": "tests/system/test_by_hand.py",
     "fedpatch-agent doctor": "tests/system/test_doctor.py: needs the broker that it names",
-    "fedpatch-agent new-task": "tests/docs/test_tutorial.py, tests/device_agent/test_new_task.py",
+    "fedpatch-agent new-task": "tests/docs/test_small.py, tests/docs/test_tutorial.py",
 }
 
 

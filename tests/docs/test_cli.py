@@ -84,3 +84,13 @@ def test_the_options_of_every_documented_example_exist(line):
 def test_the_commands_of_the_simulator_are_among_them():
     """`fedpatch` finds them as entry points."""
     assert {("fedpatch", "simulate", *more) for more in ((), ("paper",), ("fleet",))} <= set(COMMANDS)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_the_help_lists_every_command_under_a_heading_that_says_what_it_is_for(program):
+    """Nobody reads eighteen commands in one row; a heading without commands, or with one that is gone, is none."""
+    command = get_command(PROGRAMS[program])
+    assert all(child.rich_help_panel for child in _children(command).values())
+    shown = CliRunner().invoke(PROGRAMS[program], ["--help"], env={"COLUMNS": "100", "TERM": "dumb"}).stdout
+    assert "─ Commands ─" not in shown
+    assert re.search(r"─ Set a (fleet|device) up ─.*\bunit\b", shown, re.DOTALL)

@@ -85,7 +85,7 @@ def followed(tmp_path_factory: pytest.TempPathFactory) -> Followed:
 
 
 def _user_accuracy(said: str) -> float:
-    found = re.search(r"max_rounds after \d+ rounds?, user accuracy (\S+)", said)
+    found = re.search(r"all rounds done after \d+ rounds?, user accuracy (\S+)", said)
     assert found, said
     return float(found[1])
 

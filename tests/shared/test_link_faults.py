@@ -46,9 +46,30 @@ def test_an_unreachable_broker_has_a_sentence(error, words):
 )
 def test_a_refusal_says_what_to_check_and_whether_to_wait(code, words, lasting):
     """A wrong password stays wrong; a busy broker does not stay busy."""
-    fault = refused(BROKER, "pi-1", ReasonCode(PacketTypes.CONNACK, identifier=code))
+    fault = refused(BROKER, "pi-1", ReasonCode(PacketTypes.CONNACK, identifier=code), with_password=True)
     assert words in fault.reason
     assert fault.lasting is lasting
+
+
+@pytest.mark.parametrize("code", [0x86, 0x87])
+def test_a_refusal_of_whoever_gave_too_little_says_how_to_give_it(code):
+    """Nobody has to look up where a user name and a password go."""
+    reason = ReasonCode(PacketTypes.CONNACK, identifier=code)
+    nameless = refused(BROKER, None, reason, with_password=False).reason
+    assert "asks for a user name and a password; give the name with --username" in nameless
+    assert "--password-file" in nameless
+    without = refused(BROKER, "pi-1", reason, with_password=False).reason
+    assert (
+        "refused user 'pi-1' without a password; give the password by --password-file, or in FEDPATCH_PASSWORD"
+        in without
+    )
+
+
+def test_a_port_that_hangs_up_may_be_the_one_with_tls():
+    """To a broker's TLS port, a CONNECT in plain text is noise; over TLS it is something else."""
+    hung_up = ConnectionResetError()
+    assert "write mqtts://" in unreachable(BROKER, hung_up).reason
+    assert unreachable(BrokerUrl("broker.lan", 8883, True), hung_up).reason.endswith("is it an MQTT broker?")
 
 
 @pytest.mark.parametrize(

@@ -156,6 +156,19 @@ def test_mistyped_name_is_answered_with_the_nearest(install):
         find_task("two-mons")
 
 
+@pytest.mark.parametrize("name", ["bearing_task", "bearing", "bearing_task.py"])
+def test_the_name_of_a_file_is_answered_with_how_to_name_the_task_in_it(tmp_path, monkeypatch, name):
+    """Whoever has written a task of their own and forgets the attribute; nothing of the file is run for that."""
+    (tmp_path / "bearing_task.py").write_text("raise SystemExit")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        UsageError, match=r"the task TASK in bearing_task.py is named module:attribute, bearing_task:TASK$"
+    ):
+        find_task(name)
+    with pytest.raises(UsageError, match=r"a task of your own is named module:attribute, such as my_task:TASK$"):
+        find_task("elsewhere")
+
+
 def test_installed_task_that_cannot_be_imported_names_module_and_reason(install):
     """The message leads to the distribution and to the import that failed inside it."""
     install("moons", {"two-moons": "moons_task:TASK"}, moons_task="import a_module_that_is_not_there")

@@ -117,7 +117,7 @@ def test_the_last_thing_on_stdout_is_the_outcome_as_json(fedpatch, engine):
 def test_a_person_gets_a_short_table(fedpatch, engine):
     """Rounds to the target, what the clients have of it, and the time."""
     out = fedpatch(*SMALL).out
-    assert re.search(r"^study +digits, fedavg, private affine, W=4, C=1, seed 0$", out, re.MULTILINE)
+    assert re.search(r"^study +digits, fedavg, private affine, 4 clients, seed 0$", out, re.MULTILINE)
     assert re.search(r"^rounds to UA 0\.800 +2$", out, re.MULTILINE)
     assert re.search(r"^user accuracy +0\.850 after 2 rounds$", out, re.MULTILINE)
     assert re.search(r"^10th percentile +0\.750$", out, re.MULTILINE)
@@ -248,6 +248,19 @@ def test_an_error_of_the_simulation_is_a_sentence(fedpatch, engine, error, code)
 
     engine.before_round = fail
     assert fedpatch(*SMALL) == Ended(code, "", f"fedpatch: {error}\n")
+
+
+def test_an_error_in_the_task_s_own_code_is_a_sentence_too(fedpatch, engine):
+    """A researcher's first mistake is one of types or shapes; where it was made is for --debug to say."""
+
+    def fail(_: int) -> None:
+        raise RuntimeError("expected Float but got Double")
+
+    engine.before_round = fail
+    said = "task 'digits' failed in the simulation: RuntimeError: expected Float but got Double; --debug shows where"
+    assert fedpatch(*SMALL) == Ended(1, "", f"fedpatch: {said}\n")
+    in_full = fedpatch(*SMALL, "--debug").err
+    assert "Traceback" in in_full and said in in_full
 
 
 def test_the_commands_of_simulate_load_nothing_heavy():

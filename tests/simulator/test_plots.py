@@ -37,7 +37,7 @@ def test_the_mean_the_tenth_percentile_and_the_lowest_are_drawn_by_completed_rou
     assert list(p10.get_ydata()) == [0.1] * 4
     assert list(lowest.get_ydata()) == [0.0] * 4
     assert set(target.get_ydata()) == {0.8}
-    assert axes.get_title() == "digits, fedavg, private affine, W=4, C=0.5"
+    assert axes.get_title() == "digits, fedavg, private affine, 4 clients, 0.5 of them in each round"
 
 
 def test_the_target_says_whether_it_was_reached():

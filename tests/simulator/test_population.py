@@ -48,6 +48,20 @@ def _fill_the_inputs_of_client_1(population: Population) -> None:
     population.of(1).train_x.fill_(7.0)
 
 
+def test_a_file_that_is_not_there_is_told_with_the_folder_that_was_looked_in(tmp_path):
+    """And with what names another folder; an error of another kind in a user's code is a sentence too."""
+
+    def missing(index: int) -> DeviceData:
+        return np.load(tmp_path / f"machine-{index}.npy")  # type: ignore[no-any-return]
+
+    with pytest.raises(DataError) as caught:
+        load_population(_task(missing), "{index}", 2, 0, tmp_path)
+    for word in ("'own'", "data '0'", f"in the folder {tmp_path}, which FEDPATCH_DATA can name", "FileNotFoundError"):
+        assert word in str(caught.value)
+    with pytest.raises(DataError, match="KeyError: 'x'"):
+        load_population(_task(lambda _: dict[str, DeviceData]()["x"]), "{index}", 2, 0, tmp_path)
+
+
 @pytest.mark.parametrize("options", ["", ",noisy-fraction=0.3"])
 def test_each_client_has_what_its_device_would_load(options):
     """Client i of a simulation has, bit for bit, the data of the device with that spec."""

@@ -50,7 +50,7 @@ def test_devices_come_to_the_model_by_steps_from_whatever_they_hold(stage: Stage
         done = coordinator.done()
     assert done.code == 0
     assert [reported for _, _, reported in outcomes(done.document)] == [2, 1, 1, 2, 2]
-    one_step = "the model held and 1 steps from there"
+    one_step = "the model held and 1 step from there"
     assert [trained_on(ann, number) for number in (1, 2, 4, 5)] == [
         ["the whole model"],
         [one_step],
@@ -75,7 +75,7 @@ def test_a_device_that_reboots_in_mid_training_needs_nothing_of_the_model_again(
         done = coordinator.done()
     assert done.code == 0
     assert [reported for _, _, reported in outcomes(done.document)] == [2, 2, 2]
-    assert trained_on(ann, 2) == ["the model held and 1 steps from there", "the model held"]
+    assert trained_on(ann, 2) == ["the model held and 1 step from there", "the model held"]
     assert_holds_the_model_of(stage, done.document["run"], 2, ann, bob)
 
 

@@ -216,7 +216,7 @@ def test_lines_are_told_to_the_end_and_beyond(held):
         with held.stage.resume() as coordinator:
             held.stage.holds["ann"].release()
             assert coordinator.done().code == 0
-        watching.wait_err("is over: max_rounds")
+        watching.wait_err("is over: all rounds done")
         watching.wait(lambda: "round 4/4 aggregated: 2/2 reported" in watching.out, "tells of the last round")
         listening.wait(lambda: '"stopped": "max_rounds"' in listening.out, "hears of the end")
         told, documents = watching.interrupt(), listening.interrupt()

@@ -45,7 +45,12 @@ def test_the_page_is_named_after_the_run(fedpatch, tmp_path):
 
 @pytest.mark.parametrize(
     ("because", "words"),
-    [(None, "running"), ("interrupted", "interrupted"), ("failed", "failed"), ("target_ua", r"finished \(target_ua\)")],
+    [
+        (None, "running"),
+        ("interrupted", "interrupted"),
+        ("failed", "failed"),
+        ("target_ua", r"finished \(target reached\)"),
+    ],
 )
 @pytest.mark.parametrize("rounds", [0, 1, 3])
 def test_a_run_has_a_report_however_it_ended(fedpatch, tmp_path, because, words, rounds):

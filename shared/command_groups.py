@@ -1,0 +1,109 @@
+"""Commands that hold commands: their help, the headings in it, and the commands that other packages install."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+import typer
+import typer.main
+from typer.core import TyperCommand, TyperGroup
+
+from shared.errors import UsageError
+
+
+class _TidyHelp:
+    """Help in which an option without a value has no type: typer writes `--json <bool>`, which nobody may type."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Those of the command, and --help."""
+        params: list[Any] = super().get_params(ctx)  # type: ignore[misc]  # of the class that this is mixed into
+        for one in params:
+            if getattr(one, "is_flag", False):
+                one.metavar = ""
+        return params
+
+
+class Command(_TidyHelp, TyperCommand):
+    """A command of ours."""
+
+
+class Group(_TidyHelp, TyperGroup):
+    """A command of ours that has commands."""
+
+
+def group_with(entry_point_group: str) -> type[Group]:
+    """A group whose further commands are looked for among the installed entry points."""
+
+    class WithInstalled(Group):
+        """Has the installed commands too; its own hide any of the same name."""
+
+        def list_commands(self, ctx: Any) -> list[str]:
+            own = super().list_commands(ctx)
+            return [*own, *sorted(set(_entry_points(entry_point_group)) - set(own))]
+
+        def get_command(self, ctx: Any, cmd_name: str) -> Any:
+            own = super().get_command(ctx, cmd_name)
+            if own is None and (values := _entry_points(entry_point_group).get(cmd_name)):
+                return _installed_command(cmd_name, values)
+            return own
+
+    return WithInstalled
+
+
+def with_panels(group: type[Group], panels: Mapping[str, Sequence[str]]) -> type[Group]:
+    """The same group; its help has a heading for each purpose, with the commands in that order."""
+    heading = {name: panel for panel, names in panels.items() for name in names}
+
+    class WithPanels(group):  # type: ignore[misc, valid-type]  # a class that was made
+        """Lists its commands by purpose; what belongs to no panel stands first."""
+
+        def list_commands(self, ctx: Any) -> list[str]:
+            found: list[str] = super().list_commands(ctx)
+            order = [name for name in heading if name in found]
+            return [*(name for name in found if name not in heading), *order]
+
+        def get_command(self, ctx: Any, cmd_name: str) -> Any:
+            found = super().get_command(ctx, cmd_name)
+            if found is not None and cmd_name in heading:
+                found.rich_help_panel = heading[cmd_name]
+            return found
+
+    return WithPanels
+
+
+def _entry_points(group: str) -> dict[str, dict[str, EntryPoint]]:
+    """By name, then by value: the same one found twice (an editable install) is no conflict."""
+    found: dict[str, dict[str, EntryPoint]] = {}
+    for point in entry_points(group=group):
+        found.setdefault(point.name, {})[point.value] = point
+    return found
+
+
+def _installed_command(name: str, values: dict[str, EntryPoint]) -> Any:
+    """One that cannot be loaded becomes a command that says so, whatever it is given: it must not hinder the others."""
+    if len(values) > 1:
+        return _refusing(
+            name, f"it is installed more than once, as {' and '.join(sorted(values))}; uninstall one of them"
+        )
+    point = next(iter(values.values()))
+    try:
+        found = point.load()
+    except Exception as error:  # whatever somebody else's module raises is told in one sentence
+        return _refusing(name, f"{point.value} cannot be loaded: {type(error).__name__}: {error}; install it again")
+    if not isinstance(found, typer.Typer):
+        return _refusing(name, f"{point.value} is of type {type(found).__name__}, not a typer.Typer")
+    found.info.name = name
+    return typer.main.get_command(found)
+
+
+def _refusing(name: str, problem: str) -> Any:
+    app = typer.Typer(add_completion=False)
+    anything = {"ignore_unknown_options": True, "allow_extra_args": True}
+
+    @app.command(name, cls=Command, help=f"Cannot be used: {problem}", add_help_option=False, context_settings=anything)
+    def refuse() -> None:
+        raise UsageError(f"the command {name!r} cannot be used: {problem}")
+
+    return typer.main.get_command(app)
