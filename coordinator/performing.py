@@ -54,7 +54,7 @@ _TOLD = ("declined", "failed", "refused")
 class Performer:
     """The hands of one run, whose files are in `directory`. `state` is the server's, after the last completed round.
 
-    Its `observer` sees all that happens. Each update is checked and written at once, until `write_beside` is called.
+    Its `observer` sees all that happens. Each update is checked and written at once, but for within `writing_beside`.
     """
 
     def __init__(

@@ -12,7 +12,7 @@ from shared.broker_url import BrokerUrl
 SAME_NAME = "another client has our name"
 USE_SMALLER_CHUNKS = "use smaller chunks (fedpatch run --chunk-kib)"
 
-_GIVE_PASSWORD = "give the password by --password-file, or in FEDPATCH_PASSWORD (an agent: FEDPATCH_AGENT_PASSWORD)"
+_GIVE_IT = "give the password by --password-file, or in FEDPATCH_PASSWORD (an agent: FEDPATCH_AGENT_PASSWORD)"
 _UNSUPPORTED_VERSION, _BAD_CLIENT_ID, _BAD_PASSWORD, _NOT_AUTHORIZED, _BANNED = 0x84, 0x85, 0x86, 0x87, 0x8A
 _KEEPALIVE_TIMEOUT, _TAKEN_OVER, _PACKET_TOO_LARGE, _RETAINS_NOTHING = 0x8D, 0x8E, 0x95, 0x9A
 
@@ -65,9 +65,9 @@ def refused(broker: BrokerUrl, username: str | None, reason: Reason, *, with_pas
     if code in (_BAD_PASSWORD, _NOT_AUTHORIZED):
         if username is None:
             name = "give the name with --username (username), and "
-            return Fault(f"{broker} asks for a user name and a password; {name}{_GIVE_PASSWORD}", lasting=True)
+            return Fault(f"{broker} asks for a user name and a password; {name}{_GIVE_IT}", lasting=True)
         if not with_password:
-            return Fault(f"{broker} refused user {username!r} without a password; {_GIVE_PASSWORD}", lasting=True)
+            return Fault(f"{broker} refused user {username!r} without a password; {_GIVE_IT}", lasting=True)
         return Fault(f"{broker} refused user {username!r}; check the user name and the password", lasting=True)
     if code == _BAD_CLIENT_ID:
         return Fault(f"{broker} refused our client id; check the name of this device", lasting=True)
