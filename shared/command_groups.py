@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from typing import Any
 
 import typer
 import typer.main
 from typer.core import TyperCommand, TyperGroup
 
+from shared.entries import entries
 from shared.errors import UsageError
 
 
@@ -41,11 +42,11 @@ def group_with(entry_point_group: str) -> type[Group]:
 
         def list_commands(self, ctx: Any) -> list[str]:
             own = super().list_commands(ctx)
-            return [*own, *sorted(set(_entry_points(entry_point_group)) - set(own))]
+            return [*own, *sorted(set(entries(entry_point_group)) - set(own))]
 
         def get_command(self, ctx: Any, cmd_name: str) -> Any:
             own = super().get_command(ctx, cmd_name)
-            if own is None and (values := _entry_points(entry_point_group).get(cmd_name)):
+            if own is None and (values := entries(entry_point_group).get(cmd_name)):
                 return _installed_command(cmd_name, values)
             return own
 
@@ -71,14 +72,6 @@ def with_panels(group: type[Group], panels: Mapping[str, Sequence[str]]) -> type
             return found
 
     return WithPanels
-
-
-def _entry_points(group: str) -> dict[str, dict[str, EntryPoint]]:
-    """By name, then by value: the same one found twice (an editable install) is no conflict."""
-    found: dict[str, dict[str, EntryPoint]] = {}
-    for point in entry_points(group=group):
-        found.setdefault(point.name, {})[point.value] = point
-    return found
 
 
 def _installed_command(name: str, values: dict[str, EntryPoint]) -> Any:

@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shared.entries import entries
 from shared.errors import DataError, UsageError, unknown_name
 from shared.metric_terms import ACCURACY, Goal, MetricTerms, metric_terms
 from shared.settings import NAME
@@ -166,7 +167,7 @@ def _parse(ref: str) -> re.Match[str]:
 
 
 def _candidates(ref: str) -> Mapping[str, EntryPoint]:
-    installed = _installed()
+    installed = entries(ENTRY_POINT_GROUP)
     if ref not in installed:
         if not installed:
             raise UsageError(
@@ -187,20 +188,12 @@ def _how_to_name_a_module(ref: str) -> str:
 def list_tasks() -> list[Task | BrokenTask]:
     """Every installed task, by name; one that cannot be loaded is told as a BrokenTask and hides no other."""
     found: list[Task | BrokenTask] = []
-    for name, candidates in sorted(_installed().items()):
+    for name, candidates in sorted(entries(ENTRY_POINT_GROUP).items()):
         try:
             found.append(_load_installed(name, candidates))
         except UsageError as error:
             found.append(BrokenTask(name, str(error)))
     return found
-
-
-def _installed() -> dict[str, dict[str, EntryPoint]]:
-    """Entry points by name, then by value: the same one found twice (an editable install) is no conflict."""
-    installed: dict[str, dict[str, EntryPoint]] = {}
-    for point in entry_points(group=ENTRY_POINT_GROUP):
-        installed.setdefault(point.name, {})[point.value] = point
-    return installed
 
 
 def _load_installed(name: str, candidates: Mapping[str, EntryPoint]) -> Task:

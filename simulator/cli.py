@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from shared.command import EXIT_INTERRUPTED, AsJson, command, stoppable, with_debug
+from shared.command import EXIT_INTERRUPTED, AsJson, command, say, stoppable, with_debug
 from shared.command_groups import Group
 from shared.errors import FedpatchError, UsageError
 from simulator.computing import STOPPING, device_name, worker_count
@@ -160,7 +160,7 @@ def _carry_out(study: Study, workers: int, device: str, out: Path | None) -> Out
 
     folder = None if out is None else StudyFolder(out, study)
     if folder is not None and folder.outcome is not None and folder.outcome.complete:
-        _say(f"{out} holds the outcome of this study already; choose another --out to compute it anew")
+        say(f"{out} holds the outcome of this study already; choose another --out to compute it anew")
         return folder.outcome
     plain = logging.getLogger("fedpatch").isEnabledFor(logging.DEBUG)
     try:
@@ -254,10 +254,6 @@ def _table(outcome: Outcome) -> Table:
 
 def _say_how_to_go_on(out: Path | None) -> None:
     if out is None:
-        _say("nothing is kept to go on from; --out DIR keeps it")
+        say("nothing is kept to go on from; --out DIR keeps it")
     else:
-        _say(f"to go on, give the same command again: it takes up what is in {out}")
-
-
-def _say(line: str) -> None:
-    typer.echo(line, err=True)
+        say(f"to go on, give the same command again: it takes up what is in {out}")

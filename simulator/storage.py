@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from simulator.layers import BatchNorm, Calls, Layer, Linear
+from simulator.layers import Calls, Layer, Linear
 
 KEPT_PASSES = 256
 """For so many shapes of inputs the passes are kept; clients that leave out features differ in shape."""
@@ -221,11 +221,6 @@ class WorkingModel:
             x = layer.forward(x, [])
         for layer in reversed(self.layers):
             grad = layer.backward(grad, learning_rate, calls)
-
-    @property
-    def has_batch_norm(self) -> bool:
-        """Whether there are counters to keep."""
-        return any(isinstance(layer, BatchNorm) for layer in self.layers)
 
 
 def _as_taken(layer: Layer, place: Place, flat: Tensor) -> Tensor:
