@@ -38,6 +38,7 @@ def test_a_second_coordinator_elsewhere_refuses_and_the_first_finishes(stage: St
     assert_like_oracle(stage, done.document, [["ann", "bob"]] * ROUNDS)
 
 
+@pytest.mark.faults
 def test_a_resumed_run_is_no_exception(stage: Stage):
     """Its last coordinator was killed; meanwhile another one plays with the fleet from another directory."""
     stage.start_agents()
@@ -59,6 +60,7 @@ def test_a_resumed_run_is_no_exception(stage: Stage):
         assert resumed.done().code == 0
 
 
+@pytest.mark.faults
 def test_one_that_died_with_its_broker_does_not_stand_in_the_way(tmp_path: Path):
     """The broker still retains that a coordinator is online, which nobody is: it costs a moment, once."""
     with Mosquitto(autosave=True) as broker, Fleet(broker.url, tmp_path) as fleet:
