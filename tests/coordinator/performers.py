@@ -12,6 +12,7 @@ import numpy as np
 
 from coordinator.checkpoint import load_checkpoint
 from coordinator.engine import Engine
+from coordinator.inbox import Inbox
 from coordinator.performing import Performer
 from coordinator.preparation import Prepared, run_spec
 from coordinator.publisher import ModelPublisher
@@ -55,7 +56,10 @@ class Bench:
         self.engine = Engine(spec, records=records, unfinished=unfinished, jitter=random.Random(1))
         self.link = link = RecordedLink()
         self.sent: list[tuple[str, Any]] = []
-        connection: Any = SimpleNamespace(send=lambda *sent: self.sent.append(sent), fleet="demo", link=link)
+        self.inbox = Inbox()
+        connection: Any = SimpleNamespace(
+            send=lambda *sent: self.sent.append(sent), fleet="demo", link=link, inbox=self.inbox
+        )
         view: Any = SimpleNamespace(say=self.said.append)
         self.publisher = ModelPublisher(link, "demo", directory / "note")
         self.performer = Performer(
@@ -95,6 +99,7 @@ class Bench:
 
     def perform(self, effects: list[Any]) -> None:
         """As the service does."""
+        self.inbox.catch_up()
         self.performer.perform(effects)
 
     def hear(self, device: str, body: Any) -> None:
