@@ -235,17 +235,16 @@ class Performer:
             if isinstance(kept, UpdateRefused):
                 raise kept
             report, tensors = kept
-            if not current.round.awaits(device):  # nothing is to be found of it after a crash that was not promised
-                return self._engine.stored(device, manifest.digest, report, self._inbox.now)
-            update = StoredUpdate(
-                effect.round, device, manifest.digest, manifest.raw_bytes, report.num_examples, manifest.encoding
-            )
-            self._registry.rounds.add_update(self._engine.spec.run, update, self._accepted)
+            if current.round.awaits(device):  # of others nothing is to be found after a crash that was not promised
+                update = StoredUpdate(
+                    effect.round, device, manifest.digest, manifest.raw_bytes, report.num_examples, manifest.encoding
+                )
+                self._registry.rounds.add_update(self._engine.spec.run, update, self._accepted)
+                self._accepted.clear()
+                self.decoded.keep(device, tensors)
         except UpdateRefused as error:
             reason = RefuseReason(error.reason)
             return self._engine.refused(device, manifest.digest, reason, str(error), self._inbox.now)
-        self._accepted.clear()
-        self.decoded.keep(device, tensors)
         return self._engine.stored(device, manifest.digest, report, self._inbox.now)
 
     def _read(
