@@ -35,7 +35,7 @@ pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.slow]
 TASK = "tests.system.wide_digits_task:TASK"
 CLIENTS, ROUNDS, SEED = 4, 3, 5
 TOLERANCE = 1e-6
-# Each is held against Algorithm 1 with every strategy and every policy: test_algorithm.py and tests/simulator/test_simulate.py.
+# test_algorithm.py and tests/simulator/test_cohort.py play every strategy with every policy, each of them on its own side.
 TERMS = (("fedavg", "none"), ("fedavg", "stats"), ("fedadam", "all"), ("fedavg-adam", "affine"))
 
 
