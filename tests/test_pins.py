@@ -34,7 +34,7 @@ def _asks_for(name: str, version: str) -> str | None:
 
 
 def test_every_pin_can_be_had_with_the_oldest_python_of_each_series():
-    """pip offers a version to no older Python than it asks for, and then says that the pins contradict each other."""
+    """A version that asks for a newer Python is not offered by pip, which then says that the pins contradict each other."""
     asked = {f"{name} {version}": _asks_for(name, version) for name, version in _pins().items()}
     known = {pin: SpecifierSet(wanted) for pin, wanted in asked.items() if wanted}
     if len(known) < len(asked) / 2:
