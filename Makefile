@@ -232,6 +232,7 @@ $(STAMP): pyproject.toml constraints.txt
 		while IFS= read -r line; do printf '\r\033[K%.*s' "$$(( $${width:-80} - 1 ))" "$$line"; done
 		printf '\r\033[K'
 	}
+	trap 'exit 130' INT
 	if ! $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -c constraints.txt -e '.[dev]' $(PIP_ARGS) 2>&1 |
 		tee $(VENV)/pip.log | latest_line; then
 		tail -n 20 $(VENV)/pip.log
