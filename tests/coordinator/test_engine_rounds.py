@@ -35,6 +35,7 @@ class TestBeginning:
         assert isinstance(finish, Finish)
         assert (finish.reason, made.stopped, made.next_deadline()) == (Stopped.FAILED, Stopped.FAILED, None)
         assert finish.detail.startswith("1 of 2 devices came within 60 s; are the agents running")
+        assert "--wait-s" in finish.detail
         assert made.tick(61.0) + made.on_state("b", there(), 62.0) == []
 
     def test_ends_the_run_when_its_time_is_up_before(self):
