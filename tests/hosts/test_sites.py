@@ -36,7 +36,7 @@ from tests.hosts.wheelhouses import BROKEN_COORDINATOR, wheelhouse, with_version
 
 pytestmark = [pytest.mark.hosts, pytest.mark.slow, pytest.mark.timeout(1800)]
 
-BROKER, HUB, WATCH, FIRST, SECOND = "broker", "hub", "watch", "pi-1", "pi-2"
+BROKER, HUB, WATCH, FIRST, SECOND = "mqtt", "hub", "watch", "pi-1", "pi-2"
 KINDS = {BROKER: TRIXIE, HUB: BOOKWORM, WATCH: TRIXIE, FIRST: BOOKWORM, SECOND: BOOKWORM}
 GROUPS = {"broker": [BROKER], "coordinator": [HUB], "monitoring": [WATCH], "devices": [FIRST]}
 SERVICES = {BROKER: "mosquitto", HUB: "fedpatch-coordinator", FIRST: "fedpatch-agent"}
