@@ -38,6 +38,26 @@ def _defaults(role: str) -> dict:
     return yaml.safe_load((ROLES / role / "defaults" / "main.yml").read_text()) or {}
 
 
+def _played(folder: Path) -> subprocess.CompletedProcess[str]:
+    """What became of the playbook look.json with the inventory hosts.json."""
+    given = {
+        "ANSIBLE_CALLBACK_RESULT_FORMAT": "json",
+        "ANSIBLE_LOCAL_TEMP": str(folder / "tmp"),
+        "ANSIBLE_NOCOLOR": "1",
+    }
+    command = [
+        sys.executable,
+        "-m",
+        "ansible.cli.playbook",
+        "-i",
+        str(folder / "hosts.json"),
+        str(folder / "look.json"),
+    ]
+    return subprocess.run(
+        command, cwd=ROLES.parent, env={**os.environ, **given}, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
 @pytest.mark.parametrize("role", NAMES)
 def test_every_default_has_a_type_and_a_description(role):
     """meta/argument_specs.yml, by which Ansible checks what it is given, knows each default and nothing else."""
@@ -79,17 +99,23 @@ def test_what_cannot_be_a_host_is_refused_in_a_sentence_that_says_why(tmp_path):
     look = {"ansible.builtin.include_role": {"name": "common", "tasks_from": "checks.yml"}}
     tasks = [{"ansible.builtin.set_fact": {"cacheable": True}, "args": "{{ known }}"}, look]
     (tmp_path / "look.json").write_text(json.dumps([{"hosts": "all", "gather_facts": False, "tasks": tasks}]))
-    command = [sys.executable, "-m", "ansible.cli.playbook", "-i", tmp_path / "hosts.json", tmp_path / "look.json"]
-    given = {
-        "ANSIBLE_CALLBACK_RESULT_FORMAT": "json",
-        "ANSIBLE_LOCAL_TEMP": str(tmp_path / "tmp"),
-        "ANSIBLE_NOCOLOR": "1",
-    }
-    done = subprocess.run(
-        command, cwd=ROLES.parent, env={**os.environ, **given}, capture_output=True, text=True, timeout=300, check=False
-    )
+    done = _played(tmp_path)
     failed = re.findall(r"^fatal: \[(\S+)\]: FAILED! => (.*)$", done.stdout, re.MULTILINE)
     said = {host: json.loads(result)["msg"] for host, result in failed}
     assert set(said) == set(REFUSED), done.stdout + done.stderr
     for host, (_, words) in REFUSED.items():
         assert said[host].startswith(host) and words in said[host]
+
+
+@pytest.mark.skipif(find_spec("ansible") is None, reason="Ansible is not installed (pip install 'fedpatch[dev]')")
+def test_the_broker_admits_devices_under_the_names_that_they_have(tmp_path):
+    """`device_agent_id` where a host has one, else what the inventory calls it."""
+    devices = {"hosts": {"one": {"device_agent_id": "kitchen-{{ inventory_hostname }}"}, "two": {}}}
+    groups = {"devices": devices, "broker": {"hosts": {"hub": {"ansible_connection": "local"}}}}
+    (tmp_path / "hosts.json").write_text(json.dumps({"all": {"children": groups}}))
+    files = [str(ROLES / "broker" / kind / "main.yml") for kind in ("defaults", "vars")]
+    tasks = [{"ansible.builtin.debug": {"msg": "{{ broker_devices | join(' ') }}"}}]
+    play = {"hosts": "broker", "gather_facts": False, "vars_files": files, "tasks": tasks}
+    (tmp_path / "look.json").write_text(json.dumps([play]))
+    done = _played(tmp_path)
+    assert '"msg": "kitchen-one two"' in done.stdout, done.stdout + done.stderr
