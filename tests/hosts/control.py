@@ -43,7 +43,7 @@ class Control:
         self.inventory = folder / "inventory"
         (self.inventory / "group_vars" / "all").mkdir(parents=True)
         self.groups: Mapping[str, list[str]] = {}
-        self.patience_s = 900.0
+        self.patience_s = 1700.0
         self.options: list[str] = []
         self.settings: dict[str, Any] = {}
         self.host_settings: dict[str, dict[str, Any]] = {}
