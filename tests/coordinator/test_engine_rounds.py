@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from coordinator.effects import Aggregate, Finish, PublishModel, Record, RetractModel
-from coordinator.engine import RETURN_S
 from coordinator.records import RoundRecord
+from coordinator.round import RETURN_S
 from coordinator.round_states import Phase
 from coordinator.run_spec import Stopped
 from shared.errors import IllegalTransition
