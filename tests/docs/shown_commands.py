@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -89,10 +90,16 @@ LINES = [line for line in dict.fromkeys(_lines()) if line.page not in FOLLOWED]
 OWN = [line for line in LINES if line.words[0].rpartition("/")[2] in OURS]
 
 
+@cache
+def _program(name: str) -> Any:
+    return get_command(OURS[name].app)
+
+
+@cache
 def command_of(words: tuple[str, ...]) -> tuple[Any, str]:
     """The command that a line calls, and its full name."""
     name = words[0].rpartition("/")[2]
-    found: Any = get_command(OURS[name].app)
+    found = _program(name)
     for word in words[1:]:
         inner = found.get_command(typer.Context(found), word) if hasattr(found, "list_commands") else None
         if inner is None:
