@@ -186,6 +186,13 @@ endif
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(apt_install)
+	mkdir -p build
+	exec 9>build/setup.lock
+	if command -v flock >/dev/null && ! flock -n 9; then
+		echo "make: another make is building $(VENV); waiting for it"
+		flock 9
+		if [ "$$(cat $@ 2>/dev/null)" = "$(CURDIR)" ] && [ $@ -nt pyproject.toml ] && [ $@ -nt constraints.txt ]; then exit 0; fi
+	fi
 	find_python() {
 		for python in $(PYTHONS); do
 			"$$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null && return
@@ -219,7 +226,19 @@ $(STAMP): pyproject.toml constraints.txt
 		echo "make: pytorch.org, Get Started, names its index: make setup PIP_ARGS='--extra-index-url <that index>'"
 	fi
 	rm -f $@
-	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[dev]' $(PIP_ARGS)
+	latest_line() { # of what comes in, where somebody looks on
+		[ -t 1 ] || exec cat >/dev/null
+		width=$$(stty size 2>/dev/null </dev/tty | cut -d' ' -f2)
+		while IFS= read -r line; do printf '\r\033[K%.*s' "$$(( $${width:-80} - 1 ))" "$$line"; done
+		printf '\r\033[K'
+	}
+	trap 'exit 130' INT
+	if ! $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -c constraints.txt -e '.[dev]' $(PIP_ARGS) 2>&1 |
+		tee $(VENV)/pip.log | latest_line; then
+		tail -n 20 $(VENV)/pip.log
+		echo "make: pip could not install this; all that it said is in $(VENV)/pip.log"
+		exit 1
+	fi >&2
 	echo "$(CURDIR)" >$@
 
 emulator: ## install what runs programs of aarch64, for the tests on an emulated Raspberry Pi

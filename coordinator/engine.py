@@ -17,6 +17,7 @@ from coordinator.ledger import Ledger, Opening
 from coordinator.open_round import OpenRound
 from coordinator.post import Post
 from coordinator.records import RoundRecord
+from coordinator.round import RETURN_S
 from coordinator.round_states import Phase
 from coordinator.run_spec import RunSpec, Stopped
 from coordinator.selection import select
@@ -27,8 +28,6 @@ from shared.transfer import Chunk
 _ROUNDING_S = 1e-3
 # Pause after a failed round; twice as long after each that follows, up to the time that devices are waited for.
 RETRY_S = 2.0
-# What the devices of a run that is taken up again have to come back in, before it goes on with those that are there.
-RETURN_S = 60.0
 
 
 class Engine:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from coordinator.effects import Aggregate, Finish, PublishModel, Record, RetractModel
-from coordinator.engine import RETURN_S
 from coordinator.records import RoundRecord
+from coordinator.round import RETURN_S
 from coordinator.round_states import Phase
 from coordinator.run_spec import Stopped
 from shared.errors import IllegalTransition
@@ -36,6 +36,7 @@ class TestBeginning:
         assert isinstance(finish, Finish)
         assert (finish.reason, made.stopped, made.next_deadline()) == (Stopped.FAILED, Stopped.FAILED, None)
         assert finish.detail.startswith("1 of 2 devices came within 60 s; are the agents running")
+        assert "--wait-s" in finish.detail
         assert made.tick(61.0) + made.on_state("b", there(), 62.0) == []
 
     def test_ends_the_run_when_its_time_is_up_before(self):

@@ -93,7 +93,7 @@ def test_what_cannot_be_a_host_is_refused_in_a_sentence_that_says_why(tmp_path):
     known = {
         name: {"known": {f"ansible_{key}": value for key, value in facts.items()}} for name, facts in hosts.items()
     }
-    groups = {group: {"hosts": {"pi-4": {}}} for group in ("broker", "coordinator")}
+    groups: dict[str, Any] = {group: {"hosts": {"pi-4": {}}} for group in ("broker", "coordinator")}
     everybody = {"hosts": known, "vars": told | {"common_min_disk_mib": 0}, "children": groups}
     (tmp_path / "hosts.json").write_text(json.dumps({"all": everybody}))
     look = {"ansible.builtin.include_role": {"name": "common", "tasks_from": "checks.yml"}}
