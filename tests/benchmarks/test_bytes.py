@@ -10,17 +10,11 @@ from benchmarks import bytes as byte_count
 from tests.programs import Program
 
 
-@pytest.fixture
-def program(monkeypatch, capsys) -> Program:
-    """`python -m benchmarks.bytes`."""
-    return Program(byte_count.main, monkeypatch, capsys)
-
-
 @pytest.mark.benchmarks
 @pytest.mark.slow
-def test_encodings_are_counted_beside_the_reference(program, tmp_path):
+def test_encodings_are_counted_beside_the_reference(monkeypatch, capsys, tmp_path):
     """A run for each, fewer bytes with a delta encoding, and the curves as pictures; what is kept is not played again."""
-    out = tmp_path / "bytes"
+    program, out = Program(byte_count.main, monkeypatch, capsys), tmp_path / "bytes"
     terms = (
         "--toy",
         "--workers",
@@ -42,10 +36,3 @@ def test_encodings_are_counted_beside_the_reference(program, tmp_path):
     again = program(*terms)
     assert again.code == 0, again.err
     assert again.out.count("\n") == 2 + len(runs)
-
-
-def test_help_ends_with_an_example(program):
-    """`--help` ends with a line that can be copied."""
-    ended = program("--help")
-    assert ended.code == 0
-    assert "python -m benchmarks.bytes --out results/bytes" in " ".join(ended.out.replace("│", " ").split())

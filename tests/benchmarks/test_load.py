@@ -64,11 +64,3 @@ def test_fleets_in_simulated_time_are_measured(monkeypatch, capsys, tmp_path):
         (count, size) for size in load_virtual.SIZES for count in (20, 40)
     ]
     assert all(one["reported"] > 0 and one["us_per_event"] > 0 for one in fleets)
-
-
-@pytest.mark.parametrize("module", [load, load_virtual])
-def test_help_ends_with_an_example(module, monkeypatch, capsys):
-    """`--help` ends with a line that can be copied."""
-    ended = Program(module.main, monkeypatch, capsys)("--help")
-    assert ended.code == 0
-    assert f"Example: python -m {module.NAME}" in " ".join(ended.out.replace("│", " ").split())

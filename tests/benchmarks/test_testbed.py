@@ -149,13 +149,6 @@ def test_the_table_stands_beside_the_paper_s():
     assert len(PARTS) == len(shares(found[Cell("mnist", "mtfl", "off")]))
 
 
-def test_help_ends_with_an_example(monkeypatch, capsys):
-    """`--help` ends with a line that can be copied."""
-    ended = Program(testbed.main, monkeypatch, capsys)("--help")
-    assert ended.code == 0
-    assert "python -m benchmarks.testbed" in " ".join(ended.out.replace("│", " ").split())
-
-
 def _left_behind(pid: int | None = None) -> list[str]:
     prefix = f"fedpatch-bed-{pid or os.getpid()}-"
     listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout

@@ -1,0 +1,22 @@
+"""Every benchmark says for itself how it is called."""
+
+from __future__ import annotations
+
+import re
+from importlib import import_module
+
+import pytest
+
+from tests.benchmarks.test_smoke import COMMANDS
+from tests.programs import Program
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_ends_with_an_example(name, monkeypatch, capsys):
+    """`--help` ends with a line that can be copied."""
+    module = import_module(f"benchmarks.{name}")
+    words = ["run"] if module.app.registered_callback else []
+    ended = Program(module.main, monkeypatch, capsys)(*words, "--help")
+    assert ended.code == 0
+    shown = " ".join(ended.out.replace("│", " ").split())
+    assert re.search(rf"Example: (FEDPATCH_DATA=\S+ )?python -m benchmarks\.{name}\b", shown)
