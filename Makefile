@@ -28,10 +28,10 @@ PEERS := .venv-peers
 BENCH_ARGS ?= --out results/benchmarks/simulation.json
 
 # How many files of tests are played at a time; most tests wait most of the time. 0: one after the other, in one process.
-TEST_JOBS ?= $(shell n=$$(nproc); echo $$((n > 4 ? 4 : n > 2 ? n - 1 : n)))
+TEST_JOBS ?= $(shell n=$$(nproc); echo $$((n > 4 ? 4 : n > 2 ? 3 : n + 1)))
 
 # What `make coverage` measures: the quick tests, and those slow ones without which some of the code would never run.
-QUICK := not slow and not system and not faults and not hosts and not arm64 and not packages
+QUICK := not slow and not system and not faults and not benchmarks and not hosts and not arm64 and not packages
 ONLY_SLOW := tests/system/test_devices_held.py tests/system/test_doctor.py tests/system/test_service.py \
 	tests/system/test_two_coordinators.py tests/system/test_watch.py tests/coordinator/test_demo.py tests/simulator/test_workers.py
 
@@ -62,7 +62,8 @@ demo: setup ## train a small fleet on this machine (options: make demo ARGS="--h
 	@$(BIN)/fedpatch demo $(ARGS)
 
 test: setup system-deps lint types imports $(if $(CI),audit,bandit) ## run every check, then the tests (with CI=true also those that take long)
-	@$(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder -m 'not hosts and not arm64 and not packages$(if $(CI),, and not faults)'
+	@# Where Python is told to write no bytecode, each of the hundreds of processes that tests start would compile our modules anew.
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder -m 'not hosts and not arm64 and not packages$(if $(CI),, and not faults and not benchmarks)'
 
 setup: $(STAMP) ## build .venv with all that constraints.txt pins
 	@:

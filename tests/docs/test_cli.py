@@ -17,6 +17,7 @@ import device_agent.cli
 from shared import __version__
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "cli.md").read_text("utf-8")
+SETTINGS = (Path(__file__).resolve().parents[2] / "docs" / "configuration.md").read_text("utf-8")
 PROGRAMS = {"fedpatch": coordinator.cli.app, "fedpatch-agent": device_agent.cli.app}
 
 
@@ -46,6 +47,21 @@ def _section(title: str) -> str:
 def test_every_command_is_documented_with_an_example(path):
     """It has a section of its own, with a line that calls it."""
     assert re.search(rf"^    {' '.join(path)}(\s|$)", _section(" ".join(path)), re.MULTILINE)
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_every_option_is_documented(path):
+    """As a setting, in the command's section, or with what all commands keep to."""
+    program, *names = path
+    command: Any = get_command(PROGRAMS[program])
+    for name in names:
+        command = _children(command)[name]
+    words = PAGE.partition("\n## ")[0] + _section(" ".join(path))
+    for parameter in command.params:
+        option = parameter.opts[0].removeprefix("--")
+        setting = f"| `{option.replace('-', '_')}` |" in SETTINGS
+        hidden = getattr(parameter, "hidden", False) or not parameter.opts[0].startswith("--")
+        assert hidden or setting or re.search(rf"--{option}\b(?!-)", words), parameter.opts
 
 
 def test_no_command_is_documented_that_does_not_exist():

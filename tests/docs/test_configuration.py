@@ -9,6 +9,7 @@ from coordinator.demo_settings import DemoSettings
 from coordinator.settings import RunSettings
 from device_agent.settings import AgentSettings
 from shared.settings import settings_of
+from simulator.fleet_terms import FleetTerms
 from tests.docs.settings_page import reference
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
@@ -16,6 +17,7 @@ CLASSES = {
     "Coordinator: `fedpatch run`": RunSettings,
     "Device: `fedpatch-agent run`": AgentSettings,
     "Demo: `fedpatch demo`": DemoSettings,
+    "Simulated fleet: `fedpatch simulate fleet`": FleetTerms,
 }
 MARK = "<!-- From here on"
 

@@ -1,0 +1,87 @@
+"""The blocks of the pages: what a reader would type, and what else stands there in the form of code."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "broker_config/README.md", "benchmarks/README.md", "docs/*.md")
+# Commands of ours, and of others that pages tell a reader to call.
+OURS = ("fedpatch", "fedpatch-agent")
+OTHERS = {
+    *("make", "python", "python3", "pip", "git", "cp", "cd", "export", "install", "for", "sudo", "ssh", "curl"),
+    *("systemctl", "journalctl", "systemd-analyze", "mosquitto", "ansible", "ansible-playbook", "ansible-vault"),
+    *("echo", "head", "kill", "wait", "mkdir", "mv"),
+}
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of a page; `language` is empty where it is indented or its fence names none."""
+
+    page: str
+    line: int
+    language: str
+    text: str
+
+    @property
+    def typed(self) -> bool:
+        """Whether it is what a reader types into a shell."""
+        return self.language in ("sh", "bash") or (not self.language and _is_command(self.text.splitlines()[0]))
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}"
+
+
+def _is_command(line: str) -> bool:
+    words = [word for word in line.split() if not re.match(r"[A-Z_]+=", word)] or [""]
+    return words[0].rpartition("/")[2] in {*OURS, *OTHERS}
+
+
+def _blocks(page: str, text: str) -> Iterator[Block]:
+    """Fenced ones, also in lists; and those that are indented by four columns, where that makes no paragraph of a list."""
+    lines = text.splitlines()
+    number, in_list = 0, False
+    while number < len(lines):
+        fence = re.match(r"( *)```(\w*)$", lines[number])
+        end = number + 1
+        if fence:
+            while lines[end].strip() != "```":
+                end += 1
+            yield _block(page, number + 2, fence[2], [line.removeprefix(fence[1]) for line in lines[number + 1 : end]])
+            end += 1
+        elif lines[number].startswith("    ") and not in_list:
+            while end < len(lines) and (lines[end].startswith("    ") or not lines[end]):
+                end += 1
+            yield _block(page, number + 1, "", [line[4:] for line in lines[number:end]])
+        elif lines[number] and not lines[number].startswith(" "):
+            in_list = bool(re.match(r"(?:[-*]|\d+\.) ", lines[number]))
+        number = end
+
+
+def _block(page: str, line: int, language: str, lines: list[str]) -> Block:
+    return Block(page, line, language, "\n".join(lines).strip("\n") + "\n")
+
+
+def _pages() -> Iterator[tuple[str, str]]:
+    for path in sorted(path for pattern in PAGES for path in ROOT.glob(pattern)):
+        yield str(path.relative_to(ROOT)), path.read_text("utf-8")
+
+
+BLOCKS = [block for page, text in _pages() for block in _blocks(page, text)]
+TYPED = [block for block in BLOCKS if block.typed]
+OTHER = [block for block in BLOCKS if not block.typed]
+
+
+def commands(text: str) -> list[str]:
+    """What a shell takes at a time: continued lines as one, and what spans several, such as a loop, whole."""
+    found: list[str] = []
+    for line in text.replace("\\\n", " ").splitlines():
+        if found and re.match(r"for\b(?!.*\bdone\b)", found[-1].partition("\n")[0]) and "\ndone" not in found[-1]:
+            found[-1] += "\n" + line
+        elif line.strip() and not line.startswith("#"):
+            found.append(line)
+    return found

@@ -1,0 +1,159 @@
+"""What a reader of each page has when he begins it, or does between its commands; all of it is what the page speaks of."""
+
+from __future__ import annotations
+
+# Pages that another test follows word for word.
+FOLLOWED_ALONE = {"docs/tutorial-own-task.md": "tests/docs/test_tutorial.py"}
+
+# What stands on the pages for something of the reader's, and what it is here.
+LEFT_TO_THE_READER = (
+    (r"\bFEDPATCH_DATA=\.\.\.", 'FEDPATCH_DATA="$READER_DATA"'),
+    (r"\b(fedpatch-agent run) \.\.\.", r"\1 --broker mqtts://broker.local --data shard:0/10"),
+    (r"^(fedpatch run .*client\.key) \.\.\.$", r"\1"),
+    (r"--round 12\b", "--round 1"),
+    (r"--to 11\b", "--to 1"),
+    (r"--host pi-1\b", "--host pi-7"),
+    (r"\bAPPLICATION_USER\b", "nobody"),
+)
+
+# A broker with TLS, called broker.local, whose certificate everybody trusts.
+HOUSE = """
+cat > /etc/mosquitto/mosquitto.conf <<END
+allow_anonymous true
+listener 8883 127.0.0.1
+certfile $READER_HOME/house/broker/broker.crt
+keyfile $READER_HOME/house/broker/broker.key
+user root
+END
+systemctl restart mosquitto
+"""
+
+# A device has played two runs, of one round and of two; whole values, so that each round leaves a personal model.
+FLEET = f"""
+python3 -c 'import numpy as np
+image = np.zeros((1, 64), np.float32)
+np.save("today.npy", image)
+[np.savetxt(name, image, delimiter=",") for name in ("morning.csv", "evening.csv")]'
+cp $READER_ROOT/docs/examples/two_moons_task.py .
+printf 'broker = "mqtts://broker.local"\\ntask = "digits"\\n' > fedpatch.toml
+(cat fedpatch.toml; printf 'data = "shard:0/2"\\nstate_dir = "fedpatch-agent-state"\\n') > agent.toml
+git clone ... project
+fedpatch ca init --ca-dir house --fleet house --broker-name broker.local --broker-name localhost
+{HOUSE}
+fedpatch-agent run --broker mqtts://broker.local --data shard:0/2 --device-id pi-7 --state-dir pi-7
+export FEDPATCH_METRICS=none FEDPATCH_ENCODING=fp32+zstd
+fedpatch run --broker mqtts://broker.local --state-dir fedpatch-state
+READER_ROUNDS=2 fedpatch run --broker mqtts://broker.local --state-dir fedpatch-state --seed 1
+fedpatch runs --json --state-dir fedpatch-state | grep -o '2[0-9]*-[0-9]*-[0-9a-f]*' | sort -u > runs
+"""
+
+# A folder for the page, with a copy of all that.
+EVERYWHERE = """
+set -o pipefail
+rm -rf page tasks && mkdir page
+cp -a fedpatch-state *.npy *.csv *.toml two_moons_task.py page/
+cp -a pi-7 page/fedpatch-agent-state
+rm -rf /opt/fedpatch /var/lib/fedpatch* /var/cache/fedpatch* /etc/fedpatch
+mkdir -p /opt/fedpatch/current /var/lib/fedpatch /etc/fedpatch
+ln -s $READER_BIN /opt/fedpatch/current/bin
+cp -a fedpatch-state /var/lib/fedpatch/coordinator
+cp -a pi-7 /var/lib/fedpatch/agent
+cp -a pi-7 /var/lib/fedpatch-agent
+cp agent.toml /etc/fedpatch/agent.toml
+fedpatch unit > /etc/systemd/system/fedpatch-coordinator.service
+fedpatch-agent unit > /etc/systemd/system/fedpatch-agent.service
+cd page
+"""
+
+PROJECT = "cd $READER_HOME/project\n"
+PAGE = "cd $READER_HOME/page\n"
+USER = "id fedpatch > /dev/null 2>&1 || useradd --system fedpatch\n"
+DEVICE = "fedpatch-agent run --broker mqtts://broker.local --data shard:0/2 --device-id pi-9 --state-dir pi-9\n"
+# A run of another fleet that waits for its devices, and may be watched.
+KITCHEN = "READER_RUNS=on fedpatch run --broker mqtts://broker.local --fleet kitchen --state-dir kitchen\n"
+INSTALLED = """
+fedpatch broker acl --ca-dir fedpatch-state/ca > fedpatch.acl
+install -d /etc/mosquitto/fedpatch
+cp fedpatch-state/ca/{ca.crt,ca.crl,broker/broker.crt,broker/broker.key} fedpatch.acl /etc/mosquitto/fedpatch/
+(echo user root; cat $READER_ROOT/broker_config/mosquitto.conf) > /etc/mosquitto/mosquitto.conf
+systemctl restart mosquitto
+"""
+
+# What a person would do in an editor.
+VAULT = """
+export EDITOR="sh -c 'echo vault_sensor_token: word > \"\\$0\"'"
+"""
+
+BEFORE = {
+    "README.md": PROJECT,
+    "CONTRIBUTING.md": PROJECT,
+    "benchmarks/README.md": PROJECT,
+    "broker_config/README.md": PROJECT,
+    "docs/bring-your-task.md": f"""{HOUSE}
+export FEDPATCH_BROKER=mqtts://broker.local
+fedpatch-agent run --broker mqtts://broker.local --task two_moons_task:TASK --data sensor:3 --state-dir moons
+""",
+    "docs/brokers.md": f"""{HOUSE.replace("allow_anonymous true", "password_file /etc/mosquitto/passwd")}
+export READER_RUNS=later
+""".replace("cat >", "touch /etc/mosquitto/passwd; cat >"),
+    "docs/cli.md": f"""{HOUSE}{DEVICE}
+export FEDPATCH_ENCODING=fp32+zstd READER_CONNECTED=enough
+fedpatch ca init --fleet kitchen --broker-name broker.local
+cp $READER_HOME/house/ca.crt ca.pem
+""",
+    "docs/doctor.md": HOUSE,
+    "docs/faults.md": PROJECT,
+    "docs/fleet.md": USER,
+    "docs/footprint.md": PROJECT,
+    "docs/metrics.md": f"""{HOUSE}
+export READER_RUNS=on READER_CONNECTED=enough
+mkdir -p /var/lib/prometheus/node-exporter
+""",
+    "docs/monitoring.md": PROJECT,
+    "docs/performance.md": PROJECT,
+    "docs/personal-model.md": USER,
+    "docs/results.md": PROJECT,
+    "docs/service.md": "userdel fedpatch 2> /dev/null; groupdel fedpatch 2> /dev/null\n",
+    "docs/watch.md": f"""{HOUSE}{KITCHEN}
+cp $READER_HOME/house/ca.crt ca.pem
+""",
+}
+BETWEEN = {
+    ("broker_config/README.md", "fedpatch ca init"): PAGE,
+    (
+        "broker_config/README.md",
+        "sudo install -d",
+    ): "cp -r fedpatch-state/ca/. carried && cd carried\n"
+    "cp ../fedpatch.acl $READER_ROOT/broker_config/mosquitto.conf .\n",
+    ("broker_config/README.md", "fedpatch doctor"): PAGE,
+    ("docs/brokers.md", "sudo systemctl reload"): "mosquitto_passwd /etc/mosquitto/passwd pi-1\n",
+    ("docs/brokers.md", "fedpatch-agent run"): "(umask 077; echo word > pi-1.password)\n",
+    ("docs/brokers.md", "fedpatch broker acl"): "fedpatch ca init --fleet kitchen --broker-name broker.local\n",
+    ("docs/cli.md", "fedpatch resume"): "export READER_ROUNDS=2\n",
+    ("docs/cli.md", "fedpatch watch --broker"): KITCHEN,
+    ("docs/cli.md", "fedpatch ca init"): "rm -r fedpatch-state/ca\n",
+    ("docs/cli.md", "fedpatch simulate paper"): PROJECT,
+    ("docs/cli.md", "fedpatch simulate fleet"): PAGE,
+    (
+        "docs/fleet.md",
+        "ansible-vault",
+    ): VAULT,
+    ("docs/monitoring.md", ".venv/bin/python"): PROJECT,
+    ("docs/report.md", "UPDATE_DOCS=1"): PROJECT,
+    ("docs/security.md", "fedpatch-agent doctor"): INSTALLED,
+    ("docs/security.md", "fedpatch run"): "fedpatch-agent run --config /etc/fedpatch/agent.toml\n",
+    ("docs/service.md", "sudo rm -r"): "mkdir -p /var/cache/fedpatch-agent\n",
+    ("docs/simulator.md", "fedpatch simulate paper"): PROJECT,
+    (
+        "docs/watch.md",
+        "fedpatch watch --broker mqtts://broker.local --fleet kitchen --username",
+    ): "export FEDPATCH_PASSWORD=word\n",
+    ("docs/watch.md", "fedpatch watch --once"): "unset FEDPATCH_PASSWORD\n",
+}
+AFTERWARDS = {
+    "docs/brokers.md": """
+for _ in $(seq 6000); do [ -e run.code ] && break; sleep 0.05; done
+cat run.log
+(exit $(cat run.code))
+""",
+}

@@ -1,0 +1,94 @@
+"""A machine for a reader of the pages: what he types changes nothing outside of it, as root too.
+
+    with ReaderMachine(tmp_path) as machine:
+        machine.call(["bash", "page.sh"], folder, environment, stdin, said)
+
+It has a network of its own, with nothing but loopback, processes of its own, and folders of the system (`LAID_OVER`)
+whose changes vanish with it. In it serves tests/docs/reader_server.py, so that a hundred commands take seconds; it ends with
+its standard input, and so with the tests however they end.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, Self
+
+import pytest
+
+from tests.docs.reader_call import ask
+
+LAID_OVER = ("/etc", "/opt", "/srv", "/media", "/var/lib", "/var/cache")
+HOSTS = ("broker.local", "hub", "hub.local", *(f"pi-{number:02}.local" for number in range(1, 11)))
+ROOT = Path(__file__).resolve().parents[2]
+PATIENCE_S = 300.0
+_UNSHARE = ("unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc")
+_LAID = """
+set -e
+mount -t tmpfs reader "$1"
+for folder in {folders}; do
+    [ -d $folder ] || continue
+    mkdir -p "$1$folder/made" "$1$folder/work"
+    mount -t overlay reader -o "lowerdir=$folder,upperdir=$1$folder/made,workdir=$1$folder/work" $folder
+done
+ip link set lo up
+echo "127.0.0.1 localhost {hosts}" > /etc/hosts
+cp /dev/null /etc/machine-of-a-reader
+shift
+exec "$@"
+"""
+
+
+def _laid() -> str:
+    return _LAID.format(folders=" ".join(LAID_OVER), hosts=" ".join(HOSTS))
+
+
+class ReaderMachine:
+    """Begins and ends with its `with`; skips the test where nobody may have such a machine."""
+
+    def __init__(self, folder: Path) -> None:
+        self.socket = folder / "machine"
+        self._layers = folder / "layers"
+        self._log = folder / "machine.log"
+
+    def call(
+        self, argv: Sequence[str], folder: Path, environment: Mapping[str, str], stdin: BinaryIO, said: BinaryIO
+    ) -> int:
+        """Call a program there, wait for its end, and end all that it has left behind; its exit code."""
+        request = {"program": "exec", "argv": list(argv), "folder": str(folder), "environment": dict(environment)}
+        code = ask(str(self.socket), request, (stdin.fileno(), said.fileno(), said.fileno()))
+        ask(str(self.socket), {**request, "program": "end the others"}, (stdin.fileno(), said.fileno(), said.fileno()))
+        return code
+
+    def __enter__(self) -> Self:
+        for program in ("unshare", "ip", "mosquitto"):
+            if shutil.which(program, path=f"{os.environ['PATH']}:/usr/sbin:/sbin") is None:
+                pytest.skip(f"{program} is not installed")
+        self._layers.mkdir(parents=True)
+        own = () if os.geteuid() == 0 else ("--user", "--map-root-user")
+        laid = ("sh", "-c", _laid(), "sh", str(self._layers))
+        if subprocess.run([*_UNSHARE, *own, *laid, "true"], capture_output=True, check=False).returncode:
+            pytest.skip("this machine allows no namespaces with folders laid over others")
+        serve = (sys.executable, "-P", "-m", "tests.docs.reader_server", str(self.socket))
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [*_UNSHARE, *own, *laid, *serve], stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment
+            )
+        until = time.monotonic() + PATIENCE_S
+        while not self.socket.exists():
+            assert self._process.poll() is None and time.monotonic() < until, self._log.read_text()
+            time.sleep(0.02)
+        return self
+
+    def __exit__(
+        self, _type: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        self._process.kill()
+        self._process.communicate()

@@ -1,0 +1,241 @@
+"""Every command that a page shows, typed as it stands there, page by page, on a machine that nobody misses."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import OTHER, ROOT, TYPED, commands
+from tests.docs.prepared import (
+    AFTERWARDS,
+    BEFORE,
+    BETWEEN,
+    EVERYWHERE,
+    FLEET,
+    FOLLOWED_ALONE,
+    HOUSE,
+    KITCHEN,
+    LEFT_TO_THE_READER,
+)
+from tests.docs.reader_machine import ReaderMachine
+
+HERE = Path(__file__).parent
+STAND_INS = (
+    *("fedpatch", "fedpatch-agent", "python", "python3", "pip", "make", "sudo", "ssh", "git", "apt", "systemctl"),
+    *("systemd-analyze", "journalctl", "mosquitto", "mosquitto_passwd", "ansible", "ansible-playbook", "ansible-vault"),
+)
+PAGES = sorted({block.page for block in TYPED} - FOLLOWED_ALONE.keys())
+SHOWN = sorted({command for block in TYPED for command in commands(block.text)})
+TOLD = "==== code"
+
+pytestmark = [pytest.mark.slow, pytest.mark.system, pytest.mark.broker, pytest.mark.timeout(900)]
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Whoever follows pages: a machine, a home on it, and what the shell is told."""
+
+    machine: ReaderMachine
+    home: Path
+    environment: Mapping[str, str]
+    heard: dict[str, str] = field(default_factory=dict)
+
+    def follows(self, page: str) -> str:
+        """Type all that the page shows, unless that was done; what was said."""
+        if page not in self.heard:
+            self.heard[page] = "\n" + self.types(_script(page))
+        return self.heard[page]
+
+    def types(self, script: str) -> str:
+        """Have a shell read it, from the home; what was said."""
+        shown = self.home / "said"
+        with (self.home / "typed").open("rb") as typed, shown.open("wb") as said:
+            self.machine.call(["bash", "-c", script], self.home, self.environment, typed, said)
+        return shown.read_text("utf-8", errors="replace")
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
+    """With a fleet of two devices that has played two runs, its certificates, and a copy of the project."""
+    folder = tmp_path_factory.mktemp("reader")
+    home, programs = folder / "home", folder / "bin"
+    home.mkdir()
+    programs.mkdir()
+    for name in STAND_INS:
+        (programs / name).symlink_to(HERE / "stand_ins.sh")
+    (programs / "vault-word").write_text("word\n")
+    (home / "typed").write_text("word\n")
+    with ReaderMachine(folder / "machine") as machine:
+        one = Reader(machine, home, _environment(home, programs, machine))
+        said = one.types(f"set -eu\n{FLEET}\necho all is there\n")
+        assert said.endswith("all is there\n"), said
+        yield one
+
+
+def _environment(home: Path, programs: Path, machine: ReaderMachine) -> dict[str, str]:
+    data = os.environ.get("FEDPATCH_DATA", str(home / "no data"))
+    ours = {name: value for name, value in os.environ.items() if not name.startswith(("FEDPATCH_", "PYTEST_"))}
+    return ours | {
+        "HOME": str(home),
+        "PATH": f"{programs}:{os.environ['PATH']}:/usr/sbin:/sbin",
+        "PYTHONPATH": str(ROOT),
+        "SSL_CERT_FILE": str(home / "house/ca.crt"),
+        "READER_BIN": str(programs),
+        "READER_CALL": str(HERE / "reader_call.py"),
+        "READER_DATA": data,
+        "READER_DEVICES": "1",
+        "READER_HOME": str(home),
+        "READER_PYTHON": sys.executable,
+        "READER_ROOT": str(ROOT),
+        "READER_SOCKET": str(machine.socket),
+    }
+
+
+def _as_here(command: str) -> str:
+    """With what the page leaves to the reader, and the runs that there are."""
+    for pattern, words in LEFT_TO_THE_READER:
+        command = re.sub(pattern, words, command)
+    runs = iter(("$(sed -n 1p $READER_HOME/runs)", "$(sed -n 2p $READER_HOME/runs)"))
+    return re.sub(r"\b20\d{6}(?:-\d{6})?(?:-[0-9a-f]{6})?\b", lambda _: next(runs), command)
+
+
+def _script(page: str) -> str:
+    lines = [EVERYWHERE, BEFORE.get(page, "")]
+    for command in (command for block in TYPED if block.page == page for command in commands(block.text)):
+        lines += [words for (where, start), words in BETWEEN.items() if where == page and command.startswith(start)]
+        lines += [f"cat <<'SHOWN'\n$ {command}\nSHOWN", _as_here(command), f'echo "{TOLD} $?"']
+    return "\n".join([*lines, AFTERWARDS.get(page, ""), f'echo "{TOLD} $?"'])
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_what_a_page_tells_to_type_does_what_it_should(page, reader):
+    """Each command in its order, in one shell; all end with 0."""
+    said = reader.follows(page)
+    typed = said.split("\n$ ")[1:]
+    assert len(typed) == sum(len(commands(block.text)) for block in TYPED if block.page == page), said
+    wrong = [one for one in typed if set(re.findall(rf"^{TOLD} (\d+)$", one, re.MULTILINE)) != {"0"}]
+    assert not wrong, "\n$ ".join(["", *wrong])
+
+
+@pytest.mark.parametrize("command", [one for one in SHOWN if re.search(r"\bmake .*=", one)])
+def test_every_variable_that_a_page_gives_make_exists(command):
+    """A target that is none would end make; a variable that is none would not."""
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    for name in re.findall(r"\b([A-Z_]+)=", command):
+        assert re.search(rf"^{name} \??:?=|\$\(or \$\({name}\)|\$\({name}\)", makefile, re.MULTILINE), name
+
+
+def test_every_page_is_followed():
+    """Those that have a test of their own, too; and nothing is prepared for what no page shows."""
+    assert len(TYPED) > 120 and len(PAGES) > 20
+    for page, test in FOLLOWED_ALONE.items():
+        assert any(block.page == page for block in TYPED) and (ROOT / test).exists()
+    shown = {(block.page, command) for block in TYPED for command in commands(block.text)}
+    assert {*BEFORE, *AFTERWARDS} <= set(PAGES)
+    for page, start in BETWEEN:
+        assert any(command.startswith(start) for where, command in shown if where == page), start
+
+
+def test_nothing_that_is_typed_there_happens_here(reader):
+    """What a page writes into folders of the system is gone with its machine."""
+    assert reader.types("ls /etc/machine-of-a-reader") == "/etc/machine-of-a-reader\n"
+    assert not Path("/etc/machine-of-a-reader").exists()
+    refused = subprocess.run([HERE / "stand_ins.sh"], capture_output=True, text=True, check=False)
+    assert refused.returncode == 99
+
+
+def _shown(page: str, start: str) -> list[str]:
+    found = [block.text for block in OTHER if block.page == page and block.text.startswith(start)]
+    assert found, (page, start)
+    return [line for text in found for line in text.splitlines()]
+
+
+def _shape(line: str) -> str:
+    """Without what differs from run to run: names of runs, paths, numbers, and how it ended."""
+    line = re.sub(r"\b20\d{6}-\d{6}-[0-9a-f]+|'[\w-]+'", "NAME", line)
+    line = re.sub(r"\S*[a-z]\S*/\S*", "PATH", line)
+    line = re.sub(r"all rounds done|target reached", "END", line)
+    line = re.sub(r"private \w+", "private", line)
+    return re.sub(r"rounds?\b|[kM]?B\b|\d+(?:\.\d+)?", "#", line)
+
+
+@pytest.mark.parametrize(
+    ("page", "start"),
+    [("README.md", "waiting"), ("docs/cli.md", "round 3/30"), ("docs/tutorial-own-task.md", "run 20")],
+)
+def test_what_a_run_says_on_a_page_it_says(page, start, reader):
+    """Line by line, but for names and numbers."""
+    said = {_shape(line) for line in reader.follows("README.md").splitlines()}
+    assert {_shape(line) for line in _shown(page, start)} <= said
+
+
+def test_what_a_doctor_says_on_its_page_it_says(reader):
+    """What is good in the same words; and there are such checks."""
+    said = reader.follows("docs/brokers.md")
+    good = {_shape(line) for line in said.splitlines() if line.startswith("ok ")}
+    shown = _shown("docs/doctor.md", "ok ")
+    assert {_shape(line.replace("1883", "8883")) for line in shown if line.startswith("ok ")} <= good
+    checks = r"^(?:ok|warn|fail|skip) +(\w+)"
+    assert set(re.findall(checks, "\n".join(shown), re.MULTILINE)) <= set(re.findall(checks, said, re.MULTILINE))
+
+
+def test_documents_of_the_pages_have_the_keys_of_those_that_are_printed(reader):
+    """Of a run, of a simulation and of what is watched."""
+    printed = reader.types(
+        f"""{EVERYWHERE}{HOUSE}{KITCHEN}
+fedpatch watch --once --json --broker mqtts://broker.local --fleet kitchen
+fedpatch show last --json
+fedpatch simulate --json 2> /dev/null
+"""
+    )
+    watched, run, simulated = (json.loads(line) for line in printed.splitlines() if line.startswith("{"))
+    for page, start, document in (
+        ("docs/watch.md", '{"fleet"', watched),
+        ("docs/cli.md", '{"run"', run),
+        ("docs/cli.md", '{"study"', simulated),
+    ):
+        outer = re.sub(r"\[.*?\]", "", " ".join(_shown(page, start)))
+        assert len(re.findall(r'"(\w+)":', outer)) > 4
+        assert set(re.findall(r'"(\w+)":', outer)) <= document.keys()
+    assert set(re.findall(r'"(\w+)":', "".join(_shown("docs/cli.md", '{"study"')[1:]).partition("}")[0])) - {
+        "points"
+    } <= (simulated["points"][0].keys())
+
+
+def test_the_picture_of_a_watched_run_has_the_columns_of_its_table(reader):
+    """As `fedpatch show` has them too."""
+    said = reader.types("fedpatch show last --state-dir fedpatch-state")
+    (header,) = [line.split() for line in _shown("docs/watch.md", "20") if line.lstrip().startswith("round ")]
+    assert header in [line.split() for line in said.splitlines()]
+
+
+def test_a_personal_model_lies_where_its_page_says(reader):
+    """With the names of the task and the folder put in."""
+    said = reader.types("find -L pi-7 -path '*/current/*'").splitlines()
+    for line in _shown("docs/personal-model.md", "STATE_DIR"):
+        assert line.replace("STATE_DIR", "pi-7").replace("TASK", "digits") in said
+
+
+@pytest.mark.parametrize(
+    ("page", "number"), [("docs/service.md", 0), ("docs/service.md", 1), ("docs/threat-model.md", 0)]
+)
+def test_systemd_takes_what_a_page_adds_to_the_unit(page, number, reader):
+    """Without a word; and of something that is none it would say one."""
+    added = [block.text for block in OTHER if block.page == page and block.text.startswith("[Service]")][number]
+    assert set(re.findall(r"FEDPATCH_AGENT_(\w+)=", added)) <= {"PASSWORD_FILE"}
+    folder = "/etc/systemd/system/fedpatch-agent.service.d"
+    for text in (added, f"{added}Nonsense=yes\n"):
+        script = (
+            f"mkdir -p {folder}\ncat > {folder}/page.conf <<'END'\n{text}END\nsystemctl daemon-reload\nrm -r {folder}\n"
+        )
+        said = reader.types(EVERYWHERE + script)
+        assert ("Nonsense" in said) == ("Nonsense" in text), said
+        assert "Nonsense" in text or not said, said

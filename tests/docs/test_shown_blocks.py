@@ -1,0 +1,179 @@
+"""Every block of the pages that is not typed into a shell: read by whatever it is written for, or printed by it."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+import yaml
+
+from device_agent.conditions.ups import read_command
+from shared import metrics
+from shared.codec import BODY_TYPES
+from shared.compression import pack
+from shared.log_lines import LineFormatter, LogFormat, fields
+from shared.model import initial_tensors, schema_of
+from shared.tasks import digits
+from simulator.progress import Lines
+from simulator.study import Point, Study
+from tests.docs.pages import OTHER, ROOT
+from tests.monitoring.prometheus import promtool
+from tests.simulator.test_progress import STUDY
+from tests.system.commands import run
+
+# Where blocks are held against what they show by the tests of their page.
+BY_OTHERS = {
+    ("docs/bring-your-task.md", '"""Task'): "tests/docs/test_bring_your_task.py",
+    ("docs/bring-your-task.md", "task ="): "tests/docs/test_bring_your_task.py",
+    ("docs/bring-your-task.md", "[project"): "tests/docs/test_bring_your_task.py",
+    ("docs/conditions.md", "#!/bin/sh"): "tests/docs/test_conditions.py",
+    ("docs/conditions.md", "ups ="): "tests/docs/test_conditions.py",
+    ("docs/monitoring.md", "global:"): "tests/docs/test_runbooks.py",
+    ("docs/personal-model.md", "from device_agent.personal"): "tests/docs/test_personal_model.py",
+    ("docs/personal-model.md", "import json"): "tests/docs/test_personal_model.py",
+    ("docs/preferences.md", "broker ="): "tests/docs/test_preferences.py",
+    ("docs/protocol.md", "           accept"): "tests/docs/test_protocol.py",
+    ("docs/topics.md", "# fedpatch fleet"): "tests/docs/test_reference_pages.py",
+    ("docs/tutorial-own-task.md", "kitchen of fleet"): "tests/docs/test_tutorial.py",
+    ("README.md", "waiting for devices"): "tests/docs/test_pages_followed.py",
+    ("docs/cli.md", "round 3/30 aggregated"): "tests/docs/test_pages_followed.py",
+    ("docs/cli.md", '{"run"'): "tests/docs/test_pages_followed.py",
+    ("docs/cli.md", '{"study"'): "tests/docs/test_pages_followed.py",
+    ("docs/doctor.md", "ok "): "tests/docs/test_pages_followed.py",
+    ("docs/personal-model.md", "STATE_DIR"): "tests/docs/test_pages_followed.py",
+    ("docs/service.md", "[Service]\nBind"): "tests/docs/test_pages_followed.py",
+    ("docs/service.md", "[Service]\nDevice"): "tests/docs/test_pages_followed.py",
+    ("docs/threat-model.md", "[Service]"): "tests/docs/test_pages_followed.py",
+    ("docs/tutorial-own-task.md", "run 20"): "tests/docs/test_pages_followed.py",
+    ("docs/watch.md", "20"): "tests/docs/test_pages_followed.py",
+    ("docs/watch.md", '{"fleet"'): "tests/docs/test_pages_followed.py",
+}
+FORMULAS = "docs/concepts.md"  # of the paper, and one picture: nothing that a program reads or prints
+HERE = {
+    "measures": ("docs/bring-your-task.md", "Task("),
+    "progress": ("docs/cli.md", "round 12/500"),
+    "ups": ("docs/conditions.md", "power=on"),
+    "problems": ("docs/configuration.md", "fedpatch.toml:12"),
+    "archives": ("docs/fleet.md", "fleet_package_archives"),
+    "firewall": ("docs/fleet.md", "firewall_enabled"),
+    "scraping": ("docs/metrics.md", "# prometheus.yml"),
+    "query": ("docs/metrics.md", "# Mean seconds"),
+    "grafana": ("docs/monitoring.md", "apiVersion"),
+    "container": ("docs/protocol.md", '{"meta"'),
+    "messages": ("docs/protocol.md", "coordinator  "),
+    "log line": ("docs/service.md", "level=info"),
+}
+
+
+def _shown(name: str) -> str:
+    page, start = HERE[name]
+    (found,) = (block.text for block in OTHER if block.page == page and block.text.startswith(start))
+    return found
+
+
+@pytest.mark.parametrize("block", [block for block in OTHER if block.page != FORMULAS], ids=str)
+def test_every_block_has_one_test(block):
+    """Here, or with the page's others."""
+    claims = [*BY_OTHERS, *HERE.values()]
+    assert sum(page == block.page and block.text.startswith(start) for page, start in claims) == 1
+
+
+def test_every_claim_is_of_a_block_and_held_by_a_test():
+    """Nothing is claimed that no page shows any more."""
+    for page, start in [*BY_OTHERS, *HERE.values()]:
+        assert any(block.page == page and block.text.startswith(start) for block in OTHER), (page, start)
+    assert all((ROOT / test).exists() for test in BY_OTHERS.values())
+    text = Path(__file__).read_text("utf-8")
+    assert all(f'_shown("{name}")' in text for name in HERE)
+
+
+def test_the_measures_of_a_task_are_written_so():
+    """Lines of Python: a task with another metric."""
+    for line in _shown("measures").splitlines():
+        changed = re.sub(r"^Task\(\.\.\., ", "replace(task, ", line)
+        task = eval(changed, {"replace": dataclasses.replace, "task": digits.TASK, "metrics": metrics})
+        assert task.metric in (metrics.mae, metrics.macro_f1)
+
+
+def test_what_a_program_of_the_owner_prints_is_understood():
+    """Power and battery."""
+    power = read_command(_shown("ups"), "my-hat")
+    assert (power.external.value, power.battery_percent.value) == (True, 83.5)
+
+
+def test_problems_of_settings_are_told_so(tmp_path):
+    """All places at once, in the words of the page."""
+    toml = [""] * 14
+    toml[11], toml[13] = "quorum = 1.5", "raunds = 5"
+    (tmp_path / "fedpatch.toml").write_text("\n".join(toml))
+    given = ("run", "--config", "fedpatch.toml", "--encoding", "fp17")
+    done = run("fedpatch", *given, cwd=tmp_path, environment={"FEDPATCH_DEADLINE_S": "soon"})
+    assert done.code == 2
+    assert set(_shown("problems").splitlines()) <= {line.removeprefix("fedpatch: ") for line in done.err.splitlines()}
+
+
+def test_variables_of_the_playbooks_are_known_to_a_role():
+    """With a value of the type that the role states."""
+    known: dict[str, Any] = {}
+    for path in sorted((ROOT / "ansible/roles").glob("*/meta/argument_specs.yml")):
+        known |= yaml.safe_load(path.read_text("utf-8"))["argument_specs"]["main"].get("options", {})
+    types = {"dict": dict, "list": list, "bool": bool}
+    for name, value in (yaml.safe_load(_shown("archives")) | yaml.safe_load(_shown("firewall"))).items():
+        assert isinstance(value, types[known[name]["type"]]), name
+
+
+def test_prometheus_takes_the_configuration_and_the_query(tmp_path):
+    """As they stand there."""
+    (tmp_path / "prometheus.yml").write_text(_shown("scraping"))
+    rules = {"groups": [{"name": "page", "rules": [{"record": "shown", "expr": _shown("query")}]}]}
+    (tmp_path / "rules.yml").write_text(yaml.safe_dump(rules))
+    for what in ("config", "rules"):
+        checked = promtool("check", what, tmp_path / {"config": "prometheus.yml", "rules": "rules.yml"}[what])
+        assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_grafana_is_told_what_the_playbooks_tell_it():
+    """Where the dashboards lie."""
+    installed = (ROOT / "ansible/roles/monitoring/templates/grafana-dashboards.yaml.j2").read_text("utf-8")
+    assert yaml.safe_load(_shown("grafana")) == yaml.safe_load(installed)
+
+
+def test_a_container_of_tensors_is_as_the_protocol_shows_it():
+    """Two keys in this order, and four values for each tensor."""
+    tensors = initial_tensors(digits.TASK, seed=0)
+    document = msgpack.unpackb(pack(tensors, schema_of(digits.TASK.build_model()), {}, "fp32").blob)
+    shown = _shown("container")
+    assert list(document) == re.findall(r'"(\w+)"', shown)
+    assert {len(entry) for entry in document["tensors"]} == {len(shown.split("[[")[1].split("]")[0].split(","))}
+
+
+def test_the_messages_of_a_round_are_those_of_the_wire():
+    """Each arrow names one."""
+    arrows = "\n".join(re.findall(r"^  \| (.*)\|", _shown("messages"), re.MULTILINE))
+    named = set(re.findall(r"\b[a-z_]+\b", re.sub(r"\(.*?\)|model chunks, retained", "", arrows)))
+    assert named <= set(BODY_TYPES), named - set(BODY_TYPES)
+    assert len(named) > 8
+
+
+def test_a_line_of_the_log_is_written_so():
+    """As pairs, for the journal, which has the time."""
+    shown = _shown("log line").strip()
+    (message,) = re.findall(r'message="(.*?)"', shown)
+    record = logging.LogRecord("fedpatch.agent", logging.INFO, "", 0, message, None, None)
+    run_id, number = re.findall(r" run=(\S+) round=(\d+)$", shown)[0]
+    record.__dict__.update(fields(run=run_id, round=int(number)))
+    assert LineFormatter(LogFormat.LOGFMT, journal=True).format(record).partition(">")[2] == shown
+
+
+def test_a_simulation_tells_how_far_it_is_so():
+    """Twelve of 500 rounds, of 410 ms each."""
+    said, now = io.StringIO(), iter((0.0, 60.0))
+    with Lines(said, Study.from_dict(STUDY.to_dict() | {"rounds": 500}), clock=lambda: next(now)) as lines:
+        lines.show(Point(12, 0.912, 0.8, 0.7, 4, None, 0.41))
+    assert said.getvalue() == _shown("progress")
