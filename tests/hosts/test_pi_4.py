@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 
@@ -10,8 +9,9 @@ import pytest
 
 from tests.hosts import bases
 from tests.hosts.bases import BOOKWORM, PI_4
-from tests.hosts.conftest import COORDINATOR, HUB, PACKAGES, groups, runs_of, settings
+from tests.hosts.conftest import HUB, PACKAGES, groups, settings
 from tests.hosts.control import Control
+from tests.hosts.looking import rounds_of, runs_of
 from tests.hosts.machines import Machines
 from tests.hosts.wheelhouses import wheelhouse
 
@@ -69,10 +69,10 @@ def test_it_takes_part_in_a_round(machines):
         return str(machines.ssh(PI, "journalctl --no-pager -n 80 -u fedpatch-agent"))
 
     give_up_at = time.monotonic() + PATIENCE_S
-    while not (found := runs_of(machines)) or found[0]["status"] == "running":
+    while not (found := runs_of(machines, HUB)) or found[0]["status"] == "running":
         assert time.monotonic() < give_up_at, journal()
         time.sleep(1.0)
-    (played,) = json.loads(machines.ssh(HUB, COORDINATOR.format("show last --json")))["rounds"]
+    (played,) = rounds_of(machines, HUB)
     assert (played["outcome"], played["user_accuracies"].keys()) == ("aggregated", {PI}), journal()
     while "current" not in machines.ssh(PI, "ls /var/lib/fedpatch/agent/models/digits", check=False).split():
         assert time.monotonic() < give_up_at, journal()
