@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from shared.errors import DataError, ExportRefused, StateError, UsageError
+from shared.telemetry import forbid_telemetry
 from shared.tensors import Array
 
 BATCH = 512
@@ -36,6 +37,7 @@ class OnnxModel:
     """
 
     def __init__(self, model: bytes, where: str, *, threads: int = 1) -> None:
+        forbid_telemetry()
         try:
             runtime = import_module("onnxruntime")
         except ImportError as error:

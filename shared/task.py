@@ -24,6 +24,7 @@ from shared.entries import entries
 from shared.errors import DataError, UsageError, unknown_name
 from shared.metric_terms import ACCURACY, Goal, MetricTerms, metric_terms
 from shared.settings import NAME
+from shared.telemetry import forbid_telemetry
 
 if TYPE_CHECKING:
     import numpy as np
@@ -219,6 +220,7 @@ def _load_installed(name: str, candidates: Mapping[str, EntryPoint]) -> Task:
 def _load(what: str, module_name: str, attribute: str) -> Task:
     try:
         with _uninterrupted():
+            forbid_telemetry()
             found: Any = import_module(module_name)
     except Exception as error:  # the module is the user's: whatever it raises is told in one sentence
         raise UsageError(

@@ -1,0 +1,38 @@
+"""Nothing of what a device does is told to the makers of the libraries that do it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+OF_A_TASK = "import onnxruntime\nTASK = None\n"
+PROGRAMS = {
+    "a personal model": "from shared.onnx_model import OnnxModel\nOnnxModel(b'', 'nothing')",
+    "a task's own import": "from shared.task import find_task\nfind_task('reporting_task:TASK')",
+}
+
+
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
+def test_onnxruntime_leaves_no_id_of_the_machine(tmp_path, program):
+    """It writes one where it is imported and nobody has forbidden it: beside what it sends."""
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (pip install 'fedpatch[agent]')")
+    (tmp_path / "reporting_task.py").write_text(OF_A_TASK)
+    home = tmp_path / "home"
+    home.mkdir()
+    told = {"CI", "ORT_DISABLE_TELEMETRY", "XDG_CACHE_HOME"}
+    environment = {name: value for name, value in os.environ.items() if name not in told}
+    ending = "\nexcept FedpatchError: pass\nassert 'onnxruntime' in sys.modules"
+    lines = program.replace("\n", "\n    ")
+    code = f"import sys\nfrom shared.errors import FedpatchError\ntry:\n    {lines}{ending}"
+    subprocess.run(
+        [sys.executable, "-c", code],
+        env={**environment, "HOME": str(home), "PYTHONPATH": str(ROOT)},
+        cwd=tmp_path,
+        check=True,
+    )
+    assert [str(path) for path in home.rglob("*") if path.is_file()] == []
