@@ -13,6 +13,7 @@ LEFT_TO_THE_READER = (
     (r"--round 12\b", "--round 1"),
     (r"--to 11\b", "--to 1"),
     (r"--host pi-1\b", "--host pi-7"),
+    (r"\bdrain pi-03\b", "drain pi-7"),
     (r"\bAPPLICATION_USER\b", "nobody"),
 )
 
@@ -81,7 +82,12 @@ systemctl restart mosquitto
 
 # What a person would do in an editor.
 VAULT = """
-export EDITOR="sh -c 'echo vault_sensor_token: word > \"\\$0\"'"
+echo 'vault_sensor_token: word' > ansible/inventories/mine/group_vars/all/vault.yml
+"""
+# A copy of the CA, encrypted as backup.yml does it.
+COPY = """
+echo word > FILE
+tar -c -C $READER_HOME/house . | ansible-vault encrypt --output ca-kitchen-....tar.vault
 """
 
 BEFORE = {
@@ -138,6 +144,7 @@ BETWEEN = {
         "docs/fleet.md",
         "ansible-vault",
     ): VAULT,
+    ("docs/fleet.md", "mkdir -p -m 700"): COPY,
     ("docs/monitoring.md", ".venv/bin/python"): PROJECT,
     ("docs/report.md", "UPDATE_DOCS=1"): PROJECT,
     ("docs/security.md", "fedpatch-agent doctor"): INSTALLED,
