@@ -28,10 +28,10 @@ PEERS := .venv-peers
 BENCH_ARGS ?= --out results/benchmarks/simulation.json
 
 # How many files of tests are played at a time; most tests wait most of the time. 0: one after the other, in one process.
-TEST_JOBS ?= $(shell n=$$(nproc); echo $$((n > 4 ? 4 : n > 2 ? n - 1 : n)))
+TEST_JOBS ?= $(shell n=$$(nproc); echo $$((n > 4 ? 4 : n > 2 ? 3 : n + 1)))
 
 # What `make coverage` measures: the quick tests, and those slow ones without which some of the code would never run.
-QUICK := not slow and not system and not faults and not hosts and not arm64 and not packages
+QUICK := not slow and not system and not faults and not benchmarks and not hosts and not arm64 and not packages
 ONLY_SLOW := tests/system/test_devices_held.py tests/system/test_doctor.py tests/system/test_service.py \
 	tests/system/test_two_coordinators.py tests/system/test_watch.py tests/coordinator/test_demo.py tests/simulator/test_workers.py
 
@@ -62,7 +62,8 @@ demo: setup ## train a small fleet on this machine (options: make demo ARGS="--h
 	@$(BIN)/fedpatch demo $(ARGS)
 
 test: setup system-deps lint types imports $(if $(CI),audit,bandit) ## run every check, then the tests (with CI=true also those that take long)
-	@$(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder -m 'not hosts and not arm64 and not packages$(if $(CI),, and not faults)'
+	@# Where Python is told to write no bytecode, each of the hundreds of processes that tests start would compile our modules anew.
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder -m 'not hosts and not arm64 and not packages$(if $(CI),, and not faults and not benchmarks)'
 
 setup: $(STAMP) ## build .venv with all that constraints.txt pins
 	@:
@@ -186,6 +187,13 @@ endif
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(apt_install)
+	mkdir -p build
+	exec 9>build/setup.lock
+	if command -v flock >/dev/null && ! flock -n 9; then
+		echo "make: another make is building $(VENV); waiting for it"
+		flock 9
+		if [ "$$(cat $@ 2>/dev/null)" = "$(CURDIR)" ] && [ $@ -nt pyproject.toml ] && [ $@ -nt constraints.txt ]; then exit 0; fi
+	fi
 	find_python() {
 		for python in $(PYTHONS); do
 			"$$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null && return
@@ -219,7 +227,19 @@ $(STAMP): pyproject.toml constraints.txt
 		echo "make: pytorch.org, Get Started, names its index: make setup PIP_ARGS='--extra-index-url <that index>'"
 	fi
 	rm -f $@
-	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[dev]' $(PIP_ARGS)
+	latest_line() { # of what comes in, where somebody looks on
+		[ -t 1 ] || exec cat >/dev/null
+		width=$$(stty size 2>/dev/null </dev/tty | cut -d' ' -f2)
+		while IFS= read -r line; do printf '\r\033[K%.*s' "$$(( $${width:-80} - 1 ))" "$$line"; done
+		printf '\r\033[K'
+	}
+	trap 'exit 130' INT
+	if ! $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -c constraints.txt -e '.[dev]' $(PIP_ARGS) 2>&1 |
+		tee $(VENV)/pip.log | latest_line; then
+		tail -n 20 $(VENV)/pip.log
+		echo "make: pip could not install this; all that it said is in $(VENV)/pip.log"
+		exit 1
+	fi >&2
 	echo "$(CURDIR)" >$@
 
 emulator: ## install what runs programs of aarch64, for the tests on an emulated Raspberry Pi

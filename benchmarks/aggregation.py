@@ -63,7 +63,7 @@ def _measure(tasks: Sequence[str], counts: Sequence[int], turns: int) -> Documen
 
 def _compare(task: str, count: int, turns: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="fedpatch-aggregation-") as folder:
-        updates = SpooledUpdates(task, Path(folder))
+        updates = SpooledUpdates(task, count, Path(folder))
         contests = [
             Contest("fold", "folded from memory", Here(lambda: updates.fold(count, spooled=False))),
             Contest("spool", "folded from the spool", Here(lambda: updates.fold(count, spooled=True))),

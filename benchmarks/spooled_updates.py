@@ -34,10 +34,10 @@ _ENCODING = "fp32"
 class SpooledUpdates:
     """Updates of a task's model, each in the spool in `folder`, in memory, and as one flat array.
 
-    There are as many as a round keeps in memory, more than a cache holds; they come again and again.
+    Of `count`, as many differ as a round keeps in memory, which is more than a cache holds; they come again and again.
     """
 
-    def __init__(self, task_ref: str, folder: Path, *, resident: bool = True) -> None:
+    def __init__(self, task_ref: str, count: int, folder: Path, *, resident: bool = True) -> None:
         task = find_task(task_ref)
         self.schema = schema_of(task.build_model())
         self._folder = folder
@@ -45,7 +45,7 @@ class SpooledUpdates:
         report = UpdateReport(_BASE, 600, 1, 0.5, 0.5, 0.5, 0.0, 0.0)
         rng = np.random.default_rng(0)
         self._updates: list[dict[str, Array]] = []
-        self._different = max(1, MOST_BYTES // self.schema.nbytes)
+        self._different = max(1, min(count, MOST_BYTES // self.schema.nbytes))
         for number in range(self._different):
             update = {spec.name: self._model[spec.name] for spec in self.schema.specs}
             for spec in self.schema.specs:
@@ -88,7 +88,7 @@ def main() -> None:
     """What folding adds to this process."""
     task, count, kind = sys.argv[1], int(sys.argv[2]), sys.argv[3]
     with tempfile.TemporaryDirectory(prefix="fedpatch-aggregation-") as folder:
-        updates = SpooledUpdates(task, Path(folder), resident=kind == "pass")
+        updates = SpooledUpdates(task, count, Path(folder), resident=kind == "pass")
         ctypes.CDLL(None).malloc_trim(0)
         Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
         before = memory_bytes("VmRSS")

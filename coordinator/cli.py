@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -88,7 +89,7 @@ def demo(settings: DemoSettings, as_json: AsJson = False) -> None:
         say(
             f"patches: {done.devices_dir}/*/patches",
             f"logs: {done.devices_dir}/*.log",
-            f"rounds: fedpatch show {done.summary.run} --state-dir {done.state_dir}",
+            f"rounds: fedpatch show {done.summary.run} --state-dir {shlex.quote(str(done.state_dir))}",
         )
         _end(done.summary, as_json)
 
@@ -277,7 +278,7 @@ def _registry(state_dir: Path | None, run: str | None = None) -> Registry:
 
 def _say_how_to_resume(summary: RunSummary, state_dir: Path) -> None:
     if summary.stopped_because in _EXIT_CODES:
-        say(f"to go on: fedpatch resume {summary.run} --state-dir {state_dir}")
+        say(f"to go on: fedpatch resume {summary.run} --state-dir {shlex.quote(str(state_dir))}")
 
 
 def _end(summary: RunSummary, as_json: bool) -> NoReturn:

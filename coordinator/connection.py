@@ -6,13 +6,12 @@ import logging
 import secrets
 import threading
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from queue import SimpleQueue
 from typing import Self
 
 from coordinator.claim import CONNECT_TIMEOUT_S, body_of, claim_fleet, client_id
 from coordinator.doorkeeper import Doorkeeper
+from coordinator.inbox import Inbox, Interrupt
 from coordinator.settings import RunSettings
-from coordinator.storing import Written
 from shared import topics
 from shared.broker_settings import exposure
 from shared.codec import encode
@@ -29,14 +28,6 @@ _log = logging.getLogger("fedpatch.coordinator")
 _MAX_QUEUED = 20_000
 
 
-class Interrupt:
-    """Somebody pressed Ctrl-C or sent SIGTERM."""
-
-
-Event = LinkEvent | Interrupt | Written
-Inbox = SimpleQueue[Event]
-
-
 class Connection:
     """Entered when the broker has answered and no other coordinator of the fleet has; left without a last will.
 
@@ -47,7 +38,7 @@ class Connection:
 
     def __init__(self, settings: RunSettings) -> None:
         check_holder(settings.tls_files, settings.fleet, "coordinator")
-        self.inbox: Inbox = SimpleQueue()
+        self.inbox = Inbox()
         self.fleet = settings.fleet
         self.door = Doorkeeper(settings.max_devices)
         self._settings = settings

@@ -17,6 +17,7 @@ from coordinator.ledger import Ledger, Opening
 from coordinator.open_round import OpenRound
 from coordinator.post import Post
 from coordinator.records import RoundRecord
+from coordinator.round import RETURN_S
 from coordinator.round_states import Phase
 from coordinator.run_spec import RunSpec, Stopped
 from coordinator.selection import select
@@ -57,6 +58,7 @@ class Engine:
         self._post = Post(spec, resumable)
         self._jitter = jitter
         self._started_at = 0.0
+        self._waits_since: float | None = None
         self._wait_until: float | None = None
         self._pause_until: float | None = None
         self._next_round_at = 0.0
@@ -188,10 +190,7 @@ class Engine:
 
     def wanted(self) -> int:
         """Devices that must be there for the next round to begin."""
-        return max(self._least(), 0 if self._selected else self.spec.devices)
-
-    def _least(self) -> int:
-        return max(1, self.spec.policy.min_cohort)
+        return max(1, self.spec.policy.min_cohort, 0 if self._selected else self.spec.devices)
 
     @property
     def _ends_at(self) -> float | None:
@@ -231,7 +230,7 @@ class Engine:
         if self._pause_until is not None and now >= self._pause_until:
             self._pause_until = None
         if not self._connected:
-            self._wait_until = None
+            self._waits_since = self._wait_until = None
             return []
         if self._unfinished is not None:
             opening, self._unfinished = self._unfinished, None
@@ -239,14 +238,15 @@ class Engine:
             return self._open_round(replace(opening, ledger=replace(opening.ledger, spent_s=spent_s)), now)
         spec = self.spec
         if self.fleet.present < self.wanted():
-            if self._wait_until is None:
-                self._wait_until = now + spec.wait_s
+            self._waits_since = now if self._waits_since is None else self._waits_since
+            # A run that had begun with more of them goes on with those that are left.
+            goes_on = self._taken_up and self.fleet.present >= max(1, spec.policy.min_cohort)
+            self._wait_until = self._waits_since + (min(RETURN_S, spec.wait_s) if goes_on else spec.wait_s)
             if now < self._wait_until:
                 return []
-            # A run that had begun with more of them goes on with those that are left.
-            if not self._taken_up or self.fleet.present < self._least():
+            if not goes_on:
                 return self._stop(Stopped.FAILED, self.fleet.who_is_missing(self.wanted(), spec.wait_s))
-        self._wait_until = None
+        self._waits_since = self._wait_until = None
         if self._pause_until is not None:
             return []
         number = self.last_round + 1

@@ -141,7 +141,10 @@ class Fleet:
             return f"{came}; {len(barred)} of those that are there cannot take part, as {device}: {reason}"
         if unwilling := self.unwilling():
             return f"{came}; {unwilling.total()} of those that are there are unwilling: {counted(unwilling)}"
-        return f"{came}; are the agents running, with this broker, fleet and task?"
+        return (
+            f"{came}; are the agents running, with this broker, fleet and task? "
+            "--wait-s gives longer to those that are still loading it"
+        )
 
     def declined(self, device: str, answer: Decline, now: float) -> None:
         """Takes note of when to ask again, which holds whatever has become of the round that it was asked for."""

@@ -73,6 +73,7 @@ class Performer:
         self._engine = engine
         self._prepared = prepared
         self._connection = connection
+        self._inbox = connection.inbox
         self._publisher = publisher
         self._registry = registry
         self._directory = directory
@@ -204,7 +205,7 @@ class Performer:
         steps = self._steps.leading_to(self.state, manifest.size_bytes)
         self._publisher.publish(Blob(blob, manifest), [blob for blob, _ in steps])
         self.base = manifest.digest
-        return self._engine.model_published(manifest, time.monotonic(), [delta for _, delta in steps])
+        return self._engine.model_published(manifest, self._inbox.catch_up(), [delta for _, delta in steps])
 
     def _store(self, effect: Store) -> list[Effect]:
         effects = self._settled(MOST - 1)
@@ -234,18 +235,17 @@ class Performer:
             if isinstance(kept, UpdateRefused):
                 raise kept
             report, tensors = kept
-            if not current.round.awaits(device):  # nothing is to be found of it after a crash that was not promised
-                return self._engine.stored(device, manifest.digest, report, time.monotonic())
-            update = StoredUpdate(
-                effect.round, device, manifest.digest, manifest.raw_bytes, report.num_examples, manifest.encoding
-            )
-            self._registry.rounds.add_update(self._engine.spec.run, update, self._accepted)
+            if current.round.awaits(device):  # of others nothing is to be found after a crash that was not promised
+                update = StoredUpdate(
+                    effect.round, device, manifest.digest, manifest.raw_bytes, report.num_examples, manifest.encoding
+                )
+                self._registry.rounds.add_update(self._engine.spec.run, update, self._accepted)
+                self._accepted.clear()
+                self.decoded.keep(device, tensors)
         except UpdateRefused as error:
             reason = RefuseReason(error.reason)
-            return self._engine.refused(device, manifest.digest, reason, str(error), time.monotonic())
-        self._accepted.clear()
-        self.decoded.keep(device, tensors)
-        return self._engine.stored(device, manifest.digest, report, time.monotonic())
+            return self._engine.refused(device, manifest.digest, reason, str(error), self._inbox.now)
+        return self._engine.stored(device, manifest.digest, report, self._inbox.now)
 
     def _read(
         self, blob: bytes, encoding: str, raw_bytes: int, registered: int | None = None
@@ -279,7 +279,7 @@ class Performer:
         self._tell_bounded(folded, stored)
         aimed = self._prepared.strategy.finish(self.state, folded.mean, self._prepared.public)
         self._next = self._steps.take(self.state, aimed, self.base)
-        return self._engine.aggregated(time.monotonic(), folded.bounded())
+        return self._engine.aggregated(self._inbox.catch_up(), folded.bounded())
 
     def _tell_bounded(self, folded: Folded, stored: Mapping[str, StoredUpdate]) -> None:
         for device in folded.clipped:

@@ -95,8 +95,7 @@ def last_user_accuracy(records: Sequence[RoundRecord]) -> float | None:
 
 def measure_words(records: Sequence[RoundRecord]) -> str:
     """What `last_user_accuracy` is of: `user accuracy`, or the name of the task's own metric."""
-    metric = records[-1].metric if records else ACCURACY
-    return "user accuracy" if metric == ACCURACY else metric
+    return MetricTerms(records[-1].metric if records else ACCURACY).words
 
 
 @dataclass(frozen=True)

@@ -229,7 +229,7 @@ class Round:
 
     def _advance(self, now: float) -> None:
         """Compares what is with what should be; called after every event."""
-        if now >= self._give_up_at:
+        if self._in[_L] and now >= self._give_up_at:
             self._give_up(now)
         if self.phase is Phase.RECRUITING:
             self._advance_recruiting(now)

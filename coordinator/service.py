@@ -13,11 +13,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from queue import Empty
 
-from coordinator.connection import Connection, Event, Interrupt
+from coordinator.connection import Connection
 from coordinator.effects import Count, Effect
 from coordinator.engine import Engine
 from coordinator.fleet import QUARANTINED
 from coordinator.identity.revocations import Revocations, refused
+from coordinator.inbox import Event, Interrupt
 from coordinator.performing import Performer
 from coordinator.publisher import ModelPublisher
 from coordinator.snapshot import View, take_snapshot
@@ -58,6 +59,7 @@ class Service:
         self._revocations = revocations
         self._performer = performer
         self._connection = connection
+        self._inbox = connection.inbox
         self._publisher = publisher
         self._view = view
         self._watchers = StatusFeed(connection.link, connection.fleet, engine.spec)
@@ -69,8 +71,8 @@ class Service:
         if self._engine.records:
             # The view is to know the rounds of before, and so tell one that closes with the very start.
             self._view.show(replace(take_snapshot(self._engine, time.monotonic()), phase="starting"))
-        with _collecting_less(), self._performer.writing_beside(lambda: self._connection.inbox.put(Written())):
-            self._performer.perform(self._engine.start(time.monotonic()))
+        with _collecting_less(), self._performer.writing_beside(lambda: self._inbox.put(Written())):
+            self._performer.perform(self._engine.start(self._inbox.catch_up()))
             while not self._engine.stopped:
                 self._take(self._next_event())
 
@@ -78,22 +80,23 @@ class Service:
         """One event, or none for as long as nothing had to be done; and what time has brought."""
         if event is not None:
             self._performer.settle(wait=isinstance(event, Interrupt))
-            self._performer.perform(self._handle(event, time.monotonic()))
+            self._performer.perform(self._handle(event, self._inbox.now))
         else:
             self._performer.flush_counts()
             self._publisher.settle()
-        self._performer.perform(self._revocations.look(self._engine, time.monotonic()))
-        self._watch_devices(time.monotonic())
+        self._performer.perform(self._revocations.look(self._engine, self._inbox.now))
+        self._watch_devices(self._inbox.now)
         self._tick()
-        self._observer.look(time.monotonic(), waiting=self._connection.inbox.qsize())
+        self._observer.look(time.monotonic(), waiting=self._inbox.waiting())
         self._show(time.monotonic())
 
     def _tick(self) -> None:
-        """What has arrived by a deadline counts, though it may not be written yet."""
-        deadline = self._engine.next_deadline()
-        if deadline is not None and deadline <= time.monotonic():
+        """What has arrived by a deadline counts, though it may not be taken yet, or not be written."""
+        deadline, reached = self._engine.next_deadline(), self._inbox.reached()
+        if deadline is not None and deadline <= reached:
             self._performer.settle(wait=True)
-        self._performer.perform(self._engine.tick(time.monotonic()))
+        self._inbox.reach(reached)
+        self._performer.perform(self._engine.tick(self._inbox.now))
 
     def _show(self, now: float) -> None:
         """A snapshot costs as much as the round has devices: not one for each event, and of large rounds fewer."""
@@ -117,7 +120,7 @@ class Service:
         deadline = self._engine.next_deadline()
         wait_s = _IDLE_S if deadline is None else min(_IDLE_S, max(0.0, deadline - time.monotonic()))
         try:
-            return self._connection.inbox.get(timeout=wait_s)
+            return self._inbox.get(timeout=wait_s)
         except Empty:
             return None
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -79,7 +80,7 @@ def find_to_resume(named: Path | None, run: str) -> Path:
     if named is None and run == LAST and found != default():
         raise UsageError(
             f"no runs in {default()}, and the last one elsewhere may not be the one you mean; "
-            f"say `fedpatch resume last --state-dir {found}` if it is"
+            f"say `fedpatch resume last --state-dir {shlex.quote(str(found))}` if it is"
         )
     return found
 

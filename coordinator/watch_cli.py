@@ -86,7 +86,7 @@ def broker_settings(given: Mapping[str, Any], state_dir: Path | None) -> BrokerS
     from coordinator.watch import newest_run
     from shared.broker_settings import BrokerSettings
     from shared.config import load
-    from shared.secret_variables import drop_secrets
+    from shared.secret_variables import pop_password
 
     flags: dict[str, object] = {name: value for name, value in given.items() if value is not None}
     if "broker" not in flags:
@@ -100,6 +100,5 @@ def broker_settings(given: Mapping[str, Any], state_dir: Path | None) -> BrokerS
         flags = {**{name: value for name, value in known.items() if value is not None}, **flags}
         if run.status != "running":
             typer.echo(f"run {run.id} is not going on ({run.status}); waiting for the next one", err=True)
-    environ = {name: os.environ[name] for name in ("FEDPATCH_PASSWORD",) if name in os.environ}
-    drop_secrets(os.environ)
-    return load(BrokerSettings, file=None, environ=environ, flags=flags)
+    password = pop_password(os.environ)
+    return load(BrokerSettings, file=None, environ={"FEDPATCH_PASSWORD": password} if password else {}, flags=flags)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import tomllib
 from contextlib import suppress
 from dataclasses import asdict
@@ -72,7 +73,8 @@ def _tell(done: Enrolled, file: Path, config: Path, state_dir: Path, *, as_json:
     if "data" not in settings:
         typer.echo(f'write into {config} what the device trains with, such as task = "digits" and data = "shard:0/10"')
     known = _state_dir_in(settings).expanduser().absolute() == state_dir.expanduser().absolute()
-    typer.echo(f"then: fedpatch-agent doctor --config {config}" + ("" if known else f" --state-dir {state_dir}"))
+    places = ["--config", str(config), *([] if known else ["--state-dir", str(state_dir)])]
+    typer.echo(f"then: fedpatch-agent doctor {shlex.join(places)}")
 
 
 def _settings(config: Path) -> dict[str, Any]:

@@ -56,6 +56,11 @@ class MetricTerms:
         return "UA" if self.is_accuracy else self.name
 
     @property
+    def words(self) -> str:
+        """In full."""
+        return "user accuracy" if self.is_accuracy else self.name
+
+    @property
     def range_words(self) -> str:
         """What a value may be, for people."""
         if self.is_fraction:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -216,7 +218,8 @@ def _load_installed(name: str, candidates: Mapping[str, EntryPoint]) -> Task:
 
 def _load(what: str, module_name: str, attribute: str) -> Task:
     try:
-        found: Any = import_module(module_name)
+        with _uninterrupted():
+            found: Any = import_module(module_name)
     except Exception as error:  # the module is the user's: whatever it raises is told in one sentence
         raise UsageError(
             f"{what}: module {module_name!r} cannot be imported: {type(error).__name__}: {error}"
@@ -231,6 +234,24 @@ def _load(what: str, module_name: str, attribute: str) -> Task:
     if not isinstance(found, Task):
         raise UsageError(f"{what}: {attribute!r} is of type {type(found).__name__}, not a shared.task.Task")
     return found
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """A signal that would raise something is heeded afterwards: in the middle of torch's import, that aborts the process."""
+    main = threading.current_thread() is threading.main_thread()  # no other thread may set handlers, or is interrupted
+    numbers = (signal.SIGINT, signal.SIGTERM) if main else ()
+    before = {number: handler for number in numbers if callable(handler := signal.getsignal(number))}
+    come: list[int] = []
+    for number in before:
+        signal.signal(number, lambda number, _: come.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if come:
+        signal.raise_signal(come[0])
 
 
 @contextmanager

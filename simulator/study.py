@@ -58,7 +58,7 @@ class Study:
     @property
     def measure_words(self) -> str:
         """The same in full."""
-        return "user accuracy" if self.metric == ACCURACY else self.metric
+        return MetricTerms(self.metric).words
 
     @property
     def participants(self) -> int:

@@ -23,7 +23,7 @@ def comparison(runs: Sequence[Run]) -> Markup:
     """The section of all runs; those whose user accuracies are of different metrics get charts of their own."""
     key = "comparison"
     parts = [element("h2", "The runs compared", id=key), figures_table(runs)]
-    kinds = {(run.metric.name, run.metric.goal): run.measure for run in runs}
+    kinds = {(run.metric.name, run.metric.goal): run.metric.words for run in runs}
     for number, (kind, measure) in enumerate(kinds.items()):
         same = [(at, run) for at, run in enumerate(runs) if (run.metric.name, run.metric.goal) == kind]
         parts += [_chart(f"{key}-{number}-rounds", measure, same, "round", by_round)]

@@ -64,7 +64,7 @@ def devices_table(run: Run) -> Markup:
         values = [value for _, value in points]
         numbers = (values[0], values[-1], min(values), max(values))
         rows.append((device, str(len(values)), *map(accuracy, numbers)))
-    return table(f"{run.measure} of each device", ("device", "rounds", "first", "last", "lowest", "highest"), rows)
+    return table(f"{run.metric.words} of each device", ("device", "rounds", "first", "last", "lowest", "highest"), rows)
 
 
 def rounds_table(run: Run) -> Markup:

@@ -35,7 +35,7 @@ def draw_png(runs: Sequence[Run]) -> bytes:
     else:
         for run in runs:
             _plot(axes, run, "user_accuracy", run.info.id)
-    axes.set(xlabel="round", ylabel=" / ".join(dict.fromkeys(_plain(run.measure) for run in runs)))
+    axes.set(xlabel="round", ylabel=" / ".join(dict.fromkeys(_plain(run.metric.words) for run in runs)))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)
     if axes.get_legend_handles_labels()[0]:

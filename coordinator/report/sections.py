@@ -62,8 +62,8 @@ def summary(run: Run) -> Markup:
     )
     pairs = [
         ("rounds aggregated", rounds),
-        (f"{run.measure}, last", accuracy(run.last)),
-        (f"{run.measure}, best", accuracy(run.best)),
+        (f"{run.metric.words}, last", accuracy(run.last)),
+        (f"{run.metric.words}, best", accuracy(run.best)),
         ("target", accuracy(run.target)),
         ("time in rounds", duration(run.seconds)),
         ("down", size(within(down, MAX_BYTES))),
@@ -117,7 +117,9 @@ def failed_at(run: Run) -> list[float]:
 
 
 def _charts(run: Run, key: str) -> Sequence[Markup]:
-    heading = element("h3", "User accuracy" if run.metric.is_accuracy else f"User accuracy, measured as {run.measure}")
+    heading = element(
+        "h3", "User accuracy" if run.metric.is_accuracy else f"User accuracy, measured as {run.metric.words}"
+    )
     return [heading, _curves(run, key), _devices(run, key), element("h3", "Rounds"), *_bars(run, key)]
 
 
@@ -127,7 +129,7 @@ def _curves(run: Run, key: str) -> Markup:
     lines = [Line("mean", curve(at, records, "user_accuracy"), "mean")]
     lines += [Line(names[look], points, look) for field, look in _OTHER_CURVES if (points := curve(at, records, field))]
     told = f"{curve_words(run)} Measured before each round's training, over the devices that reported."
-    title = Title(f"{key}-ua", f"{capital(run.measure)} by round", told, "round")
+    title = Title(f"{key}-ua", f"{capital(run.metric.words)} by round", told, "round")
     return curves_figure(Curves(title, lines, run.target, failed_at(run)))
 
 
@@ -140,7 +142,7 @@ def _devices(run: Run, key: str) -> Markup:
     told = f"One curve for each of {len(curves)} devices; the table has their names."
     if len(curves) == MAX_DEVICES:
         told += " More are not shown: these were measured most often."
-    title = Title(f"{key}-devices", f"{capital(run.measure)} of each device", told, "round")
+    title = Title(f"{key}-devices", f"{capital(run.metric.words)} of each device", told, "round")
     return joined(curves_figure(Curves(title, lines)), folded("The devices as a table", devices_table(run)))
 
 

@@ -36,11 +36,6 @@ class Run:
         return MetricTerms(last.metric, last.metric_goal) if last else MetricTerms()
 
     @property
-    def measure(self) -> str:
-        """What its user accuracies are called on an axis."""
-        return "user accuracy" if self.metric.is_accuracy else self.metric.name
-
-    @property
     def tenth_words(self) -> str:
         """What the worst tenth is called."""
         return "10th percentile" if self.metric.goal == "max" else "90th percentile"

@@ -147,9 +147,8 @@ class Arena:
         """The whole run; `devices` are waited for."""
         port, state_dir = free_port(), self.directory / self.fleet
         terms = ["--task", REFERENCE, "--strategy", "fedavg-adam", "--private", "affine", "--seed", 5]
-        terms += ["--encoding", "fp32+zstd"]  # of which attackers make what they like
         terms += ["--rounds", ROUNDS, "--devices", devices, "--wait-s", 120, "--quorum", quorum, "--grace-s", 60]
-        terms += ["--recruit-deadline-s", 5, "--deadline-s", 300, "--rejoin-s", 5, "--upload-slots", 16]
+        terms += ["--recruit-deadline-s", 60, "--deadline-s", 300, "--rejoin-s", 5, "--upload-slots", 16]
         terms += ["--max-model-mib", MAX_MODEL_MIB, "--norm-bound", "reject:1000", "--max-devices", MAX_DEVICES]
         terms += ["--quarantine-after", QUARANTINE_AFTER, "--metrics", f"127.0.0.1:{port}", "--json"]
         where = ["--broker", self.broker.url, "--fleet", self.fleet, "--state-dir", state_dir]

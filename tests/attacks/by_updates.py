@@ -129,7 +129,7 @@ _MORE: Mapping[str, tuple[str, RefuseReason, Misdeed]] = {
 }
 
 
-def _misbehaving(reason: RefuseReason, misdeed: Misdeed) -> Callable[[Arena, str], Proof | None]:
+def misbehaving(reason: RefuseReason, misdeed: Misdeed) -> Callable[[Arena, str], Proof | None]:
     """Once in each of the first rounds; the device hears why, and is put into quarantine where that is an offence."""
 
     def play(arena: Arena, device: str) -> Proof:
@@ -220,13 +220,11 @@ def _row(name: str, does: str, stopped_by: str, play: Callable[[Arena, str], Pro
 
 UPDATE_ATTACKS = (
     *(
-        _row(
-            f"update: {name}", "an update that breaks the rules", f"refused: `{reason}`", _misbehaving(reason, misdeed)
-        )
+        _row(f"update: {name}", "an update that breaks the rules", f"refused: `{reason}`", misbehaving(reason, misdeed))
         for name, (reason, misdeed) in MISDEEDS.items()
     ),
     *(
-        _row(f"update: {name}", does, f"refused: `{reason}`", _misbehaving(reason, misdeed))
+        _row(f"update: {name}", does, f"refused: `{reason}`", misbehaving(reason, misdeed))
         for name, (does, reason, misdeed) in _MORE.items()
     ),
     _row(

@@ -7,10 +7,18 @@ from tests.attacks.by_floods import FLOODS
 from tests.attacks.by_messages import MESSAGE_ATTACKS
 from tests.attacks.by_sockets import SOCKET_ATTACKS
 from tests.attacks.by_stalling import STALLING_ATTACKS
+from tests.attacks.by_steps import STEP_ATTACKS
 from tests.attacks.by_theft import THEFTS
 from tests.attacks.by_updates import UPDATE_ATTACKS
 
-ATTACKS: tuple[Attack, ...] = (*UPDATE_ATTACKS, *STALLING_ATTACKS, *FLOODS, *MESSAGE_ATTACKS, *SOCKET_ATTACKS)
+ATTACKS: tuple[Attack, ...] = (
+    *UPDATE_ATTACKS,
+    *STEP_ATTACKS,
+    *STALLING_ATTACKS,
+    *FLOODS,
+    *MESSAGE_ATTACKS,
+    *SOCKET_ATTACKS,
+)
 
 
 def rows() -> list[tuple[str, str, str]]:

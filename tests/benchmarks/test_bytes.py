@@ -16,6 +16,7 @@ def program(monkeypatch, capsys) -> Program:
     return Program(byte_count.main, monkeypatch, capsys)
 
 
+@pytest.mark.benchmarks
 @pytest.mark.slow
 def test_encodings_are_counted_beside_the_reference(program, tmp_path):
     """A run for each, fewer bytes with a delta encoding, and the curves as pictures; what is kept is not played again."""

@@ -14,6 +14,7 @@ from tests.programs import Program
 ROUNDS, DEVICES = 2, 20
 
 
+@pytest.mark.benchmarks
 @pytest.mark.slow
 @pytest.mark.broker
 @pytest.mark.system
@@ -51,6 +52,7 @@ def test_a_variant_that_cannot_be_read_is_an_error(monkeypatch, capsys):
     assert "'encoding' is not NAME=VALUE" in ended.err
 
 
+@pytest.mark.benchmarks
 def test_fleets_in_simulated_time_are_measured(monkeypatch, capsys, tmp_path):
     """Each size of a fleet, with models of each size, in a process of its own."""
     out = tmp_path / "virtual.json"

@@ -32,7 +32,13 @@ MB = 1e6
 
 Toy = Callable[[str], dict[str, Any]]
 
-pytestmark = [pytest.mark.slow, pytest.mark.broker, pytest.mark.system, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.benchmarks,
+    pytest.mark.slow,
+    pytest.mark.broker,
+    pytest.mark.system,
+    pytest.mark.timeout(600),
+]
 
 _documents: dict[str, dict[str, Any]] = {}
 """What each printed: it runs once, whoever asks first."""

@@ -30,6 +30,7 @@ def lab() -> None:
         pytest.skip(reason)
 
 
+@pytest.mark.benchmarks
 @pytest.mark.slow
 @pytest.mark.lab
 @pytest.mark.system
@@ -57,6 +58,7 @@ def test_cells_are_played_once_and_kept(lab, monkeypatch, capsys, tmp_path):
     assert "| FL(FedAvg) | fp32+zstd |" in again.out
 
 
+@pytest.mark.benchmarks
 @pytest.mark.lab
 @pytest.mark.timeout(300)
 def test_hosts_hear_each_other_and_share_a_processor(lab):
@@ -81,6 +83,7 @@ def test_hosts_hear_each_other_and_share_a_processor(lab):
     assert _left_behind() == []
 
 
+@pytest.mark.benchmarks
 @pytest.mark.lab
 @pytest.mark.timeout(300)
 def test_a_testbed_that_is_killed_leaves_nothing_behind(lab):

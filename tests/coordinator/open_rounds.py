@@ -11,7 +11,8 @@ from coordinator.ledger import Ledger, Opening
 from coordinator.open_round import OpenRound
 from coordinator.post import Post
 from coordinator.round_states import State
-from shared.messages import Accept, Body, DeviceState, Grant, Offer
+from shared.messages import Accept, Body, Decline, DeviceState, Failed, Grant, Offer
+from shared.reasons import DeclineReason, FailReason
 from shared.transfer import cut
 from tests.specs import TASK, model, run_spec, there, told, update
 
@@ -40,6 +41,13 @@ class Bench:
         known = self.fleet.boot(device)
         self.fleet.see(device, state)
         return self.open.on_presence(device, known, state, now)
+
+    def lose(self, device: str, end: str) -> None:
+        """It is out of the round: "late", "failed" or "declined"."""
+        if end == "late":
+            self.open.tick(10.0)
+        else:
+            self.hear(device, Failed(FailReason.TRAINING) if end == "failed" else Decline(DeclineReason.UNWILLING))
 
     def state(self, device: str) -> State:
         """Where a device is."""

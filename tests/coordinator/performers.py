@@ -12,6 +12,7 @@ import numpy as np
 
 from coordinator.checkpoint import load_checkpoint
 from coordinator.engine import Engine
+from coordinator.inbox import Inbox
 from coordinator.performing import Performer
 from coordinator.preparation import Prepared, run_spec
 from coordinator.publisher import ModelPublisher
@@ -36,17 +37,8 @@ class Bench:
         # How far some values of an update are from the others: equal ones take next to no bytes.
         self.noise = 0.0
         settings = RunSettings(**{"devices": 2, "rounds": 1, "quorum": 0.1, "encoding": "fp32+zstd", **changes})
-        run = (
-            run
-            or registry.create_run(
-                created_at=0.0,
-                task="digits",
-                strategy="fedavg",
-                private="none",
-                settings={},
-                schema=prepared.schema.digest,
-            ).id
-        )
+        terms: Any = {"task": "digits", "strategy": "fedavg", "private": "none", "settings": {}}
+        run = run or registry.create_run(created_at=0.0, schema=prepared.schema.digest, **terms).id
         reconcile(registry, run, directory, prepared, self.said.append)
         spec = run_spec(run, registry.next_epoch(run), settings, prepared, 2**16)
         state = load_checkpoint(directory)[0]
@@ -55,7 +47,8 @@ class Bench:
         self.engine = Engine(spec, records=records, unfinished=unfinished, jitter=random.Random(1))
         self.link = link = RecordedLink()
         self.sent: list[tuple[str, Any]] = []
-        connection: Any = SimpleNamespace(send=lambda *sent: self.sent.append(sent), fleet="demo", link=link)
+        self.inbox = Inbox()
+        connection: Any = SimpleNamespace(send=self._send, fleet="demo", link=link, inbox=self.inbox)
         view: Any = SimpleNamespace(say=self.said.append)
         self.publisher = ModelPublisher(link, "demo", directory / "note")
         self.performer = Performer(
@@ -73,6 +66,9 @@ class Bench:
         self._looks = 0
         self._changes = changes
         self.perform(self.engine.start(time.monotonic()))
+
+    def _send(self, device: str, envelope: Envelope) -> None:
+        self.sent.append((device, envelope))
 
     def begin(self, devices: str = "ab") -> Bench:
         """These devices are there, in this order, and accept."""
@@ -95,6 +91,7 @@ class Bench:
 
     def perform(self, effects: list[Any]) -> None:
         """As the service does."""
+        self.inbox.catch_up()
         self.performer.perform(effects)
 
     def hear(self, device: str, body: Any) -> None:

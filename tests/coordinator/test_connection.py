@@ -55,7 +55,7 @@ def events_of(connection: Connection) -> list[object]:
     found: list[object] = []
     with contextlib.suppress(queue.Empty):
         while True:
-            event = connection.inbox.get_nowait()
+            event = connection.inbox.get()
             if not isinstance(event, Connected):
                 found.append(event)
     return found

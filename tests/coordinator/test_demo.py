@@ -199,33 +199,6 @@ def _processes_of(out: Path) -> list[str]:
 
 @pytest.mark.system
 @pytest.mark.slow
-def test_a_demo_trains_and_leaves_nothing_running(tmp_path):
-    """JSON alone on stdout, a model, a patch on each device, no process left; `show` tells the same."""
-    pytest.importorskip("amqtt", reason="the built-in broker is not installed (pip install 'fedpatch[demo]')")
-    out = tmp_path / "demo"
-    result = demo(out, "--devices", "2", "--rounds", "2")
-    assert result.returncode == 0, result.stderr
-    summary = json.loads(result.stdout)
-    assert [one["reported"] for one in summary["rounds"]] == [2, 2]
-    assert Path(summary["model"]).is_file()
-    assert len(list(out.glob("devices/*/patches/*.patch"))) == 2
-    assert left_of(out) == []
-    show = [
-        sys.executable,
-        "-P",
-        "-m",
-        "coordinator",
-        "show",
-        "last",
-        "--state-dir",
-        str(out / "coordinator"),
-        "--json",
-    ]
-    assert subprocess.run(show, capture_output=True, text=True, check=True).stdout == result.stdout
-
-
-@pytest.mark.system
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_while_the_fleet_is_ended_costs_no_result(tmp_path, monkeypatch, capsys, number):
     """The run is over and its summary is printed; the devices are ended all the same."""

@@ -6,6 +6,7 @@ import pytest
 
 from coordinator.effects import Aggregate, Finish, PublishModel, Record, RetractModel
 from coordinator.records import RoundRecord
+from coordinator.round import RETURN_S
 from coordinator.round_states import Phase
 from coordinator.run_spec import Stopped
 from shared.errors import IllegalTransition
@@ -35,6 +36,7 @@ class TestBeginning:
         assert isinstance(finish, Finish)
         assert (finish.reason, made.stopped, made.next_deadline()) == (Stopped.FAILED, Stopped.FAILED, None)
         assert finish.detail.startswith("1 of 2 devices came within 60 s; are the agents running")
+        assert "--wait-s" in finish.detail
         assert made.tick(61.0) + made.on_state("b", there(), 62.0) == []
 
     def test_ends_the_run_when_its_time_is_up_before(self):
@@ -97,6 +99,21 @@ class TestBeginning:
                 assert made.on_state(device, there(), 1.0) == []
             assert [one for one in made.tick(60.0) if isinstance(one, PublishModel)] == comes
             assert made.stopped is (None if comes else Stopped.FAILED)
+
+    def test_of_a_run_that_was_taken_up_again_does_not_wait_a_day_for_one_that_is_off(self):
+        """However long the first round waits for all: a minute, and without a single one as long as that."""
+        before = [RoundRecord(1, "aggregated", 3, 3, 0, 3)]
+        made = engine(before, epoch=2, devices=3, rounds=5, wait_s=86_400.0)
+        assert made.tick(4_000.0) == []
+        assert made.next_deadline() == 86_400.0
+        assert made.on_state("a", there(), 5_000.0) == [PublishModel(2)]
+        made = engine(before, epoch=2, devices=3, rounds=5, wait_s=86_400.0)
+        assert made.on_state("a", there(), 1.0) == []
+        assert made.next_deadline() == RETURN_S
+        assert made.on_state("a", gone(), 2.0) == []
+        assert made.next_deadline() == 86_400.0
+        assert made.on_state("a", there(), 3.0) == []
+        assert made.tick(RETURN_S) == [PublishModel(2)]
 
     @pytest.mark.parametrize(
         ("changes", "reason"), [({"rounds": 1}, Stopped.MAX_ROUNDS), ({"target_ua": 0.5}, Stopped.TARGET_UA)]

@@ -124,44 +124,39 @@ def play_with_kills(
     return model, [(one.round, one.outcome, one.reported, one.num_examples, one.bounded) for one in records], kills
 
 
-def test_every_write_may_be_the_last(tmp_path, prepared):
-    """Wherever it is killed, the run ends with the model and the books of one that nobody killed."""
-    whole = play_with_kills(tmp_path / "whole", prepared, ())
-    assert [record[0] for record in whole[1]] == list(range(1, ROUNDS + 1))
+def kill_at_every_write(
+    directory: Path, prepared: Prepared, at_least: int, played: Callable[[Bench], None] = play, **terms: Any
+) -> list[Any]:
+    """Wherever it is killed, the run ends with the model and the books of one that nobody killed; those books."""
+    whole = play_with_kills(directory / "whole", prepared, (), played, **terms)
     for fatal in itertools.count(1):
-        model, records, kills = play_with_kills(tmp_path / f"killed-{fatal}", prepared, (fatal,))
+        model, records, kills = play_with_kills(directory / f"killed-{fatal}", prepared, (fatal,), played, **terms)
         assert (model, records) == whole[:2], f"killed before write {fatal}"
         if kills == 0:
-            assert fatal > 20
-            break
+            assert fatal > at_least
+            return whole[1]
+    raise AssertionError("it never came to an end")
+
+
+def test_every_write_may_be_the_last(tmp_path, prepared):
+    """Of a run of two rounds."""
+    records = kill_at_every_write(tmp_path, prepared, 20)
+    assert [record[0] for record in records] == list(range(1, ROUNDS + 1))
 
 
 def test_so_it_is_with_bounds_and_a_device_in_quarantine(tmp_path, prepared):
     """What was pulled back is pulled back to the same bits, and whoever offended is held back whatever was lost of it."""
     terms = {"quorum": 0.5, "norm_bound": "auto:0.5", "quarantine_after": 1}
-    whole = play_with_kills(tmp_path / "whole", prepared, (), play_beside_an_offender, **terms)
-    assert [(record[2], bool(record[4])) for record in whole[1]] == [(1, True), (2, True)]
-    for fatal in itertools.count(1):
-        killed = play_with_kills(tmp_path / f"killed-{fatal}", prepared, (fatal,), play_beside_an_offender, **terms)
-        assert killed[:2] == whole[:2], f"killed before write {fatal}"
-        if killed[2] == 0:
-            assert fatal > 25
-            break
+    records = kill_at_every_write(tmp_path, prepared, 25, play_beside_an_offender, **terms)
+    assert [(record[2], bool(record[4])) for record in records] == [(1, True), (2, True)]
 
 
 def test_so_it_is_where_what_travels_are_differences(tmp_path, prepared):
     """Both ways: the next step is the same whether or not the one before it is still there to be offered."""
-    encoding = "delta-int4"
-    whole = play_with_kills(tmp_path / "whole", prepared, (), encoding=encoding)
+    kill_at_every_write(tmp_path, prepared, 20, encoding="delta-int4")
     assert load_checkpoint(tmp_path / "whole")[0].server.keys() == {
         f"{spec.name}:residual" for spec in prepared.travelling.specs if spec.trainable
     }
-    for fatal in itertools.count(1):
-        model, records, kills = play_with_kills(tmp_path / f"killed-{fatal}", prepared, (fatal,), encoding=encoding)
-        assert (model, records) == whole[:2], f"killed before write {fatal}"
-        if kills == 0:
-            assert fatal > 20
-            break
 
 
 @pytest.mark.parametrize("second", [1, 2, 3, 5, 8])

@@ -111,10 +111,7 @@ class TestAnswers:
         """Whatever shows that a device works on after the round went on without it."""
         bench = Bench("abc", quorum=0.1)
         bench.hear("b", Accept(10))
-        if end == "late":
-            bench.open.tick(10.0)
-        else:
-            bench.hear("a", Failed(FailReason.TRAINING) if end == "failed" else Decline(DeclineReason.UNWILLING))
+        bench.lose("a", end)
         assert told(bench.hear("a", body)) == [("a", Cancel(end))]
 
 

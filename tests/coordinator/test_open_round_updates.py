@@ -82,10 +82,7 @@ class TestOffers:
         """Its update has no place in this round any more."""
         bench = Bench("abc", quorum=0.1)
         bench.hear("b", Accept(10))
-        if end == "late":
-            bench.open.tick(10.0)
-        else:
-            bench.hear("a", Failed(FailReason.TRAINING) if end == "failed" else Decline(DeclineReason.UNWILLING))
+        bench.lose("a", end)
         effects = bench.hear("a", Offer(update()))
         assert refusal(effects).reason is RefuseReason.LATE
         assert counted(effects) == [("a", "late", "late")]

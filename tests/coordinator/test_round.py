@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import astuple
+from dataclasses import astuple, replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from coordinator.round import Round, RoundPolicy
@@ -131,6 +131,9 @@ def test_deadlines_lead_to_the_end(policy, steps):
     assert not collecting(current.phase)
 
 
+@example(  # who was lost is back, at a time at which it could have been given up later
+    replace(POLICY, deadline_s=0.5, rejoin_s=0.1), [(0.0, "a", Event.VANISH), (0.0, "a", Event.ACCEPT)], 0.5
+)
 @given(policies(), STEPS, st.floats(0, 1))
 def test_nothing_happens_before_the_next_deadline(policy, steps, fraction):
     """A tick before `next_deadline` finds nothing to do, so nobody has to look earlier."""

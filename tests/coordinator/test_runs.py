@@ -73,11 +73,18 @@ def test_the_broker_may_be_reached_in_another_way(recorded, settings):
 
 @pytest.mark.parametrize(
     "changes",
-    [{"metrics": None}, {"metrics": "0.0.0.0:1"}, {"metrics_max_devices": 3}, {"encoding": "delta-int4"}],
+    [
+        {"metrics": None},
+        {"metrics": "0.0.0.0:1"},
+        {"metrics_max_devices": 3},
+        {"encoding": "delta-int4"},
+        {"devices": 11},
+        {"wait_s": 1.0},
+    ],
     ids=str,
 )
-def test_how_a_run_is_watched_and_travels_is_no_matter_of_the_run(recorded, settings, changes):
-    """It goes on, as the command says now."""
+def test_how_a_run_is_watched_and_travels_and_who_is_waited_for_is_no_matter_of_the_run(recorded, settings, changes):
+    """It goes on, as the command says now: a device that joins or leaves the fleet does not throw away what was trained."""
     run = cut_short(settings)
     recorded.run(replace(settings, **changes))
     assert recorded.gone_on == [(run, replace(settings, **changes))]

@@ -7,6 +7,7 @@ from typing import Any
 
 from coordinator.doorkeeper import Doorkeeper
 from coordinator.effects import Count
+from coordinator.inbox import Inbox
 from coordinator.observing import Unobserved
 from coordinator.service import Service
 from coordinator.storing import Storing
@@ -18,7 +19,7 @@ from tests.coordinator.links import RecordedLink
 
 def test_what_strangers_say_is_counted_under_no_name():
     """Names that nobody knows can be invented without end; a device of the fleet answers for itself."""
-    connection: Any = SimpleNamespace(door=Doorkeeper(10), fleet="demo", link=RecordedLink())
+    connection: Any = SimpleNamespace(door=Doorkeeper(10), fleet="demo", link=RecordedLink(), inbox=Inbox())
     performer: Any = SimpleNamespace(observer=Unobserved(), warden=None, storing=Storing(lambda _effect: None))
     nobody: Any = SimpleNamespace(refuses=lambda _device: False)
     service = Service(

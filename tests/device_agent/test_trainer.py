@@ -236,16 +236,22 @@ def test_an_unknown_task_is_told_with_the_exit_code_of_wrong_usage(fresh):
     assert watched.trainer.pid is None
 
 
-def test_garbage_from_the_process_is_its_end(installed, tmp_path, monkeypatch, caplog):
-    """An agent whose training process speaks another language kills it and says so."""
+def ended_as(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> object:
+    """What is told of a training process that is this script of the shell."""
     program = tmp_path / "python"
-    program.write_text("#!/bin/sh\necho 'ERROR wrong version' >&2\necho hello\nexec sleep 600\n")
+    program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(program))
     watched = Watched(tmp_path)
     watched.trainer.start()
     died = watched.next()
     watched.trainer.stop()
+    return died
+
+
+def test_garbage_from_the_process_is_its_end(installed, tmp_path, monkeypatch, caplog):
+    """An agent whose training process speaks another language kills it and says so."""
+    died = ended_as("echo 'ERROR wrong version' >&2\necho hello\nexec sleep 600", tmp_path, monkeypatch)
     assert isinstance(died, Died) and "SIGKILL" in died.detail
     assert "training channel" in caplog.text
     until_logged(caplog, "wrong version")
@@ -253,14 +259,7 @@ def test_garbage_from_the_process_is_its_end(installed, tmp_path, monkeypatch, c
 
 def test_an_end_without_a_reason_is_told_with_its_last_words(installed, tmp_path, monkeypatch):
     """The exit code and what it last said are what a person needs."""
-    program = tmp_path / "python"
-    program.write_text("#!/bin/sh\necho 'No module named torch' >&2\nexit 3\n")
-    program.chmod(0o700)
-    monkeypatch.setattr(sys, "executable", str(program))
-    watched = Watched(tmp_path)
-    watched.trainer.start()
-    died = watched.next()
-    watched.trainer.stop()
+    died = ended_as("echo 'No module named torch' >&2\nexit 3", tmp_path, monkeypatch)
     assert died == Died("the training process ended with exit code 3; it said: No module named torch")
 
 

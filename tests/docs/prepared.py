@@ -11,6 +11,8 @@ LEFT_TO_THE_READER = (
     (r"\b(fedpatch-agent run) \.\.\.", r"\1 --broker mqtts://broker.local --data shard:0/10"),
     (r"^(fedpatch run .*client\.key) \.\.\.$", r"\1"),
     (r"--round 12\b", "--round 1"),
+    (r"\bdrain pi-03\b", "drain pi-7"),
+    (r"--vault-password-file FILE\b", "--vault-password-file $READER_BIN/vault-word"),
     (r"--to 11\b", "--to 1"),
     (r"--host pi-1\b", "--host pi-7"),
     (r"\bAPPLICATION_USER\b", "nobody"),
@@ -79,10 +81,14 @@ cp fedpatch-state/ca/{ca.crt,ca.crl,broker/broker.crt,broker/broker.key} fedpatc
 systemctl restart mosquitto
 """
 
+# What a person would do in an editor.
 VAULT = """
-cd ansible/inventories/mine/group_vars/devices
-echo 'device_agent_environment: {A: b}' > vault.yml
-cd ../../../../..
+export EDITOR="sh -c 'echo vault_sensor_token: word > \"\\$0\"'"
+"""
+
+BACKUP = """
+tar -cf ca-kitchen-....tar.vault -C $READER_HOME/house .
+ansible-vault encrypt ca-kitchen-....tar.vault
 """
 
 BEFORE = {
@@ -135,10 +141,8 @@ BETWEEN = {
     ("docs/cli.md", "fedpatch ca init"): "rm -r fedpatch-state/ca\n",
     ("docs/cli.md", "fedpatch simulate paper"): PROJECT,
     ("docs/cli.md", "fedpatch simulate fleet"): PAGE,
-    (
-        "docs/fleet.md",
-        "ansible-vault",
-    ): VAULT,
+    ("docs/fleet.md", ".venv/bin/ansible-vault create"): VAULT,
+    ("docs/fleet.md", "../.venv/bin/ansible-vault decrypt"): BACKUP,
     ("docs/monitoring.md", ".venv/bin/python"): PROJECT,
     ("docs/report.md", "UPDATE_DOCS=1"): PROJECT,
     ("docs/security.md", "fedpatch-agent doctor"): INSTALLED,

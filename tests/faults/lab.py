@@ -40,6 +40,11 @@ import pytest
 from tests.faults.netem import Line, LineTerms
 
 PREFIX = "fedpatch-lab"
+ON_HOSTS = [
+    *(getattr(pytest.mark, name) for name in ["faults", "lab", "broker", "system", "slow"]),
+    pytest.mark.timeout(600),
+]
+"""Marks of tests that play rounds between such hosts."""
 _OWNED = re.compile(rf"{PREFIX}-(\d+)-\d+-[a-z0-9_-]+")
 _NETNS = Path("/run/netns")
 _TUN = Path("/dev/net/tun")

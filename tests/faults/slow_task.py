@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections import OrderedDict
 from pathlib import Path
 
 from torch import Tensor, nn
@@ -16,23 +15,14 @@ from torch.nn import functional as F
 from shared.task import DeviceData
 from tests.system import oracle_task
 from tests.system.oracle_task import CLASSES, FEATURES
+from tests.tanh_model import tanh_model
 
 HIDDEN = 48
 
 
 def build_model() -> nn.Module:
-    """As the oracle's, and as harmless to rounding errors: FC -> tanh -> BN -> FC -> tanh -> BN -> FC."""
-    return nn.Sequential(
-        OrderedDict[str, nn.Module](
-            fc1=nn.Linear(FEATURES, HIDDEN),
-            tanh1=nn.Tanh(),
-            bn1=nn.BatchNorm1d(HIDDEN),
-            fc2=nn.Linear(HIDDEN, HIDDEN),
-            tanh2=nn.Tanh(),
-            bn2=nn.BatchNorm1d(HIDDEN),
-            fc3=nn.Linear(HIDDEN, CLASSES),
-        )
-    )
+    """As the oracle's, but wider."""
+    return tanh_model(FEATURES, HIDDEN, CLASSES)
 
 
 class _Slow:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.brokers import Mosquitto
-from tests.faults.lab import Cut, Lab
+from tests.faults.lab import ON_HOSTS, Cut, Lab
 from tests.faults.netem import LineTerms
 from tests.faults.scene import HASTY, NAMES, PATIENT, Scene, make_as_new
 from tests.faults.verdict import judge
@@ -21,14 +21,7 @@ from tests.faults.watch import Happening, Seen, Watch
 from tests.system.commands import Command
 from tests.system.fleet import AgentProcess, Fleet
 
-pytestmark = [
-    pytest.mark.faults,
-    pytest.mark.lab,
-    pytest.mark.broker,
-    pytest.mark.system,
-    pytest.mark.slow,
-    pytest.mark.timeout(600),
-]
+pytestmark = ON_HOSTS
 
 DEVICES = NAMES[:3]
 VICTIM = "ann"

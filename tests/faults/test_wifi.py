@@ -6,24 +6,15 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-import pytest
-
 from tests.brokers import Mosquitto
-from tests.faults.lab import Lab
+from tests.faults.lab import ON_HOSTS, Lab
 from tests.faults.netem import WIFI
 from tests.faults.scene import NAMES, PATIENT, Scene
 from tests.faults.verdict import judge
 from tests.faults.watch import Watch
 from tests.system.fleet import Fleet
 
-pytestmark = [
-    pytest.mark.faults,
-    pytest.mark.lab,
-    pytest.mark.broker,
-    pytest.mark.system,
-    pytest.mark.slow,
-    pytest.mark.timeout(600),
-]
+pytestmark = ON_HOSTS
 
 ROUNDS = 3
 _PORT = 1883

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,6 @@ from tests.hosts.control import Control, Played
 from tests.hosts.machines import Machines
 from tests.hosts.wheelhouses import wheelhouse
 
-COORDINATOR = "/opt/fedpatch/current/bin/fedpatch {} --state-dir /var/lib/fedpatch/coordinator"
 HUB, DEVICES = "hub", ["pi-1", "pi-2"]
 KINDS = {HUB: BOOKWORM, "pi-1": BOOKWORM, "pi-2": TRIXIE}
 # What the roles install and the bare base lacks; and nftables, of which docs/fleet.md speaks.
@@ -55,12 +53,6 @@ def settings(control: Control, house: Path) -> dict[str, Any]:
         "coordinator_settle_s": 5,
         "monitoring_scrape_interval": "1s",
     }
-
-
-def runs_of(machines: Machines, hub: str = HUB) -> list[dict[str, Any]]:
-    """The runs of the coordinator, the newest first; none where it has not begun one yet."""
-    told = machines.ssh(hub, COORDINATOR.format("runs --json"), check=False)
-    return list(json.loads(told or "[]"))
 
 
 def groups(*devices: str, hub: str = HUB) -> dict[str, list[str]]:

@@ -32,15 +32,19 @@ class Played:
 
 
 class Control:
-    """Plays the playbooks of ansible/ with an inventory of `machines`: `groups` of them, and settings of all or of one."""
+    """Plays the playbooks of ansible/ with an inventory of `machines`: `groups` of them, settings of all or of one.
+
+    `options` go with every play.
+    """
 
     def __init__(self, machines: Machines, folder: Path) -> None:
         self._machines = machines
         self.folder = folder
         self.inventory = folder / "inventory"
-        (self.inventory / "group_vars").mkdir(parents=True)
+        (self.inventory / "group_vars" / "all").mkdir(parents=True)
         self.groups: Mapping[str, list[str]] = {}
-        self.patience_s = 900.0
+        self.patience_s = 1700.0
+        self.options: list[str] = []
         self.settings: dict[str, Any] = {}
         self.host_settings: dict[str, dict[str, Any]] = {}
 
@@ -52,7 +56,7 @@ class Control:
         }
         children = {group: {"hosts": {host: self._of(host) for host in hosts}} for group, hosts in self.groups.items()}
         (self.inventory / "hosts.json").write_text(json.dumps({"all": {"children": children}}))
-        (self.inventory / "group_vars" / "all.json").write_text(json.dumps(common))
+        (self.inventory / "group_vars" / "all" / "fleet.json").write_text(json.dumps(common))
 
     def _of(self, host: str) -> dict[str, Any]:
         reached = {"ansible_host": self._machines.address(host), "ansible_user": self._machines.user(host)}
@@ -73,7 +77,16 @@ class Control:
         self._write_inventory()
         program = Path(sysconfig.get_path("scripts"), "ansible-playbook")
         given = ["-e", json.dumps(variables)] if variables else []
-        command = [*self._machines.inside_control, str(program), "-i", str(self.inventory), book, *given, *options]
+        command = [
+            *self._machines.inside_control,
+            str(program),
+            "-i",
+            str(self.inventory),
+            book,
+            *given,
+            *self.options,
+            *options,
+        ]
         done = subprocess.run(
             command,
             cwd=ROOT / "ansible",

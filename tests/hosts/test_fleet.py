@@ -5,38 +5,21 @@ The tests are the life of one fleet, in this order: each finds what those before
 
 from __future__ import annotations
 
-import json
 import shlex
 import time
-import urllib.parse
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 from tests.hosts.bases import TRIXIE
-from tests.hosts.conftest import COORDINATOR, DEVICES, HUB, Fleet, groups, runs_of
-from tests.hosts.wheelhouses import with_version
+from tests.hosts.conftest import DEVICES, HUB, Fleet, groups
+from tests.hosts.looking import ask_prometheus, await_serving, reached, rounds_of, runs_of, until, versions_of
+from tests.hosts.wheelhouses import BROKEN_AGENT, with_version
 
 pytestmark = [pytest.mark.hosts, pytest.mark.slow, pytest.mark.timeout(1800)]
-
-PATIENCE_S = 300.0
-AGENT = "/opt/fedpatch/current/bin/fedpatch-agent status --json --state-dir /var/lib/fedpatch/agent"
-
-
-def _rounds(fleet: Fleet, host: str = HUB) -> int:
-    told = fleet.machines.ssh(host, COORDINATOR.format("show last --json"), check=False)
-    return len(json.loads(told)["rounds"]) if told else 0
 
 
 def _told(fleet: Fleet, command: str) -> str:
     return fleet.machines.ssh(HUB, command, check=False)
-
-
-def _versions(fleet: Fleet) -> dict[str, str]:
-    return {
-        host: fleet.machines.ssh(host, "basename $(readlink /opt/fedpatch/current)").strip() for host in (HUB, *DEVICES)
-    }
 
 
 def _knock(fleet: Fleet, device: str) -> str:
@@ -57,50 +40,9 @@ except (ssl.SSLError, ConnectionResetError):
     return fleet.machines.ssh(device, f"python3 -c {shlex.quote(program)}").strip()
 
 
-def _status(fleet: Fleet, device: str) -> dict[str, Any]:
-    told: dict[str, Any] = json.loads(fleet.machines.ssh(device, AGENT, check=False) or "{}")
-    return told
-
-
-def _await_serving(fleet: Fleet, *devices: str) -> None:
-    for device in devices:
-        give_up_at = time.monotonic() + PATIENCE_S
-        while not (told := _status(fleet, device)).get("running") or not told.get("connected"):
-            if time.monotonic() > give_up_at:
-                journal = fleet.machines.ssh(device, "journalctl --no-pager -n 50 -u fedpatch-agent")
-                raise TimeoutError(f"{device} does not serve: {told}\n{journal}")
-            time.sleep(0.5)
-
-
-def _ask_prometheus(fleet: Fleet, query: str) -> list[dict[str, Any]]:
-    url = f"http://127.0.0.1:9090/api/v1/query?{urllib.parse.urlencode({'query': query})}"
-    program = f"import urllib.request as web; print(web.urlopen('{url}').read().decode())"
-    answer = json.loads(fleet.machines.ssh(HUB, f'python3 -c "{program}"'))
-    found: list[dict[str, Any]] = answer["data"]["result"]
-    return found
-
-
 def _reached(fleet: Fleet) -> list[int]:
     """Ports of the hub to which a device can connect, of those of ssh, the broker and node_exporter."""
-    hub = fleet.machines.address(HUB)
-    program = f"""
-import socket
-for port in (22, 8883, 9100):
-    try:
-        socket.create_connection(("{hub}", port), 10).close()
-        print(port)
-    except TimeoutError:
-        pass
-"""
-    return [int(port) for port in fleet.machines.ssh(DEVICES[0], f"python3 -c {shlex.quote(program)}").split()]
-
-
-def _until(fits: Callable[[], object], what: str) -> None:
-    give_up_at = time.monotonic() + PATIENCE_S
-    while not fits():
-        if time.monotonic() > give_up_at:
-            raise TimeoutError(f"never: {what}")
-        time.sleep(0.5)
+    return reached(fleet.machines, DEVICES[0], HUB, (22, 8883, 9100))
 
 
 def test_a_dry_run_on_bare_hosts_says_what_would_be_done_and_does_nothing(fleet):
@@ -114,17 +56,21 @@ def test_one_play_makes_bare_hosts_a_fleet_that_trains(fleet):
     assert set(fleet.first.failed.values()) == {0}
     for device in DEVICES:
         assert fleet.machines.ssh(device, "systemctl is-enabled fedpatch-agent").strip() == "enabled"
-    _await_serving(fleet, *DEVICES)
-    _until(lambda: runs_of(fleet.machines) and runs_of(fleet.machines)[0]["status"] == "finished", "the run ends")
-    assert runs_of(fleet.machines)[0]["stopped_because"] == "target_ua"
-    assert runs_of(fleet.machines)[0]["user_accuracy"] >= 0.9
+    await_serving(fleet.machines, *DEVICES)
+    until(
+        lambda: runs_of(fleet.machines, HUB) and runs_of(fleet.machines, HUB)[0]["status"] == "finished", "the run ends"
+    )
+    assert runs_of(fleet.machines, HUB)[0]["stopped_because"] == "target_ua"
+    assert runs_of(fleet.machines, HUB)[0]["user_accuracy"] >= 0.9
 
 
 def test_prometheus_saw_the_run_and_sees_every_host(fleet):
     """Prometheus scraped the coordinator while the run went on, and reads processor, memory and disk of each host."""
-    assert _ask_prometheus(fleet, 'max_over_time(up{job="fedpatch"}[1h])')[0]["value"][1] == "1"
+    assert ask_prometheus(fleet.machines, HUB, 'max_over_time(up{job="fedpatch"}[1h])')[0]["value"][1] == "1"
     hosts = {
-        found["metric"]["host"] for found in _ask_prometheus(fleet, 'up{job="node"} == 1') if "host" in found["metric"]
+        found["metric"]["host"]
+        for found in ask_prometheus(fleet.machines, HUB, 'up{job="node"} == 1')
+        if "host" in found["metric"]
     }
     assert hosts == {HUB, *DEVICES}
 
@@ -141,8 +87,9 @@ def test_a_firewall_closes_what_is_ours_to_all_but_those_who_need_it(fleet):
     assert _reached(fleet) == [22, 8883]
     since = f'count(up{{job="node"}} == 1 and timestamp(up) > {time.time()})'
     everybody = [str(len((HUB, *DEVICES)))]
-    _until(
-        lambda: [one["value"][1] for one in _ask_prometheus(fleet, since)] == everybody, "Prometheus reads each host"
+    until(
+        lambda: [one["value"][1] for one in ask_prometheus(fleet.machines, HUB, since)] == everybody,
+        "Prometheus reads each host",
     )
     fleet.machines.ssh(HUB, "systemctl start nftables; systemctl reload nftables")
     assert _reached(fleet) == [22, 8883]
@@ -184,17 +131,15 @@ def test_secrets_stay_out_of_logs(fleet):
 
 def test_hosts_come_back_after_a_reboot(fleet):
     """After a reboot of each host, agents serve again without anybody's help; a run that came to its end is left alone."""
-    before = runs_of(fleet.machines)
+    before = runs_of(fleet.machines, HUB)
     for host in (*DEVICES, HUB):
         fleet.machines.reboot(host)
-    _await_serving(fleet, *DEVICES)
+    await_serving(fleet.machines, *DEVICES)
     assert fleet.machines.ssh(HUB, "systemctl is-active mosquitto prometheus").split() == ["active", "active"]
     assert _reached(fleet) == [22, 8883]
     words = "journalctl --no-pager --boot -u fedpatch-coordinator"
-    _until(
-        lambda: f"run {before[0]['id']} with these settings has come to its end" in _told(fleet, words), "it is over"
-    )
-    assert runs_of(fleet.machines) == before
+    until(lambda: f"run {before[0]['id']} with these settings has come to its end" in _told(fleet, words), "it is over")
+    assert runs_of(fleet.machines, HUB) == before
 
 
 def test_a_host_that_cannot_be_one_is_refused_in_a_sentence(fleet):
@@ -211,13 +156,13 @@ def test_a_host_that_cannot_be_one_is_refused_in_a_sentence(fleet):
 
 def test_a_version_that_is_not_well_stops_at_the_canary(fleet, tmp_path):
     """The canary of a broken version goes back to the one before and serves again; nobody else is touched."""
-    broken = with_version(fleet.house, "0.1.1", tmp_path / "broken", broken=True)
+    broken = with_version(fleet.house, "0.1.1", tmp_path / "broken", BROKEN_AGENT)
     played = fleet.control.play("upgrade.yml", check=False, fleet_wheelhouse=str(broken))
     assert played.code != 0
     assert f"{DEVICES[0]} was not well with 0.1.1 and is back at 0.1.0" in " ".join(played.out.split())
-    assert set(_versions(fleet).values()) == {"0.1.0"}
+    assert set(versions_of(fleet.machines, HUB, *DEVICES).values()) == {"0.1.0"}
     assert played.changed.get(DEVICES[1], 0) == 0
-    _await_serving(fleet, *DEVICES)
+    await_serving(fleet.machines, *DEVICES)
 
 
 def test_a_sound_version_reaches_every_host(fleet, tmp_path):
@@ -225,8 +170,8 @@ def test_a_sound_version_reaches_every_host(fleet, tmp_path):
     sound = with_version(fleet.house, "0.2.0", tmp_path / "sound")
     fleet.control.settings["fleet_wheelhouse"] = str(sound)
     fleet.control.play("upgrade.yml")
-    assert set(_versions(fleet).values()) == {"0.2.0"}
-    _await_serving(fleet, *DEVICES)
+    assert set(versions_of(fleet.machines, HUB, *DEVICES).values()) == {"0.2.0"}
+    await_serving(fleet.machines, *DEVICES)
     for host in (HUB, *DEVICES):
         assert fleet.machines.ssh(host, "ls /opt/fedpatch/libraries | wc -l").strip() == "1"
 
@@ -248,7 +193,7 @@ def test_a_revoked_device_is_locked_out(fleet):
     fleet.control.play("retire.yml", retired=DEVICES[1], retire_reason="stolen")
     assert fleet.machines.ssh(DEVICES[1], "ls /var/lib/fedpatch").strip() == ""
     assert _knock(fleet, DEVICES[1]) == "refused"
-    _await_serving(fleet, DEVICES[0])
+    await_serving(fleet.machines, DEVICES[0])
     again = fleet.control.play("site.yml", "--limit", DEVICES[1], check=False)
     assert f"{DEVICES[1]} was revoked (stolen)" in " ".join(again.out.split())
     assert fleet.machines.ssh(DEVICES[1], "ls /opt/fedpatch").strip() == ""
@@ -258,21 +203,24 @@ def test_the_coordinator_moves_to_a_fresh_host(fleet, tmp_path):
     """With a backup, a bare host, here of Debian 13, goes on with the run that was under way when the old one was lost."""
     fleet.control.groups = {**fleet.control.groups, "devices": DEVICES[:1]}
     fleet.control.settings["coordinator_settings"] = {"task": "digits", "rounds": 100_000, "round_interval_s": 2}
-    former = len(runs_of(fleet.machines))
+    former = len(runs_of(fleet.machines, HUB))
     fleet.control.play("site.yml")
-    _until(lambda: len(runs_of(fleet.machines)) > former and _rounds(fleet) >= 2, "two rounds of another run")
-    run = runs_of(fleet.machines)[0]["id"]
+    until(
+        lambda: len(runs_of(fleet.machines, HUB)) > former and len(rounds_of(fleet.machines, HUB)) >= 2,
+        "two rounds of another run",
+    )
+    run = runs_of(fleet.machines, HUB)[0]["id"]
     fleet.machines.reboot(HUB)
-    done = _rounds(fleet)
-    _until(lambda: _rounds(fleet) > done, "the run goes on after a reboot")
+    done = len(rounds_of(fleet.machines, HUB))
+    until(lambda: len(rounds_of(fleet.machines, HUB)) > done, "the run goes on after a reboot")
     fleet.control.play("backup.yml", backup_dir=str(tmp_path))
     copy = next(tmp_path.glob("coordinator-kitchen-*.tar.gz"))
     assert (next(tmp_path.glob("ca-kitchen-*.tar")).stat().st_mode & 0o777) == 0o600
-    assert runs_of(fleet.machines)[0]["id"] == run
-    done = _rounds(fleet)
+    assert runs_of(fleet.machines, HUB)[0]["id"] == run
+    done = len(rounds_of(fleet.machines, HUB))
     fleet.machines.remove(HUB)
     fleet.machines.add("hub-2", TRIXIE)
     fleet.control.groups = groups(*DEVICES[:1], hub="hub-2")
     fleet.control.play("restore.yml", restore_from=str(copy))
     assert runs_of(fleet.machines, "hub-2")[0]["id"] == run
-    _until(lambda: _rounds(fleet, "hub-2") > done, "the run goes on")
+    until(lambda: len(rounds_of(fleet.machines, "hub-2")) > done, "the run goes on")

@@ -8,8 +8,9 @@ import pytest
 
 from tests.hosts import bases
 from tests.hosts.bases import BOOKWORM
-from tests.hosts.conftest import HUB, PACKAGES, groups, runs_of, settings
+from tests.hosts.conftest import HUB, PACKAGES, groups, settings
 from tests.hosts.control import Control
+from tests.hosts.looking import runs_of
 from tests.hosts.machines import Machines
 from tests.hosts.wheelhouses import require_small_libraries, wheelhouse
 
@@ -30,7 +31,7 @@ def test_one_play_makes_a_bare_host_a_fleet_that_trains_and_a_second_changes_not
         control.groups = groups(HUB)
         control.play("site.yml")
         give_up_at = time.monotonic() + PATIENCE_S
-        while not (found := runs_of(machines)) or found[0]["status"] == "running":
+        while not (found := runs_of(machines, HUB)) or found[0]["status"] == "running":
             assert time.monotonic() < give_up_at, machines.ssh(HUB, "journalctl --no-pager -n 80 -u 'fedpatch-*'")
             time.sleep(0.5)
         assert (found[0]["status"], found[0]["stopped_because"]) == ("finished", "target_ua")

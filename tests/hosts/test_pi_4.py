@@ -1,17 +1,16 @@
-"""A device with an emulated processor of a Raspberry Pi 4 in a fleet whose other hosts are of this machine's kind.
-
-No round is played here: under QEMU in a container training ends with SIGSEGV. test_emulated_agent.py plays one.
-"""
+"""A device with an emulated processor of a Raspberry Pi 4 in a fleet whose other hosts are of this machine's kind."""
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Iterator
 
 import pytest
 
 from tests.hosts import bases
 from tests.hosts.bases import BOOKWORM, PI_4
-from tests.hosts.conftest import HUB, PACKAGES, groups, settings
+from tests.hosts.conftest import COORDINATOR, HUB, PACKAGES, groups, runs_of, settings
 from tests.hosts.control import Control
 from tests.hosts.machines import Machines
 from tests.hosts.wheelhouses import wheelhouse
@@ -35,7 +34,13 @@ def machines() -> Iterator[Machines]:
         control = Control(made, made.folder / "control")
         control.patience_s = 3600.0
         control.settings = {**settings(control, house), "fleet_package_archives": packages[BOOKWORM]}
-        control.settings["coordinator_settings"] = {"task": "digits", "rounds": 1}
+        control.settings["coordinator_settings"] = {
+            "task": "digits",
+            "rounds": 1,
+            "wait_s": PATIENCE_S,
+            "recruit_deadline_s": 120,
+            "deadline_s": PATIENCE_S,
+        }
         control.settings["device_agent_settings"] = {"task": "digits", "data": "shard:0/10", "admission": "always"}
         control.host_settings = {PI: {"fleet_package_archives": packages[PI_4], "device_agent_wait_s": PATIENCE_S}}
         control.groups = groups(PI)
@@ -55,6 +60,23 @@ def test_the_device_is_a_pi_4_as_far_as_programs_can_tell(machines):
     installed = machines.ssh(PI, "dpkg-query -W -f '${Package} ${Architecture} ${db:Status-Abbrev}\\n'").splitlines()
     for name in ("openssl", "prometheus-node-exporter", "python3-venv", "systemd-timesyncd"):
         assert f"{name} arm64 ii " in installed
+
+
+def test_it_takes_part_in_a_round(machines):
+    """As its service it is asked, trains and reports, and its personal model, run by onnxruntime, is published."""
+
+    def journal() -> str:
+        return str(machines.ssh(PI, "journalctl --no-pager -n 80 -u fedpatch-agent"))
+
+    give_up_at = time.monotonic() + PATIENCE_S
+    while not (found := runs_of(machines)) or found[0]["status"] == "running":
+        assert time.monotonic() < give_up_at, journal()
+        time.sleep(1.0)
+    (played,) = json.loads(machines.ssh(HUB, COORDINATOR.format("show last --json")))["rounds"]
+    assert (played["outcome"], played["user_accuracies"].keys()) == ("aggregated", {PI}), journal()
+    while "current" not in machines.ssh(PI, "ls /var/lib/fedpatch/agent/models/digits", check=False).split():
+        assert time.monotonic() < give_up_at, journal()
+        time.sleep(1.0)
 
 
 def test_every_package_that_the_roles_install_elsewhere_can_be_installed_too(machines):

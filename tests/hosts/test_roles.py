@@ -1,9 +1,15 @@
-"""The roles of ansible/ as files: what each can be told is documented."""
+"""The roles of ansible/ as files: what each can be told is documented. And their first look at a host, which takes none."""
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import subprocess
+import sys
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -11,10 +17,45 @@ import yaml
 ROLES = Path(__file__).resolve().parents[2] / "ansible" / "roles"
 NAMES = sorted(path.name for path in ROLES.iterdir())
 REQUIRED = {"fleet_name"}
+# What Ansible tells of a Pi 4 with 4 GB.
+FACTS = {"architecture": "aarch64", "userspace_bits": "64", "distribution": "Debian", "memtotal_mb": 3796}
+FACTS |= {"distribution_version": "12.11", "distribution_major_version": "12"}
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "old-pi": ({"architecture": "armv7l", "userspace_bits": "32"}, "is a 32 bit armv7l: PyTorch needs a 64 bit system"),
+    # Raspberry Pi OS (32-bit) has a kernel of 64 bit.
+    "other-card": ({"userspace_bits": "32"}, "is a 32 bit aarch64: PyTorch needs a 64 bit system"),
+    "risc": ({"architecture": "riscv64"}, "write Raspberry Pi OS (64-bit) on its card"),
+    "bullseye": (
+        {"distribution_version": "11.9", "distribution_major_version": "11"},
+        "runs Debian 11.9: these roles know Debian and Raspberry Pi OS 12 and 13",
+    ),
+    "ubuntu": ({"distribution": "Ubuntu"}, "runs Ubuntu 12.11: these roles know Debian"),
+    "zero-2": ({"memtotal_mb": 420}, "has 420 MiB of memory, and training takes 850 or more; leave it out"),
+}
 
 
 def _defaults(role: str) -> dict:
     return yaml.safe_load((ROLES / role / "defaults" / "main.yml").read_text()) or {}
+
+
+def _played(folder: Path) -> subprocess.CompletedProcess[str]:
+    """What became of the playbook look.json with the inventory hosts.json."""
+    given = {
+        "ANSIBLE_CALLBACK_RESULT_FORMAT": "json",
+        "ANSIBLE_LOCAL_TEMP": str(folder / "tmp"),
+        "ANSIBLE_NOCOLOR": "1",
+    }
+    command = [
+        sys.executable,
+        "-m",
+        "ansible.cli.playbook",
+        "-i",
+        str(folder / "hosts.json"),
+        str(folder / "look.json"),
+    ]
+    return subprocess.run(
+        command, cwd=ROLES.parent, env={**os.environ, **given}, capture_output=True, text=True, timeout=300, check=False
+    )
 
 
 @pytest.mark.parametrize("role", NAMES)
@@ -42,3 +83,39 @@ def test_only_modules_of_ansible_core_are_used():
         for name in re.findall(r"^\s+([a-z_]+\.[a-z_]+)\.[a-z_]+:", path.read_text(), re.MULTILINE)
     }
     assert named == {"ansible.builtin"}
+
+
+@pytest.mark.skipif(find_spec("ansible") is None, reason="Ansible is not installed (pip install 'fedpatch[dev]')")
+def test_what_cannot_be_a_host_is_refused_in_a_sentence_that_says_why(tmp_path):
+    """32 bit of either kind, another processor, another system, too little memory; what can be one passes."""
+    hosts = {name: {**FACTS, **facts} for name, (facts, _) in REFUSED.items()} | {"pi-4": FACTS}
+    told = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable, "fleet_name": "kitchen"}
+    known = {
+        name: {"known": {f"ansible_{key}": value for key, value in facts.items()}} for name, facts in hosts.items()
+    }
+    groups: dict[str, Any] = {group: {"hosts": {"pi-4": {}}} for group in ("broker", "coordinator")}
+    everybody = {"hosts": known, "vars": told | {"common_min_disk_mib": 0}, "children": groups}
+    (tmp_path / "hosts.json").write_text(json.dumps({"all": everybody}))
+    look = {"ansible.builtin.include_role": {"name": "common", "tasks_from": "checks.yml"}}
+    tasks = [{"ansible.builtin.set_fact": {"cacheable": True}, "args": "{{ known }}"}, look]
+    (tmp_path / "look.json").write_text(json.dumps([{"hosts": "all", "gather_facts": False, "tasks": tasks}]))
+    done = _played(tmp_path)
+    failed = re.findall(r"^fatal: \[(\S+)\]: FAILED! => (.*)$", done.stdout, re.MULTILINE)
+    said = {host: json.loads(result)["msg"] for host, result in failed}
+    assert set(said) == set(REFUSED), done.stdout + done.stderr
+    for host, (_, words) in REFUSED.items():
+        assert said[host].startswith(host) and words in said[host]
+
+
+@pytest.mark.skipif(find_spec("ansible") is None, reason="Ansible is not installed (pip install 'fedpatch[dev]')")
+def test_the_broker_admits_devices_under_the_names_that_they_have(tmp_path):
+    """`device_agent_id` where a host has one, else what the inventory calls it."""
+    devices = {"hosts": {"one": {"device_agent_id": "kitchen-{{ inventory_hostname }}"}, "two": {}}}
+    groups = {"devices": devices, "broker": {"hosts": {"hub": {"ansible_connection": "local"}}}}
+    (tmp_path / "hosts.json").write_text(json.dumps({"all": {"children": groups}}))
+    files = [str(ROLES / "broker" / kind / "main.yml") for kind in ("defaults", "vars")]
+    tasks = [{"ansible.builtin.debug": {"msg": "{{ broker_devices | join(' ') }}"}}]
+    play = {"hosts": "broker", "gather_facts": False, "vars_files": files, "tasks": tasks}
+    (tmp_path / "look.json").write_text(json.dumps([play]))
+    done = _played(tmp_path)
+    assert '"msg": "kitchen-one two"' in done.stdout, done.stdout + done.stderr

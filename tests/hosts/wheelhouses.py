@@ -8,7 +8,9 @@ import re
 import subprocess
 import sys
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 import torch
@@ -16,10 +18,14 @@ import torch
 from tests.hosts.bases import KEPT, ROOT, Kind, alone
 
 MANIFEST = "wheelhouse.json"
-# What ends an agent as soon as it is to serve; its other commands still work.
-BREAKAGE = {
+# What ends a service as soon as it is to serve; the other commands of its program still work.
+BROKEN_AGENT = {
     "device_agent/running.py": "\n\ndef run_agent(*_given: object, **_named: object) -> None:\n    raise SystemExit(1)\n"
 }
+BROKEN_COORDINATOR = {
+    "coordinator/runs.py": "\n\ndef run_or_go_on(*_given: object, **_named: object) -> None:\n    raise SystemExit(1)\n"
+}
+_NONE: Mapping[str, str] = MappingProxyType({})
 _LONG_S = 900.0
 
 
@@ -50,20 +56,20 @@ def require_small_libraries() -> None:
         )
 
 
-def with_version(house: Path, version: str, out: Path, *, broken: bool = False) -> Path:
-    """The same libraries and another version of fedpatch, in the new folder `out`; a broken one's agent ends at once."""
+def with_version(house: Path, version: str, out: Path, additions: Mapping[str, str] = _NONE) -> Path:
+    """The same libraries and another version of fedpatch, in the new folder `out`; `additions` go to the end of its files."""
     told = json.loads((house / MANIFEST).read_text())
     out.mkdir()
     for kind in told["libraries"].values():
         (out / kind["file"]).symlink_to(house / kind["file"])
     wheel = out / told["wheel"].replace(told["version"], version)
-    _rewrite(house / told["wheel"], wheel, told["version"], version, BREAKAGE if broken else {})
+    _rewrite(house / told["wheel"], wheel, told["version"], version, additions)
     told |= {"version": version, "wheel": wheel.name, "sha256": hashlib.sha256(wheel.read_bytes()).hexdigest()}
     (out / MANIFEST).write_text(json.dumps(told))
     return out
 
 
-def _rewrite(wheel: Path, to: Path, before: str, after: str, additions: dict[str, str]) -> None:
+def _rewrite(wheel: Path, to: Path, before: str, after: str, additions: Mapping[str, str]) -> None:
     old, new = f"fedpatch-{before}.dist-info", f"fedpatch-{after}.dist-info"
     with zipfile.ZipFile(wheel) as source, zipfile.ZipFile(to, "w", zipfile.ZIP_DEFLATED) as target:
         for name in source.namelist():

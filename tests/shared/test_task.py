@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from shared.command import interruptible
 from shared.errors import DataError, UsageError
 from shared.task import BrokenTask, DeviceData, Task, check_name, data_root, find_task, list_tasks
 
@@ -117,6 +119,20 @@ def test_current_directory_is_importable_for_that_import_only(workdir):
     with pytest.raises(UsageError):
         find_task("my_absent_task:TASK")
     assert sys.path == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_import_is_not_interrupted_in_the_middle(workdir, number):
+    """Who presses Ctrl-C while torch is loaded gets it once that is whole: an exception in its middle aborts the process."""
+    name = f"my_{number.name.lower()}_task"
+    (workdir / f"{name}.py").write_text(
+        f"import os\nos.kill(os.getpid(), {int(number)})\n{MODULE.format(name='moons')}\nWHOLE = True\n"
+    )
+    with interruptible():
+        with pytest.raises(KeyboardInterrupt):
+            find_task(f"{name}:TASK")
+        assert sys.modules[name].WHOLE
+        assert signal.getsignal(number) is signal.default_int_handler
 
 
 @pytest.mark.parametrize(

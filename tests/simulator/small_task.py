@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +10,7 @@ from torch import nn
 
 from shared.task import DeviceData, Task
 from shared.tasks.classification import accuracy, cross_entropy
+from tests.tanh_model import tanh_model
 
 FEATURES, HIDDEN, CLASSES, TEST = 10, 6, 3, 30
 
@@ -20,18 +20,8 @@ DENSE = "client={index},of={count},seed={seed},used=10"
 
 
 def build_model() -> nn.Module:
-    """FC -> tanh -> BN -> FC -> tanh -> BN -> FC."""
-    return nn.Sequential(
-        OrderedDict[str, nn.Module](
-            fc1=nn.Linear(FEATURES, HIDDEN),
-            tanh1=nn.Tanh(),
-            bn1=nn.BatchNorm1d(HIDDEN),
-            fc2=nn.Linear(HIDDEN, HIDDEN),
-            tanh2=nn.Tanh(),
-            bn2=nn.BatchNorm1d(HIDDEN),
-            fc3=nn.Linear(HIDDEN, CLASSES),
-        )
-    ).to(torch.float64)
+    """As the oracle's, in double precision."""
+    return tanh_model(FEATURES, HIDDEN, CLASSES).to(torch.float64)
 
 
 class Branched(nn.Module):

@@ -31,6 +31,7 @@ from simulator.ground import Ground
 from simulator.population import Population, load_population
 from simulator.simulate import Simulation
 from simulator.study import Study, client_id
+from tests import oracle
 
 FEATURES, CLASSES = 12, 3
 SIZES = (23, 40, 11, 8, 15, 6, 31)
@@ -197,6 +198,22 @@ def assert_close(found: Tensors, expected: Tensors, tolerance: float = 1e-9) -> 
         assert found[name].dtype == value.dtype, name
         close = max(tolerance, STEP_TOLERANCE) if name.endswith(":step") else tolerance
         np.testing.assert_allclose(found[name], value, rtol=close, atol=close * 1e-2, err_msg=name)
+
+
+def algorithm_1(study: Study, rounds: list[list[str]]) -> list[oracle.Round]:
+    """What the paper's algorithm comes to in these rounds, as it stands there."""
+    data = {client_id(index): client_data(index, study.seed) for index in range(study.clients)}
+    return oracle.run_mtfl(
+        build_model,
+        {name: (one.train_x, one.train_y, one.test_x, one.test_y) for name, one in data.items()},
+        rounds,
+        study.strategy,
+        study.private,
+        study.learning_rate,
+        study.server_learning_rate or 0.0,
+        BATCH,
+        seed=study.seed,
+    )
 
 
 def patch_of(simulation: Simulation, client: int) -> Mapping[str, Array]:

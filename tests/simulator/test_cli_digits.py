@@ -45,3 +45,28 @@ def test_an_interrupted_study_of_digits_goes_on_to_the_same_end(fedpatch, tmp_pa
     assert (gone_on.code, gone_on.err) == (0, "goes on after round 2\n")
     assert json.loads(gone_on.out)["curve"] == whole["curve"]
     assert not list(tmp_path.glob(".unfinished/*"))
+
+
+def test_patches_save_half_of_the_rounds(fedpatch):
+    """With nothing private, twice as many rounds are not enough to make the models of a demo's devices as good."""
+
+    def rounds_to_target(private: str, rounds: int) -> int | None:
+        argv = (
+            "simulate",
+            "--clients",
+            10,
+            "--workers",
+            1,
+            "--target-ua",
+            0.97,
+            "--private",
+            private,
+            "--rounds",
+            rounds,
+        )
+        found: int | None = json.loads(fedpatch(*argv, "--json").out)["rounds_to_target"]
+        return found
+
+    with_patches = rounds_to_target("affine", 30)
+    assert with_patches is not None
+    assert rounds_to_target("none", 2 * with_patches) is None

@@ -22,10 +22,10 @@ from tests.simulator.studies import (
     STRATEGIES,
     UNEVEN,
     Deployed,
+    algorithm_1,
     assert_close,
     assert_like_deployed,
     build_model,
-    client_data,
     patch_of,
     simulation_of,
     study_of,
@@ -98,18 +98,7 @@ def _assert_like_oracle(strategy: str, private: str) -> None:
         rounds.append([f"client-{one}" for one in deployed.selected()])
         deployed.state = replace(deployed.state, round=deployed.state.round + 1)
         points.append(simulation.step())
-    data = {f"client-{index}": client_data(index, study.seed) for index in range(study.clients)}
-    history = oracle.run_mtfl(
-        build_model,
-        {name: (one.train_x, one.train_y, one.test_x, one.test_y) for name, one in data.items()},
-        rounds,
-        strategy,
-        private,
-        study.learning_rate,
-        study.server_learning_rate or 0.0,
-        BATCH,
-        seed=study.seed,
-    )
+    history = algorithm_1(study, rounds)
     for point, expected in zip(points[:-1], history, strict=True):
         assert point.user_accuracy == pytest.approx(np.mean(list(expected.user_accuracy.values())))
         assert point.lowest == pytest.approx(min(expected.user_accuracy.values()))

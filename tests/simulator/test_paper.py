@@ -9,11 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.errors import UsageError
-from shared.task import find_task
 from shared.tasks.partition import parse_data_spec
 from simulator.paper import WITH_CELLS, Cell, cells_of, in_order, select_cells, study_of
 from simulator.paper_tables import PRIVATE, TABLE_2, TABLE_3, Row
-from simulator.terms import make_study
 
 # (sum of the numbers of a row, how many X it has), added up from the paper's text.
 ROW_SUMS = {
@@ -148,26 +146,6 @@ def test_an_unknown_table_is_told():
     """Only the tables and the figure with cells have any."""
     with pytest.raises(UsageError, match="did you mean 'table2'"):
         cells_of("tabel2")
-
-
-@pytest.mark.parametrize(
-    "cell", [cell for cell in ALL_CELLS if cell.participation == 1.0 or cell.where == "fig5"], ids=str
-)
-def test_a_study_is_what_the_same_options_of_simulate_would_give(cell: Cell):
-    """What the tasks and `fedpatch simulate` take where nothing is said is what the paper's cells are computed with."""
-    by_options = make_study(
-        task=find_task(cell.task),
-        task_ref=cell.task,
-        clients=cell.clients,
-        strategy=cell.strategy,
-        private=cell.private,
-        participation=cell.participation,
-        rounds=cell.max_rounds,
-        target_ua=cell.target_ua,
-        seed=3,
-        noisy_fraction=0.2 if cell.where == "table3" else 0.0,
-    )
-    assert study_of(cell, 3) == by_options
 
 
 @pytest.mark.parametrize(

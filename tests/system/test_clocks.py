@@ -18,6 +18,7 @@ from tests.system.stage import ROUNDS, Stage, all_went_well, assert_like_oracle,
 LIBRARIES = sorted(Path("/usr/lib").glob("**/libfaketime.so.1"))
 
 pytestmark = [
+    pytest.mark.faults,
     pytest.mark.system,
     pytest.mark.broker,
     pytest.mark.timeout(600),

@@ -24,7 +24,7 @@ from tests.system.stage import (
     wait_state,
 )
 
-pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.faults, pytest.mark.system, pytest.mark.broker, pytest.mark.timeout(600)]
 
 
 class DiskStage(Stage):

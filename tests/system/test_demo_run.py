@@ -26,7 +26,7 @@ ROUND = {"round", "outcome", "cohort", "accepted", "declined", "reported"}
 ROUND |= {"user_accuracy", "user_accuracy_min", "phase_seconds", "bytes_down", "bytes_up"}
 PHASES = {"select", "recruit", "download", "train", "upload", "aggregate"}
 
-QUICK = ["--devices", 3, "--strategy", "fedavg", "--rounds", 3, "--target-ua", "none", "--quorum", 1]
+QUICK = ["--devices", 2, "--strategy", "fedavg", "--rounds", 3, "--target-ua", "none", "--quorum", 1]
 QUICK += ["--grace-s", 100, "--recruit-deadline-s", 100]
 
 _MARK = "TEST_OF_DEMO"
@@ -116,7 +116,8 @@ def test_scripts_find_what_they_were_promised(played: Played):
 
 
 def test_the_model_is_the_public_part_of_it(played: Played):
-    """The exported model can be read by numpy alone, is finite, and holds nothing that stays on a device."""
+    """The exported model can be read by numpy alone, is finite, and holds nothing of what each device keeps as its patch."""
+    assert len(list(played.out.glob("devices/*/patches/*.patch"))) == DEVICES
     schema = schema_of(TASK.build_model())
     policy = parse_policy("affine")
     with np.load(played.summary["model"], allow_pickle=False) as model:
@@ -146,17 +147,6 @@ def test_no_process_outlives_the_demo(played: Played):
     _assert_nothing_is_left(played.mark)
 
 
-def test_patches_save_half_of_the_rounds(played: Played, tmp_path: Path):
-    """With nothing private, twice as many rounds are not enough to make all devices' models as good."""
-    rounds = 2 * len(played.summary["rounds"])
-    without = _play(tmp_path / "demo", "--private", "none", "--rounds", rounds)
-    assert without.done.code == 0, without.done.err
-    assert without.summary["stopped_because"] == "max_rounds"
-    curve = [one["user_accuracy"] for one in without.summary["rounds"]]
-    assert len(curve) == rounds
-    assert max(curve) < TARGET
-
-
 def test_the_same_seed_gives_the_same_again(tmp_path: Path):
     """User accuracies and model, to 1e-6, also where a demo has been before; and they are not those of the beginning."""
     curves, models = [], []
@@ -164,7 +154,7 @@ def test_the_same_seed_gives_the_same_again(tmp_path: Path):
         played = _play(tmp_path / "demo", *QUICK)
         assert played.done.code == 0, played.done.err
         rounds = played.summary["rounds"]
-        assert [one["reported"] for one in rounds] == [3] * 3
+        assert [one["reported"] for one in rounds] == [2] * 3
         keys = ("user_accuracy", "user_accuracy_min", "user_accuracy_after")
         curves.append([[one[key] for key in keys] for one in rounds])
         with np.load(played.summary["model"]) as model:
@@ -182,7 +172,7 @@ def test_the_same_seed_gives_the_same_again(tmp_path: Path):
 def test_ctrl_c_ends_all_of_it(tmp_path: Path, moment: str):
     """Exit code 130, in a moment without a run as in the middle of one, and no process is left behind."""
     mark = uuid.uuid4().hex
-    with _demo(tmp_path / "demo", "--devices", 3, "--target-ua", "none", "--rounds", 1000, mark=mark) as command:
+    with _demo(tmp_path / "demo", "--devices", 2, "--target-ua", "none", "--rounds", 1000, mark=mark) as command:
         command.wait_err(moment)
         assert _alive(mark)
         done = command.interrupt()

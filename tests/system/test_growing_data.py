@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.runs import start_run
+from coordinator.settings import RunSettings
 from tests.brokers import Mosquitto
 from tests.device_agent.growing_task import REFERENCE
-from tests.system.commands import run
 from tests.system.fleet import Fleet
+from tests.system.views import Silent
 
 pytestmark = [pytest.mark.system, pytest.mark.broker]
 
@@ -31,23 +33,21 @@ class Growing:
 
     def round(self, quorum: float = 1.0) -> tuple[int, int]:
         """A run of one round, of which this share must report: how many did, and the examples of all of them."""
-        options = ["--fleet", self.fleet.name, "--task", REFERENCE, "--strategy", "fedavg", "--learning-rate", 0.1]
-        options += [
-            "--devices",
-            2,
-            "--rounds",
-            1,
-            "--quorum",
-            quorum,
-            "--wait-s",
-            60,
-            "--state-dir",
-            self.folder / "state",
-        ]
-        done = run("fedpatch", "run", "--broker", self.broker.url, *options, "--json")
-        assert done.code == 0, done.err
-        (record,) = done.document["rounds"]
-        return record["reported"], record["num_examples"]
+        settings = RunSettings(
+            metrics=None,
+            broker=self.broker.url,
+            fleet=self.fleet.name,
+            state_dir=self.folder / "state",
+            task=REFERENCE,
+            strategy="fedavg",
+            learning_rate=0.1,
+            devices=2,
+            rounds=1,
+            quorum=quorum,
+            wait_s=60,
+        )
+        (record,) = start_run(settings, Silent()).rounds
+        return record.reported, record.num_examples
 
 
 @pytest.fixture

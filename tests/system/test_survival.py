@@ -50,6 +50,7 @@ def test_a_device_killed_in_mid_training_does_the_same_round_again(stage: Stage)
     assert_like_oracle(stage, done.document, [["ann", "bob"]] * ROUNDS)
 
 
+@pytest.mark.faults
 def test_a_device_that_is_away_for_longer_takes_part_in_a_later_round(stage: Stage):
     """Rounds go on without a device that was killed; when it is back, its patch goes on where its last round ended."""
     ann, _ = stage.start_agents()
@@ -70,7 +71,7 @@ def test_a_device_that_is_away_for_longer_takes_part_in_a_later_round(stage: Sta
     assert_like_oracle(stage, done.document, [both, bob, bob, both, both])
 
 
-@pytest.mark.parametrize("how", ["resume", "run"])
+@pytest.mark.parametrize("how", ["resume", pytest.param("run", marks=pytest.mark.faults)])
 def test_a_coordinator_killed_in_a_round_goes_on_with_that_round(stage: Stage, how: str):
     """What was committed counts, who was at work goes on with it: nobody trains twice, as the next epoch of the same run."""
     ann, bob = stage.start_agents()
@@ -96,6 +97,7 @@ def test_a_coordinator_killed_in_a_round_goes_on_with_that_round(stage: Stage, h
     assert_like_oracle(stage, done.document, [["ann", "bob"]] * ROUNDS)
 
 
+@pytest.mark.faults
 def test_a_damaged_model_is_made_again_from_the_one_before(stage: Stage):
     """The round since is played again, which the person is told; no patch is applied twice."""
     stage.start_agents()
@@ -111,6 +113,7 @@ def test_a_damaged_model_is_made_again_from_the_one_before(stage: Stage):
     assert_like_oracle(stage, done.document, [["ann", "bob"]] * 3)
 
 
+@pytest.mark.faults
 def test_a_coordinator_killed_between_two_rounds_goes_on_with_the_next(stage: Stage):
     """While it waits for devices no round is open; the one after that is played by whoever resumes the run."""
     ann, bob = stage.start_agents()
@@ -134,7 +137,9 @@ def test_a_coordinator_killed_between_two_rounds_goes_on_with_the_next(stage: St
     assert_like_oracle(stage, done.document, [["ann", "bob"]] * 2)
 
 
-@pytest.mark.parametrize("options", ["", "persistence false"], ids=["keeps", "forgets"])
+@pytest.mark.parametrize(
+    "options", [pytest.param("", id="keeps", marks=pytest.mark.faults), pytest.param("persistence false", id="forgets")]
+)
 def test_a_broker_killed_in_mid_round_comes_back_and_so_does_everybody(tmp_path: Path, options: str):
     """Agents and coordinator reconnect, and say again what a broker that forgot what it retained has to know."""
     with Mosquitto(options, autosave=not options) as broker, Fleet(broker.url, tmp_path) as fleet:
@@ -151,6 +156,7 @@ def test_a_broker_killed_in_mid_round_comes_back_and_so_does_everybody(tmp_path:
         assert_like_oracle(stage, done.document, [["ann", "bob"]] * ROUNDS)
 
 
+@pytest.mark.faults
 def test_a_broker_killed_again_and_again_loses_no_update(stage: Stage):
     """Whatever a round is doing when its broker goes away, it ends with the updates of all devices, each counted once."""
     rounds = 6
@@ -207,6 +213,7 @@ def test_an_agent_that_is_asked_to_end_says_goodbye(stage: Stage):
     assert (told["running"], told["state"], told["connected"]) == (False, "stopped", False)
 
 
+@pytest.mark.faults
 def test_an_update_that_waited_out_a_restart_is_committed(stage: Stage):
     """A device that is killed before its update was taken offers it again when it is back, and does not train again."""
     ann, bob = stage.start_agents()
@@ -229,6 +236,7 @@ def test_an_update_that_waited_out_a_restart_is_committed(stage: Stage):
     assert_like_oracle(stage, done.document, [["ann", "bob"]] * 2)
 
 
+@pytest.mark.faults
 def test_an_update_for_a_coordinator_that_was_killed_is_settled(stage: Stage):
     """Coordinator and device are both killed while an update waits: the next epoch takes it, and nobody trains again."""
     ann, _ = stage.start_agents()

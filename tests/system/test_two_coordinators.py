@@ -23,13 +23,12 @@ def test_a_second_coordinator_elsewhere_refuses_and_the_first_finishes(stage: St
     elsewhere = stage.directory / "elsewhere"
     with stage.begin() as first:
         stage.wait_held("ann", first)
-        for _ in range(2):
-            with stage.begin(state_dir=elsewhere) as second:
-                refused = second.done()
-            assert refused.code == UsageError.exit_code
-            assert f"fedpatch: {stage.broker.url.removeprefix('mqtt://')}: {REFUSAL}" in refused.err
-            assert "end it first, or use another --fleet" in refused.err
-            assert not elsewhere.exists()
+        with stage.begin(state_dir=elsewhere) as second:
+            refused = second.done()
+        assert refused.code == UsageError.exit_code
+        assert f"fedpatch: {stage.broker.url.removeprefix('mqtt://')}: {REFUSAL}" in refused.err
+        assert "end it first, or use another --fleet" in refused.err
+        assert not elsewhere.exists()
         stage.holds["ann"].release()
         done = first.done()
     assert done.code == 0
@@ -38,6 +37,7 @@ def test_a_second_coordinator_elsewhere_refuses_and_the_first_finishes(stage: St
     assert_like_oracle(stage, done.document, [["ann", "bob"]] * ROUNDS)
 
 
+@pytest.mark.faults
 def test_a_resumed_run_is_no_exception(stage: Stage):
     """Its last coordinator was killed; meanwhile another one plays with the fleet from another directory."""
     stage.start_agents()
@@ -59,6 +59,7 @@ def test_a_resumed_run_is_no_exception(stage: Stage):
         assert resumed.done().code == 0
 
 
+@pytest.mark.faults
 def test_one_that_died_with_its_broker_does_not_stand_in_the_way(tmp_path: Path):
     """The broker still retains that a coordinator is online, which nobody is: it costs a moment, once."""
     with Mosquitto(autosave=True) as broker, Fleet(broker.url, tmp_path) as fleet:

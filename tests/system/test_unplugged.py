@@ -85,6 +85,7 @@ def test_a_paused_training_goes_on_once_power_is_back(laptop, record_property):
     assert "it would accept work now" in laptop.told()
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("laptop", ["abandon"], indirect=True)
 def test_an_abandoned_training_names_the_condition(laptop, record_property):
     """The coordinator counts it; and it waits for the device to be willing again instead of asking in vain."""

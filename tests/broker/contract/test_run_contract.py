@@ -1,4 +1,4 @@
-"""A whole run over each broker: `fedpatch run`, and three agents that were there before it."""
+"""A whole run over each broker: a coordinator, and three agents that were there before it."""
 
 from __future__ import annotations
 
@@ -6,16 +6,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from coordinator.runs import start_run
+from coordinator.settings import RunSettings
 from tests.broker.contract.targets import Target
 from tests.broker.ejabberd import PASSWORD, USERNAME
 from tests.broker.relay import Relay
 from tests.brokers import free_port
-from tests.system.commands import Command
 from tests.system.fleet import Fleet
-from tests.system.stage import PATIENT, outcomes
+from tests.system.stage import PATIENT
+from tests.system.views import Silent
 
 pytestmark = [pytest.mark.broker, pytest.mark.system]
 
@@ -64,12 +67,8 @@ def agents(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agents]:
 def test_two_rounds_with_three_devices(target: Target, agents: Agents, tmp_path: Path):
     """Devices that were there before the coordinator are found, get the model, and are committed in both rounds."""
     agents.move_to(target)
-    config = tmp_path / "login.toml"
-    config.write_text("".join(f'{key} = "{value}"\n' for key, value in target.login.items()))
-    config.chmod(0o600)
-    given = {"broker": target.url, "fleet": agents.fleet.name, "state-dir": tmp_path / "coordinator", "config": config}
-    given |= {"task": TASK, "rounds": 2, "devices": len(DEVICES), **PATIENT}
-    with Command("fedpatch", "run", "--json", *(f"--{key}={value}" for key, value in given.items())) as run:
-        done = run.done()
-    assert done.code == 0, done.err
-    assert outcomes(done.document) == [(1, "aggregated", 3), (2, "aggregated", 3)]
+    terms: dict[str, Any] = {name.replace("-", "_"): value for name, value in PATIENT.items()} | target.login
+    terms |= {"broker": target.url, "fleet": agents.fleet.name, "state_dir": tmp_path, "metrics": None}
+    settings = RunSettings(task=TASK, rounds=2, devices=len(DEVICES), **terms)
+    summary = start_run(settings, Silent())
+    assert [(one.outcome, one.reported) for one in summary.rounds] == [("aggregated", 3)] * 2

@@ -49,7 +49,7 @@ def pages(chromium, tmp_path_factory) -> tuple[Path, Path]:
     if find_spec("amqtt") is None or find_spec("sklearn") is None:
         pytest.skip("the demo is not installed (pip install 'fedpatch[demo]')")
     folder = tmp_path_factory.mktemp("runs")
-    small = ("--devices", 3, "--rounds", 4, "--target-ua", 1)
+    small = ("--devices", 2, "--rounds", 3, "--target-ua", 1)
     state = folder / "demo"
     for private in ("affine", "none"):
         _fedpatch("demo", *small, "--private", private, "--out", state)

@@ -18,6 +18,7 @@ import pytest
 
 import coordinator.claim
 import coordinator.connection
+import coordinator.inbox
 import coordinator.moments
 import coordinator.performing
 import coordinator.publisher
@@ -25,8 +26,8 @@ import coordinator.registry
 import coordinator.runs
 import coordinator.service
 import coordinator.storing
-from coordinator.connection import Interrupt
 from coordinator.engine import Engine
+from coordinator.inbox import Interrupt
 from coordinator.moments import Moment
 from coordinator.records import RunSummary
 from coordinator.runs import resume_run, run_or_go_on
@@ -45,8 +46,8 @@ AGAIN_S = 5.0
 _SPINNING = 2_000
 
 
-class Inbox:
-    """A queue to whose reader the world's time is the only time."""
+class Queue:
+    """One to whose reader the world's time is the only time."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -85,7 +86,7 @@ class SimulatedCoordinator:
         self.start_at = 0.0
         self.pause_s = 1.0
         self.next_fuse: int | None = None
-        self.inbox: Inbox | None = None
+        self.inbox: Any = None
         self.engine: Any = None
         self.summary: RunSummary | None = None
         self.said: list[str] = []
@@ -187,7 +188,7 @@ class SimulatedCoordinator:
             randbits=world.rng.getrandbits, token_hex=lambda size: f"{world.rng.getrandbits(8 * size):0{2 * size}x}"
         )
         modules: dict[str, Any] = dict(vars(coordinator))
-        for name in ("claim", "connection", "performing", "publisher", "registry", "runs", "service"):
+        for name in ("claim", "connection", "inbox", "performing", "publisher", "registry", "runs", "service"):
             module = modules[name]
             for what, ours in (("time", clock), ("secrets", chance)):
                 if hasattr(module, what):
@@ -195,7 +196,8 @@ class SimulatedCoordinator:
         patch.setattr(Moment, "now", lambda: self.now())
         for module in (coordinator.claim, coordinator.connection):
             patch.setattr(module, "MqttLink", self._make_link)
-            patch.setattr(module, "SimpleQueue", lambda: Inbox(world))
+        for module in (coordinator.claim, coordinator.inbox):
+            patch.setattr(module, "SimpleQueue", lambda: Queue(world))
         patch.setattr(coordinator.connection, "interrupts_into", self._at_work)
         patch.setattr(coordinator.storing, "ThreadPoolExecutor", lambda *_: Disk(world, self._living))
         patch.setattr(coordinator.runs, "prepare", lambda settings: prepared())
@@ -218,6 +220,6 @@ class SimulatedCoordinator:
         self._links.append(link)
         return link
 
-    def _at_work(self, inbox: Inbox) -> Any:
+    def _at_work(self, inbox: Any) -> Any:
         self.inbox = inbox
         return nullcontext()

@@ -1,0 +1,113 @@
+"""The time by which messages are judged: when they came, not when the coordinator had time for them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from queue import Empty
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.doorkeeper import Doorkeeper
+from coordinator.inbox import Inbox, Interrupt
+from coordinator.round_states import State
+from coordinator.service import Service
+from coordinator.storing import Written
+from shared import topics
+from shared.codec import encode
+from shared.link import Received
+from shared.messages import Accept, Envelope
+from tests.coordinator.links import RecordedLink
+from tests.coordinator.performers import Bench
+from tests.specs import there
+
+
+@pytest.fixture
+def later(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Lets seconds pass in which nothing is done."""
+    present, passed = time.monotonic, [0.0]
+
+    def wait(seconds: float) -> None:
+        passed[0] += seconds
+
+    monkeypatch.setattr(time, "monotonic", lambda: present() + passed[0])
+    return wait
+
+
+def test_events_come_out_in_the_order_in_which_they_came():
+    """And nothing where nothing waits."""
+    inbox, events = Inbox(), [Interrupt(), Interrupt()]
+    for event in events:
+        inbox.put(event)
+    assert inbox.waiting() == 2
+    assert [inbox.get(), inbox.get()] == events
+    with pytest.raises(Empty):
+        inbox.get()
+
+
+def test_the_time_is_that_of_the_event_that_was_taken(later):
+    """Behind the present while events wait; the present once none does."""
+    inbox = Inbox()
+    began_at = inbox.now
+    inbox.put(Interrupt())
+    later(5)
+    inbox.put(Interrupt())
+    later(5)
+    inbox.get()
+    assert inbox.now < began_at + 1
+    assert inbox.reached() == inbox.now
+    inbox.get()
+    assert began_at + 5 <= inbox.now < began_at + 6
+    assert began_at + 10 <= inbox.reached()
+
+
+@given(st.lists(st.tuples(st.sampled_from(["put", "get", "catch up", "reach"]), st.floats(0, 1e6))))
+def test_the_time_never_goes_back(steps):
+    """Whatever comes, and whenever somebody looks."""
+    inbox = Inbox()
+    for what, moment in steps:
+        before = inbox.now
+        if what == "put":
+            inbox.put(Interrupt())
+        elif what == "get" and inbox.waiting():
+            inbox.get()
+        elif what == "catch up":
+            inbox.catch_up()
+        elif what == "reach":
+            inbox.reach(moment)
+        assert inbox.now >= before
+
+
+def _at_work(bench: Bench) -> Service:
+    connection: Any = SimpleNamespace(inbox=bench.inbox, door=Doorkeeper(10), fleet="demo", link=RecordedLink())
+    nobody: Any = SimpleNamespace(
+        refuses=lambda _device: False, look=lambda *_: [], show=lambda _: None, say=lambda _: None
+    )
+    return Service(
+        bench.engine, bench.performer, connection=connection, publisher=nobody, view=nobody, revocations=nobody
+    )
+
+
+@pytest.mark.parametrize(("came_after_s", "state"), [(4.0, State.ACCEPTED), (6.0, State.LATE)])
+def test_an_answer_that_came_in_time_counts_though_the_coordinator_was_busy(
+    prepared, tmp_path, registry, later, came_after_s, state
+):
+    """Half a minute of other work makes nobody late; whoever answered too late is late as ever."""
+    bench = Bench(tmp_path, prepared, registry, recruit_deadline_s=5.0)
+    service = _at_work(bench)
+    for device in "ab":
+        bench.perform(bench.engine.on_state(device, there(), time.monotonic()))
+    bench.hear("a", Accept(10))
+    later(came_after_s)
+    bench.inbox.put(Written())  # other work, after which the coordinator looks at its deadlines
+    answer = Envelope(Accept(10), task="digits", run=bench.engine.spec.run, epoch=bench.engine.spec.epoch, round=1)
+    bench.inbox.put(Received(topics.up("demo", "b"), encode(answer), retained=False))
+    later(30)
+    for _ in range(2):
+        service._take(service._next_event())
+    assert bench.engine.open is not None
+    assert bench.engine.open.round.participants["b"].state is state
