@@ -11,9 +11,10 @@ LEFT_TO_THE_READER = (
     (r"\b(fedpatch-agent run) \.\.\.", r"\1 --broker mqtts://broker.local --data shard:0/10"),
     (r"^(fedpatch run .*client\.key) \.\.\.$", r"\1"),
     (r"--round 12\b", "--round 1"),
+    (r"\bdrain pi-03\b", "drain pi-7"),
+    (r"--vault-password-file FILE\b", "--vault-password-file $READER_BIN/vault-word"),
     (r"--to 11\b", "--to 1"),
     (r"--host pi-1\b", "--host pi-7"),
-    (r"\bdrain pi-03\b", "drain pi-7"),
     (r"\bAPPLICATION_USER\b", "nobody"),
 )
 
@@ -82,12 +83,12 @@ systemctl restart mosquitto
 
 # What a person would do in an editor.
 VAULT = """
-echo 'vault_sensor_token: word' > ansible/inventories/mine/group_vars/all/vault.yml
+export EDITOR="sh -c 'echo vault_sensor_token: word > \"\\$0\"'"
 """
-# A copy of the CA, encrypted as backup.yml does it.
-COPY = """
-echo word > FILE
-tar -c -C $READER_HOME/house . | ansible-vault encrypt --output ca-kitchen-....tar.vault
+
+BACKUP = """
+tar -cf ca-kitchen-....tar.vault -C $READER_HOME/house .
+ansible-vault encrypt ca-kitchen-....tar.vault
 """
 
 BEFORE = {
@@ -140,11 +141,8 @@ BETWEEN = {
     ("docs/cli.md", "fedpatch ca init"): "rm -r fedpatch-state/ca\n",
     ("docs/cli.md", "fedpatch simulate paper"): PROJECT,
     ("docs/cli.md", "fedpatch simulate fleet"): PAGE,
-    (
-        "docs/fleet.md",
-        "ansible-vault",
-    ): VAULT,
-    ("docs/fleet.md", "mkdir -p -m 700"): COPY,
+    ("docs/fleet.md", ".venv/bin/ansible-vault create"): VAULT,
+    ("docs/fleet.md", "../.venv/bin/ansible-vault decrypt"): BACKUP,
     ("docs/monitoring.md", ".venv/bin/python"): PROJECT,
     ("docs/report.md", "UPDATE_DOCS=1"): PROJECT,
     ("docs/security.md", "fedpatch-agent doctor"): INSTALLED,

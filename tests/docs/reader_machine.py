@@ -4,8 +4,8 @@
         machine.call(["bash", "page.sh"], folder, environment, stdin, said)
 
 It has a network of its own, with nothing but loopback, processes of its own, and folders of the system (`LAID_OVER`)
-whose changes vanish with it. In it serves tests/docs/reader_server.py, so that a hundred commands take seconds; it ends with
-its standard input, and so with the tests however they end.
+whose changes vanish with it. In it serves tests/docs/reader_server.py, so that a hundred commands take seconds; it ends
+with its standard input, and so with the tests however they end.
 """
 
 from __future__ import annotations
@@ -67,19 +67,20 @@ class ReaderMachine:
         return code
 
     def __enter__(self) -> Self:
-        for program in ("unshare", "ip", "mosquitto"):
+        if os.geteuid() != 0:
+            pytest.skip("a machine for a reader needs root, who may make namespaces")
+        for program in ("unshare", "ip", "mosquitto", "script"):
             if shutil.which(program, path=f"{os.environ['PATH']}:/usr/sbin:/sbin") is None:
                 pytest.skip(f"{program} is not installed")
         self._layers.mkdir(parents=True)
-        own = () if os.geteuid() == 0 else ("--user", "--map-root-user")
         laid = ("sh", "-c", _laid(), "sh", str(self._layers))
-        if subprocess.run([*_UNSHARE, *own, *laid, "true"], capture_output=True, check=False).returncode:
+        if subprocess.run([*_UNSHARE, *laid, "true"], capture_output=True, check=False).returncode:
             pytest.skip("this machine allows no namespaces with folders laid over others")
         serve = (sys.executable, "-P", "-m", "tests.docs.reader_server", str(self.socket))
         environment = os.environ | {"PYTHONPATH": str(ROOT)}
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                [*_UNSHARE, *own, *laid, *serve], stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment
+                [*_UNSHARE, *laid, *serve], stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment
             )
         until = time.monotonic() + PATIENCE_S
         while not self.socket.exists():

@@ -38,9 +38,8 @@ def _serve(where: str) -> None:
         door.bind(where + ".new")
         door.listen(64)
         os.rename(where + ".new", where)
-        while (
-            door.fileno() in select.select([door.fileno(), 0], [], [])[0]
-        ):  # else the tests have ended, and the machine with them
+        watched: list[Any] = [door, 0]
+        while door in select.select(watched, [], [])[0]:  # else the tests have ended, and the machine with them
             line, _ = door.accept()
             if os.fork() == 0:
                 door.close()
@@ -69,8 +68,9 @@ def _attend(line: socket.socket) -> int:
     for file in files:
         os.close(file)
     ended = os.pidfd_open(worker)
+    watched: list[Any] = [line, ended]
     while True:
-        ready, _, _ = select.select([line.fileno(), ended], [], [])
+        ready, _, _ = select.select(watched, [], [])
         if ended in ready:
             code = os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1])
             return code if code >= 0 else 128 - code
