@@ -79,10 +79,9 @@ cp fedpatch-state/ca/{ca.crt,ca.crl,broker/broker.crt,broker/broker.key} fedpatc
 systemctl restart mosquitto
 """
 
+# What a person would do in an editor.
 VAULT = """
-cd ansible/inventories/mine/group_vars/devices
-echo 'device_agent_environment: {A: b}' > vault.yml
-cd ../../../../..
+export EDITOR="sh -c 'echo vault_sensor_token: word > \"\\$0\"'"
 """
 
 BEFORE = {
