@@ -204,6 +204,10 @@ $(STAMP): pyproject.toml constraints.txt
 		[ ! -e $@ ] || [ "$$(cat $@)" = "$(CURDIR)" ] || return
 		$(BIN)/python -m pip --version >/dev/null 2>&1
 	}
+	if [ -L $(VENV) ]; then
+		echo "make: $(VENV) is a link to $$(readlink $(VENV)); to build it here would empty that one, so take the link away first" >&2
+		exit 1
+	fi
 	if ! fits_here; then
 		find_python || apt_install python3 python3-venv || true
 		if ! find_python; then

@@ -30,7 +30,8 @@ def _asks_for(name: str, version: str) -> str | None:
         found = distribution(name)
     except PackageNotFoundError:
         return None
-    return found.metadata["Requires-Python"] if found.version.partition("+")[0] == version else None
+    wanted = found.metadata.json.get("requires_python")
+    return str(wanted) if wanted and found.version.partition("+")[0] == version else None
 
 
 def test_every_pin_can_be_had_with_the_oldest_python_of_each_series():

@@ -81,7 +81,7 @@ class Lab:
     """Hosts on one switch; the first has the address 10.99.0.1. Skips the test where the machine allows no lab."""
 
     def __init__(self, hosts: Sequence[str], *, seed: int) -> None:
-        _require_lab()
+        require_lab()
         lab = f"{PREFIX}-{os.getpid()}-{next(_numbers)}"
         rng = random.Random(seed)
         self._hosts = {
@@ -252,7 +252,8 @@ def _ip(*arguments: str) -> None:
     subprocess.run(["ip", *arguments], check=True, capture_output=True)
 
 
-def _require_lab() -> None:
+def require_lab() -> None:
+    """Skip where there is no root, or no network namespaces."""
     if os.geteuid() != 0:
         pytest.skip("network namespaces need root")
     if shutil.which("ip") is None:

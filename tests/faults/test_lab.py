@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.faults.lab import PREFIX, Cut, Lab
+from tests.faults.lab import PREFIX, Cut, Lab, require_lab
 from tests.faults.netem import WIFI, Line, LineTerms
 
 PATIENCE_S = 100.0
@@ -167,6 +167,7 @@ def test_processes_end_with_their_lab():
 @pytest.mark.lab
 def test_what_a_crash_left_behind_is_removed():
     """A lab whose process is no more is torn down by the next one; one whose process lives is left alone."""
+    require_lab()
     gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True)
     leftover, in_use = f"{PREFIX}-{int(gone.stdout)}-0-one", f"{PREFIX}-{os.getppid()}-0-one"
     for name in (leftover, in_use):
