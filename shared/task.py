@@ -27,6 +27,8 @@ from shared.settings import NAME
 from shared.telemetry import forbid_telemetry
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     import numpy as np
     from torch import Tensor, nn
 
@@ -245,8 +247,14 @@ def _uninterrupted() -> Iterator[None]:
     numbers = (signal.SIGINT, signal.SIGTERM) if main else ()
     before = {number: handler for number in numbers if callable(handler := signal.getsignal(number))}
     come: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if come:  # who insists, because the import hangs say, is heeded now
+            before[signal.Signals(number)](number, frame)
+        come.append(number)
+
     for number in before:
-        signal.signal(number, lambda number, _: come.append(number))
+        signal.signal(number, note)
     try:
         yield
     finally:

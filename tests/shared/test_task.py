@@ -135,6 +135,14 @@ def test_an_import_is_not_interrupted_in_the_middle(workdir, number):
         assert signal.getsignal(number) is signal.default_int_handler
 
 
+def test_who_presses_ctrl_c_again_is_not_kept_waiting(workdir):
+    """By an import that never ends, say."""
+    kill = f"os.kill(os.getpid(), {int(signal.SIGINT)})"
+    (workdir / "my_endless_task.py").write_text(f"import os, time\n{kill}\n{kill}\ntime.sleep(600)\n")
+    with interruptible(), pytest.raises(KeyboardInterrupt):
+        find_task("my_endless_task:TASK")
+
+
 @pytest.mark.parametrize(
     ("ref", "problem"),
     [
