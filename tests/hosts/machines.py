@@ -127,7 +127,7 @@ class Machines:
         for kind in set(self._kinds.values()):
             bases.base(kind)
         self.folder = Path(tempfile.mkdtemp(prefix=f"{self.lab}-"))
-        command = [sys.executable, "-P", "-m", "tests.hosts.warden", self.lab, str(self.folder)]
+        command = [sys.executable, "-m", "tests.hosts.warden", self.lab, str(self.folder)]
         self._warden = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, cwd=bases.ROOT)
         try:
             self._begin()
@@ -150,8 +150,10 @@ class Machines:
         if self._warden is not None:
             assert self._warden.stdin is not None
             self._warden.stdin.close()
-            self._warden.wait()
-            self._warden = None
+            code, self._warden = self._warden.wait(), None
+            if code:
+                end(self.lab, self.folder)
+                raise RuntimeError(f"the warden of {self.lab} has failed ({code}): what it said is above")
         while self._powered:
             self._powered.popitem()[1].wait()
 
