@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from coordinator.embedded_broker import EmbeddedBroker
+from shared.telemetry import forbid_telemetry
 from tests.brokers import Mosquitto
 from tests.programs import Program
 
@@ -18,6 +19,8 @@ settings.register_profile(
     "house", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=bool(os.environ.get("CI"))
 )
 settings.load_profile("house")
+# Tests import onnxruntime by themselves, too, and so do processes that they start.
+forbid_telemetry()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
