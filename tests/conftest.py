@@ -13,12 +13,15 @@ from coordinator.embedded_broker import EmbeddedBroker
 from shared.telemetry import forbid_telemetry
 from tests.brokers import Mosquitto
 from tests.programs import Program
+from tests.same_examples import forget_what_is_loaded
 
 # A machine that is busy with something else fails no test; where a failure stops others, the examples are the same each time.
 settings.register_profile(
     "house", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=bool(os.environ.get("CI"))
 )
 settings.load_profile("house")
+if os.environ.get("CI"):
+    forget_what_is_loaded()
 # Tests import onnxruntime by themselves, too, and so do processes that they start.
 forbid_telemetry()
 
