@@ -25,6 +25,12 @@ _LIMITS = "Limits of a device"
 MAX_CHUNKS_IN_FLIGHT = 500
 _YEAR_S = 366 * 86_400
 
+_learning_rate = partial(setting, None, group=_TRAINING, gt=0.0, le=1e3, default_means="the task's")
+_metrics = partial(
+    setting,
+    group=_METRICS,
+    help="HOST:PORT at which to serve metrics for Prometheus, port 0 takes a free one; none: not at all.",
+)
 _deadline = partial(setting, group=_DEADLINES, le=_YEAR_S, unit="seconds")
 
 
@@ -39,17 +45,8 @@ class RoundSettings(Settings):
         group=_TRAINING,
         help="Patch that stays on each device: none, stats, affine, all (of batch norm) or names:GLOB,...",
     )
-    learning_rate: float | None = setting(
-        None, group=_TRAINING, gt=0.0, le=1e3, default_means="the task's", help="Learning rate on the devices."
-    )
-    server_learning_rate: float | None = setting(
-        None,
-        group=_TRAINING,
-        gt=0.0,
-        le=1e3,
-        default_means="the task's",
-        help="Learning rate of the server's optimizer.",
-    )
+    learning_rate: float | None = _learning_rate(help="Learning rate on the devices.")
+    server_learning_rate: float | None = _learning_rate(help="Learning rate of the server's optimizer.")
     epochs: int = setting(
         1, group=_TRAINING, ge=0, le=100_000, unit="epochs", help="Passes over its data a device makes per round."
     )
@@ -137,12 +134,7 @@ class RoundSettings(Settings):
         512, group=_TRANSFER, ge=1, le=2048, unit="MiB", help="Size above which a model or an update is refused."
     )
 
-    metrics: str | None = setting(
-        None,
-        group=_METRICS,
-        default_means="not served",
-        help="HOST:PORT at which to serve metrics for Prometheus, port 0 takes a free one; none: not at all.",
-    )
+    metrics: str | None = _metrics(None, default_means="not served")
     metrics_max_devices: int = setting(
         50,
         group=_METRICS,
@@ -236,11 +228,7 @@ class RoundSettings(Settings):
 class RunSettings(RoundSettings, BrokerSettings):
     """`fedpatch run`: a run over a real fleet."""
 
-    metrics: str | None = setting(
-        "127.0.0.1:9464",
-        group=_METRICS,
-        help="HOST:PORT at which to serve metrics for Prometheus, port 0 takes a free one; none: not at all.",
-    )
+    metrics: str | None = _metrics("127.0.0.1:9464")
 
     state_dir: Path = setting(  # noqa: RUF009  (a path does not change)
         Path("fedpatch-state"), group="State", help="Directory for runs, checkpoints and updates; made where absent."
