@@ -33,9 +33,10 @@ class Revocations:
 
     def __init__(self, directory: Path, fleet: str) -> None:
         self._directory = directory
+        self._file = directory / INDEX_NAME
         self._fleet = fleet
         # Before it is read: what is changed meanwhile is then read at the next look.
-        self._stamp = self._look_at_file()
+        self._stamp = stamp_of(self._file)
         self.index = self._read()
         self.revoked = self.index.revoked_devices()
         self._looked_at = -math.inf
@@ -47,7 +48,7 @@ class Revocations:
             return []
         self._looked_at = now
         before, known = self.revoked, engine.fleet.members
-        if (stamp := self._look_at_file()) != self._stamp:
+        if (stamp := stamp_of(self._file)) != self._stamp:
             self._stamp = stamp
             self._read_again()
         for device in (before - self.revoked) & known.keys():
@@ -76,7 +77,7 @@ class Revocations:
             _log.warning("%s; what was revoked before stays so", error)
             return
         if not index.entries and self.index.entries:
-            _log.warning("%s has gone; what was revoked before stays so", self._directory / INDEX_NAME)
+            _log.warning("%s has gone; what was revoked before stays so", self._file)
             return
         self.index, self.revoked = index, index.revoked_devices()
 
@@ -87,9 +88,6 @@ class Revocations:
             _log.warning(words, self._directory, index.fleet, self._fleet)
             index = None
         return index or Index(fleet=self._fleet)
-
-    def _look_at_file(self) -> tuple[int, ...]:
-        return stamp_of(self._directory / INDEX_NAME)  # with owner and mode: a change of those may let us read it
 
 
 def expel(engine: Engine, device: str, now: float) -> list[Effect]:
