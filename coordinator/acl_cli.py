@@ -19,7 +19,7 @@ _PATTERNS = (
 def members(
     fleet: str | None, devices: list[str] | None, watchers: list[str] | None, ca_dir: Path | None
 ) -> tuple[str, list[str] | None, list[str]]:
-    """Fleet, devices (None: nobody knows them) and watchers that were given, and all whom the CA has given what is still good.
+    """Fleet, devices (None: nobody knows them) and watchers: those given, and all whose identity the CA has not revoked.
 
     UsageError where there is no CA, no fleet, or two of them.
     """

@@ -35,7 +35,8 @@ class Revocations:
         self._directory = directory
         self._file = directory / INDEX_NAME
         self._fleet = fleet
-        # Before it is read: what is changed meanwhile is then read at the next look.
+        # Before it is read: what is changed meanwhile is then read at the next look. A stamp has owner and mode, too: a change
+        # of those may let us read it.
         self._stamp = stamp_of(self._file)
         self.index = self._read()
         self.revoked = self.index.revoked_devices()
