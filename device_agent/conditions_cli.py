@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from device_agent.facts import Confidence, Fact
 from device_agent.settings import AgentSettings
 from shared.command import AsJson, command
 from shared.config import cli_options
 
 if TYPE_CHECKING:
-    from device_agent.facts import Fact
     from device_agent.outlook import Outlook
 
 
@@ -71,6 +71,4 @@ def _value(fact: Fact[Any]) -> str:
 
 
 def _origin(fact: Fact[Any]) -> str:
-    from device_agent.facts import Confidence
-
     return f"{fact.source} (assumed)" if fact.confidence is Confidence.ASSUMED else fact.source

@@ -166,7 +166,7 @@ def _check_broker(settings: AgentSettings, identity: Identity, checkup: Checkup,
         checkup.skip("coordinator", "the broker was not asked for it")
         return
     checkup.skip("queue", "no broker tells how many messages it holds for a client; what it drops is asked for again")
-    if "coordinator_state" in asked.rights.foreign and not asked.reached.loopback:
+    if "coordinator_state" in asked.foreign and not asked.reached.loopback:
         mend = f"give the broker the rules of `fedpatch broker acl --fleet {identity.fleet}`, and every device its own user"
         checkup.warn("access", "the broker lets a device speak as the coordinator: there are no access rules", mend)
     _check_name(asked, identity, checkup, running)
@@ -194,7 +194,7 @@ def _check_coordinator(settings: AgentSettings, side: Side, asked: Asked, checku
         checkup.good("coordinator", f"none is at work in fleet {side.fleet} now; an agent waits for one")
     else:
         # Where there are no rules it can be asked under a name that no device has, and so counts it for none.
-        name = side.stranger if "coordinator_state" in asked.rights.foreign else side.device
+        name = side.stranger if "coordinator_state" in asked.foreign else side.device
         took_s = _ask_coordinator(settings, side, name)
         if took_s is not None:
             checkup.good(

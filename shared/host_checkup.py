@@ -100,7 +100,6 @@ def check_state_dir(directory: Path, space: Space, checkup: Checkup, *, private:
 
 
 def _writing_mend(error: OSError) -> str:
-
     if error.errno == errno.EROFS:
         return (
             "mount the file system for writing (a worn SD card turns read-only: dmesg), or choose another --state-dir"

@@ -12,6 +12,7 @@ import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from shared.chunks import CHUNK_OVERHEAD_BYTES, Bitmap, Chunk, decode_chunk, encode_chunk
 from shared.errors import BrokerError, UsageError, WireError
@@ -38,6 +39,7 @@ _PACKET_OVERHEAD_BYTES = 512
 MIN_CHUNK_BYTES = 8 * 1024
 
 MAX_QUIET_S = 30.0
+OFFER_QUIET_S = 3.0
 # Of a device that holds a place among the uploads: it must be heard several times before its place is given away.
 GRANTED_QUIET_S = 5.0
 
@@ -198,13 +200,12 @@ class Upload:
     pauses double up to 30 s while nobody answers, and up to 5 s while it holds a place that others wait for.
     """
 
-    def __init__(self, manifest: Manifest, now: float, *, quiet_s: float = 3.0) -> None:
+    def __init__(self, manifest: Manifest, now: float) -> None:
         self.manifest = manifest
         self._acked = Bitmap(manifest.chunk_count)
         self._in_flight: set[int] = set()
         self._window = 0
-        self._first_quiet_s = quiet_s
-        self._quiet_s = quiet_s
+        self._quiet_s = OFFER_QUIET_S
         self._longest_s = MAX_QUIET_S
         self._offer_at = now
 
@@ -224,7 +225,7 @@ class Upload:
 
     def on_reconnect(self, now: float) -> None:
         """The link was down: offer at the next tick instead of waiting."""
-        self._quiet_s = self._first_quiet_s
+        self._quiet_s = OFFER_QUIET_S
         self._offer_at = now
 
     def on_grant(self, grant: Grant, now: float) -> list[Offer | SendChunk]:
@@ -248,14 +249,10 @@ class Upload:
         self._acked = have
         self._in_flight.difference_update(self._acked)
         if len(self._acked) > before:
-            self._quiet_s = self._first_quiet_s
+            self._quiet_s = OFFER_QUIET_S
         self._quiet_s = min(self._quiet_s, self._longest_s)
         self._offer_at = now + self._quiet_s
-        sends: list[Offer | SendChunk] = []
-        for index in range(self.manifest.chunk_count):
-            if len(self._in_flight) >= self._window:
-                break
-            if index not in self._acked and index not in self._in_flight:
-                self._in_flight.add(index)
-                sends.append(SendChunk(index))
-        return sends
+        waiting = (i for i in range(have.count) if i not in have and i not in self._in_flight)
+        sent = list(islice(waiting, max(0, self._window - len(self._in_flight))))
+        self._in_flight.update(sent)
+        return [SendChunk(index) for index in sent]
