@@ -161,8 +161,8 @@ class ModelStore:
             present = next((one.serial for one in whole if one.current), None)
             for one in whole:
                 assert one.metadata is not None
-                wanted = one.metadata.round == to_round if to_round is not None else not _is_from(one, present)
-                if wanted:
+                earlier = present is None or one.serial < present
+                if earlier if to_round is None else one.metadata.round == to_round:
                     _point(root, one.path)
                     return ModelVersion(one.path, True, one.metadata)
         rounds = ", ".join(str(one.metadata.round) for one in whole if one.metadata) or "none"
@@ -221,11 +221,6 @@ class ModelStore:
         held = f"{root}: another process is changing which model is the present one; try again"
         with refusals_of(root), FileLock(root / _LOCK, held):
             yield
-
-
-def _is_from(version: ModelVersion, present: int | None) -> bool:
-    """Whether it is the present one, or newer; without a present one, none is."""
-    return present is not None and version.serial >= present
 
 
 def _serial(name: str) -> int:

@@ -16,14 +16,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import BinaryIO, cast
 
-from device_agent.effects import JobKey
+from device_agent.effects import ContinueTraining, JobKey, PauseTraining
 from device_agent.restraint import limit_in_words
 from device_agent.training_channel import (
     Answer,
     CancelTraining,
     Command,
-    ContinueTraining,
-    PauseTraining,
     Setup,
     SetupFailed,
     TrainCancelled,

@@ -20,12 +20,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
+from device_agent.effects import ContinueTraining, PauseTraining
 from device_agent.restraint import hold_back, limit_in_words
 from device_agent.training_channel import (
     Answer,
     CancelTraining,
-    ContinueTraining,
-    PauseTraining,
     Ready,
     Setup,
     SetupFailed,

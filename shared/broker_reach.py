@@ -14,7 +14,6 @@ from typing import Any
 from shared.broker_settings import exposure
 from shared.broker_url import BrokerUrl
 from shared.checkup import Checkup
-from shared.clock import is_synchronised
 from shared.errors import UsageError
 from shared.tls import tls_context
 from shared.tls_faults import distrusted
@@ -119,7 +118,7 @@ def _check_tls(broker: BrokerUrl, files: TlsFiles, sock: socket.socket, checkup:
         with context.wrap_socket(sock, server_hostname=broker.host) as secured:
             certificate, version = secured.getpeercert() or {}, secured.version()
     except ssl.SSLCertVerificationError as error:
-        found = distrusted(broker, files, error, synchronised=is_synchronised)
+        found = distrusted(broker, files, error)
         checkup.fail("broker_tls", found.problem, found.mend)
         return False
     except (ssl.SSLError, OSError) as error:

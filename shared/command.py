@@ -195,16 +195,9 @@ def set_up_logging(level: int, log_format: LogFormat = LogFormat.TEXT) -> None:
 class _StderrHandler(logging.StreamHandler[TextIO]):
     """Writes to what stderr is at that moment: a live display replaces it, so that lines appear above it."""
 
-    def __init__(self) -> None:
-        logging.Handler.__init__(self)
-
-    @property
-    def stream(self) -> TextIO:
-        return sys.stderr
-
-    @stream.setter
-    def stream(self, value: TextIO) -> None:
-        raise AttributeError("always stderr")
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr
+        super().emit(record)
 
 
 def say(*lines: str) -> None:

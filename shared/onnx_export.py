@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -20,6 +18,7 @@ import torch
 from torch import nn
 
 from shared.errors import ExportRefused, UsageError
+from shared.model import evaluating
 from shared.model_metadata import INPUT, OPSET, OUTPUT
 from shared.tensors import Array
 
@@ -51,7 +50,7 @@ def export_onnx(module: nn.Module, example: Array) -> Exported:
     buffer = io.BytesIO()
     export: Any = torch.onnx.export  # whose annotations forget that a buffer will do
     try:
-        with _evaluating(module), torch.random.fork_rng(devices=[]), torch.no_grad(), warnings.catch_warnings():
+        with evaluating(module), torch.random.fork_rng(devices=[]), torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that this exporter is the older one, and what a trace may not see
             export(
                 module,
@@ -75,17 +74,6 @@ def export_onnx(module: nn.Module, example: Array) -> Exported:
 
 def torch_outputs(module: nn.Module, inputs: Array) -> Array:
     """What `module` gives for `inputs` in evaluation mode; it is left as it was."""
-    with _evaluating(module), torch.inference_mode():
+    with evaluating(module), torch.inference_mode():
         outputs: Array = module(torch.from_numpy(np.require(inputs, requirements=["C", "W"]))).numpy()
     return outputs
-
-
-@contextmanager
-def _evaluating(module: nn.Module) -> Iterator[None]:
-    modes = [(part, part.training) for part in module.modules()]
-    module.eval()
-    try:
-        yield
-    finally:
-        for part, mode in modes:
-            part.training = mode

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.config import NAME, Settings, load, load_with_origins, public_values, setting, to_toml
+from shared.config import load, load_with_origins, public_values, to_toml
 from shared.errors import ConfigError
+from shared.settings import NAME, Settings, setting
 
 
 @dataclass(frozen=True, kw_only=True)
