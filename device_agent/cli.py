@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from device_agent.conditions_cli import add_conditions
+from device_agent.conditions_cli import ConditionsRoot, add_conditions
 from device_agent.enrol_cli import add_enrol
 from device_agent.model_cli import DEFAULT_STATE_DIR, StateDir, add_models, models_in_words, models_plain
 from device_agent.new_task.command import register as add_new_task
@@ -58,9 +58,7 @@ def run(
     until_stdin_closes: Annotated[
         bool, typer.Option("--until-stdin-closes", hidden=True, help="End with whoever holds the other end of stdin.")
     ] = False,
-    root: Annotated[Path, typer.Option("--conditions-root", hidden=True, help="Where conditions are read.")] = Path(
-        "/"
-    ),
+    root: ConditionsRoot = Path("/"),
 ) -> None:
     """Serve a fleet with this device's data, until SIGTERM or Ctrl-C."""
     from device_agent.running import run_agent

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from device_agent.outlook import Outlook
 
 
+ConditionsRoot = Annotated[Path, typer.Option("--conditions-root", hidden=True, help="Where conditions are read.")]
+
+
 def add_conditions(app: typer.Typer) -> None:
     """Give `app` the command."""
 
@@ -25,7 +28,7 @@ def add_conditions(app: typer.Typer) -> None:
     def conditions(
         settings: AgentSettings,
         as_json: AsJson = False,
-        root: Annotated[Path, typer.Option("--conditions-root", hidden=True)] = Path("/"),
+        root: ConditionsRoot = Path("/"),
     ) -> None:
         """Look at this device as the agent does, and tell whether it would accept work now, and why not."""
         from device_agent.outlook import look

@@ -67,7 +67,7 @@ class Trainer:
     """
 
     def __init__(self, setup: Setup, events: Callable[[TrainerEvent], None]) -> None:
-        self._setup = setup
+        self.setup = setup
         self._events = events
         self._lock = threading.Lock()
         self._child: _Child | None = None
@@ -114,7 +114,7 @@ class Trainer:
 
     def _running_child(self) -> _Child:
         if self._child is None:
-            self._child = _Child(self._setup, self._events, self._forget)
+            self._child = _Child(self.setup, self._events, self._forget)
         return self._child
 
     def _forget(self, child: _Child) -> bool:

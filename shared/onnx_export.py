@@ -10,14 +10,14 @@ from __future__ import annotations
 import io
 import warnings
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from shared.errors import ExportRefused, UsageError
+from shared.entries import optional_module
+from shared.errors import ExportRefused
 from shared.model import evaluating
 from shared.model_metadata import INPUT, OPSET, OUTPUT
 from shared.tensors import Array
@@ -41,11 +41,7 @@ def export_onnx(module: nn.Module, example: Array) -> Exported:
     `example` holds one example or more along its first axis, in the dtype that the module takes. The module is left as it
     was, as is torch's random state. Raises ExportRefused where it cannot be exported, UsageError without the package onnx.
     """
-    try:
-        onnx = import_module("onnx")
-    except ImportError as error:
-        text = f"onnx writes ONNX models and is not there ({error}): pip install 'fedpatch[agent]'"
-        raise UsageError(text) from error
+    onnx = optional_module("onnx", "onnx writes ONNX models and is not there", "pip install 'fedpatch[agent]'")
     traced = torch.from_numpy(np.resize(example, (_TRACED_EXAMPLES, *example.shape[1:])))
     buffer = io.BytesIO()
     export: Any = torch.onnx.export  # whose annotations forget that a buffer will do
