@@ -35,10 +35,10 @@ class Group(_TidyHelp, TyperGroup):
 
 
 def group_with(entry_point_group: str, panels: Mapping[str, Sequence[str]]) -> type[Group]:
-    """A group whose help has a heading for each purpose, with the commands in that order; no panel: first.
+    """A group whose help has a heading for each purpose, with the commands in that order; what has none stands first.
 
-    Further commands are looked for among the installed entry points, unless their group is empty; its own hide any of the
-    same name.
+    Further commands are looked for among the installed entry points, unless the name of their group is empty; the group's own
+    commands hide any of the same name.
     """
     heading = {name: panel for panel, names in panels.items() for name in names}
 

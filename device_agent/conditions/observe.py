@@ -56,9 +56,12 @@ class Observer:
         self._manager = Bounded("NetworkManager", self._ask_manager)
         pause_file = state_dir / PAUSE_FILE
         named = parse_ups(ups)
-        power = ("power", lambda: read_supplies(tree)) if named is None else ("the UPS", lambda: ask_ups(named, tree))
+
+        def read_power() -> _Found:
+            return read_supplies(tree) if named is None else ask_ups(named, tree)
+
         others: tuple[tuple[str, Callable[[], _Found], tuple[str, ...]], ...] = (
-            (*power, ("external_power", "battery_percent")),
+            ("power" if named is None else "the UPS", read_power, ("external_power", "battery_percent")),
             ("the supply", lambda: read_supply(tree), ("under_voltage", "throttled")),
             ("temperature", lambda: (read_temperature(tree),), ("temperature_c",)),
             ("the kernel", lambda: (read_load(tree), read_memory(tree)), ("load_per_cpu", "free_memory_mib")),
