@@ -233,9 +233,8 @@ def test_a_file_from_windows_is_read(file):
 
 def texts() -> st.SearchStrategy[str]:
     """Any text that a setting can hold."""
-    return st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")).filter(
-        lambda text: text != "none"
-    )
+    characters = st.characters(exclude_categories=["Cs"], exclude_characters="\0")
+    return st.text(characters).filter(lambda text: text != "none")
 
 
 OVENS = st.builds(
