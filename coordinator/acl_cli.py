@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -17,26 +16,17 @@ _PATTERNS = (
 )
 
 
-@dataclass(frozen=True)
-class Members:
-    """Whom the rules are for; `devices` None: nobody knows them."""
-
-    fleet: str
-    devices: list[str] | None
-    watchers: list[str]
-
-
 def members(
     fleet: str | None, devices: list[str] | None, watchers: list[str] | None, ca_dir: Path | None
-) -> tuple[Members, list[str]]:
-    """What was given, and all that the CA in `ca_dir` has given an identity that is not revoked; with what is to be said.
+) -> tuple[str, list[str] | None, list[str]]:
+    """Fleet, devices (None: nobody knows them) and watchers: those given, and all whose identity the CA has not revoked.
 
     UsageError where there is no CA, no fleet, or two of them.
     """
     if ca_dir is None:
         if fleet is None:
             raise UsageError("whose rules? name the fleet with --fleet, or its CA with --ca-dir")
-        return Members(fleet, devices or None, watchers or []), [] if devices else [_PATTERNS]
+        return fleet, devices or None, watchers or []
     from coordinator.identity.index import DEVICE, WATCHER
     from coordinator.identity.index_file import read_index
 
@@ -49,12 +39,7 @@ def members(
     def good(part: str) -> list[str]:
         return [name for name in index.names(part) if index.current(part, name)]
 
-    found = Members(
-        index.fleet,
-        sorted({*good(DEVICE), *(devices or ())}),
-        sorted({*good(WATCHER), *(watchers or ())}),
-    )
-    return found, []
+    return index.fleet, sorted({*good(DEVICE), *(devices or ())}), sorted({*good(WATCHER), *(watchers or ())})
 
 
 _Fleet = Annotated[
@@ -98,14 +83,13 @@ def add_acl(app: typer.Typer) -> None:
         from coordinator.ejabberd_rules import ejabberd_rules
         from shared.topics import mosquitto_acl
 
-        found, warnings = members(fleet, device, watcher, ca_dir)
+        of_fleet, devices, watchers = members(fleet, device, watcher, ca_dir)
         if not ejabberd:
-            text = mosquitto_acl(found.fleet, coordinator_user, found.devices, found.watchers)
-        elif found.devices is not None:
-            users = found.devices, found.watchers
-            text = ejabberd_rules(found.fleet, ejabberd, *users, coordinator_user=coordinator_user)
+            text = mosquitto_acl(of_fleet, coordinator_user, devices, watchers)
+        elif devices is not None:
+            text = ejabberd_rules(of_fleet, ejabberd, devices, watchers, coordinator_user=coordinator_user)
         else:
             raise UsageError("ejabberd's rules name each device; name them with --device or --ca-dir")
-        for line in warnings:
-            typer.echo(f"fedpatch: {line}", err=True)
+        if devices is None:
+            typer.echo(f"fedpatch: {_PATTERNS}", err=True)
         typer.echo(text, nl=False)

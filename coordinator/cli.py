@@ -168,14 +168,11 @@ def resume(
 @command(app, "runs", example="fedpatch runs --json")
 def runs(state_dir: StateDir = None, as_json: AsJson = False) -> None:
     """List all runs, the newest first."""
-    from coordinator.printing import plain, print_json, print_runs
+    from coordinator.printing import print_runs
 
     with _registry(state_dir) as registry:
         found = registry.runs()
-    if as_json:
-        print_json(plain(found))
-    else:
-        print_runs(found)
+    print_runs(found, as_json=as_json)
 
 
 @command(app, "show", example="fedpatch show last")
@@ -196,7 +193,7 @@ def show(run: Run, state_dir: StateDir = None, as_json: AsJson = False) -> None:
 @command(app, "tasks", example="fedpatch tasks")
 def tasks(as_json: AsJson = False) -> None:
     """List the installed tasks, also those that cannot be used, and why."""
-    from coordinator.printing import print_json, print_named
+    from coordinator.printing import print_named
     from shared.task import BrokenTask, list_tasks
 
     rows = [
@@ -205,23 +202,16 @@ def tasks(as_json: AsJson = False) -> None:
         else {"name": one.name, "description": one.description}
         for one in list_tasks()
     ]
-    if as_json:
-        print_json(rows)
-    else:
-        print_named(rows)
+    print_named(rows, as_json=as_json)
 
 
 @command(app, "strategies", example="fedpatch strategies")
 def strategies(as_json: AsJson = False) -> None:
     """List the strategies: what devices do, and how the server makes one model of it."""
-    from coordinator.printing import print_json, print_named
+    from coordinator.printing import print_named
     from coordinator.strategies import STRATEGIES
 
-    rows = [{"name": name, "description": one.description} for name, one in STRATEGIES.items()]
-    if as_json:
-        print_json(rows)
-    else:
-        print_named(rows)
+    print_named([{"name": name, "description": one.description} for name, one in STRATEGIES.items()], as_json=as_json)
 
 
 def broker(

@@ -6,8 +6,9 @@ A coordinator that is at work looks into the same state directory, and heeds it 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,6 +20,7 @@ from shared.command_groups import Group
 from shared.errors import UsageError, unknown_name
 
 if TYPE_CHECKING:
+    from coordinator.device_holds import DeviceHolds
     from coordinator.records import DeviceInfo
     from coordinator.registry import Registry
 
@@ -38,16 +40,16 @@ def add_devices(app: typer.Typer, reading: Callable[[Path | None], AbstractConte
     ) -> None:
         """List the devices that were ever seen, and what came of asking them."""
         if context.invoked_subcommand is not None:
-            context.obj = {"state_dir": state_dir, "fleet": fleet, "as_json": as_json}
+            # What is said before the name of a command holds for the command too, unless it says otherwise itself.
+            context.default_map = {
+                context.invoked_subcommand: {"state_dir": state_dir, "fleet": fleet, "as_json": as_json}
+            }
             return
-        from coordinator.printing import plain, print_devices, print_json
+        from coordinator.printing import print_devices
 
         with reading(state_dir) as registry:
             found = [one for one in registry.devices() if fleet in (None, one.fleet)]
-        if as_json:
-            print_json(plain(found))
-        else:
-            print_devices(found, time.time())
+        print_devices(found, time.time(), as_json=as_json)
 
     devices_app.callback()(with_debug(devices))
     _add_hold(devices_app)
@@ -57,19 +59,13 @@ def add_devices(app: typer.Typer, reading: Callable[[Path | None], AbstractConte
 def _add_hold(app: typer.Typer) -> None:
     @command(app, "quarantine", example="fedpatch devices quarantine pi-7 --reason 'sends nonsense'")
     def quarantine(
-        context: typer.Context,
-        device: _Device,
-        reason: _Reason,
-        state_dir: StateDir = None,
-        fleet: _Fleet = None,
-        as_json: AsJson = False,
+        device: _Device, reason: _Reason, state_dir: StateDir = None, fleet: _Fleet = None, as_json: AsJson = False
     ) -> None:
         """Take nothing more from a device, and ask it for nothing, until it is released."""
-        _hold(context, device, "quarantined", reason, state_dir, fleet, as_json)
+        _hold(device, "quarantined", reason, state_dir, fleet, as_json)
 
     @command(app, "drain", example="fedpatch devices drain pi-7 --reason 'new battery'")
     def drain(
-        context: typer.Context,
         device: _Device,
         reason: _Reason = "maintenance",
         state_dir: StateDir = None,
@@ -77,80 +73,59 @@ def _add_hold(app: typer.Typer) -> None:
         as_json: AsJson = False,
     ) -> None:
         """Ask a device for no further rounds until it is resumed; what it does now still counts."""
-        _hold(context, device, "drained", reason, state_dir, fleet, as_json)
+        _hold(device, "drained", reason, state_dir, fleet, as_json)
 
 
 def _add_lift(app: typer.Typer) -> None:
     @command(app, "release", example="fedpatch devices release pi-7")
-    def release(
-        context: typer.Context,
-        device: _Device,
-        state_dir: StateDir = None,
-        fleet: _Fleet = None,
-        as_json: AsJson = False,
-    ) -> None:
+    def release(device: _Device, state_dir: StateDir = None, fleet: _Fleet = None, as_json: AsJson = False) -> None:
         """Take a device out of quarantine; its offences are forgotten."""
-        _lift(context, device, "quarantined", state_dir, fleet, as_json)
+        _lift(device, "quarantined", state_dir, fleet, as_json)
 
     @command(app, "resume", example="fedpatch devices resume pi-7")
-    def resume(
-        context: typer.Context,
-        device: _Device,
-        state_dir: StateDir = None,
-        fleet: _Fleet = None,
-        as_json: AsJson = False,
-    ) -> None:
+    def resume(device: _Device, state_dir: StateDir = None, fleet: _Fleet = None, as_json: AsJson = False) -> None:
         """Ask a device again that was drained."""
-        _lift(context, device, "drained", state_dir, fleet, as_json)
+        _lift(device, "drained", state_dir, fleet, as_json)
 
 
-def _hold(
-    context: typer.Context,
-    device: str,
-    kind: str,
-    reason: str,
-    state_dir: Path | None,
-    fleet: str | None,
-    as_json: bool,
-) -> None:
+def _hold(device: str, kind: str, reason: str, state_dir: Path | None, fleet: str | None, as_json: bool) -> None:
     if not reason.strip() or len(reason) > _MAX_REASON or not reason.isprintable():
         raise UsageError(f"--reason must have 1 to {_MAX_REASON} printable characters")
-    with _writing(context, state_dir) as registry:
-        found = _find(registry, device, _of(context, "fleet", fleet))
-        if not registry.holds.put(found.fleet, found.id, kind, reason, time.time()):
+    with _changing(device, state_dir, fleet, as_json) as (holds, found):
+        if not holds.put(found.fleet, found.id, kind, reason, time.time()):
             typer.echo(f"{found.id} is {kind} already; reason and time stay as they were", err=True)
-        registry.holds.keep()
-        _print(_find(registry, found.id, found.fleet), bool(_of(context, "as_json", as_json or None)))
 
 
-def _lift(
-    context: typer.Context, device: str, kind: str, state_dir: Path | None, fleet: str | None, as_json: bool
-) -> None:
-    with _writing(context, state_dir) as registry:
-        found = _find(registry, device, _of(context, "fleet", fleet))
-        if not registry.holds.lift(found.fleet, found.id, kind):
+def _lift(device: str, kind: str, state_dir: Path | None, fleet: str | None, as_json: bool) -> None:
+    with _changing(device, state_dir, fleet, as_json) as (holds, found):
+        if not holds.lift(found.fleet, found.id, kind):
             typer.echo(f"{found.id} was not {kind}", err=True)
-        registry.holds.keep()
-        _print(_find(registry, found.id, found.fleet), bool(_of(context, "as_json", as_json or None)))
 
 
-def _of(context: typer.Context, name: str, own: object) -> object:
-    """An option of the command, or the same one before its name."""
-    return own if own is not None else (context.obj or {}).get(name)
-
-
-def _writing(context: typer.Context, state_dir: Path | None) -> Registry:
+@contextmanager
+def _changing(
+    device: str, state_dir: Path | None, fleet: str | None, as_json: bool
+) -> Iterator[tuple[DeviceHolds, DeviceInfo]]:
+    """The holds of a registry and the device that is meant; how it is afterwards is printed."""
     from coordinator.database import must_exist
+    from coordinator.printing import print_devices, print_json
     from coordinator.registry import REGISTRY_FILE, Registry
     from coordinator.state_dirs import find
 
-    named = _of(context, "state_dir", state_dir)
-    path = find(named if isinstance(named, Path) else None) / REGISTRY_FILE
+    path = find(state_dir) / REGISTRY_FILE
     must_exist(path)  # where there is none, none is to be made
-    return Registry(path)
+    with Registry(path) as registry:
+        found = _find(registry, device, fleet)
+        yield registry.holds, found
+        registry.holds.keep()
+        now_is = _find(registry, found.id, found.fleet)
+    if as_json:
+        print_json(asdict(now_is))
+    else:
+        print_devices([now_is], time.time(), as_json=False)
 
 
-def _find(registry: Registry, device: str, fleet: object) -> DeviceInfo:
+def _find(registry: Registry, device: str, fleet: str | None) -> DeviceInfo:
     known = [one for one in registry.devices() if fleet in (None, one.fleet)]
     found = [one for one in known if one.id == device]
     if not found:
@@ -159,12 +134,3 @@ def _find(registry: Registry, device: str, fleet: object) -> DeviceInfo:
         fleets = ", ".join(one.fleet for one in found)
         raise UsageError(f"there is a device {device!r} in each of the fleets {fleets}; name one with --fleet")
     return found[0]
-
-
-def _print(device: DeviceInfo, as_json: bool) -> None:
-    from coordinator.printing import plain, print_devices, print_json
-
-    if as_json:
-        print_json(plain([device])[0])
-    else:
-        print_devices([device], time.time())

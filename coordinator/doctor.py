@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from coordinator.claim import body_of
+from coordinator.claim import body_of, client_id
 from coordinator.identity.standing import check_authority
 from coordinator.negotiation import encoding_for
 from coordinator.preparation import Prepared, prepare
@@ -102,7 +102,7 @@ def _space(settings: RunSettings, prepared: Prepared | None) -> Space:
 
 def _check_broker(settings: RunSettings, checkup: Checkup) -> Asked | None:
     user = settings.username or parse_broker_url(settings.broker).username
-    side = Side("coordinator", settings.fleet, "", f"fedpatch.{settings.fleet}.coordinator", user)
+    side = Side("coordinator", settings.fleet, "", client_id(settings.fleet), user)
     asked = check_broker(settings, side, settings.chunk_kib * 1024, checkup)
     if asked is not None:
         under_way = settings.upload_slots * settings.upload_window

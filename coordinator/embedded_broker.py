@@ -7,7 +7,6 @@ half as fast.
 from __future__ import annotations
 
 import importlib.util
-import ipaddress
 import os
 import socket
 import subprocess
@@ -17,21 +16,16 @@ from pathlib import Path
 
 from shared.errors import BrokerError, UsageError
 
+HOST = "127.0.0.1"
 READY = b"ready\n"
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 5.0
 
 
 class EmbeddedBroker:
-    """Starts and ends the broker. Port 0 takes a free one; only this machine can reach it."""
+    """Starts and ends the broker. Port 0 takes a free one; it lets everybody in, so only this machine can reach it."""
 
-    def __init__(self, host: str = "127.0.0.1", port: int = 1883) -> None:
-        self.host = "127.0.0.1" if host == "localhost" else host
-        if not _is_loopback(self.host):
-            raise UsageError(
-                f"the built-in broker lets everybody in, so it serves this machine only, not {host}; "
-                "install mosquitto for a fleet (broker_config/README.md)"
-            )
+    def __init__(self, port: int) -> None:
         if importlib.util.find_spec("amqtt") is None:
             raise UsageError("the built-in broker is not installed; run: pip install 'fedpatch[demo]'")
         self.port = port
@@ -40,17 +34,16 @@ class EmbeddedBroker:
     @property
     def url(self) -> str:
         """Where it listens; with port 0 only after `start`."""
-        return f"mqtt://[{self.host}]:{self.port}" if ":" in self.host else f"mqtt://{self.host}:{self.port}"
+        return f"mqtt://{HOST}:{self.port}"
 
     def start(self) -> None:
         """Take the port and wait until the broker answers; BrokerError when either cannot be."""
-        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
         try:
-            listener = socket.create_server((self.host, self.port), family=family, backlog=128)
+            listener = socket.create_server((HOST, self.port), backlog=128)
         except OSError as error:
             raise BrokerError(
-                f"port {self.port} of {self.host} cannot be used ({error.strerror}); choose another port, or use the "
-                f"broker that runs there: mqtt://{self.host}:{self.port}"
+                f"port {self.port} of {HOST} cannot be used ({error.strerror}); choose another port, or use the "
+                f"broker that runs there: {self.url}"
             ) from None
         with listener:
             self.port = listener.getsockname()[1]
@@ -72,13 +65,6 @@ class EmbeddedBroker:
             process.kill()
             process.wait()
         process.stdout.close()
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _spawn(listener: socket.socket) -> subprocess.Popen[bytes]:

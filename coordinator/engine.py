@@ -190,7 +190,7 @@ class Engine:
 
     def wanted(self) -> int:
         """Devices that must be there for the next round to begin."""
-        return max(1, self.spec.policy.min_cohort, 0 if self._selected else self.spec.devices)
+        return max(self.spec.policy.min_cohort, 0 if self._selected else self.spec.devices)
 
     @property
     def _ends_at(self) -> float | None:
@@ -240,7 +240,7 @@ class Engine:
         if self.fleet.present < self.wanted():
             self._waits_since = now if self._waits_since is None else self._waits_since
             # A run that had begun with more of them goes on with those that are left.
-            goes_on = self._taken_up and self.fleet.present >= max(1, spec.policy.min_cohort)
+            goes_on = self._taken_up and self.fleet.present >= spec.policy.min_cohort
             self._wait_until = self._waits_since + (min(RETURN_S, spec.wait_s) if goes_on else spec.wait_s)
             if now < self._wait_until:
                 return []

@@ -13,7 +13,6 @@ from coordinator.metrics import Metrics
 from coordinator.round_meter import RoundMeter
 from coordinator.traffic_meter import TrafficMeter
 from coordinator.vitals_meter import VitalsMeter
-from shared.vitals import Vitals
 
 # A look costs as much as the fleet has devices, and nobody scrapes more often.
 LOOK_EVERY_S = 1.0
@@ -29,6 +28,9 @@ class Meter:
         self._vitals = VitalsMeter(metrics.fleet, metrics.rounds, engine)
         self._fleet = FleetMeter(metrics, self._vitals, series, engine, max_devices)
         self._traffic = TrafficMeter(metrics.traffic, directory, engine.spec.encoding)
+        # What one of them alone wants to know goes to it at once.
+        self.sent, self.received, self.link = self._traffic.sent, self._traffic.received, self._traffic.link
+        self.presence, self.vitals = self._fleet.presence, self._vitals.take
         self._looked_at = -math.inf
 
     def performed(self, effect: Effect, began_at: float, ended_at: float) -> None:
@@ -39,26 +41,6 @@ class Meter:
         self._rounds.performed(effect, began_at, ended_at)
         self._fleet.performed(effect, began_at)
         self._traffic.performed(effect)
-
-    def sent(self, size_bytes: int) -> None:
-        """A message went to a device."""
-        self._traffic.sent(size_bytes)
-
-    def received(self, kind: str, size_bytes: int) -> None:
-        """A message of a device came."""
-        self._traffic.received(kind, size_bytes)
-
-    def presence(self, device: str) -> None:
-        """A device told of itself."""
-        self._fleet.presence(device)
-
-    def vitals(self, device: str, vitals: Vitals, now: float) -> None:
-        """A device told how it is."""
-        self._vitals.take(device, vitals, now)
-
-    def link(self, *, connected: bool) -> None:
-        """The broker went or came back."""
-        self._traffic.link(connected=connected)
 
     def look(self, now: float, *, waiting: int) -> None:
         """Everything that is counted by looking, once a second."""

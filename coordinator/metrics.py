@@ -7,6 +7,7 @@ The registry is one's own: two runs in one process do not meet in it.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 
 from prometheus_client import (
     CollectorRegistry,
@@ -48,9 +49,7 @@ class RoundMetrics:
     """Of the run and its rounds."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        def gauge(name: str, text: str, *labels: str) -> Gauge:
-            return Gauge(f"fedpatch_{name}", text, labels, registry=registry)
-
+        gauge = partial(_gauge, registry)
         self.build = gauge("build_info", "Version of fedpatch", "version")
         self.run = gauge(
             "run_info", "The run, and what its user accuracies are of", "run", "task", "strategy", "metric", "goal"
@@ -70,7 +69,7 @@ class RoundMetrics:
         self.user_accuracy = gauge(
             "user_accuracy", "Over the devices of the last aggregated round, around its training", "stat", "moment"
         )
-        self.outcomes = Counter("fedpatch_rounds", "Rounds that are over", ("outcome",), registry=registry)
+        self.outcomes = _counter(registry, "rounds", "Rounds that are over", "outcome")
         self.seconds = Histogram(
             "fedpatch_round_seconds", "A round, until it is on the disk", registry=registry, buckets=BUCKETS_S
         )
@@ -92,24 +91,12 @@ class FleetMetrics:
     """Of the devices, all together."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(f"fedpatch_{name}", text, labels, registry=registry)
-
-        self.devices = Gauge(
-            "fedpatch_devices", "Known devices; the states exclude each other", ("state",), registry=registry
-        )
-        self.wanted = Gauge(
-            "fedpatch_devices_wanted", "Devices that must be eligible for the next round", registry=registry
-        )
-        self.participants = Gauge(
-            "fedpatch_participants", "Participants of the open round", ("state",), registry=registry
-        )
-        self.unwilling = Gauge(
-            "fedpatch_unwilling_devices", "Devices that would decline now", ("condition",), registry=registry
-        )
-        self.signs = Gauge(
-            "fedpatch_devices_showing", "Devices whose vitals show a sign of trouble", ("sign",), registry=registry
-        )
+        counter, gauge = partial(_counter, registry), partial(_gauge, registry)
+        self.devices = gauge("devices", "Known devices; the states exclude each other", "state")
+        self.wanted = gauge("devices_wanted", "Devices that must be eligible for the next round")
+        self.participants = gauge("participants", "Participants of the open round", "state")
+        self.unwilling = gauge("unwilling_devices", "Devices that would decline now", "condition")
+        self.signs = gauge("devices_showing", "Devices whose vitals show a sign of trouble", "sign")
         self.declines = counter("declines", "Invitations that were declined", "reason")
         self.failures = counter("failures", "Participants that gave up after they accepted, or stayed away", "reason")
         self.lost = counter("participants_lost", "Times a participant vanished during a round")
@@ -128,12 +115,7 @@ class TrafficMetrics:
     """Of what travels, what waits, and the disk."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(f"fedpatch_{name}", text, labels, registry=registry)
-
-        def gauge(name: str, text: str, *labels: str) -> Gauge:
-            return Gauge(f"fedpatch_{name}", text, labels, registry=registry)
-
+        counter, gauge = partial(_counter, registry), partial(_gauge, registry)
         self.updates = counter("updates", "Updates by what became of them", "result")
         self.refusals = counter("refusals", "Updates that were not taken", "reason")
         self.bounded = counter("updates_bounded", "Updates that count for less than they came with", "bound")
@@ -173,6 +155,14 @@ class Metrics:
         self.fleet = FleetMetrics(self.registry)
         self.traffic = TrafficMetrics(self.registry)
         ProcessCollector(registry=self.registry)
+
+
+def _counter(registry: CollectorRegistry, name: str, text: str, *labels: str) -> Counter:
+    return Counter(f"fedpatch_{name}", text, labels, registry=registry)
+
+
+def _gauge(registry: CollectorRegistry, name: str, text: str, *labels: str) -> Gauge:
+    return Gauge(f"fedpatch_{name}", text, labels, registry=registry)
 
 
 def begin(metric: Counter | Gauge, words: Iterable[str]) -> None:

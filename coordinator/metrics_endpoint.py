@@ -6,12 +6,13 @@ import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from coordinator.engine import Engine
-from coordinator.identity.expiry import Ask, as_numbers, of_files
+from coordinator.identity.expiry import Ask, as_number, of_files
 from coordinator.observing import Observer, Unobserved
 from coordinator.settings import RunSettings
 from coordinator.snapshot import View
@@ -45,9 +46,10 @@ def observed(
         return
     metrics = Metrics()
     meter = Meter(metrics, engine, directory, strategy=settings.strategy, max_devices=settings.metrics_max_devices)
-    _watch_disk(metrics, directory)
-    for name, ask in as_numbers({**of_files(settings), **certificates}).items():
-        metrics.traffic.expiry.labels(name).set_function(ask)
+    metrics.traffic.free.set_function(partial(_of_disk, directory, "free"))
+    metrics.traffic.size.set_function(partial(_of_disk, directory, "total"))
+    for name, ask in {**of_files(settings), **certificates}.items():
+        metrics.traffic.expiry.labels(name).set_function(partial(as_number, ask))
     try:
         stop, url = serve(metrics, address)
     except (OSError, UnicodeError) as error:  # the latter of a name that cannot be looked up
@@ -76,17 +78,9 @@ def serve(metrics: Metrics, address: Address) -> tuple[Callable[[], None], str]:
     return stop, f"http://{Address(address.host, server.server_port)}/metrics"
 
 
-def _watch_disk(metrics: Metrics, directory: Path) -> None:
+def _of_disk(directory: Path, what: str) -> float:
     """Asked at each scrape: the coordinator's thread does not wait for a disk that is slow to answer."""
-
-    def ask(what: str) -> Callable[[], float]:
-        def answer() -> float:
-            try:
-                return float(getattr(shutil.disk_usage(directory), what))
-            except OSError:
-                return math.nan
-
-        return answer
-
-    metrics.traffic.free.set_function(ask("free"))
-    metrics.traffic.size.set_function(ask("total"))
+    try:
+        return float(getattr(shutil.disk_usage(directory), what))
+    except OSError:
+        return math.nan

@@ -36,23 +36,7 @@ class Observer(Protocol):
 class Unobserved:
     """An observer for runs that nobody counts along with."""
 
-    def performed(self, effect: Effect, began_at: float, ended_at: float) -> None:
-        """Lets it pass."""
+    def _let_pass(self, *_: object, **__: object) -> None:
+        pass
 
-    def sent(self, size_bytes: int) -> None:
-        """Lets it pass."""
-
-    def received(self, kind: str, size_bytes: int) -> None:
-        """Lets it pass."""
-
-    def presence(self, device: str) -> None:
-        """Lets it pass."""
-
-    def vitals(self, device: str, vitals: Vitals, now: float) -> None:
-        """Lets it pass."""
-
-    def link(self, *, connected: bool) -> None:
-        """Lets it pass."""
-
-    def look(self, now: float, *, waiting: int) -> None:
-        """Lets it pass."""
+    performed = sent = received = presence = vitals = link = look = _let_pass

@@ -34,10 +34,9 @@ class Prepared:
 
 def prepare(settings: RunSettings) -> Prepared:
     """Looks everything up and builds the initial model (imports torch). UsageError for names that do not exist."""
-    strategy = find_strategy(settings.strategy)
     policy = parse_policy(settings.private)
     task = find_task(settings.task)
-    server_learning_rate = settings.server_learning_rate or task.server_learning_rates.get(strategy.name)
+    server_learning_rate = settings.server_learning_rate or task.server_learning_rates.get(settings.strategy)
     strategy = find_strategy(settings.strategy, server_learning_rate)
     _check_target(settings, task)
 

@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
 
 import typer
 from rich.console import Console
@@ -63,8 +62,11 @@ def print_run(info: RunInfo, rounds: Sequence[RoundRecord]) -> None:
     print_summary(summary_of(info, rounds))
 
 
-def print_runs(runs: Iterable[RunInfo]) -> None:
+def print_runs(runs: Iterable[RunInfo], *, as_json: bool) -> None:
     """Every run, the newest first."""
+    if as_json:
+        print_json([asdict(one) for one in runs])
+        return
     table = _table("run", "begun", "task", "strategy", "private", "status", "UA")
     for one in runs:
         ua = accuracy(one.user_accuracy)
@@ -72,8 +74,11 @@ def print_runs(runs: Iterable[RunInfo]) -> None:
     print_table(table)
 
 
-def print_devices(devices: Iterable[DeviceInfo], now: float) -> None:
+def print_devices(devices: Iterable[DeviceInfo], now: float, *, as_json: bool) -> None:
     """Every device that was ever seen, in the state of its last sign; `now` in unix seconds."""
+    if as_json:
+        print_json([asdict(one) for one in devices])
+        return
     counters = ("invited", "accepted", "declined", "reported", "lost", "failed", "refused", "late")
     table = _table("device", "fleet", "state", "heard", "tasks", *counters, "last reason")
     for column in table.columns[5:-1]:
@@ -89,18 +94,16 @@ def print_devices(devices: Iterable[DeviceInfo], now: float) -> None:
     print_table(table)
 
 
-def print_named(rows: Iterable[Mapping[str, Any]]) -> None:
+def print_named(rows: Sequence[Mapping[str, str]], *, as_json: bool) -> None:
     """Things with a name and a description; a `problem` takes the description's place."""
+    if as_json:
+        print_json(rows)
+        return
     table = _table("name", "description")
     for row in rows:
         problem = row.get("problem")
         table.add_row(row["name"], Text(f"cannot be used: {problem}", style="red") if problem else row["description"])
     print_table(table)
-
-
-def plain(infos: Iterable[RunInfo | DeviceInfo]) -> list[dict[str, Any]]:
-    """The same for JSON."""
-    return [asdict(one) for one in infos]
 
 
 def print_table(table: Table) -> None:

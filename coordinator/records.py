@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, astuple, dataclass, field, fields
 from typing import Any
 
 from shared.metric_terms import ACCURACY, Goal, MetricTerms
@@ -77,6 +77,16 @@ class RoundRecord:
     def label(self) -> str:
         """What its user accuracies are called in a heading or a line."""
         return MetricTerms(self.metric).label
+
+    @property
+    def seconds(self) -> float:
+        """How long the round took; its phases add up to that."""
+        return float(sum(astuple(self.phase_seconds)))
+
+    @property
+    def outcome_words(self) -> str:
+        """What came of the round, with the reason where it failed."""
+        return f"failed ({self.failure})" if self.failure else self.outcome
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> RoundRecord:

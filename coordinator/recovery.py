@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from coordinator.checkpoint import (
     drop_round,
@@ -45,13 +44,13 @@ def reconcile(registry: Registry, run: str, directory: Path, prepared: Prepared,
         # Killed before the first was written.
         save_checkpoint(directory, prepared.initial, prepared.public, {})
     meta = load_checkpoint(directory)[2]
-    reached = _reached(meta)
+    reached = RoundRecord.from_dict(meta["record"]) if "record" in meta else None
+    last = reached.round if reached is not None else 0
     known = [record.round for record in registry.rounds.records(run) if record.outcome == "aggregated"]
-    if reached is not None and reached.round > max(known, default=0):
+    if reached is not None and last > max(known, default=0):
         registry.rounds.finish(run, reached)
-    lost = [number for number in known if number > (reached.round if reached else 0)]
+    lost = [number for number in known if number > last]
     if lost:
-        last = reached.round if reached else 0
         # A round that failed in between changed no model, and was for nothing once more.
         registry.rounds.roll_back(run, lost[0] - 1)
         again = f"going back to that of round {last}, to play again what came after"
@@ -96,10 +95,6 @@ def terms_of(prepared: Prepared, base: str, *, model: Mapping[str, Array] | None
     """What an update must be that was trained on the model `base`, whose tensors are `model`."""
     metric, plan = prepared.task.metric_terms, prepared.plan
     return Terms(prepared.travelling, prepared.private_names, base, metric, model, plan, limits)
-
-
-def _reached(meta: Mapping[str, Any]) -> RoundRecord | None:
-    return RoundRecord.from_dict(meta["record"]) if "record" in meta else None
 
 
 def _kept_updates(

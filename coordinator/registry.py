@@ -91,30 +91,19 @@ class Registry(Tables):
 
     def next_epoch(self, run: str) -> int:
         """Take the next epoch of a run, for whoever carries it on: what answers an older one is refused."""
-        with self._change() as db:
-            rows = db.execute("UPDATE runs SET epoch = epoch + 1 WHERE id = ? RETURNING epoch", (run,)).fetchall()
-        epoch = int(_only(rows, run)[0])
+        epoch = self._change_run(run, "epoch = epoch + 1")
         keep_copy(self._db, self.path)  # an older copy would give out this epoch a second time
         return epoch
 
     def finish_run(self, run: str, *, stopped_because: str, user_accuracy: float | None, model: str | None) -> None:
         """Write down how a run ended; its status follows from `stopped_because` (as in records.RunSummary)."""
         status = stopped_because if stopped_because in ("interrupted", "failed") else "finished"
-        with self._change() as db:
-            rows = db.execute(
-                "UPDATE runs SET status = ?, stopped_because = ?, user_accuracy = ?, model = ?"
-                " WHERE id = ? RETURNING 1",
-                (status, str(stopped_because), user_accuracy, model, run),
-            ).fetchall()
-        _only(rows, run)
+        columns = "status = ?, stopped_because = ?, user_accuracy = ?, model = ?"
+        self._change_run(run, columns, status, str(stopped_because), user_accuracy, model)
 
     def reopen(self, run: str) -> None:
         """Mark a run that ended as running again."""
-        with self._change() as db:
-            rows = db.execute(
-                "UPDATE runs SET status = 'running', stopped_because = NULL WHERE id = ? RETURNING 1", (run,)
-            ).fetchall()
-        _only(rows, run)
+        self._change_run(run, "status = 'running', stopped_because = NULL")
 
     def newest(self, fleet: str) -> RunInfo | None:
         """The newest run of a fleet. Unless it is `finished`, its coordinator is at work, was killed or stopped, or failed."""
@@ -200,8 +189,11 @@ class Registry(Tables):
         left = {run.id for run in self.runs() if run.status != "finished" and run.settings.get("fleet") == fleet}
         return {row["run"]: row["round"] for row in rows if row["run"] in left}
 
-
-def _only(rows: list[Any], run: str) -> Any:
-    if not rows:
-        raise UsageError(f"unknown run {run!r}")
-    return rows[0]
+    def _change_run(self, run: str, columns: str, *values: object) -> int:
+        """Sets `columns` of the run, and returns its epoch; UsageError for one that is not here."""
+        with self._change() as db:
+            sql = f"UPDATE runs SET {columns} WHERE id = ? RETURNING epoch"  # our columns  # nosec B608
+            rows = db.execute(sql, (*values, run)).fetchall()
+        if not rows:
+            raise UsageError(f"unknown run {run!r}")
+        return int(rows[0][0])

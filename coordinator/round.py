@@ -34,9 +34,10 @@ _ACCEPTED = _HAD_MODEL | {State.ACCEPTED}
 class RoundPolicy:
     """When a round is over: both deadlines are seconds from its invitation.
 
-    `target` devices are wanted (of more that may work); `quorum` is the fraction of min(target, accepted) that must report.
-    After the quorum, stragglers get `grace_s`, though not past the deadline; at the deadline, devices that are uploading
-    get it while they can still make the quorum. A device that vanished may be away for `rejoin_s`.
+    `target` devices are wanted (of more that may work); `min_cohort`, 1 or more, must accept and report, and `quorum` is the
+    fraction of min(target, accepted) that must report. After the quorum, stragglers get `grace_s`, though not past the
+    deadline; at the deadline, devices that are uploading get it while they can still make the quorum. A device that vanished
+    may be away for `rejoin_s`.
     """
 
     target: int
@@ -77,10 +78,7 @@ class Round:
 
     def begin(self, invited: tuple[str, ...], now: float) -> None:
         """The cohort is chosen and the invitations go out."""
-        self._require(Phase.SELECTING, "begin")
-        self.participants = {device: Participant(since={State.INVITED: now}) for device in invited}
-        self._in[State.INVITED].update(invited)
-        self.phase = Phase.RECRUITING
+        self._invite(invited, now, "begin")
         self._invited_at = self._asked_at = now
         self._advance(now)
 
@@ -90,10 +88,7 @@ class Round:
         Its deadline is what it was. But whoever lost the broker too needs RETURN_S to be back: for so long at least
         everybody has time to answer, and nobody who had accepted is missed.
         """
-        self._require(Phase.SELECTING, "take up")
-        self.participants = {device: Participant(since={State.INVITED: now}) for device in ledger.invited}
-        self._in[State.INVITED].update(ledger.invited)
-        self.phase = Phase.RECRUITING
+        self._invite(ledger.invited, now, "take up")
         self._started_at = self._invited_at = now - ledger.spent_s
         self._asked_at = now + max(0.0, RETURN_S - self.policy.recruit_deadline_s)
         for device in self.participants.keys() & (ledger.accepted | set(reported)):
@@ -154,7 +149,7 @@ class Round:
     def needed(self) -> int:
         """Updates that make the quorum, from those that accepted so far."""
         wanted = min(self.policy.target, self._accepted)
-        return max(1, self.policy.min_cohort, math.ceil(self.policy.quorum * wanted - 1e-9))
+        return max(self.policy.min_cohort, math.ceil(self.policy.quorum * wanted - 1e-9))
 
     def awaits(self, device: str) -> bool:
         """Whether it has still to report, and may."""
@@ -220,6 +215,12 @@ class Round:
         if self.phase is not phase:
             raise IllegalTransition(f"round {self.number}: {what} in {self.phase}, needs {phase}")
 
+    def _invite(self, devices: tuple[str, ...], now: float, what: str) -> None:
+        self._require(Phase.SELECTING, what)
+        self.participants = {device: Participant(since={State.INVITED: now}) for device in devices}
+        self._in[State.INVITED].update(devices)
+        self.phase = Phase.RECRUITING
+
     def _move(self, device: str, state: State, reason: str) -> None:
         """Nothing else changes a state: who is in which is counted here, so that an event costs the same in any fleet."""
         participant = self.participants[device]
@@ -248,7 +249,7 @@ class Round:
         undecided = (d for state in (_I, _L) for d in self._in[state] if not self.participants[d].accepted)
         if now < self._recruiting_ends_at() and any(True for _ in undecided):
             return
-        if self._accepted < max(1, self.policy.min_cohort):
+        if self._accepted < self.policy.min_cohort:
             self._fail("too_few_accepted", now)
             return
         for device in list(undecided):

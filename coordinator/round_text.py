@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple
 from typing import TYPE_CHECKING
 
 from rich.table import Table
@@ -13,16 +12,6 @@ from shared.quantities import accuracy, counted, duration, size
 
 if TYPE_CHECKING:
     from coordinator.snapshot import Snapshot
-
-
-def round_seconds(record: RoundRecord) -> float:
-    """How long the round took; its phases add up to that."""
-    return float(sum(astuple(record.phase_seconds)))
-
-
-def outcome(record: RoundRecord) -> str:
-    """What came of the round, with the reason where it failed."""
-    return f"failed ({record.failure})" if record.failure else record.outcome
 
 
 def troubles(record: RoundRecord) -> list[str]:
@@ -44,9 +33,9 @@ def round_line(record: RoundRecord, rounds: int) -> str:
         word = "min" if record.metric_goal == "max" else "worst"
         worst = "" if record.user_accuracy_min is None else f" ({word} {accuracy(record.user_accuracy_min)})"
         parts.append(f"{record.label} {accuracy(record.user_accuracy)}{worst}")
-    parts.append(duration(round_seconds(record)))
+    parts.append(duration(record.seconds))
     parts += [f"{size(record.bytes_down)} down", f"{size(record.bytes_up)} up"]
-    return f"round {record.round}/{rounds} {outcome(record)}: {', '.join(parts + troubles(record))}"
+    return f"round {record.round}/{rounds} {record.outcome_words}: {', '.join(parts + troubles(record))}"
 
 
 def rounds_table(records: Sequence[RoundRecord] = ()) -> Table:
@@ -69,12 +58,12 @@ def add_round(table: Table, record: RoundRecord) -> None:
     """The round as a row."""
     table.add_row(
         str(record.round),
-        outcome(record),
+        record.outcome_words,
         f"{record.reported}/{record.cohort}",
         accuracy(record.user_accuracy),
         accuracy(record.user_accuracy_min),
         accuracy(record.user_accuracy_after),
-        duration(round_seconds(record)),
+        duration(record.seconds),
         size(record.bytes_down),
         size(record.bytes_up),
         style="red" if record.failure else None,

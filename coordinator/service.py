@@ -17,7 +17,7 @@ from coordinator.connection import Connection
 from coordinator.effects import Count, Effect
 from coordinator.engine import Engine
 from coordinator.fleet import QUARANTINED
-from coordinator.identity.revocations import Revocations, refused
+from coordinator.identity.revocations import REVOKED, Revocations
 from coordinator.inbox import Event, Interrupt
 from coordinator.performing import Performer
 from coordinator.publisher import ModelPublisher
@@ -158,7 +158,7 @@ class Service:
             # Its word is heard after what it gave, as if that had been written at once.
             self._performer.settle(wait=True)
         if self._revocations.refuses(topic.device):
-            return refused(topic.device)
+            return [Count(topic.device, "ignored", REVOKED)]
         try:
             if topic.kind == "update_chunk":
                 return self._engine.on_chunk(topic.device, decode_chunk(event.payload), now)

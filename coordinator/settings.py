@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,14 @@ _LIMITS = "Limits of a device"
 MAX_CHUNKS_IN_FLIGHT = 500
 _YEAR_S = 366 * 86_400
 
+_learning_rate = partial(setting, None, group=_TRAINING, gt=0.0, le=1e3, default_means="the task's")
+_metrics = partial(
+    setting,
+    group=_METRICS,
+    help="HOST:PORT at which to serve metrics for Prometheus, port 0 takes a free one; none: not at all.",
+)
+_deadline = partial(setting, group=_DEADLINES, le=_YEAR_S, unit="seconds")
+
 
 @dataclass(frozen=True, kw_only=True)
 class RoundSettings(Settings):
@@ -36,17 +45,8 @@ class RoundSettings(Settings):
         group=_TRAINING,
         help="Patch that stays on each device: none, stats, affine, all (of batch norm) or names:GLOB,...",
     )
-    learning_rate: float | None = setting(
-        None, group=_TRAINING, gt=0.0, le=1e3, default_means="the task's", help="Learning rate on the devices."
-    )
-    server_learning_rate: float | None = setting(
-        None,
-        group=_TRAINING,
-        gt=0.0,
-        le=1e3,
-        default_means="the task's",
-        help="Learning rate of the server's optimizer.",
-    )
+    learning_rate: float | None = _learning_rate(help="Learning rate on the devices.")
+    server_learning_rate: float | None = _learning_rate(help="Learning rate of the server's optimizer.")
     epochs: int = setting(
         1, group=_TRAINING, ge=0, le=100_000, unit="epochs", help="Passes over its data a device makes per round."
     )
@@ -102,44 +102,12 @@ class RoundSettings(Settings):
         3, group=ROUNDS, ge=1, le=1_000_000, unit="rounds", help="Failed rounds in a row after which the run fails."
     )
 
-    time_limit_s: float | None = setting(
-        None, group=_DEADLINES, gt=0.0, le=10 * _YEAR_S, unit="seconds", help="Time after which the run ends."
-    )
-    wait_s: float = setting(
-        60.0,
-        group=_DEADLINES,
-        ge=0.0,
-        le=_YEAR_S,
-        unit="seconds",
-        help="How long to wait for devices before the first round.",
-    )
-    recruit_deadline_s: float = setting(
-        10.0,
-        group=_DEADLINES,
-        gt=0.0,
-        le=_YEAR_S,
-        unit="seconds",
-        help="Time a device has to accept or decline a round.",
-    )
-    deadline_s: float = setting(
-        600.0,
-        group=_DEADLINES,
-        gt=0.0,
-        le=_YEAR_S,
-        unit="seconds",
-        help="Time after which a round ends with what it has.",
-    )
-    grace_s: float = setting(
-        10.0,
-        group=_DEADLINES,
-        ge=0.0,
-        le=_YEAR_S,
-        unit="seconds",
-        help="Time the others still have once the quorum is met.",
-    )
-    rejoin_s: float = setting(
-        10.0, group=_DEADLINES, ge=0.0, le=_YEAR_S, unit="seconds", help="Absence after which a device counts as lost."
-    )
+    time_limit_s: float | None = _deadline(None, gt=0.0, le=10 * _YEAR_S, help="Time after which the run ends.")
+    wait_s: float = _deadline(60.0, ge=0.0, help="How long to wait for devices before the first round.")
+    recruit_deadline_s: float = _deadline(10.0, gt=0.0, help="Time a device has to accept or decline a round.")
+    deadline_s: float = _deadline(600.0, gt=0.0, help="Time after which a round ends with what it has.")
+    grace_s: float = _deadline(10.0, ge=0.0, help="Time the others still have once the quorum is met.")
+    rejoin_s: float = _deadline(10.0, ge=0.0, help="Absence after which a device counts as lost.")
 
     encoding: str = setting("delta-int8", group=_TRANSFER, choices=ENCODINGS, help=ENCODING_HELP)
     chunk_kib: int = setting(
@@ -166,12 +134,7 @@ class RoundSettings(Settings):
         512, group=_TRANSFER, ge=1, le=2048, unit="MiB", help="Size above which a model or an update is refused."
     )
 
-    metrics: str | None = setting(
-        None,
-        group=_METRICS,
-        default_means="not served",
-        help="HOST:PORT at which to serve metrics for Prometheus, port 0 takes a free one; none: not at all.",
-    )
+    metrics: str | None = _metrics(None, default_means="not served")
     metrics_max_devices: int = setting(
         50,
         group=_METRICS,
@@ -212,7 +175,10 @@ class RoundSettings(Settings):
 
     def check(self) -> list[tuple[str, ...]]:
         """Names that must exist, and problems between fields of a round."""
-        problems = [*super().check(), *self._unknown_names(), *self._wrong_address(), *self._wrong_limits()]
+        problems = [*super().check(), *self._unreadable()]
+        if self.devices > self.max_devices:
+            text = f"{self.max_devices} is less than devices = {self.devices}, which are waited for; make it larger"
+            problems.append(("max_devices", text, "devices"))
         if self.recruit_deadline_s >= self.deadline_s:
             text = (
                 f"{self.recruit_deadline_s:g} must be below deadline_s = {self.deadline_s:g}: training takes time too"
@@ -233,41 +199,26 @@ class RoundSettings(Settings):
             problems.append(("chunk_kib", text, "max_model_mib"))
         return problems
 
-    def _wrong_address(self) -> list[tuple[str, ...]]:
-        try:
-            parse_address(self.metrics or "localhost:0")
-        except UsageError as error:
-            return [("metrics", str(error))]
-        return []
-
-    def _wrong_limits(self) -> list[tuple[str, ...]]:
-        problems: list[tuple[str, ...]] = []
-        for name, parse in (("norm_bound", parse_norm_bound), ("max_num_examples", parse_examples_cap)):
-            try:
-                parse(getattr(self, name))
-            except UsageError as error:
-                problems.append((name, str(error)))
-        if self.devices > self.max_devices:
-            text = f"{self.max_devices} is less than devices = {self.devices}, which are waited for; make it larger"
-            problems.append(("max_devices", text, "devices"))
-        return problems
-
-    def _unknown_names(self) -> list[tuple[str, ...]]:
-        """Task, strategy and patch policy, looked up without loading the task."""
+    def _unreadable(self) -> list[tuple[str, ...]]:
+        """Texts that mean nothing; the task is looked up without loading it."""
         # Here and not above: help and `fedpatch show` come without numpy.
         from coordinator.strategies import find_strategy
         from shared.patches import parse_policy
         from shared.task import check_name
 
-        look_up: dict[str, Callable[[str], Any]] = {
+        readers: dict[str, Callable[[str], Any]] = {
             "task": check_name,
             "strategy": find_strategy,
             "private": parse_policy,
+            "metrics": parse_address,
+            "norm_bound": parse_norm_bound,
+            "max_num_examples": parse_examples_cap,
         }
         problems: list[tuple[str, ...]] = []
-        for name, find in look_up.items():
+        for name, read in readers.items():
             try:
-                find(getattr(self, name))
+                if (value := getattr(self, name)) is not None:
+                    read(value)
             except UsageError as error:
                 problems.append((name, str(error)))
         return problems
@@ -277,11 +228,7 @@ class RoundSettings(Settings):
 class RunSettings(RoundSettings, BrokerSettings):
     """`fedpatch run`: a run over a real fleet."""
 
-    metrics: str | None = setting(
-        "127.0.0.1:9464",
-        group=_METRICS,
-        help="HOST:PORT at which to serve metrics for Prometheus, port 0 takes a free one; none: not at all.",
-    )
+    metrics: str | None = _metrics("127.0.0.1:9464")
 
     state_dir: Path = setting(  # noqa: RUF009  (a path does not change)
         Path("fedpatch-state"), group="State", help="Directory for runs, checkpoints and updates; made where absent."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from coordinator.books import Traffic
@@ -53,17 +53,17 @@ class Snapshot:
     rounds: int
     target_ua: float | None
     phase: str
-    devices: tuple[DeviceLine, ...]
     present: int
     wanted: int
-    unwilling: Mapping[str, int]
-    reported: int
-    needed: int
-    user_accuracy: float | None
-    eta_s: float | None
-    elapsed_s: float
-    pause_s: float
-    records: tuple[RoundRecord, ...]
+    devices: tuple[DeviceLine, ...] = ()
+    unwilling: Mapping[str, int] = field(default_factory=dict)
+    reported: int = 0
+    needed: int = 0
+    user_accuracy: float | None = None
+    eta_s: float | None = None
+    elapsed_s: float = 0.0
+    pause_s: float = 0.0
+    records: tuple[RoundRecord, ...] = ()
     others: tuple[Others, ...] = ()
     earlier: tuple[float, ...] = ()
     bytes_down: int = 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple
 
 from coordinator.records import PhaseSeconds, RoundRecord
 from coordinator.round_states import State
@@ -126,7 +125,7 @@ def _round(record: RoundRecord) -> RoundStatus:
         user_accuracy=_measure(record.user_accuracy),
         user_accuracy_min=_measure(record.user_accuracy_min),
         user_accuracy_after=_measure(record.user_accuracy_after),
-        seconds=_seconds(sum(astuple(record.phase_seconds))),
+        seconds=_seconds(record.seconds),
         bytes_down=record.bytes_down,
         bytes_up=record.bytes_up,
         declined=_reasons(record.decline_reasons),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from types import TracebackType
 from typing import Protocol, Self, TextIO
 
 from rich.console import Console
@@ -26,9 +25,7 @@ class Display(Protocol):
     def __enter__(self) -> Self:
         """Begins to show."""
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Leaves the terminal as it was, with the last state on it."""
 
     def say(self, line: str) -> None:

@@ -16,7 +16,6 @@ _RESULT_OF = {
     RefuseReason.STALE_EPOCH: "late",
 }
 _DOWN, _UP, _CHUNKS = ("down", "message", "wire"), ("up", "message", "wire"), ("up", "update", "wire")
-_TRAVELLING = (_DOWN, _UP, _CHUNKS)
 
 
 class TrafficMeter:
@@ -31,7 +30,7 @@ class TrafficMeter:
         self._refused: dict[str, str] = {}
         self._arrived: dict[str, int] = {}
         # Plain numbers until the next look: there is a message for every few microseconds of the coordinator's work.
-        self._travelled = dict.fromkeys(_TRAVELLING, 0)
+        self._travelled = dict.fromkeys((_DOWN, _UP, _CHUNKS), 0)
         metrics.connected.set(1)
         metrics.spool.set(_size_of(directory / "updates"))
 

@@ -9,10 +9,11 @@ import json
 import secrets
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any, Protocol
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -34,17 +35,19 @@ CONNECT_TIMEOUT_S = 10.0
 _IDLE_S = 0.5
 
 
-class Outlet(Protocol):
+class Outlet(ABC):
     """Where things are shown."""
 
+    @abstractmethod
     def show(self, seen: Snapshot, document: dict[str, Any]) -> None:
         """How the run stands, as a picture and as data; called at every opportunity."""
 
     def say(self, line: str) -> None:
-        """Something worth a line of its own."""
+        """Something worth a line of its own: on stderr."""
+        typer.echo(line, err=True)
 
 
-class Picture:
+class Picture(Outlet):
     """A live display."""
 
     def __init__(self, view: LiveView) -> None:
@@ -59,7 +62,7 @@ class Picture:
         self._view.say(line)
 
 
-class Lines:
+class Lines(Outlet):
     """A line per round, as `fedpatch run` has them."""
 
     def __init__(self) -> None:
@@ -74,12 +77,8 @@ class Lines:
             self._view.say(f"run {seen.run}: {document['task']}{round_words}, {seen.phase}")
         self._view.show(seen)
 
-    def say(self, line: str) -> None:
-        """On stderr."""
-        typer.echo(line, err=True)
 
-
-class Documents:
+class Documents(Outlet):
     """A JSON document per change, each on its line."""
 
     def __init__(self) -> None:
@@ -91,12 +90,8 @@ class Documents:
             self._last = timeless(document)
             typer.echo(json.dumps(document, allow_nan=False))
 
-    def say(self, line: str) -> None:
-        """On stderr."""
-        typer.echo(line, err=True)
 
-
-class Frame(Lines):
+class Frame(Outlet):
     """One picture, and that is all."""
 
     def show(self, seen: Snapshot, document: dict[str, Any]) -> None:

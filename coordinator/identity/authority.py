@@ -33,7 +33,7 @@ from coordinator.identity.certificates import (
     read_issuer,
 )
 from coordinator.identity.index import BROKER, CA_DAYS, COORDINATOR, DAYS, DEVICE, PASSWORD, WATCHER, Entry, Index
-from coordinator.identity.index_file import INDEX_NAME, read_index, write_index
+from coordinator.identity.index_file import INDEX_NAME, must_read, read_index, write_index
 from shared.errors import StateError, UsageError
 from shared.files import OPEN_TO_OTHERS, refusals_of, remove_unfinished, write_atomic
 from shared.locks import FileLock
@@ -99,13 +99,10 @@ class Authority:
     @classmethod
     def open(cls, directory: Path, *, now: float) -> Self:
         """The CA that is in `directory`; UsageError where there is none."""
-        if not (directory / INDEX_NAME).exists():
-            raise UsageError(f"{directory}: no CA there; make one with `fedpatch ca init`, or name it with --ca-dir")
+        must_read(directory)  # where there is no CA, no lock is to be made
         lock = _locked(directory)
         try:
-            index = read_index(directory)
-            assert index is not None
-            return cls._opened(directory, lock, index, now)
+            return cls._opened(directory, lock, must_read(directory), now)
         except BaseException:
             lock.release()
             raise

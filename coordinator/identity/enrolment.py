@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from coordinator.identity.authority import COORDINATOR, DEVICE, WATCHER, Authority
@@ -45,22 +46,14 @@ def enrol(
         )
     check_out(out)
     _check_broker(broker, password)
+    bundle = Bundle(fleet=authority.fleet, device=device, broker=broker, ca=authority.certificate.decode())
     if password:
         entry, words = _give_password(authority, DEVICE, device)
-        bundle = Bundle(
-            fleet=authority.fleet, device=device, broker=broker, ca=authority.certificate.decode(), password=words
-        )
+        bundle = replace(bundle, password=words)
     else:
         issued = authority.issue(DEVICE, device, now=time.time(), days=days)
         entry = issued.entry
-        bundle = Bundle(
-            fleet=authority.fleet,
-            device=device,
-            broker=broker,
-            ca=authority.certificate.decode(),
-            certificate=issued.pair.certificate.decode(),
-            key=issued.pair.key.decode(),
-        )
+        bundle = replace(bundle, certificate=issued.pair.certificate.decode(), key=issued.pair.key.decode())
     with refusals_of(out):
         write_atomic(out, encode_bundle(bundle))
     return entry
@@ -86,7 +79,7 @@ def give_watcher(authority: Authority, name: str, out: Path, *, days: int) -> En
 
 def ensure_coordinator(authority: Authority, *, days: int, again: bool = False, new_key: bool = False) -> bool:
     """The coordinator's own certificate, with the key it has, unless it is there and good; True where one was made."""
-    return _ensure(authority, COORDINATOR, "coordinator", "client", (), days=days, again=again, new_key=new_key)
+    return _ensure(authority, COORDINATOR, "client", (), days=days, again=again, new_key=new_key)
 
 
 def ensure_broker(
@@ -97,7 +90,7 @@ def ensure_broker(
     if known and not again and check_server_names(names) != check_server_names(known):
         mend = f"fedpatch ca broker {' '.join(f'--broker-name {one}' for one in names)} makes one that is"
         raise UsageError(f"the broker's certificate is for {', '.join(known)}, not for {', '.join(names)}; {mend}")
-    return _ensure(authority, BROKER, "broker", "broker", names, days=days, again=again, new_key=new_key)
+    return _ensure(authority, BROKER, "broker", names, days=days, again=again, new_key=new_key)
 
 
 def give_coordinator_password(authority: Authority) -> Path:
@@ -127,22 +120,15 @@ def check_out(out: Path) -> None:
 
 
 def _ensure(
-    authority: Authority,
-    part: str,
-    name: str,
-    stem: str,
-    names: tuple[str, ...],
-    *,
-    days: int,
-    again: bool,
-    new_key: bool,
+    authority: Authority, part: str, stem: str, names: tuple[str, ...], *, days: int, again: bool, new_key: bool
 ) -> bool:
-    place = authority.place(part, name)
+    """Of those of whom there is one, who are called as their part is."""
+    place = authority.place(part, part)
     certificate, key = place / f"{stem}.crt", place / f"{stem}.key"
     if not again and _fit(certificate, key):
         return False
     known = key.read_bytes() if key.exists() and not new_key else None
-    authority.issue(part, name, now=time.time(), days=days, names=names, key=known)
+    authority.issue(part, part, now=time.time(), days=days, names=names, key=known)
     return True
 
 

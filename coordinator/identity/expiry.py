@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 
 from coordinator.identity.index import DEVICE
@@ -33,11 +33,7 @@ def of_others(revocations: Revocations, broker_ends: Ask) -> dict[str, Ask]:
     return asks
 
 
-def as_numbers(asks: Mapping[str, Ask]) -> dict[str, Callable[[], float]]:
-    """As a gauge wants them: what is not known is not a number."""
-
-    def number(ask: Ask) -> float:
-        found = ask()
-        return math.nan if found is None else float(found)
-
-    return {name: partial(number, ask) for name, ask in asks.items()}
+def as_number(ask: Ask) -> float:
+    """As a gauge wants it: what is not known is not a number."""
+    found = ask()
+    return math.nan if found is None else float(found)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from coordinator.identity.index import Index, decode_index, encode_index
-from shared.errors import StateError
+from shared.errors import StateError, UsageError
 from shared.files import refusals_of, write_atomic
 
 INDEX_NAME = "index.json"
@@ -27,6 +27,14 @@ def read_index(directory: Path) -> Index | None:
     if len(data) > MAX_INDEX_BYTES:
         raise StateError(f"{path}: the record of a CA is larger than {MAX_INDEX_BYTES} bytes")
     return decode_index(data, path)
+
+
+def must_read(directory: Path) -> Index:
+    """The same; UsageError where there is no CA."""
+    index = read_index(directory)
+    if index is None:
+        raise UsageError(f"{directory}: no CA there; make one with `fedpatch ca init`, or name it with --ca-dir")
+    return index
 
 
 def write_index(directory: Path, index: Index) -> None:

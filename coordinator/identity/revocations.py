@@ -10,7 +10,7 @@ import logging
 import math
 from pathlib import Path
 
-from coordinator.effects import Count, Effect
+from coordinator.effects import Effect
 from coordinator.engine import Engine
 from coordinator.identity.index import Index
 from coordinator.identity.index_file import INDEX_NAME, read_index
@@ -33,10 +33,12 @@ class Revocations:
 
     def __init__(self, directory: Path, fleet: str) -> None:
         self._directory = directory
+        self._file = directory / INDEX_NAME
         self._fleet = fleet
-        # Before it is read: what is changed meanwhile is then read at the next look.
-        self._stamp = self._look_at_file()
-        self.index = self._read(directory, fleet)
+        # Before it is read: what is changed meanwhile is then read at the next look. A stamp has owner and mode, too: a change
+        # of those may let us read it.
+        self._stamp = stamp_of(self._file)
+        self.index = self._read()
         self.revoked = self.index.revoked_devices()
         self._looked_at = -math.inf
         self._told: set[str] = set()
@@ -47,7 +49,7 @@ class Revocations:
             return []
         self._looked_at = now
         before, known = self.revoked, engine.fleet.members
-        if (stamp := self._look_at_file()) != self._stamp:
+        if (stamp := stamp_of(self._file)) != self._stamp:
             self._stamp = stamp
             self._read_again()
         for device in (before - self.revoked) & known.keys():
@@ -71,35 +73,25 @@ class Revocations:
 
     def _read_again(self) -> None:
         try:
-            index = self._read(self._directory, self._fleet)
+            index = self._read()
         except StateError as error:
             _log.warning("%s; what was revoked before stays so", error)
             return
         if not index.entries and self.index.entries:
-            _log.warning("%s has gone; what was revoked before stays so", self._directory / INDEX_NAME)
+            _log.warning("%s has gone; what was revoked before stays so", self._file)
             return
         self.index, self.revoked = index, index.revoked_devices()
 
-    @staticmethod
-    def _read(directory: Path, fleet: str) -> Index:
-        index = read_index(directory)
-        if index is not None and index.fleet != fleet:
-            _log.warning(
-                "%s is the CA of fleet %r, not of %r: what it revoked is not heeded", directory, index.fleet, fleet
-            )
+    def _read(self) -> Index:
+        index = read_index(self._directory)
+        if index is not None and index.fleet != self._fleet:
+            words = "%s is the CA of fleet %r, not of %r: what it revoked is not heeded"
+            _log.warning(words, self._directory, index.fleet, self._fleet)
             index = None
-        return index or Index(fleet=fleet)
-
-    def _look_at_file(self) -> tuple[int, ...]:
-        return stamp_of(self._directory / INDEX_NAME)  # with owner and mode: a change of those may let us read it
+        return index or Index(fleet=self._fleet)
 
 
 def expel(engine: Engine, device: str, now: float) -> list[Effect]:
     """A device is asked no more, and takes no further part in the open round; what it delivered before counts."""
     engine.fleet.bar(device, REVOKED)
     return [] if engine.open is None else engine.open.expel(device, now)
-
-
-def refused(device: str) -> list[Effect]:
-    """What becomes of a message of a revoked device."""
-    return [Count(device, "ignored", REVOKED)]

@@ -11,7 +11,8 @@ import typer
 from rich.table import Table
 
 from coordinator.identity.index import DEVICE
-from coordinator.identity.standing import Row, must_read, rows
+from coordinator.identity.index_file import must_read
+from coordinator.identity.standing import Row, rows
 from coordinator.printing import print_json, print_table
 from shared.tls_faults import expiry_of
 

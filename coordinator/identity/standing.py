@@ -11,7 +11,7 @@ from coordinator.identity.index import COORDINATOR, DEVICE, PASSWORD, Entry, Ind
 from coordinator.identity.index_file import read_index
 from coordinator.settings import RunSettings
 from shared.checkup import Checkup
-from shared.errors import FedpatchError, UsageError
+from shared.errors import FedpatchError
 from shared.own_certificate import WARN_DAYS
 from shared.tls import certificates_of, key_problem
 
@@ -55,14 +55,6 @@ def _row(entries: tuple[Entry, ...], now: float) -> Row:
         serial=one.serial,
         others_good=len([other for other in good if other is not one]),
     )
-
-
-def must_read(directory: Path) -> Index:
-    """The record of the CA in `directory`; UsageError where there is none."""
-    index = read_index(directory)
-    if index is None:
-        raise UsageError(f"{directory}: no CA there; make one with `fedpatch ca init`, or name it with --ca-dir")
-    return index
 
 
 def check_authority(settings: RunSettings, checkup: Checkup) -> None:

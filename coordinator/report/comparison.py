@@ -11,9 +11,9 @@ from coordinator.report.data_tables import table
 from coordinator.report.line_chart import Curves, Line, curves_figure
 from coordinator.report.markup import Markup, element
 from coordinator.report.scales import unit_for
-from coordinator.report.sections import capital, setting_words
-from coordinator.report.series import MAX_BYTES, TIME_UNITS, Run, by_round, by_time, curve, reasons, within
-from shared.quantities import accuracy, duration, size
+from coordinator.report.sections import bytes_words, capital, setting_words
+from coordinator.report.series import TIME_UNITS, Run, by_round, by_time, curve, reasons
+from shared.quantities import accuracy, duration
 
 MAX_RUNS = 12
 """In one report: as many curves can be told apart, by six colours, whole and broken."""
@@ -41,7 +41,7 @@ def figures_table(runs: Sequence[Run]) -> Markup:
         (
             run.info.id, run.info.task, run.info.strategy, run.info.private, run.status, f"{len(run.aggregated):,}",
             accuracy(run.last), accuracy(run.best), rounds_to_target(run), duration(run.seconds),
-            *(_bytes(run, name) for name in ("bytes_down", "bytes_up")),
+            *(bytes_words(run, name) for name in ("bytes_down", "bytes_up")),
             f"{sum(reasons(run.records).values()):,}",
         )
         for run in runs
@@ -85,7 +85,3 @@ def _chart(
     ends = ", ".join(f"{run.info.id} {accuracy(run.last)}" for _, run in runs)
     title = Title(key, f"{capital(measure)} by {x_words}", f"The mean of each run; at the end: {ends}.", x_words)
     return curves_figure(Curves(title, lines, rounds=places is by_round))
-
-
-def _bytes(run: Run, name: str) -> str:
-    return size(within(sum(within(getattr(one, name), MAX_BYTES) for one in run.records), MAX_BYTES))

@@ -86,14 +86,13 @@ def rounds_table(run: Run) -> Markup:
 
 
 def _round_row(record: RoundRecord) -> Sequence[str]:
-    outcome = f"failed ({record.failure})" if record.failure else record.outcome
     words = [f"{kind}: {counted(found)}" for kind in MISSING_KINDS if (found := missing(record, kind))]
     measures = (
         record.user_accuracy, record.user_accuracy_p10, record.user_accuracy_min, record.user_accuracy_after
     )  # fmt: skip
     return (
         str(record.round),
-        outcome,
+        record.outcome_words,
         f"{record.reported}/{record.cohort}",
         *map(accuracy, measures),
         duration(round_seconds(record)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from coordinator.report.comparison import comparison
-from coordinator.report.markup import Markup, element, joined
+from coordinator.report.markup import Markup, element
 from coordinator.report.page_style import STYLE
 from coordinator.report.sections import moment, run_section
 from coordinator.report.series import Run
@@ -43,5 +43,5 @@ def _head(title: str) -> Markup:
         Markup('<meta name="viewport" content="width=device-width, initial-scale=1"/>'),
         Markup('<meta name="color-scheme" content="light dark"/>'),
         element("title", title),
-        joined(Markup("<style>"), Markup(STYLE), Markup("</style>")),
+        element("style", Markup(STYLE)),
     )

@@ -57,19 +57,21 @@ def summary(run: Run) -> Markup:
     """What it came to, in a few figures."""
     failed = sum(record.outcome != "aggregated" for record in run.records)
     rounds = f"{len(run.records) - failed:,}" + (f" and {failed:,} failed" if failed else "")
-    down, up = (
-        sum(within(getattr(one, name), MAX_BYTES) for one in run.records) for name in ("bytes_down", "bytes_up")
-    )
     pairs = [
         ("rounds aggregated", rounds),
         (f"{run.metric.words}, last", accuracy(run.last)),
         (f"{run.metric.words}, best", accuracy(run.best)),
         ("target", accuracy(run.target)),
         ("time in rounds", duration(run.seconds)),
-        ("down", size(within(down, MAX_BYTES))),
-        ("up", size(within(up, MAX_BYTES))),
+        ("down", bytes_words(run, "bytes_down")),
+        ("up", bytes_words(run, "bytes_up")),
     ]
     return element("dl", *(element("div", element("dt", name), element("dd", value)) for name, value in pairs))
+
+
+def bytes_words(run: Run, name: str) -> str:
+    """Of all rounds together; `name` is that of the field of a record."""
+    return size(within(sum(within(getattr(one, name), MAX_BYTES) for one in run.records), MAX_BYTES))
 
 
 def settings_table(run: Run) -> Markup:

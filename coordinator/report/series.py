@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import astuple, dataclass, fields
 from itertools import accumulate
 
 from coordinator.records import PhaseSeconds, RoundRecord, RunInfo, last_user_accuracy, status_words
@@ -90,8 +90,7 @@ def measure(value: float | None) -> float | None:
 
 def phase_seconds(record: RoundRecord) -> list[float]:
     """Seconds in each of PHASES."""
-    plain = asdict(record.phase_seconds)
-    return [within(plain[name], MAX_SECONDS) for name in PHASES]
+    return [within(seconds, MAX_SECONDS) for seconds in astuple(record.phase_seconds)]
 
 
 def round_seconds(record: RoundRecord) -> float:

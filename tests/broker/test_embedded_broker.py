@@ -89,28 +89,6 @@ def test_a_port_in_use_is_named_with_the_mend():
     assert f"mqtt://127.0.0.1:{port}" in str(caught.value)
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.2", "::", "broker.lan", ""])
-def test_it_does_not_serve_other_machines(host):
-    """It lets everybody in, so it stays on this machine; the sentence says what to install instead."""
-    with pytest.raises(UsageError, match="install mosquitto"):
-        EmbeddedBroker(host)
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1"])
-def test_it_serves_this_machine_by_any_of_its_names(host):
-    """Loopback has more than one address."""
-    broker = EmbeddedBroker(host, port=0)
-    try:
-        broker.start()
-    except BrokerError:
-        pytest.skip(f"this machine has no {host}")
-    try:
-        with client(broker.url, "one") as one:
-            one.wait(Connected)
-    finally:
-        broker.stop()
-
-
 def test_without_amqtt_the_error_says_what_to_install(monkeypatch):
     """It is an extra that a real fleet does not need."""
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)

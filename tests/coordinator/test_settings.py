@@ -61,6 +61,7 @@ def test_every_setting_says_what_it_is(cls):
         ("encoding", "gzip"),
         ("fleet", "Fleet One"),
         ("broker", "mqtt://127.0.0.1:0"),
+        ("metrics", ""),
     ],
 )
 def test_a_value_beyond_its_limits_is_refused(name, value):

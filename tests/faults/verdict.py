@@ -18,7 +18,6 @@ import numpy as np
 from coordinator.checkpoint import load_checkpoint
 from coordinator.records import RoundRecord
 from coordinator.registry import REGISTRY_FILE
-from coordinator.round_text import round_seconds
 from shared.tensors import Array
 from tests.faults.lesson import Lesson
 from tests.faults.scene import Scene, reporters
@@ -74,7 +73,7 @@ def _promises(watch: Watch, who: Mapping[int, Sequence[str]]) -> Iterator[str]:
 
 
 def _time(record: RoundRecord, terms: Mapping[str, float], absent_s: float) -> Iterator[str]:
-    taken_s = round_seconds(record) - record.phase_seconds.select - record.phase_seconds.aggregate
+    taken_s = record.seconds - record.phase_seconds.select - record.phase_seconds.aggregate
     allowed_s = terms["deadline-s"] + terms["grace-s"]
     if taken_s > allowed_s + absent_s + LATE_S:
         without = f" and {absent_s:.1f} s without a coordinator" if absent_s else ""

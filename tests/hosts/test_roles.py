@@ -118,7 +118,7 @@ def test_what_cannot_be_a_host_is_refused_in_a_sentence_that_says_why(tmp_path):
 )
 def test_an_inventory_that_lacks_what_every_role_needs_is_told_what(tmp_path, lacks, words):
     """Not in Ansible's words for a variable of ours that it could not make."""
-    groups = {name: {"hosts": {"hub": {}}} for name in ("broker", "coordinator") if name != lacks}
+    groups: dict[str, Any] = {name: {"hosts": {"hub": {}}} for name in ("broker", "coordinator") if name != lacks}
     told = {"ansible_connection": "local", **({} if lacks == "fleet_name" else {"fleet_name": "kitchen"})}
     everybody = {"hosts": {"hub": {}}, "vars": told, "children": groups}
     (tmp_path / "hosts.json").write_text(json.dumps({"all": everybody}))

@@ -11,114 +11,38 @@ import os
 import shlex
 import shutil
 import subprocess
-import sysconfig
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from tests.hosts import bases
-from tests.hosts.bases import BOOKWORM, ROOT, TRIXIE
-from tests.hosts.conftest import PACKAGES, settings
-from tests.hosts.control import Control, Played
-from tests.hosts.looking import (
-    COORDINATOR,
-    ask_prometheus,
-    await_rounds,
-    reached,
-    runs_of,
-    until,
-    versions_of,
+from tests.hosts.apart import (
+    BIN,
+    BROKER,
+    CERTIFICATES,
+    FIRST,
+    GROUPS,
+    HUB,
+    KINDS,
+    SECOND,
+    SECRET,
+    UNIQUE,
+    WATCH,
+    Site,
+    call,
+    key_of_vault,
+    prepared,
 )
+from tests.hosts.bases import BOOKWORM, ROOT
+from tests.hosts.looking import COORDINATOR, await_rounds, reached, rounds_of, runs_of, until, versions_of
 from tests.hosts.machines import Machines
-from tests.hosts.wheelhouses import BROKEN_COORDINATOR, wheelhouse, with_version
+from tests.hosts.wheelhouses import BROKEN_COORDINATOR, with_version
 
 pytestmark = [pytest.mark.hosts, pytest.mark.slow, pytest.mark.timeout(1800)]
 
-BROKER, HUB, WATCH, FIRST, SECOND = "mqtt", "hub", "watch", "pi-1", "pi-2"
-KINDS = {BROKER: TRIXIE, HUB: BOOKWORM, WATCH: TRIXIE, FIRST: BOOKWORM, SECOND: BOOKWORM}
-GROUPS = {"broker": [BROKER], "coordinator": [HUB], "monitoring": [WATCH], "devices": [FIRST]}
-SERVICES = {BROKER: "mosquitto", HUB: "fedpatch-coordinator", FIRST: "fedpatch-agent"}
-CERTIFICATES = {
-    BROKER: "/etc/mosquitto/fedpatch/broker.crt",
-    HUB: "/etc/fedpatch/coordinator/client.crt",
-    FIRST: "/var/lib/fedpatch/agent/identity/client.pem",
-}
-# What a shell, YAML, JSON and systemd each might take for something else.
-UNIQUE = "9f2c41d7"
-SECRET = f'tük"s $HOME \\n#{UNIQUE}'
-BIN = Path(sysconfig.get_path("scripts"))
-
-
-@dataclass
-class Site:
-    """The hosts, the control host, and what the play printed that set all up."""
-
-    machines: Machines
-    control: Control
-    first: Played
-
-    @property
-    def run(self) -> str:
-        """The last run of the coordinator."""
-        return str(runs_of(self.machines, HUB)[0]["id"])
-
-    def serials(self) -> dict[str, str]:
-        """Of the certificates that lie on the hosts."""
-        command = "openssl x509 -noout -serial -in {}"
-        return {host: self.machines.ssh(host, command.format(path)).strip() for host, path in CERTIFICATES.items()}
-
-    def processes(self) -> dict[str, str]:
-        """The main processes of the services."""
-        command = "systemctl show -p MainPID --value {}"
-        return {host: self.machines.ssh(host, command.format(name)).strip() for host, name in SERVICES.items()}
-
-    def scraped(self, query: str) -> set[str]:
-        """Who is in Prometheus' answer, once it has one."""
-        until(lambda: ask_prometheus(self.machines, WATCH, query), query)
-        return {one["metric"]["instance"] for one in ask_prometheus(self.machines, WATCH, query)}
-
-
-def _command(name: str, *words: object, **given: str) -> str:
-    """What a command of the control host prints."""
-    done = subprocess.run(
-        [BIN / name, *map(str, words)], env={**os.environ, **given}, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def _key_of_vault(control: Control) -> Path:
-    return control.folder / "vault-password"
-
-
-def _prepared(machines: Machines) -> Control:
-    """A control host with a secret in a vault, and a CA whose certificates for broker and coordinator end in 20 days."""
-    kinds = set(KINDS.values())
-    house, packages = wheelhouse(BOOKWORM), {kind.suite: str(bases.packages(kind, PACKAGES)) for kind in kinds}
-    control = Control(machines, machines.folder / "control")
-    control.groups = GROUPS
-    control.settings = {
-        **settings(control, house),
-        "fleet_package_archives": packages,
-        "coordinator_settings": {"task": "digits", "rounds": 100_000, "round_interval_s": 2},
-        **{f"{one}_environment": {"SITE_TOKEN": "{{ vault_token }}"} for one in ("coordinator", "device_agent")},
-        "authority_renew_days": 10,
-        "firewall_enabled": True,
-        "firewall_clients": [machines.address(device) for device in (FIRST, SECOND)],
-    }
-    _key_of_vault(control).write_text("correct horse\n")
-    control.options = ["--vault-password-file", str(_key_of_vault(control))]
-    vault = control.inventory / "group_vars" / "all" / "vault.yml"
-    vault.write_text(f"vault_token: '{SECRET}'\n")
-    _command("ansible-vault", "encrypt", *control.options, vault)
-    names = [f"--broker-name={name}" for name in (machines.address(BROKER), "localhost", "127.0.0.1")]
-    _command(
-        "fedpatch", "ca", "init", "--fleet=kitchen", "--days=20", f"--ca-dir={control.settings['fleet_ca_dir']}", *names
-    )
-    return control
+ANEW, THIRD = "hub-2", "pi-3"
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +50,7 @@ def site() -> Iterator[Site]:
     """Three hosts and a device; a second device is there to join later."""
     bases.require_tools(*KINDS.values())
     with Machines(KINDS) as machines:
-        control = _prepared(machines)
+        control = prepared(machines)
         yield Site(machines, control, control.play("site.yml", "--diff"))
 
 
@@ -182,7 +106,7 @@ def test_what_is_about_to_expire_is_renewed_and_the_run_goes_on(site):
     """The CA's own too. No service is restarted, the next connections are made with what is new, and the old is taken back."""
     before, processes, run = site.serials(), site.processes(), site.run
     authority = ["--ca-dir", site.control.settings["fleet_ca_dir"]]
-    _command("fedpatch", "ca", "renew", "--ca-days=20", *authority)
+    call("fedpatch", "ca", "renew", "--ca-days=20", *authority)
     site.control.settings.pop("authority_renew_days", None)
     played = site.control.play("site.yml", device_agent_renew_days=10_000)
     renewed = site.serials()
@@ -192,7 +116,7 @@ def test_what_is_about_to_expire_is_renewed_and_the_run_goes_on(site):
     site.machines.ssh(BROKER, "systemctl restart mosquitto")
     until(lambda: await_rounds(site.machines, HUB)[-1]["outcome"] == "aggregated", "rounds with new certificates")
     assert (site.run, site.processes()[HUB], site.processes()[FIRST]) == (run, processes[HUB], processes[FIRST])
-    told = json.loads(_command("fedpatch", "ca", "show", "--json", *authority))
+    told = json.loads(call("fedpatch", "ca", "show", "--json", *authority))
     ends = {"ca": told["expires_at"], **{one["part"]: one["expires_at"] for one in told["holders"]}}
     assert min(ends.values()) > time.time() + 300 * 86_400
     for part in ("ca", "broker", "coordinator", "device"):
@@ -234,11 +158,11 @@ def test_the_registry_is_an_inventory_for_ansible(site, tmp_path):
     }
     registry = ROOT / "ansible" / "inventories" / "registry" / "devices"
     both = ["-i", str(site.control.inventory), "-i", str(registry), *site.control.options]
-    listed = _command("ansible", *both, "online:&version_0_1_0", "--list-hosts", **given)
+    listed = call("ansible", *both, "online:&version_0_1_0", "--list-hosts", **given)
     assert listed.split() == ["hosts", "(2):", FIRST, SECOND]
-    assert _command("ansible", *both, "task_digits", "-m", "ping", **given).count("pong") == 2
+    assert call("ansible", *both, "task_digits", "-m", "ping", **given).count("pong") == 2
     given["FEDPATCH_INVENTORY_DOMAIN"] = ".example.org"
-    named = _command("ansible", "-i", registry, FIRST, "-m", "debug", "-a", "var=ansible_host", **given)
+    named = call("ansible", "-i", registry, FIRST, "-m", "debug", "-a", "var=ansible_host", **given)
     assert f"{FIRST}.example.org" in named
 
 
@@ -246,7 +170,7 @@ def test_an_encrypted_copy_of_the_ca_is_all_that_a_new_control_host_needs(site, 
     """backup.yml with a vault's password leaves its key nowhere in the open; with what is in it site.yml has nothing to do."""
     run, folder = site.run, Path(site.control.settings["fleet_ca_dir"])
     site.control.play(
-        "backup.yml", backup_dir=str(tmp_path), backup_vault_password_file=str(_key_of_vault(site.control))
+        "backup.yml", backup_dir=str(tmp_path), backup_vault_password_file=str(key_of_vault(site.control))
     )
     [copy] = tmp_path.glob("ca-*")
     assert copy.name.endswith(".tar.vault") and copy.stat().st_mode & 0o777 == 0o600
@@ -254,7 +178,7 @@ def test_an_encrypted_copy_of_the_ca_is_all_that_a_new_control_host_needs(site, 
     await_rounds(site.machines, HUB)
     shutil.rmtree(folder)
     folder.mkdir(mode=0o700)
-    decrypt = f"{BIN}/ansible-vault decrypt --vault-password-file {_key_of_vault(site.control)} --output - {copy}"
+    decrypt = f"{BIN}/ansible-vault decrypt --vault-password-file {key_of_vault(site.control)} --output - {copy}"
     subprocess.run(["sh", "-ec", f"{decrypt} | tar -x -C {shlex.quote(str(folder))}"], check=True)
     again = site.control.play("site.yml")
     assert set(again.changed.values()) == {0}, again.out[-6000:]
@@ -273,3 +197,37 @@ def test_a_version_whose_coordinator_is_not_well_goes_back_with_it(site, tmp_pat
     assert site.machines.ssh(SECOND, "ls /opt/fedpatch/versions").split() == ["0.1.0"]
     until(lambda: len(await_rounds(site.machines, HUB)[-1]["user_accuracies"]) == 2, "both report")
     assert site.run == run
+
+
+def test_a_coordinator_that_is_lost_is_restored_beside_its_broker(site, tmp_path):
+    """At another address: the broker lets that one in, Prometheus reads it, and the run goes on."""
+    run = site.run
+    site.control.play("backup.yml", backup_dir=str(tmp_path))
+    [copy] = tmp_path.glob("coordinator-*")
+    done = len(rounds_of(site.machines, HUB))
+    site.machines.remove(HUB)
+    site.machines.add(ANEW, BOOKWORM)
+    site.control.groups = {**site.control.groups, "coordinator": [ANEW]}
+    site.control.play("restore.yml", restore_from=str(copy))
+    until(lambda: len(rounds_of(site.machines, ANEW)) > done, "the run goes on")
+    assert runs_of(site.machines, ANEW)[0]["id"] == run
+    assert reached(site.machines, ANEW, BROKER, (22, 8883, 8884, 9100)) == [22, 8884]
+    scraped = {f"{site.machines.address(ANEW)}:9464"}
+    until(lambda: site.scraped('up{job="fedpatch"} == 1') == scraped, "Prometheus reads the new one")
+
+
+def test_a_device_is_retired_under_the_name_that_it_has_in_the_fleet(site):
+    """`device_agent_id`, where that is another than what the inventory calls its host."""
+    site.machines.add(THIRD, BOOKWORM)
+    site.control.host_settings[THIRD] = {"device_agent_id": "kitchen-three"}
+    site.control.groups = {**site.control.groups, "devices": [FIRST, SECOND, THIRD]}
+    site.control.settings["firewall_clients"].append(site.machines.address(THIRD))
+    site.control.play("site.yml")
+    until(lambda: "kitchen-three" in await_rounds(site.machines, ANEW)[-1]["user_accuracies"], "it reports")
+    assert "kitchen-three" in site.machines.ssh(BROKER, "cat /etc/mosquitto/fedpatch/fedpatch.acl")
+    site.control.play("retire.yml", retired=THIRD)
+    assert "kitchen-three" not in site.machines.ssh(BROKER, "cat /etc/mosquitto/fedpatch/fedpatch.acl")
+    assert site.machines.ssh(THIRD, "ls /var/lib/fedpatch").strip() == ""
+    until(
+        lambda: set(await_rounds(site.machines, ANEW)[-1]["user_accuracies"]) == {FIRST, SECOND}, "it is asked no more"
+    )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.identity.expiry import as_numbers, of_files, of_others
+from coordinator.identity.expiry import as_number, of_files, of_others
 from coordinator.identity.index import Entry
 from coordinator.identity.revocations import Revocations
 from coordinator.identity.standing import check_authority
@@ -132,12 +132,12 @@ def test_the_metric_knows_every_certificate_a_run_depends_on(house: Certified):
     """The CA's, the coordinator's, that of the device whose newest ends first, and what the broker showed; renewals too."""
     settings, now = run_settings(house), time.time()
     revocations = Revocations(house.directory, "kitchen")
-    asks = as_numbers({**of_files(settings), **of_others(revocations, lambda: now + 7 * DAY_S)})
-    days = {name: round((ask() - now) / DAY_S) for name, ask in asks.items()}
+    asks = {**of_files(settings), **of_others(revocations, lambda: now + 7 * DAY_S)}
+    days = {name: round((as_number(ask) - now) / DAY_S) for name, ask in asks.items()}
     assert days == {"ca": 900, "coordinator": 300, "device": 300, "broker": 7}
     with house.open() as authority:
         authority.issue("coordinator", "coordinator", now=now, days=400)
-    assert round((asks["coordinator"]() - now) / DAY_S) == 400
+    assert round((as_number(asks["coordinator"]) - now) / DAY_S) == 400
     bare = of_others(Revocations(house.directory / "none", "kitchen"), lambda: None)
     assert (of_files(RunSettings()), bare) == ({}, {})
 
@@ -146,8 +146,8 @@ def test_a_device_that_is_enrolled_during_a_run_has_its_metric(tmp_path: Path):
     """The first one, too; until then there is no number."""
     Certified(tmp_path / "ca").make()
     revocations = Revocations(tmp_path / "ca", "kitchen")
-    ask = as_numbers(of_others(revocations, lambda: None))["device"]
-    assert math.isnan(ask())
+    ask = of_others(revocations, lambda: None)["device"]
+    assert math.isnan(as_number(ask))
     device = Entry(serial="1", part="device", name="pi-1", not_after=1_800_000_000)
     revocations.index = revocations.index.with_entry(device)
-    assert ask() == 1_800_000_000
+    assert as_number(ask) == 1_800_000_000
