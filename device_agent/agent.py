@@ -13,6 +13,7 @@ from queue import Empty, SimpleQueue
 from typing import Protocol
 
 from device_agent.effects import Effect
+from device_agent.facts import Facts
 from device_agent.namesake import Namesake
 from device_agent.owner import Owner
 from device_agent.performing import Performer
@@ -20,7 +21,6 @@ from device_agent.presence import StatusFile
 from device_agent.trainer import Died, Trainer, TrainerEvent
 from device_agent.training_channel import Ready, SetupFailed, TrainCancelled, Trained, TrainFailed, TrainProgress
 from device_agent.upkeep import Upkeep
-from device_agent.watching import Observed
 from shared import __version__, topics
 from shared.codec import UnknownMessage, decode, encode
 from shared.errors import DataError, UsageError, WireError
@@ -39,7 +39,7 @@ class Stop:
     exit_code: int
 
 
-Event = LinkEvent | TrainerEvent | Observed | Stop
+Event = LinkEvent | TrainerEvent | Facts | Stop
 Inbox = SimpleQueue[Event]
 
 # Training processes that may be killed before the first is ready.
@@ -134,7 +134,7 @@ class Agent:
         except Empty:
             return None
 
-    def _handle(self, event: LinkEvent | TrainerEvent | Observed, now: float) -> list[Effect]:
+    def _handle(self, event: LinkEvent | TrainerEvent | Facts, now: float) -> list[Effect]:
         match event:
             case Connected():
                 _log.info("connected to the broker, MQTT %s", event.protocol)
@@ -148,8 +148,8 @@ class Agent:
                 self._connected = False
             case Received():
                 return self._on_received(event, now)
-            case Observed():
-                effects = self._owner.see(event.facts, self._job, [one.task for one in self._tasks], now)
+            case Facts():
+                effects = self._owner.see(event, self._job, [one.task for one in self._tasks], now)
                 offer, self._offer = self._offer, None
                 return effects if offer is None else [*effects, *self._on_offer(offer, now)]
             case _:

@@ -15,9 +15,9 @@ from typing import Annotated
 
 import typer
 
-from device_agent.conditions_cli import add_conditions
+from device_agent.conditions_cli import ConditionsRoot, add_conditions
 from device_agent.enrol_cli import add_enrol
-from device_agent.model_cli import add_models, models_in_words, models_plain
+from device_agent.model_cli import DEFAULT_STATE_DIR, StateDir, add_models, models_in_words, models_plain
 from device_agent.new_task.command import register as add_new_task
 from device_agent.settings import AgentSettings
 from device_agent.standing import Standing, read_standing
@@ -37,14 +37,6 @@ app = make_app(
         "Look at patches and personal models, and use them": ["patches", "models", "predict", "evaluate", "rollback"],
     },
 )
-
-StateDir = Annotated[
-    Path,
-    typer.Option("--state-dir", envvar="FEDPATCH_AGENT_STATE_DIR", metavar="PATH", help="The agent's state directory."),
-]
-
-_DEFAULT_STATE_DIR = AgentSettings.state_dir
-
 
 add_unit(app)
 
@@ -66,9 +58,7 @@ def run(
     until_stdin_closes: Annotated[
         bool, typer.Option("--until-stdin-closes", hidden=True, help="End with whoever holds the other end of stdin.")
     ] = False,
-    root: Annotated[Path, typer.Option("--conditions-root", hidden=True, help="Where conditions are read.")] = Path(
-        "/"
-    ),
+    root: ConditionsRoot = Path("/"),
 ) -> None:
     """Serve a fleet with this device's data, until SIGTERM or Ctrl-C."""
     from device_agent.running import run_agent
@@ -91,7 +81,7 @@ add_conditions(app)
 
 
 @command(app, "status", example="fedpatch-agent status --state-dir /var/lib/fedpatch-agent")
-def status(state_dir: StateDir = _DEFAULT_STATE_DIR, as_json: AsJson = False) -> None:
+def status(state_dir: StateDir = DEFAULT_STATE_DIR, as_json: AsJson = False) -> None:
     """Tell what the agent of a state directory is doing; works without the agent and without the network."""
     standing = read_standing(state_dir.expanduser())
     if as_json:
@@ -102,7 +92,7 @@ def status(state_dir: StateDir = _DEFAULT_STATE_DIR, as_json: AsJson = False) ->
 
 
 @command(app, "patches", example="fedpatch-agent patches --json")
-def patches(state_dir: StateDir = _DEFAULT_STATE_DIR, as_json: AsJson = False) -> None:
+def patches(state_dir: StateDir = DEFAULT_STATE_DIR, as_json: AsJson = False) -> None:
     """List the private patches that this device holds, without their values."""
     standing = read_standing(state_dir.expanduser())
     if as_json:

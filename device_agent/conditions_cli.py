@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from device_agent.facts import Confidence, Fact
 from device_agent.settings import AgentSettings
 from shared.command import AsJson, command
 from shared.config import cli_options
 
 if TYPE_CHECKING:
-    from device_agent.facts import Fact
     from device_agent.outlook import Outlook
+
+
+ConditionsRoot = Annotated[Path, typer.Option("--conditions-root", hidden=True, help="Where conditions are read.")]
 
 
 def add_conditions(app: typer.Typer) -> None:
@@ -25,7 +28,7 @@ def add_conditions(app: typer.Typer) -> None:
     def conditions(
         settings: AgentSettings,
         as_json: AsJson = False,
-        root: Annotated[Path, typer.Option("--conditions-root", hidden=True)] = Path("/"),
+        root: ConditionsRoot = Path("/"),
     ) -> None:
         """Look at this device as the agent does, and tell whether it would accept work now, and why not."""
         from device_agent.outlook import look
@@ -71,6 +74,4 @@ def _value(fact: Fact[Any]) -> str:
 
 
 def _origin(fact: Fact[Any]) -> str:
-    from device_agent.facts import Confidence
-
     return f"{fact.source} (assumed)" if fact.confidence is Confidence.ASSUMED else fact.source

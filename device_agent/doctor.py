@@ -21,7 +21,7 @@ from device_agent.running import setup_of
 from device_agent.settings import AgentSettings
 from device_agent.standing import read_standing
 from device_agent.trainer import Died, Trainer, TrainerEvent
-from device_agent.training_channel import Ready, Setup, SetupFailed
+from device_agent.training_channel import Ready, SetupFailed
 from shared import topics
 from shared.broker_checkup import Asked, check_broker
 from shared.broker_rights import Side
@@ -69,9 +69,9 @@ def examine(settings: AgentSettings, checkup: Checkup, root: Path = Path("/")) -
         _check_broker(settings, identity, checkup, running)
         return
     # Importing torch takes a Raspberry Pi half a minute, in which the broker can be asked.
-    with _loading(settings, identity, checkup) as loaded:
+    with _loading(settings, identity, checkup) as (trainer, answers):
         _check_broker(settings, identity, checkup, running)
-        _check_task(settings, loaded, checkup)
+        _check_task(settings, trainer, answers, checkup)
 
 
 def _check_preferences(settings: AgentSettings, checkup: Checkup, root: Path) -> None:
@@ -100,33 +100,30 @@ def _told(directory: Path) -> str:
     return f"an agent is at work here: {', '.join(tasks) or 'its task is being loaded'}"
 
 
-class _Loading:
-    """The training process at work, and what it says."""
-
-    def __init__(self, setup: Setup) -> None:
-        self.answers: SimpleQueue[TrainerEvent] = SimpleQueue()
-        self.trainer = Trainer(setup, self.answers.put)
-        self.data_root = setup.data_root
-
-
 @contextmanager
-def _loading(settings: AgentSettings, identity: Identity, checkup: Checkup) -> Iterator[_Loading]:
+def _loading(
+    settings: AgentSettings, identity: Identity, checkup: Checkup
+) -> Iterator[tuple[Trainer, SimpleQueue[TrainerEvent]]]:
+    """The training process at work, and what it says."""
     checkup.say(f"loading task {settings.task} with data {settings.data} (torch takes its time)")
+    answers: SimpleQueue[TrainerEvent] = SimpleQueue()
     with tempfile.TemporaryDirectory(prefix="fedpatch-doctor-") as nowhere:
-        loading = _Loading(setup_of(settings, Path(nowhere), identity.device))
+        trainer = Trainer(setup_of(settings, Path(nowhere), identity.device), answers.put)
         try:
-            loading.trainer.start()
-            yield loading
+            trainer.start()
+            yield trainer, answers
         finally:
-            loading.trainer.stop()
+            trainer.stop()
 
 
-def _check_task(settings: AgentSettings, loading: _Loading, checkup: Checkup) -> None:
+def _check_task(
+    settings: AgentSettings, trainer: Trainer, answers: SimpleQueue[TrainerEvent], checkup: Checkup
+) -> None:
     """The checks `task` and, where it could be loaded, `memory`."""
     checkup.say("waiting for the training process")
     what = f"task {settings.task} with data {settings.data}"
     try:
-        answer = loading.answers.get(timeout=TASK_TIMEOUT_S)
+        answer = answers.get(timeout=TASK_TIMEOUT_S)
     except Empty:
         mend = "see with --debug what it does; a first import from a slow SD card may take this long, so try again"
         checkup.fail("task", f"{what} was not loaded within {TASK_TIMEOUT_S:g} s", mend)
@@ -135,12 +132,12 @@ def _check_task(settings: AgentSettings, loading: _Loading, checkup: Checkup) ->
         case Ready():
             examples = f"{answer.num_examples} training examples and some to test with"
             checkup.good("task", f"{answer.task} is loaded: {examples}, schema {answer.schema[:12]}")
-            _check_memory(loading.trainer, checkup)
+            _check_memory(trainer, checkup)
         case SetupFailed(exit_code=UsageError.exit_code):
             mend = "correct --task and --data; `fedpatch tasks` lists what is installed, and why one cannot be used"
             checkup.fail("task", answer.detail, mend)
         case SetupFailed():
-            mend = f"put the data set below {loading.data_root} (or name its place with --data-root), or correct --data"
+            mend = f"put the data set below {trainer.setup.data_root} (or name its place with --data-root), or correct --data"
             checkup.fail("task", answer.detail, mend)
         case Died():
             mend = (
@@ -166,7 +163,7 @@ def _check_broker(settings: AgentSettings, identity: Identity, checkup: Checkup,
         checkup.skip("coordinator", "the broker was not asked for it")
         return
     checkup.skip("queue", "no broker tells how many messages it holds for a client; what it drops is asked for again")
-    if "coordinator_state" in asked.rights.foreign and not asked.reached.loopback:
+    if "coordinator_state" in asked.foreign and not asked.reached.loopback:
         mend = f"give the broker the rules of `fedpatch broker acl --fleet {identity.fleet}`, and every device its own user"
         checkup.warn("access", "the broker lets a device speak as the coordinator: there are no access rules", mend)
     _check_name(asked, identity, checkup, running)
@@ -194,7 +191,7 @@ def _check_coordinator(settings: AgentSettings, side: Side, asked: Asked, checku
         checkup.good("coordinator", f"none is at work in fleet {side.fleet} now; an agent waits for one")
     else:
         # Where there are no rules it can be asked under a name that no device has, and so counts it for none.
-        name = side.stranger if "coordinator_state" in asked.rights.foreign else side.device
+        name = side.stranger if "coordinator_state" in asked.foreign else side.device
         took_s = _ask_coordinator(settings, side, name)
         if took_s is not None:
             checkup.good(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from device_agent.settings import AgentSettings
-from shared.command import command
+from shared.command import AsJson, command
 
 if TYPE_CHECKING:
     from device_agent.enrolling import Enrolled
@@ -40,9 +40,7 @@ def add_enrol(app: typer.Typer) -> None:
         replace: Annotated[
             bool, typer.Option("--replace", help="Also where this device is another one so far.")
         ] = False,
-        as_json: Annotated[
-            bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")
-        ] = False,
+        as_json: AsJson = False,
     ) -> None:
         """Make this device the one of a bundle: install its certificate or password, and write it into the settings.
 

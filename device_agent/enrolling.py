@@ -24,6 +24,7 @@ from shared.bundle import MAX_BUNDLE_BYTES, Bundle, decode_bundle
 from shared.certificate import Certificate, read_pem
 from shared.errors import ConfigError, DataError, UsageError
 from shared.files import OPEN_TO_OTHERS, open_atomic, refusals_of
+from shared.quantities import minute
 from shared.toml_text import with_values
 
 DIRECTORY, CA_NAME, OWN_NAME = "identity", "ca.crt", "client.pem"
@@ -174,11 +175,11 @@ def _check_certificate(bundle: Bundle, done: Enrolled) -> Certificate:
     now = time.time()
     if own.standing(now) == "not yet valid":
         done.warnings.append(
-            f"the certificate is not valid before {_date(own.not_before)}, and the clock says {_date(now)}: "
+            f"the certificate is not valid before {minute(own.not_before)}, and the clock says {minute(now)}: "
             "the agent waits until the clock is set"
         )
     if own.standing(now) == "expired":
-        raise DataError(f"the bundle's certificate has expired on {_date(own.not_after)}; {anew}")
+        raise DataError(f"the bundle's certificate has expired on {minute(own.not_after)}; {anew}")
     _shake_hands(bundle, anew)
     return own
 
@@ -247,7 +248,3 @@ def _put_settings(
         mode = owner.st_mode & 0o777
     config.absolute().parent.mkdir(parents=True, exist_ok=True)
     _put(config.absolute(), changed.encode(), owner, done, mode)
-
-
-def _date(unix_s: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(unix_s))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from shared.errors import DataError
+from shared.model import evaluating
 from shared.task import Task
 
 EVALUATION_BATCH = 512
@@ -32,19 +33,13 @@ def user_accuracy(
     `cancelled` is asked before each batch. Raises Cancelled where it says so, and DataError where the metric is not what
     the task says of it: for an accuracy, a fraction from 0 to 1.
     """
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        with torch.inference_mode():
-            outputs = []
-            for batch in torch.split(x, batch_size):
-                if cancelled():
-                    raise Cancelled
-                outputs.append(model(batch))
-            accuracy = float(task.metric(torch.cat(outputs), y))
-    finally:
-        for module, mode in modes:
-            module.training = mode
+    with evaluating(model), torch.inference_mode():
+        outputs = []
+        for batch in torch.split(x, batch_size):
+            if cancelled():
+                raise Cancelled
+            outputs.append(model(batch))
+        accuracy = float(task.metric(torch.cat(outputs), y))
     if not task.metric_terms.allows(accuracy):
         raise DataError(
             f"task {task.name!r}: its metric gave {accuracy} on {len(x)} test examples; `metric` must return "

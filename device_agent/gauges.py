@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from device_agent.allowance import NOTHING, Spent
 from device_agent.effects import JobState
-from device_agent.facts import Fact, Facts
+from device_agent.facts import Facts
 from device_agent.preference_settings import PreferenceSettings
 from shared.messages import UpdateReport
 from shared.reasons import Condition
@@ -66,13 +66,10 @@ class Gauges:
         plain = {**self._work(), **self._found(), **self._spent(), **self._rounds()}
         for name, (about, value) in plain.items():
             yield name, about, [(_NO_LABELS, value)]
-        accuracies = (
-            (("before", self.report.user_accuracy_before), ("after", self.report.user_accuracy_after))
-            if self.report
-            else ()
-        )
-        measured = [((("moment", moment),), value) for moment, value in accuracies]
-        yield "user_accuracy", "Around its last training", measured
+        if self.report:
+            accuracies = (("before", self.report.user_accuracy_before), ("after", self.report.user_accuracy_after))
+            measured = [((("moment", moment),), value) for moment, value in accuracies]
+            yield "user_accuracy", "Around its last training", measured
         expiry = [((("certificate", name),), when) for name, when in self.expiry]
         yield "certificate_expiry_timestamp_seconds", "Unix time at which a certificate expires", expiry
 
@@ -90,14 +87,14 @@ class Gauges:
             return {}
         return {
             "external_power": ("1 on external power", facts.external_power.value),
-            "battery_ratio": ("Charge of the battery that feeds it", _times(facts.battery_percent, 0.01)),
+            "battery_ratio": ("Charge of the battery that feeds it", _product(facts.battery_percent.value, 0.01)),
             "under_voltage": ("1 while its supply is too weak", facts.under_voltage.value),
             "throttled": ("1 while its processor is slowed down", facts.throttled.value),
             "temperature_celsius": ("Of the hottest part of the processor", facts.temperature_c.value),
             "metered": ("1 where its connection is paid by volume", facts.metered.value),
             "load_per_cpu": ("Load of a minute, by CPU", facts.load_per_cpu.value),
-            "free_memory_bytes": ("Memory that programs could take", _times(facts.free_memory_mib, _MIB)),
-            "free_disk_bytes": ("Free on the disk of its state", _times(facts.free_disk_mib, _MIB)),
+            "free_memory_bytes": ("Memory that programs could take", _product(facts.free_memory_mib.value, _MIB)),
+            "free_disk_bytes": ("Free on the disk of its state", _product(facts.free_disk_mib.value, _MIB)),
             "clock_set": ("1 where its clock was set from outside", facts.clock_set.value),
         }
 
@@ -134,10 +131,6 @@ def _braced(labels: _Labels) -> str:
 
 def _escaped(value: str) -> str:
     return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-
-
-def _times(fact: Fact[float], factor: float) -> float | None:
-    return _product(fact.value, factor)
 
 
 def _product(value: float | None, factor: float) -> float | None:

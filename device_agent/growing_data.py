@@ -26,7 +26,7 @@ class GrowingData:
 
     def load(self) -> DeviceData:
         """All data there are now. Raises what the task raises where that is an error of ours, else DataError."""
-        with self._failing_in_words():
+        with self.failing_in_words():
             return self._load(self._asked_version())
 
     def load_changed(self) -> DeviceData | None:
@@ -34,7 +34,7 @@ class GrowingData:
 
         After an error they still count as changed, and the next call reads them again.
         """
-        with self._failing_in_words():
+        with self.failing_in_words():
             version = self._asked_version()
             return None if version is None or version == self._version else self._load(version)
 
@@ -48,7 +48,8 @@ class GrowingData:
         return data
 
     @contextmanager
-    def _failing_in_words(self) -> Iterator[None]:
+    def failing_in_words(self) -> Iterator[None]:
+        """For the task's own code: whatever it raises within becomes a DataError, unless it is an error of ours."""
         try:
             yield
         except FedpatchError:

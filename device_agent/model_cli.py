@@ -32,7 +32,7 @@ ModelPath = Annotated[
     typer.Option("--model", metavar="PATH", help="Directory of another model than the present one, as `models` lists."),
 ]
 
-_DEFAULT_STATE_DIR = AgentSettings.state_dir
+DEFAULT_STATE_DIR = AgentSettings.state_dir
 
 
 def add_models(app: typer.Typer) -> None:
@@ -45,7 +45,7 @@ def _add_predict(app: typer.Typer) -> None:
     @command(app, "predict", example="fedpatch-agent predict today.npy --state-dir /var/lib/fedpatch-agent")
     def predict(
         files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Inputs: .npy, .csv or images.")],
-        state_dir: StateDir = _DEFAULT_STATE_DIR,
+        state_dir: StateDir = DEFAULT_STATE_DIR,
         task: TaskName = "",
         model: ModelPath = None,
         as_json: AsJson = False,
@@ -90,7 +90,7 @@ def _add_evaluate(app: typer.Typer) -> None:
 
 def _add_models(app: typer.Typer) -> None:
     @command(app, "models", example="fedpatch-agent models --json")
-    def models(state_dir: StateDir = _DEFAULT_STATE_DIR, as_json: AsJson = False) -> None:
+    def models(state_dir: StateDir = DEFAULT_STATE_DIR, as_json: AsJson = False) -> None:
         """List the personal models that this device holds, the present one and those before it."""
         if as_json:
             typer.echo(json.dumps(models_plain(state_dir)))
@@ -105,13 +105,15 @@ def _add_rollback(app: typer.Typer) -> None:
         to: Annotated[
             int | None, typer.Option("--to", min=0, metavar="ROUND", help="The round whose model it is to be.")
         ] = None,
-        state_dir: StateDir = _DEFAULT_STATE_DIR,
+        state_dir: StateDir = DEFAULT_STATE_DIR,
         task: TaskName = "",
         as_json: AsJson = False,
     ) -> None:
         """Go back to the personal model before the present one, until a round gives another."""
+        from device_agent.personal import only_task
+
         store = _store(state_dir)
-        name = task or _only_task(store, state_dir)
+        name = task or only_task(store, state_dir)
         version = store.roll_back(name, to)
         if as_json:
             typer.echo(json.dumps(_plain(name, version)))
@@ -158,12 +160,6 @@ def _plain(task: str, version: ModelVersion) -> dict[str, Any]:
 
 def _store(state_dir: Path) -> ModelStore:
     return ModelStore(state_dir.expanduser() / DIRECTORY)
-
-
-def _only_task(store: ModelStore, state_dir: Path) -> str:
-    from device_agent.personal import only_task
-
-    return only_task(store, state_dir)
 
 
 def _opened(state_dir: Path, task: str, model: Path | None) -> PersonalModel:

@@ -11,7 +11,6 @@ import hashlib
 import logging
 import math
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -23,7 +22,7 @@ from device_agent.training_channel import TrainCommand
 from shared import __version__
 from shared.errors import ExportRefused, FedpatchError
 from shared.model_metadata import MODEL_FILE, ModelMetadata
-from shared.onnx_export import export_onnx, torch_outputs
+from shared.onnx_export import Exported, export_onnx, torch_outputs
 from shared.onnx_model import OnnxModel, require_parity
 
 if TYPE_CHECKING:
@@ -100,17 +99,7 @@ class ModelExport:
         model = OnnxModel(exported.model, MODEL_FILE)
         samples = inputs[:PARITY_SAMPLES]
         parity = require_parity(model, samples, torch_outputs(self._trainer.model, samples))
-        outputs = model.run(inputs)
-        metadata = self._describe(command, inputs, outputs)
-        metadata = replace(
-            metadata,
-            user_accuracy_before=result.user_accuracy_before,
-            parity=parity,
-            sha256=hashlib.sha256(exported.model).hexdigest(),
-            size_bytes=len(exported.model),
-            torch=exported.torch,
-            onnx=exported.onnx,
-        )
+        metadata = self._describe(command, result, inputs, model.run(inputs), exported, parity)
         found, present = metadata.user_accuracy, self._present_user_accuracy(inputs)
         assert found is not None
         loss = 0.0 if present is None else (present - found) * (1 if metadata.metric_goal == "max" else -1)
@@ -123,7 +112,15 @@ class ModelExport:
         log.info("personal model: round %d, %s %.4g", command.key.round, metadata.metric, found)
         return ""
 
-    def _describe(self, command: TrainCommand, inputs: Array, outputs: Array) -> ModelMetadata:
+    def _describe(
+        self,
+        command: TrainCommand,
+        result: LocalResult,
+        inputs: Array,
+        outputs: Array,
+        exported: Exported,
+        parity: float,
+    ) -> ModelMetadata:
         task = self._trainer.task
         require_named_outputs(task, outputs)
         return ModelMetadata(
@@ -141,15 +138,15 @@ class ModelExport:
             metric=task.metric_name,
             metric_goal=task.metric_goal,
             user_accuracy=self._user_accuracy(outputs),
-            user_accuracy_before=None,
+            user_accuracy_before=result.user_accuracy_before,
             test_examples=len(inputs),
-            parity=0.0,
-            sha256="",
-            size_bytes=0,
+            parity=parity,
+            sha256=hashlib.sha256(exported.model).hexdigest(),
+            size_bytes=len(exported.model),
             created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             fedpatch=__version__,
-            torch="",
-            onnx="",
+            torch=exported.torch,
+            onnx=exported.onnx,
         )
 
     def _user_accuracy(self, outputs: Array) -> float:

@@ -130,7 +130,8 @@ class ModelStore:
             _tidy(root)
             staged = _read(root / _STAGED)
             if staged is not None and (staged.run, staged.round) == (run, round):
-                target = root / _version_name(_last_serial(root) + 1, staged)
+                last = max((_serial(path.name) for path in _versions(root)), default=0)
+                target = root / _version_name(last + 1, staged)
                 os.rename(root / _STAGED, target)
                 sync_directory(root)
             else:
@@ -142,7 +143,9 @@ class ModelStore:
                 target = newest.path
             _point(root, target)
             (root / _KEPT).unlink(missing_ok=True)
-            self._prune(task, root)
+            for stale in self.versions(task)[self._keep :]:
+                if not stale.current:
+                    _remove(root, stale.path)
         return ModelVersion(target, True, _read(target))
 
     def roll_back(self, task: str, to_round: int | None = None) -> ModelVersion:
@@ -158,8 +161,8 @@ class ModelStore:
             present = next((one.serial for one in whole if one.current), None)
             for one in whole:
                 assert one.metadata is not None
-                wanted = one.metadata.round == to_round if to_round is not None else not _is_from(one, present)
-                if wanted:
+                earlier = present is None or one.serial < present
+                if earlier if to_round is None else one.metadata.round == to_round:
                     _point(root, one.path)
                     return ModelVersion(one.path, True, one.metadata)
         rounds = ", ".join(str(one.metadata.round) for one in whole if one.metadata) or "none"
@@ -219,16 +222,6 @@ class ModelStore:
         with refusals_of(root), FileLock(root / _LOCK, held):
             yield
 
-    def _prune(self, task: str, root: Path) -> None:
-        for stale in self.versions(task)[self._keep :]:
-            if not stale.current:
-                _remove(root, stale.path)
-
-
-def _is_from(version: ModelVersion, present: int | None) -> bool:
-    """Whether it is the present one, or newer; without a present one, none is."""
-    return present is not None and version.serial >= present
-
 
 def _serial(name: str) -> int:
     match = _VERSION.fullmatch(name)
@@ -239,10 +232,6 @@ def _versions(root: Path) -> list[Path]:
     with refusals_of(root):
         found = root.iterdir() if root.is_dir() else ()
         return sorted((path for path in found if _serial(path.name)), key=lambda path: _serial(path.name), reverse=True)
-
-
-def _last_serial(root: Path) -> int:
-    return max((_serial(path.name) for path in _versions(root)), default=0)
 
 
 def _version_name(serial: int, metadata: ModelMetadata) -> str:

@@ -105,16 +105,11 @@ class PatchStore:
     """
 
     def __init__(self, directory: Path) -> None:
-        self._directory = directory
+        self.directory = directory
         with refusals_of(directory):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             _tighten(directory, 0o700)
             remove_unfinished(directory)
-
-    @property
-    def directory(self) -> Path:
-        """Where what is this device's own is kept."""
-        return self._directory
 
     def load(self, key: PatchKey, run: str, round: int) -> PatchState:
         """Patch to train round `round` of `run` from; the empty state where there is none yet.
@@ -145,7 +140,7 @@ class PatchStore:
         A version of the same run that is not older than the record is of a round that is repeated: it is replaced, and
         the kept version stays. Raises StateError where the disk refuses; then all versions are as they were.
         """
-        path = self._directory / record.key.file_name
+        path = self.directory / record.key.file_name
         data = _encode(record)
         with refusals_of(path):
             written = path.read_bytes() if path.exists() else None
@@ -155,7 +150,7 @@ class PatchStore:
             write(path, data)
 
     def _newest(self, key: PatchKey) -> PatchRecord | None:
-        path = self._directory / key.file_name
+        path = self.directory / key.file_name
         problems = []
         for candidate in (path, previous_of(path)):
             try:
@@ -177,7 +172,7 @@ class PatchStore:
     def _earlier(self, key: PatchKey, newest: PatchRecord) -> PatchRecord | None:
         """The kept version, if it leads up to the newest."""
         try:
-            kept = _read(previous_of(self._directory / key.file_name), key)
+            kept = _read(previous_of(self.directory / key.file_name), key)
         except StateError as error:
             log.warning("%s; using what the version after it began with", error)
             return None
@@ -187,7 +182,7 @@ class PatchStore:
         """Keep a damaged file from becoming the version before the next one."""
         with refusals_of(path):
             os.replace(path, path.with_name(path.name + ".damaged"))
-            sync_directory(self._directory)
+            sync_directory(self.directory)
 
 
 def list_patches(directory: Path) -> list[PatchEntry]:

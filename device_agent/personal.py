@@ -14,7 +14,6 @@ docs/personal-model.md says more, also for programs in other languages.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 from pathlib import Path
 
 from device_agent.model_store import DIRECTORY, ModelStore
@@ -34,7 +33,8 @@ class PersonalModel:
         """Read the model in the directory `path`. StateError where it is damaged or absent."""
         self._threads = threads
         self._store: tuple[ModelStore, str] | None = None
-        self._take(_read(path, threads))
+        self.path = path
+        self.metadata, self._model = _read(path, threads)
 
     @classmethod
     def open(cls, state_dir: str | Path, task: str = "", *, threads: int = 1) -> PersonalModel:
@@ -44,16 +44,13 @@ class PersonalModel:
         """
         store = ModelStore(Path(state_dir).expanduser() / DIRECTORY)
         name = task or only_task(store, Path(state_dir))
-        loaded = _read_present(store, name, threads)
-        if loaded is None:
+        model = cls._read_present(store, name, threads)
+        if model is None:
             raise UsageError(
                 f"{Path(state_dir) / DIRECTORY / name}: there is no personal model yet; it comes with the first round whose "
                 "update the coordinator takes (see keep_models)"
             )
-        model = cls.__new__(cls)
-        model._threads = threads
         model._store = (store, name)
-        model._take(loaded)
         return model
 
     def predict(self, inputs: Array) -> Array:
@@ -74,22 +71,23 @@ class PersonalModel:
         store, task = self._store
         if store.current(task) in (None, self.path):
             return False
-        loaded = _read_present(store, task, self._threads)
-        if loaded is not None:
-            self._take(loaded)
-        return loaded is not None
+        newer = self._read_present(store, task, self._threads)
+        if newer is not None:
+            self.path, self.metadata, self._model = newer.path, newer.metadata, newer._model
+        return newer is not None
 
-    def _take(self, loaded: _Loaded) -> None:
-        self.path, self.metadata, self._model = loaded.path, loaded.metadata, loaded.model
-
-
-@dataclass(frozen=True)
-class _Loaded:
-    """A model's directory and what is in it."""
-
-    path: Path
-    metadata: ModelMetadata
-    model: OnnxModel
+    @classmethod
+    def _read_present(cls, store: ModelStore, task: str, threads: int) -> PersonalModel | None:
+        for attempt in range(_ATTEMPTS):
+            path = store.current(task)
+            if path is None:
+                return None
+            try:
+                return cls(path, threads=threads)
+            except StateError:
+                if attempt + 1 == _ATTEMPTS or store.current(task) == path:
+                    raise
+        return None
 
 
 def only_task(store: ModelStore, state_dir: Path) -> str:
@@ -105,20 +103,7 @@ def only_task(store: ModelStore, state_dir: Path) -> str:
     return tasks[0]
 
 
-def _read_present(store: ModelStore, task: str, threads: int) -> _Loaded | None:
-    for attempt in range(_ATTEMPTS):
-        path = store.current(task)
-        if path is None:
-            return None
-        try:
-            return _read(path, threads)
-        except StateError:
-            if attempt + 1 == _ATTEMPTS or store.current(task) == path:
-                raise
-    return None
-
-
-def _read(path: Path, threads: int) -> _Loaded:
+def _read(path: Path, threads: int) -> tuple[ModelMetadata, OnnxModel]:
     file = path / METADATA_FILE
     try:
         metadata = from_json(file.read_bytes(), str(file))
@@ -128,4 +113,4 @@ def _read(path: Path, threads: int) -> _Loaded:
         raise StateError(f"{file}: {error.strerror}; may this user read it, and is it an exported model?") from error
     if hashlib.sha256(model).hexdigest() != metadata.sha256:
         raise StateError(f"{file}: is damaged (its SHA-256 does not fit); `fedpatch-agent rollback` goes back")
-    return _Loaded(path, metadata, OnnxModel(model, str(file), threads=threads))
+    return metadata, OnnxModel(model, str(file), threads=threads)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import csv
 import math
-from importlib import import_module
 from pathlib import Path
 
 import numpy as np
 
+from shared.entries import optional_module
 from shared.errors import DataError, UsageError
 from shared.tensors import Array
 
@@ -81,10 +81,7 @@ def _is_number(cell: str) -> bool:
 
 
 def _image(path: Path, shape: tuple[int, ...]) -> Array:
-    try:
-        pillow = import_module("PIL.Image")
-    except ImportError as error:
-        raise UsageError(f"{path}: Pillow reads images and is not there ({error}): pip install pillow") from error
+    pillow = optional_module("PIL.Image", f"{path}: Pillow reads images and is not there", "pip install pillow")
     mode, height, width = _picture(path, shape)
     try:
         with pillow.open(path) as image:

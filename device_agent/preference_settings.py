@@ -108,13 +108,7 @@ class PreferenceSettings(Settings):
 
     def check(self) -> list[tuple[str, ...]]:
         """Hours that are none, and preferences that are none."""
-        problems = super().check()
-        for name, parse in (("quiet_hours", parse_quiet_hours), ("unknown", parse_unknown)):
-            try:
-                parse(getattr(self, name))
-            except UsageError as error:
-                problems.append((name, str(error)))
-        return problems
+        return super().check() + self.refusals(quiet_hours=parse_quiet_hours, unknown=parse_unknown)
 
 
 def parse_unknown(entries: Sequence[str]) -> dict[str, bool]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -10,7 +9,6 @@ from typing import ClassVar
 from device_agent.conditions.ups import parse_ups
 from device_agent.preference_settings import PreferenceSettings
 from shared.broker_settings import CONNECTION, BrokerSettings
-from shared.errors import UsageError
 from shared.listening import parse_address
 from shared.settings import NAME, Pattern, setting
 from shared.task import check_name
@@ -138,18 +136,7 @@ class AgentSettings(PreferenceSettings, BrokerSettings):
 
     def check(self) -> list[tuple[str, ...]]:
         """The task's name, which must exist here, and problems between fields."""
-        problems = super().check()
-        checks: tuple[tuple[str, Callable[[str], object]], ...] = (
-            ("task", check_name),
-            ("ups", parse_ups),
-            ("metrics", parse_address),
-        )
-        for name, check in checks:
-            try:
-                if (given := getattr(self, name)) is not None:
-                    check(given)
-            except UsageError as error:
-                problems.append((name, str(error)))
+        problems = super().check() + self.refusals(task=check_name, ups=parse_ups, metrics=parse_address)
         if self.reconnect_max_s < self.reconnect_min_s:
             text = f"{self.reconnect_max_s:g} is below reconnect_min_s = {self.reconnect_min_s:g}; make it larger"
             problems.append(("reconnect_max_s", text, "reconnect_min_s"))

@@ -16,14 +16,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import BinaryIO, cast
 
-from device_agent.effects import JobKey
+from device_agent.effects import ContinueTraining, JobKey, PauseTraining
 from device_agent.restraint import limit_in_words
 from device_agent.training_channel import (
     Answer,
     CancelTraining,
     Command,
-    ContinueTraining,
-    PauseTraining,
     Setup,
     SetupFailed,
     TrainCancelled,
@@ -69,7 +67,7 @@ class Trainer:
     """
 
     def __init__(self, setup: Setup, events: Callable[[TrainerEvent], None]) -> None:
-        self._setup = setup
+        self.setup = setup
         self._events = events
         self._lock = threading.Lock()
         self._child: _Child | None = None
@@ -116,7 +114,7 @@ class Trainer:
 
     def _running_child(self) -> _Child:
         if self._child is None:
-            self._child = _Child(self._setup, self._events, self._forget)
+            self._child = _Child(self.setup, self._events, self._forget)
         return self._child
 
     def _forget(self, child: _Child) -> bool:

@@ -46,7 +46,10 @@ class LocalResult:
 
 
 class LocalTrainer:
-    """One task and one device's data, with the model built once and used for every round."""
+    """One task and one device's data, with the model built once and used for every round.
+
+    `test_data` are the device's own test inputs and targets.
+    """
 
     def __init__(self, task: Task, data: DeviceData) -> None:
         with torch.random.fork_rng(devices=[]):
@@ -60,16 +63,11 @@ class LocalTrainer:
             if name in self.schema and self.schema.spec(name).role in TRAINABLE
         }
 
-    @property
-    def test_data(self) -> tuple[Tensor, Tensor]:
-        """The device's own test inputs and targets."""
-        return self._test
-
     def take(self, data: DeviceData) -> None:
         """From now on, train and measure on `data`."""
         self.num_examples: int = len(data.train_x)
         self._train = _tensor(data.train_x), _tensor(data.train_y)
-        self._test = _tensor(data.test_x), _tensor(data.test_y)
+        self.test_data = _tensor(data.test_x), _tensor(data.test_y)
         self._counts_in_ua = data.counts_in_ua
 
     def run(
@@ -149,7 +147,7 @@ class LocalTrainer:
     def _user_accuracy(self, cancelled: Callable[[], bool]) -> float | None:
         if not self._counts_in_ua:
             return None
-        return user_accuracy(self.model, self.task, *self._test, cancelled=cancelled)
+        return user_accuracy(self.model, self.task, *self.test_data, cancelled=cancelled)
 
     def _optimizer(self, plan: TrainPlan, tensors: Tensors) -> ClientOptimizer:
         """Optimizer of the plan, continuing from the moments in `tensors`; where there are none, from zero."""

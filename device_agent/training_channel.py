@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import BinaryIO, TypeVar
+from typing import BinaryIO, TypeVar, get_args
 
 import msgspec
 
-from device_agent.effects import JobKey
+from device_agent.effects import ContinueTraining, JobKey, PauseTraining
 from shared.errors import WireError
 from shared.messages import Manifest, ModelDelta, TrainPlan, UpdateReport
 from shared.reasons import FailReason
@@ -90,16 +90,6 @@ class CancelTraining:
 
 
 @dataclass(frozen=True)
-class PauseTraining:
-    """Let the `TrainCommand` that was sent last wait before its next step."""
-
-
-@dataclass(frozen=True)
-class ContinueTraining:
-    """Let it go on."""
-
-
-@dataclass(frozen=True)
 class Ready:
     """Answer to `Setup`: the task's name, the digest of its model's schema, the number of training examples here."""
 
@@ -157,12 +147,8 @@ class TrainCancelled:
 Command = Setup | TrainCommand | PauseTraining | ContinueTraining | CancelTraining
 Answer = Ready | SetupFailed | TrainProgress | Trained | TrainFailed | TrainCancelled
 
-COMMANDS: dict[str, type[Command]] = {
-    kind.__name__: kind for kind in (Setup, TrainCommand, PauseTraining, ContinueTraining, CancelTraining)
-}
-ANSWERS: dict[str, type[Answer]] = {
-    kind.__name__: kind for kind in (Ready, SetupFailed, TrainProgress, Trained, TrainFailed, TrainCancelled)
-}
+COMMANDS: dict[str, type[Command]] = {kind.__name__: kind for kind in get_args(Command)}
+ANSWERS: dict[str, type[Answer]] = {kind.__name__: kind for kind in get_args(Answer)}
 
 
 def write_message(stream: BinaryIO, message: Command | Answer) -> None:

@@ -20,12 +20,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
+from device_agent.effects import ContinueTraining, PauseTraining
 from device_agent.restraint import hold_back, limit_in_words
 from device_agent.training_channel import (
     Answer,
     CancelTraining,
-    ContinueTraining,
-    PauseTraining,
     Ready,
     Setup,
     SetupFailed,
@@ -37,7 +36,7 @@ from device_agent.training_channel import (
     read_command,
     write_message,
 )
-from shared.errors import DataError, FedpatchError, StateError, UpdateRefused, WireError
+from shared.errors import FedpatchError, StateError, UpdateRefused, WireError
 from shared.reasons import FailReason
 
 if TYPE_CHECKING:
@@ -161,13 +160,8 @@ def set_up(setup: Setup) -> tuple[LocalUpdate, Ready]:
 
     torch.set_num_threads(setup.threads)
     data = GrowingData(task, setup.data, Path(setup.data_root))
-    try:
+    with data.failing_in_words():
         trainer = LocalTrainer(task, data.load())
-    except FedpatchError:
-        raise
-    except Exception as error:
-        log.exception("the task's own code failed")
-        raise DataError(f"task {task.name!r} failed with data {setup.data!r}: {in_words(error)}") from error
     store = PatchStore(Path(setup.patch_dir))
     ready = Ready(task.name, trainer.schema.digest, trainer.num_examples)
     export = _model_export(setup, trainer)

@@ -4,17 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
 
 from device_agent.facts import Facts
-
-
-@dataclass(frozen=True)
-class Observed:
-    """The facts as they were a moment ago."""
-
-    facts: Facts
 
 
 class Looks(Protocol):
@@ -25,9 +17,9 @@ class Looks(Protocol):
 
 
 class Watcher:
-    """`ask` leads to one `Observed`, given to `events` on this object's thread; asking again meanwhile changes nothing."""
+    """`ask` leads to one look, whose facts go to `events` on this object's thread; asking again meanwhile changes nothing."""
 
-    def __init__(self, observer: Looks, events: Callable[[Observed], None]) -> None:
+    def __init__(self, observer: Looks, events: Callable[[Facts], None]) -> None:
         self._observer = observer
         self._events = events
         self._asked = threading.Event()
@@ -41,4 +33,4 @@ class Watcher:
         while True:
             self._asked.wait()
             self._asked.clear()
-            self._events(Observed(self._observer.observe()))
+            self._events(self._observer.observe())

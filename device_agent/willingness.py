@@ -117,11 +117,7 @@ class Willingness:
 
     def next_deadline(self) -> float | None:
         """When the facts should be looked at again, whatever else happens; None: time alone changes nothing."""
-        wanted = []
-        if self._counts_at is not None:
-            wanted.append(self._counts_at)
-        if self._ends_at is not None:
-            wanted.append(self._ends_at)
+        wanted = [one for one in (self._counts_at, self._ends_at) if one is not None]
         if self._steady_since is not None and not self._missing:
             wanted.append(self._steady_since + self._terms.return_after_s)
         if self._pausing:

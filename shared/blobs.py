@@ -27,7 +27,6 @@ class PartialBlob:
 
     def __init__(self, directory: Path, manifest: Manifest) -> None:
         self._manifest = manifest
-        self.digest = manifest.digest
         self.path = directory / f"{manifest.digest}.part"
         self._have_path = directory / f"{manifest.digest}.have"
         self._data = self._index = -1

@@ -13,10 +13,10 @@ import statistics
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from shared.broker_reach import Reached, reach
-from shared.broker_rights import Rights, Side, check_rights
+from shared.broker_rights import Side, check_rights
 from shared.broker_settings import BrokerSettings
 from shared.broker_url import parse_broker_url
 from shared.checkup import Checkup, in_words
@@ -24,6 +24,7 @@ from shared.errors import BrokerError
 from shared.link_events import Received
 from shared.probe import ANSWER_TIMEOUT_S, Probe
 from shared.quantities import size
+from shared.topics import Kind
 from shared.transfer import CHUNK_OVERHEAD_BYTES, chunk_bytes_within
 
 ROUND_TRIPS = 9
@@ -37,12 +38,14 @@ _RULES = "the access rules let nobody read his own chunks"
 
 @dataclass
 class Asked:
-    """What is known of a broker afterwards. `presence` holds what it kept of what the side listens to."""
+    """What is known of a broker afterwards. `foreign` is what the side may write though it is the other's to write.
+
+    `presence` holds what it kept of what the side listens to.
+    """
 
     reached: Reached
-    protocol: str
-    rights: Rights
-    presence: list[Received] = field(default_factory=list)
+    foreign: set[Kind]
+    presence: list[Received]
 
 
 def check_broker(settings: BrokerSettings, side: Side, chunk_bytes: int, checkup: Checkup) -> Asked | None:
@@ -120,11 +123,11 @@ class _Broker:
         self._echoes = probe.publish(topic, _SMALL) == "taken" and probe.gets(topic, timeout_s=_QUIET_S) is not None
         self._check_round_trip()
         presence = self._presence()
-        rights = check_rights(self._settings, side, probe, self._checkup)
+        foreign = check_rights(self._settings, side, probe, self._checkup)
         self._check_retained(any(one.retained for one in presence))
         self._check_session()
         self._check_chunk(chunk_bytes)  # last, for it may cost the connection
-        return Asked(self._reached, probe.connected.protocol, rights, presence)
+        return Asked(self._reached, foreign, presence)
 
     def _presence(self) -> list[Received]:
         probe = self._probe

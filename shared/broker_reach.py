@@ -14,7 +14,6 @@ from typing import Any
 from shared.broker_settings import exposure
 from shared.broker_url import BrokerUrl
 from shared.checkup import Checkup
-from shared.clock import is_synchronised
 from shared.errors import UsageError
 from shared.tls import tls_context
 from shared.tls_faults import distrusted
@@ -30,7 +29,6 @@ _DAY_S = 86_400
 class Reached:
     """A broker whose port is open; `nearby` when its address is a private one, `loopback` when it is this machine's."""
 
-    address: str
     nearby: bool
     loopback: bool
 
@@ -41,13 +39,13 @@ def reach(broker: BrokerUrl, files: TlsFiles, checkup: Checkup) -> Reached | Non
     sock = _connect(broker, addresses, checkup) if addresses else None
     if sock is None:
         return None
-    address = str(sock.getpeername()[0])
+    ip = ipaddress.ip_address(str(sock.getpeername()[0]).partition("%")[0])
     if told := exposure(broker):
         checkup.warn("broker_tls", told, "give the broker TLS (broker_config/README.md) and write mqtts://")
     with sock:
         if broker.tls and not _check_tls(broker, files, sock, checkup):
             return None
-    return Reached(address, nearby=_is_nearby(address), loopback=_is_loopback(address))
+    return Reached(nearby=ip.is_private, loopback=ip.is_loopback)
 
 
 def _resolve(broker: BrokerUrl, checkup: Checkup) -> list[Any]:
@@ -120,7 +118,7 @@ def _check_tls(broker: BrokerUrl, files: TlsFiles, sock: socket.socket, checkup:
         with context.wrap_socket(sock, server_hostname=broker.host) as secured:
             certificate, version = secured.getpeercert() or {}, secured.version()
     except ssl.SSLCertVerificationError as error:
-        found = distrusted(broker, files, error, synchronised=is_synchronised)
+        found = distrusted(broker, files, error)
         checkup.fail("broker_tls", found.problem, found.mend)
         return False
     except (ssl.SSLError, OSError) as error:
@@ -142,11 +140,3 @@ def _judge_certificate(not_after: str, what: str, checkup: Checkup) -> None:
         checkup.warn("broker_tls", text, "renew the broker's certificate before devices refuse it")
     else:
         checkup.good("broker_tls", text)
-
-
-def _is_nearby(address: str) -> bool:
-    return ipaddress.ip_address(address.partition("%")[0]).is_private
-
-
-def _is_loopback(address: str) -> bool:
-    return ipaddress.ip_address(address.partition("%")[0]).is_loopback

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -16,7 +17,7 @@ from shared import topics
 from shared.broker_settings import BrokerSettings
 from shared.checkup import Checkup
 from shared.messages import MAX_CHUNKS
-from shared.probe import Probe, Taken, nonce
+from shared.probe import Probe, Taken
 from shared.settings import NAME
 from shared.topics import BY_KIND, TOPICS, Kind, Party
 
@@ -27,7 +28,7 @@ _DELIVERY_S = 1.0
 class Side:
     """Whose part the doctor takes. `device` is the name on a device, empty on the coordinator.
 
-    `client_id` is the name at the broker of whoever works in earnest; the doctor only adds to it.
+    `client_id` is the name at the broker of whoever works in earnest; the doctor only adds to it. `stranger` is nobody's name.
     """
 
     party: Party
@@ -35,7 +36,7 @@ class Side:
     device: str
     client_id: str
     user: str | None
-    stranger: str = field(default_factory=lambda: f"doctor-{nonce()}")
+    stranger: str = field(default_factory=lambda: f"doctor-{secrets.token_hex(4)}")
 
     def probe_id(self, which: str) -> str:
         """A client id that nobody else has, for rules that look at how it begins."""
@@ -81,20 +82,13 @@ class Side:
         return self.party in BY_KIND[kind].readers
 
 
-@dataclass
-class Rights:
-    """What was found: `foreign` what the side may write though it is the other's to write."""
-
-    foreign: set[Kind] = field(default_factory=set)
-
-
-def check_rights(settings: BrokerSettings, side: Side, probe: Probe, checkup: Checkup) -> Rights:
-    """The checks `rights_write` and `rights_read`."""
+def check_rights(settings: BrokerSettings, side: Side, probe: Probe, checkup: Checkup) -> set[Kind]:
+    """The checks `rights_write` and `rights_read`; what the side may write though it is the other's to write."""
     tells = probe.connected.protocol == "5"
-    rights = Rights()
+    foreign: set[Kind] = set()
     _check_writing(settings, side, checkup, tells)
-    _check_reading(settings, side, probe, checkup, rights, tells)
-    return rights
+    _check_reading(settings, side, probe, checkup, foreign, tells)
+    return foreign
 
 
 def _check_writing(settings: BrokerSettings, side: Side, checkup: Checkup, tells: bool) -> None:
@@ -111,7 +105,7 @@ def _check_writing(settings: BrokerSettings, side: Side, checkup: Checkup, tells
 
 
 def _check_reading(
-    settings: BrokerSettings, side: Side, probe: Probe, checkup: Checkup, rights: Rights, tells: bool
+    settings: BrokerSettings, side: Side, probe: Probe, checkup: Checkup, foreign: set[Kind], tells: bool
 ) -> None:
     kinds = [row.name for row in TOPICS if side.reads(row.name)]
     known = {found.kind for one in probe.received if (found := topics.parse_topic(side.fleet, one.topic))}
@@ -122,7 +116,7 @@ def _check_reading(
     for kind in kinds:
         if kind in missing:
             continue
-        delivered = _is_delivered(settings, side, probe, kind, rights)
+        delivered = _is_delivered(settings, side, probe, kind, foreign)
         if delivered or kind in known:
             continue
         (missing if delivered is False and tells else unshown).append(kind)
@@ -136,13 +130,13 @@ def _check_reading(
         checkup.good("rights_read", "messages come on every topic that is ours to read")
 
 
-def _is_delivered(settings: BrokerSettings, side: Side, probe: Probe, kind: Kind, rights: Rights) -> bool | None:
+def _is_delivered(settings: BrokerSettings, side: Side, probe: Probe, kind: Kind, foreign: set[Kind]) -> bool | None:
     """Whether a message that the broker took comes; None where it takes none of us."""
     for device in _names_to_write_as(side, kind):
         topic = side.example(kind, device)
         if _try_to_write(settings, side, topic) == "taken":
             if not side.writes(kind):
-                rights.foreign.add(kind)
+                foreign.add(kind)
             return probe.gets(topic, timeout_s=_DELIVERY_S) is not None
     return None
 

@@ -48,11 +48,10 @@ class Checkup:
         """Whether nothing failed; warnings are allowed."""
         return all(one.verdict != "fail" for one in self.findings)
 
-    def add(self, *findings: Finding) -> None:
-        """Take findings in, and show them."""
-        for one in findings:
-            self.findings.append(one)
-            self._show(one)
+    def add(self, finding: Finding) -> None:
+        """Take a finding in, and show it."""
+        self.findings.append(finding)
+        self._show(finding)
 
     def good(self, name: str, detail: str) -> None:
         """It is as it should be."""

@@ -6,6 +6,7 @@ import struct
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from shared.errors import WireError
 from shared.messages import MAX_CHUNKS
@@ -103,10 +104,4 @@ class Bitmap:
 
     def missing(self, limit: int) -> list[int]:
         """The first `limit` indices that are not in the set."""
-        found: list[int] = []
-        for i in range(self.count):
-            if len(found) == limit:
-                break
-            if i not in self._set:
-                found.append(i)
-        return found
+        return list(islice((i for i in range(self.count) if i not in self._set), limit))

@@ -22,7 +22,7 @@ import typer
 import typer.main
 
 from shared import __version__
-from shared.command_groups import Command, Group, group_with, with_panels
+from shared.command_groups import Command, group_with
 from shared.errors import FedpatchError
 from shared.log_lines import LineFormatter, LogFormat, journal_priority, stderr_is_journal
 
@@ -61,7 +61,7 @@ def make_app(
     `installed` is a group of entry points that hold further commands, each a typer.Typer. They are looked for when a name
     is none of the app's own, and loaded when they are called or listed, so that the app's own commands pay nothing.
     """
-    cls = with_panels(group_with(installed) if installed else Group, panels or {})
+    cls = group_with(installed, panels or {})
     app = typer.Typer(name=name, help=about, cls=cls, no_args_is_help=True, pretty_exceptions_enable=False)
     app.callback()(no_options)
     return app
@@ -195,16 +195,9 @@ def set_up_logging(level: int, log_format: LogFormat = LogFormat.TEXT) -> None:
 class _StderrHandler(logging.StreamHandler[TextIO]):
     """Writes to what stderr is at that moment: a live display replaces it, so that lines appear above it."""
 
-    def __init__(self) -> None:
-        logging.Handler.__init__(self)
-
-    @property
-    def stream(self) -> TextIO:
-        return sys.stderr
-
-    @stream.setter
-    def stream(self, value: TextIO) -> None:
-        raise AttributeError("always stderr")
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr
+        super().emit(record)
 
 
 def say(*lines: str) -> None:

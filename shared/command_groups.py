@@ -34,39 +34,28 @@ class Group(_TidyHelp, TyperGroup):
     """A command of ours that has commands."""
 
 
-def group_with(entry_point_group: str) -> type[Group]:
-    """A group whose further commands are looked for among the installed entry points."""
+def group_with(entry_point_group: str, panels: Mapping[str, Sequence[str]]) -> type[Group]:
+    """A group whose help has a heading for each purpose, with the commands in that order; what has none stands first.
 
-    class WithInstalled(Group):
-        """Has the installed commands too; its own hide any of the same name."""
-
-        def list_commands(self, ctx: Any) -> list[str]:
-            own = super().list_commands(ctx)
-            return [*own, *sorted(set(entries(entry_point_group)) - set(own))]
-
-        def get_command(self, ctx: Any, cmd_name: str) -> Any:
-            own = super().get_command(ctx, cmd_name)
-            if own is None and (values := entries(entry_point_group).get(cmd_name)):
-                return _installed_command(cmd_name, values)
-            return own
-
-    return WithInstalled
-
-
-def with_panels(group: type[Group], panels: Mapping[str, Sequence[str]]) -> type[Group]:
-    """The same group; its help has a heading for each purpose, with the commands in that order."""
+    Further commands are looked for among the installed entry points, unless the name of their group is empty; the group's own
+    commands hide any of the same name.
+    """
     heading = {name: panel for panel, names in panels.items() for name in names}
 
-    class WithPanels(group):  # type: ignore[misc, valid-type]  # a class that was made
-        """Lists its commands by purpose; what belongs to no panel stands first."""
+    def installed() -> dict[str, dict[str, EntryPoint]]:
+        return entries(entry_point_group) if entry_point_group else {}
 
+    class WithPanels(Group):
         def list_commands(self, ctx: Any) -> list[str]:
-            found: list[str] = super().list_commands(ctx)
+            own = super().list_commands(ctx)
+            found = [*own, *sorted(set(installed()) - set(own))]
             order = [name for name in heading if name in found]
             return [*(name for name in found if name not in heading), *order]
 
         def get_command(self, ctx: Any, cmd_name: str) -> Any:
-            found = super().get_command(ctx, cmd_name)
+            found: Any = super().get_command(ctx, cmd_name)
+            if found is None and (values := installed().get(cmd_name)):
+                found = _installed_command(cmd_name, values)
             if found is not None and cmd_name in heading:
                 found.rich_help_panel = heading[cmd_name]
             return found

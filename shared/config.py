@@ -18,23 +18,8 @@ from typing import Annotated, Any, Generic, TypeVar
 
 from shared.errors import ConfigError
 from shared.secret_variables import drop_secrets
-from shared.settings import NAME, NONE_WORD, Pattern, Setting, Settings, from_text, from_value, setting, settings_of
+from shared.settings import NONE_WORD, Setting, Settings, from_text, from_value, settings_of
 from shared.toml_text import key_lines, syntax_problem, toml_value
-
-__all__ = [
-    "NAME",
-    "ConfigError",
-    "Loaded",
-    "Origin",
-    "Pattern",
-    "Settings",
-    "cli_options",
-    "load",
-    "load_with_origins",
-    "public_values",
-    "setting",
-    "to_toml",
-]
 
 S = TypeVar("S", bound=Settings)
 R = TypeVar("R")

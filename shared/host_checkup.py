@@ -18,7 +18,7 @@ import shared
 from shared.checkup import Checkup
 from shared.clock import is_synchronised
 from shared.files import write_atomic
-from shared.quantities import size
+from shared.quantities import minute, size
 
 # torch 2.10 and later dies with SIGILL on the Cortex-A53 and A72 of a Pi 3 and a Pi 4 (see pyproject.toml).
 _LAST_TORCH_ON_AARCH64 = (2, 9)
@@ -69,7 +69,7 @@ def check_clock(checkup: Checkup, *, tls: bool, now: float | None = None) -> Non
     """Never a failure: fedpatch counts in durations. Certificates, though, are good from one date to another."""
     now = time.time() if now is None else now
     installed = Path(shared.__file__).stat().st_mtime
-    shown = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(now))
+    shown = minute(now)
     needs = "the broker's certificate is judged by it" if tls else "only times in lists and logs are wrong by that"
     mend = "set it (sudo timedatectl set-ntp true), or give the device a clock that keeps time without power"
     if now < installed:
@@ -100,7 +100,6 @@ def check_state_dir(directory: Path, space: Space, checkup: Checkup, *, private:
 
 
 def _writing_mend(error: OSError) -> str:
-
     if error.errno == errno.EROFS:
         return (
             "mount the file system for writing (a worn SD card turns read-only: dmesg), or choose another --state-dir"
@@ -159,7 +158,7 @@ def _check_space(directory: Path, space: Space, checkup: Checkup) -> None:
 
 def check_memory(needed_bytes: float, what: str, checkup: Checkup, meminfo: Path = _MEMINFO) -> None:
     """Whether as much is available as was measured to be needed."""
-    available = available_memory(meminfo)
+    available = _bytes_of(meminfo, "MemAvailable")
     if available is None:
         checkup.skip("memory", f"{meminfo} does not tell what is available")
         return
@@ -171,17 +170,12 @@ def check_memory(needed_bytes: float, what: str, checkup: Checkup, meminfo: Path
         checkup.good("memory", text)
 
 
-def available_memory(meminfo: Path = _MEMINFO) -> int | None:
-    """MemAvailable, in bytes."""
-    return _kib_of(meminfo, "MemAvailable")
-
-
 def resident_memory(pid: int) -> int | None:
     """The most that a process has held at once so far, in bytes."""
-    return _kib_of(Path(f"/proc/{pid}/status"), "VmHWM")
+    return _bytes_of(Path(f"/proc/{pid}/status"), "VmHWM")
 
 
-def _kib_of(path: Path, name: str) -> int | None:
+def _bytes_of(path: Path, name: str) -> int | None:
     try:
         lines = path.read_text().splitlines()
     except OSError:

@@ -14,7 +14,20 @@ from shared.errors import UsageError
 _PAUSES_S = (0.05, 0.2)
 
 
-class FileLock:
+class _LockFile:
+    """The file of a lock, open until `release`: made (mode 0600) where absent, and never deleted. OSError where that fails."""
+
+    def __init__(self, path: Path) -> None:
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+
+    def release(self) -> None:
+        """For the next one; once is enough, more do nothing."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class FileLock(_LockFile):
     """Held from its construction to `release`, or to the end of a `with` block.
 
     `path` is made (mode 0600) where absent and stays. Raises UsageError(held) when another process has it, and OSError
@@ -22,7 +35,7 @@ class FileLock:
     """
 
     def __init__(self, path: Path, held: str) -> None:
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        super().__init__(path)
         try:
             self._acquire(held)
         except BaseException:
@@ -38,12 +51,6 @@ class FileLock:
                 if pause_s is None:
                     raise UsageError(held) from None
                 time.sleep(pause_s)
-
-    def release(self) -> None:
-        """For the next one; once is enough, more do nothing."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
 
     def __enter__(self) -> Self:
         return self
@@ -67,14 +74,11 @@ def is_held(path: Path) -> bool:
     return False
 
 
-class SharedLock:
+class SharedLock(_LockFile):
     """A lock that many processes share, or that one has alone; held from `take` to `release`.
 
     `path` is made (mode 0600) where absent and stays. Raises OSError where it cannot be made.
     """
-
-    def __init__(self, path: Path) -> None:
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
 
     def take(self) -> bool:
         """Take it alone where nobody has it (True); or else share it, once nobody has it alone (False)."""
@@ -88,9 +92,3 @@ class SharedLock:
     def share(self) -> None:
         """Let others share what was had alone."""
         fcntl.flock(self._fd, fcntl.LOCK_SH)
-
-    def release(self) -> None:
-        """For others; once is enough, more do nothing."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1

@@ -8,6 +8,7 @@ parametrized one, is covered.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -58,6 +59,18 @@ def initial_tensors(task: Task, seed: int) -> dict[str, Array]:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         return to_tensors(task.build_model())
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """In evaluation mode: normalisation uses running statistics. Afterwards every part is in the mode it was in."""
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, mode in modes:
+            part.training = mode
 
 
 def require_whole_ties(module: nn.Module, private_names: Collection[str]) -> None:

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from shared.errors import ExportRefused, UsageError
+from shared.entries import optional_module
+from shared.errors import ExportRefused
+from shared.model import evaluating
 from shared.model_metadata import INPUT, OPSET, OUTPUT
 from shared.tensors import Array
 
@@ -42,16 +41,12 @@ def export_onnx(module: nn.Module, example: Array) -> Exported:
     `example` holds one example or more along its first axis, in the dtype that the module takes. The module is left as it
     was, as is torch's random state. Raises ExportRefused where it cannot be exported, UsageError without the package onnx.
     """
-    try:
-        onnx = import_module("onnx")
-    except ImportError as error:
-        text = f"onnx writes ONNX models and is not there ({error}): pip install 'fedpatch[agent]'"
-        raise UsageError(text) from error
+    onnx = optional_module("onnx", "onnx writes ONNX models and is not there", "pip install 'fedpatch[agent]'")
     traced = torch.from_numpy(np.resize(example, (_TRACED_EXAMPLES, *example.shape[1:])))
     buffer = io.BytesIO()
     export: Any = torch.onnx.export  # whose annotations forget that a buffer will do
     try:
-        with _evaluating(module), torch.random.fork_rng(devices=[]), torch.no_grad(), warnings.catch_warnings():
+        with evaluating(module), torch.random.fork_rng(devices=[]), torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that this exporter is the older one, and what a trace may not see
             export(
                 module,
@@ -75,17 +70,6 @@ def export_onnx(module: nn.Module, example: Array) -> Exported:
 
 def torch_outputs(module: nn.Module, inputs: Array) -> Array:
     """What `module` gives for `inputs` in evaluation mode; it is left as it was."""
-    with _evaluating(module), torch.inference_mode():
+    with evaluating(module), torch.inference_mode():
         outputs: Array = module(torch.from_numpy(np.require(inputs, requirements=["C", "W"]))).numpy()
     return outputs
-
-
-@contextmanager
-def _evaluating(module: nn.Module) -> Iterator[None]:
-    modes = [(part, part.training) for part in module.modules()]
-    module.eval()
-    try:
-        yield
-    finally:
-        for part, mode in modes:
-            part.training = mode

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 
-from shared.errors import DataError, ExportRefused, StateError, UsageError
+from shared.entries import optional_module
+from shared.errors import DataError, ExportRefused, StateError
 from shared.telemetry import forbid_telemetry
 from shared.tensors import Array
 
@@ -38,11 +38,8 @@ class OnnxModel:
 
     def __init__(self, model: bytes, where: str, *, threads: int = 1) -> None:
         forbid_telemetry()
-        try:
-            runtime = import_module("onnxruntime")
-        except ImportError as error:
-            text = f"onnxruntime runs models and is not there ({error}): pip install 'fedpatch[agent]'"
-            raise UsageError(text) from error
+        mend = "pip install 'fedpatch[agent]'"
+        runtime = optional_module("onnxruntime", "onnxruntime runs models and is not there", mend)
         options = runtime.SessionOptions()
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1

@@ -9,6 +9,7 @@ from shared.broker_url import parse_broker_url
 from shared.certificate import Certificate
 from shared.checkup import Checkup
 from shared.errors import UsageError
+from shared.quantities import minute
 from shared.tls import certificates_of, key_problem, tls_context
 from shared.tls_files import TlsFiles
 
@@ -69,17 +70,16 @@ def _for_somebody_else(own: Certificate, fleet: str, part: str, name: str) -> st
 def _judge_dates(own: Certificate, part: str, checkup: Checkup) -> None:
     now = time.time()
     renew = "fedpatch ca coordinator" if part == "coordinator" else f"fedpatch device rotate {own.subject}, then enrol"
-    begins, ends = (time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(when)) for when in (own.not_before, own.not_after))
     left_days = int((own.not_after - now) // _DAY_S)
     text = f"for {own.subject!r}, by {own.issuer!r}"
     if own.standing(now) == "expired":
-        checkup.fail(NAME, f"{text}; it has expired on {ends}", f"{renew}; where it is not old, set the clock")
-    elif own.standing(now) == "not yet valid":
-        clock = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(now))
         checkup.fail(
-            NAME, f"{text}; it is not valid before {begins}, and the clock says {clock}", "set the clock (timedatectl)"
+            NAME, f"{text}; it has expired on {minute(own.not_after)}", f"{renew}; where it is not old, set the clock"
         )
+    elif own.standing(now) == "not yet valid":
+        words = f"{text}; it is not valid before {minute(own.not_before)}, and the clock says {minute(now)}"
+        checkup.fail(NAME, words, "set the clock (timedatectl)")
     elif left_days < WARN_DAYS:
         checkup.warn(NAME, f"{text}; it is good for {left_days} more days", renew)
     else:
-        checkup.good(NAME, f"{text}; it is good until {ends}, and only its owner reads the key")
+        checkup.good(NAME, f"{text}; it is good until {minute(own.not_after)}, and only its owner reads the key")

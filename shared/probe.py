@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import queue
-import secrets
 import time
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Literal, Self
 
 from shared.broker_settings import BrokerSettings
@@ -81,9 +79,7 @@ class Probe:
             raise
         return self
 
-    def __exit__(
-        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._link.stop(0.0 if self.fault else ANSWER_TIMEOUT_S)
 
     def send(self, topic: str, payload: bytes = b"", *, retain: bool = False) -> None:
@@ -141,8 +137,3 @@ class Probe:
             self.fault = event.reason
             self.ended = True
         return event
-
-
-def nonce() -> str:
-    """Part of a name that nobody else has."""
-    return secrets.token_hex(4)

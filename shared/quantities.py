@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import UTC, datetime
 
 _SIZES = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
 _AGES = (("d", 86_400.0), ("h", 3_600.0), ("min", 60.0))
@@ -35,6 +36,11 @@ def age(seconds: float) -> str:
         if seconds >= factor:
             return f"{seconds // factor:.0f} {unit} ago"
     return "now" if seconds < 1 else f"{seconds:.0f} s ago"
+
+
+def minute(unix_s: float) -> str:
+    """A moment, in seconds since 1970: `2026-02-03 04:05 UTC`."""
+    return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def accuracy(fraction: float | None) -> str:

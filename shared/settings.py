@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 import re
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Union, get_args, get_origin, get_type_hints
 
-from shared.errors import unknown_name
+from shared.errors import UsageError, unknown_name
 
 NONE_WORD = "none"
 
@@ -114,6 +114,17 @@ class Settings:
         What a field is to blame for with another one is not told while that one is itself wrong.
         """
         return []
+
+    def refusals(self, **parsers: Callable[[Any], object]) -> list[tuple[str, ...]]:
+        """Of fields that are set, by name: what the parser of their text says against it by a UsageError; for `check`."""
+        problems: list[tuple[str, ...]] = []
+        for name, parse in parsers.items():
+            try:
+                if (given := getattr(self, name)) is not None:
+                    parse(given)
+            except UsageError as error:
+                problems.append((name, str(error)))
+        return problems
 
 
 def setting(  # noqa: PLR0913  (each is a word of a declaration, given by name)

@@ -11,7 +11,6 @@ import re
 import socket
 import ssl
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from shared.broker_url import BrokerUrl
 from shared.certificate import Certificate, read_der
 from shared.clock import is_synchronised
 from shared.link_faults import Fault
+from shared.quantities import minute
 from shared.tls import certificates_of
 from shared.tls_files import TlsFiles
 
@@ -47,22 +47,16 @@ class Distrust:
 def fault_of(broker: BrokerUrl, files: TlsFiles, error: BaseException | None) -> Fault | None:
     """The fault that an error of the TLS library means; None where it is about something else than trust."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        return distrusted(broker, files, error, synchronised=is_synchronised).fault()
+        return distrusted(broker, files, error).fault()
     refusal = refused_by_broker(broker, files, error) if isinstance(error, ssl.SSLError) else None
     return None if refusal is None else refusal.fault()
 
 
-def distrusted(
-    broker: BrokerUrl,
-    files: TlsFiles,
-    error: ssl.SSLCertVerificationError,
-    *,
-    synchronised: Callable[[], bool | None] = lambda: None,
-) -> Distrust:
+def distrusted(broker: BrokerUrl, files: TlsFiles, error: ssl.SSLCertVerificationError) -> Distrust:
     """We do not trust the broker. May ask it for its certificate, for a few seconds."""
     code = error.verify_code
     if code in (_NOT_YET_VALID, _EXPIRED):
-        return _at_a_wrong_time(broker, files, code, time.time(), synchronised)
+        return _at_a_wrong_time(broker, files, code)
     problem = f"{broker} cannot be trusted: {error.verify_message}"
     if code in _OTHER_NAME:
         mend = f"write a name of its certificate in the broker URL, or make one with {broker.host} among its names"
@@ -79,16 +73,15 @@ def distrusted(
     return Distrust(problem, "check the CA file and the host name")
 
 
-def _at_a_wrong_time(
-    broker: BrokerUrl, files: TlsFiles, code: int, now: float, synchronised: Callable[[], bool | None]
-) -> Distrust:
+def _at_a_wrong_time(broker: BrokerUrl, files: TlsFiles, code: int) -> Distrust:
+    now = time.time()
     state = "not yet valid" if code == _NOT_YET_VALID else "expired"
     cas = [one for one in certificates_of(files.ca_file) if one.standing(now) == state]
     one = cas[0] if cas else _presented(broker)
     what = f"the CA {cas[0].subject!r} in {files.ca_file}" if cas else f"the certificate of the broker {broker}"
-    clock = f"the clock here says {_date(now)}"
+    clock = f"the clock here says {minute(now)}"
     if state == "expired":
-        since = f" since {_date(one.not_after)}" if one is not None else ""
+        since = f" since {minute(one.not_after)}" if one is not None else ""
         mend = (
             "renew the CA (fedpatch ca renew) and give everybody its new ca.crt"
             if cas
@@ -97,10 +90,9 @@ def _at_a_wrong_time(
         return Distrust(
             f"{what} has expired{since}; {clock}", f"{mend}; where it is not old, set the clock (timedatectl)"
         )
-    told = synchronised()
-    if told is False:
+    if is_synchronised() is False:
         clock += " and is not synchronised with any time server"
-    begins = f" before {_date(one.not_before)}" if one is not None else ""
+    begins = f" before {minute(one.not_before)}" if one is not None else ""
     mend = "set the clock (sudo timedatectl set-ntp true, or a time server that can be reached); it goes on once that is done"
     return Distrust(
         f"{what} is not yet valid{begins}; {clock}", mend, good_from=one.not_before if one is not None else math.inf
@@ -145,7 +137,7 @@ def refused_by_broker(broker: BrokerUrl, files: TlsFiles, alert: ssl.SSLError) -
     if word in ("BAD_CERTIFICATE", "UNSUPPORTED_CERTIFICATE", "CERTIFICATE_UNKNOWN", "ACCESS_DENIED"):
         if own.standing(now) == "not yet valid":
             return Distrust(
-                f"{broker} refused {ours}: it is not yet valid before {_date(own.not_before)}",
+                f"{broker} refused {ours}: it is not yet valid before {minute(own.not_before)}",
                 "set the clocks of this machine, of the broker and of the CA (timedatectl)",
                 good_from=own.not_before,
             )
@@ -155,15 +147,15 @@ def refused_by_broker(broker: BrokerUrl, files: TlsFiles, alert: ssl.SSLError) -
 
 def _says_expired(broker: BrokerUrl, files: TlsFiles, own: Certificate, ours: str, now: float) -> Distrust:
     if own.standing(now) == "expired":
-        return Distrust(f"{broker} refused {ours}: it has expired on {_date(own.not_after)}", f"renew it ({RENEW})")
+        return Distrust(f"{broker} refused {ours}: it has expired on {minute(own.not_after)}", f"renew it ({RENEW})")
     gone = next((one for one in certificates_of(files.ca_file) if one.standing(now) == "expired"), None)
     if gone is not None:
         return Distrust(
-            f"{broker} refused {ours}: its CA {gone.subject!r} has expired on {_date(gone.not_after)}",
+            f"{broker} refused {ours}: its CA {gone.subject!r} has expired on {minute(gone.not_after)}",
             "renew the CA (fedpatch ca renew) and give everybody its new ca.crt, the broker too",
         )
     return Distrust(
-        f"{broker} refused {ours} as expired; by the clock here it is good until {_date(own.not_after)}",
+        f"{broker} refused {ours} as expired; by the clock here it is good until {minute(own.not_after)}",
         "set the broker's clock, or give it a new CA certificate and revocation list (fedpatch ca crl)",
     )
 
@@ -173,10 +165,6 @@ def _word_of(alert: ssl.SSLError) -> str:
     text = re.sub(r"[^A-Z0-9]+", "_", str(alert.reason or alert).upper())
     found = re.search(r"ALERT_([A-Z_]+?)_?(?:_SSL_C_[0-9]+_?)?$", text)
     return found[1] if found else ""
-
-
-def _date(unix_s: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(unix_s))
 
 
 def expiry_of(path: Path | None) -> float | None:

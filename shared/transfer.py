@@ -12,6 +12,7 @@ import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from shared.chunks import CHUNK_OVERHEAD_BYTES, Bitmap, Chunk, decode_chunk, encode_chunk
 from shared.errors import BrokerError, UsageError, WireError
@@ -38,6 +39,8 @@ _PACKET_OVERHEAD_BYTES = 512
 MIN_CHUNK_BYTES = 8 * 1024
 
 MAX_QUIET_S = 30.0
+ASK_QUIET_S = 1.0
+OFFER_QUIET_S = 3.0
 # Of a device that holds a place among the uploads: it must be heard several times before its place is given away.
 GRANTED_QUIET_S = 5.0
 
@@ -100,7 +103,7 @@ class Download:
     """The receiving end of the global model, in one blob or in several: which chunks are here, when to ask for the others.
 
     `have` are chunks kept from before a restart, by the digest of their blob. `tick` says what is needed once nothing
-    new came for a while: `quiet_s`, or twice the time that a chunk takes on a line so slow that this is longer. The pause
+    new came for a while: ASK_QUIET_S, or twice the time that a chunk takes on a line so slow that this is longer. The pause
     doubles up to 30 s while asking has no effect, and starts over with each new chunk. Where chunks come only because
     they are asked for, as from a broker that retains nothing, the next window is asked for as soon as the last one is here.
     """
@@ -112,15 +115,13 @@ class Download:
         *,
         have: Mapping[str, Iterable[int]] | None = None,
         window: int = 32,
-        quiet_s: float = 1.0,
     ) -> None:
         self._blobs = {blob.digest: blob for blob in blobs}
         known = have or {}
         self._have = {blob.digest: Bitmap(blob.chunk_count, known.get(blob.digest, ())) for blob in blobs}
         self._window = window
-        self._first_quiet_s = quiet_s
-        self._quiet_s = quiet_s
-        self._ask_at = now + quiet_s
+        self._quiet_s = ASK_QUIET_S
+        self._ask_at = now + ASK_QUIET_S
         self._asked: set[tuple[str, int]] = set()
         self._unasked = False  # whether a chunk came that had not been asked for, since the last Need
         self._pulling = False  # whether that was so before it
@@ -144,7 +145,7 @@ class Download:
             return False
         self._pace_s = min(self._pace_s, now - self._last_at)
         self._last_at = now
-        self._quiet_s = min(max(self._first_quiet_s, 2 * self._pace_s), MAX_QUIET_S)
+        self._quiet_s = min(max(ASK_QUIET_S, 2 * self._pace_s), MAX_QUIET_S)
         self._ask_at = now + self._quiet_s
         place = chunk.digest, chunk.index
         if place not in self._asked:
@@ -175,7 +176,7 @@ class Download:
 
     def on_reconnect(self, now: float) -> None:
         """The link was down, and with it what was asked for: ask after the first pause, however long the last one was."""
-        self._quiet_s = self._first_quiet_s
+        self._quiet_s = ASK_QUIET_S
         self._ask_at = min(self._ask_at, now + self._quiet_s)
 
     def _window_is_here(self, arrived: tuple[str, int]) -> bool:
@@ -198,13 +199,12 @@ class Upload:
     pauses double up to 30 s while nobody answers, and up to 5 s while it holds a place that others wait for.
     """
 
-    def __init__(self, manifest: Manifest, now: float, *, quiet_s: float = 3.0) -> None:
+    def __init__(self, manifest: Manifest, now: float) -> None:
         self.manifest = manifest
         self._acked = Bitmap(manifest.chunk_count)
         self._in_flight: set[int] = set()
         self._window = 0
-        self._first_quiet_s = quiet_s
-        self._quiet_s = quiet_s
+        self._quiet_s = OFFER_QUIET_S
         self._longest_s = MAX_QUIET_S
         self._offer_at = now
 
@@ -224,7 +224,7 @@ class Upload:
 
     def on_reconnect(self, now: float) -> None:
         """The link was down: offer at the next tick instead of waiting."""
-        self._quiet_s = self._first_quiet_s
+        self._quiet_s = OFFER_QUIET_S
         self._offer_at = now
 
     def on_grant(self, grant: Grant, now: float) -> list[Offer | SendChunk]:
@@ -248,14 +248,10 @@ class Upload:
         self._acked = have
         self._in_flight.difference_update(self._acked)
         if len(self._acked) > before:
-            self._quiet_s = self._first_quiet_s
+            self._quiet_s = OFFER_QUIET_S
         self._quiet_s = min(self._quiet_s, self._longest_s)
         self._offer_at = now + self._quiet_s
-        sends: list[Offer | SendChunk] = []
-        for index in range(self.manifest.chunk_count):
-            if len(self._in_flight) >= self._window:
-                break
-            if index not in self._acked and index not in self._in_flight:
-                self._in_flight.add(index)
-                sends.append(SendChunk(index))
-        return sends
+        waiting = (i for i in range(have.count) if i not in have and i not in self._in_flight)
+        sent = list(islice(waiting, max(0, self._window - len(self._in_flight))))
+        self._in_flight.update(sent)
+        return [SendChunk(index) for index in sent]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from device_agent.conditions.bounded import CannotTell
 from device_agent.conditions.firmware import hottest, parse_temperature, parse_throttled, throttled, under_voltage
@@ -17,8 +17,7 @@ _PLATFORM = "sys/devices/platform"
 _NO_PI = "neither the kernel nor vcgencmd says it (both are there on a Raspberry Pi)"
 
 
-@dataclass(frozen=True)
-class Supply:
+class Supply(NamedTuple):
     """How well the device is supplied."""
 
     under_voltage: Fact[bool]

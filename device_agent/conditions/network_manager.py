@@ -8,8 +8,8 @@ from __future__ import annotations
 import itertools
 import socket
 import time
+from contextlib import closing
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 from device_agent.conditions.bounded import CannotTell
@@ -42,7 +42,7 @@ def ask_network_manager(bus: str, interface: str, *, wireless: bool, limit_s: fl
     """`bus` is the address of a message bus. Raises NoManager where there is none, CannotTell where it does not answer."""
     limit_s = LIMIT_S if limit_s is None else limit_s
     try:
-        with _Bus(bus, time.monotonic() + limit_s) as line:
+        with closing(_Bus(bus, time.monotonic() + limit_s)) as line:
             device = line.call(_ROOT, _NAME, "GetDeviceByIpIface", "s", interface)
             metered = line.get(device, _DEVICE, "Metered")
             ssid = _ssid(line, device) if wireless else None
@@ -89,15 +89,11 @@ class _Bus:
         try:
             self.ask("/org/freedesktop/DBus", "org.freedesktop.DBus", "org.freedesktop.DBus", "Hello")
         except BaseException:
-            self._socket.close()
+            self.close()
             raise
 
-    def __enter__(self) -> _Bus:
-        return self
-
-    def __exit__(
-        self, _type: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Hang up."""
         self._socket.close()
 
     def get(self, path: str, interface: str, name: str) -> Any:

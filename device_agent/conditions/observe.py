@@ -8,7 +8,7 @@ observation alone: later ones do not wait for it before it has answered again.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,8 @@ from shared.reasons import LinkKind
 SOURCE_LIMIT_S = 2.0
 PAUSE_FILE = "pause"
 
-_Found = Mapping[str, Fact[Any]]
+_Found = Sequence[Fact[Any]]
+"""In the order of the fields of Facts that they are for."""
 
 
 class Observer:
@@ -47,25 +48,27 @@ class Observer:
         bus: str | None = None,
         interface: Callable[[], str] | None = None,
     ) -> None:
-        self._tree = Tree(root)
-        self._ups = parse_ups(ups)
-        self._state_dir = state_dir
-        self._bus = bus_address(self._tree, bus)
+        self._tree = tree = Tree(root)
+        self._bus = bus_address(tree, bus)
         self._interface = interface or Route(broker_host).interface
         self._link = Bounded("the route to the broker", self._find_link)
         self._network = Bounded("the network", self._find_network, _nothing_known)
         self._manager = Bounded("NetworkManager", self._ask_manager)
-        self._others = tuple(
-            (fields, Bounded(name, find, _nothing_known))
-            for name, fields, find in (
-                ("power" if self._ups is None else "the UPS", ("external_power", "battery_percent"), self._find_power),
-                ("the supply", ("under_voltage", "throttled"), self._find_supply),
-                ("temperature", ("temperature_c",), self._find_temperature),
-                ("the kernel", ("load_per_cpu", "free_memory_mib"), self._find_load),
-                ("the disk", ("free_disk_mib", "paused"), self._find_disk),
-                ("the clock", ("clock_set",), self._find_clock),
-            )
+        pause_file = state_dir / PAUSE_FILE
+        named = parse_ups(ups)
+
+        def read_power() -> _Found:
+            return read_supplies(tree) if named is None else ask_ups(named, tree)
+
+        others: tuple[tuple[str, Callable[[], _Found], tuple[str, ...]], ...] = (
+            ("power" if named is None else "the UPS", read_power, ("external_power", "battery_percent")),
+            ("the supply", lambda: read_supply(tree), ("under_voltage", "throttled")),
+            ("temperature", lambda: (read_temperature(tree),), ("temperature_c",)),
+            ("the kernel", lambda: (read_load(tree), read_memory(tree)), ("load_per_cpu", "free_memory_mib")),
+            ("the disk", lambda: (read_disk(state_dir), read_pause(pause_file)), ("free_disk_mib", "paused")),
+            ("the clock", lambda: (read_clock(tree),), ("clock_set",)),
         )
+        self._others = tuple((fields, Bounded(name, find, _nothing_known)) for name, find, fields in others)
 
     def observe(self) -> Facts:
         """The facts now; what cannot be found out within about four seconds is unknown, with why. Never raises."""
@@ -92,7 +95,7 @@ class Observer:
         return interface, read_link(self._tree, interface)
 
     def _find_network(self, interface: str, link: Fact[LinkKind]) -> _Found:
-        return vars(read_network(self._tree, self._told, interface, link))
+        return read_network(self._tree, self._told, interface, link)
 
     def _told(self, interface: str, wireless: bool) -> Told:
         """Bounded once more by itself: without NetworkManager, the network's name may still be known."""
@@ -102,33 +105,14 @@ class Observer:
     def _ask_manager(self, interface: str, wireless: bool) -> Told:
         return ask_network_manager(self._bus, interface, wireless=wireless)
 
-    def _find_power(self) -> _Found:
-        found = read_supplies(self._tree) if self._ups is None else ask_ups(self._ups, self._tree)
-        return {"external_power": found.external, "battery_percent": found.battery_percent}
-
-    def _find_supply(self) -> _Found:
-        return vars(read_supply(self._tree))
-
-    def _find_temperature(self) -> _Found:
-        return {"temperature_c": read_temperature(self._tree)}
-
-    def _find_load(self) -> _Found:
-        return {"load_per_cpu": read_load(self._tree), "free_memory_mib": read_memory(self._tree)}
-
-    def _find_disk(self) -> _Found:
-        return {"free_disk_mib": read_disk(self._state_dir), "paused": read_pause(self._state_dir / PAUSE_FILE)}
-
-    def _find_clock(self) -> _Found:
-        return {"clock_set": read_clock(self._tree)}
-
 
 def _nothing_known(found: _Found) -> bool:
-    return not any(fact.known for fact in found.values())
+    return not any(fact.known for fact in found)
 
 
-def _answer(source: Bounded[..., _Found], fields: tuple[str, ...], began_s: float) -> _Found:
+def _answer(source: Bounded[..., _Found], fields: tuple[str, ...], began_s: float) -> dict[str, Fact[Any]]:
     """What a source answered, waiting until its time is over; unknown where it did not."""
     try:
-        return source.answer(began_s + SOURCE_LIMIT_S - time.monotonic())
+        return dict(zip(fields, source.answer(began_s + SOURCE_LIMIT_S - time.monotonic()), strict=True))
     except CannotTell as error:
         return {name: Fact.unknown(str(error)) for name in fields}

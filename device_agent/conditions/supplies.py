@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from device_agent.facts import Fact
 
@@ -27,8 +28,7 @@ _STORES = ("Battery", "UPS")
 _PLACE = "sys/class/power_supply"
 
 
-@dataclass(frozen=True)
-class Power:
+class Power(NamedTuple):
     """The two facts about power, from one source."""
 
     external: Fact[bool]

@@ -9,7 +9,7 @@ import re
 import socket
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from device_agent.conditions.bounded import CannotTell
 from device_agent.conditions.cards import ssid_text, told_metering, usual_metering
@@ -25,8 +25,7 @@ _MAX_SSID_BYTES = 32
 _ESCAPED = re.compile(rb"\\x([0-9A-Fa-f]{2})")
 
 
-@dataclass(frozen=True)
-class Network:
+class Network(NamedTuple):
     """The two facts about the network that the link belongs to."""
 
     ssid: Fact[str]

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping
 from importlib.resources import files
 from pathlib import Path
 
+from shared.entries import entries
 from shared.errors import StateError, UsageError, unknown_name
 from shared.files import mend_of
-from shared.task import check_name
+from shared.task import ENTRY_POINT_GROUP
 
 KINDS = ("classification", "regression")
 
@@ -28,17 +29,9 @@ def module_name(name: str) -> str:
         raise UsageError(
             f"{name!r} cannot be the name of a task; use 1 to 32 lower-case letters, digits, '-' and '_', a letter first"
         )
-    if _is_installed(name):
+    if name in entries(ENTRY_POINT_GROUP):
         raise UsageError(f"a task {name!r} is installed already; choose another name")
     return name.replace("-", "_") + "_task"
-
-
-def _is_installed(name: str) -> bool:
-    try:
-        check_name(name)
-    except UsageError:
-        return False
-    return True
 
 
 def render(name: str, kind: str) -> Mapping[str, str]:

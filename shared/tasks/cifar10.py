@@ -15,12 +15,12 @@ import zlib
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from shared.entries import optional_module
 from shared.errors import DataError
 from shared.task import DeviceData, Task
 from shared.tasks.classification import accuracy, cross_entropy
@@ -132,12 +132,8 @@ def read_jpeg75(path: Path) -> tuple[Images, Images]:
 
     Raises DataError where the file is damaged, or Pillow, which decodes, is not installed.
     """
-    try:
-        pillow = import_module("PIL.Image")
-    except ImportError as error:
-        raise DataError(
-            f"cifar10: {path.name} holds JPEGs, which Pillow decodes ({error}): pip install pillow"
-        ) from error
+    why = f"cifar10: {path.name} holds JPEGs, which Pillow decodes"
+    pillow = optional_module("PIL.Image", why, "pip install pillow", DataError)
     try:
         with np.load(path, allow_pickle=False) as arrays:
             train, test = (_jpeg_images(pillow, arrays, part) for part in ("train", "test"))

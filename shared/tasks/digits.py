@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shared.entries import optional_module
 from shared.errors import DataError
 from shared.task import DeviceData, Task
 from shared.tasks.classification import accuracy, cross_entropy
@@ -49,10 +49,8 @@ def load_data(spec: str, root: Path) -> DeviceData:
 def load_many(specs: Sequence[str], root: Path) -> list[DeviceData]:
     """`load_data` of each of `specs`, with the data read only once."""
     parsed = [parse_data_spec(spec) for spec in specs]
-    try:
-        datasets = import_module("sklearn.datasets")
-    except ImportError as error:
-        raise DataError(f"digits: scikit-learn holds the data ({error}): pip install 'fedpatch[demo]'") from error
+    why = "digits: scikit-learn holds the data"
+    datasets = optional_module("sklearn.datasets", why, "pip install 'fedpatch[demo]'", DataError)
     pixels, labels = datasets.load_digits(return_X_y=True)
     is_test = _test_mask(labels)
     train, test = (_images(pixels[chosen].astype(np.uint8), labels[chosen]) for chosen in (~is_test, is_test))

@@ -152,15 +152,13 @@ class Split:
         return train, test
 
 
-def partition(spec: DataSpec, train_labels: np.ndarray, test_labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the positions of one device's training and test examples; raises DataError as `Split` does."""
-    return Split.named_by(spec, train_labels, test_labels).of(spec.index)
-
-
 def partitions(
     specs: Sequence[DataSpec], train_labels: np.ndarray, test_labels: np.ndarray
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """`partition` of each of `specs`; a split that several of them name is computed once."""
+    """Return the positions of each device's training and test examples; raises DataError as `Split` does.
+
+    A split that several of `specs` name is computed once.
+    """
     splits: dict[tuple[str, int, int], Split] = {}
     parts = []
     for spec in specs:

@@ -19,7 +19,6 @@ from device_agent.trainer import Died, Trainer
 from device_agent.training_channel import Ready, Setup, SetupFailed, TrainFailed, TrainProgress
 from device_agent.upkeep import Upkeep
 from device_agent.vitals import VitalsPace, vitals_of
-from device_agent.watching import Observed
 from shared import topics
 from shared.codec import encode
 from shared.errors import DataError, UsageError
@@ -243,18 +242,16 @@ def test_vitals_are_told_at_the_first_look_and_to_each_new_coordinator(played):
     """Not before there is a task, and not again for a change that can wait; last what the newest look found."""
     busy = facts(load_per_cpu=9.0)
     new = [stated(CoordinatorState(True, boot)) for boot in ("c1", "c1", "c2")]
-    told = played(Observed(WELL), READY, Observed(busy), *new, vitals=VitalsPace())
+    told = played(WELL, READY, busy, *new, vitals=VitalsPace())
     assert told == [vitals_of(WELL), vitals_of(busy), vitals_of(busy)]
 
 
 def test_vitals_are_told_again_after_each_connect(played):
     """Without a connection nothing is said, and the broker keeps nothing of it."""
-    told = played(
-        READY, Observed(WELL), Disconnected("gone"), Observed(facts(load_per_cpu=9.0)), CONNECTED, vitals=VitalsPace()
-    )
+    told = played(READY, WELL, Disconnected("gone"), facts(load_per_cpu=9.0), CONNECTED, vitals=VitalsPace())
     assert told == [vitals_of(WELL), vitals_of(facts(load_per_cpu=9.0))]
 
 
 def test_an_owner_who_shares_no_vitals_sends_none(played):
     """Whatever is looked at."""
-    assert played(READY, Observed(WELL), stated(CoordinatorState(True, "c1")), Observed(WELL)) == []
+    assert played(READY, WELL, stated(CoordinatorState(True, "c1")), WELL) == []

@@ -15,6 +15,7 @@ from device_agent.doctor import CHUNK_BYTES, examine
 from device_agent.presence import StatusFile, lock_state_dir
 from device_agent.settings import AgentSettings
 from shared import topics
+from shared.broker_reach import Reached
 from shared.checkup import Finding
 from shared.codec import encode
 from shared.errors import UsageError
@@ -164,7 +165,7 @@ def test_a_broker_without_rules_is_told_where_it_is_not_only_ours(settings, monk
     with Mosquitto() as broker:
         ours = replace(settings, broker=broker.url)
         assert "access" not in find(ours)
-        monkeypatch.setattr("shared.broker_reach._is_loopback", lambda place: False)
+        monkeypatch.setattr("shared.broker_reach.Reached", lambda **found: Reached(**{**found, "loopback": False}))
         found = find(ours)["access"]
     assert found.verdict == "warn" and "fedpatch broker acl --fleet home" in found.mend
 

@@ -9,7 +9,8 @@ from typing import BinaryIO, cast
 
 import pytest
 
-from device_agent.training_channel import CancelTraining, ContinueTraining, PauseTraining, Ready, Setup, write_message
+from device_agent.effects import ContinueTraining, PauseTraining
+from device_agent.training_channel import CancelTraining, Ready, Setup, write_message
 from device_agent.training_process import Reins, fail_reason, in_words, set_up
 from shared.errors import DataError, SchemaMismatch, StateError, UpdateRefused, WireError
 from shared.reasons import FailReason

@@ -6,7 +6,7 @@ import threading
 from queue import SimpleQueue
 
 from device_agent.facts import Facts
-from device_agent.watching import Observed, Watcher
+from device_agent.watching import Watcher
 from tests.device_agent.owners import WELL
 
 
@@ -27,7 +27,7 @@ class Slow:
 
 def test_whoever_asks_during_a_look_gets_one_more_and_not_one_for_each():
     """The caller never waits; the facts of a look that had begun before it asked may be old."""
-    slow, events = Slow(), SimpleQueue[Observed]()
+    slow, events = Slow(), SimpleQueue[Facts]()
     watcher = Watcher(slow, events.put)
     watcher.ask()
     assert slow.begun.acquire(timeout=60.0)
@@ -36,5 +36,5 @@ def test_whoever_asks_during_a_look_gets_one_more_and_not_one_for_each():
     slow.go_on.release()
     assert slow.begun.acquire(timeout=60.0)
     slow.go_on.release()
-    assert [events.get(timeout=60.0), events.get(timeout=60.0)] == [Observed(WELL)] * 2
+    assert [events.get(timeout=60.0), events.get(timeout=60.0)] == [WELL] * 2
     assert (slow.looked, events.empty()) == (2, True)

@@ -9,7 +9,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from shared.config import ConfigError, Settings, cli_options, setting
+from shared.config import cli_options
+from shared.errors import ConfigError
+from shared.settings import Settings, setting
 
 WIDE = {"COLUMNS": "300", "TERM": "dumb"}
 

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.config import NAME, Settings, load, load_with_origins, public_values, setting, to_toml
+from shared.config import load, load_with_origins, public_values, to_toml
 from shared.errors import ConfigError
+from shared.settings import NAME, Settings, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,9 +233,8 @@ def test_a_file_from_windows_is_read(file):
 
 def texts() -> st.SearchStrategy[str]:
     """Any text that a setting can hold."""
-    return st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")).filter(
-        lambda text: text != "none"
-    )
+    characters = st.characters(exclude_categories=["Cs"], exclude_characters="\0")
+    return st.text(characters).filter(lambda text: text != "none")
 
 
 OVENS = st.builds(

@@ -11,7 +11,8 @@ from coordinator.settings import RunSettings
 from device_agent.settings import AgentSettings
 from shared.broker_settings import BrokerSettings, exposure
 from shared.broker_url import parse_broker_url
-from shared.config import ConfigError, load
+from shared.config import load
+from shared.errors import ConfigError
 from tests.programs import Program
 
 SIDES = [(RunSettings, {}), (AgentSettings, {"data": "shard:0/2"}), (BrokerSettings, {})]

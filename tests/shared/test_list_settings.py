@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from shared.config import NAME, Settings, cli_options, load, public_values, setting, to_toml
+from shared.config import cli_options, load, public_values, to_toml
 from shared.errors import ConfigError
-from shared.settings import settings_of
+from shared.settings import NAME, Settings, setting, settings_of
 from tests.docs.settings_page import reference
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from coordinator.settings import RunSettings
 from device_agent.settings import AgentSettings
-from shared.config import ConfigError, load, public_values, to_toml
-from shared.errors import UsageError
+from shared.config import load, public_values, to_toml
+from shared.errors import ConfigError, UsageError
 from shared.password_file import MAX_BYTES, password_of, read_password
 
 SECRET = "correct horse — battery"

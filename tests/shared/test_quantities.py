@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shared.quantities import accuracy, age, counted, duration, size
+from shared.quantities import accuracy, age, counted, duration, minute, size
 
 
 @pytest.mark.parametrize(
@@ -31,6 +31,11 @@ def test_durations_are_as_exact_as_they_are_short(seconds, text):
 def test_ages_are_rough(seconds, text):
     """One unit is enough to know whether something is alive."""
     assert age(seconds) == text
+
+
+def test_a_moment_is_told_to_the_minute_wherever_it_is_read():
+    """In UTC, since a fleet may lie in several zones."""
+    assert minute(1_770_091_559.9) == "2026-02-03 04:05 UTC"
 
 
 def test_an_accuracy_that_nobody_measured_is_a_dash():

@@ -68,9 +68,12 @@ def test_each_check_that_fails_has_its_sentence_and_its_mend(house: Certified, b
 @pytest.mark.parametrize(
     ("synchronised", "words"), [(False, "is not synchronised with any time server"), (True, ""), (None, "")]
 )
-def test_a_certificate_whose_time_has_not_come_is_waited_for(house: Certified, broker, synchronised, words):
+def test_a_certificate_whose_time_has_not_come_is_waited_for(
+    house: Certified, broker, monkeypatch, synchronised, words
+):
     """Until when, nobody can say where the broker does not show it; a clock that no server set is told as such."""
-    found = distrusted(broker, house.files("pi-1"), _of_library(NOT_YET_VALID), synchronised=lambda: synchronised)
+    monkeypatch.setattr("shared.tls_faults.is_synchronised", lambda: synchronised)
+    found = distrusted(broker, house.files("pi-1"), _of_library(NOT_YET_VALID))
     assert f"the certificate of the broker {broker} is not yet valid; the clock here says" in found.problem
     assert found.problem.endswith(words) and "set the clock" in found.mend
     assert found.good_from == math.inf and not found.fault().lasting

@@ -20,7 +20,7 @@ LONG = describe(bytes(1000), chunk_bytes=100, encoding="fp32", raw_bytes=1000, s
 class TestDownload:
     def test_asks_for_what_is_missing_when_it_is_quiet(self):
         """Only after the pause, only what is not here, at most a window of it, in ever longer pauses."""
-        download = Download([LONG], 10.0, have={LONG.digest: (0, 3)}, window=4, quiet_s=1.0)
+        download = Download([LONG], 10.0, have={LONG.digest: (0, 3)}, window=4)
         assert download.tick(10.9) == []
         asked = []
         for _ in range(8):
@@ -33,7 +33,7 @@ class TestDownload:
 
     def test_a_new_chunk_starts_the_pause_over(self):
         """What flows is not asked for; a duplicate or a stranger is no flow."""
-        download = Download([MANIFEST], 0.0, quiet_s=1.0)
+        download = Download([MANIFEST], 0.0)
         assert download.take(cut(BLOB, MANIFEST, 2), 0.1)
         assert download.tick(1.1)
         assert download.take(cut(BLOB, MANIFEST, 1), 2.0)

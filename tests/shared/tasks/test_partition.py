@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from shared.errors import DataError, UsageError
 from shared.tasks.mnist import TEST_LABELS, TRAIN_LABELS, read_idx
-from shared.tasks.partition import DataSpec, Split, add_noise, noise_std, parse_data_spec, partition, partitions
+from shared.tasks.partition import DataSpec, Split, add_noise, noise_std, parse_data_spec, partitions
 
 KINDS = st.sampled_from(["shard", "aligned"])
 COUNTS = st.integers(1, 12)
@@ -86,6 +86,11 @@ def test_any_text_is_a_spec_or_a_usage_error(text):
     except UsageError:
         return
     assert 0 <= spec.index < spec.count
+
+
+def partition(spec, train, test):
+    """The positions of one device's training and test examples."""
+    return Split.named_by(spec, train, test).of(spec.index)
 
 
 def _whole_split(kind, count, seed, train, test):
