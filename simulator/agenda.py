@@ -21,6 +21,9 @@ class Agenda:
         self._entered = 0
         self._heap: list[tuple[float, int, Action]] = []
 
+    def __len__(self) -> int:
+        return len(self._heap)
+
     def at(self, moment_s: float, action: Action) -> None:
         """Do this at a point of the clock; what is due at the same moment keeps its order."""
         self._entered += 1
