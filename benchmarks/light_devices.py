@@ -52,7 +52,6 @@ class LightDevices:
 
     def __init__(self, *, broker: str, fleet: str, task: Task, count: int, processes: int) -> None:
         self.report = LightReport()
-        self._count = count
         schema = schema_of(task.build_model()).to_lists()
         names = [f"light-{number}" for number in range(1, count + 1)]
         common = {"broker": broker, "fleet": fleet, "task": task.name, "schema": schema, "num_examples": NUM_EXAMPLES}
