@@ -15,6 +15,7 @@ from device_agent.global_model import read_global_model
 from device_agent.held_model import HeldModel
 from shared.errors import SchemaMismatch, WireError
 from shared.messages import ENCODINGS, is_delta
+from tests.damage_on_disk import flip_bit
 from tests.device_agent.model_steps import Versions
 from tests.device_agent.rounds import ADAM, SGD, Scene
 from tests.device_agent.toy_tasks import TOY
@@ -112,8 +113,7 @@ def _of_other_content(versions, store):
 
 
 def _spoilt(versions, store):
-    path = Path(versions.steps[-1].path)
-    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    flip_bit(Path(versions.steps[-1].path))
     return versions.command(1)
 
 

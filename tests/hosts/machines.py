@@ -147,15 +147,17 @@ class Machines:
         for power in self._powered.values():
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(power.pid, signal.SIGKILL)
+        code = 0
         if self._warden is not None:
             assert self._warden.stdin is not None
             self._warden.stdin.close()
             code, self._warden = self._warden.wait(), None
-            if code:
-                end(self.lab, self.folder)
-                raise RuntimeError(f"the warden of {self.lab} has failed ({code}): what it said is above")
+        if code:
+            end(self.lab, self.folder)
         while self._powered:
             self._powered.popitem()[1].wait()
+        if code:
+            raise RuntimeError(f"the warden of {self.lab} has failed ({code}): what it said is above")
 
     def _begin(self) -> None:
         _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.key))

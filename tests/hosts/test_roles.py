@@ -108,6 +108,27 @@ def test_what_cannot_be_a_host_is_refused_in_a_sentence_that_says_why(tmp_path):
 
 
 @pytest.mark.skipif(find_spec("ansible") is None, reason="Ansible is not installed (pip install 'fedpatch[dev]')")
+@pytest.mark.parametrize(
+    ("lacks", "words"),
+    [
+        ("fleet_name", "set fleet_name, e.g. kitchen, in group_vars/all/ of the inventory"),
+        ("broker", "the inventory has no host in the group broker"),
+        ("coordinator", "the inventory has no host in the group coordinator"),
+    ],
+)
+def test_an_inventory_that_lacks_what_every_role_needs_is_told_what(tmp_path, lacks, words):
+    """Not in Ansible's words for a variable of ours that it could not make."""
+    groups = {name: {"hosts": {"hub": {}}} for name in ("broker", "coordinator") if name != lacks}
+    told = {"ansible_connection": "local", **({} if lacks == "fleet_name" else {"fleet_name": "kitchen"})}
+    everybody = {"hosts": {"hub": {}}, "vars": told, "children": groups}
+    (tmp_path / "hosts.json").write_text(json.dumps({"all": everybody}))
+    (tmp_path / "look.json").write_text(json.dumps([{"hosts": "all", "gather_facts": False, "roles": ["fleet"]}]))
+    done = _played(tmp_path)
+    assert done.returncode == 2
+    assert words in json.loads(re.findall(r"^fatal: \[hub\]: FAILED! => (.*)$", done.stdout, re.MULTILINE)[0])["msg"]
+
+
+@pytest.mark.skipif(find_spec("ansible") is None, reason="Ansible is not installed (pip install 'fedpatch[dev]')")
 def test_the_broker_admits_devices_under_the_names_that_they_have(tmp_path):
     """`device_agent_id` where a host has one, else what the inventory calls it."""
     devices = {"hosts": {"one": {"device_agent_id": "kitchen-{{ inventory_hostname }}"}, "two": {}}}

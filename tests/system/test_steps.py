@@ -13,6 +13,7 @@ from coordinator.checkpoint import load_checkpoint, load_checkpoint_after
 from coordinator.runs import run_directory
 from device_agent.held_model import DIRECTORY, HeldModel
 from shared.compression import unpack
+from tests.damage_on_disk import flip_bit
 from tests.system.fleet import AgentProcess
 from tests.system.stage import Stage, outcomes
 
@@ -44,8 +45,7 @@ def test_devices_come_to_the_model_by_steps_from_whatever_they_hold(stage: Stage
         stage.holds["ann"].release()
         ann.start()
         ann.wait_ready()
-        path = held(bob).path
-        path.write_bytes(path.read_bytes()[:-1] + b"?")
+        flip_bit(held(bob).path)
         stage.holds["bob"].release()
         done = coordinator.done()
     assert done.code == 0
