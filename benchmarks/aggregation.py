@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import shlex
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 
 from benchmarks.contests import Contest, Here, Measured, play_in_turn, ratios, spread
 from benchmarks.documents import Document, Out, Show, Toy, deliver, machine_line, read_document, table, within
-from benchmarks.programs import ROOT
-from benchmarks.report import machine
+from benchmarks.programs import measured_apart
+from benchmarks.report import begun
 from benchmarks.spooled_updates import SpooledUpdates
 from shared.command import AsJson, command, interruptible, run_app
-from shared.errors import FedpatchError
 from shared.quantities import size
 
-NAME = "benchmarks.aggregation"
 BENCHMARK = "aggregation"
 TASKS = "mnist,cifar10"
 COUNTS = (10, 100, 1000)
@@ -55,8 +49,7 @@ def aggregation(
 
 
 def _measure(tasks: Sequence[str], counts: Sequence[int], turns: int) -> Document:
-    command_line = shlex.join(["python", "-m", NAME, *sys.argv[1:]])
-    document: Document = {"benchmark": BENCHMARK, "command": command_line, "turns": turns, "machine": machine()}
+    document: Document = begun(BENCHMARK, turns)
     document["measured"] = [_compare(task, count, turns) for task in tasks for count in counts]
     return document
 
@@ -72,7 +65,8 @@ def _compare(task: str, count: int, turns: int) -> dict[str, Any]:
         ]
         measured = play_in_turn(contests, turns, say=log.info)
         told = [_told(one, measured[2], count) for one in measured]
-        peaks = {kind: _peak(task, count, kind) for kind in ("fold", "pass")}
+        # What it adds to the memory of a process of its own: its greatest resident size less that before.
+        peaks = {kind: measured_apart("benchmarks.spooled_updates", task, count, kind) for kind in ("fold", "pass")}
         return {
             "task": task,
             "updates": count,
@@ -90,15 +84,6 @@ def _told(one: Measured, floor: Measured, count: int) -> dict[str, Any]:
         "updates_per_s": spread(count / wall_s for wall_s in one.wall_s),
         "ratio_to_one_pass": ratios(one.wall_s, floor.wall_s),
     }
-
-
-def _peak(task: str, count: int, kind: str) -> int:
-    """What folding adds to the memory of a process of its own: its greatest resident size less that before."""
-    call = [sys.executable, "-m", "benchmarks.spooled_updates", task, str(count), kind]
-    done = subprocess.run(call, cwd=ROOT, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise FedpatchError(f"{' '.join(call[1:])} failed: {' '.join(done.stderr.splitlines()[-1:])}")
-    return int(json.loads(done.stdout))
 
 
 def tables(document: Document) -> Iterator[str]:
@@ -123,10 +108,5 @@ def _rows(one: dict[str, Any]) -> Iterator[tuple[str, ...]]:
         )
 
 
-def main() -> NoReturn:
-    """Runs the command."""
-    run_app(app, f"python -m {NAME}")
-
-
 if __name__ == "__main__":
-    main()
+    run_app(app, "python -m benchmarks.aggregation")

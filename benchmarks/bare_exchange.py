@@ -24,6 +24,7 @@ from typing import Any
 import msgpack
 import numpy as np
 import paho.mqtt.client as mqtt
+import typer
 from paho.mqtt.enums import CallbackAPIVersion
 
 from shared.broker_url import parse_broker_url
@@ -87,12 +88,13 @@ def serve(url: str, count: int, shapes: dict[str, list[int]]) -> None:
     inbox: SimpleQueue[tuple[str, bytes]] = SimpleQueue()
     client = connect(url, "bare-server", f"{TOPIC}/up/+", lambda topic, payload: inbox.put((topic, payload)))
     model: dict[str, Any] = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
-    _answer("ready")
+    typer.echo(json.dumps("ready"))
     while line := sys.stdin.readline():
         began_s = time.process_time()
         for _ in range(int(line)):
             model = _play(client, inbox, count, model)
-        _answer({"cpu_s": time.process_time() - began_s, "bytes_up": count * 4 * sum(map(math.prod, shapes.values()))})
+        bytes_up = count * 4 * sum(map(math.prod, shapes.values()))
+        typer.echo(json.dumps({"cpu_s": time.process_time() - began_s, "bytes_up": bytes_up}))
 
 
 def _play(
@@ -118,7 +120,7 @@ def answer_as_devices(url: str, first: int, count: int) -> None:
     """Devices that send back what they got, until stdin ends."""
     for number in range(first, first + count):
         _Device(url, f"device-{number:05d}")
-    _answer("ready")
+    typer.echo(json.dumps("ready"))
     while sys.stdin.readline():
         pass
     os._exit(0)
@@ -135,11 +137,6 @@ class _Device:
         if whole is not None:
             for part in cut(msgpack.packb(msgpack.unpackb(whole))):
                 self._client.publish(self._topic, part, qos=1)
-
-
-def _answer(what: Any) -> None:
-    sys.stdout.write(json.dumps(what) + "\n")
-    sys.stdout.flush()
 
 
 def main() -> None:

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import json
-import shlex
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated
 
 import typer
 
 from benchmarks.byte_curves import draw
-from benchmarks.byte_runs import Run, Setting, make_setting, play
+from benchmarks.byte_runs import Run, Setting, play
+from benchmarks.documents import table
+from benchmarks.report import command_line
 from shared.command import AsJson, command, interruptible, run_app
 from shared.files import write_atomic
 from shared.messages import ENCODINGS
 from shared.quantities import size
-from simulator.plots import as_png, as_svg
+from simulator.figures import save
 
-NAME = "benchmarks.bytes"
 STRATEGIES = ("fedavg", "fedavg-adam")
 # fp16 is fp16+zstd without zstd: the same values, and a constant size.
 ENCODED = tuple(one for one in ENCODINGS if one != "fp16")
@@ -45,7 +44,7 @@ def count(
 
     Every update and every step of the global model is packed as it would travel; messages and MQTT's own bytes are left out.
     """
-    setting = make_setting(workers, shlex.join(["python", "-m", NAME, *sys.argv[1:]]), toy=toy)
+    setting = Setting(workers, command_line("bytes"), toy=toy)
     runs: list[Run] = []
     with interruptible():
         for strategy, private, encoding, seed in _cases(strategies.split(","), encodings.split(","), seeds):
@@ -55,13 +54,11 @@ def count(
     if out is not None:
         for strategy in strategies.split(","):
             figure = draw([run for run in runs if run.strategy == strategy or run.name == REFERENCE], setting.target_ua)
-            for ending, content in (("png", as_png(figure)), ("svg", as_svg(figure))):
-                write_atomic(out / f"{strategy}.{ending}", content, mode=0o644)
+            save(figure, out / strategy)
     if as_json:
         typer.echo(json.dumps(document, allow_nan=False))
     else:
-        for line in _table(runs):
-            typer.echo(line)
+        typer.echo("\n".join(table(_HEADS, (_cells(run, runs) for run in runs))))
 
 
 def _cases(strategies: Sequence[str], encodings: Sequence[str], seeds: int) -> Iterator[tuple[str, str, str, int]]:
@@ -84,12 +81,8 @@ def _kept(setting: Setting, strategy: str, private: str, encoding: str, seed: in
     return run
 
 
-def _reference(run: Run, runs: Sequence[Run]) -> Run | None:
-    return next((one for one in runs if one.name == REFERENCE and one.seed == run.seed), None)
-
-
 def _times_fewer(run: Run, runs: Sequence[Run]) -> float | None:
-    reference = _reference(run, runs)
+    reference = next((one for one in runs if one.name == REFERENCE and one.seed == run.seed), None)
     if reference is None or not reference.bytes_to_target or not run.bytes_to_target:
         return None
     return reference.bytes_to_target / run.bytes_to_target
@@ -117,15 +110,5 @@ def _line(run: Run, runs: Sequence[Run]) -> str:
 _HEADS = ("run", "seed", "rounds", "an update", "first model", "later ones", "to target, a client", "times fewer")
 
 
-def _table(runs: Sequence[Run]) -> list[str]:
-    rows: list[Any] = [_HEADS, ["---"] * len(_HEADS), *(_cells(run, runs) for run in runs)]
-    return [f"| {' | '.join(row)} |" for row in rows]
-
-
-def main() -> NoReturn:
-    """Runs the command."""
-    run_app(app, f"python -m {NAME}")
-
-
 if __name__ == "__main__":
-    main()
+    run_app(app, "python -m benchmarks.bytes")

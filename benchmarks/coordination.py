@@ -6,14 +6,13 @@ Our coordinator, a bare exchange of the same bytes, and Flower's deployment engi
 from __future__ import annotations
 
 import logging
-import shlex
-import sys
+import math
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 
@@ -21,15 +20,13 @@ from benchmarks.contests import Contest, Measured, play_in_turn, ratios, spread
 from benchmarks.coordination_tables import draw, tables
 from benchmarks.documents import Document, Out, Show, Toy, deliver, read_document
 from benchmarks.fleets import BareFleet, FedpatchFleet, FlowerFleet, model_shapes
-from benchmarks.peer_rounds import HOW_TO_GET, ROOT, version
-from benchmarks.report import machine
+from benchmarks.peer_rounds import HOW_TO_GET, PEERS_PYTHON, version
+from benchmarks.report import begun
 from coordinator.settings import RunSettings
 from shared.command import AsJson, command, interruptible, run_app
 from shared.errors import UsageError
 
-NAME = "benchmarks.coordination"
 BENCHMARK = "coordination"
-PEERS_PYTHON = ROOT / ".venv-peers" / "bin" / "python"
 ENCODINGS = ("fp32", "delta-int8")
 """The first makes the bytes of the bare exchange."""
 
@@ -69,7 +66,7 @@ def coordination(  # noqa: PLR0913 - one keyword per choice of the user
     else:
         if toy:
             tasks, devices, turns = "benchmarks.synthetic_task:TASK", "2", 1
-            peers_python = ROOT / "none"  # with Flower it would take minutes
+            peers_python = PEERS_PYTHON.with_name("none")  # with Flower it would take minutes
         with interruptible():
             document = _measure(tasks.split(","), _numbers(devices), turns, peers_python)
     if plots is not None:
@@ -85,8 +82,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def _measure(tasks: Sequence[str], sizes: Sequence[int], turns: int, peers_python: Path) -> Document:
-    command_line = shlex.join(["python", "-m", NAME, *sys.argv[1:]])
-    document: Document = {"benchmark": BENCHMARK, "command": command_line, "turns": turns, "machine": machine()}
+    document: Document = begun(BENCHMARK, turns)
     document["flower"] = version("flwr", peers_python)
     document["measured"] = [
         _compare(task, devices, turns, peers_python if document["flower"] else None)
@@ -97,7 +93,7 @@ def _measure(tasks: Sequence[str], sizes: Sequence[int], turns: int, peers_pytho
 
 
 def _compare(task: str, devices: int, turns: int, peers_python: Path | None) -> dict[str, Any]:
-    model_bytes = 4 * sum(_product(shape) for shape in model_shapes(task).values())
+    model_bytes = 4 * sum(math.prod(shape) for shape in model_shapes(task).values())
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedpatch-coordination-")))
         contests: list[Contest] = []
@@ -124,7 +120,7 @@ def _contests(task: str, devices: int, model_bytes: int, folder: Path, peers_pyt
     if devices * model_bytes <= MOST_MEGABYTES * 1e6:
         yield Contest("bare", "bare exchange", BareFleet(task, devices, rounds, folder / "bare"), share=rounds)
     if peers_python is not None and devices <= MOST_FOR_FLOWER:
-        yield Contest("flower", "Flower's deployment", FlowerFleet(task, devices, 1, peers_python))
+        yield Contest("flower", "Flower's deployment", FlowerFleet(task, devices, peers_python))
     elif devices <= MOST_FOR_FLOWER:
         log.info("Flower's deployment: not measured: %s", HOW_TO_GET)
 
@@ -145,17 +141,5 @@ def _told(one: Measured, measured: Sequence[Measured]) -> dict[str, Any]:
     return told
 
 
-def _product(shape: Sequence[int]) -> int:
-    size = 1
-    for one in shape:
-        size *= one
-    return size
-
-
-def main() -> NoReturn:
-    """Runs the command."""
-    run_app(app, f"python -m {NAME}")
-
-
 if __name__ == "__main__":
-    main()
+    run_app(app, "python -m benchmarks.coordination")

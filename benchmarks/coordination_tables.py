@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.documents import Document, machine_line, table, within
-from benchmarks.pictures import save
 from shared.quantities import size
+from simulator.figures import save
 
 _MODELS = {"mnist": "2NN", "cifar10": "CNN"}
 
@@ -76,4 +76,4 @@ def draw(document: Document, folder: Path) -> None:
         axes.set_yscale("log")
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")
-    save(figure, folder, "coordination")
+    save(figure, folder / "coordination")

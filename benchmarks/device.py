@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import logging
-import shlex
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 
-from benchmarks.contests import Contest, Measured, play_in_turn, ratios, spread
+from benchmarks.contests import Contest, Here, Measured, play_in_turn, ratios, spread
 from benchmarks.documents import Document, Out, Show, Toy, deliver, machine_line, read_document, table, within
 from benchmarks.idle_agent import start_up, torch_alone
-from benchmarks.report import machine
+from benchmarks.report import begun
 from benchmarks.shipped_broker import shipped_broker
 from benchmarks.training_steps import BareLoop, OwnTrainer, Steps
 from shared.command import AsJson, command, interruptible, run_app
 from shared.task import data_root, find_task
 
-NAME = "benchmarks.device"
 BENCHMARK = "device"
 DATA = "shard:0/10"
 STEPS = {"mnist": 200, "cifar10": 20}
@@ -52,8 +49,7 @@ def device(
 
 
 def _measure(steps: dict[str, int], turns: int, idle_s: float, starts: int) -> Document:
-    command_line = shlex.join(["python", "-m", NAME, *sys.argv[1:]])
-    document: Document = {"benchmark": BENCHMARK, "command": command_line, "turns": turns, "machine": machine()}
+    document: Document = begun(BENCHMARK, turns)
     document["training"] = [
         _train(task, strategy, count, turns) for task, count in steps.items() for strategy in ("fedavg", "fedavg-adam")
     ]
@@ -80,8 +76,8 @@ def _train(task_ref: str, strategy: str, steps: int, turns: int) -> dict[str, An
     task = find_task(task_ref)
     work = Steps(task, task.load_data(DATA, data_root()), strategy, steps)
     contests = [
-        Contest("agent", "the agent's trainer", OwnTrainer(work), share=steps),
-        Contest("bare", "bare PyTorch loop", BareLoop(work), share=steps),
+        Contest("agent", "the agent's trainer", Here(OwnTrainer(work).play), share=steps),
+        Contest("bare", "bare PyTorch loop", Here(BareLoop(work).play), share=steps),
     ]
     measured = play_in_turn(contests, turns, say=log.info)
     return {
@@ -147,10 +143,5 @@ def _steps(document: Document) -> Iterator[tuple[str, ...]]:
             )
 
 
-def main() -> NoReturn:
-    """Runs the command."""
-    run_app(app, f"python -m {NAME}")
-
-
 if __name__ == "__main__":
-    main()
+    run_app(app, "python -m benchmarks.device")

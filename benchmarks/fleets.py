@@ -127,8 +127,8 @@ def model_shapes(task: str) -> dict[str, list[int]]:
 class FlowerFleet(_Fleet):
     """Flower's deployment engine with as many SuperNodes, in an environment of its own (`make bench-peers`)."""
 
-    def __init__(self, task: str, devices: int, rounds: int, python: Path) -> None:
-        super().__init__(rounds)
+    def __init__(self, task: str, devices: int, python: Path) -> None:
+        super().__init__(1)
         line: list[str | Path] = [
             python,
             "-m",
@@ -138,12 +138,6 @@ class FlowerFleet(_Fleet):
         ]
         self._server = Program("Flower's deployment", line, mend=f"; is its environment whole ({HOW_TO_GET})?")
         self._stack.callback(self._server.close)
-
-    def play(self) -> float | None:
-        """So many rounds, one for each line."""
-        for _ in range(int(self._rounds)):
-            self.answers.append(self._server.ask())
-        return None
 
     def pids(self) -> list[int]:
         """SuperLink and ServerApp, which outlast a round; the processes that it starts for each client do not."""

@@ -10,9 +10,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 
@@ -25,7 +26,6 @@ from benchmarks.shipped_broker import shipped_broker
 from shared.command import AsJson, command, interruptible, run_app
 from shared.errors import FedpatchError
 
-NAME = "benchmarks.footprint"
 QUIET_S = 20.0
 
 _POLL_S = 0.02
@@ -61,7 +61,7 @@ def _measure(folder: Path, task: str, data: str, rounds: int, quiet_s: float) ->
         states: list[dict[str, Any]] = []
 
         def note(state: str, found: dict[str, Memory]) -> None:
-            states.append({"state": state, **{who: memory.to_dict() for who, memory in found.items()}})
+            states.append({"state": state, **{who: asdict(memory) for who, memory in found.items()}})
 
         wait_until(agent, lambda: status_of(folder / "agent").get("tasks"), "is ready")
         note("ready, nothing trained yet", _both(agent.pid))
@@ -93,11 +93,9 @@ def _both(agent: int) -> dict[str, Memory]:
     return {who: memory for who, memory in found.items() if memory is not None}
 
 
-@contextmanager
-def _process(folder: Path, package: str, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+def _process(folder: Path, package: str, *options: str) -> AbstractContextManager[subprocess.Popen[bytes]]:
     """`run` of a command of ours; what it says goes to a file."""
-    with running(folder / f"{package}.log", [sys.executable, "-P", "-m", package, "run", *options]) as process:
-        yield process
+    return running(folder / f"{package}.log", [sys.executable, "-P", "-m", package, "run", *options])
 
 
 def _table(document: dict[str, Any]) -> Iterator[str]:
@@ -115,10 +113,5 @@ def _mb(row: dict[str, Any], who: str, what: str) -> str:
     return f"{row[who][what] / 1e6:.0f} MB" if who in row else "-"
 
 
-def main() -> NoReturn:
-    """Runs the command."""
-    run_app(app, f"python -m {NAME}")
-
-
 if __name__ == "__main__":
-    main()
+    run_app(app, "python -m benchmarks.footprint")

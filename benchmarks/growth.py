@@ -8,21 +8,16 @@ from __future__ import annotations
 
 import ctypes
 import json
-import os
 import statistics
-import subprocess
 import sys
 import time
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import typer
 
 from benchmarks.process_memory import memory_bytes
-from shared.errors import FedpatchError
 
 TASK = "benchmarks.synthetic_task:TASK"
-ROOT = Path(__file__).resolve().parent.parent
 
 
 @dataclass(frozen=True)
@@ -81,17 +76,6 @@ def measure_size(clients: int, cohort: int, rounds: int) -> Size:
         resident_bytes=memory_bytes("VmRSS"),
         own_bytes=data_bytes // clients + contestant.simulation.patches.nbytes_per_client,
     )
-
-
-def measure_apart(clients: int, cohort: int, rounds: int) -> Size:
-    """`measure_size` in a new process. Raises FedpatchError with its last words where it fails."""
-    call = [sys.executable, "-m", "benchmarks.growth", str(clients), str(cohort), str(rounds)]
-    done = subprocess.run(
-        call, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        raise FedpatchError(f"{' '.join(call[1:])} failed: {' '.join(done.stderr.splitlines()[-1:])}")
-    return Size(**json.loads(done.stdout))
 
 
 if __name__ == "__main__":

@@ -17,20 +17,20 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
 from types import TracebackType
 from typing import Any, Self
 
 from benchmarks.light_device import Tally
+from benchmarks.programs import ROOT
 from shared.errors import FedpatchError
 from shared.model import schema_of
 from shared.task import Task
 
-ROOT = Path(__file__).resolve().parents[1]
 PATIENCE_S = 300.0
 GOODBYE_S = 60.0
+NUM_EXAMPLES = 300
 
 
 @dataclass
@@ -48,16 +48,13 @@ class LightReport(Tally):
 
 
 class LightDevices:
-    """`count` devices, named light-1, light-2, ..., each with `num_examples` examples of `task`."""
+    """`count` devices, named light-1, light-2, ..., each with NUM_EXAMPLES examples of `task`."""
 
-    def __init__(
-        self, *, broker: str, fleet: str, task: Task, count: int, processes: int = 4, num_examples: int = 300
-    ) -> None:
+    def __init__(self, *, broker: str, fleet: str, task: Task, count: int, processes: int) -> None:
         self.report = LightReport()
-        self._count = count
         schema = schema_of(task.build_model()).to_lists()
         names = [f"light-{number}" for number in range(1, count + 1)]
-        common = {"broker": broker, "fleet": fleet, "task": task.name, "schema": schema, "num_examples": num_examples}
+        common = {"broker": broker, "fleet": fleet, "task": task.name, "schema": schema, "num_examples": NUM_EXAMPLES}
         shares = [names[first::processes] for first in range(min(processes, count))]
         self._jobs = [{**common, "devices": share} for share in shares]
         self._processes: list[subprocess.Popen[str]] = []
@@ -74,14 +71,9 @@ class LightDevices:
             Thread(target=self._listen, args=(number, process), daemon=True).start()
         return self
 
-    @property
-    def pids(self) -> list[int]:
-        """Of the processes."""
-        return [process.pid for process in self._processes]
-
-    def wait_ready(self, patience_s: float = PATIENCE_S) -> None:
+    def wait_ready(self) -> None:
         """Return once all devices are connected and the broker has their presence. FedpatchError if they never are."""
-        give_up_at = time.monotonic() + patience_s
+        give_up_at = time.monotonic() + PATIENCE_S
         for done in range(len(self._jobs)):
             _, line = self._next(give_up_at)
             if line != "ready":

@@ -6,7 +6,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 
@@ -16,7 +16,6 @@ from shared.command import AsJson, command, interruptible, run_app
 from shared.errors import UsageError
 from shared.task import find_task
 
-NAME = "benchmarks.load"
 USUAL = ("encoding=fp32+zstd", "encoding=delta-int8")
 BROKER = "broker."
 """Begins the name of a broker's option; all others are options of `fedpatch run`."""
@@ -93,10 +92,5 @@ def table(figures: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield f"| {' | '.join(cells)} |"
 
 
-def main() -> NoReturn:
-    """Entry point; ends the process."""
-    run_app(app, f"python -m {NAME}")
-
-
 if __name__ == "__main__":
-    main()
+    run_app(app, "python -m benchmarks.load")

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.clocks import cpu_s
-from benchmarks.light_devices import ROOT, LightDevices, LightReport
+from benchmarks.light_devices import LightDevices, LightReport
 from benchmarks.process_memory import memory_of
+from benchmarks.programs import ROOT
 from benchmarks.shipped_broker import shipped_broker
 from shared.errors import FedpatchError
 from shared.task import Task

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 
 from benchmarks.documents import Out, deliver
 from benchmarks.process_memory import memory_bytes
+from benchmarks.programs import measured_apart
 from shared.command import AsJson, command, interruptible, run_app
-from shared.errors import FedpatchError
 from simulator.fleet import SimulatedFleet
 from simulator.fleet_terms import FleetTerms
 
-NAME = "benchmarks.load_virtual"
-ROOT = Path(__file__).resolve().parents[1]
 FLEETS = (1_000, 10_000, 100_000)
 SIZES = (800_000, 45_000)
 """Bytes of the model and of an update: the 2NN as fp32, and as delta-int8."""
@@ -51,7 +46,12 @@ def load_virtual(
             assert devices and size
             typer.echo(json.dumps(measure(devices[0], size[0], rounds, asked)))
             return
-        found = [_in_a_process(count, each, rounds, asked) for each in size or SIZES for count in fleets]
+        common = ("benchmarks.load_virtual", "--alone", f"--rounds={rounds}", f"--asked={asked}")
+        found = [
+            measured_apart(*common, f"--devices={count}", f"--size={each}")
+            for each in size or SIZES
+            for count in fleets
+        ]
     deliver({"fleets": found, "cores": os.cpu_count()}, lambda _: table(found), out, as_json)
 
 
@@ -108,19 +108,5 @@ def table(found: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield f"| {' | '.join(cells)} |"
 
 
-def _in_a_process(devices: int, size_bytes: int, rounds: int, asked: int) -> dict[str, Any]:
-    line = [sys.executable, "-m", NAME, "--alone", f"--devices={devices}", f"--size={size_bytes}", f"--rounds={rounds}"]
-    line.append(f"--asked={asked}")
-    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise FedpatchError(f"{devices} devices: {done.stderr.strip()[-500:]}")
-    return dict(json.loads(done.stdout.splitlines()[-1]))
-
-
-def main() -> NoReturn:
-    """Entry point; ends the process."""
-    run_app(app, f"python -m {NAME}")
-
-
 if __name__ == "__main__":
-    main()
+    run_app(app, "python -m benchmarks.load_virtual")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import tempfile
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 from prometheus_client import generate_latest
@@ -15,8 +15,6 @@ from benchmarks.metered_fleet import MeteredFleet, seconds_of
 from coordinator.metrics import Metrics
 from shared.command import AsJson, command, interruptible, run_app
 from simulator.fleet_terms import FleetTerms
-
-NAME = "benchmarks.metrics_cost"
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -78,10 +76,5 @@ def _look(fleet: MeteredFleet) -> None:
     fleet.look()
 
 
-def main() -> NoReturn:
-    """Entry point; ends the process."""
-    run_app(app, f"python -m {NAME}")
-
-
 if __name__ == "__main__":
-    main()
+    run_app(app, "python -m benchmarks.metrics_cost")

@@ -8,9 +8,8 @@ from pathlib import Path
 
 from benchmarks.programs import ROOT, Program
 
-__all__ = ["HOW_TO_GET", "PEERS", "ROOT", "Peer", "PeerRounds", "version"]
-
 HOW_TO_GET = "make bench-peers"
+PEERS_PYTHON = ROOT / ".venv-peers" / "bin" / "python"
 
 
 @dataclass(frozen=True)

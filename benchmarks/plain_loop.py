@@ -39,13 +39,6 @@ class PlainLoop:
         self.model = {name: value.to(self.model[name].dtype) for name, value in total.items()}
         return float(sum(losses) / len(losses))
 
-    def pids(self) -> list[int]:
-        """This one."""
-        return [os.getpid()]
-
-    def close(self) -> None:
-        """Nothing to end."""
-
 
 class PlainLoopWorkers:
     """The same over processes that stay: each has its share of the clients, and gives back the sum over them."""

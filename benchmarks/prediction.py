@@ -9,11 +9,7 @@ is of two processes that ran seconds apart.
 from __future__ import annotations
 
 import hashlib
-import json
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -23,12 +19,12 @@ import numpy as np
 import typer
 
 from benchmarks.documents import Document, Out, Toy, deliver
+from benchmarks.programs import measured_apart
 from shared.command import AsJson, command, make_app, run_app
 from shared.errors import FedpatchError
 from shared.model_metadata import METADATA_FILE, MODEL_FILE, ModelMetadata, to_json
 from shared.task import Task, find_task
 
-ROOT = Path(__file__).resolve().parent.parent
 KINDS = ("torch", "onnxruntime")
 FIGURES = ("first_s", "one_s", "batch_s", "resident_bytes", "peak_bytes")
 
@@ -63,7 +59,8 @@ def measure(task: Task, turns: int) -> dict[str, Any]:
     """Medians of each kind over the turns, and of the ratios within a turn. FedpatchError where a process fails."""
     with tempfile.TemporaryDirectory(prefix="fedpatch-prediction-") as directory:
         _make_model(task, Path(directory))
-        rounds = [{kind: _measured_apart(kind, directory) for kind in KINDS} for _ in range(turns)]
+        process = "benchmarks.prediction_process"
+        rounds = [{kind: measured_apart(process, kind, directory) for kind in KINDS} for _ in range(turns)]
     first = rounds[0]
     if not np.allclose(first["torch"]["outputs"], first["onnxruntime"]["outputs"], atol=1e-4):
         raise FedpatchError(f"{task.name}: the two do not give the same outputs, so their times say nothing")
@@ -115,25 +112,10 @@ def _make_model(task: Task, directory: Path) -> None:
     np.savez(directory / "values.npz", **values)
 
 
-def _measured_apart(kind: str, directory: str) -> Mapping[str, Any]:
-    call = [sys.executable, "-m", "benchmarks.prediction_process", kind, directory]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(call, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise FedpatchError(f"{' '.join(call[1:])} failed: {' '.join(done.stderr.splitlines()[-1:])}")
-    measured: dict[str, Any] = json.loads(done.stdout)
-    return measured
-
-
 def _row(found: Mapping[str, float]) -> str:
     cells = [f"{found['first_s']:.2f} s", f"{1e6 * found['one_s']:.0f} µs", f"{1e3 * found['batch_s']:.2f} ms"]
     return " | ".join([*cells, *(f"{found[name] / 1e6:.0f} MB" for name in ("resident_bytes", "peak_bytes"))])
 
 
-def main() -> None:
-    """Entry point; ends the process."""
-    run_app(app, "prediction")
-
-
 if __name__ == "__main__":
-    main()
+    run_app(app, "prediction")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 _KIB = 1024
@@ -23,10 +23,6 @@ class Memory:
             max(self.pss_bytes, other.pss_bytes),
             max(self.peak_bytes, other.peak_bytes),
         )
-
-    def to_dict(self) -> dict[str, int]:
-        """For JSON."""
-        return asdict(self)
 
 
 def memory_of(pid: int) -> Memory | None:

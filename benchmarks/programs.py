@@ -11,8 +11,9 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,7 @@ LEAVE_S = 20.0
 class Program:
     """`line` is how it is started, in this repository; `what` is its name for people, `mend` what helps if it fails."""
 
-    def __init__(
-        self, what: str, line: Sequence[str | Path], *, mend: str = "", environ: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, what: str, line: Sequence[str | Path], *, mend: str = "") -> None:
         self._what = what
         self._mend = mend
         self._log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115  (closed with the rest)
@@ -39,7 +38,7 @@ class Program:
             stderr=self._log,
             text=True,
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **(environ or {})},
+            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
             start_new_session=True,
         )
         try:
@@ -55,15 +54,11 @@ class Program:
 
     def ask(self, line: str = "") -> Any:
         """Sends a line; returns the answer."""
-        self.tell(line)
-        return self.answer()
-
-    def tell(self, line: str = "") -> None:
-        """Sends a line."""
         assert self._program.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # the answer, which does not come, tells why
             self._program.stdin.write(f"{line}\n")
             self._program.stdin.flush()
+        return self.answer()
 
     def pids(self) -> list[int]:
         """The program and whatever it started."""
@@ -93,6 +88,18 @@ class Program:
         self._log.seek(0)
         last = [line for line in self._log.read().splitlines() if line.strip()][-1:]
         raise FedpatchError(f"{self._what} ended with exit code {self._program.wait()}: {' '.join(last)}{self._mend}")
+
+
+def measured_apart(module: str, *arguments: object) -> Any:
+    """What a module of ours prints, in JSON, as a process with one thread; FedpatchError with its last words if it fails."""
+    call = ["-m", module, *map(str, arguments)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, *call], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise FedpatchError(f"{' '.join(call)} failed: {' '.join(done.stderr.splitlines()[-1:])}")
+    return json.loads(done.stdout)
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -13,13 +14,13 @@ from typing import Any
 import numpy as np
 import torch
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from benchmarks.clocks import cpu_model
 from benchmarks.contests import Measured, ratios, spread
 from benchmarks.growth import Size
 from benchmarks.work import Work
+from coordinator.printing import print_table
 from shared import __version__
 from shared.quantities import size
 
@@ -29,8 +30,6 @@ EARLIER = {
     "authors_code_s": 2.5,
     "plain_loop_s": 2.1,
 }
-
-_UNBOUNDED_COLUMNS = 10_000
 
 
 @dataclass(frozen=True)
@@ -92,17 +91,27 @@ class Report:
                 f"\n{study.task}, {study.clients} clients, all in each round: {work.client_steps} steps of batch "
                 f"{study.batch_size}; {study.strategy}, private {study.private}"
             )
-            _print(_contests_table(measured))
+            print_table(_contests_table(measured))
         for name, why in self.not_measured.items():
             typer.echo(f"{name}: not measured: {why}")
         if self.works:
             typer.echo("")
-            _print(_goals_table(goals(self.works[0][1])))
+            print_table(_goals_table(goals(self.works[0][1])))
             ratio = EARLIER["authors_code_s"] / EARLIER["plain_loop_s"]  # type: ignore[operator]
             typer.echo(f"{EARLIER['what']}: 2.5 s and 2.1 s, a ratio of {ratio:.2f}")
         if self.growth:
             typer.echo("\nsynthetic task, from few clients to many")
-            _print(_growth_table(self.growth))
+            print_table(_growth_table(self.growth))
+
+
+def command_line(benchmark: str) -> str:
+    """How this process was called."""
+    return shlex.join(["python", "-m", f"benchmarks.{benchmark}", *sys.argv[1:]])
+
+
+def begun(benchmark: str, turns: int) -> dict[str, Any]:
+    """A document before anything is measured."""
+    return {"benchmark": benchmark, "command": command_line(benchmark), "turns": turns, "machine": machine()}
 
 
 def machine() -> dict[str, Any]:
@@ -216,13 +225,3 @@ def _table(*headings: str) -> Table:
     for number, heading in enumerate(headings):
         table.add_column(heading, justify="right" if number else "left", overflow="fold")
     return table
-
-
-def _print(table: Table) -> None:
-    """Fits a terminal; in a pipe or a file, a row is a line."""
-    width = None if sys.stdout.isatty() else _UNBOUNDED_COLUMNS
-    console = Console(highlight=False, markup=False, emoji=False, width=width)
-    with console.capture() as captured:
-        console.print(table)
-    for line in captured.get().splitlines():
-        typer.echo(line.rstrip())

@@ -43,23 +43,23 @@ class Broker:
 
 @contextmanager
 def shipped_broker(
-    folder: Path, *, host: str = "127.0.0.1", changes: Mapping[str, str] | None = None, log: str = "mosquitto.log"
+    folder: Path, *, host: str = "127.0.0.1", changes: Mapping[str, str] | None = None
 ) -> Iterator[Broker]:
     """A broker whose files are in `folder`; `changes` are options that are to be another than we ship ("" leaves one out)."""
     program = shutil.which("mosquitto", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
     if program is None:
         raise FedpatchError("mosquitto is not installed; on Debian: apt install mosquitto")
     port = _free_port(host)
-    config = folder / "mosquitto.conf"
+    config, log = folder / "mosquitto.conf", folder / "mosquitto.log"
     options = {**shipped_limits(), **(changes or {})}
     lines = [f"listener {port} {host}", "user root", "allow_anonymous true", "persistence true", "log_dest stderr"]
     lines += [f"persistence_location {folder}/", *(f"{name} {value}" for name, value in options.items() if value)]
     config.write_text("\n".join(lines) + "\n")
     _allow_many_files()
-    with (folder / log).open("wb") as out:
+    with log.open("wb") as out:
         process = subprocess.Popen([program, "-c", str(config)], stdout=out, stderr=out, stdin=subprocess.DEVNULL)
     try:
-        _wait(process, host, port, folder / log)
+        _wait(process, host, port, log)
         yield Broker(f"mqtt://{host}:{port}", process.pid)
     finally:
         process.terminate()

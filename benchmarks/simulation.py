@@ -3,33 +3,28 @@
 from __future__ import annotations
 
 import logging
-import shlex
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from functools import partial
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import torch
 import typer
-from rich.console import Console
 
-from benchmarks.contests import Contest, Contestant, Here, play_in_turn
+from benchmarks.contests import Contest, Here, play_in_turn
 from benchmarks.documents import Out, kept
 from benchmarks.fedpatch_rounds import FedpatchRounds
-from benchmarks.growth import measure_apart
+from benchmarks.growth import Size
 from benchmarks.matrix_products import MatrixProducts
-from benchmarks.peer_rounds import HOW_TO_GET, PEERS, ROOT, PeerRounds, version
+from benchmarks.peer_rounds import HOW_TO_GET, PEERS, PEERS_PYTHON, PeerRounds, version
 from benchmarks.plain_loop import PlainLoop, PlainLoopWorkers
-from benchmarks.report import Report
+from benchmarks.programs import measured_apart
+from benchmarks.report import Report, command_line
 from benchmarks.work import Work, make_work, write_work
 from shared.command import AsJson, command, interruptible, run_app
 from shared.errors import FedpatchError
-
-NAME = "benchmarks.simulation"
-PEERS_PYTHON = ROOT / ".venv-peers" / "bin" / "python"
+from simulator.progress import status
 
 # (clients, clients in a round)
 SIZES = ((100, 100), (1_000, 1_000), (10_000, 10_000), (1_000, 100), (10_000, 100))
@@ -64,15 +59,16 @@ def simulation(
     All do the same work: MNIST, 200 clients, all of them in each round, 15 steps of batch 20 each, the paper's 2NN.
     """
     rounds = min(rounds, 2) if toy else rounds
-    report = Report(shlex.join(["python", "-m", NAME, *sys.argv[1:]]), rounds)
+    report = Report(command_line("simulation"), rounds)
     torch.set_num_threads(1)
-    with interruptible(), _status() as say:
+    with interruptible(), status("the work is read", log.debug) as say:
         _compare(report, make_work("digits", 10) if toy else make_work("mnist", 200), peers_python, say)
         if cnn:
             _compare_cnn(report, say)
         for clients, cohort in TOY_SIZES if toy else SIZES:
             say(f"synthetic task: {clients} clients, {cohort} in a round")
-            report.growth.append(measure_apart(clients, cohort, 1 if toy else GROWTH_ROUNDS))
+            measured = measured_apart("benchmarks.growth", clients, cohort, 1 if toy else GROWTH_ROUNDS)
+            report.growth.append(Size(**measured))
     text = kept(report.to_dict(), out)
     if as_json:
         typer.echo(text)
@@ -83,49 +79,35 @@ def simulation(
 def _compare(report: Report, work: Work, peers_python: Path, say: Say) -> None:
     with ExitStack() as stack:
         contests: list[Contest] = []
-
-        def add(contest: Contest) -> None:
+        for contest in _own_contests(work):
+            say(f"made ready: {contest.what}")
             stack.callback(contest.contestant.close)
             contests.append(contest)
-
-        for make in _own_contests(work):
-            contest = make()
-            say(f"made ready: {contest.what}")
-            add(contest)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedpatch-benchmark-")))
         write_work(work, folder)
         for contest in _peer_contests(report, folder, peers_python, say):
-            add(contest)
+            stack.callback(contest.contestant.close)
+            contests.append(contest)
         report.works.append((work, play_in_turn(contests, report.rounds, say=say)))
 
 
-def _own_contests(work: Work) -> Iterator[Callable[[], Contest]]:
+def _own_contests(work: Work) -> Iterator[Contest]:
     """One after another, so that each is closed if the next cannot be made."""
     some = max(1, round(work.study.clients * SHARE_OF_TWO_THREADS))
     share = sum(work.steps[:some]) / work.client_steps
 
-    def contest(
-        name: str, what: str, contestant: Callable[[], Contestant], threads: int = 1, processes: int = 1
-    ) -> Callable[[], Contest]:
-        part = share if threads > 1 else 1.0
-        return lambda: Contest(name, what, contestant(), threads, processes, part)
-
-    def products(clients: int | None = None, used_only: bool = False) -> Contestant:
-        return Here(MatrixProducts(work, clients, used_only=used_only).play)
-
-    yield contest("fedpatch", "fedpatch", partial(FedpatchRounds, work))
-    yield contest("fedpatch-2", "fedpatch, 2 processes", partial(FedpatchRounds, work, workers=2), processes=2)
-    yield contest("fedpatch-ua", "fedpatch, user accuracy included", partial(FedpatchRounds, work, with_accuracy=True))
-    yield contest("plain", "plain PyTorch loop", partial(PlainLoop, work))
-    yield contest("plain-2", "plain PyTorch loop, 2 processes", partial(PlainLoopWorkers, work, 2), processes=2)
-    yield contest(
-        "plain-2-threads", f"plain PyTorch loop, 2 threads (from {some} clients)", partial(PlainLoop, work, some), 2
-    )
-    yield contest("products", "matrix products alone", products)
-    yield contest(
-        "products-2-threads", f"matrix products alone, 2 threads (from {some} clients)", partial(products, some), 2
-    )
-    yield contest("products-used", "matrix products of used features alone", partial(products, used_only=True))
+    few = f"2 threads (from {some} clients)"
+    yield Contest("fedpatch", "fedpatch", FedpatchRounds(work))
+    yield Contest("fedpatch-2", "fedpatch, 2 processes", FedpatchRounds(work, workers=2), processes=2)
+    yield Contest("fedpatch-ua", "fedpatch, user accuracy included", FedpatchRounds(work, with_accuracy=True))
+    yield Contest("plain", "plain PyTorch loop", Here(PlainLoop(work).play))
+    yield Contest("plain-2", "plain PyTorch loop, 2 processes", PlainLoopWorkers(work, 2), processes=2)
+    plain, products = Here(PlainLoop(work, some).play), Here(MatrixProducts(work, some).play)
+    yield Contest("plain-2-threads", f"plain PyTorch loop, {few}", plain, threads=2, share=share)
+    yield Contest("products", "matrix products alone", Here(MatrixProducts(work).play))
+    yield Contest("products-2-threads", f"matrix products alone, {few}", products, threads=2, share=share)
+    used = Here(MatrixProducts(work, used_only=True).play)
+    yield Contest("products-used", "matrix products of used features alone", used)
 
 
 def _peer_contests(report: Report, folder: Path, python: Path, say: Say) -> Iterator[Contest]:
@@ -151,26 +133,10 @@ def _compare_cnn(report: Report, say: Say) -> None:
     work = make_work("cifar10", 200)
     contests = [
         Contest("fedpatch", "fedpatch", FedpatchRounds(work)),
-        Contest("plain", "plain PyTorch loop", PlainLoop(work)),
+        Contest("plain", "plain PyTorch loop", Here(PlainLoop(work).play)),
     ]
     report.works.append((work, play_in_turn(contests, 1, warm_up=False, say=say)))
 
 
-@contextmanager
-def _status() -> Iterator[Say]:
-    """Tells on stderr how far it is: in a terminal, or with --debug anywhere."""
-    console = Console(stderr=True, highlight=False, markup=False, emoji=False)
-    if not console.is_terminal:
-        yield log.debug
-        return
-    with console.status("the work is read") as status:
-        yield status.update
-
-
-def main() -> NoReturn:
-    """Runs the command."""
-    run_app(app, f"python -m {NAME}")
-
-
 if __name__ == "__main__":
-    main()
+    run_app(app, "python -m benchmarks.simulation")

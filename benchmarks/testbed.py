@@ -10,7 +10,7 @@ import time
 from contextlib import nullcontext
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 
@@ -19,8 +19,6 @@ from benchmarks.testbed_cells import CPUS, DATASETS, Cell, find_cells
 from benchmarks.testbed_play import Federation, hosts_for, play_alone
 from benchmarks.testbed_table import markdown
 from shared.command import AsJson, command, interruptible, run_app
-
-NAME = "benchmarks.testbed"
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -86,10 +84,5 @@ def _file(out: Path, cell: Cell) -> Path:
     return out / f"{cell.name}.json"
 
 
-def main() -> NoReturn:
-    """Entry point; ends the process."""
-    run_app(app, f"python -m {NAME}")
-
-
 if __name__ == "__main__":
-    main()
+    run_app(app, "python -m benchmarks.testbed")

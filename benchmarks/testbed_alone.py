@@ -9,6 +9,8 @@ from __future__ import annotations
 import sys
 import time
 
+import typer
+
 from coordinator.strategies import FedAvg
 from device_agent.batches import stream_seed
 from device_agent.training import LocalTrainer
@@ -26,7 +28,7 @@ def main() -> None:
     trainer = LocalTrainer(task, task.load_data(data, data_root()))
     plan = FedAvg().plan(task.learning_rates["fedavg"], task.batch_size, 1, 0, 0)
     tensors, batches = initial_tensors(task, 0), 0
-    _tell("ready")
+    typer.echo("ready")
     sys.stdin.readline()
     for _ in range(int(rounds)):
         began = time.perf_counter()
@@ -40,12 +42,7 @@ def main() -> None:
         )
         assert result is not None
         tensors, batches = result.tensors, batches + result.steps
-        _tell(f"{time.perf_counter() - began:.4f}")
-
-
-def _tell(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
+        typer.echo(f"{time.perf_counter() - began:.4f}")
 
 
 if __name__ == "__main__":

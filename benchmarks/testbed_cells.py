@@ -23,7 +23,6 @@ class Dataset:
     roughly those of the paper's table. Its own figures, too, mean a faster link for the CNN than for the 2NN.
     """
 
-    name: str
     task: str
     model: str
     shares: int
@@ -35,9 +34,9 @@ class Dataset:
 
 
 DATASETS = {
-    "mnist": Dataset("mnist", "mnist", "MNIST, 2NN", DEVICES, 40e6),
-    "cifar10": Dataset("cifar10", "cifar10", "CIFAR-10 (JPEG q75), CNN", 80, 120e6),
-    "digits": Dataset("digits", "digits", "digits (a smoke test)", DEVICES, 40e6),
+    "mnist": Dataset("mnist", "MNIST, 2NN", DEVICES, 40e6),
+    "cifar10": Dataset("cifar10", "CIFAR-10 (JPEG q75), CNN", 80, 120e6),
+    "digits": Dataset("digits", "digits (a smoke test)", DEVICES, 40e6),
 }
 
 

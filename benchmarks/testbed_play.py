@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.idle_agent import status_of
 from benchmarks.shipped_broker import shipped_broker
 from benchmarks.testbed_cells import ENCODINGS, STRATEGY, Cell, Dataset, cpus_of, device_names
 from benchmarks.testbed_hosts import ROOT, Hosts
@@ -121,10 +122,7 @@ class Federation:
             _end(process)
 
     def _ready(self, device: str) -> bool:
-        try:
-            status = json.loads((self._folder / device / "status.json").read_bytes())
-        except FileNotFoundError:
-            return False
+        status = status_of(self._folder / device)
         return bool(status.get("connected") and status.get("tasks"))
 
     def _wait(self, process: subprocess.Popen[bytes], fits: Callable[[], bool], what: str) -> None:

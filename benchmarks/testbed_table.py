@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from benchmarks.documents import table
 from benchmarks.testbed_cells import DATASETS, ENCODINGS, PAPER, TITLES, Cell
 
 PARTS = ("down", "client", "up", "server")
@@ -80,7 +81,4 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, plain: boo
         for row in [headings, *rows]:
             yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         return
-    yield f"| {' | '.join(headings)} |"
-    yield f"|{'---|' * len(headings)}"
-    for row in rows:
-        yield f"| {' | '.join(row)} |"
+    yield from table(headings, rows)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 
 import numpy as np
@@ -31,16 +30,7 @@ class Steps:
         self.tensors = initial_tensors(task, 0)
 
 
-class _Here:
-    def pids(self) -> list[int]:
-        """This process."""
-        return [os.getpid()]
-
-    def close(self) -> None:
-        """Nothing to end."""
-
-
-class OwnTrainer(_Here):
+class OwnTrainer:
     """The agent's trainer, told of and asked about as its training process does it; user accuracy is not measured."""
 
     def __init__(self, work: Steps) -> None:
@@ -71,7 +61,7 @@ class OwnTrainer(_Here):
             self._told_at = now
 
 
-class BareLoop(_Here):
+class BareLoop:
     """torch.nn, autograd and torch.optim, the data as tensors in memory; the losses are looked at in the end."""
 
     def __init__(self, work: Steps) -> None:

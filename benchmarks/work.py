@@ -36,14 +36,8 @@ class Work:
         """Steps of all clients together in a round with all of them."""
         return sum(self.steps)
 
-    @property
-    def weights(self) -> list[float]:
-        """Each client's share of all examples."""
-        examples = self.population.num_examples
-        return [count / sum(examples) for count in examples]
 
-
-def make_work(task_ref: str, clients: int, *, participation: float = 1.0, batch_size: int | None = None) -> Work:
+def make_work(task_ref: str, clients: int, *, participation: float = 1.0) -> Work:
     """FedAvg with private batch norm (gamma and beta), one pass over the clients' data in a round.
 
     Raises UsageError and DataError as `find_task` and the task's loader do.
@@ -57,7 +51,6 @@ def make_work(task_ref: str, clients: int, *, participation: float = 1.0, batch_
         private="affine",
         participation=participation,
         rounds=MANY_ROUNDS,
-        batch_size=batch_size,
     )
     population = load_population(task, study.data, clients, study.seed, data_root())
     return Work(task, study, population, [steps_for(plan_of(study), count) for count in population.num_examples])

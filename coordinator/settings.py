@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from coordinator.limits import parse_examples_cap, parse_norm_bound
 from coordinator.negotiation import ENCODING_HELP
 from shared.broker_settings import BrokerSettings
-from shared.errors import UsageError
 from shared.listening import parse_address
 from shared.messages import ENCODINGS, MAX_CHUNKS
 from shared.settings import Settings, setting
@@ -206,22 +203,14 @@ class RoundSettings(Settings):
         from shared.patches import parse_policy
         from shared.task import check_name
 
-        readers: dict[str, Callable[[str], Any]] = {
-            "task": check_name,
-            "strategy": find_strategy,
-            "private": parse_policy,
-            "metrics": parse_address,
-            "norm_bound": parse_norm_bound,
-            "max_num_examples": parse_examples_cap,
-        }
-        problems: list[tuple[str, ...]] = []
-        for name, read in readers.items():
-            try:
-                if (value := getattr(self, name)) is not None:
-                    read(value)
-            except UsageError as error:
-                problems.append((name, str(error)))
-        return problems
+        return self.refusals(
+            task=check_name,
+            strategy=find_strategy,
+            private=parse_policy,
+            metrics=parse_address,
+            norm_bound=parse_norm_bound,
+            max_num_examples=parse_examples_cap,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

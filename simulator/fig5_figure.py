@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from simulator.figures import BLUE, GREEN, ORANGE, PINK, drawing, legend_above, mean_and_confidence, save
 from simulator.paper_tables import SCENARIOS, TARGET_UA
-
-if TYPE_CHECKING:
-    from simulator.summary import Comparison
+from simulator.summary import Comparison, datasets
 
 _LINES = {
     ("fedavg", "none"): ("FL(FedAvg)", ORANGE, "-"),
@@ -36,7 +34,7 @@ def draw_fig5(comparisons: Sequence[Comparison], stem: Path) -> list[Path]:
         for row, task in zip(panels, tasks, strict=False):
             here = [one for one in comparisons if one.cell.task == task]
             lines |= _draw_row(row, here)
-            row[0].set_ylabel(f"{_dataset(here)}\nuser accuracy (%)")
+            row[0].set_ylabel(f"{datasets(here)}\nuser accuracy (%)")
             row[0].set_ylim(_LOWEST_PERCENT[task], _highest_percent(here) + 1.0)
         for panel in panels[-1]:
             panel.set_xlabel("round")
@@ -67,10 +65,6 @@ def _draw_curve(panel: Any, one: Comparison) -> dict[str, Any]:
     if half is not None:
         panel.fill_between(rounds, 100 * (mean - half), 100 * (mean + half), color=colour, alpha=0.25, linewidth=0)
     return {label: line}
-
-
-def _dataset(comparisons: Sequence[Comparison]) -> str:
-    return " and ".join(dict.fromkeys(result.dataset for one in comparisons for result in one.results))
 
 
 def _highest_percent(comparisons: Sequence[Comparison]) -> float:

@@ -1,4 +1,4 @@
-"""What the paper's figures share: how they look, means with their confidence, smoothing, and files as PNG and SVG.
+"""What pictures share: files as PNG and SVG; and the paper's figures: their looks, means with their confidence, smoothing.
 
 matplotlib is imported when something is drawn, with a backend that needs no display.
 """
@@ -40,7 +40,6 @@ _STYLE: Any = {
     "axes.axisbelow": True,
     "legend.frameon": False,
     "lines.linewidth": 1.4,
-    "svg.hashsalt": "fedpatch",
 }
 
 
@@ -63,7 +62,7 @@ def drawing(
 
 
 def save(figure: Figure, stem: Path) -> list[Path]:
-    """Write `stem`.png and `stem`.svg, each whole or not at all; returns both. To be called within `drawing`.
+    """Write `stem`.png and `stem`.svg, each whole or not at all; returns both. One of `drawing` is saved within it.
 
     The same figure gives the same bytes: the SVG has no date, no random ids and no blanks at the ends of lines.
     """
@@ -78,8 +77,11 @@ def save(figure: Figure, stem: Path) -> list[Path]:
 
 
 def _encoded(figure: Figure, form: str, metadata: dict[str, Any]) -> bytes:
+    from matplotlib import rc_context
+
     file = io.BytesIO()
-    figure.savefig(file, format=form, dpi=DPI, metadata=metadata)
+    with rc_context({"svg.hashsalt": "fedpatch"}):
+        figure.savefig(file, format=form, dpi=DPI, metadata=metadata)
     return file.getvalue()
 
 

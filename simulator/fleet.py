@@ -31,11 +31,7 @@ _COORDINATOR = 0
 _REPORT = UpdateReport("00" * 32, 1, 1, 0.0, None, None, 0.0, 0.0)
 
 
-def _nothing(_: FleetRound) -> None:
-    pass
-
-
-def simulate_fleet(terms: FleetTerms, on_round: OnRound = _nothing, *, wire: bool = False) -> FleetReport:
+def simulate_fleet(terms: FleetTerms, on_round: OnRound = lambda _: None, *, wire: bool = False) -> FleetReport:
     """Plays all rounds; `on_round` gets each as soon as it is over. `wire` sends all messages through the codec.
 
     `terms` must have passed their check, as those of shared.config.load have.
@@ -57,7 +53,7 @@ def simulate_fleet(terms: FleetTerms, on_round: OnRound = _nothing, *, wire: boo
 class SimulatedFleet:
     """The coordinator with its broker, and all devices. Every event costs the same, whatever their number."""
 
-    def __init__(self, terms: FleetTerms, on_round: OnRound = _nothing, *, wire: bool = False) -> None:
+    def __init__(self, terms: FleetTerms, on_round: OnRound = lambda _: None, *, wire: bool = False) -> None:
         self.agenda = Agenda(0.0)
         self.wire = Wire(real=wire)
         self.updates = StandIn(terms.update_bytes, terms.chunk_bytes)
@@ -134,11 +130,17 @@ class SimulatedFleet:
         self._alarm.set(self._engine.next_deadline())
 
     def _do(self, effect: do.Effect) -> list[do.Effect]:
+        """What the engine waits for is done at once."""
+        now = self.agenda.now
         match effect:
             case do.Send():
                 self._send(effect)
-            case do.PublishModel() | do.Store() | do.Aggregate():
-                return self._work(effect)
+            case do.PublishModel():
+                return self._engine.model_published(self._publish_model(effect.round), now)
+            case do.Store():
+                return self._engine.stored(effect.device, effect.manifest.digest, _REPORT, now)
+            case do.Aggregate():
+                return self._engine.aggregated(now)
             case do.Republish():
                 for device, index in itertools.product(self._subscribers.values(), effect.indices):
                     self._publish(index, device)
@@ -146,21 +148,11 @@ class SimulatedFleet:
                 self._manifest, self._chunks = None, ()
                 self._subscribers.clear()
             case do.Record():
-                self._note(FleetRound.of(effect.record, **self._counted()))
+                self.rounds.append(FleetRound.of(effect.record, **self._counted()))
+                self._on_round(self.rounds[-1])
             case do.Finish():
                 self._finish = effect
         return []
-
-    def _work(self, effect: do.PublishModel | do.Store | do.Aggregate) -> list[do.Effect]:
-        """What the engine waits for; it is done at once."""
-        now = self.agenda.now
-        match effect:
-            case do.PublishModel():
-                return self._engine.model_published(self._publish_model(effect.round), now)
-            case do.Store():
-                return self._engine.stored(effect.device, effect.manifest.digest, _REPORT, now)
-            case do.Aggregate():
-                return self._engine.aggregated(now)
 
     def _send(self, effect: do.Send) -> None:
         device = self._devices[effect.device]
@@ -179,7 +171,3 @@ class SimulatedFleet:
         counted = {"trainings": self._trainings, "bytes_down": self._bytes_down, "bytes_up": self._bytes_up}
         self._trainings = self._bytes_down = self._bytes_up = 0
         return counted
-
-    def _note(self, one: FleetRound) -> None:
-        self.rounds.append(one)
-        self._on_round(one)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,6 +12,7 @@ from shared.command import AsJson, interruptible
 from shared.config import cli_options
 from shared.quantities import counted, duration, size
 from simulator.fleet_terms import FleetTerms
+from simulator.progress import status
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -31,6 +30,9 @@ Compare = Annotated[
 ]
 
 
+_BEGINNING = "the fleet comes online"
+
+
 @cli_options(FleetTerms)
 def fleet(settings: FleetTerms, compare: Compare = None, as_json: AsJson = False) -> None:
     """Try a round policy on thousands of simulated devices that are slow, decline and drop out.
@@ -46,13 +48,13 @@ def fleet(settings: FleetTerms, compare: Compare = None, as_json: AsJson = False
 
 
 def _play(terms: FleetTerms, as_json: bool) -> None:
-    from coordinator.printing import print_table
+    from coordinator.printing import print_json, print_table
     from simulator.fleet import simulate_fleet
 
-    with _status() as say:
+    with status(_BEGINNING) as say:
         report = simulate_fleet(terms, lambda one: say(f"round {one.round} of {terms.rounds}"))
     if as_json:
-        _echo_json(report.to_dict())
+        print_json(report.to_dict())
         return
     print_table(rounds_table(report.rounds))
     for line in summary(report):
@@ -60,16 +62,16 @@ def _play(terms: FleetTerms, as_json: bool) -> None:
 
 
 def _compare(terms: FleetTerms, wanted: Sequence[str], as_json: bool) -> None:
-    from coordinator.printing import print_table
+    from coordinator.printing import print_json, print_table
     from shared.config import public_values
     from simulator.fleet_study import combine, compare_policies, parse_axis
 
     axes = [parse_axis(text) for text in wanted]
     many, done = len(combine(terms, axes)), iter(range(1, sys.maxsize))
-    with _status() as say:
+    with status(_BEGINNING) as say:
         rows = compare_policies(terms, axes, lambda _: say(f"{next(done)} of {many} policies"))
     if as_json:
-        _echo_json({"terms": public_values(terms), "policies": [row.to_dict() for row in rows]})
+        print_json({"terms": public_values(terms), "policies": [row.to_dict() for row in rows]})
         return
     print_table(policies_table(rows))
 
@@ -127,23 +129,6 @@ def _seconds(value: float | None) -> str:
 
 def _share(value: float | None) -> str:
     return "-" if value is None else f"{value:.1%}"
-
-
-def _echo_json(value: Any) -> None:
-    typer.echo(json.dumps(value, allow_nan=False))
-
-
-@contextmanager
-def _status() -> Iterator[Callable[[str], None]]:
-    """Tells on stderr how far it is, where that is a terminal."""
-    from rich.console import Console
-
-    console = Console(stderr=True, highlight=False, markup=False, emoji=False)
-    if not console.is_terminal:
-        yield lambda _: None
-        return
-    with console.status("the fleet comes online") as status:
-        yield status.update
 
 
 def _table(*headings: str) -> Table:

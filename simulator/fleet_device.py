@@ -11,17 +11,20 @@ import random
 from collections import deque
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from device_agent.admission import Verdict
 from device_agent.effects import Effect, Fetch, Forget, JobKey, Keep, Reply, Spool, Train
 from device_agent.job import Job
 from shared.messages import MAX_BLOB_BYTES, DeviceState, Envelope, Manifest, TaskCapability, WorkRequest
 from shared.transfer import Chunk, SendChunk
-from simulator.agenda import Agenda, Alarm
+from simulator.agenda import Alarm
 from simulator.fleet_draws import Fate, draw_fate, draw_traits
-from simulator.fleet_link import MESSAGE_BYTES, Line, StandIn, Wire, tag_of
+from simulator.fleet_link import MESSAGE_BYTES, Line, tag_of
 from simulator.fleet_terms import OTHER_SCHEMA, SCHEMA, TASK, FleetTerms
+
+if TYPE_CHECKING:
+    from simulator.fleet import SimulatedFleet
 
 # A broker notices a silent connection after one and a half keepalives; the agent's are 30 s.
 WILL_S = 45.0
@@ -29,36 +32,10 @@ WILL_S = 45.0
 _WILLING, _UNWILLING = Verdict(True), Verdict(False, "its owner says no")
 
 
-class World(Protocol):
-    """What a device is connected to."""
-
-    agenda: Agenda
-    wire: Wire
-    updates: StandIn
-
-    def on_state(self, device: str, envelope: Envelope) -> None:
-        """Its presence."""
-
-    def on_message(self, device: str, envelope: Envelope) -> None:
-        """What it says."""
-
-    def on_chunk(self, device: str, chunk: Chunk, size_bytes: int) -> None:
-        """A chunk of its update, which stands for so many bytes."""
-
-    def subscribe(self, device: FleetDevice, digest: str) -> None:
-        """It wants the chunks of a model; those that are there come at once."""
-
-    def unsubscribe(self, device: FleetDevice) -> None:
-        """It has them."""
-
-    def trains(self, round_number: int) -> None:
-        """A training has begun."""
-
-
 class FleetDevice:
     """One of many, with what was drawn for it."""
 
-    def __init__(self, number: int, terms: FleetTerms, world: World) -> None:
+    def __init__(self, number: int, terms: FleetTerms, world: SimulatedFleet) -> None:
         self.name = f"device-{number}"
         self.online = False
         self.job = Job(max_blob_bytes=MAX_BLOB_BYTES)

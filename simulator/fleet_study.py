@@ -39,10 +39,6 @@ class Row:
 OnRow = Callable[[Row], None]
 
 
-def _nothing(_: Row) -> None:
-    pass
-
-
 def parse_axis(text: str) -> Axis:
     """`over_select=1.0,1.3` or `over-select=...`. UsageError where there is no such term or a value cannot be."""
     name, _, listed = text.partition("=")
@@ -72,7 +68,7 @@ def combine(terms: FleetTerms, axes: Sequence[Axis]) -> list[tuple[dict[str, Any
     return combined
 
 
-def compare_policies(terms: FleetTerms, axes: Sequence[Axis], on_row: OnRow = _nothing) -> list[Row]:
+def compare_policies(terms: FleetTerms, axes: Sequence[Axis], on_row: OnRow = lambda _: None) -> list[Row]:
     """Plays every combination; `on_row` gets each as soon as it is there.
 
     All of them meet the same devices with the same accidents (simulator.fleet_draws), so that rows differ by what is compared.

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from shared.errors import UsageError
 from shared.files import write_atomic
-from simulator.plots import as_png, as_svg, draw_outcome, require_matplotlib
+from simulator.figures import save
+from simulator.plots import draw_outcome, require_matplotlib
 from simulator.study import Outcome, Point, Study
 
 OUTCOME_FILE = "outcome.json"
@@ -54,9 +55,9 @@ class StudyFolder:
     def write(self, outcome: Outcome) -> None:
         """Its four files; `outcome` may be that of a study that goes on later. A complete one leaves nothing to go on from."""
         figure = draw_outcome(outcome)
-        contents = (to_json(outcome).encode() + b"\n", to_csv(outcome).encode(), as_png(figure), as_svg(figure))
-        for name, content in zip((OUTCOME_FILE, CURVE_FILE, *PICTURES), contents, strict=True):
-            write_atomic(self.path / name, content, mode=_READABLE)
+        for name, text in ((OUTCOME_FILE, f"{to_json(outcome)}\n"), (CURVE_FILE, to_csv(outcome))):
+            write_atomic(self.path / name, text.encode(), mode=_READABLE)
+        save(figure, self.path / "curve")
         if outcome.complete:
             shutil.rmtree(self.unfinished, ignore_errors=True)
 

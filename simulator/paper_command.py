@@ -19,8 +19,9 @@ from shared.quantities import accuracy, duration
 from simulator.computing import STOPPING, device_name, worker_count
 from simulator.paper import Cell, select_cells, study_of
 from simulator.paper_run import Sum, Watcher, run_paper
+from simulator.plots import require_matplotlib
 from simulator.progress import StudyProgress, make_progress
-from simulator.results import UNFINISHED, Result, Results, Sitting
+from simulator.results import UNFINISHED, Result, Results, Sitting, read_json
 from simulator.study import Point
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def paper(  # noqa: PLR0913  (a command has as many arguments as it has options)
         raise UsageError(f"--rounds: the cells of {which} have the paper's; it is for {' and '.join(MEASURED)}")
     chosen = select_cells(which, cells)
     if which == "fig5":
-        _require_matplotlib()
+        require_matplotlib()
     store = Results(results)
     exit_code = 0 if summary else _compute(chosen, range(seeds), store, sitting)
     _show(which, chosen, store, "markdown" if markdown else "json" if as_json else "text")
@@ -190,14 +191,14 @@ def _outcome(cell: Cell, result: Result) -> str:
 
 
 def _show(which: str, chosen: Sequence[Cell], store: Results, form: str) -> None:
-    from coordinator.printing import print_table
+    from coordinator.printing import print_json, print_table
     from simulator.summary import compare, legend, markdown, rich_table, tables, to_json
 
     comparisons = compare(store, chosen)
     if which == "fig5":
         _draw_fig5(comparisons, store.folder)
     if form == "json":
-        typer.echo(json.dumps(to_json(comparisons), allow_nan=False))
+        print_json(to_json(comparisons))
     elif form == "markdown":
         typer.echo(markdown(comparisons), nl=False)
     else:
@@ -222,7 +223,7 @@ def _draw_measured(
     from simulator.fig3_figure import draw_fig3
     from simulator.fig4_figure import draw_fig4
 
-    _require_matplotlib()
+    require_matplotlib()
     draw = {"fig3": draw_fig3, "fig4": draw_fig4}[which]
     pictures: list[str] = []
     for seed in seeds:
@@ -242,14 +243,9 @@ def _measure(which: str, folder: Path, rounds: int | None, seed: int) -> dict[st
 
 
 def _read_measured(path: Path) -> dict[str, Any]:
-    try:
-        measured = json.loads(path.read_bytes())
-        if not isinstance(measured, dict):
-            raise ValueError("it holds no JSON object")
-    except FileNotFoundError:
-        raise UsageError(f"{path} is not there yet; leave out --summary to measure it") from None
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path} is damaged ({error}); delete it to measure it again") from error
+    measured = read_json(path, mend="measure it again")
+    if measured is None:
+        raise UsageError(f"{path} is not there yet; leave out --summary to measure it")
     return measured
 
 
@@ -263,9 +259,3 @@ def _require_whole(measured: dict[str, Any], which: str, seed: int) -> None:
         raise UsageError(
             f"{which}, seed {seed}: {missing[0]!r} is not measured yet; the same command without --summary goes on"
         )
-
-
-def _require_matplotlib() -> None:
-    from simulator.plots import require_matplotlib
-
-    require_matplotlib()

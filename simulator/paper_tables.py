@@ -10,7 +10,6 @@ from collections.abc import Mapping
 
 X = None
 
-STRATEGIES = ("fedavg", "fedadam", "fedavg-adam")
 PRIVATE = ("none", "all", "stats", "affine")
 SCENARIOS = ((200, 0.5), (200, 1.0), (400, 0.5), (400, 1.0))  # W clients, of whom the share C takes part in a round
 

@@ -44,17 +44,18 @@ class Patches:
         for name, block in self.values.items():
             block[client] = _tensor(tensors[name])
 
-    def check(self, blocks: Tensors) -> None:
-        """Raise SchemaMismatch unless `blocks` are the patches of as many clients of the same model."""
-        ours = {name: tuple(block.shape) for name, block in self.values.items()}
-        theirs = {name: block.shape for name, block in blocks.items()}
-        if different := [name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)]:
-            raise SchemaMismatch(f"patches differ in {listing(different)}")
-
     @property
     def nbytes_per_client(self) -> int:
         """Bytes that one more client costs."""
         return sum(block[0].numel() * block.element_size() for block in self.values.values())
+
+
+def check_blocks(what: str, values: Mapping[str, Tensor], blocks: Tensors) -> None:
+    """Raise SchemaMismatch unless `blocks` have the names and shapes of our `values`: as many clients, the same model."""
+    ours = {name: tuple(block.shape) for name, block in values.items()}
+    theirs = {name: block.shape for name, block in blocks.items()}
+    if different := [name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)]:
+        raise SchemaMismatch(f"{what} differ in {listing(different)}")
 
 
 def shared_zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import re
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -15,7 +13,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SIZE_INCHES = (6.4, 4.0)
-DOTS_PER_INCH = 150
 
 
 def require_matplotlib() -> None:
@@ -60,22 +57,3 @@ def title(study: Study) -> str:
     private = f", private {study.private}" if study.strategy in STRATEGIES_OF_MTFL else ""
     share = f", {study.participation:.3g} of them in each round" if study.participation < 1 else ""
     return f"{study.task}, {study.strategy}{private}, {study.clients} clients{share}"
-
-
-def as_png(figure: Figure) -> bytes:
-    """The bytes of a PNG file."""
-    return _saved(figure, "png")
-
-
-def as_svg(figure: Figure) -> bytes:
-    """The bytes of an SVG file, the same for the same figure: no date, no random ids."""
-    return re.sub(rb"[ \t]+$", b"", _saved(figure, "svg"), flags=re.MULTILINE)
-
-
-def _saved(figure: Figure, kind: str) -> bytes:
-    from matplotlib import rc_context
-
-    file = io.BytesIO()
-    with rc_context({"svg.hashsalt": "fedpatch"}):
-        figure.savefig(file, format=kind, dpi=DOTS_PER_INCH, metadata={"Date": None} if kind == "svg" else None)
-    return file.getvalue()

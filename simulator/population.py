@@ -22,6 +22,7 @@ from torch import Tensor
 from shared.errors import DataError, FedpatchError, UsageError
 from shared.quantities import size
 from shared.task import DeviceData, Task
+from simulator.patches import shared
 
 FIELDS = ("index", "count", "seed")
 
@@ -176,11 +177,9 @@ def _shared(what: str, shape: tuple[int, ...], dtype: np.dtype) -> Tensor:
     except (TypeError, ValueError) as error:
         raise DataError(f"client 0: its {what} are {dtype}, which no tensor can hold ({error})") from error
     try:
-        block = torch.empty(shape, dtype=kind)
-        block.share_memory_()  # type: ignore[no-untyped-call]
+        return shared(torch.empty(shape, dtype=kind))
     except RuntimeError as error:  # torch has no error of its own for memory that cannot be had
         raise DataError(
             f"{what} of all clients, {size(prod(shape) * dtype.itemsize)}, do not fit into shared memory ({error}); "
             "take fewer clients, or make /dev/shm larger (docker: --shm-size)"
         ) from error
-    return block

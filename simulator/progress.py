@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Protocol, Self, TextIO
 
 from rich.console import Console
@@ -30,6 +31,17 @@ def make_progress(stderr: TextIO, study: Study, *, plain: bool = False) -> Study
     """A bar where `stderr` is a terminal that can be drawn on, unless `plain` lines are wanted."""
     console = plain_console(stderr)
     return Bar(console, study) if can_draw(console) and not plain else Lines(stderr, study)
+
+
+@contextmanager
+def status(beginning: str, otherwise: Callable[[str], None] = lambda _: None) -> Iterator[Callable[[str], None]]:
+    """What tells how far something is: on stderr where that is a terminal, else as `otherwise` does."""
+    console = plain_console(sys.stderr)
+    if not console.is_terminal:
+        yield otherwise
+        return
+    with console.status(beginning) as shown:
+        yield shown.update
 
 
 class Course:

@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import json
 import math
-import platform
 import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +94,7 @@ def result_of(cell: Cell, outcome: Outcome, sitting: Sitting, started_at: str) -
         workers=sitting.workers,
         device=sitting.device,
         fedpatch=__version__,
-        versions={**_installed(), **outcome.versions},
+        versions=outcome.versions,
     )
 
 
@@ -143,7 +141,7 @@ class Results:
         count among the others.
         """
         path = self.path(cell, seed)
-        values = _read_json(path)
+        values = read_json(path)
         if values is None:
             return None
         try:
@@ -155,7 +153,7 @@ class Results:
 
     def rounds_done(self, cell: Cell, seed: int) -> int:
         """How many rounds an unfinished simulation had completed when it last said so; 0 where none has begun."""
-        values = _read_json(self._progress(cell, seed)) or {}
+        values = read_json(self._progress(cell, seed)) or {}
         done = values.get("rounds")
         return done if isinstance(done, int) else 0
 
@@ -239,15 +237,16 @@ def _check_terms(path: Path, result: Result, cell: Cell, wanted: Study) -> None:
     )
 
 
-def _read_json(path: Path) -> dict[str, Any] | None:
+def read_json(path: Path, *, mend: str = "compute it again") -> dict[str, Any] | None:
+    """The object in a file; None where there is none. Raises UsageError where it is damaged: it is deleted to `mend`."""
     try:
         values = json.loads(path.read_bytes())
     except FileNotFoundError:
         return None
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path} is damaged ({error}); delete it to compute it again") from error
+        raise UsageError(f"{path} is damaged ({error}); delete it to {mend}") from error
     if not isinstance(values, dict):
-        raise UsageError(f"{path} is damaged (it holds no JSON object); delete it to compute it again")
+        raise UsageError(f"{path} is damaged (it holds no JSON object); delete it to {mend}")
     return values
 
 
@@ -263,13 +262,3 @@ def _write_json(path: Path, values: Mapping[str, Any]) -> None:
 
 def _rounded_loss(loss: float | None) -> float | None:
     return round(loss, _OTHER_DIGITS) if loss is not None and math.isfinite(loss) else None
-
-
-def _installed() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for package in ("torch", "numpy"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "absent"
-    return found

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from coordinator.aggregation import stored
+from coordinator.quantised_step import without_residuals
 from coordinator.selection import select
 from coordinator.strategies import FedAvg, ServerState, Strategy, find_strategy
 from device_agent.batches import steps_for
@@ -34,11 +35,11 @@ from simulator.baselines import check_baseline, kept_between_rounds, kind_of_ste
 from simulator.cohort import Cohort, InProcess, Member, make_learner
 from simulator.features import can_leave_out_features, used_features
 from simulator.ground import Ground
-from simulator.patches import Patches
+from simulator.patches import Patches, check_blocks
 from simulator.population import Population, load_population
 from simulator.stacked import StackedCohort
 from simulator.study import STRATEGIES_OF_MTFL, Outcome, Point, Study, client_id
-from simulator.wire import Wire, check_optimizer
+from simulator.wire import Wire
 from simulator.workers import Workers
 
 SAVE_EVERY_S = 15.0
@@ -187,8 +188,8 @@ class Simulation:
     def _check_model(self, before: states.Saved) -> None:
         try:
             self.strategy.travelling(self.public).check(before.server.tensors)
-            check_optimizer(self.strategy.optimizer_schema(self.public), before.server)
-            self.patches.check(before.patches)
+            self.strategy.optimizer_schema(self.public).check(without_residuals(before.server).server)
+            check_blocks("patches", self.patches.values, before.patches)
             self._wire.restore(before.versions, before.residuals)
         except SchemaMismatch as error:
             raise UsageError(

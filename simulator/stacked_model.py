@@ -38,16 +38,14 @@ class StackedModel:
         state = self._module.state_dict(keep_vars=True)
         first = {id(value): name for name, value in reversed(state.items())}
         self._first_name = {name: first[id(value)] for name, value in state.items()}
-        self._shapes = {name: (value.shape, value.dtype) for name, value in state.items() if self._is_first(name)}
+        firsts = set(first.values())
+        self._shapes = {name: (value.shape, value.dtype) for name, value in state.items() if name in firsts}
         schema = schema_of(self._module)
         self.trained = [name for name in self._shapes if schema.spec(name).role in TRAINABLE]
         self._untrained = [name for name in self._shapes if name not in self.trained]
         self._adam = plan.client_optimizer == "adam"
         self.stacks: Values = {}
         self._reserve(0)
-
-    def _is_first(self, name: str) -> bool:
-        return self._first_name[name] == name
 
     def reserve(self, room: int) -> None:
         """Make room for that many clients; what the stacks held is lost where it grows."""

@@ -191,13 +191,13 @@ def _grid(comparisons: Sequence[Comparison]) -> Grid:
         row = by_row.setdefault((one.cell.strategy, one.cell.private), {})
         row[one.cell.clients, one.cell.participation] = one
     return Grid(
-        _title(comparisons),
+        datasets(comparisons),
         ("strategy", "private", *(f"W={clients} C={participation}" for clients, participation in scenarios)),
         tuple(Row(names, tuple(row.get(one) for one in scenarios)) for names, row in by_row.items()),
     )
 
 
-def _title(comparisons: Sequence[Comparison]) -> str:
+def datasets(comparisons: Sequence[Comparison]) -> str:
     """What the data are called; where a copy was used for some results only, both names."""
     named = dict.fromkeys(result.dataset for one in comparisons for result in one.results)
     return " and ".join(named) or DATASETS.get(comparisons[0].cell.task, comparisons[0].cell.task)

@@ -14,12 +14,11 @@ from torch import Tensor
 from device_agent.batches import steps_for, update_seed
 from device_agent.residuals import as_kept
 from shared.encodings import FEEDBACK
-from shared.errors import SchemaMismatch
 from shared.feedback import residual_name, step_with_feedback
 from shared.messages import TrainPlan, UpdateReport
-from shared.tensors import Array, Schema, Tensors, listing
+from shared.tensors import Array, Schema, Tensors
 from simulator.draws import Turn
-from simulator.patches import shared_zeros
+from simulator.patches import check_blocks, shared_zeros
 from simulator.study import client_id
 
 if TYPE_CHECKING:
@@ -60,10 +59,7 @@ class Uplink:
 
     def restore(self, residuals: Tensors) -> None:
         """Take residuals of earlier. Raises SchemaMismatch unless they are those of as many clients of this model."""
-        ours = {name: tuple(block.shape) for name, block in self.residuals.items()}
-        theirs = {name: block.shape for name, block in residuals.items()}
-        if different := [name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)]:
-            raise SchemaMismatch(f"residuals differ in {listing(different)}")
+        check_blocks("residuals", self.residuals, residuals)
         for name, block in self.residuals.items():
             block.copy_(torch.from_numpy(residuals[name]))
 

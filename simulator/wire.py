@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from coordinator.quantised_step import without_residuals
 from coordinator.strategies import ServerState, zeros
 from shared.compression import pack
 from shared.errors import UsageError
@@ -61,8 +60,3 @@ class Wire:
             raise UsageError(
                 "what was saved has residuals, which this encoding leaves none of; delete it to begin anew"
             )
-
-
-def check_optimizer(schema: Schema, state: ServerState) -> None:
-    """Raise SchemaMismatch unless the server's own tensors, but for residuals, are those of `schema`."""
-    schema.check(without_residuals(state).server)

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from benchmarks import bytes as byte_count
+from shared.command import run_app
 from tests.programs import Program
 
 
@@ -14,7 +15,7 @@ from tests.programs import Program
 @pytest.mark.slow
 def test_encodings_are_counted_beside_the_reference(monkeypatch, capsys, tmp_path):
     """A run for each, fewer bytes with a delta encoding, and the curves as pictures; what is kept is not played again."""
-    program, out = Program(byte_count.main, monkeypatch, capsys), tmp_path / "bytes"
+    program, out = Program(lambda: run_app(byte_count.app, "bytes"), monkeypatch, capsys), tmp_path / "bytes"
     terms = (
         "--toy",
         "--workers",

@@ -7,6 +7,7 @@ from importlib import import_module
 
 import pytest
 
+from shared.command import run_app
 from tests.benchmarks.test_smoke import COMMANDS
 from tests.programs import Program
 
@@ -16,7 +17,7 @@ def test_help_ends_with_an_example(name, monkeypatch, capsys):
     """`--help` ends with a line that can be copied."""
     module = import_module(f"benchmarks.{name}")
     words = ["run"] if module.app.registered_callback else []
-    ended = Program(module.main, monkeypatch, capsys)(*words, "--help")
+    ended = Program(lambda: run_app(module.app, name), monkeypatch, capsys)(*words, "--help")
     assert ended.code == 0
     shown = " ".join(ended.out.replace("│", " ").split())
     assert re.search(rf"Example: (FEDPATCH_DATA=\S+ )?python -m benchmarks\.{name}\b", shown)

@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks import load, load_virtual
 from benchmarks.shipped_broker import shipped_limits
+from shared.command import run_app
 from tests.programs import Program
 
 ROUNDS, DEVICES = 2, 20
@@ -24,7 +25,7 @@ def test_nobody_is_lost(monkeypatch, capsys, tmp_path):
     if shutil.which("mosquitto", path="/usr/sbin:/usr/bin:/usr/local/sbin:/usr/local/bin") is None:
         pytest.skip("mosquitto is not installed (apt install mosquitto)")
     out = tmp_path / "new" / "load.json"
-    program = Program(load.main, monkeypatch, capsys)
+    program = Program(lambda: run_app(load.app, "load"), monkeypatch, capsys)
     ended = program("--toy", "--json", "--out", out)
     assert ended.code == 0, ended.err
     document = json.loads(ended.out)
@@ -47,7 +48,7 @@ def test_the_broker_has_the_limits_that_we_ship():
 
 def test_a_variant_that_cannot_be_read_is_an_error(monkeypatch, capsys):
     """A word without a value is named, with an example."""
-    ended = Program(load.main, monkeypatch, capsys)("--variant", "encoding")
+    ended = Program(lambda: run_app(load.app, "load"), monkeypatch, capsys)("--variant", "encoding")
     assert ended.code == 2
     assert "'encoding' is not NAME=VALUE" in ended.err
 
@@ -56,7 +57,9 @@ def test_a_variant_that_cannot_be_read_is_an_error(monkeypatch, capsys):
 def test_fleets_in_simulated_time_are_measured(monkeypatch, capsys, tmp_path):
     """Each size of a fleet, with models of each size, in a process of its own."""
     out = tmp_path / "virtual.json"
-    ended = Program(load_virtual.main, monkeypatch, capsys)("--toy", "--json", "--out", out)
+    ended = Program(lambda: run_app(load_virtual.app, "load_virtual"), monkeypatch, capsys)(
+        "--toy", "--json", "--out", out
+    )
     assert ended.code == 0, ended.err
     fleets = json.loads(ended.out)["fleets"]
     assert json.loads(out.read_text("utf-8")) == json.loads(ended.out)

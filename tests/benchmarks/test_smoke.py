@@ -17,6 +17,7 @@ import typer
 
 import benchmarks
 from benchmarks import simulation
+from shared.command import run_app
 from tests.programs import Program
 
 FOLDER = Path(benchmarks.__file__).parent
@@ -59,7 +60,8 @@ def toy(monkeypatch, capsys, tmp_path) -> Toy:
             # Other people's environments take minutes, and may be there.
             peers = ["--peers-python", tmp_path / "none"] if "--peers-python" in options else []
             words = ["run"] if module.app.registered_callback else []
-            ended = Program(module.main, monkeypatch, capsys)(*words, "--toy", "--json", "--out", out, *peers)
+            program = Program(lambda: run_app(module.app, name), monkeypatch, capsys)
+            ended = program(*words, "--toy", "--json", "--out", out, *peers)
             assert ended.code == 0, ended.err
             _documents[name] = json.loads(ended.out)
             assert json.loads(out.read_text("utf-8")) == _documents[name]

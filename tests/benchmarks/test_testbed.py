@@ -15,6 +15,7 @@ from benchmarks import testbed
 from benchmarks.testbed_cells import PAPER, Cell, cells_of, cpus_of, device_names, find_cells
 from benchmarks.testbed_hosts import ROOT, Hosts, take_down, why_not
 from benchmarks.testbed_table import PARTS, markdown, shares
+from shared.command import run_app
 from shared.errors import UsageError
 from tests.programs import Program
 
@@ -37,7 +38,7 @@ def lab() -> None:
 @pytest.mark.timeout(900)
 def test_cells_are_played_once_and_kept(lab, monkeypatch, capsys, tmp_path):
     """Ten agents over shaped links, with whole values and with differences, and ten devices that learn alone."""
-    program = Program(testbed.main, monkeypatch, capsys)
+    program = Program(lambda: run_app(testbed.app, "testbed"), monkeypatch, capsys)
     cells = "digits-fl,digits-independent"
     ended = program("--toy", "--cells", cells, "--out", tmp_path, "--json")
     assert ended.code == 0, ended.err

@@ -12,6 +12,7 @@ import pytest
 
 from shared.errors import UsageError
 from simulator import plots
+from simulator.figures import save
 from simulator.study import Outcome, Point, Study
 
 STUDY = Study("digits", 4, "fedavg", "affine", "shard:{index}/{count}", 0.5, 3, 0.8, 0, 0.5, 20)
@@ -48,21 +49,22 @@ def test_the_target_says_whether_it_was_reached():
     assert _labels(Outcome(without, POINTS, True)) == ["mean", "10th percentile", "lowest"]
 
 
-def test_a_study_stopped_before_its_first_point_has_a_picture_too():
+def test_a_study_stopped_before_its_first_point_has_a_picture_too(tmp_path):
     """An empty one."""
-    assert plots.as_png(plots.draw_outcome(Outcome(STUDY, (), False))).startswith(b"\x89PNG")
+    png, _ = save(plots.draw_outcome(Outcome(STUDY, (), False)), tmp_path / "empty")
+    assert png.read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("form", [plots.as_png, plots.as_svg])
-def test_the_same_outcome_gives_the_same_picture(form):
+def test_the_same_outcome_gives_the_same_picture(tmp_path):
     """To the last byte: neither a date nor random ids change it."""
-    first, second = (form(plots.draw_outcome(Outcome(STUDY, POINTS, True))) for _ in range(2))
-    assert first == second
+    first, second = (save(plots.draw_outcome(Outcome(STUDY, POINTS, True)), tmp_path / name) for name in "ab")
+    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
 
 
-def test_the_svg_is_whole():
+def test_the_svg_is_whole(tmp_path):
     """And no line of it ends in a blank."""
-    svg = plots.as_svg(plots.draw_outcome(Outcome(STUDY, POINTS, True)))
+    _, path = save(plots.draw_outcome(Outcome(STUDY, POINTS, True)), tmp_path / "curve")
+    svg = path.read_bytes()
     assert ET.fromstring(svg).tag == "{http://www.w3.org/2000/svg}svg"
     assert not any(line.endswith(b" ") for line in svg.splitlines())
 
