@@ -133,6 +133,7 @@ class _Broker:
         probe = self._probe
         known = len(probe.received)
         probe.subscribe(*self._side.presence_filters())
+        probe.publish(self._side.echo_topic("first"), _SMALL)  # its answer comes behind what the broker keeps
         probe.listen(_QUIET_S)
         return [one for one in probe.received[known:] if one.payload]
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import os
 import queue
 import random
 import shutil
@@ -28,15 +30,27 @@ E = TypeVar("E")
 
 
 def free_port() -> int:
-    """A TCP port on which nobody listens now.
+    """A TCP port on which nobody listens now, and which no other test is given meanwhile.
 
     It is below those that the kernel gives to whoever asks for any: a broker that is away for a while finds it free again.
+    Each of the processes that play tests has ports of its own, and gives none of them twice before all were given.
     """
-    for port in random.SystemRandom().sample(range(10_000, 32_000), 1000):
+    for port in itertools.islice(_PORTS, len(_OWN_PORTS)):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind((HOST, port))
             return port
     raise RuntimeError("no port is free")
+
+
+def own_ports(worker: str, workers: int) -> list[int]:
+    """In no order: whoever else plays these tests on this machine, now or a moment ago, is unlikely to begin with the same."""
+    number = int(worker.removeprefix("gw")) if worker else 0
+    ports = list(range(10_000 + number % workers, 32_000, workers))
+    return random.SystemRandom().sample(ports, len(ports))
+
+
+_OWN_PORTS = own_ports(os.environ.get("PYTEST_XDIST_WORKER", ""), int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
+_PORTS = itertools.cycle(_OWN_PORTS)
 
 
 class Mosquitto:

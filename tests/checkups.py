@@ -11,7 +11,7 @@ import pytest
 
 from coordinator.settings import RunSettings
 from device_agent.settings import AgentSettings
-from shared import broker_checkup, broker_rights
+from shared import broker_checkup, broker_rights, probe
 from shared.broker_checkup import check_broker
 from shared.broker_rights import Side
 from shared.broker_settings import BrokerSettings
@@ -35,6 +35,7 @@ def patient_doctors(slow_ms: float = 5000.0) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(broker_checkup, "SLOW_ROUND_TRIP_MS", slow_ms)
         patch.setattr(broker_rights, "_DELIVERY_S", 3.0)
+        patch.setattr(probe, "ANSWER_TIMEOUT_S", 60.0)
         yield
 
 

@@ -16,12 +16,15 @@ from coordinator.embedded_broker import EmbeddedBroker
 from shared.telemetry import forbid_telemetry
 from tests.brokers import Mosquitto
 from tests.programs import Program
+from tests.same_examples import forget_what_is_loaded
 
 # A machine that is busy with something else fails no test; where a failure stops others, the examples are the same each time.
 settings.register_profile(
     "house", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=bool(os.environ.get("CI"))
 )
 settings.load_profile("house")
+if os.environ.get("CI"):
+    forget_what_is_loaded()
 # Tests import onnxruntime by themselves, too, and so do processes that they start.
 forbid_telemetry()
 
@@ -46,9 +49,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _home_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What commands note in the home directory does not go into that of whoever runs the tests."""
+    """What commands note in the home directory does not go into that of whoever runs the tests; no proxy is between them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state-home")))
+        patch.setenv("no_proxy", "localhost,127.0.0.1,::1,[::1]")
         yield
 
 

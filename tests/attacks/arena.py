@@ -9,6 +9,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -157,7 +158,7 @@ class Arena:
             until = time.monotonic() + 2 * PATIENCE_S
             while coordinator.running and time.monotonic() < until:
                 peak_kib = max(peak_kib, _peak_kib(coordinator.pid))
-                with contextlib.suppress(OSError):
+                with contextlib.suppress(OSError, HTTPException):  # it may be ending
                     metrics = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5).read().decode()
                 time.sleep(0.1)
             done = coordinator.done()

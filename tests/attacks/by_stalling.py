@@ -116,7 +116,9 @@ def _wrong_chunks(arena: Arena, device: str) -> Proof:
             voice.link.publish(topic, encode_chunk(chunk))
         say(Offer(manifest))
         assert not any(_wait_grant(rogue, manifest).have), "a wrong chunk was taken"
-        for payload in (encode_chunk(good)[:-1] + b"?", encode_chunk(good)[:20], b"fp" + bytes(200)):
+        payload = encode_chunk(good)
+        flipped = payload[:-1] + bytes([payload[-1] ^ 1])
+        for payload in (flipped, encode_chunk(good)[:20], b"fp" + bytes(200)):
             voice.link.publish(topic, payload)
         say(Failed(FailReason.TRAINING))
         voice.settle()

@@ -69,9 +69,10 @@ def test_who_has_no_certificate_is_told_to_enrol(kitchen: Certified, broker: Mos
 
 def test_a_certificate_that_has_expired_is_told_with_its_date(kitchen: Certified, broker: Mosquitto):
     """And how to renew it."""
-    kitchen.device("old", days=1, now=time.time() - 5 * DAY_S)
+    now = time.time()
+    kitchen.device("old", days=1, now=now - 5 * DAY_S)
     reason = told(url_of(broker), kitchen.files("old"))
-    gone = time.strftime("%Y-%m-%d", time.gmtime(time.time() - 4 * DAY_S))
+    gone = time.strftime("%Y-%m-%d", time.gmtime(now - 4 * DAY_S))
     assert f"our certificate for 'old' ({kitchen.directory}/old.pem): it has expired on {gone}" in reason
     assert "renew it (fedpatch device rotate" in reason
 
@@ -113,11 +114,12 @@ def test_a_ca_that_has_expired_is_named(tmp_path: Path):
 def test_a_broker_s_certificate_that_has_expired_is_told_with_its_date(tmp_path: Path):
     """The CA is good, so it must be the broker's own: it is asked for, and its last day told."""
     house = Certified(tmp_path / "ca").make("pi-1")
+    now = time.time()
     with house.open() as authority:
-        authority.issue(BROKER, "broker", now=time.time() - 5 * DAY_S, days=1, names=[HOST])
+        authority.issue(BROKER, "broker", now=now - 5 * DAY_S, days=1, names=[HOST])
     with house.broker() as broker:
         reason = told(url_of(broker), house.files("pi-1"))
-    gone = time.strftime("%Y-%m-%d", time.gmtime(time.time() - 4 * DAY_S))
+    gone = time.strftime("%Y-%m-%d", time.gmtime(now - 4 * DAY_S))
     assert f"the certificate of the broker {HOST}:{broker.port} has expired since {gone}" in reason
     assert "renew it (fedpatch ca broker); where it is not old, set the clock" in reason
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import sysconfig
@@ -93,7 +94,8 @@ def test_ansible_reads_it(state_dir, tmp_path):
     program = "import sys; from coordinator.cli import main; sys.argv[0] = 'fedpatch'; main()"
     script.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{program}" inventory --state-dir {state_dir} "$@"\n')
     script.chmod(0o755)
+    environment = {**os.environ, "LC_ALL": "C.UTF-8", "HOME": str(tmp_path)}  # Ansible insists on both
     told = subprocess.run(
-        [ansible_inventory, "-i", script, "--graph"], capture_output=True, text=True, check=True
+        [ansible_inventory, "-i", script, "--graph"], capture_output=True, text=True, check=True, env=environment
     ).stdout
     assert "@offline:\n  |  |--pi-2" in told

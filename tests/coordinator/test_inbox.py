@@ -28,13 +28,13 @@ from tests.specs import there
 
 @pytest.fixture
 def later(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Lets seconds pass in which nothing is done."""
-    present, passed = time.monotonic, [0.0]
+    """Lets seconds pass in which nothing is done; no others pass, however busy the machine is."""
+    began, passed = time.monotonic(), [0.0]
 
     def wait(seconds: float) -> None:
         passed[0] += seconds
 
-    monkeypatch.setattr(time, "monotonic", lambda: present() + passed[0])
+    monkeypatch.setattr(time, "monotonic", lambda: began + passed[0])
     return wait
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from shared.codec import encode
 from shared.errors import UsageError
 from shared.messages import CoordinatorState, DeviceState, Envelope
 from shared.topics import mosquitto_acl
-from tests.brokers import HOST, Mosquitto, client, free_port
+from tests.brokers import HOST, PATIENCE_S, Mosquitto, client, free_port
 from tests.checkups import COORDINATOR, DEVICE, FLEET, PASSWORDS, guarded, patient_doctors, quiet_checkup
 from tests.device_agent.conditions.scenes import BATTERY, Scene
 
@@ -146,10 +147,12 @@ def test_the_coordinator_as_its_presence_tells(settings, online, verdict, words)
     with guarded(mosquitto_acl(FLEET, devices=[DEVICE])) as broker:
         login = {"username": COORDINATOR, "password": PASSWORDS[COORDINATOR]}
         with client(broker.url, "there", **login) as there:
-            there.link.wait_connected(20.0)
+            there.link.wait_connected(PATIENCE_S)
             if online is not None:
                 kept = encode(Envelope(CoordinatorState(online=online, boot="x")))
                 there.link.publish(topics.coordinator_state(FLEET), kept, retain=True)
+            while not there.link.idle:
+                time.sleep(0.01)
         ours = replace(settings, broker=broker.url, username=DEVICE, password=PASSWORDS[DEVICE])
         found = find(ours)["coordinator"]
     assert found.verdict == verdict

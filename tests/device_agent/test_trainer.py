@@ -21,7 +21,7 @@ from shared.errors import DataError
 from shared.reasons import FailReason
 from tests.device_agent.rounds import ADAM, POLICIES, SGD, Scene, key, raw_update, traces
 from tests.device_agent.toy_tasks import SLOW
-from tests.device_agent.watched import Watched, until_logged
+from tests.device_agent.watched import TIMEOUT_S, Watched, until_logged
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -223,8 +223,7 @@ def test_an_error_in_a_tasks_own_code_fails_the_round_in_one_line(fresh, tmp_pat
         assert isinstance(failed, TrainFailed), failed
         assert failed.reason == FailReason.TRAINING
         assert "IndexError" in failed.detail and "\n" not in failed.detail
-    watched.trainer.stop()
-    assert "Traceback" in caplog.text
+    until_logged(caplog, "Traceback")
 
 
 def test_an_unknown_task_is_told_with_the_exit_code_of_wrong_usage(fresh):
@@ -242,6 +241,7 @@ def ended_as(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ob
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(program))
+    monkeypatch.setattr("device_agent.trainer.LAST_WORDS_TIMEOUT_S", TIMEOUT_S)
     watched = Watched(tmp_path)
     watched.trainer.start()
     died = watched.next()

@@ -105,7 +105,7 @@ def test_another_process_gets_the_same_memory():
     others = [population.of(index).train_x.clone() for index in (0, 2)]
     process = mp.get_context("spawn").Process(target=_fill_the_inputs_of_client_1, args=(population,))
     process.start()
-    process.join(60)
+    process.join(200)
     assert process.exitcode == 0
     assert population.of(1).train_x.tolist() == [[7.0] * 3] * 3
     assert all(torch.equal(population.of(index).train_x, known) for index, known in zip((0, 2), others, strict=True))

@@ -75,6 +75,7 @@ def test_the_pace_is_that_of_the_last_rounds():
 def test_in_a_terminal_a_bar_is_drawn(monkeypatch):
     """With the last state on it, and what is said above it."""
     monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
     stderr = Terminal()
     with make_progress(stderr, STUDY) as progress:
         assert isinstance(progress, Bar)

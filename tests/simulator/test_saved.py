@@ -94,7 +94,7 @@ import sys
 import simulator.simulate
 from tests.simulator.studies import study_of
 simulator.simulate.SAVE_EVERY_S = 0.0
-simulator.simulate.simulate(study_of("fedavg-adam", "affine", rounds=300), saved=Path(sys.argv[1]))
+simulator.simulate.simulate(study_of("fedavg-adam", "affine", rounds=100_000), saved=Path(sys.argv[1]))
 """
 
 
@@ -113,7 +113,7 @@ def test_a_power_cut_at_any_moment_loses_a_few_rounds_at_most(tmp_path, moment_s
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
-    study = study_of("fedavg-adam", "affine", rounds=300)
+    study = study_of("fedavg-adam", "affine", rounds=100_000)
     found = states.load(tmp_path, study)
     assert found is not None
     reached = found.server.round + 2

@@ -59,9 +59,13 @@ class _Holding:
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Cross-entropy."""
         self._steps += 1
+        held = False
         while self.hold is not None and self._is_due(self.hold):
             _write(self.hold.told, self._steps)
+            held = True
             time.sleep(_POLL_S)
+        if self.hold is not None and held:
+            self.hold.told.unlink(missing_ok=True)  # what was told at the moment of the release
         return F.cross_entropy(outputs, targets)
 
     def _is_due(self, hold: Hold) -> bool:
