@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
+from coordinator.identity.certificates import Period, make_ca, new_key
+
 ROLES = Path(__file__).resolve().parents[2] / "ansible" / "roles"
 NAMES = sorted(path.name for path in ROLES.iterdir())
 REQUIRED = {"fleet_name"}
@@ -38,8 +40,10 @@ def _defaults(role: str) -> dict:
     return yaml.safe_load((ROLES / role / "defaults" / "main.yml").read_text()) or {}
 
 
-def _played(folder: Path) -> subprocess.CompletedProcess[str]:
-    """What became of the playbook look.json with the inventory hosts.json."""
+def _played(folder: Path, inventory: dict[str, Any], play: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+    """What became of a play without facts, with an inventory of its own."""
+    (folder / "hosts.json").write_text(json.dumps({"all": inventory}))
+    (folder / "look.json").write_text(json.dumps([{"gather_facts": False, **play}]))
     given = {
         "ANSIBLE_CALLBACK_RESULT_FORMAT": "json",
         "ANSIBLE_LOCAL_TEMP": str(folder / "tmp"),
@@ -95,11 +99,9 @@ def test_what_cannot_be_a_host_is_refused_in_a_sentence_that_says_why(tmp_path):
     }
     groups: dict[str, Any] = {group: {"hosts": {"pi-4": {}}} for group in ("broker", "coordinator")}
     everybody = {"hosts": known, "vars": told | {"common_min_disk_mib": 0}, "children": groups}
-    (tmp_path / "hosts.json").write_text(json.dumps({"all": everybody}))
     look = {"ansible.builtin.include_role": {"name": "common", "tasks_from": "checks.yml"}}
     tasks = [{"ansible.builtin.set_fact": {"cacheable": True}, "args": "{{ known }}"}, look]
-    (tmp_path / "look.json").write_text(json.dumps([{"hosts": "all", "gather_facts": False, "tasks": tasks}]))
-    done = _played(tmp_path)
+    done = _played(tmp_path, everybody, {"hosts": "all", "tasks": tasks})
     failed = re.findall(r"^fatal: \[(\S+)\]: FAILED! => (.*)$", done.stdout, re.MULTILINE)
     said = {host: json.loads(result)["msg"] for host, result in failed}
     assert set(said) == set(REFUSED), done.stdout + done.stderr
@@ -121,11 +123,30 @@ def test_an_inventory_that_lacks_what_every_role_needs_is_told_what(tmp_path, la
     groups: dict[str, Any] = {name: {"hosts": {"hub": {}}} for name in ("broker", "coordinator") if name != lacks}
     told = {"ansible_connection": "local", **({} if lacks == "fleet_name" else {"fleet_name": "kitchen"})}
     everybody = {"hosts": {"hub": {}}, "vars": told, "children": groups}
-    (tmp_path / "hosts.json").write_text(json.dumps({"all": everybody}))
-    (tmp_path / "look.json").write_text(json.dumps([{"hosts": "all", "gather_facts": False, "roles": ["fleet"]}]))
-    done = _played(tmp_path)
+    done = _played(tmp_path, everybody, {"hosts": "all", "roles": ["fleet"]})
     assert done.returncode == 2
     assert words in json.loads(re.findall(r"^fatal: \[hub\]: FAILED! => (.*)$", done.stdout, re.MULTILINE)[0])["msg"]
+
+
+@pytest.mark.skipif(find_spec("ansible") is None, reason="Ansible is not installed (pip install 'fedpatch[dev]')")
+def test_a_device_that_has_the_certificate_of_the_record_is_not_enrolled_again(tmp_path):
+    """Whatever its number: of one in eight, openssl writes a zero in front that the record has not."""
+    numbers = {"odd": 0xABC, "even": 0xAB, "long": 2**158, "zero": 2**154, "zeros": 2**150, "other": 0xDEF}
+    hosts: dict[str, Any] = {}
+    for name, number in numbers.items():
+        identity = tmp_path / name / "agent" / "identity"
+        identity.mkdir(parents=True)
+        (identity / "client.pem").write_bytes(make_ca("kitchen", new_key(), number, Period(0, 2**32)))
+        recorded = {"state": "good", "serial": f"{number:x}" if name != "other" else "ab"}
+        hosts[name] = {"fleet_state_dir": str(tmp_path / name), "device_agent_known": recorded}
+    groups: dict[str, Any] = {name: {"hosts": {"odd": {}}} for name in ("broker", "coordinator")}
+    told = {"ansible_connection": "local", "fleet_name": "kitchen", "device_agent_is_known": True}
+    told["fleet_control_command"] = "/bin/false"
+    look = {"ansible.builtin.include_role": {"name": "device_agent", "tasks_from": "identity.yml"}}
+    everybody = {"hosts": hosts, "vars": told, "children": groups}
+    done = _played(tmp_path, everybody, {"hosts": "all", "tasks": [look]})
+    begun = re.findall(r"^included: \S+/enrol.yml for (.*)$", done.stdout, re.MULTILINE)
+    assert begun == ["other"], done.stdout + done.stderr
 
 
 @pytest.mark.skipif(find_spec("ansible") is None, reason="Ansible is not installed (pip install 'fedpatch[dev]')")
@@ -133,10 +154,8 @@ def test_the_broker_admits_devices_under_the_names_that_they_have(tmp_path):
     """`device_agent_id` where a host has one, else what the inventory calls it."""
     devices = {"hosts": {"one": {"device_agent_id": "kitchen-{{ inventory_hostname }}"}, "two": {}}}
     groups = {"devices": devices, "broker": {"hosts": {"hub": {"ansible_connection": "local"}}}}
-    (tmp_path / "hosts.json").write_text(json.dumps({"all": {"children": groups}}))
     files = [str(ROLES / "broker" / kind / "main.yml") for kind in ("defaults", "vars")]
     tasks = [{"ansible.builtin.debug": {"msg": "{{ broker_devices | join(' ') }}"}}]
-    play = {"hosts": "broker", "gather_facts": False, "vars_files": files, "tasks": tasks}
-    (tmp_path / "look.json").write_text(json.dumps([play]))
-    done = _played(tmp_path)
+    play = {"hosts": "broker", "vars_files": files, "tasks": tasks}
+    done = _played(tmp_path, {"children": groups}, play)
     assert '"msg": "kitchen-one two"' in done.stdout, done.stdout + done.stderr
