@@ -64,6 +64,15 @@ class TestTakeOver:
         assert spoken_in([begun]) == {(RUN, 2, 1)}
         assert train == Train(NEW_KEY, REQUEST, download_s=33.0, way=Way(model()))
 
+    def test_of_a_download_for_which_room_is_being_made_only_says_so(self):
+        """It begins in the new epoch as soon as there is room."""
+        job = Job(max_blob_bytes=10_000)
+        ask(job)
+        assert said_back(asked(job, REQUEST)) == [Accept(10)]
+        assert here(job, frozenset(), 31.0) == []
+        need = job.tick(32.0)
+        assert (said_back(need), spoken_in(need)) == ([Need(model().digest, b"\x07")], {(RUN, 2, 1)})
+
     def test_of_training_lets_it_go_on(self):
         """The training process answers under the key that it was given; the coordinator hears of it in its own epoch."""
         job = training()

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.compression import pack, unpack
-from shared.encodings import FEEDBACK, rule_of
+from shared.encodings import FEEDBACK, decode, encode, rule_of
 from shared.errors import SchemaMismatch, WireError
 from shared.feedback import pack_with_feedback, residual_name
 from shared.messages import ENCODINGS, is_delta
@@ -194,6 +194,19 @@ def test_a_delta_needs_its_base(encoding, base):
     packed = pack(held, WEIGHT, {}, encoding, base=held)
     with pytest.raises(WireError, match="a step from tensors that are not here"):
         reopened(packed, WEIGHT, base)
+
+
+@pytest.mark.parametrize("encoding", DELTAS)
+def test_a_tensor_of_another_length_is_refused(encoding):
+    """A byte too few or too many, and it is not guessed what was meant."""
+    [spec] = WEIGHT.specs
+    rule, base = rule_of(encoding, spec), np.zeros(4, np.float32)
+    assert rule is not None
+    data = encode(np.ones(4, np.float32), base, spec, rule, np.random.default_rng(0))
+    assert data is not None and decode(memoryview(data), base, spec, rule).shape == spec.shape
+    for wrong in (data[:-1], data + b"\0"):
+        with pytest.raises(WireError, match=f"^w: {len(wrong)} bytes where .* takes {len(data)} for"):
+            decode(memoryview(wrong), base, spec, rule)
 
 
 @pytest.mark.parametrize("encoding", DELTAS)
