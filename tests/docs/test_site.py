@@ -76,3 +76,14 @@ def test_pages_read_the_same_on_a_code_host_and_on_the_site(site):
     for path, page in _pages(site):
         for paragraph in re.findall(r"<p>(.*?)</p>", _text(page), flags=re.DOTALL):
             assert not re.search(r"^\s*(?:[-*] |\d+\. |\|)|```", paragraph, flags=re.MULTILINE), f"{path}: {paragraph}"
+
+
+def test_every_part_of_a_page_is_in_its_menu(site):
+    """A page that had a second title would hide there what follows it."""
+    count = 0
+    for path, page in _pages(site):
+        parts = re.findall(r"<h[23] id=\"?([^\" >]+)", _text(page))
+        listed = re.findall(r"<a href=\"?#([^\" >]+)\"? class=\"?md-nav__link", page)
+        assert set(parts) <= set(listed), f"{path}: {set(parts) - set(listed)}"
+        count += len(parts)
+    assert count > 300
