@@ -127,6 +127,7 @@ def test_stop_sends_what_is_queued_and_leaves_nothing_behind(broker):
             giver.wait(Connected)
             for number in range(100):
                 assert giver.link.publish(f"t/{number}", bytes(1000))
+            giver.link.stop(PATIENCE_S)
         assert not link_is_alive("giver")
         assert giver.link.publish("t/late", b"") is False
         assert [taker.wait(Received).topic for _ in range(100)] == [f"t/{number}" for number in range(100)]

@@ -110,12 +110,14 @@ def test_a_device_that_never_becomes_ready_is_not_waited_for_for_ever(device):
 
 def test_devices_that_do_not_heed_sigterm_are_killed(device, monkeypatch):
     """Nobody is left behind, whether they had ended before, end when asked, or do not."""
-    monkeypatch.setattr("coordinator.demo_devices.STOP_TIMEOUT_S", 2.0)
     ended, usual, deaf = device("pass"), device(_SLEEP), device(_STUBBORN)
     ended.process.wait()
     while not deaf.log.read_text():
         time.sleep(0.01)
-    stop_devices([ended, usual, deaf])
+    monkeypatch.setattr("coordinator.demo_devices.STOP_TIMEOUT_S", 60.0)
+    stop_devices([ended, usual])
+    monkeypatch.setattr("coordinator.demo_devices.STOP_TIMEOUT_S", 0.2)
+    stop_devices([ended, deaf])
     assert [one.process.poll() for one in (ended, usual, deaf)] == [0, -15, -9]
 
 

@@ -74,9 +74,12 @@ class AgentProcess:
     def wait(self, fits: Callable[[], object], what: str, patience_s: float = PATIENCE_S) -> None:
         """Return once `fits()` is true; TimeoutError with the log if it never is, or the process ends before."""
         give_up_at = time.monotonic() + patience_s
-        while not fits():
-            if not self.running or time.monotonic() > give_up_at:
-                state = "still runs" if self.running else "ended"
+        while True:
+            running = self.running  # looked at first: what fits may come about right before the end
+            if fits():
+                return
+            if not running or time.monotonic() > give_up_at:
+                state = "still runs" if running else "ended"
                 raise TimeoutError(f"{self.device} {state}, and never: {what}; its log:\n{self.log}")
             time.sleep(_POLL_S)
 

@@ -14,10 +14,14 @@ from typing import Any
 import numpy as np
 
 from device_agent.patch_store import PatchKey, PatchState, PatchStore
+from shared import topics
+from shared.codec import decode
+from shared.link import Received
+from shared.messages import Body, DeviceState
 from shared.model import schema_of
 from shared.tensors import Array
 from tests import oracle
-from tests.brokers import Mosquitto
+from tests.brokers import Mosquitto, client
 from tests.system.commands import Command
 from tests.system.fleet import AgentProcess, Fleet
 from tests.system.held_task import REFERENCE, TASK, Hold
@@ -58,21 +62,28 @@ class Stage:
         self.holds[device] = Hold(self.directory / f"{device}.hold")
         return self.fleet.start(device, REFERENCE, f"{DEVICES[device]};{self.holds[device].path}", options=options)
 
-    def begin(self, rounds: int = ROUNDS, **changes: object) -> Command:
+    def begin(self, rounds: int = ROUNDS, program: str = "fedpatch", **changes: Any) -> Command:
         """`fedpatch run`, with a patience of minutes but for `changes`."""
         given = {"task": REFERENCE, "strategy": STRATEGY, "private": PRIVATE, "devices": len(DEVICES), **PATIENT}
         given["encoding"] = "fp32+zstd"  # what the oracle plays
         given |= {"broker": self.broker.url, "fleet": self.fleet.name, "state-dir": self.state_dir, "rounds": rounds}
         given |= {key.replace("_", "-"): value for key, value in changes.items()}
-        return Command("fedpatch", "run", "--json", *(f"--{key}={value}" for key, value in given.items()))
+        return Command(program, "run", "--json", *(f"--{key}={value}" for key, value in given.items()))
 
-    def resume(self) -> Command:
+    def resume(self, program: str = "fedpatch") -> Command:
         """`fedpatch resume last`."""
-        return Command("fedpatch", "resume", "last", "--state-dir", self.state_dir, "--json")
+        return Command(program, "resume", "last", "--state-dir", self.state_dir, "--json")
 
     def hold(self, device: str, *, round: int, step: int) -> None:
         """Hold a device at a step (from 1) of a round (from 1), counted from when it was started."""
         self.holds[device].at((round - 1) * STEPS[device] + step)
+
+    def wait_back(self, device: str) -> None:
+        """Return once a device that was away is ready, and the broker has told the coordinator before all that comes later."""
+        self.fleet.agents[device].wait_ready()
+        topic = topics.device_state(self.fleet.name, device)
+        with client(self.broker.url, f"looks-for-{device}", topic) as looking:
+            looking.wait(Received, lambda event: _can_be_asked(decode(event.payload).body))
 
     def wait_held(self, device: str, coordinator: Command) -> None:
         """Return once the device is in mid-training."""
@@ -87,6 +98,10 @@ class Stage:
 def wait_state(agent: AgentProcess, state: str) -> None:
     """Return once an agent is in a state of its job."""
     agent.wait(lambda: agent.status.get("state") == state, f"is {state}")
+
+
+def _can_be_asked(state: Body) -> bool:
+    return isinstance(state, DeviceState) and state.online and len(state.tasks) > 0
 
 
 def outcomes(document: dict[str, Any]) -> list[tuple[int, str, int]]:

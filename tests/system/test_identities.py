@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -121,7 +122,7 @@ def test_certificates_are_renewed_and_revoked_while_a_run_goes_on(tmp_path: Path
         fleet.wait_ready()
         stage.hold("bob", round=2, step=2)
         stage.hold("ann", round=3, step=2)
-        changes = {"broker": url_of(broker), "quorum": 0.5, **files_of_coordinator(house)}
+        changes: dict[str, Any] = {"broker": url_of(broker), "quorum": 0.5, **files_of_coordinator(house)}
         with stage.begin(rounds=4, metrics="none", **changes) as coordinator:
             stage.wait_held("bob", coordinator)
             renew(house, stage, coordinator)

@@ -113,6 +113,7 @@ def test_systemd_hears_of_it_from_the_start_to_a_stop_in_mid_training(stage: Sta
     stage.hold("ann", round=2, step=2)
     with stage.begin(devices=1) as coordinator:
         stage.wait_held("ann", coordinator)
+        wait_state(ann, "training")
         run = ann.status["run"]
         manager.wait_status(f"training, round 2 of run {run}")
         manager.wait_alive()

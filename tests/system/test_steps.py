@@ -44,7 +44,7 @@ def test_devices_come_to_the_model_by_steps_from_whatever_they_hold(stage: Stage
         stage.wait_held("bob", coordinator)
         stage.holds["ann"].release()
         ann.start()
-        ann.wait_ready()
+        stage.wait_back("ann")
         flip_bit(held(bob).path)
         stage.holds["bob"].release()
         done = coordinator.done()

@@ -62,7 +62,7 @@ def test_a_device_that_is_away_for_longer_takes_part_in_a_later_round(stage: Sta
         stage.wait_held("bob", coordinator)
         stage.holds["ann"].release()
         ann.start()
-        ann.wait_ready()
+        stage.wait_back("ann")
         stage.holds["bob"].release()
         done = coordinator.done()
     assert done.code == 0
@@ -177,7 +177,7 @@ def test_ctrl_c_saves_the_run_for_later(stage: Stage):
     stage.hold("ann", round=2, step=2)
     with stage.begin() as coordinator:
         stage.wait_held("ann", coordinator)
-        wait_state(bob, "idle")
+        bob.wait(lambda: bob.log.count("job over: committed") == 2, "has done its part")
         done = coordinator.interrupt()
     interrupted = done.document
     assert (done.code, interrupted["stopped_because"]) == (130, "interrupted")

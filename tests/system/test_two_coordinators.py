@@ -14,6 +14,7 @@ from tests.system.stage import ROUNDS, Stage, all_went_well, assert_like_oracle,
 pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.timeout(600)]
 
 REFUSAL = "another coordinator is at work for fleet 'demo'"
+PATIENT = "fedpatch that waits for an answer"
 
 
 def test_a_second_coordinator_elsewhere_refuses_and_the_first_finishes(stage: Stage):
@@ -23,7 +24,7 @@ def test_a_second_coordinator_elsewhere_refuses_and_the_first_finishes(stage: St
     elsewhere = stage.directory / "elsewhere"
     with stage.begin() as first:
         stage.wait_held("ann", first)
-        with stage.begin(state_dir=elsewhere) as second:
+        with stage.begin(program=PATIENT, state_dir=elsewhere) as second:
             refused = second.done()
         assert refused.code == UsageError.exit_code
         assert f"fedpatch: {stage.broker.url.removeprefix('mqtt://')}: {REFUSAL}" in refused.err
@@ -48,7 +49,7 @@ def test_a_resumed_run_is_no_exception(stage: Stage):
     # Its last will was sent: the next one begins at once.
     with stage.begin(rounds=2, state_dir=stage.directory / "elsewhere") as other:
         other.wait_err("run ")
-        with stage.resume() as resumed:
+        with stage.resume(PATIENT) as resumed:
             refused = resumed.done()
         assert (refused.code, REFUSAL in refused.err) == (UsageError.exit_code, True)
         stage.holds["ann"].release()

@@ -7,7 +7,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -32,6 +32,7 @@ from tests.broker.contract.targets import Target
 COORDINATOR = "coordinator"
 CHUNK_BYTES = 96 * 1024
 PATIENCE_S = 100.0
+_TURN_S = 0.1
 
 Events = queue.SimpleQueue[tuple[str, LinkEvent]]
 
@@ -66,17 +67,22 @@ class Parties:
         self.links[device].publish(topics.up(self.fleet, device), encode(Envelope(body)))
 
     def play(self, hear: Callable[[str, Received, float], None], tick: Callable[[float], float | None]) -> None:
-        """Hands out what arrives until `tick`, which tells when it is due again, has nothing more to wait for."""
-        give_up_at = time.monotonic() + PATIENCE_S
-        while (due := tick(now := time.monotonic())) is not None:
-            if now > give_up_at:
+        """Hands out what arrives until `tick`, which tells when it is due again, has nothing more to wait for.
+
+        Where this process stands still, so does the time that it tells: what lies in its queues meanwhile is not late.
+        """
+        now = looked_at = time.monotonic()
+        give_up_at = now + PATIENCE_S
+        while (due := tick(now)) is not None:
+            if looked_at > give_up_at:
                 raise TimeoutError("the transfer does not come to an end")
-            try:
-                name, event = self.events.get(timeout=min(0.5, max(0.0, due - now)))
-            except queue.Empty:
-                continue
+            name, event = "", None
+            with suppress(queue.Empty):
+                name, event = self.events.get(timeout=min(_TURN_S, max(0.0, due - now)))
+            before, looked_at = looked_at, time.monotonic()
+            now += min(looked_at - before, 2 * _TURN_S)
             if isinstance(event, Received) and event.payload:
-                hear(name, event, time.monotonic())
+                hear(name, event, now)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from coordinator.embedded_broker import EmbeddedBroker
 from shared.link_events import ProtocolVersion
 from tests.broker.ejabberd import PASSWORD, USERNAME, Ejabberd
 from tests.broker.relay import Relay
-from tests.brokers import Client, Mosquitto, client
+from tests.brokers import Client, Mosquitto, client, free_port
 
 AWS_PACKET_BYTES = 131_072
 
@@ -73,7 +73,7 @@ def _old(name: str, *, forgetful: bool) -> Iterator[Target]:
 @contextmanager
 def _amqtt(name: str) -> Iterator[Target]:
     pytest.importorskip("amqtt", reason="the built-in broker is not installed (pip install 'fedpatch[demo]')")
-    broker = EmbeddedBroker(port=0)
+    broker = EmbeddedBroker(port=free_port())
 
     def restart() -> None:
         broker.stop()

@@ -43,16 +43,18 @@ def test_a_source_that_fails_says_why(error, why):
 
 def test_a_source_that_hangs_is_given_up_and_not_asked_twice():
     """Its thread cannot be ended, so there is one at most; once it has come back, it is asked anew."""
-    go, asked, over = threading.Event(), [], threading.Event()
+    go, asked, begun, over = threading.Event(), [], threading.Event(), threading.Event()
 
     def ask():
         asked.append(threading.current_thread())
+        begun.set()
         go.wait()
         over.set()
         return len(asked)
 
     source = Bounded("the tape", ask)
     source.begin()
+    assert begun.wait(PATIENCE_S)
     for _ in range(3):
         with pytest.raises(CannotTell, match="the tape has not answered for"):
             source.answer(0.01)
