@@ -92,6 +92,7 @@ def _play(stage: Stage, state_dir: Path, strategy: str, private: str) -> tuple[R
         devices=len(DEVICES),
         participation=0.75,
         quorum=1.0,
+        recruit_deadline_s=100.0,
     )
     summary = start_run(settings, Doorkeeper(stage.admission))
     state, _, _ = load_checkpoint(run_directory(state_dir, summary.run))

@@ -45,6 +45,8 @@ class Growing:
             rounds=1,
             quorum=quorum,
             wait_s=60,
+            recruit_deadline_s=100.0,
+            grace_s=100.0,
         )
         (record,) = start_run(settings, Silent()).rounds
         return record.reported, record.num_examples

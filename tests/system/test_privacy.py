@@ -104,6 +104,7 @@ def _recorded(stage: Stage, tmp_path: Path, private: str, encoding: str) -> tupl
         rounds=ROUNDS,
         devices=len(DEVICES),
         quorum=1.0,
+        recruit_deadline_s=100.0,
     )
     port, options = stage.recorder
     with Recorder(port, tmp_path, options) as recorder:

@@ -44,6 +44,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Finished]:
         with Fleet(broker.url, directory) as fleet:
             fleet.start("ann", REFERENCE, DATA)
             options = ["--broker", broker.url, "--fleet", fleet.name, "--task", REFERENCE, "--rounds", 1, "--json"]
+            options += ["--wait-s", 150, "--recruit-deadline-s", 100]
             done = run("fedpatch", "run", "--state-dir", directory / "coordinator", *options)
         assert done.code == 0, done.err
         yield Finished(broker, directory / "coordinator", done.document)

@@ -83,6 +83,8 @@ class Stage:
             rounds=len(misdeeds),
             devices=2,
             quorum=0.5,
+            recruit_deadline_s=100.0,
+            grace_s=100.0,
             max_model_mib=MAX_MODEL_MIB,
             quarantine_after=0,
         )

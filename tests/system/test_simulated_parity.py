@@ -85,6 +85,7 @@ def deployed(fleet: Fleet, study: Study, state_dir: Path) -> tuple[RunSummary, S
         participation=study.participation,
         over_select=1.0,
         quorum=1.0,
+        recruit_deadline_s=100.0,
     )
     summary = start_run(settings, Silent())
     state, _, _ = load_checkpoint(run_directory(state_dir, summary.run))

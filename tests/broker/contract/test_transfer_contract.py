@@ -33,6 +33,7 @@ def test_a_model_reaches_every_device_whole(target: Target, fleet: str, tmp_path
         # What is retained comes by itself but for what was lost; what is not comes in windows of 32.
         assert all(count >= (1 if target.retains else 2) for count in getting.needs.values()), getting.needs
         publisher.close()
+        together.settle()
         with target.client(f"{fleet}.late", topics.model_chunks_filter(fleet, manifest.digest)) as late:
             late.settle()
             assert [topic for topic in late.topics if manifest.digest in topic] == []
