@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from shared.task import DeviceData
+from tests.listing import content
 from tests.system import oracle_task
 
 _POLL_S = 0.01
@@ -34,8 +35,9 @@ class Hold:
 
     @property
     def reached(self) -> bool:
-        """Whether the process holds there."""
-        return self.told.exists() and int(self.told.read_text()) >= self._step
+        """Whether the process holds there; it may be going on from an earlier step at that moment."""
+        told = content(self.told)
+        return told is not None and int(told) >= self._step
 
     def release(self) -> None:
         """Hold no more."""
