@@ -29,18 +29,27 @@ def quiet_checkup() -> Checkup:
     return Checkup(show=lambda finding: None, say=lambda text: None)
 
 
+PATIENCE_S = 60.0
+
+
 @contextlib.contextmanager
-def patient_doctors(slow_ms: float = 5000.0) -> Iterator[None]:
-    """Doctors who take a machine that is busy with other tests for none that is slow: what is slow takes `slow_ms`."""
+def patient_doctors(
+    *, slow_ms: float = 1e3 * PATIENCE_S, delivery_s: float = PATIENCE_S, connect_s: float = PATIENCE_S
+) -> Iterator[None]:
+    """Doctors who take a machine that is busy with other tests, or stands still for a while, for none that is slow.
+
+    What is slow takes `slow_ms`; what has not come within `delivery_s` does not come; nobody connects later than `connect_s`.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(broker_checkup, "SLOW_ROUND_TRIP_MS", slow_ms)
-        patch.setattr(broker_rights, "_DELIVERY_S", 3.0)
-        patch.setattr(probe, "ANSWER_TIMEOUT_S", 60.0)
+        patch.setattr(broker_rights, "_DELIVERY_S", delivery_s)
+        patch.setattr(probe, "ANSWER_TIMEOUT_S", PATIENCE_S)
+        patch.setattr(probe, "CONNECT_TIMEOUT_S", connect_s)
         yield
 
 
-def ask(settings: BrokerSettings, side: str, device: str = DEVICE, *, slow_ms: float = 5000.0) -> dict[str, Finding]:
-    """Findings by name of one side's checks of a broker."""
+def ask(settings: BrokerSettings, side: str, device: str = DEVICE, **patience: float) -> dict[str, Finding]:
+    """Findings by name of one side's checks of a broker; `patience` is that of `patient_doctors`."""
     checkup = quiet_checkup()
     user = settings.username
     party = (
@@ -48,7 +57,7 @@ def ask(settings: BrokerSettings, side: str, device: str = DEVICE, *, slow_ms: f
         if side == "coordinator"
         else Side("device", FLEET, device, f"fedpatch.{FLEET}.device.{device}", user)
     )
-    with patient_doctors(slow_ms):
+    with patient_doctors(**patience):
         check_broker(settings, party, CHUNK_BYTES, checkup)
     return {one.name: one for one in checkup.findings}
 

@@ -70,7 +70,7 @@ def test_a_missing_rule_for_reading_is_found_by_what_does_not_come(rule):
     """The subscription is granted and stays silent; where the coordinator can write there too, that shows."""
     line = f"topic read fedpatch/1/{FLEET}/{rule}"
     with guarded(mosquitto_acl(FLEET).replace(f"{line}\n", "")) as broker:
-        found = ask(logged_in("coordinator", broker.url), "coordinator")["rights_read"]
+        found = ask(logged_in("coordinator", broker.url), "coordinator", delivery_s=3.0)["rights_read"]
     assert found.verdict == "fail"
     assert line.split()[2] in found.detail
     assert f"`{line}`" in found.mend
@@ -80,7 +80,7 @@ def test_a_missing_rule_for_reading_is_found_by_what_does_not_come(rule):
 def test_half_a_rule_is_found(side):
     """Presence is written and read by the same side: a rule for writing alone is silent too."""
     with guarded(mosquitto_acl(FLEET, devices=[DEVICE]).replace("readwrite", "write")) as broker:
-        found = ask(logged_in(side, broker.url), side)
+        found = ask(logged_in(side, broker.url), side, delivery_s=3.0)
     assert found["rights_write"].verdict == "ok"
     assert found["rights_read"].verdict == "fail"
     assert "`topic readwrite fedpatch/1/home/" in found["rights_read"].mend

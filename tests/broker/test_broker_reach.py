@@ -62,7 +62,7 @@ def test_a_port_that_swallows_everything():
 def test_something_that_listens_and_never_answers():
     """A frozen broker, or none at all: the doctor does not wait for ever."""
     with socket.create_server((HOST, 0)) as silent:
-        found = ask(settings_for("device", f"mqtt://{HOST}:{silent.getsockname()[1]}"), "device")
+        found = ask(settings_for("device", f"mqtt://{HOST}:{silent.getsockname()[1]}"), "device", connect_s=6.0)
     assert verdicts(found) == {"broker_port": "ok", "broker_login": "fail"}
     assert "does not answer" in found["broker_login"].detail and "log" in found["broker_login"].mend
 

@@ -59,7 +59,9 @@ def test_a_limit_that_is_not_stated_costs_a_few_connections(option: str, old: bo
     """
     with connected(option, old=old) as one:
         assert set(send_around(one, 2 * LIMIT_BYTES)) == {b"before", b"after"}
-        assert sum(isinstance(event, Disconnected) for event in one.seen) in (2, 3)
+        broken = [event.reason for event in one.seen if isinstance(event, Disconnected)]
+        # A broker that stands still while it is connected to costs a connection, too, which nobody ended.
+        assert sum("does not answer" not in reason for reason in broken) in (2, 3)
     assert f"gave up a message on t ({2 * LIMIT_BYTES} bytes): the connection to" in caplog.text
     assert MEND in caplog.text
 
