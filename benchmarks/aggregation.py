@@ -15,8 +15,9 @@ from benchmarks.documents import Document, Out, Show, Toy, deliver, machine_line
 from benchmarks.programs import measured_apart
 from benchmarks.report import begun
 from benchmarks.spooled_updates import SpooledUpdates
-from shared.command import AsJson, command, interruptible, run_app
+from shared.command import AsJson, command, run_app
 from shared.quantities import size
+from shared.signals import interruptible
 
 BENCHMARK = "aggregation"
 TASKS = "mnist,cifar10"

@@ -14,10 +14,11 @@ from benchmarks.byte_curves import draw
 from benchmarks.byte_runs import Run, Setting, play
 from benchmarks.documents import table
 from benchmarks.report import command_line
-from shared.command import AsJson, command, interruptible, run_app
+from shared.command import AsJson, command, run_app
 from shared.files import write_atomic
 from shared.messages import ENCODINGS
 from shared.quantities import size
+from shared.signals import interruptible
 from simulator.figures import save
 
 STRATEGIES = ("fedavg", "fedavg-adam")

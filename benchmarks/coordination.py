@@ -23,8 +23,9 @@ from benchmarks.fleets import BareFleet, FedpatchFleet, FlowerFleet, model_shape
 from benchmarks.peer_rounds import HOW_TO_GET, PEERS_PYTHON, version
 from benchmarks.report import begun
 from coordinator.settings import RunSettings
-from shared.command import AsJson, command, interruptible, run_app
+from shared.command import AsJson, command, run_app
 from shared.errors import UsageError
+from shared.signals import interruptible
 
 BENCHMARK = "coordination"
 ENCODINGS = ("fp32", "delta-int8")

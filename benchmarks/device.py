@@ -16,7 +16,8 @@ from benchmarks.idle_agent import start_up, torch_alone
 from benchmarks.report import begun
 from benchmarks.shipped_broker import shipped_broker
 from benchmarks.training_steps import BareLoop, OwnTrainer, Steps
-from shared.command import AsJson, command, interruptible, run_app
+from shared.command import AsJson, command, run_app
+from shared.signals import interruptible
 from shared.task import data_root, find_task
 
 BENCHMARK = "device"

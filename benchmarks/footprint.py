@@ -23,8 +23,9 @@ from benchmarks.idle_agent import RELEASE_S, status_of, wait_until
 from benchmarks.process_memory import Memory, bytes_written, memory_of
 from benchmarks.programs import running
 from benchmarks.shipped_broker import shipped_broker
-from shared.command import AsJson, command, interruptible, run_app
+from shared.command import AsJson, command, run_app
 from shared.errors import FedpatchError
+from shared.signals import interruptible
 
 QUIET_S = 20.0
 

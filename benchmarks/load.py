@@ -12,8 +12,9 @@ import typer
 
 from benchmarks.documents import Out, deliver
 from benchmarks.load_run import Scale, play
-from shared.command import AsJson, command, interruptible, run_app
+from shared.command import AsJson, command, run_app
 from shared.errors import UsageError
+from shared.signals import interruptible
 from shared.task import find_task
 
 USUAL = ("encoding=fp32+zstd", "encoding=delta-int8")

@@ -13,7 +13,8 @@ import typer
 from benchmarks.documents import Out, deliver
 from benchmarks.process_memory import memory_bytes
 from benchmarks.programs import measured_apart
-from shared.command import AsJson, command, interruptible, run_app
+from shared.command import AsJson, command, run_app
+from shared.signals import interruptible
 from simulator.fleet import SimulatedFleet
 from simulator.fleet_terms import FleetTerms
 

@@ -13,7 +13,8 @@ from prometheus_client import generate_latest
 from benchmarks.documents import Document, Out, Toy, deliver
 from benchmarks.metered_fleet import MeteredFleet, seconds_of
 from coordinator.metrics import Metrics
-from shared.command import AsJson, command, interruptible, run_app
+from shared.command import AsJson, command, run_app
+from shared.signals import interruptible
 from simulator.fleet_terms import FleetTerms
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

@@ -22,8 +22,9 @@ from benchmarks.plain_loop import PlainLoop, PlainLoopWorkers
 from benchmarks.programs import measured_apart
 from benchmarks.report import Report, command_line
 from benchmarks.work import Work, make_work, write_work
-from shared.command import AsJson, command, interruptible, run_app
+from shared.command import AsJson, command, run_app
 from shared.errors import FedpatchError
+from shared.signals import interruptible
 from simulator.progress import status
 
 # (clients, clients in a round)

@@ -18,7 +18,8 @@ from benchmarks.documents import kept
 from benchmarks.testbed_cells import CPUS, DATASETS, Cell, find_cells
 from benchmarks.testbed_play import Federation, hosts_for, play_alone
 from benchmarks.testbed_table import markdown
-from shared.command import AsJson, command, interruptible, run_app
+from shared.command import AsJson, command, run_app
+from shared.signals import interruptible
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 

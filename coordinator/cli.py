@@ -12,6 +12,7 @@ import os
 import shlex
 import sys
 from pathlib import Path
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
@@ -28,22 +29,12 @@ from coordinator.report_cli import add_report
 from coordinator.settings import RunSettings
 from coordinator.unit_cli import add_unit
 from coordinator.watch_cli import add_watch
-from shared.command import (
-    EXIT_INTERRUPTED,
-    AsJson,
-    catch_signals,
-    command,
-    ignore_signals,
-    interruptible,
-    make_app,
-    run_app,
-    say,
-    with_debug,
-)
+from shared.command import AsJson, command, make_app, run_app, say, with_debug
 from shared.command_groups import Group
 from shared.config import cli_options
 from shared.errors import BrokerError, UsageError
 from shared.secret_variables import pop_password
+from shared.signals import EXIT_INTERRUPTED, exit_code_of, ignore_signals, interruptible, signals_told
 
 if TYPE_CHECKING:
     from coordinator.records import RunSummary
@@ -231,12 +222,13 @@ def broker(
     except BrokerError as error:
         raise UsageError(str(error)) from error  # here the port is what was asked for
     try:
-        wait_for_signal = catch_signals()
-        say(f"listening on {server.url}, for this machine only; Ctrl-C ends it")
-        exit_code = wait_for_signal()
+        come: SimpleQueue[int] = SimpleQueue()
+        with signals_told(come.put):
+            say(f"listening on {server.url}, for this machine only; Ctrl-C ends it")
+            number = come.get()
     finally:
         server.stop()
-    raise typer.Exit(exit_code)
+    raise typer.Exit(exit_code_of(number))
 
 
 broker_app.callback()(with_debug(broker))

@@ -15,12 +15,12 @@ from coordinator.settings import RunSettings
 from shared import topics
 from shared.broker_settings import exposure
 from shared.codec import encode
-from shared.command import signals_to
 from shared.link import Connected, Disconnected, LinkEvent, MqttLink, Received
 from shared.link_faults import SAME_NAME
 from shared.messages import Claim, CoordinatorState, Envelope
 from shared.own_certificate import check_holder
 from shared.password_file import password_of
+from shared.signals import signals_told
 
 _log = logging.getLogger("fedpatch.coordinator")
 
@@ -129,10 +129,10 @@ class Connection:
 
 
 def interrupts_into(inbox: Inbox) -> AbstractContextManager[None]:
-    """SIGINT and SIGTERM become events (SimpleQueue.put may be called from a signal handler).
+    """SIGINT and SIGTERM become events.
 
     In another thread than the first, where Python sets no handlers, they stay what they are.
     """
     if threading.current_thread() is not threading.main_thread():
         return nullcontext()
-    return signals_to(lambda *_: inbox.put(Interrupt()))
+    return signals_told(lambda _: inbox.put(Interrupt()))

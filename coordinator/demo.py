@@ -21,9 +21,9 @@ from coordinator.records import RunSummary
 from coordinator.runs import start_run
 from coordinator.snapshot import Snapshot, View
 from shared.broker_url import parse_broker_url
-from shared.command import ignore_signals
 from shared.errors import BrokerError, UsageError
 from shared.locks import FileLock
+from shared.signals import ignore_signals
 from shared.task import Task, find_task
 
 FLEET = "demo"

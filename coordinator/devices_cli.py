@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from coordinator.options import StateDir
+from coordinator.options import InnerStateDir, StateDir
 from shared.command import AsJson, command, with_debug
 from shared.command_groups import Group
 from shared.errors import UsageError, unknown_name
@@ -59,7 +59,7 @@ def add_devices(app: typer.Typer, reading: Callable[[Path | None], AbstractConte
 def _add_hold(app: typer.Typer) -> None:
     @command(app, "quarantine", example="fedpatch devices quarantine pi-7 --reason 'sends nonsense'")
     def quarantine(
-        device: _Device, reason: _Reason, state_dir: StateDir = None, fleet: _Fleet = None, as_json: AsJson = False
+        device: _Device, reason: _Reason, state_dir: InnerStateDir = None, fleet: _Fleet = None, as_json: AsJson = False
     ) -> None:
         """Take nothing more from a device, and ask it for nothing, until it is released."""
         _hold(device, "quarantined", reason, state_dir, fleet, as_json)
@@ -68,7 +68,7 @@ def _add_hold(app: typer.Typer) -> None:
     def drain(
         device: _Device,
         reason: _Reason = "maintenance",
-        state_dir: StateDir = None,
+        state_dir: InnerStateDir = None,
         fleet: _Fleet = None,
         as_json: AsJson = False,
     ) -> None:
@@ -78,12 +78,14 @@ def _add_hold(app: typer.Typer) -> None:
 
 def _add_lift(app: typer.Typer) -> None:
     @command(app, "release", example="fedpatch devices release pi-7")
-    def release(device: _Device, state_dir: StateDir = None, fleet: _Fleet = None, as_json: AsJson = False) -> None:
+    def release(
+        device: _Device, state_dir: InnerStateDir = None, fleet: _Fleet = None, as_json: AsJson = False
+    ) -> None:
         """Take a device out of quarantine; its offences are forgotten."""
         _lift(device, "quarantined", state_dir, fleet, as_json)
 
     @command(app, "resume", example="fedpatch devices resume pi-7")
-    def resume(device: _Device, state_dir: StateDir = None, fleet: _Fleet = None, as_json: AsJson = False) -> None:
+    def resume(device: _Device, state_dir: InnerStateDir = None, fleet: _Fleet = None, as_json: AsJson = False) -> None:
         """Ask a device again that was drained."""
         _lift(device, "drained", state_dir, fleet, as_json)
 

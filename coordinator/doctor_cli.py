@@ -5,8 +5,9 @@ from __future__ import annotations
 import typer
 
 from coordinator.settings import RunSettings
-from shared.command import AsJson, command, interruptible
+from shared.command import AsJson, command
 from shared.config import cli_options
+from shared.signals import interruptible
 
 
 def add_doctor(app: typer.Typer) -> None:

@@ -17,7 +17,7 @@ Event = LinkEvent | Interrupt | Written
 
 
 class Inbox:
-    """Events in the order in which they came: any thread may put them, and a signal's handler; one thread gets them.
+    """Events in the order in which they came: any thread may put them; one thread gets them.
 
     `now` is the run's time, in seconds of the monotonic clock. It is behind while events wait, so that no device is late
     because the coordinator was busy, or was flooded by another; and it never goes back.

@@ -7,15 +7,14 @@ from typing import Annotated
 
 import typer
 
+_STATE_DIR_HELP = "Directory that the runs are in; without it ./fedpatch-state, or else where the run was begun."
+
 StateDir = Annotated[
-    Path | None,
-    typer.Option(
-        "--state-dir",
-        envvar="FEDPATCH_STATE_DIR",
-        metavar="PATH",
-        help="Directory that the runs are in; without it ./fedpatch-state, or else where the run was begun.",
-    ),
+    Path | None, typer.Option("--state-dir", envvar="FEDPATCH_STATE_DIR", metavar="PATH", help=_STATE_DIR_HELP)
 ]
+# Of a command within a group that has a StateDir and hands it down: that has read the variable, which counts less than
+# an option before the command's name.
+InnerStateDir = Annotated[Path | None, typer.Option("--state-dir", metavar="PATH", help=_STATE_DIR_HELP)]
 PasswordFile = Annotated[
     Path | None,
     typer.Option(

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from coordinator.options import PasswordFile
-from shared.command import command, interruptible
+from shared.command import command
+from shared.signals import interruptible
 
 if TYPE_CHECKING:
     from shared.broker_settings import BrokerSettings

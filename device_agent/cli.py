@@ -22,9 +22,10 @@ from device_agent.new_task.command import register as add_new_task
 from device_agent.settings import AgentSettings
 from device_agent.standing import Standing, read_standing
 from device_agent.unit_cli import add_unit
-from shared.command import AsJson, command, interruptible, make_app, run_app
+from shared.command import AsJson, command, make_app, run_app
 from shared.config import cli_options
 from shared.quantities import age, size
+from shared.signals import interruptible
 
 NAME = "fedpatch-agent"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import sys
 import threading
 from pathlib import Path
@@ -39,6 +38,7 @@ from shared.broker_url import parse_broker_url
 from shared.link import MqttLink
 from shared.own_certificate import check_holder
 from shared.password_file import password_of
+from shared.signals import exit_code_of, signals_told
 
 # Two agents that push each other off the broker, each after the longest pause, hear of each other every other pause.
 _FORGET_AFTER_PAUSES = 3.0
@@ -60,11 +60,10 @@ def run_agent(settings: AgentSettings, *, until_stdin_closes: bool = False, root
         log.warning(warning)
     with lock_state_dir(directory):
         agent = _make_agent(settings, identity, directory, inbox, manager, root)
-        for number, exit_code in ((signal.SIGTERM, 0), (signal.SIGINT, 130)):
-            signal.signal(number, lambda *_, code=exit_code: inbox.put(Stop(code)))
         if until_stdin_closes:
             threading.Thread(target=_stop_at_end_of_stdin, args=(inbox,), daemon=True).start()
-        return agent.run()
+        with signals_told(lambda number: inbox.put(Stop(exit_code_of(number)))):
+            return agent.run()
 
 
 def _make_agent(

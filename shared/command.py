@@ -9,13 +9,8 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-import os
-import signal
 import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
-from types import FrameType
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, NoReturn, TextIO
 
 import typer
@@ -25,10 +20,6 @@ from shared import __version__
 from shared.command_groups import Command, group_with
 from shared.errors import FedpatchError
 from shared.log_lines import LineFormatter, LogFormat, journal_priority, stderr_is_journal
-
-EXIT_INTERRUPTED = 130  # as shells tell a process that SIGINT ended
-
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def _show_version(context: typer.Context, wanted: bool) -> None:
@@ -121,65 +112,6 @@ def run_app(app: typer.Typer, name: str) -> NoReturn:
         _complain(name, f"{where}{error.strerror or error}")
         sys.exit(FedpatchError.exit_code)
     sys.exit(0)
-
-
-@contextmanager
-def signals_to(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
-    """SIGINT and SIGTERM call `handler`, and afterwards do what they did before."""
-    before = {number: signal.signal(number, handler) for number in _SIGNALS}
-    try:
-        yield
-    finally:
-        for number, former in before.items():
-            signal.signal(number, former)
-
-
-def interruptible() -> AbstractContextManager[None]:
-    """SIGINT and SIGTERM raise KeyboardInterrupt, so that what was started is ended on the way out."""
-    return signals_to(signal.default_int_handler)
-
-
-def ignore_signals() -> None:
-    """Neither SIGINT nor SIGTERM does anything until `interruptible` is left: for a result that is there, but not told."""
-    for number in _SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-
-
-@contextmanager
-def stoppable(told: str) -> Iterator[Callable[[], bool]]:
-    """Yields whether SIGINT or SIGTERM has come, for work that stops where it can be taken up again.
-
-    The first only writes `told` on stderr; the second raises KeyboardInterrupt.
-    """
-    come = threading.Event()
-
-    def note(_number: int, _frame: FrameType | None) -> None:
-        if come.is_set():
-            raise KeyboardInterrupt
-        come.set()
-        with suppress(OSError):  # nobody reads any more
-            os.write(2, f"{told}\n".encode())  # sys.stderr may be in the middle of a write that this interrupts
-
-    with signals_to(note):
-        yield come.is_set
-
-
-def catch_signals() -> Callable[[], int]:
-    """From now on; what it returns waits for one and gives the exit code: 0 for SIGTERM, 130 for SIGINT."""
-    come = threading.Event()
-    got: list[int] = []
-
-    def note(number: int, _frame: FrameType | None) -> None:
-        got.append(number)
-        come.set()
-
-    def wait() -> int:
-        come.wait()
-        return EXIT_INTERRUPTED if got[0] == signal.SIGINT else 0
-
-    for number in _SIGNALS:
-        signal.signal(number, note)
-    return wait
 
 
 def set_up_logging(level: int, log_format: LogFormat = LogFormat.TEXT) -> None:

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -24,11 +22,10 @@ from shared.entries import entries
 from shared.errors import DataError, UsageError, unknown_name
 from shared.metric_terms import ACCURACY, Goal, MetricTerms, metric_terms
 from shared.settings import NAME
+from shared.signals import uninterrupted
 from shared.telemetry import forbid_telemetry
 
 if TYPE_CHECKING:
-    from types import FrameType
-
     import numpy as np
     from torch import Tensor, nn
 
@@ -221,7 +218,7 @@ def _load_installed(name: str, candidates: Mapping[str, EntryPoint]) -> Task:
 
 def _load(what: str, module_name: str, attribute: str) -> Task:
     try:
-        with _uninterrupted():
+        with uninterrupted():  # in the middle of torch's import, an exception aborts the process
             forbid_telemetry()
             found: Any = import_module(module_name)
     except Exception as error:  # the module is the user's: whatever it raises is told in one sentence
@@ -238,30 +235,6 @@ def _load(what: str, module_name: str, attribute: str) -> Task:
     if not isinstance(found, Task):
         raise UsageError(f"{what}: {attribute!r} is of type {type(found).__name__}, not a shared.task.Task")
     return found
-
-
-@contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """A signal that would raise something is heeded afterwards: in the middle of torch's import, that aborts the process."""
-    main = threading.current_thread() is threading.main_thread()  # no other thread may set handlers, or is interrupted
-    numbers = (signal.SIGINT, signal.SIGTERM) if main else ()
-    before = {number: handler for number in numbers if callable(handler := signal.getsignal(number))}
-    come: list[int] = []
-
-    def note(number: int, frame: FrameType | None) -> None:
-        if come:  # who insists, because the import hangs say, is heeded now
-            before[signal.Signals(number)](number, frame)
-        come.append(number)
-
-    for number in before:
-        signal.signal(number, note)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    if come:
-        signal.raise_signal(come[0])
 
 
 @contextmanager

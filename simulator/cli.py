@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from shared.command import EXIT_INTERRUPTED, AsJson, command, say, stoppable, with_debug
+from shared.command import AsJson, command, say, with_debug
 from shared.command_groups import Group
 from shared.errors import FedpatchError, UsageError
+from shared.signals import EXIT_INTERRUPTED, stoppable
 from simulator.computing import STOPPING, device_name, worker_count
 from simulator.fleet_command import fleet
 from simulator.paper_command import paper

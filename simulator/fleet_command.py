@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shared.command import AsJson, interruptible
+from shared.command import AsJson
 from shared.config import cli_options
 from shared.quantities import counted, duration, size
+from shared.signals import interruptible
 from simulator.fleet_terms import FleetTerms
 from simulator.progress import status
 

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 
-from shared.command import EXIT_INTERRUPTED, AsJson, interruptible, say, stoppable
+from shared.command import AsJson, say
 from shared.errors import FedpatchError, UpdateRefused, UsageError, unknown_name
 from shared.quantities import accuracy, duration
+from shared.signals import EXIT_INTERRUPTED, interruptible, stoppable
 from simulator.computing import STOPPING, device_name, worker_count
 from simulator.paper import Cell, select_cells, study_of
 from simulator.paper_run import Sum, Watcher, run_paper

@@ -61,3 +61,24 @@ def test_a_fleet_tells_devices_of_one_name_apart(devices):
     assert devices("drain", "pi-1", "--fleet", "garden").code == 0
     held = [(one["fleet"], one["id"]) for one in json.loads(devices("--json").out) if one["drained"]]
     assert held == [("garden", "pi-1")]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "variable", "looked"),
+    [
+        ("a", None, "c", "a"),
+        ("a", "b", "c", "b"),
+        (None, "b", "c", "b"),
+        (None, None, "c", "c"),
+    ],
+)
+def test_what_is_typed_counts_more_than_the_variable(fedpatch, tmp_path, monkeypatch, before, after, variable, looked):
+    """On whichever side of the command's name it stands; the last word counts."""
+    for name in ("a", "b", "c"):
+        (tmp_path / name).mkdir()
+        with Registry(tmp_path / name / REGISTRY_FILE) as registry:
+            seen(registry, f"pi-in-{name}", fleet="kitchen", now=1.0, online=True)
+    monkeypatch.setenv("FEDPATCH_STATE_DIR", str(tmp_path / variable))
+    options = [["--state-dir", tmp_path / one] if one else [] for one in (before, after)]
+    ended = fedpatch("devices", *options[0], "drain", f"pi-in-{looked}", *options[1])
+    assert (ended.code, ended.err) == (0, "")

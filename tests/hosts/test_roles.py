@@ -35,6 +35,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "zero-2": ({"memtotal_mb": 420}, "has 420 MiB of memory, and training takes 850 or more; leave it out"),
 }
 
+by_ansible = pytest.mark.skipif(
+    find_spec("ansible") is None, reason="Ansible is not installed (pip install 'fedpatch[dev]')"
+)
+
 
 def _defaults(role: str) -> dict:
     return yaml.safe_load((ROLES / role / "defaults" / "main.yml").read_text()) or {}
@@ -89,7 +93,7 @@ def test_only_modules_of_ansible_core_are_used():
     assert named == {"ansible.builtin"}
 
 
-@pytest.mark.skipif(find_spec("ansible") is None, reason="Ansible is not installed (pip install 'fedpatch[dev]')")
+@by_ansible
 def test_what_cannot_be_a_host_is_refused_in_a_sentence_that_says_why(tmp_path):
     """32 bit of either kind, another processor, another system, too little memory; what can be one passes."""
     hosts = {name: {**FACTS, **facts} for name, (facts, _) in REFUSED.items()} | {"pi-4": FACTS}
@@ -109,7 +113,7 @@ def test_what_cannot_be_a_host_is_refused_in_a_sentence_that_says_why(tmp_path):
         assert said[host].startswith(host) and words in said[host]
 
 
-@pytest.mark.skipif(find_spec("ansible") is None, reason="Ansible is not installed (pip install 'fedpatch[dev]')")
+@by_ansible
 @pytest.mark.parametrize(
     ("lacks", "words"),
     [
@@ -128,7 +132,7 @@ def test_an_inventory_that_lacks_what_every_role_needs_is_told_what(tmp_path, la
     assert words in json.loads(re.findall(r"^fatal: \[hub\]: FAILED! => (.*)$", done.stdout, re.MULTILINE)[0])["msg"]
 
 
-@pytest.mark.skipif(find_spec("ansible") is None, reason="Ansible is not installed (pip install 'fedpatch[dev]')")
+@by_ansible
 def test_a_device_that_has_the_certificate_of_the_record_is_not_enrolled_again(tmp_path):
     """Whatever its number: of one in eight, openssl writes a zero in front that the record has not."""
     numbers = {"odd": 0xABC, "even": 0xAB, "long": 2**158, "zero": 2**154, "zeros": 2**150, "other": 0xDEF}
@@ -149,7 +153,7 @@ def test_a_device_that_has_the_certificate_of_the_record_is_not_enrolled_again(t
     assert begun == ["other"], done.stdout + done.stderr
 
 
-@pytest.mark.skipif(find_spec("ansible") is None, reason="Ansible is not installed (pip install 'fedpatch[dev]')")
+@by_ansible
 def test_the_broker_admits_devices_under_the_names_that_they_have(tmp_path):
     """`device_agent_id` where a host has one, else what the inventory calls it."""
     devices = {"hosts": {"one": {"device_agent_id": "kitchen-{{ inventory_hostname }}"}, "two": {}}}

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shared.command import interruptible
 from shared.errors import DataError, UsageError
+from shared.signals import interruptible
 from shared.task import BrokenTask, DeviceData, Task, check_name, data_root, find_task, list_tasks
 
 MODULE = """

@@ -1,0 +1,160 @@
+"""What SIGINT and SIGTERM do to a command."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+
+from shared.signals import exit_code_of, ignore_signals, interruptible, signals_told, stoppable, uninterrupted
+
+
+def handlers() -> list[object]:
+    """What is called for SIGINT and for SIGTERM."""
+    return [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
+
+
+@contextmanager
+def sigterm_before_line(line: int) -> Iterator[list[int]]:
+    """SIGTERM, once, before the line-th line of Python that is run in what is called within; yields [line] when it was."""
+    lines = 0
+    sent: list[int] = []
+
+    def trace(_frame: object, event: str, _: object) -> Any:
+        nonlocal lines
+        lines += event == "line"
+        if lines == line and not sent:
+            sent.append(line)
+            signal.raise_signal(signal.SIGTERM)
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield sent
+    finally:
+        sys.settrace(before)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_both_signals_unwind_what_was_started(number):
+    """SIGTERM too: what a command started is ended on the way out, and the handlers are then those of before."""
+    before = handlers()
+    unwound = []
+
+    def work() -> None:
+        try:
+            os.kill(os.getpid(), number)
+            time.sleep(60)
+        finally:
+            unwound.append(number)
+
+    with pytest.raises(KeyboardInterrupt), interruptible():
+        work()
+    assert unwound == [number]
+    assert handlers() == before
+
+
+def test_a_result_that_is_there_is_not_lost_to_a_signal():
+    """Only until the command is over."""
+    before = signal.getsignal(signal.SIGTERM)
+    with interruptible():
+        ignore_signals()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            os.kill(os.getpid(), number)
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_work_that_can_be_taken_up_again_is_asked_to_stop(capfd, number):
+    """The first signal is only told, a second ends the work at once; the handlers are then those of before."""
+    before = handlers()
+    with pytest.raises(KeyboardInterrupt), stoppable("stops soon") as stopped:
+        assert not stopped()
+        os.kill(os.getpid(), number)
+        assert stopped()
+        assert capfd.readouterr().err == "stops soon\n"
+        os.kill(os.getpid(), number)
+        time.sleep(60)
+    assert handlers() == before
+
+
+@pytest.mark.timeout(60)  # what waits for a lock does so for ever
+def test_a_second_signal_may_come_while_the_first_is_heeded():
+    """Before whatever line: it finds no lock that the first one holds."""
+    sent = [0]
+    while sent:
+        with suppress(KeyboardInterrupt), stoppable("stops soon") as stopped:
+            with sigterm_before_line(sent[0] + 1) as sent:
+                signal.raise_signal(signal.SIGINT)
+            assert stopped()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+def test_a_signal_is_told_to_who_waits_for_it(number, code):
+    """With its number, which tells the exit code; the handlers are then those of before."""
+    before = handlers()
+    come: SimpleQueue[int] = SimpleQueue()
+    with signals_told(come.put):
+        os.kill(os.getpid(), number)
+        assert exit_code_of(come.get()) == code
+    assert come.empty()
+    assert handlers() == before
+
+
+def test_a_signal_is_told_while_the_main_thread_runs_no_python():
+    """As one that is asleep before the signal could wake it: here it reads in C, which starts the read again."""
+    reading, writing = os.pipe()
+    got = ctypes.create_string_buffer(1)
+    with signals_told(lambda number: os.write(writing, bytes((number,)))):
+        signal.siginterrupt(signal.SIGTERM, False)
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        ctypes.CDLL(None).read(reading, got, 1)
+    os.close(reading)
+    os.close(writing)
+    assert got.raw == bytes((signal.SIGTERM,))
+
+
+def test_other_signals_are_not_told():
+    """They have handlers of their own."""
+    come: SimpleQueue[int] = SimpleQueue()
+    others: list[int] = []
+    before = signal.signal(signal.SIGUSR1, lambda number, _: others.append(number))
+    try:
+        with signals_told(come.put):
+            for number in (signal.SIGUSR1, signal.SIGTERM):
+                os.kill(os.getpid(), number)
+            assert (come.get(), others) == (signal.SIGTERM, [signal.SIGUSR1])
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_what_is_told_elsewhere_is_told_once():
+    """Also where no signal may interrupt: it is told at once, and nothing is heeded afterwards."""
+    come: SimpleQueue[int] = SimpleQueue()
+    with signals_told(come.put):
+        with uninterrupted():
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert come.get() == signal.SIGTERM
+        os.kill(os.getpid(), signal.SIGINT)
+        assert come.get() == signal.SIGINT
+
+
+def test_signals_that_are_told_leave_nothing_open():
+    """No thread, no descriptor for the interpreter to write to, and none that is open: others' may come and go meanwhile."""
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(200):
+        with signals_told(print):
+            assert "signals" in {thread.name for thread in threading.enumerate()}
+    assert "signals" not in {thread.name for thread in threading.enumerate()}
+    assert signal.set_wakeup_fd(-1) == -1
+    assert len(os.listdir("/proc/self/fd")) < before + 100
