@@ -110,7 +110,7 @@ def test_a_time_service_that_others_only_speak_of_is_not_there(tmp_path):
     """A host is given one: systemd lists the other as not found."""
     services = {
         "chrony.service": {"name": "chrony.service", "status": "not-found"},
-        "ssh.service": {"name": "ssh.service", "status": "enabled"},
+        "cron": {"name": "cron", "source": "sysv"},
     }
     hosts = {
         "spoken": {"found": services},
