@@ -203,6 +203,7 @@ def test_ipv6_addresses_stand_in_brackets_where_a_port_follows(tmp_path):
 
 
 @by_ansible
+@pytest.mark.slow
 def test_the_brokers_certificate_is_made_anew_for_other_names_alone(tmp_path):
     """An IPv6 address is the same however it is written; days may be text."""
     told = {
