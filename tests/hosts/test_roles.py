@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import subprocess
-import sys
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
 from coordinator.identity.certificates import Period, make_ca, new_key
+from tests.hosts.plays import HERE, ROLES, by_ansible, played, refused, tasks_of
 
-ROLES = Path(__file__).resolve().parents[2] / "ansible" / "roles"
 NAMES = sorted(path.name for path in ROLES.iterdir())
 REQUIRED = {"fleet_name"}
 # What Ansible tells of a Pi 4 with 4 GB.
@@ -35,35 +29,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "zero-2": ({"memtotal_mb": 420}, "has 420 MiB of memory, and training takes 850 or more; leave it out"),
 }
 
-by_ansible = pytest.mark.skipif(
-    find_spec("ansible") is None, reason="Ansible is not installed (pip install 'fedpatch[dev]')"
-)
-
 
 def _defaults(role: str) -> dict:
     return yaml.safe_load((ROLES / role / "defaults" / "main.yml").read_text()) or {}
-
-
-def _played(folder: Path, inventory: dict[str, Any], play: dict[str, Any]) -> subprocess.CompletedProcess[str]:
-    """What became of a play without facts, with an inventory of its own."""
-    (folder / "hosts.json").write_text(json.dumps({"all": inventory}))
-    (folder / "look.json").write_text(json.dumps([{"gather_facts": False, **play}]))
-    given = {
-        "ANSIBLE_CALLBACK_RESULT_FORMAT": "json",
-        "ANSIBLE_LOCAL_TEMP": str(folder / "tmp"),
-        "ANSIBLE_NOCOLOR": "1",
-    }
-    command = [
-        sys.executable,
-        "-m",
-        "ansible.cli.playbook",
-        "-i",
-        str(folder / "hosts.json"),
-        str(folder / "look.json"),
-    ]
-    return subprocess.run(
-        command, cwd=ROLES.parent, env={**os.environ, **given}, capture_output=True, text=True, timeout=300, check=False
-    )
 
 
 @pytest.mark.parametrize("role", NAMES)
@@ -73,6 +41,17 @@ def test_every_default_has_a_type_and_a_description(role):
     options = specs["main"].get("options", {})
     assert set(options) - REQUIRED == set(_defaults(role))
     assert all(option["description"] and option["type"] for option in options.values())
+
+
+@pytest.mark.parametrize("role", NAMES)
+def test_what_is_yes_or_no_may_be_said_in_text(role):
+    """`-e NAME=true` gives text, which Ansible takes for no condition; so each use of such a setting makes it one."""
+    specs = yaml.safe_load((ROLES / role / "meta" / "argument_specs.yml").read_text())["argument_specs"]
+    names = [name for name, option in specs["main"].get("options", {}).items() if option["type"] == "bool"]
+    read = [*(ROLES / role).glob("tasks/*.yml"), *(ROLES / role).glob("handlers/*.yml")]
+    for name in names:
+        used = re.findall(rf"\b{name}\b(.{{7}})", "\n".join(path.read_text() for path in read))
+        assert set(used) == {" | bool"}
 
 
 @pytest.mark.parametrize("role", NAMES)
@@ -97,17 +76,17 @@ def test_only_modules_of_ansible_core_are_used():
 def test_what_cannot_be_a_host_is_refused_in_a_sentence_that_says_why(tmp_path):
     """32 bit of either kind, another processor, another system, too little memory; what can be one passes."""
     hosts = {name: {**FACTS, **facts} for name, (facts, _) in REFUSED.items()} | {"pi-4": FACTS}
-    told = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable, "fleet_name": "kitchen"}
     known = {
         name: {"known": {f"ansible_{key}": value for key, value in facts.items()}} for name, facts in hosts.items()
     }
     groups: dict[str, Any] = {group: {"hosts": {"pi-4": {}}} for group in ("broker", "coordinator")}
-    everybody = {"hosts": known, "vars": told | {"common_min_disk_mib": 0}, "children": groups}
-    look = {"ansible.builtin.include_role": {"name": "common", "tasks_from": "checks.yml"}}
+    # Text, as `-e NAME=VALUE` gives it.
+    least = {"common_min_disk_mib": "0", "common_min_memory_mib": "850"}
+    everybody = {"hosts": known, "vars": HERE | least, "children": groups}
+    look = tasks_of("common", "checks.yml")
     tasks = [{"ansible.builtin.set_fact": {"cacheable": True}, "args": "{{ known }}"}, look]
-    done = _played(tmp_path, everybody, {"hosts": "all", "tasks": tasks})
-    failed = re.findall(r"^fatal: \[(\S+)\]: FAILED! => (.*)$", done.stdout, re.MULTILINE)
-    said = {host: json.loads(result)["msg"] for host, result in failed}
+    done = played(tmp_path, everybody, {"hosts": "all", "tasks": tasks})
+    said = refused(done)
     assert set(said) == set(REFUSED), done.stdout + done.stderr
     for host, (_, words) in REFUSED.items():
         assert said[host].startswith(host) and words in said[host]
@@ -127,9 +106,9 @@ def test_an_inventory_that_lacks_what_every_role_needs_is_told_what(tmp_path, la
     groups: dict[str, Any] = {name: {"hosts": {"hub": {}}} for name in ("broker", "coordinator") if name != lacks}
     told = {"ansible_connection": "local", **({} if lacks == "fleet_name" else {"fleet_name": "kitchen"})}
     everybody = {"hosts": {"hub": {}}, "vars": told, "children": groups}
-    done = _played(tmp_path, everybody, {"hosts": "all", "roles": ["fleet"]})
+    done = played(tmp_path, everybody, {"hosts": "all", "roles": ["fleet"]})
     assert done.returncode == 2
-    assert words in json.loads(re.findall(r"^fatal: \[hub\]: FAILED! => (.*)$", done.stdout, re.MULTILINE)[0])["msg"]
+    assert words in refused(done)["hub"]
 
 
 @by_ansible
@@ -144,11 +123,11 @@ def test_a_device_that_has_the_certificate_of_the_record_is_not_enrolled_again(t
         recorded = {"state": "good", "serial": f"{number:x}" if name != "other" else "ab"}
         hosts[name] = {"fleet_state_dir": str(tmp_path / name), "device_agent_known": recorded}
     groups: dict[str, Any] = {name: {"hosts": {"odd": {}}} for name in ("broker", "coordinator")}
-    told = {"ansible_connection": "local", "fleet_name": "kitchen", "device_agent_is_known": True}
-    told["fleet_control_command"] = "/bin/false"
-    look = {"ansible.builtin.include_role": {"name": "device_agent", "tasks_from": "identity.yml"}}
-    everybody = {"hosts": hosts, "vars": told, "children": groups}
-    done = _played(tmp_path, everybody, {"hosts": "all", "tasks": [look]})
+    told: dict[str, Any] = {"device_agent_is_known": True, "fleet_control_command": "/bin/false"}
+    # As `-e device_agent_renew_days=30` gives it.
+    told["device_agent_renew_days"] = "30"
+    everybody = {"hosts": hosts, "vars": HERE | told, "children": groups}
+    done = played(tmp_path, everybody, {"hosts": "all", "tasks": [tasks_of("device_agent", "identity.yml")]})
     begun = re.findall(r"^included: \S+/enrol.yml for (.*)$", done.stdout, re.MULTILINE)
     assert begun == ["other"], done.stdout + done.stderr
 
@@ -161,5 +140,5 @@ def test_the_broker_admits_devices_under_the_names_that_they_have(tmp_path):
     files = [str(ROLES / "broker" / kind / "main.yml") for kind in ("defaults", "vars")]
     tasks = [{"ansible.builtin.debug": {"msg": "{{ broker_devices | join(' ') }}"}}]
     play = {"hosts": "broker", "vars_files": files, "tasks": tasks}
-    done = _played(tmp_path, {"children": groups}, play)
+    done = played(tmp_path, {"children": groups}, play)
     assert '"msg": "kitchen-one two"' in done.stdout, done.stdout + done.stderr

@@ -1,0 +1,53 @@
+"""Plays that take no host: each one of the inventory is this machine, and its files lie where a test says."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ANSIBLE = Path(__file__).resolve().parents[2] / "ansible"
+ROLES = ANSIBLE / "roles"
+# Of every host.
+HERE = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable, "fleet_name": "kitchen"}
+
+by_ansible = pytest.mark.skipif(
+    find_spec("ansible") is None, reason="Ansible is not installed (pip install 'fedpatch[dev]')"
+)
+
+
+def played(
+    folder: Path, inventory: dict[str, Any], book: dict[str, Any] | Path, *options: str
+) -> subprocess.CompletedProcess[str]:
+    """What became of a playbook, or of a play without facts, with an inventory of its own."""
+    (folder / "hosts.json").write_text(json.dumps({"all": inventory}))
+    if isinstance(book, dict):
+        (folder / "look.json").write_text(json.dumps([{"gather_facts": False, **book}]))
+        book = folder / "look.json"
+    given = {
+        "ANSIBLE_CALLBACK_RESULT_FORMAT": "json",
+        "ANSIBLE_LOCAL_TEMP": str(folder / "tmp"),
+        "ANSIBLE_NOCOLOR": "1",
+    }
+    command = [sys.executable, "-m", "ansible.cli.playbook", "-i", str(folder / "hosts.json"), str(book), *options]
+    return subprocess.run(
+        command, cwd=ANSIBLE, env={**os.environ, **given}, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+def refused(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
+    """What was said last of each host that failed."""
+    failed = re.findall(r"^fatal: \[(\S+)\]: FAILED! => (.*)$", done.stdout, re.MULTILINE)
+    return {host: json.loads(result)["msg"] for host, result in failed}
+
+
+def tasks_of(role: str, file: str, **given: Any) -> dict[str, Any]:
+    """A task that plays a file of a role's tasks; `given` counts more than the role's own variables."""
+    return {"ansible.builtin.include_role": {"name": role, "tasks_from": file}, "vars": given}

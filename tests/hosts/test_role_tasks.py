@@ -1,0 +1,237 @@
+"""Single files of tasks, played to this machine in place of a host: what a real Pi, a full card or an operator brings."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.hosts.plays import ANSIBLE, HERE, ROLES, by_ansible, played, refused, tasks_of
+
+KNOWN = {"ansible_architecture": "aarch64", "ansible_python": {"version": {"major": 3, "minor": 11}}}
+
+
+def _inventory(hosts: dict[str, dict[str, Any]], **told: Any) -> dict[str, Any]:
+    """The hosts are devices, and the first of them is the rest."""
+    rest: dict[str, Any] = {"hosts": {next(iter(hosts)): {}}}
+    groups: dict[str, Any] = {"broker": rest, "coordinator": rest, "monitoring": rest, "devices": {"hosts": hosts}}
+    return {"vars": HERE | told, "children": groups}
+
+
+def _program(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
+@by_ansible
+def test_the_kernel_is_told_once_to_count_memory_and_its_partition_takes_the_change(tmp_path):
+    """One line stays one line. Beside it nothing: FAT, as a Pi has there, has no names with a time of day in them."""
+    lines = {
+        "told": "root=/dev/a cgroup_enable=memory rootwait",
+        "new": "root=/dev/a rootwait\n",
+        "bare": "rootwait  \n\n",
+    }
+    for name, line in lines.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "cmdline.txt").write_text(line)
+    task = tasks_of(
+        "device_agent", "memory.yml", device_agent_kernel_line=f"{tmp_path}/{{{{ inventory_hostname }}}}/cmdline.txt"
+    )
+    for changed in (2, 0):
+        done = played(tmp_path, _inventory({name: {} for name in lines}), {"hosts": "devices", "tasks": [task]})
+        assert done.stdout.count("changed=1") == changed, done.stdout + done.stderr
+    read = {name: (tmp_path / name / "cmdline.txt").read_text() for name in lines}
+    assert read["told"] == lines["told"]
+    assert read["new"] == "root=/dev/a rootwait cgroup_enable=memory"
+    assert read["bare"] == "rootwait cgroup_enable=memory"
+    assert {len(list((tmp_path / name).iterdir())) for name in lines} == {1}
+
+
+@by_ansible
+def test_what_an_installation_that_was_cut_short_has_left_counts_as_free(tmp_path):
+    """Done again, site.yml does not refuse a card that was large enough; one that never was is refused."""
+    _program(tmp_path / "bin" / "df", "printf 'Avail\\n1000\\n'")
+    for name, size in (("again", 5), ("bare", 0)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "half").write_bytes(b"x" * (size << 20))
+    hosts = {name: {"fleet_program_dir": str(tmp_path / name)} for name in ("again", "bare", "gone")}
+    facts = {"architecture": "aarch64", "userspace_bits": "64", "memtotal_mb": 900, "distribution": "Debian"}
+    facts |= {"distribution_version": "12.11", "distribution_major_version": "12"}
+    told: dict[str, Any] = {f"ansible_{key}": value for key, value in facts.items()}
+    known = {"ansible.builtin.set_fact": {**told, "cacheable": True}}
+    play = {
+        "hosts": "devices",
+        "environment": {"PATH": f"{tmp_path}/bin:/usr/bin:/bin"},
+        "tasks": [known, tasks_of("common", "checks.yml")],
+    }
+    done = played(tmp_path, _inventory(hosts, common_min_disk_mib="1004"), play)
+    said = refused(done)
+    assert set(said) == {"bare", "gone"}, done.stdout + done.stderr
+    assert "has 1000 MiB free" in said["bare"]
+
+
+@by_ansible
+@pytest.mark.skipif(os.geteuid() != 0, reason="the role gives files to root")
+def test_libraries_that_could_not_be_installed_leave_nothing_on_the_card(tmp_path):
+    """An agent that is at work goes on, and its card has room; the host is refused with the reason above."""
+    house, held = tmp_path / "house", tmp_path / "opt" / "libraries"
+    house.mkdir()
+    told = {
+        "version": "0.1.0",
+        "wheel": "none.whl",
+        "libraries": {"aarch64-cp311": {"file": "torn.tar", "digest": "abc"}},
+    }
+    (house / "wheelhouse.json").write_text(json.dumps(told))
+    (house / "torn.tar").write_bytes(b"no archive")
+    (held / "def").mkdir(parents=True)
+    _program(tmp_path / "bin" / "python3", 'for last; do :; done; mkdir -p "$last/bin"; touch "$last/bin/python"')
+    known = {"ansible.builtin.set_fact": {**KNOWN, "cacheable": True}}
+    play = {
+        "hosts": "devices",
+        "environment": {"PATH": f"{tmp_path}/bin:/usr/bin:/bin"},
+        "tasks": [known, tasks_of("program", "install.yml")],
+    }
+    inventory = _inventory({"pi": {}}, fleet_wheelhouse=str(house), fleet_program_dir=str(tmp_path / "opt"))
+    done = played(tmp_path, inventory, play)
+    assert "Failed to find handler" in done.stdout, done.stdout + done.stderr
+    assert "could not be given the libraries, for the reason above" in refused(done)["pi"]
+    assert [path.name for path in held.iterdir()] == ["def"]
+
+
+@by_ansible
+def test_a_time_service_that_others_only_speak_of_is_not_there(tmp_path):
+    """A host is given one: systemd lists the other as not found."""
+    services = {
+        "chrony.service": {"name": "chrony.service", "status": "not-found"},
+        "cron": {"name": "cron", "source": "sysv"},
+    }
+    hosts = {
+        "spoken": {"found": services},
+        "there": {"found": services | {"ntpsec.service": {"name": "ntpsec.service", "status": "enabled"}}},
+    }
+    tasks = [
+        {"ansible.builtin.set_fact": {"ansible_services": "{{ found }}", "cacheable": True}},
+        {"ansible.builtin.debug": {"msg": "{{ inventory_hostname }} {{ common_other_clock }}"}},
+    ]
+    play = {"hosts": "devices", "vars_files": [str(ROLES / "common" / "vars" / "main.yml")], "tasks": tasks}
+    done = played(tmp_path, _inventory(hosts), play)
+    said = sorted(re.findall(r'"msg": "(.*)"', done.stdout))
+    assert said == ["spoken False", "there True"], done.stdout + done.stderr
+
+
+@by_ansible
+def test_a_name_that_no_device_can_have_is_refused_before_anything_is_installed(tmp_path):
+    """Capitals, and the name of another device, as a `device_agent_id` in group_vars gives it to all."""
+    hosts = {
+        "pi-1": {},
+        "Pi-2": {},
+        "pi-3": {"device_agent_id": "one"},
+        "pi-4": {"device_agent_id": "one"},
+        "Pi-5": {"device_agent_id": "pi-5"},
+    }
+    told: dict[str, Any] = {"device_agent_settings": {"data": "here"}, "fleet_program_dir": str(tmp_path / "none")}
+    play = {"hosts": "devices", "tasks": [tasks_of("device_agent", "checks.yml")]}
+    done = played(tmp_path, _inventory(hosts, **told), play, "--check")
+    said = refused(done)
+    assert set(said) == {"Pi-2", "pi-3", "pi-4"}, done.stdout + done.stderr
+    assert said["Pi-2"].startswith("Pi-2 cannot be Pi-2 in its fleet: a name is of 1 to 32 of a-z")
+
+
+@by_ansible
+@pytest.mark.parametrize("again", [False, True])
+def test_a_revoked_device_comes_back_where_the_operator_says_so(tmp_path, again):
+    """In the words of the page, `-e device_agent_enrol_again=true`."""
+    record = [{"name": "pi", "state": "revoked", "reason": "stolen", "serial": "1"}]
+    _program(tmp_path / "fedpatch", f"echo '{json.dumps(record)}'")
+    told: dict[str, Any] = {
+        "device_agent_settings": {"data": "here"},
+        "fleet_control_command": str(tmp_path / "fedpatch"),
+    }
+    play = {"hosts": "devices", "tasks": [tasks_of("device_agent", "checks.yml")]}
+    done = played(
+        tmp_path, _inventory({"pi": {}}, **told), play, *(["-e", "device_agent_enrol_again=true"] if again else [])
+    )
+    assert (done.returncode == 0) == again, done.stdout + done.stderr
+    assert again or "pi was revoked (stolen)" in refused(done)["pi"]
+
+
+@by_ansible
+def test_an_agent_is_waited_for_unless_the_wait_is_0(tmp_path):
+    """As its default says: 0 does not look."""
+    task = tasks_of("device_agent", "reached.yml", device_agent_program="/bin/false")
+    hosts = {"hasty": {"device_agent_wait_s": "0"}, "patient": {"device_agent_wait_s": "3"}}
+    done = played(tmp_path, _inventory(hosts), {"hosts": "devices", "tasks": [task]})
+    said = refused(done)
+    assert set(said) == {"patient"}, done.stdout + done.stderr
+    assert "has not loaded its task and reached the broker in 3 s" in said["patient"]
+
+
+@by_ansible
+def test_ipv6_addresses_stand_in_brackets_where_a_port_follows(tmp_path):
+    """In the URL of the broker, of devices and of a coordinator elsewhere, and in what Prometheus reads."""
+    files = [
+        str(ROLES / role / kind / "main.yml")
+        for role in ("fleet", "monitoring", "coordinator")
+        for kind in ("defaults", "vars")
+        if (ROLES / role / kind).exists()
+    ]
+    wanted = ["{{ fleet_broker_url }}", "{{ coordinator_all_settings.broker }}", "{{ monitoring_coordinators[0] }}"]
+    template = ROLES / "monitoring" / "templates" / "prometheus.yml.j2"
+    read = "(lookup('ansible.builtin.template', prometheus) | from_yaml).scrape_configs[1].static_configs"
+    wanted.append(f"{{{{ {read} | map(attribute='targets') | flatten | join(' ') }}}}")
+    play = {"hosts": "watch", "vars_files": files, "tasks": [{"ansible.builtin.debug": {"msg": one}} for one in wanted]}
+    hosts = {"mqtt": "fd00::10", "hub": "fd00::11", "watch": "192.168.1.12", "pi": "pi.local"}
+    groups = {"broker": "mqtt", "coordinator": "hub", "monitoring": "watch", "devices": "pi"}
+    inventory = {
+        "vars": HERE | {"ansible_managed": "", "prometheus": str(template)},
+        "children": {group: {"hosts": {host: {"ansible_host": hosts[host]}}} for group, host in groups.items()},
+    }
+    done = played(tmp_path, inventory, play)
+    assert re.findall(r'"msg": "(.*)"', done.stdout) == [
+        "mqtts://[fd00::10]:8883",
+        "mqtts://[fd00::10]:8884",
+        "[fd00::11]:9464",
+        "[fd00::11]:9100 [fd00::10]:9100 pi.local:9100 192.168.1.12:9100",
+    ], done.stdout + done.stderr
+
+
+@by_ansible
+@pytest.mark.slow
+def test_the_brokers_certificate_is_made_anew_for_other_names_alone(tmp_path):
+    """An IPv6 address is the same however it is written; days may be text."""
+    told = {
+        "fleet_ca_dir": str(tmp_path / "ca"),
+        "fleet_control_command": str(Path(sysconfig.get_path("scripts"), "fedpatch")),
+    }
+    inventory = _inventory({"hub": {"ansible_host": "fd00::0:10"}}, **told)
+    changed = []
+    for options in (
+        [],
+        ["-e", "authority_renew_days=10"],
+        ["-e", '{"authority_broker_names": ["fd00::10", "hub.local"]}'],
+    ):
+        done = played(tmp_path, inventory, {"hosts": "broker", "roles": ["authority"]}, *options)
+        assert done.returncode == 0, done.stdout + done.stderr
+        changed += re.findall(r"changed=(\d+)", done.stdout)
+    assert changed == ["1", "0", "1"]
+
+
+def test_the_files_of_a_first_boot_are_what_cloud_init_reads():
+    """A Pi lets in by ssh, off in its system, and whoever has the key alone; WiFi is there once its marks are taken away."""
+    folder = ANSIBLE / "first_boot"
+    text = (folder / "user-data").read_text()
+    assert text.startswith("#cloud-config\n")
+    told = yaml.safe_load(text)
+    assert (told["enable_ssh"], told["ssh_pwauth"]) == (True, False)
+    assert told["users"][0]["ssh_authorized_keys"]
+    network = (folder / "network-config").read_text()
+    assert set(yaml.safe_load(network)["network"]) == {"version", "ethernets"}
+    wifi = yaml.safe_load(re.sub(r"(?m)^  # ", "  ", network))["network"]["wifis"]["wlan0"]
+    assert len(wifi["regulatory-domain"]) == 2 and wifi["access-points"]

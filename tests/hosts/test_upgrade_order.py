@@ -1,0 +1,98 @@
+"""upgrade.yml where hosts are away or left out: nothing goes past a canary that is not there, nor past a device that has gone.
+
+Every host is this machine, and has the version of the wheelhouse already: each part of the playbook is played and does nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.hosts.plays import ANSIBLE, HERE, by_ansible, played, refused
+
+pytestmark = [
+    by_ansible,
+    pytest.mark.slow,
+    pytest.mark.skipif(os.geteuid() != 0, reason="the playbook gives files to root"),
+]
+
+DEVICES = [f"pi-{number}" for number in range(1, 5)]
+VERSION, WHEEL = "0.1.0", b"a wheel"
+
+
+def _fleet(folder: Path) -> dict[str, Any]:
+    """A hub and four devices; which of them is away in the batches, `-e away=NAME` says."""
+    kind = f"{platform.machine()}-cp{sys.version_info.major}{sys.version_info.minor}"
+    house = folder / "house"
+    house.mkdir()
+    told = {"version": VERSION, "wheel": "one.whl", "sha256": hashlib.sha256(WHEEL).hexdigest()}
+    (house / "wheelhouse.json").write_text(json.dumps(told | {"libraries": {kind: {"file": "none", "digest": "abc"}}}))
+    (house / "one.whl").write_bytes(WHEEL)
+    for host in ("hub", *DEVICES):
+        place = folder / host / "versions" / VERSION
+        (place / f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages").mkdir(parents=True)
+        (place / "bin").mkdir()
+        (place / "bin" / "python").touch()
+        (place / "complete").touch()
+        (place / "one.whl").write_bytes(WHEEL)
+        (folder / host / "libraries" / "abc").mkdir(parents=True)
+        (folder / host / "libraries" / "abc" / "complete").touch()
+        (folder / host / "current").symlink_to(f"versions/{VERSION}")
+    given = {"fleet_wheelhouse": str(house), "fleet_program_dir": f"{folder}/{{{{ inventory_hostname }}}}"}
+    # None listens at port 1, and the lab has no sudo.
+    lost = "(away | default('')) == inventory_hostname and ansible_play_name is search('batch by batch')"
+    reached = {
+        "ansible_connection": f"{{{{ 'ssh' if {lost} else 'local' }}}}",
+        "ansible_host": "127.0.0.1",
+        "ansible_port": 1,
+    }
+    hub: dict[str, Any] = {"hosts": {"hub": {}}}
+    groups = {"broker": hub, "coordinator": hub, "devices": {"hosts": {device: {} for device in DEVICES}}}
+    return {"vars": {**HERE, **reached, **given, "ansible_become": False}, "children": groups}
+
+
+def _asked(out: str) -> dict[str, list[str]]:
+    """Hosts for which the upgrade was decided, by play."""
+    plays = re.split(r"^PLAY \[(.*)\] \**$", out, flags=re.MULTILINE)
+    decided: dict[str, list[str]] = {}
+    for name, text in zip(plays[1::2], plays[2::2], strict=True):
+        for part in re.findall(r"^TASK \[\w+ : Decide\] \**\n((?:.+\n)*)", text, re.MULTILINE):
+            decided.setdefault(name, []).extend(re.findall(r"^ok: \[(\S+)\]", part, re.MULTILINE))
+    return {name: sorted(hosts) for name, hosts in decided.items()}
+
+
+def test_a_device_that_is_away_since_its_batch_stops_those_after_it(tmp_path):
+    """Ansible would go on: it counts hosts that fail, and not those that it reaches no more."""
+    batches = json.dumps({"upgrade_batches": [2, "100%"]})
+    done = played(tmp_path, _fleet(tmp_path), ANSIBLE / "upgrade.yml", "-e", "away=pi-2", "-e", batches)
+    assert done.returncode != 0
+    assert list(_asked(done.stdout).values()) == [["pi-1"], ["hub"], ["pi-3"]], done.stdout + done.stderr
+    assert refused(done) == {"pi-4": "pi-2 cannot be reached any more; nothing after it is upgraded"}
+
+
+def test_there_is_no_upgrade_of_a_coordinator_without_a_canary(tmp_path):
+    """A name that no inventory has, or a first device that --limit leaves out; another may take its place."""
+    fleet = _fleet(tmp_path)
+    for options, words in (
+        (["-e", "upgrade_canary=pi1"], "there is no canary: pi1 is not in the inventory, or is left out by --limit"),
+        (
+            ["--limit", "!pi-1"],
+            "or is left out by --limit; name a device, e.g. -e upgrade_canary=pi-2",
+        ),
+    ):
+        done = played(tmp_path, fleet, ANSIBLE / "upgrade.yml", *options)
+        assert done.returncode != 0 and _asked(done.stdout) == {}, done.stdout + done.stderr
+        assert words in refused(done)["hub"]
+    done = played(tmp_path, fleet, ANSIBLE / "upgrade.yml", "--limit", "!pi-1", "-e", "upgrade_canary=pi-3")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert list(_asked(done.stdout).values()) == [["pi-3"], ["hub"], ["pi-2", "pi-4"]]
+    alone = played(tmp_path, fleet, ANSIBLE / "upgrade.yml", "--limit", "pi-4")
+    assert list(_asked(alone.stdout).values()) == [["pi-4"]], alone.stdout + alone.stderr
