@@ -18,10 +18,11 @@ from shared.link import LinkEvent, MqttLink, Received
 from shared.messages import Body, Claim, CoordinatorState, Envelope
 from shared.password_file import password_of
 
-ANSWER_S = 2.0
+# As long as a machine may stand still that swaps or waits for its card: two that miss each other never find peace.
+ANSWER_S = 5.0
 CONNECT_TIMEOUT_S = 10.0
 # For the broker to give our own claim back, behind what it had retained.
-_ECHO_S = 2.0
+_ECHO_S = 5.0
 
 _log = logging.getLogger("fedpatch.coordinator")
 
