@@ -52,6 +52,7 @@ def _played(folder: Path, inventory: dict[str, Any], play: dict[str, Any]) -> su
         "ANSIBLE_CALLBACK_RESULT_FORMAT": "json",
         "ANSIBLE_LOCAL_TEMP": str(folder / "tmp"),
         "ANSIBLE_NOCOLOR": "1",
+        "LC_ALL": "C.UTF-8",  # it runs in no other locale than one of UTF-8
     }
     command = [
         sys.executable,
