@@ -72,7 +72,7 @@ lint: setup ## check style and layout
 	@$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/yamllint --strict ansible
-	cd ansible && PATH="$(CURDIR)/$(BIN):$$PATH" ansible-lint -q
+	cd ansible && LC_ALL=C.UTF-8 PATH="$(CURDIR)/$(BIN):$$PATH" ansible-lint -q
 
 types: setup ## check types
 	@$(BIN)/mypy

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import random
+import tempfile
 import zlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -64,6 +66,13 @@ def _logging_as_it_was() -> Iterator[None]:
     yield
     logger.handlers, logger.propagate = handlers, propagate
     logger.setLevel(level)
+
+
+@pytest.fixture
+def socket_folder() -> Iterator[Path]:
+    """Where Unix sockets fit: their addresses hold 107 bytes, and the path of `tmp_path` is longer on some machines."""
+    with tempfile.TemporaryDirectory(prefix="s-", dir="/tmp") as folder:
+        yield Path(folder)
 
 
 @pytest.fixture

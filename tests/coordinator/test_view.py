@@ -269,12 +269,12 @@ def _is_one_picture(shown: list[str]) -> bool:
 
 
 @pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed (Debian: apt install tmux)")
-def test_a_real_terminal_shows_one_picture(tmp_path: Path):
+def test_a_real_terminal_shows_one_picture(tmp_path: Path, socket_folder: Path):
     """In tmux, 80 columns wide: every line whole, the picture there once although drawn many times, what was said above."""
     root = Path(__file__).resolve().parents[2]
     script = tmp_path / "show.py"
     script.write_text(_IN_TMUX)
-    tmux = ["tmux", "-S", str(tmp_path / "socket"), "-f", "/dev/null"]
+    tmux = ["tmux", "-S", str(socket_folder / "socket"), "-f", "/dev/null"]
     shell = f"cd {root} && PYTHONPATH=. LC_ALL=C.UTF-8 {sys.executable} {script}"
     subprocess.run([*tmux, "new-session", "-d", "-x", "80", "-y", "30", shell], check=True)
     try:

@@ -35,9 +35,9 @@ class Listener:
 
 
 @pytest.fixture(params=["path", "abstract"])
-def listening(request, tmp_path: Path) -> Iterator[tuple[str, Listener]]:
+def listening(request, socket_folder: Path) -> Iterator[tuple[str, Listener]]:
     """An address as $NOTIFY_SOCKET has it, and who listens there."""
-    name = str(tmp_path / "notify") if request.param == "path" else f"@fedpatch-{os.getpid()}-{tmp_path.name}"
+    name = str(socket_folder / "notify") if request.param == "path" else f"@fedpatch-{os.getpid()}-{socket_folder.name}"
     listener = Listener(name.replace("@", "\0"))
     yield name, listener
     listener.close()
@@ -71,12 +71,11 @@ def test_the_watchdog_hears_of_it_twice_as_often_as_it_must(listening):
     assert listener.heard() == ["READY=1\nSTATUS=idle", "WATCHDOG=1", "WATCHDOG=1"]
 
 
-def test_a_line_end_in_a_status_is_no_message_of_its_own(tmp_path):
+def test_a_line_end_in_a_status_is_no_message_of_its_own(listening):
     """Whatever names a run may have, they cannot stop the service."""
-    listener = Listener(str(tmp_path / "notify"))
-    ServiceManager(str(tmp_path / "notify")).doing("round 1 of run a\nSTOPPING=1", 0.0)
+    address, listener = listening
+    ServiceManager(address).doing("round 1 of run a\nSTOPPING=1", 0.0)
     assert listener.heard() == ["READY=1\nSTATUS=round 1 of run a STOPPING=1"]
-    listener.close()
 
 
 def test_the_variables_are_taken_from_the_environment(tmp_path):

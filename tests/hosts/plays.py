@@ -35,6 +35,7 @@ def played(
         "ANSIBLE_CALLBACK_RESULT_FORMAT": "json",
         "ANSIBLE_LOCAL_TEMP": str(folder / "tmp"),
         "ANSIBLE_NOCOLOR": "1",
+        "LC_ALL": "C.UTF-8",  # it runs in no other locale than one of UTF-8
     }
     command = [sys.executable, "-m", "ansible.cli.playbook", "-i", str(folder / "hosts.json"), str(book), *options]
     return subprocess.run(

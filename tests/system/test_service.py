@@ -74,9 +74,9 @@ class Manager:
 
 
 @pytest.fixture
-def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Manager]:
+def manager(socket_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Manager]:
     """Whoever starts an agent now is systemd."""
-    manager = Manager(tmp_path / "notify")
+    manager = Manager(socket_folder / "notify")
     monkeypatch.setenv("NOTIFY_SOCKET", str(manager.path))
     monkeypatch.setenv("WATCHDOG_USEC", str(int(WATCHDOG_S * 1e6)))
     yield manager

@@ -129,9 +129,9 @@ class Terminal:
 
 @pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed (Debian: apt install tmux)")
 @pytest.mark.parametrize(("columns", "lines"), [(80, 24), (200, 50)])
-def test_a_terminal_shows_the_round_the_phase_and_the_devices(held, tmp_path, columns, lines):
+def test_a_terminal_shows_the_round_the_phase_and_the_devices(held, socket_folder, columns, lines):
     """Whole lines, one picture; Ctrl-C ends it with 130 and leaves the terminal as it was."""
-    with Terminal(tmp_path, columns, lines) as terminal:
+    with Terminal(socket_folder, columns, lines) as terminal:
         terminal.run("coordinator", "watch", *held.where)
         _until(lambda: _is_the_picture(terminal.lines), "the picture is whole", lambda: terminal.lines)
         assert max(map(len, terminal.lines)) <= columns

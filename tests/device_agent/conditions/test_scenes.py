@@ -80,10 +80,10 @@ def test_a_desktop_whose_mouse_is_the_only_battery(scene):
     assert _found(facts.battery_percent) == (None, UNKNOWN)
 
 
-def test_a_pi_with_pisugar(scene, tmp_path):
+def test_a_pi_with_pisugar(scene, socket_folder):
     """Its power manager is asked, since the kernel knows nothing of the board; pulling the plug shows at once."""
     _pi(scene)
-    with PiSugarServer(tmp_path / "s", battery_power_plugged="true", battery="83.4") as board:
+    with PiSugarServer(socket_folder / "s", battery_power_plugged="true", battery="83.4") as board:
         observer = scene.observer(ups=board.ups)
         facts = observer.observe()
         assert (_found(facts.external_power), _found(facts.battery_percent)) == ((True, MEASURED), (83.4, MEASURED))

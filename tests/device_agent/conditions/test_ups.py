@@ -156,13 +156,13 @@ def test_a_ups_that_cannot_be_asked_leaves_power_unknown(tmp_path):
     _is_silent("nut:ups@localhost", scene, "upsc is not installed (apt install nut-client)")
     scene.program("upsc", "echo 'Error: Data stale'; exit 1")
     _is_silent("nut:ups@localhost", scene, "upsc ended with exit code 1")
-    _is_silent(f"pisugar:{tmp_path}/none", scene, "No such file or directory; does it run?")
+    _is_silent("pisugar:/does/not/exist", scene, "No such file or directory; does it run?")
     _is_silent("command:/does/not/exist", scene, "exist cannot be run")
 
 
-def test_a_pisugar_that_hangs_up_says_nothing(tmp_path):
+def test_a_pisugar_that_hangs_up_says_nothing(tmp_path, socket_folder):
     """A server that ends in mid-talk is one that cannot tell."""
-    with PiSugarServer(tmp_path / "s") as board:
+    with PiSugarServer(socket_folder / "s") as board:
         place = board.ups
     with pytest.raises(CannotTell, match="does it run"):
         _ask(place, tmp_path)
