@@ -31,7 +31,7 @@ class Warden:
         self._held = self._holds.held(fleet)
         self._conduct = Conduct(limit, self._holds.offences(fleet))
         self._offences: dict[str, tuple[int, str]] = {}
-        self._forgotten: set[str] = set()
+        self._gone: set[str] = set()
         self._look_at = 0.0
 
     @property
@@ -46,11 +46,8 @@ class Warden:
             self._offences[count.device] = (before + count.times, count.reason)
 
     def forget(self, device: str) -> None:
-        """The device had to make way for another: what it did is forgotten with the next `look`, unless it is held back."""
-        if device not in self._held:
-            self._conduct.forget(device)
-            self._offences.pop(device, None)
-            self._forgotten.add(device)
+        """The device had to make way for another: the next `look` forgets its offences, unless it holds it back."""
+        self._gone.add(device)
 
     def look(self, now: float) -> dict[str, str] | None:
         """The devices that are held back, where that has changed since the last look; None where it has not."""
@@ -65,23 +62,28 @@ class Warden:
         return self._read()
 
     def _punish(self) -> bool:
-        if self._forgotten:
-            forgotten, self._forgotten = self._forgotten, set()
-            self._holds.forgive(self._fleet, forgotten)
-        if not self._offences:
-            return False
         offences, self._offences = self._offences, {}
-        self._holds.offend(self._fleet, offences)
+        if offences:
+            self._holds.offend(self._fleet, offences)
         due = [device for device in sorted(offences) if self._conduct.due(device)]
-        put = False
+        put = set()
         for device in due[: max(0, self._most - len(self._held))]:
             reason = f"{self._conduct.of(device)} offences, the last one: {offences[device][1]}"
             if self._holds.put(self._fleet, device, QUARANTINED, reason, time.time()):
-                put = True
+                put.add(device)
                 self._say(f"{device} quarantined: {reason}; `fedpatch devices release {device}` takes it back")
         if put:
             self._holds.keep()
+        self._forget(self._gone - put)
+        self._gone = set()
         return bool(due)
+
+    def _forget(self, gone: set[str]) -> None:
+        forgotten = gone - self._held.keys()
+        for device in forgotten:
+            self._conduct.forget(device)
+        if forgotten:
+            self._holds.forgive(self._fleet, forgotten)
 
     def _read(self) -> dict[str, str] | None:
         # Whoever was released has no offences any more, also where it had not been held back.

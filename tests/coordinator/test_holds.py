@@ -198,8 +198,9 @@ def test_names_without_end_leave_bounded_offences_and_holds(registry):
     warden = Warden(registry, "kitchen", 2, print, most=3)
     warden.note(Count("ghost", "refused", "damaged"))
     warden.look(1.0)
-    warden.note(Count("ghost", "refused", "damaged"))
     warden.forget("ghost")
+    warden.note(Count("spirit", "refused", "damaged"))
+    warden.forget("spirit")
     assert warden.look(3.0) is None
     assert registry.holds.offences("kitchen") == {}
     for number in range(9):
@@ -210,6 +211,17 @@ def test_names_without_end_leave_bounded_offences_and_holds(registry):
         warden.forget(f"ghost-{number}")
     warden.look(7.0)
     assert registry.holds.offences("kitchen").keys() == held.keys()
+
+
+def test_who_has_offended_enough_does_not_escape_by_making_way(registry):
+    """It leaves at once, and others come in its place before the warden has looked."""
+    warden = Warden(registry, "kitchen", 2, print, most=3)
+    warden.note(Count("pi-1", "refused", "damaged", times=2))
+    warden.forget("pi-1")
+    assert warden.look(1.0) == {"pi-1": QUARANTINED}
+    warden.forget("pi-1")
+    assert warden.look(3.0) is None
+    assert registry.holds.offences("kitchen") == {"pi-1": 2}
 
 
 def test_a_quarantined_device_is_out_of_the_round_and_turned_away():
