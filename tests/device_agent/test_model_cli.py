@@ -98,6 +98,17 @@ def test_predict_tells_what_is_missing(agent, state_dir, inputs, monkeypatch, ar
     assert "Traceback" not in ended.err
 
 
+@pytest.mark.parametrize("given", ["nope", "nope.onnx"])
+def test_a_model_that_is_not_there_is_named(agent, inputs, tmp_path, monkeypatch, given):
+    """As it was typed, also where it has no directory before it."""
+    monkeypatch.chdir(tmp_path)
+    for command in (("predict", inputs), ("evaluate", "--state-dir", tmp_path, "--data", DATA)):
+        ended = agent(*command, "--model", given)
+        assert (ended.code, ended.out) == (1, "")
+        assert ended.err.startswith(f"fedpatch-agent: {given}/")
+        assert "is it an exported model?" in ended.err
+
+
 def test_evaluate_measures_on_the_devices_own_test_data(agent, state_dir):
     """With onnxruntime, and how it compares with what was written down."""
     given = ("evaluate", "--state-dir", state_dir, "--data", DATA)
