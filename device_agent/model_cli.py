@@ -95,7 +95,7 @@ def _add_models(app: typer.Typer) -> None:
         if as_json:
             typer.echo(json.dumps(models_plain(state_dir)))
             return
-        for line in models_in_words(state_dir) or ["no personal models yet"]:
+        for line in models_in_words(state_dir) or [f"no personal models yet in {state_dir.expanduser()}"]:
             typer.echo(line)
 
 

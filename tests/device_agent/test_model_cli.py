@@ -195,8 +195,8 @@ def test_models_are_listed_the_newest_first(agent, state_dir):
 
 
 def test_a_device_without_models_says_so(agent, tmp_path):
-    """In words and for programs."""
-    assert agent("models", "--state-dir", tmp_path).out == "no personal models yet\n"
+    """In words, with the directory, and for programs."""
+    assert agent("models", "--state-dir", tmp_path).out == f"no personal models yet in {tmp_path}\n"
     assert json.loads(agent("models", "--state-dir", tmp_path, "--json").out) == []
 
 
