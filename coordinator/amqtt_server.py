@@ -24,7 +24,7 @@ import argparse
 import asyncio
 import contextlib
 import logging
-import signal
+import os
 import socket
 import sys
 from dataclasses import dataclass
@@ -115,8 +115,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="the built-in broker's process")
     parser.add_argument("--fd", type=int, required=True, help="a listening socket, inherited")
     listener = socket.socket(fileno=parser.parse_args().fd)
-    # Ctrl-C reaches all processes of a terminal, but the parent still has to say goodbye through us.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     # amqtt's complaints about single connections are their clients' business, who see them end and say so.
     logging.disable(logging.ERROR)
     asyncio.run(_serve(listener))
@@ -127,8 +125,8 @@ async def _serve(listener: socket.socket) -> None:
     broker = Broker(BrokerConfig(listeners={"default": ListenerConfig(type=ListenerType.EXTERNAL)}, plugins=everybody))
     await broker.start()
     server = await asyncio.start_server(_Server(broker).connected, sock=listener)
-    sys.stdout.buffer.write(READY)
-    sys.stdout.flush()
+    with contextlib.suppress(BrokenPipeError):  # who started us is gone, and so stdin is at its end
+        os.write(sys.stdout.fileno(), READY)
     await _end_of_stdin()
     server.close()
     await broker.shutdown()

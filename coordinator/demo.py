@@ -1,14 +1,14 @@
 """`fedpatch demo`: a whole fleet on this machine, with real processes and a real broker, that trains to a target.
 
 Below its directory: `coordinator` (every run of every demo there), `devices/<id>` and `devices/<id>.log`. Devices begin
-without patches, those of the demo before are removed: the same seed then gives the same result.
+without patches, those of the demo before are removed once this one can begin: the same seed then gives the same result.
 """
 
 from __future__ import annotations
 
 import shutil
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,6 +28,9 @@ from shared.task import Task, find_task
 
 FLEET = "demo"
 MARK = ".fedpatch-demo"
+
+_DEVICES = "devices"
+_BEFORE = ".devices-before"
 
 _PROBE_TIMEOUT_S = 5.0
 
@@ -53,17 +56,22 @@ def run_demo(settings: DemoSettings, view: View) -> Demo:
         settings = replace(
             settings, target_ua=None
         )  # the usual target is an accuracy, and says nothing of another measure
-    with open_directory(settings.out) as out, _broker(settings.broker) as broker:
+    with (
+        open_directory(settings.out) as out,
+        _fresh_devices(out) as forget_the_former,
+        _broker(settings.broker) as broker,
+    ):
         run_settings = settings.run_settings(broker=broker, state_dir=out / "coordinator", fleet=FLEET)
-        with _devices(settings, task, broker, out / "devices") as devices:
+        with _devices(settings, task, broker, out / _DEVICES) as devices:
             prepare(run_settings)  # what is wrong with the run is told now, not when all devices are there
+            forget_the_former()
             wait_until_ready(devices, settings.wait_s, lambda there: view.show(_starting(settings, there)))
             summary = start_run(run_settings, view)
             ignore_signals()  # ending the fleet takes a while, and the result is still to be told
             for device in devices:
                 if error := device.why_ended():
                     view.say(str(error))
-    return Demo(summary, run_settings.state_dir, out / "devices")
+    return Demo(summary, run_settings.state_dir, out / _DEVICES)
 
 
 @contextmanager
@@ -108,7 +116,7 @@ def _probe(url: str) -> None:
 
 @contextmanager
 def open_directory(out: Path) -> Iterator[Path]:
-    """`out` for this demo alone, with no devices in it. UsageError where it is in use or holds what no demo made."""
+    """`out` for this demo alone. UsageError where it is in use or holds what no demo made."""
     out = out.expanduser().absolute()
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -118,11 +126,27 @@ def open_directory(out: Path) -> Iterator[Path]:
     if foreign:
         raise UsageError(f"--out: {out} holds files that no demo made; name an empty or a new directory")
     with FileLock(out / MARK, f"--out: a demo is running in {out}; name another directory"):
-        devices = out / "devices"
-        if devices.exists():
-            shutil.rmtree(devices)
-        devices.mkdir(mode=0o700)
         yield out
+
+
+@contextmanager
+def _fresh_devices(out: Path) -> Iterator[Callable[[], None]]:
+    """No devices in `out`; those of the demo before come back, unless what is yielded was called."""
+    devices, before = out / _DEVICES, out / _BEFORE
+
+    def restore() -> None:
+        if before.exists():
+            shutil.rmtree(devices, ignore_errors=True)
+            before.rename(devices)
+
+    restore()  # a demo was killed before it could begin
+    devices.mkdir(mode=0o700, exist_ok=True)
+    devices.rename(before)
+    devices.mkdir(mode=0o700)
+    try:
+        yield lambda: shutil.rmtree(before)
+    finally:
+        restore()
 
 
 def _starting(settings: DemoSettings, there: int) -> Snapshot:

@@ -68,13 +68,15 @@ class EmbeddedBroker:
 
 
 def _spawn(listener: socket.socket) -> subprocess.Popen[bytes]:
-    # The child inherits the listening socket, so its port is known here and a client may connect at once.
+    # The child inherits the listening socket, so its port is known here and a client may connect at once. It has a session
+    # of its own: Ctrl-C reaches all processes of a terminal's, but the parent still has to say goodbye through us.
     roots = [str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")]
     return subprocess.Popen(
         [sys.executable, "-P", "-m", "coordinator.amqtt_server", "--fd", str(listener.fileno())],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         pass_fds=[listener.fileno()],
+        start_new_session=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, roots))},
     )
 

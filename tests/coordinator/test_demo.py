@@ -121,14 +121,27 @@ def test_devices_that_do_not_heed_sigterm_are_killed(device, monkeypatch):
     assert [one.process.poll() for one in (ended, usual, deaf)] == [0, -15, -9]
 
 
-def test_the_devices_of_an_earlier_demo_are_gone_and_its_runs_are_not(tmp_path):
-    """Devices begin without patches, so the same seed gives the same result."""
+@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize(
+    ("terms", "error"),
+    [
+        ({"broker": "mqtt://127.0.0.1:1"}, "no broker at 127.0.0.1:1"),
+        ({"private": "names:zzz*", "devices": 1}, "zzz"),
+    ],
+)
+def test_a_demo_that_cannot_begin_leaves_the_devices_of_the_one_before(tmp_path, terms, error, killed):
+    """With their models, whatever is wrong; also where one was killed at that moment."""
     with open_directory(tmp_path / "demo") as out:
-        (out / "coordinator").mkdir()
-        (out / "devices" / "device-00").mkdir()
-    with open_directory(tmp_path / "demo") as out:
-        assert (out / "coordinator").exists()
-        assert list((out / "devices").iterdir()) == []
+        model = out / (".devices-before" if killed else "devices") / "device-00" / "models" / "model.onnx"
+        model.parent.mkdir(parents=True)
+        model.write_bytes(b"ours")
+        if killed:
+            (out / "devices" / "device-01").mkdir(parents=True)
+    with pytest.raises(FedpatchError, match=error):
+        run_demo(DemoSettings(out=tmp_path / "demo", **terms), PlainView(sys.stderr))
+    assert [path.read_bytes() for path in out.glob("**/*.onnx")] == [b"ours"]
+    assert sorted(os.listdir(out)) == [MARK, "devices"]
+    assert os.listdir(out / "devices") == ["device-00"]
 
 
 def test_a_directory_with_files_of_somebody_else_is_refused(tmp_path):
@@ -142,7 +155,7 @@ def test_a_directory_with_files_of_somebody_else_is_refused(tmp_path):
 def test_two_demos_cannot_share_a_directory(tmp_path):
     """The second is told to take another one; the first one's devices stay."""
     with open_directory(tmp_path) as out:
-        (out / "devices" / "device-00").mkdir()
+        (out / "devices" / "device-00").mkdir(parents=True)
         with pytest.raises(UsageError, match="a demo is running"), open_directory(tmp_path):
             pass
         assert (out / "devices" / "device-00").exists()
