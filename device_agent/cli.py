@@ -99,7 +99,7 @@ def patches(state_dir: StateDir = DEFAULT_STATE_DIR, as_json: AsJson = False) ->
     if as_json:
         typer.echo(json.dumps(_plain(standing)["patches"]))
     else:
-        for line in _patches_in_words(standing, time.time()) or ["no patches yet"]:
+        for line in _patches_in_words(standing, time.time()) or [f"no patches yet in {state_dir.expanduser()}"]:
             typer.echo(line)
 
 

@@ -95,7 +95,7 @@ def _add_models(app: typer.Typer) -> None:
         if as_json:
             typer.echo(json.dumps(models_plain(state_dir)))
             return
-        for line in models_in_words(state_dir) or ["no personal models yet"]:
+        for line in models_in_words(state_dir) or [f"no personal models yet in {state_dir.expanduser()}"]:
             typer.echo(line)
 
 
@@ -167,7 +167,7 @@ def _opened(state_dir: Path, task: str, model: Path | None) -> PersonalModel:
 
     if model is None:
         return PersonalModel.open(state_dir, task)
-    opened = PersonalModel(model if model.is_dir() else model.parent)
+    opened = PersonalModel(model.parent if model.is_file() else model)
     if task and opened.metadata.task != task:
         raise UsageError(f"{model}: is a model of task {opened.metadata.task!r}, not of {task!r}")
     return opened

@@ -1,4 +1,4 @@
-"""Commands that hold commands: their help, the headings in it, and the commands that other packages install."""
+"""Our kind of commands: their help and its headings, no empty paths, and the commands that other packages install."""
 
 from __future__ import annotations
 
@@ -11,14 +11,38 @@ import typer.main
 from typer.core import TyperCommand, TyperGroup
 
 from shared.entries import entries
-from shared.errors import UsageError
+from shared.errors import ConfigError, UsageError
+
+_PATHS = ("PATH", "FILE", "DIR")  # how a path is called in help, FILE... where there may be several
 
 
-class _TidyHelp:
-    """Help in which an option without a value has no type: typer writes `--json <bool>`, which nobody may type."""
+class _Careful:
+    """What typer takes no care of, in help and among what is typed."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As typer does, but ConfigError for an empty path: pathlib takes it for the current folder."""
+        typed = list(args)
+        rest: list[str] = super().parse_args(ctx, args)  # type: ignore[misc]  # of the class that this is mixed into
+        if not ctx.resilient_parsing:  # for completion, which tells no errors
+            self._refuse_empty_paths(ctx, typed)
+        return rest
+
+    def _refuse_empty_paths(self, ctx: Any, typed: list[str]) -> None:
+        # The values in ctx.params are paths already, or not yet, as typer's version has it. Empty variables are not set.
+        given: dict[str, Any] = self.make_parser(ctx).parse_args(typed)[0]  # type: ignore[attr-defined]
+        problems = []
+        for one in self.get_params(ctx):
+            value = given.get(one.name)
+            values = value if isinstance(value, list | tuple) else [value]
+            if (one.metavar or "").removesuffix("...") in _PATHS and "" in values:
+                option = one.param_type_name == "option"
+                named = max(one.opts, key=len) if option else one.metavar.removesuffix("...")
+                problems.append(f"{named}: is empty; expected a path")
+        if problems:
+            raise ConfigError(problems)
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Those of the command, and --help."""
+        """Those of the command, and --help; without a type where there is no value, which typer shows as `--json <bool>`."""
         params: list[Any] = super().get_params(ctx)  # type: ignore[misc]  # of the class that this is mixed into
         for one in params:
             if getattr(one, "is_flag", False):
@@ -26,11 +50,11 @@ class _TidyHelp:
         return params
 
 
-class Command(_TidyHelp, TyperCommand):
+class Command(_Careful, TyperCommand):
     """A command of ours."""
 
 
-class Group(_TidyHelp, TyperGroup):
+class Group(_Careful, TyperGroup):
     """A command of ours that has commands."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -30,7 +31,7 @@ def new_task(
         return
     for path in written:
         typer.echo(str(path))
-    typer.echo(f"next: cd {folder} && python -m pytest, then read README.md there", err=True)
+    typer.echo(f"next: cd {shlex.quote(str(folder))} && python -m pytest, then read README.md there", err=True)
 
 
 def register(app: typer.Typer) -> None:

@@ -115,9 +115,10 @@ def test_patches_are_listed_without_their_values(agent, state_dir):
 
 
 def test_a_device_without_patches_says_so(agent, tmp_path):
-    """Rather than nothing."""
+    """Rather than nothing, and where it looked: the agent may have another directory."""
     lock_state_dir(tmp_path).release()
-    assert agent("patches", "--state-dir", tmp_path) == Ended(0, "no patches yet\n", "")
+    assert agent("patches", "--state-dir", tmp_path) == Ended(0, f"no patches yet in {tmp_path}\n", "")
+    assert agent("patches", "--state-dir", tmp_path, "--json").out == "[]\n"
 
 
 @pytest.mark.parametrize("command", ["status", "patches"])

@@ -98,6 +98,17 @@ def test_predict_tells_what_is_missing(agent, state_dir, inputs, monkeypatch, ar
     assert "Traceback" not in ended.err
 
 
+@pytest.mark.parametrize("given", ["nope", "nope.onnx"])
+def test_a_model_that_is_not_there_is_named(agent, inputs, tmp_path, monkeypatch, given):
+    """As it was typed, also where it has no directory before it."""
+    monkeypatch.chdir(tmp_path)
+    for command in (("predict", inputs), ("evaluate", "--state-dir", tmp_path, "--data", DATA)):
+        ended = agent(*command, "--model", given)
+        assert (ended.code, ended.out) == (1, "")
+        assert ended.err.startswith(f"fedpatch-agent: {given}/")
+        assert "is it an exported model?" in ended.err
+
+
 def test_evaluate_measures_on_the_devices_own_test_data(agent, state_dir):
     """With onnxruntime, and how it compares with what was written down."""
     given = ("evaluate", "--state-dir", state_dir, "--data", DATA)
@@ -184,8 +195,8 @@ def test_models_are_listed_the_newest_first(agent, state_dir):
 
 
 def test_a_device_without_models_says_so(agent, tmp_path):
-    """In words and for programs."""
-    assert agent("models", "--state-dir", tmp_path).out == "no personal models yet\n"
+    """In words, with the directory, and for programs."""
+    assert agent("models", "--state-dir", tmp_path).out == f"no personal models yet in {tmp_path}\n"
     assert json.loads(agent("models", "--state-dir", tmp_path, "--json").out) == []
 
 

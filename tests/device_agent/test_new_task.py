@@ -38,6 +38,16 @@ def test_it_writes_four_files_and_says_which(agent, tmp_path):
     assert sorted(path.name for path in folder.iterdir()) == sorted(names)
 
 
+def test_the_next_step_can_be_pasted(agent, tmp_path):
+    """Into a shell, whatever the folder is called."""
+    parent = tmp_path / "a b" / "ü's $HOME"
+    parent.mkdir(parents=True)
+    told = agent("new-task", "room", "--dir", parent).err
+    step = told.removeprefix("next: ").partition(" && ")[0]
+    done = subprocess.run(["sh", "-c", f"{step} && pwd -P"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"{(parent / 'room').resolve()}\n"
+
+
 def test_as_json_it_is_one_document(agent, tmp_path):
     """With the kind, the folder and the files."""
     ended = agent("new-task", "energy", "--kind", "regression", "--dir", tmp_path, "--json")

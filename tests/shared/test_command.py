@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import Annotated
 
 import pytest
+import typer
 
 from shared import __version__
 from shared.command import command, make_app, run_app
@@ -130,3 +132,46 @@ def test_help_shows_no_type_for_an_option_that_takes_no_value(lamp, argv, monkey
     shown = lamp(lambda: None, *argv).out
     assert "--help" in shown
     assert "bool" not in shown.lower()
+
+
+@pytest.fixture
+def shed(monkeypatch, capsys) -> Callable[..., Ended]:
+    """A program `shed fill FILE... [--into DIR] [--list FILE] [--label NAME]`, which says what it was given."""
+    app = make_app("shed", "A shed.")
+
+    @command(app, "fill", example="shed fill rake.txt")
+    def fill(
+        files: Annotated[list[Path], typer.Argument(metavar="FILE...")],
+        into: Annotated[Path, typer.Option(metavar="DIR", envvar="SHED_INTO")] = Path(),
+        inventory: Annotated[Path | None, typer.Option("--list", "-l", metavar="FILE")] = None,
+        label: Annotated[str, typer.Option(metavar="NAME")] = "old",
+    ) -> None:
+        """Put things into it."""
+        typer.echo(f"{[str(one) for one in files]} {into} {inventory} {label!r}")
+
+    return Program(lambda: run_app(app, "shed"), monkeypatch, capsys)
+
+
+@pytest.mark.parametrize(
+    ("argv", "named"),
+    [
+        (("rake", "--into", ""), ["--into"]),
+        (("rake", "--into="), ["--into"]),
+        (("rake", "-l", ""), ["--list"]),
+        (("rake", ""), ["FILE"]),
+        (("--list", "", "--into", "", "rake"), ["--into", "--list"]),
+    ],
+    ids=["option", "equals", "short", "argument", "both"],
+)
+def test_an_empty_path_is_refused(shed, argv, named):
+    """Typer would take it for the current folder; it is what a script gives whose variable is not set."""
+    problems = "".join(f"shed: {one}: is empty; expected a path\n" for one in named)
+    assert shed("fill", *argv) == Ended(2, "", problems)
+
+
+def test_other_values_may_be_empty_and_paths_may_be_left_out(shed, monkeypatch):
+    """A name may; a variable without a value counts as not set; who wants the current folder says so; --help is --help."""
+    monkeypatch.setenv("SHED_INTO", "")
+    assert shed("fill", "rake", "--label", "") == Ended(0, "['rake'] . None ''\n", "")
+    assert shed("fill", ".", "--into", ".", "--list", "a b") == Ended(0, "['.'] . a b 'old'\n", "")
+    assert "Put things into it." in shed("fill", "rake", "--into", "", "--help").out
