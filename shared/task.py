@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 ENTRY_POINT_GROUP = "fedpatch.tasks"
 
+_WHERE_IT_LIES = "start the command in the folder that the file lies in, or install the module"
 _REFERENCE = re.compile(r"(?P<module>[\w.]+):(?P<attribute>[\w.]+)")
 
 
@@ -157,7 +158,7 @@ def find_task(ref: str) -> Task:
     if ":" in ref:
         match = _parse(ref)
         with _current_directory_importable():
-            return _load(f"task {ref!r}", match["module"], match["attribute"])
+            return _load(f"task {ref!r}", match["module"], match["attribute"], _WHERE_IT_LIES)
     return _load_installed(ref, _candidates(ref))
 
 
@@ -216,15 +217,14 @@ def _load_installed(name: str, candidates: Mapping[str, EntryPoint]) -> Task:
     return task
 
 
-def _load(what: str, module_name: str, attribute: str) -> Task:
+def _load(what: str, module_name: str, attribute: str, mend: str = "install its package again") -> Task:
     try:
         with uninterrupted():  # in the middle of torch's import, an exception aborts the process
             forbid_telemetry()
             found: Any = import_module(module_name)
     except Exception as error:  # the module is the user's: whatever it raises is told in one sentence
-        raise UsageError(
-            f"{what}: module {module_name!r} cannot be imported: {type(error).__name__}: {error}"
-        ) from error
+        problem = f"{type(error).__name__}: {error}{_mend(error, module_name, mend)}"
+        raise UsageError(f"{what}: module {module_name!r} cannot be imported: {problem}") from error
     for part in attribute.split("."):
         try:
             found = getattr(found, part)
@@ -235,6 +235,16 @@ def _load(what: str, module_name: str, attribute: str) -> Task:
     if not isinstance(found, Task):
         raise UsageError(f"{what}: {attribute!r} is of type {type(found).__name__}, not a shared.task.Task")
     return found
+
+
+def _mend(error: Exception, module_name: str, mend: str) -> str:
+    """What to do where a module is missing: `mend` if it is the task's own, else install the one that the task imports."""
+    if not isinstance(error, ModuleNotFoundError) or not error.name:
+        return ""
+    if f"{module_name}.".startswith(f"{error.name}."):
+        return f"; {mend}"
+    package = error.name.partition(".")[0]
+    return "" if package == module_name.partition(".")[0] else f"; install {package!r}, which the task imports"
 
 
 @contextmanager

@@ -200,8 +200,18 @@ def test_installed_task_that_cannot_be_imported_names_module_and_reason(install)
         find_task("two-moons")
     assert str(caught.value) == (
         "task 'two-moons' (entry point moons_task:TASK of moons 1.2): module 'moons_task' cannot be imported: "
-        "ModuleNotFoundError: No module named 'a_module_that_is_not_there'"
+        "ModuleNotFoundError: No module named 'a_module_that_is_not_there'; "
+        "install 'a_module_that_is_not_there', which the task imports"
     )
+
+
+@pytest.mark.parametrize("ref", ["nowhere:TASK", "nowhere.deeper:TASK"])
+def test_a_module_that_is_not_found_says_from_where_it_would_be(workdir, ref):
+    """Whoever starts a command in another folder than that of the file learns what to do."""
+    with pytest.raises(
+        UsageError, match=r"; start the command in the folder that the file lies in, or install the module$"
+    ):
+        find_task(ref)
 
 
 def test_a_name_is_checked_without_importing_the_task(install):
