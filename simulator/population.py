@@ -27,7 +27,8 @@ from simulator.patches import shared
 FIELDS = ("index", "count", "seed")
 
 _MANY = 10_000
-"""From so many clients on, one client's data are asked for first: a task without so many shares says so at once."""
+"""From so many clients on, the first one's data are asked for before the others' specs are written: a task without so many
+shares says so at once."""
 
 
 @dataclass(frozen=True)
@@ -84,18 +85,11 @@ def load_population(task: Task, template: str, clients: int, seed: int, root: Pa
     do not fit into shared memory; and whatever the task raises where the data are absent, damaged or too few.
     """
     if clients >= _MANY:
-        spec = _spec(template, clients, seed)
-        try:
-            _load_one(task, spec, root)
-        except (DataError, UsageError) as error:
-            raise type(error)(
-                f"--clients: of {clients} clients the first has no data ({error}); fewer may have enough"
-            ) from error
+        _load_one(task, _first_spec(template, clients, seed), root)
     return _joined(_load(task, _specs(template, clients, seed), root))
 
 
-def _spec(template: str, clients: int, seed: int) -> str:
-    """That of the first client. Raises UsageError where the template is not one."""
+def _first_spec(template: str, clients: int, seed: int) -> str:
     _specs(template, 1, seed)
     return template.format(index=0, count=clients, seed=seed)
 
