@@ -85,16 +85,11 @@ def load_population(task: Task, template: str, clients: int, seed: int, root: Pa
     do not fit into shared memory; and whatever the task raises where the data are absent, damaged or too few.
     """
     if clients >= _MANY:
-        _load_one(task, _first_spec(template, clients, seed), root)
+        _load_one(task, _specs(template, clients, seed, most=1)[0], root)
     return _joined(_load(task, _specs(template, clients, seed), root))
 
 
-def _first_spec(template: str, clients: int, seed: int) -> str:
-    _specs(template, 1, seed)
-    return template.format(index=0, count=clients, seed=seed)
-
-
-def _specs(template: str, clients: int, seed: int) -> list[str]:
+def _specs(template: str, clients: int, seed: int, most: int | None = None) -> list[str]:
     if clients < 1:
         raise UsageError(f"a population of {clients} clients is none; take at least 1")
     known = ", ".join(f"{{{name}}}" for name in FIELDS)
@@ -107,7 +102,7 @@ def _specs(template: str, clients: int, seed: int) -> list[str]:
                 f"data template {template!r} lacks {{index}}, so that every client would have the same data; "
                 "put {index} where a client's number belongs, as in shard:{index}/{count}"
             )
-        return [template.format(index=index, count=clients, seed=seed) for index in range(clients)]
+        return [template.format(index=index, count=clients, seed=seed) for index in range(clients)[:most]]
     except (KeyError, IndexError, ValueError) as error:
         raise UsageError(
             f"data template {template!r} cannot be filled in ({error}); its fields are {known}, and a brace of "
