@@ -58,7 +58,7 @@ def run_demo(settings: DemoSettings, view: View) -> Demo:
         )  # the usual target is an accuracy, and says nothing of another measure
     with (
         open_directory(settings.out) as out,
-        _fresh_devices(out) as forget_the_former,
+        fresh_devices(out) as forget_the_former,
         _broker(settings.broker) as broker,
     ):
         run_settings = settings.run_settings(broker=broker, state_dir=out / "coordinator", fleet=FLEET)
@@ -130,7 +130,7 @@ def open_directory(out: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _fresh_devices(out: Path) -> Iterator[Callable[[], None]]:
+def fresh_devices(out: Path) -> Iterator[Callable[[], None]]:
     """No devices in `out`; those of the demo before come back, unless what is yielded was called."""
     devices, before = out / _DEVICES, out / _BEFORE
 

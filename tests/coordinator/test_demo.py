@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from coordinator import cli
-from coordinator.demo import MARK, open_directory, run_demo
+from coordinator.demo import MARK, fresh_devices, open_directory, run_demo
 from coordinator.demo_devices import DemoDevice, device_names, start_device, stop_devices, wait_until_ready
 from coordinator.demo_settings import DemoSettings
 from coordinator.view import PlainView
@@ -119,6 +119,19 @@ def test_devices_that_do_not_heed_sigterm_are_killed(device, monkeypatch):
     monkeypatch.setattr("coordinator.demo_devices.STOP_TIMEOUT_S", 0.2)
     stop_devices([ended, deaf])
     assert [one.process.poll() for one in (ended, usual, deaf)] == [0, -15, -9]
+
+
+def test_the_devices_of_an_earlier_demo_are_gone_and_its_runs_are_not(tmp_path):
+    """Devices begin without patches, so the same seed gives the same result."""
+    with open_directory(tmp_path / "demo") as out:
+        (out / "coordinator").mkdir()
+        (out / "devices" / "device-00").mkdir(parents=True)
+    with open_directory(tmp_path / "demo") as out, fresh_devices(out) as forget_the_former:
+        assert (out / "coordinator").exists()
+        assert list((out / "devices").iterdir()) == []
+        forget_the_former()
+    assert sorted(os.listdir(out)) == [MARK, "coordinator", "devices"]
+    assert list((out / "devices").iterdir()) == []
 
 
 @pytest.mark.parametrize("killed", [False, True])
