@@ -19,6 +19,7 @@ from shared import __version__, topics
 from shared.codec import decode, encode
 from shared.link import Connected, Disconnected, LinkEvent, MqttLink, Received
 from shared.messages import (
+    DEVICE_FEATURES,
     ENCODINGS,
     MAX_BLOB_BYTES,
     CoordinatorState,
@@ -141,7 +142,13 @@ class LightDevice:
 
     def _tell_state(self) -> None:
         state = DeviceState(
-            True, self.me.boot, __version__, tasks=self._tasks, encodings=ENCODINGS, job=self.job.status()
+            True,
+            self.me.boot,
+            __version__,
+            tasks=self._tasks,
+            encodings=ENCODINGS,
+            job=self.job.status(),
+            features=DEVICE_FEATURES,
         )
         self._publish(topics.device_state(self.me.fleet, self.me.device), encode(Envelope(state)), retain=True)
 

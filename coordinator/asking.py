@@ -15,7 +15,7 @@ from coordinator.fleet import Fleet
 from coordinator.ledger import Ledger
 from coordinator.repairs import Repairs
 from coordinator.run_spec import RunSpec
-from shared.messages import Manifest, ModelDelta, Need, WorkRequest, is_delta
+from shared.messages import COORDINATOR_FEATURES, Manifest, ModelDelta, Need, WorkRequest, is_delta
 
 
 class Asking:
@@ -65,6 +65,7 @@ class Asking:
             chunk_bytes=spec.chunk_bytes,
             deadline_s=remaining_s,
             deltas=self._ways.get(self._held[device], ()) if is_delta(self._encodings[device]) else (),
+            features=COORDINATOR_FEATURES,
         )
 
     def encoding(self, device: str) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from coordinator.answers import lasts, word_of
 from coordinator.negotiation import EVERYWHERE, encoding_for
-from shared.messages import Decline, DeviceState
+from shared.messages import DEVICE_FEATURES, Decline, DeviceState
 from shared.quantities import counted
 
 QUARANTINED, DRAINED = "quarantined", "drained"
@@ -91,7 +91,8 @@ class Fleet:
     def relevant(self, state: DeviceState) -> DeviceState:
         """What is kept of a presence: the task of the run, and the encoding, so that no device takes more room than another."""
         own = tuple(one for one in state.tasks if one.task == self._task)[:1]
-        return replace(state, tasks=own, encodings=(encoding_for(self._encoding, state.encodings),))
+        known = tuple(word for word in DEVICE_FEATURES if word in state.features)
+        return replace(state, tasks=own, encodings=(encoding_for(self._encoding, state.encodings),), features=known)
 
     def encoding(self, device: str) -> str:
         """How a device's update is to travel; where nothing is known of it, as in the run."""

@@ -25,7 +25,16 @@ from shared import __version__, topics
 from shared.codec import UnknownMessage, decode, encode
 from shared.errors import DataError, UsageError, WireError
 from shared.link_events import Connected, Disconnected, Link, LinkEvent, Received
-from shared.messages import ENCODINGS, Body, CoordinatorState, DeviceState, Envelope, TaskCapability, WorkRequest
+from shared.messages import (
+    DEVICE_FEATURES,
+    ENCODINGS,
+    Body,
+    CoordinatorState,
+    DeviceState,
+    Envelope,
+    TaskCapability,
+    WorkRequest,
+)
 from shared.reasons import Condition, FailReason
 from shared.transfer import decode_chunk
 
@@ -203,6 +212,7 @@ class Agent:
             encodings=ENCODINGS,
             job=self._job.status(),
             unwilling=self._owner.unwilling,
+            features=DEVICE_FEATURES,
         )
         self._unwilling = self._owner.unwilling
         self._link.publish(

@@ -19,11 +19,19 @@ from shared.vitals import Vitals
 PROTOCOL_VERSION = 1
 # How tensors may travel; the first is the default.
 ENCODINGS = ("fp32+zstd", "fp16+zstd", "fp32", "fp16", "delta-bf16", "delta-int8", "delta-int4")
+# Version 1 grows by features. A peer ignores keys and words that it does not know, so a program sends what is new only to a
+# peer that lists the feature. docs/protocol.md documents each word.
+# Features of the work request that this version's devices understand:
+DEVICE_FEATURES: tuple[str, ...] = ()
+# Features of the answers that this version's coordinator understands:
+COORDINATOR_FEATURES: tuple[str, ...] = ()
+MAX_FEATURES = 32
 MAX_CHUNKS = 65_536
 MAX_DELTAS = 16
 MAX_BLOB_BYTES = 2**31
 
 Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+Features = Annotated[tuple[Word, ...], Meta(max_length=MAX_FEATURES)]
 Bitmap = Annotated[bytes, Meta(max_length=MAX_CHUNKS // 8)]
 
 
@@ -86,7 +94,8 @@ class WorkRequest:
     """Coordinator asks a device to take part in the round of the envelope. Sent again when in doubt; idempotent.
 
     `deltas` lead from an older version to `model`, the oldest first, each from the version that the one before leads to.
-    A device that holds one of these versions needs only the rest of the way.
+    A device that holds one of these versions needs only the rest of the way. `features` are COORDINATOR_FEATURES of the
+    coordinator that asks.
     """
 
     schema: Digest
@@ -97,6 +106,7 @@ class WorkRequest:
     chunk_bytes: Positive
     deadline_s: Seconds
     deltas: Annotated[tuple[ModelDelta, ...], Meta(max_length=MAX_DELTAS)] = ()
+    features: Features = ()
 
 
 @dataclass(frozen=True)
@@ -241,7 +251,8 @@ class JobStatus:
 class DeviceState:
     """Retained presence and capabilities of a device.
 
-    `unwilling` is why it would decline now, or has paused its work; it tells anew when that changes.
+    `unwilling` is why it would decline now, or has paused its work; it tells anew when that changes. `features` are its
+    DEVICE_FEATURES.
     """
 
     online: bool
@@ -251,6 +262,7 @@ class DeviceState:
     encodings: Annotated[tuple[Word, ...], Meta(max_length=64)] = ()
     job: JobStatus | None = None
     unwilling: Condition | None = None
+    features: Features = ()
 
 
 @dataclass(frozen=True)

@@ -125,3 +125,10 @@ def test_figures_are_those_of_the_code():
         ", ".join(f"`{encoding}`" for encoding in ENCODINGS[:-1]),
     ):
         assert figure in TEXT
+
+
+def test_every_feature_is_documented():
+    """The section on versions has a row for each feature, and no others."""
+    found = re.search(r"^### Versions$(.*?)(?=^##)", TEXT, re.MULTILINE | re.DOTALL)
+    assert found is not None
+    assert sorted(first_column(found[1])) == sorted({*messages.DEVICE_FEATURES, *messages.COORDINATOR_FEATURES})

@@ -80,7 +80,15 @@ STATUS = RunStatus(
 
 BODIES: dict[str, Body] = {
     "work_request": WorkRequest(
-        SCHEMA, "affine", PLAN, MANIFEST, "fp16+zstd", 98_304, 600.0, (ModelDelta(UPDATE, SCHEMA, MANIFEST),)
+        SCHEMA,
+        "affine",
+        PLAN,
+        MANIFEST,
+        "fp16+zstd",
+        98_304,
+        600.0,
+        (ModelDelta(UPDATE, SCHEMA, MANIFEST),),
+        ("answers",),
     ),
     "grant": Grant(UPDATE, 8, b"\x05"),
     "ack": Ack(UPDATE, b"\x0f"),
@@ -105,6 +113,7 @@ BODIES: dict[str, Body] = {
         ("fp32+zstd", "fp16+zstd"),
         JobStatus("run-1", 2, 3, JobPhase.UPLOADING),
         Condition.METERED,
+        ("requests",),
     ),
     "vitals": Vitals(
         False, 0.75, True, False, 61.5, LinkKind.WIFI, 0.25, 512 * 2**20, None, LastRound("run-1", 3, 20.5, 2.25)
