@@ -16,6 +16,8 @@ from shared.locks import FileLock
 
 LOCK_NAME = "agent.lock"
 STATUS_NAME = "status.json"
+# A broker that comes back with an old copy of its retained messages shows one of the last starts.
+MAX_BOOTS = 16
 
 
 def host_as_device_id() -> str:
@@ -38,6 +40,15 @@ def lock_state_dir(directory: Path) -> FileLock:
         )
         remove_unfinished(directory)
     return lock
+
+
+def former_boots(directory: Path) -> tuple[str, ...]:
+    """Nonces of earlier starts in this state directory, the latest last; none where the status file is absent or damaged."""
+    try:
+        boots = json.loads((directory / STATUS_NAME).read_bytes())["boots"]
+    except (OSError, ValueError, RecursionError, KeyError, TypeError):
+        return ()
+    return tuple(boot for boot in boots if isinstance(boot, str)) if isinstance(boots, list) else ()
 
 
 class StatusFile:
