@@ -35,7 +35,7 @@ from coordinator.warden import Warden
 from shared.broker_settings import BrokerSettings
 from shared.config import load, public_values
 from shared.errors import FedpatchError, SchemaMismatch, StateError, UsageError
-from shared.files import refusals_of
+from shared.files import check_state_directory, refusals_of
 from shared.locks import FileLock
 
 
@@ -47,6 +47,7 @@ def run_directory(state_dir: Path, run: str) -> Path:
 def _fleet_lock(state_dir: Path, fleet: str) -> FileLock:
     held = f"{state_dir}: another fedpatch is working with fleet {fleet!r}; wait for it, or end it first"
     with refusals_of(state_dir):
+        check_state_directory(state_dir)
         return FileLock(state_dir / f"fleet-{fleet}.lock", held)
 
 
@@ -89,7 +90,7 @@ def start_run(settings: RunSettings, view: View) -> RunSummary:
         connection = stack.enter_context(Connection(settings))
         if fresh:
             with refusals_of(state_dir):
-                state_dir.mkdir(parents=True, exist_ok=True)
+                state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
             locks.enter_context(_fleet_lock(state_dir, settings.fleet))
         remember(state_dir)
         with Registry(state_dir / REGISTRY_FILE) as registry:
