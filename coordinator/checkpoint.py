@@ -111,7 +111,10 @@ def has_checkpoint(directory: Path) -> bool:
 
 
 def export_model(path: Path, tensors: Tensors) -> None:
-    """Write the model among `tensors`, without moments, as an .npz file for numpy.load; equal tensors, equal bytes."""
+    """Write the model among `tensors`, without moments, as an .npz file for numpy.load; equal tensors, equal bytes.
+
+    Only its owner may read the file (mode 0600): a model tells about the data that it was trained on.
+    """
     buffer = io.BytesIO()
     # Not numpy.savez: it takes names as keywords, of which it has some of its own, and stamps the time into the file.
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
@@ -123,7 +126,7 @@ def export_model(path: Path, tensors: Tensors) -> None:
                     np.lib.format.write_array(member, np.asarray(tensors[name]), allow_pickle=False)
     with _told(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, buffer.getvalue(), mode=0o644)
+        write_atomic(path, buffer.getvalue())
 
 
 def store_update(directory: Path, round: int, device: str, blob: bytes, digest: str = "") -> Path:

@@ -35,9 +35,8 @@ from coordinator.warden import Warden
 from shared.broker_settings import BrokerSettings
 from shared.config import load, public_values
 from shared.errors import FedpatchError, SchemaMismatch, StateError, UsageError
-from shared.files import refusals_of
+from shared.files import check_state_directory, refusals_of
 from shared.locks import FileLock
-from shared.transfer import chunk_bytes_within
 
 
 def run_directory(state_dir: Path, run: str) -> Path:
@@ -48,6 +47,7 @@ def run_directory(state_dir: Path, run: str) -> Path:
 def _fleet_lock(state_dir: Path, fleet: str) -> FileLock:
     held = f"{state_dir}: another fedpatch is working with fleet {fleet!r}; wait for it, or end it first"
     with refusals_of(state_dir):
+        check_state_directory(state_dir)
         return FileLock(state_dir / f"fleet-{fleet}.lock", held)
 
 
@@ -88,10 +88,9 @@ def start_run(settings: RunSettings, view: View) -> RunSummary:
         if not fresh:
             locks.enter_context(_fleet_lock(state_dir, settings.fleet))
         connection = stack.enter_context(Connection(settings))
-        chunk_bytes = _chunk_bytes(settings, connection)
         if fresh:
             with refusals_of(state_dir):
-                state_dir.mkdir(parents=True, exist_ok=True)
+                state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
             locks.enter_context(_fleet_lock(state_dir, settings.fleet))
         remember(state_dir)
         with Registry(state_dir / REGISTRY_FILE) as registry:
@@ -108,7 +107,7 @@ def start_run(settings: RunSettings, view: View) -> RunSummary:
             directory.mkdir(parents=True)
             save_checkpoint(directory, prepared.initial, prepared.public, {})
             view.say(f"run {run.id}: {prepared.task.name}, {prepared.strategy.name}, private {prepared.policy}")
-            spec = run_spec(run.id, run.epoch, settings, prepared, chunk_bytes)
+            spec = run_spec(run.id, run.epoch, settings, prepared, connection.chunk_bytes)
             return _play(spec, settings, prepared, registry, connection, view)
 
 
@@ -149,7 +148,6 @@ def _go_on(registry: Registry, run: RunInfo, settings: RunSettings, view: View) 
             f"{run.schema[:12]}; install the version of the task that it was begun with, or start a new run"
         )
     with _fleet_lock(state_dir, settings.fleet), Connection(settings) as connection:
-        chunk_bytes = _chunk_bytes(settings, connection)
         reconcile(registry, run.id, run_directory(state_dir, run.id), prepared, view.say)
         registry.reopen(run.id)
         epoch = registry.next_epoch(run.id)
@@ -157,7 +155,7 @@ def _go_on(registry: Registry, run: RunInfo, settings: RunSettings, view: View) 
         view.say(f"run {run.id}: going on after round {last}, epoch {epoch}")
         if run.settings.get("encoding", settings.encoding) != settings.encoding:
             view.say(f"what travels is {settings.encoding} now; the run began with {run.settings['encoding']}")
-        spec = run_spec(run.id, epoch, settings, prepared, chunk_bytes)
+        spec = run_spec(run.id, epoch, settings, prepared, connection.chunk_bytes)
         return _play(spec, settings, prepared, registry, connection, view)
 
 
@@ -173,10 +171,6 @@ def _from_anywhere(settings: RunSettings) -> RunSettings:
     """What is kept for a resume, which may be called in another directory."""
     files = {name: getattr(settings, name) for name in ("ca_file", "cert_file", "key_file", "ca_dir", "password_file")}
     return replace(settings, **{name: path.absolute() for name, path in files.items() if path is not None})
-
-
-def _chunk_bytes(settings: RunSettings, connection: Connection) -> int:
-    return chunk_bytes_within(settings.chunk_kib * 1024, connection.established.max_packet_bytes)
 
 
 def _play(

@@ -83,13 +83,15 @@ add_conditions(app)
 
 @command(app, "status", example="fedpatch-agent status --state-dir /var/lib/fedpatch-agent")
 def status(state_dir: StateDir = DEFAULT_STATE_DIR, as_json: AsJson = False) -> None:
-    """Tell what the agent of a state directory is doing; works without the agent and without the network."""
+    """Print what the agent of a state directory is doing, without the network; exit code 1 where it does not run."""
     standing = read_standing(state_dir.expanduser())
     if as_json:
         typer.echo(json.dumps({**_plain(standing), "models": models_plain(state_dir)}))
     else:
         for line in [*_in_words(standing, time.time()), *models_in_words(state_dir)]:
             typer.echo(line)
+    if not standing.running:
+        raise typer.Exit(1)
 
 
 @command(app, "patches", example="fedpatch-agent patches --json")

@@ -24,7 +24,7 @@ from device_agent.own_work import OwnLoad, resident_mib
 from device_agent.owner import Owner
 from device_agent.performing import Identity, Performer
 from device_agent.preferences import Preferences
-from device_agent.presence import StatusFile, host_as_device_id, lock_state_dir
+from device_agent.presence import MAX_BOOTS, StatusFile, former_boots, host_as_device_id, lock_state_dir
 from device_agent.settings import AgentSettings
 from device_agent.trainer import Trainer
 from device_agent.training_channel import Setup
@@ -83,8 +83,15 @@ def _make_agent(
     trainer = Trainer(setup_of(settings, directory, identity.device), inbox.put)
     order = parse_order(settings.admission)
     job = Job(max_blob_bytes=settings.max_model_mib * 2**20, ask_to_send=order.by_preferences)
-    fixed = {"device_id": identity.device, "fleet": identity.fleet, "broker": settings.broker, "version": __version__}
-    fixed["admission"] = settings.admission
+    boots = (*former_boots(directory), identity.boot)[-MAX_BOOTS:]
+    fixed = {
+        "device_id": identity.device,
+        "fleet": identity.fleet,
+        "broker": settings.broker,
+        "version": __version__,
+        "admission": settings.admission,
+        "boots": boots,
+    }
     owner = _make_owner(settings, directory, inbox, trainer, root)
     performer = Performer(
         identity, job, link=link, trainer=trainer, meter=owner.meter, directory=directory, models=models
@@ -100,7 +107,7 @@ def _make_agent(
         trainer=trainer,
         owner=owner,
         status=StatusFile(directory, fixed),
-        namesake=Namesake(identity.boot, _FORGET_AFTER_PAUSES * settings.reconnect_max_s),
+        namesake=Namesake(identity.boot, _FORGET_AFTER_PAUSES * settings.reconnect_max_s, former_boots=boots),
         upkeep=Upkeep(trainer, Idling(settings.idle_release_s), manager, metrics=metrics, vitals=vitals),
     )
 

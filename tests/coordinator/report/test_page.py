@@ -172,7 +172,7 @@ def test_runs_are_compared_by_figures_and_by_the_settings_that_differ():
     one = run(10, "a", settings={"target_ua": 0.8, "seed": 1, "task": "digits"})
     other = run(3, "b", settings={"target_ua": 0.8, "seed": 2, "task": "digits", "new": True})
     markup = comparison([one, other])
-    assert [[row[0], *row[5:10]] for row in _rows(markup, "Runs")] == [
+    assert [[row[0], *row[6:11]] for row in _rows(markup, "Runs")] == [
         ["a", "10", "0.910", "0.910", "4", "57 s"],
         ["b", "3", "0.700", "0.700", "not reached", "17 s"],
     ]
