@@ -3,7 +3,7 @@
     python -m tests.faults.training_memory --rounds 3000 --out results/robustness/training-memory.json
 
 A real training process trains the task `digits` on a tenth of the digits, five steps a round, from a global model that changes
-with each round, and keeps its patch, its residuals and, with `--models`, a personal model. Samples are read from the kernel.
+with each round, and keeps its patch, its residuals and, with `--models`, a personal model. Samples are read from the kernel,
 `--every` rounds apart. The fit is that of the soak (tests.faults.slopes).
 """
 
@@ -64,8 +64,9 @@ def play(folder: Path, rounds: int, every: int, models: bool) -> tuple[list[dict
 
 @contextmanager
 def _training_process(folder: Path, models: bool) -> Iterator[tuple[Trainer, SimpleQueue[TrainerEvent]]]:
-    where = {"patch_dir": str(folder / "patches"), "held_dir": str(folder / "held")}
-    setup = Setup("digits", DATA, str(folder), device_id="pi", models_dir=str(folder / "models") * models, **where)
+    patches, held = str(folder / "patches"), str(folder / "held")
+    models_dir = str(folder / "models") if models else ""
+    setup = Setup("digits", DATA, str(folder), patches, device_id="pi", models_dir=models_dir, held_dir=held)
     events: SimpleQueue[TrainerEvent] = SimpleQueue()
     trainer = Trainer(setup, events.put)
     trainer.start()
@@ -102,7 +103,8 @@ def lines(document: Mapping[str, Any]) -> Iterator[str]:
     for name, found in document["plays"].items():
         first, last = found["samples"][0], found["samples"][-1]
         one = found["slope"]
-        yield f"{name}: {last['round']} rounds in {found['seconds']:.0f} s, {first['resident_kib']:.0f} to {last['resident_kib']:.0f} KiB"
+        grown = f"{first['resident_kib']:.0f} to {last['resident_kib']:.0f} KiB"
+        yield f"{name}: {last['round']} rounds in {found['seconds']:.0f} s, {grown}"
         yield f"  {one['per_100_rounds']:+.3g} ± {SIGNIFICANT * one['standard_error']:.2g} KiB per 100 rounds"
 
 
