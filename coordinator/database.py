@@ -58,8 +58,8 @@ def open_database(path: Path, readonly: bool) -> Database:
     """The database at `path`, made where absent unless `readonly`; raises UsageError if it then is absent.
 
     It is checked, and brought to the present version; with `readonly`, in memory. A damaged one that nobody else has open is
-    replaced by its copy when it is opened to write, which is logged. Raises StateError for a file that is damaged and has no whole
-    copy, that is foreign or of a newer version, and where the disk refuses. A commit is
+    replaced by its copy when it is opened to write, which is logged. Raises StateError for a file that is damaged and has no
+    whole copy, that is foreign or of a newer version, and where the disk refuses. A commit is
     on the disk when it returns (WAL with synchronous=FULL); one thread at a time may use the connection.
     """
     with told(path):
@@ -67,15 +67,13 @@ def open_database(path: Path, readonly: bool) -> Database:
 
 
 def exists(path: Path) -> bool:
-    """Whether there is a database at `path`, or a copy to take its place."""
-    return path.is_file() or copy_of(path).is_file()
+    """Whether there is a database at `path`, a copy to take its place, or runs that it can be rebuilt from."""
+    return path.is_file() or copy_of(path).is_file() or bool(journals(path.parent))
 
 
 def must_exist(path: Path) -> None:
-    """Raises UsageError where there is neither; StateError where there are runs that a registry can be rebuilt from."""
+    """Raises UsageError where there is none of them."""
     if not exists(path):
-        if journals(path.parent):
-            raise StateError(f"{path}: is not there, and neither is its copy, but runs are; {rebuild_hint(path)}")
         raise UsageError(f"no runs in {path.parent} ({path.name} is not there); say where they are with --state-dir")
 
 
@@ -150,9 +148,8 @@ def problem_of(path: Path) -> str | None:
 
 def _open_to_read(path: Path) -> Database:
     must_exist(path)
-    missing = _missing(path)
-    if missing:
-        raise damaged(path, missing)
+    if problem := _missing(path) or _header_problem(path):
+        raise damaged(path, problem)
     db = _connect(path, "mode=ro")
     try:
         try:
@@ -264,10 +261,8 @@ def _problem(path: Path) -> str | None:
     missing = _missing(path)
     if missing or not path.is_file() or not path.stat().st_size:
         return missing
-    with path.open("rb") as file:
-        header = file.read(100)
-    if header[:16] != _MAGIC or not set(header[_VERSION_BYTES]) <= {1, 2}:
-        return "file is not a database"
+    if problem := _header_problem(path):
+        return problem
     try:
         with closing(_connect(path, "mode=ro")) as db:
             return _check(db, path)
@@ -277,6 +272,15 @@ def _problem(path: Path) -> str | None:
         return str(error)
     except (UnicodeError, MemoryError) as error:  # a name, or the length of something, is not what it was
         return type(error).__name__
+
+
+def _header_problem(path: Path) -> str | None:
+    """A file whose version is another than SQLite's would be opened as one that cannot be written."""
+    with path.open("rb") as file:
+        header = file.read(100)
+    if not header or (header[:16] == _MAGIC and set(header[_VERSION_BYTES]) <= {1, 2}):
+        return None
+    return "file is not a database"
 
 
 def _missing(path: Path) -> str | None:
@@ -293,12 +297,12 @@ def _check(db: sqlite3.Connection, path: Path) -> str | None:
     version = int(db.execute("PRAGMA user_version").fetchone()[0])
     if not tables and version == 0:
         return None  # whoever made it was killed before there was anything in it
-    if version != SCHEMA_VERSION and tables >= _expected(SCHEMA_VERSION):
+    if 0 < version <= SCHEMA_VERSION and tables >= _expected(version):
+        return content_problem(db)  # other programs may have added an index or a view
+    if tables >= _expected(SCHEMA_VERSION):
         return f"it says that it is of version {version}, and its tables are of {SCHEMA_VERSION}"
-    # Other programs may have added an index or a view.
-    if not tables >= _expected(_version(db, path)):
-        return "its tables are not those that were made"
-    return content_problem(db)
+    _version(db, path)
+    return "its tables are not those that were made"
 
 
 def _expected(version: int) -> set[tuple[str, ...]]:

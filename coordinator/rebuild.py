@@ -1,8 +1,8 @@
 """Rebuilds a registry from the journals of its runs, for a state directory whose registry and its copy are damaged or gone.
 
 Runs and their rounds come from the journals. Everything else has no second place: devices with their counters, quarantine and
-maintenance, the ledger of an open round. Such rows are taken over from the registry, or else from its copy, as far as they can be
-read and hold values that fedpatch could have written.
+maintenance, the ledger of an open round. Such rows are taken over from the registry, or else from its copy, as far as they can
+be read and hold values that fedpatch could have written.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class Rebuilt:
 def rebuild_registry(path: Path) -> Rebuilt:
     """Make the registry at `path` anew; what lies there is kept as `.damaged`, and nothing changes where that fails.
 
-    Raises UsageError where there is nothing to rebuild it from or another command has it open, StateError where the disk refuses.
+    Raises UsageError where there is nothing to rebuild it from or another command has it open, and
+    StateError where the disk refuses.
     """
     state_dir = path.parent
     if not journals(state_dir) and not path.is_file() and not copy_of(path).is_file():

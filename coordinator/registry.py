@@ -123,7 +123,7 @@ class Registry(Tables):
     def restore(self) -> list[str]:
         """Take over what the journals know and this registry does not: runs, records, epochs, ends; returns the runs' ids.
 
-        For a registry that was rebuilt, or was replaced by its copy: nothing in it is newer than what the journals have of a run.
+        For a registry that was rebuilt, or replaced by its copy: nothing in it is newer than what the journals have of a run.
         """
         found = []
         for path in journals(self.path.parent):
@@ -173,7 +173,7 @@ class Registry(Tables):
         return found[0]
 
     def records_as_written(self, run: str) -> list[RoundRecord]:
-        """The records of a run, by round; where the registry's differ from those of the journal, which have checksums, the latter.
+        """The records of a run, by round; where the registry's differ from those of the journal, which have checksums, those.
 
         Each difference is logged as a warning.
         """
