@@ -100,11 +100,16 @@ def load_checkpoint(directory: Path) -> tuple[ServerState, Schema, dict[str, Any
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint's file, read back: `record` is that of its round (None: the initial model), `problem` what is wrong."""
+    """A checkpoint's file, read back.
+
+    `record` is that of its round (None: the initial model), `model_sha256` of the .npz file that its model is exported to, and
+    `problem` says what is wrong with it.
+    """
 
     path: Path
     round: int
     record: RoundRecord | None = None
+    model_sha256: str = ""
     problem: str | None = None
 
 
@@ -114,10 +119,11 @@ def checkpoints(directory: Path) -> list[Checkpoint]:
     for path in _checkpoints(directory):
         number = int(path.stem.partition("-")[2])
         try:
-            state, _, meta = _load(path)
+            state, public, meta = _load(path)
             record = RoundRecord.from_dict(meta["record"]) if "record" in meta else None
             problem = None if state.round == number else f"{path}: holds the state after round {state.round}"
-            found.append(Checkpoint(path, number, record, problem))
+            model = model_bytes({name: state.tensors[name] for name in public.names})
+            found.append(Checkpoint(path, number, record, hashlib.sha256(model).hexdigest(), problem))
         except (StateError, KeyError, TypeError, AttributeError) as error:
             if path in _checkpoints(directory):
                 found.append(Checkpoint(path, number, problem=str(error)))
@@ -148,6 +154,13 @@ def has_checkpoint(directory: Path) -> bool:
 
 def export_model(path: Path, tensors: Tensors) -> None:
     """Write the model among `tensors`, without moments, as an .npz file for numpy.load; equal tensors, equal bytes."""
+    with _told(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, model_bytes(tensors), mode=0o644)
+
+
+def model_bytes(tensors: Tensors) -> bytes:
+    """The bytes of such a file."""
     buffer = io.BytesIO()
     # Not numpy.savez: it takes names as keywords, of which it has some of its own, and stamps the time into the file.
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
@@ -157,9 +170,7 @@ def export_model(path: Path, tensors: Tensors) -> None:
                 info.external_attr = 0o644 << 16  # for those who unpack it with unzip
                 with archive.open(info, "w", force_zip64=True) as member:
                     np.lib.format.write_array(member, np.asarray(tensors[name]), allow_pickle=False)
-    with _told(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, buffer.getvalue(), mode=0o644)
+    return buffer.getvalue()
 
 
 def store_update(directory: Path, round: int, device: str, blob: bytes, digest: str = "") -> Path:

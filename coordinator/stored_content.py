@@ -6,6 +6,7 @@ What is stored twice is compared, and what has a checksum is checked against it.
 from __future__ import annotations
 
 import hashlib
+import io
 import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -95,7 +96,7 @@ def _problems(state_dir: Path, runs: _Runs, journal: RunJournal) -> Iterator[_Pr
         yield from _journal_problems(run, records, journal.path(run.id), rebuild_hint(path))
         kept = checkpoints(directory)
         yield from _checkpoint_problems(run, records, directory, kept)
-        yield from _file_problems(directory, kept)
+        yield from _file_problems(run, directory, kept)
         yield from _update_problems(directory, updates)
 
 
@@ -165,22 +166,26 @@ def _checkpoint_problems(
             yield True, text, rebuild_hint(directory.parent.parent / REGISTRY_FILE)
 
 
-def _file_problems(directory: Path, kept: Sequence[Checkpoint]) -> Iterator[_Problem]:
+def _file_problems(run: RunInfo, directory: Path, kept: Sequence[Checkpoint]) -> Iterator[_Problem]:
     for path in sorted(directory.glob("delta-*.fp")):
         if problem := step_problem(path):
             yield False, problem, "delete it: devices download the whole model instead"
-    for name, check in ((_MODEL_NPZ, _npz_problem), (MODEL_FILE, _onnx_problem)):
-        path = directory / name
-        if path.is_file() and (problem := check(path)):
-            again = (
-                "it is written again when the run ends" if name == _MODEL_NPZ else "`fedpatch export` writes it again"
-            )
-            yield False, f"{path}: is damaged ({problem})", f"delete it; {again}"
+    npz, onnx = directory / _MODEL_NPZ, directory / MODEL_FILE
+    if npz.is_file() and (problem := _npz_problem(npz, run, kept)):
+        yield False, f"{npz}: is damaged ({problem})", "delete it; it is written again when the run goes on and ends"
+    if onnx.is_file() and (problem := _onnx_problem(onnx)):
+        yield False, f"{onnx}: is damaged ({problem})", f"delete it; `fedpatch export {run.id}` writes it again"
 
 
-def _npz_problem(path: Path) -> str | None:
+def _npz_problem(path: Path, run: RunInfo, kept: Sequence[Checkpoint]) -> str | None:
+    """A run that goes on may have written it after a round of which there is no checkpoint any more."""
     try:
-        with zipfile.ZipFile(path) as archive:
+        data = path.read_bytes()
+        if hashlib.sha256(data).hexdigest() in {one.model_sha256 for one in kept}:
+            return None
+        if run.status == "finished" and all(one.problem is None for one in kept):
+            return "it is not the model of a checkpoint"
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
             bad = archive.testzip()
         return None if bad is None else f"the checksum of {bad} does not fit"
     except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError) as error:
