@@ -116,7 +116,7 @@ def test_registry_of_version_4_opens_and_has_journals_from_then_on(version_4: Pa
         assert "sums" not in tables
         runs = [(run, registry.rounds.records(run.id)) for run in registry.runs()]
         ledger = registry.rounds.unfinished(OPEN, Moment.now())
-        assert ledger is not None and (ledger.round, ledger.accepted) == (2, {"pi-1"})
+        assert ledger is not None and (ledger.round, ledger.accepted) == (2, frozenset({"pi-1"}))
         assert registry.holds.held("lab") == {"pi-2": "quarantined"}
     for one in (version_4, copy_of(version_4)):
         one.unlink(missing_ok=True)
