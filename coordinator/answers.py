@@ -28,4 +28,4 @@ def mend_of(failed: Failed) -> str:
 
 def lasts(decline: Decline) -> bool:
     """Whether asking again cannot help until the device itself changes."""
-    return decline.reason is not DeclineReason.UNWILLING
+    return decline.reason not in (DeclineReason.UNWILLING, DeclineReason.STORAGE)

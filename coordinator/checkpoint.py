@@ -17,16 +17,18 @@ import re
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgpack
 import numpy as np
 
+from coordinator.records import RoundRecord
 from coordinator.strategies import ServerState
 from shared.compression import pack, unpack
 from shared.errors import SchemaMismatch, StateError, UsageError, WireError
-from shared.files import mend_of, open_atomic, remove_unfinished, sync_directory, write_atomic
+from shared.files import make_directory, mend_of, open_atomic, remove_unfinished, write_atomic
 from shared.settings import NAME
 from shared.tensors import Schema, Tensors, TensorSpec, base_name
 
@@ -96,6 +98,46 @@ def load_checkpoint(directory: Path) -> tuple[ServerState, Schema, dict[str, Any
     raise StateError(f"{directory}: holds no checkpoint, so there is nothing to resume from; {_NEW_RUN}")
 
 
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint's file, read back.
+
+    `record` is that of its round (None: the initial model), `model_sha256` of the .npz file that its model is exported to, and
+    `problem` says what is wrong with it.
+    """
+
+    path: Path
+    round: int
+    record: RoundRecord | None = None
+    model_sha256: str = ""
+    problem: str | None = None
+
+
+def checkpoints(directory: Path) -> list[Checkpoint]:
+    """All that are kept, the newest first, each of them read to its end; what the run replaces meanwhile is left out."""
+    found = []
+    for path in _checkpoints(directory):
+        number = int(path.stem.partition("-")[2])
+        try:
+            state, public, meta = _load(path)
+            record = RoundRecord.from_dict(meta["record"]) if "record" in meta else None
+            problem = None if state.round == number else f"{path}: holds the state after round {state.round}"
+            model = model_bytes({name: state.tensors[name] for name in public.names})
+            found.append(Checkpoint(path, number, record, hashlib.sha256(model).hexdigest(), problem))
+        except (StateError, KeyError, TypeError, AttributeError) as error:
+            if path in _checkpoints(directory):
+                found.append(Checkpoint(path, number, problem=str(error)))
+    return found
+
+
+def newest_round(directory: Path) -> int:
+    """The round of the newest checkpoint, whole or not; StateError where there is none."""
+    found = _checkpoints(directory)
+    if not found:
+        raise StateError(f"{directory}: holds no checkpoint")
+    return int(found[0].stem.partition("-")[2])
+
+
 def load_checkpoint_after(directory: Path, round: int) -> ServerState:
     """The state after `round` rounds. UsageError, with the rounds that are kept, where that is none of them; StateError."""
     for path in _checkpoints(directory):
@@ -115,6 +157,13 @@ def export_model(path: Path, tensors: Tensors) -> None:
 
     Only its owner may read the file (mode 0600): a model tells about the data that it was trained on.
     """
+    with _told(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, model_bytes(tensors))
+
+
+def model_bytes(tensors: Tensors) -> bytes:
+    """The bytes of such a file."""
     buffer = io.BytesIO()
     # Not numpy.savez: it takes names as keywords, of which it has some of its own, and stamps the time into the file.
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
@@ -124,9 +173,7 @@ def export_model(path: Path, tensors: Tensors) -> None:
                 info.external_attr = 0o644 << 16  # for those who unpack it with unzip
                 with archive.open(info, "w", force_zip64=True) as member:
                     np.lib.format.write_array(member, np.asarray(tensors[name]), allow_pickle=False)
-    with _told(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, buffer.getvalue())
+    return buffer.getvalue()
 
 
 def store_update(directory: Path, round: int, device: str, blob: bytes, digest: str = "") -> Path:
@@ -204,18 +251,10 @@ def _load(path: Path) -> tuple[ServerState, Schema, dict[str, Any]]:
 
 def _write(path: Path, magic: bytes, content: bytes, digest: bytes = b"") -> None:
     with _told(path):
-        _make_directory(path.parent)
+        make_directory(path.parent)
         with open_atomic(path) as file:
             file.write(magic + (digest or hashlib.sha256(content).digest()))
             file.write(content)  # apart, for it may be large
-
-
-def _make_directory(path: Path) -> None:
-    """Make a directory and those above it, so that they outlast a power cut as what is written into them does."""
-    if not path.is_dir():
-        _make_directory(path.parent)
-        path.mkdir(mode=0o700, exist_ok=True)
-        sync_directory(path.parent)
 
 
 def _read(path: Path, magic: bytes) -> memoryview:

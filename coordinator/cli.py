@@ -157,10 +157,19 @@ def resume(
 
 
 @command(app, "runs", example="fedpatch runs --json")
-def runs(state_dir: StateDir = None, as_json: AsJson = False) -> None:
+def runs(
+    state_dir: StateDir = None,
+    rebuild: Annotated[
+        bool,
+        typer.Option("--rebuild", help="First make the registry again from the runs' own files; keep the old one."),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
     """List all runs, the newest first."""
     from coordinator.printing import print_runs
 
+    if rebuild:
+        _rebuild(state_dir)
     with _registry(state_dir) as registry:
         found = registry.runs()
     print_runs(found, as_json=as_json)
@@ -174,7 +183,7 @@ def show(run: Run, state_dir: StateDir = None, as_json: AsJson = False) -> None:
 
     with _registry(state_dir, run) as registry:
         info = registry.run(run)
-        rounds = registry.rounds.records(info.id)
+        rounds = registry.records_as_written(info.id)
     if as_json:
         typer.echo(summary_of(info, rounds).to_json())
     else:
@@ -256,6 +265,27 @@ def _registry(state_dir: Path | None, run: str | None = None) -> Registry:
         others = [str(place) for place in with_runs() if place != found][:_SHOWN_PLACES]
         say(f"in {found}" + (f"; --state-dir names another, such as {', '.join(others)}" if others else ""))
     return Registry(found / REGISTRY_FILE, readonly=True)
+
+
+def _rebuild(state_dir: Path | None) -> None:
+    """`runs --rebuild`, and on stderr what came of it."""
+    from coordinator.rebuild import rebuild_registry
+    from coordinator.registry import REGISTRY_FILE
+    from coordinator.state_dirs import find
+
+    rebuilt = rebuild_registry(find(state_dir) / REGISTRY_FILE)
+    for path in rebuilt.set_aside:
+        say(f"set aside: {path}")
+    for path in rebuilt.without_journal:
+        say(f"left out: {path} has no journal that says what run it was; its checkpoints stay where they are")
+    if rebuilt.source is None:
+        say(
+            "devices, quarantine and maintenance could not be read: hold back again whom you do not want (fedpatch devices)"
+        )
+    else:
+        counts = f"{rebuilt.devices} devices and {rebuilt.holds} that are held back"
+        say(f"taken over from {rebuilt.source.name}: {counts}")
+    say(f"rebuilt with {len(rebuilt.runs)} runs; `fedpatch doctor` checks them")
 
 
 def _say_how_to_resume(summary: RunSummary, state_dir: Path) -> None:

@@ -2,17 +2,19 @@
 
 Beside `registry.sqlite3` (and its -wal and -shm while it is open) lie
 
-    registry.sqlite3.before     its copy, made whenever a round is over
+    registry.sqlite3.before     its copy, made and checked whenever a round or a run is over
     registry.sqlite3.damaged    what had to make way for the copy, with its -wal and -shm
-    registry.sqlite3.lock       shared by those that write; whoever checks has it alone
+    registry.sqlite3.lock       shared by those that write; whoever puts the copy in place has it alone
 
-A bit that turned over in the file is found; so is one in the log, unless it is that the log's end is missing. Then the
-last transactions are, which the checkpoint of the model makes up for: it holds the last record too.
+At each opening SQLite checks its pages and constraints (`quick_check`) and its foreign keys, and the values of the rows are
+checked (coordinator.registry_values). Any program may change rows: a change that leaves a registry valid is accepted. What the
+copy lacks, and the last transactions after damage to SQLite's log, come back from the journals (coordinator.run_journal).
 """
 
 from __future__ import annotations
 
 import logging
+import shlex
 import shutil
 import sqlite3
 import tempfile
@@ -20,12 +22,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
-from coordinator import row_sums
-from coordinator.registry_copy import copy_of, damaged_of, make_copy, put_copy_in_place
+from coordinator.registry_copy import content_problem, copy_of, damaged_of, make_copy, put_copy_in_place
 from coordinator.registry_tables import SCHEMA_VERSION, migrate, script
-from coordinator.wal import unread_writes
+from coordinator.run_journal import journals
 from shared.errors import StateError, UsageError
-from shared.files import mend_at, mend_of, remove_unfinished
+from shared.files import make_directory, mend_at, mend_of, remove_unfinished
 from shared.locks import SharedLock
 
 _BUSY_S = 10.0
@@ -40,23 +41,25 @@ _SUSPICIOUS = {*_UNREADABLE, sqlite3.SQLITE_ERROR, None}
 _log = logging.getLogger("fedpatch.registry")
 
 
-class _Database(sqlite3.Connection):
-    """Has the lock of those that write until it is closed."""
+class Database(sqlite3.Connection):
+    """Holds the lock of those that write until it is closed. `is_copy`: a damaged registry was just replaced by its copy."""
 
     lock: SharedLock | None = None
+    is_copy = False
 
     def close(self) -> None:
+        """Release the file and the lock."""
         super().close()
         if self.lock is not None:
             self.lock.release()
 
 
-def open_database(path: Path, readonly: bool) -> sqlite3.Connection:
+def open_database(path: Path, readonly: bool) -> Database:
     """The database at `path`, made where absent unless `readonly`; raises UsageError if it then is absent.
 
-    It is brought to the present version; with `readonly`, in memory. Whoever opens it to write while nobody else has it
-    checks it first, and puts its copy in the place of a damaged one, which the log tells. Raises StateError for a file
-    that is damaged and has no whole copy, that is foreign or of a newer version, and where the disk refuses. A commit is
+    It is checked, and brought to the present version; with `readonly`, in memory. A damaged one that nobody else has open is
+    replaced by its copy when it is opened to write, which is logged. Raises StateError for a file that is damaged and has no
+    whole copy, that is foreign or of a newer version, and where the disk refuses. A commit is
     on the disk when it returns (WAL with synchronous=FULL); one thread at a time may use the connection.
     """
     with told(path):
@@ -64,12 +67,12 @@ def open_database(path: Path, readonly: bool) -> sqlite3.Connection:
 
 
 def exists(path: Path) -> bool:
-    """Whether there is a database at `path`, or a copy to take its place."""
-    return path.is_file() or copy_of(path).is_file()
+    """Whether there is a database at `path`, a copy to take its place, or runs that it can be rebuilt from."""
+    return path.is_file() or copy_of(path).is_file() or bool(journals(path.parent))
 
 
 def must_exist(path: Path) -> None:
-    """Raises UsageError where there is neither."""
+    """Raises UsageError where there is none of them."""
     if not exists(path):
         raise UsageError(f"no runs in {path.parent} ({path.name} is not there); say where they are with --state-dir")
 
@@ -80,6 +83,25 @@ def keep_copy(db: sqlite3.Connection, path: Path) -> None:
         make_copy(db, path)
     except (OSError, sqlite3.Error) as error:
         _log.warning("%s: no new copy could be made: %s; the one before stays", copy_of(path), error)
+
+
+def make_empty(path: Path) -> None:
+    """Make a registry with nothing in it at `path`, where no file is."""
+    with told(path), closing(_connect(path, "mode=rwc")) as db:
+        migrate(db, 0)
+
+
+@contextmanager
+def alone_with(path: Path) -> Iterator[None]:
+    """Keep everybody else from opening the registry at `path` to write; UsageError where somebody has it open."""
+    make_directory(path.parent)
+    lock = SharedLock(path.with_name(f"{path.name}.lock"))
+    try:
+        if not lock.take():
+            raise UsageError(f"{path}: another fedpatch is working with it; wait for it, or end it first")
+        yield
+    finally:
+        lock.release()
 
 
 @contextmanager
@@ -106,15 +128,28 @@ def told(path: Path) -> Iterator[None]:
 def damaged(path: Path, why: object) -> StateError:
     """Error for a file that cannot be read back."""
     copy = copy_of(path)
-    mend = f"`fedpatch run` or `fedpatch resume` puts its copy {copy.name} in its place" if copy.is_file() else _MEND
-    return StateError(f"{path}: is damaged ({why}); {mend}")
+    mend = f"`fedpatch run` or `fedpatch resume` puts its copy {copy.name} in its place"
+    use_copy = copy.is_file() and _problem(copy) is None
+    return StateError(f"{path}: is damaged ({why}); {mend if use_copy else rebuild_hint(path)}")
 
 
-def _open_to_read(path: Path) -> sqlite3.Connection:
+def rebuild_hint(path: Path) -> str:
+    """What to do about a registry that is damaged or gone, and has no copy to take its place."""
+    if not journals(path.parent):
+        return _MEND
+    return f"`fedpatch runs --rebuild --state-dir {shlex.quote(str(path.parent))}` makes it again from its runs"
+
+
+def problem_of(path: Path) -> str | None:
+    """What is wrong with a registry or a copy of one, or None, also where nothing is there; StateError as `open_database`."""
+    with told(path):
+        return _problem(path)
+
+
+def _open_to_read(path: Path) -> Database:
     must_exist(path)
-    missing = _missing(path)
-    if missing:
-        raise damaged(path, missing)
+    if problem := _missing(path) or _header_problem(path):
+        raise damaged(path, problem)
     db = _connect(path, "mode=ro")
     try:
         try:
@@ -124,6 +159,8 @@ def _open_to_read(path: Path) -> sqlite3.Connection:
                 raise
             db = _read_elsewhere(db, path)
             version = _version(db, path)
+        if problem := _check(db, path):
+            raise damaged(path, problem)
         if version < SCHEMA_VERSION:
             db = _in_memory(db)
             migrate(db, version)
@@ -134,7 +171,7 @@ def _open_to_read(path: Path) -> sqlite3.Connection:
     return db
 
 
-def _read_elsewhere(db: sqlite3.Connection, path: Path) -> _Database:
+def _read_elsewhere(db: sqlite3.Connection, path: Path) -> Database:
     """What is at `path`, where the disk has no room for SQLite's own files beside it, or is read-only."""
     db.close()
     with tempfile.TemporaryDirectory(prefix="fedpatch-registry-") as folder:
@@ -146,15 +183,19 @@ def _read_elsewhere(db: sqlite3.Connection, path: Path) -> _Database:
     return memory
 
 
-def _open_to_write(path: Path) -> sqlite3.Connection:
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+def _open_to_write(path: Path) -> Database:
+    make_directory(path.parent)
     with ExitStack() as stack:
         lock = SharedLock(path.with_name(f"{path.name}.lock"))
         stack.callback(lock.release)
+        is_copy = False
         if lock.take():
             remove_unfinished(path.parent)  # nobody else is at work here, so nobody is writing them
-            _mend(path)
+            is_copy = _mend(path)
+        elif problem := _problem(path):
+            raise damaged(path, problem)
         db = stack.enter_context(closing(_connect(path, "mode=rwc")))
+        db.is_copy = is_copy
         version = _version(db, path, may_be_empty=True)
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = FULL")
@@ -163,22 +204,21 @@ def _open_to_write(path: Path) -> sqlite3.Connection:
             if version > 0:
                 make_copy(db, path)
             migrate(db, version)
-        row_sums.keep(db)
         lock.share()
         db.lock = lock
         stack.pop_all()
     return db
 
 
-def _connect(path: Path, how: str) -> _Database:
+def _connect(path: Path, how: str) -> Database:
     uri = f"{path.absolute().as_uri()}?{how}"
     return sqlite3.connect(
-        uri, uri=True, timeout=_BUSY_S, isolation_level=None, check_same_thread=False, factory=_Database
+        uri, uri=True, timeout=_BUSY_S, isolation_level=None, check_same_thread=False, factory=Database
     )
 
 
-def _in_memory(db: sqlite3.Connection | None = None) -> _Database:
-    memory = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False, factory=_Database)
+def _in_memory(db: sqlite3.Connection | None = None) -> Database:
+    memory = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False, factory=Database)
     if db is not None:
         with closing(db):
             db.backup(memory)
@@ -196,28 +236,24 @@ def _version(db: sqlite3.Connection, path: Path, *, may_be_empty: bool = False) 
     return version
 
 
-def _mend(path: Path) -> None:
-    """Puts the copy in the place of a registry that is damaged or gone; for whoever has it alone."""
-    copy, log = copy_of(path), path.with_name(f"{path.name}-wal")
-    cut = unread_writes(log)
+def _mend(path: Path) -> bool:
+    """Puts the copy in the place of a registry that is damaged or gone, and tells if so; for whoever has it alone."""
+    copy = copy_of(path)
     problem = _problem(path)
-    if problem is None and cut:
-        if not copy.is_file() or _problem(copy) or _changes(copy) <= _changes(path):
-            _log.warning("%s: is damaged; what was written last before the coordinator ended may be missing", log)
-            return
-        problem = f"{log.name} is"
     if problem is None:
-        return
+        return False
     if not copy.is_file():
-        raise StateError(f"{path}: is damaged ({problem}); {_MEND}")
+        raise StateError(f"{path}: is damaged ({problem}); {rebuild_hint(path)}")
     unusable = _problem(copy)
     if unusable is not None:
-        raise StateError(f"{path}: is damaged ({problem}), and so is its copy {copy} ({unusable}); move both away")
+        hint = rebuild_hint(path) if journals(path.parent) else "move both away"
+        raise StateError(f"{path}: is damaged ({problem}), and so is its copy {copy} ({unusable}); {hint}")
     put_copy_in_place(path)
     _log.warning(
-        "%s: is damaged (%s); it is now %s, and its copy %s is in its place: what came after the last round is missing",
+        "%s: is damaged (%s); it is now %s, and its copy %s is in its place",
         *(path, problem, damaged_of(path).name, copy.name),
     )
+    return True
 
 
 def _problem(path: Path) -> str | None:
@@ -225,10 +261,8 @@ def _problem(path: Path) -> str | None:
     missing = _missing(path)
     if missing or not path.is_file() or not path.stat().st_size:
         return missing
-    with path.open("rb") as file:
-        header = file.read(100)
-    if header[:16] != _MAGIC or not set(header[_VERSION_BYTES]) <= {1, 2}:
-        return "file is not a database"
+    if problem := _header_problem(path):
+        return problem
     try:
         with closing(_connect(path, "mode=ro")) as db:
             return _check(db, path)
@@ -240,33 +274,35 @@ def _problem(path: Path) -> str | None:
         return type(error).__name__
 
 
+def _header_problem(path: Path) -> str | None:
+    """A file whose version is another than SQLite's would be opened as one that cannot be written."""
+    with path.open("rb") as file:
+        header = file.read(100)
+    if not header or (header[:16] == _MAGIC and set(header[_VERSION_BYTES]) <= {1, 2}):
+        return None
+    return "file is not a database"
+
+
 def _missing(path: Path) -> str | None:
-    if not copy_of(path).is_file() or (path.is_file() and path.stat().st_size):
+    known = copy_of(path).is_file() or journals(path.parent)
+    if not known or (path.is_file() and path.stat().st_size):
         return None
     return "it is empty" if path.is_file() else "it is not there"
 
 
 def _check(db: sqlite3.Connection, path: Path) -> str | None:
-    found = db.execute("PRAGMA quick_check(1)").fetchone()[0]
-    if found != "ok":
-        return str(found).splitlines()[-1]
     tables = _schema(db)
     if not tables and copy_of(path).is_file():
         return "it holds nothing"
     version = int(db.execute("PRAGMA user_version").fetchone()[0])
     if not tables and version == 0:
         return None  # whoever made it was killed before there was anything in it
-    if version != SCHEMA_VERSION and tables == _expected(SCHEMA_VERSION):
+    if 0 < version <= SCHEMA_VERSION and tables >= _expected(version):
+        return content_problem(db)  # other programs may have added an index or a view
+    if tables >= _expected(SCHEMA_VERSION):
         return f"it says that it is of version {version}, and its tables are of {SCHEMA_VERSION}"
-    if tables != _expected(_version(db, path)):
-        return "its tables are not those that were made"
-    table = row_sums.wrong(db) if version > 1 else None
-    return f"the rows of {table} are not those that were written" if table else None
-
-
-def _changes(path: Path) -> int:
-    with closing(_connect(path, "mode=ro")) as db:
-        return row_sums.changes(db) if _version(db, path) > 1 else 0
+    _version(db, path)
+    return "its tables are not those that were made"
 
 
 def _expected(version: int) -> set[tuple[str, ...]]:

@@ -23,6 +23,8 @@ from shared.sealed import seal, unseal
 
 _LINE = b"fedpatch delta 1\n"
 
+_UNREADABLE = (OSError, StateError, ValueError, TypeError, msgpack.UnpackException)
+
 _log = logging.getLogger("fedpatch.checkpoint")
 
 
@@ -51,13 +53,28 @@ def _name(round_number: int) -> str:
     return f"delta-{round_number:06d}.fp"
 
 
+def step_problem(path: Path) -> str | None:
+    """What is wrong with a step's file, or None, also where the run has just deleted it."""
+    try:
+        _read(path)
+    except FileNotFoundError:
+        return None
+    except _UNREADABLE as error:
+        return str(error) if str(path) in str(error) else f"{path}: is damaged ({error})"
+    return None
+
+
 def _load(path: Path) -> Step | None:
     try:
-        content = unseal(path, _LINE, path.read_bytes(), "a step of the global model")
-        number, base, before, content_digest, encoding, raw_bytes, blob = msgpack.unpackb(content)
-        if path.name != _name(number):
-            raise ValueError("of another round")
-    except (OSError, StateError, ValueError, TypeError, msgpack.UnpackException) as error:
+        return _read(path)
+    except _UNREADABLE as error:
         _log.info("%s: left out (%s)", path, error)
         return None
+
+
+def _read(path: Path) -> Step:
+    content = unseal(path, _LINE, path.read_bytes(), "a step of the global model")
+    number, base, before, content_digest, encoding, raw_bytes, blob = msgpack.unpackb(content)
+    if path.name != _name(number):
+        raise ValueError("of another round")
     return Step(number, base, before, content_digest, Packed(blob, raw_bytes, encoding))

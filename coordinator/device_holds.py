@@ -63,6 +63,12 @@ class DeviceHolds(Tables):
             found.setdefault((row["fleet"], row["id"]), {})[row["kind"]] = Hold(row["reason"], row["since"])
         return found
 
+    def of_nobody(self) -> list[str]:
+        """Names of devices that are held back and were never seen."""
+        known = "SELECT 1 FROM devices WHERE (devices.fleet, devices.id) = (holds.fleet, holds.id)"
+        rows = self._read(f"SELECT DISTINCT id FROM holds WHERE NOT EXISTS ({known}) ORDER BY id")  # nosec B608
+        return [row["id"] for row in rows]
+
     def keep(self) -> None:
         """Bring the registry's copy up to date, so that no hold is lost with a file that is damaged."""
         keep_copy(self._db, self.path)

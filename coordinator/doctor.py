@@ -14,6 +14,7 @@ from coordinator.identity.standing import check_authority
 from coordinator.negotiation import encoding_for
 from coordinator.preparation import Prepared, prepare
 from coordinator.settings import MAX_CHUNKS_IN_FLIGHT, RunSettings
+from coordinator.stored_content import check_stored
 from shared import __version__, topics
 from shared.broker_checkup import Asked, check_broker
 from shared.broker_rights import Side
@@ -53,6 +54,7 @@ def examine(settings: RunSettings, checkup: Checkup) -> None:
     else:
         prepared = _check_task(settings, checkup)
     check_state_dir(directory, _space(settings, prepared), checkup, private=False)
+    check_stored(directory, checkup)
     asked = _check_broker(settings, checkup)
     if asked is None:
         checkup.skip("devices", "the broker was not asked for them")

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from coordinator.options import StateDir
 from shared.command import AsJson, command
+from shared.errors import EXIT_LESS
+
+if TYPE_CHECKING:
+    from coordinator.model_export import GlobalExport
 
 
 def add_export(app: typer.Typer) -> None:
@@ -28,7 +32,10 @@ def add_export(app: typer.Typer) -> None:
         state_dir: StateDir = None,
         as_json: AsJson = False,
     ) -> None:
-        """Write a run's global model as ONNX, for programs without torch, and its metadata beside it."""
+        """Write a run's global model as ONNX, for programs without torch, and its metadata beside it.
+
+        Where the newest checkpoint is damaged, the model of an earlier round is written, and the exit code is 4.
+        """
         import msgspec
 
         from coordinator.model_export import export_global_model
@@ -37,10 +44,23 @@ def add_export(app: typer.Typer) -> None:
         exported = export_global_model(find(state_dir, run), run, out, round)
         if as_json:
             known = msgspec.to_builtins(exported.metadata)
-            typer.echo(json.dumps({"model": str(exported.path), "metadata": str(exported.metadata_path), **known}))
-            return
+            paths = {"model": str(exported.path), "metadata": str(exported.metadata_path)}
+            asked = {"asked_round": exported.asked_round, "problem": exported.problem}
+            typer.echo(json.dumps({**paths, **asked, **known}))
+            _leave(exported)
         typer.echo(f"model: {exported.path}")
         typer.echo(f"metadata: {exported.metadata_path}")
         if exported.metadata.private_values == "initial":
             what = f"private values (policy {exported.metadata.private}) never left the devices"
             typer.echo(f"{what}: the model has their initial ones", err=True)
+        _leave(exported)
+
+
+def _leave(exported: GlobalExport) -> NoReturn:
+    """End the command, and say where it wrote less than was asked for."""
+    if not exported.is_earlier:
+        raise typer.Exit
+    asked, found = exported.asked_round, exported.metadata.round
+    typer.echo(f"this is the model of round {found}, not of round {asked}: {exported.problem}", err=True)
+    typer.echo("restore that checkpoint from a backup, or let `fedpatch resume` play the round again", err=True)
+    raise typer.Exit(EXIT_LESS)

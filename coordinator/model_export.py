@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
-from coordinator.checkpoint import load_checkpoint, load_checkpoint_after
+from coordinator.checkpoint import load_checkpoint, load_checkpoint_after, newest_round
 from coordinator.records import RunInfo
 from coordinator.registry import REGISTRY_FILE, Registry
 from coordinator.strategies import ServerState
 from shared import __version__
-from shared.errors import SchemaMismatch, UsageError
+from shared.errors import FedpatchError, SchemaMismatch, UsageError
 from shared.files import refusals_of, write_atomic
 from shared.model import initial_tensors, load_tensors, schema_of
 from shared.model_metadata import MODEL_FILE, ModelMetadata, to_json
@@ -29,11 +29,22 @@ _SEED = 0
 
 @dataclass(frozen=True)
 class GlobalExport:
-    """Where the model lies, and what is said of it beside it."""
+    """Where the model lies, and what is said of it beside it.
+
+    `asked_round` is the round that was asked for, or the last one. Where the model is of an earlier one (`metadata.round`),
+    `problem` says what is wrong with the checkpoint of the former.
+    """
 
     path: Path
     metadata_path: Path
     metadata: ModelMetadata
+    asked_round: int
+    problem: str = ""
+
+    @property
+    def is_earlier(self) -> bool:
+        """Whether this is the model of an earlier round, since that of the last one cannot be read."""
+        return self.metadata.round < self.asked_round
 
 
 def export_global_model(state_dir: Path, name: str, out: Path | None, round: int | None) -> GlobalExport:
@@ -45,8 +56,13 @@ def export_global_model(state_dir: Path, name: str, out: Path | None, round: int
     """
     with Registry(state_dir / REGISTRY_FILE, readonly=True) as registry:
         run = registry.run(name)
+        records = registry.rounds.records(run.id)
     directory = state_dir / "runs" / run.id
+    last = max((one.round for one in records if one.outcome == "aggregated"), default=0)
+    # Before it is read: a run that goes on meanwhile writes a newer one.
+    asked = max(last, newest_round(directory)) if round is None else round
     state = load_checkpoint(directory)[0] if round is None else load_checkpoint_after(directory, round)
+    problem = _problem_of(directory, asked) if state.round < asked else ""
     task = find_task(str(run.settings["task"]))
     if not task.input_shape:
         raise UsageError(f"task {task.name!r} does not say its input_shape, which an export without data needs; add it")
@@ -57,7 +73,16 @@ def export_global_model(state_dir: Path, name: str, out: Path | None, round: int
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, exported.model, mode=0o644)
         write_atomic(metadata_path, to_json(metadata), mode=0o644)
-    return GlobalExport(path, metadata_path, metadata)
+    return GlobalExport(path, metadata_path, metadata, asked, problem)
+
+
+def _problem_of(directory: Path, round: int) -> str:
+    """Why the state after `round` rounds cannot be used."""
+    try:
+        load_checkpoint_after(directory, round)
+    except FedpatchError as error:
+        return str(error)
+    return f"{directory}: the checkpoint after round {round} was not there yet"
 
 
 def _export(task: Task, run: RunInfo, state: ServerState) -> tuple[Exported, ModelMetadata]:

@@ -7,6 +7,7 @@ Registry; other processes may read the file meanwhile. Times are unix seconds, p
 from __future__ import annotations
 
 import json
+import logging
 import secrets
 import time
 from collections.abc import Iterable, Mapping
@@ -14,12 +15,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from coordinator.database import keep_copy, open_database
+from coordinator.database import keep_copy, open_database, rebuild_hint
 from coordinator.device_holds import DeviceHolds
 from coordinator.fleet import DRAINED, QUARANTINED
-from coordinator.records import DeviceInfo, RunInfo
+from coordinator.records import DeviceInfo, RoundRecord, RunInfo
 from coordinator.registry_tables import COUNTERS
 from coordinator.round_ledger import RoundLedger
+from coordinator.run_journal import RunJournal, journals, read_journal
 from coordinator.tables import Tables
 from shared.errors import UsageError, unknown_name
 
@@ -37,6 +39,8 @@ _FORGET = (
     " AND id NOT IN (SELECT id FROM holds WHERE fleet = :fleet) ORDER BY last_seen"
     " LIMIT max(0, (SELECT count(*) FROM devices WHERE fleet = :fleet) - :most))"
 )
+
+_log = logging.getLogger("fedpatch.registry")
 
 
 @dataclass(frozen=True)
@@ -59,9 +63,15 @@ class Registry(Tables):
     """
 
     def __init__(self, path: Path, *, readonly: bool = False) -> None:
-        super().__init__(open_database(path, readonly), path)
-        self.rounds = RoundLedger(self._db, path)
+        db = open_database(path, readonly)
+        super().__init__(db, path)
+        self.journal = RunJournal(path.parent)
+        self.rounds = RoundLedger(self._db, path, self.journal)
         self.holds = DeviceHolds(self._db, path)
+        if not readonly:
+            self._begin_journals()
+            if db.is_copy:
+                self.restore()
 
     def close(self) -> None:
         """Release the file."""
@@ -87,12 +97,14 @@ class Registry(Tables):
                 row,
             )
         keep_copy(self._db, self.path)
+        self._note_run(run)
         return self.run(run)
 
     def next_epoch(self, run: str) -> int:
         """Take the next epoch of a run, for whoever carries it on: what answers an older one is refused."""
         epoch = self._change_run(run, "epoch = epoch + 1")
         keep_copy(self._db, self.path)  # an older copy would give out this epoch a second time
+        self._note_run(run)
         return epoch
 
     def finish_run(self, run: str, *, stopped_because: str, user_accuracy: float | None, model: str | None) -> None:
@@ -100,10 +112,36 @@ class Registry(Tables):
         status = stopped_because if stopped_because in ("interrupted", "failed") else "finished"
         columns = "status = ?, stopped_because = ?, user_accuracy = ?, model = ?"
         self._change_run(run, columns, status, str(stopped_because), user_accuracy, model)
+        keep_copy(self._db, self.path)
+        self._note_run(run)
 
     def reopen(self, run: str) -> None:
         """Mark a run that ended as running again."""
         self._change_run(run, "status = 'running', stopped_because = NULL")
+        self._note_run(run)
+
+    def restore(self) -> list[str]:
+        """Take over what the journals know and this registry does not: runs, records, epochs, ends; returns the runs' ids.
+
+        For a registry that was rebuilt, or replaced by its copy: nothing in it is newer than what the journals have of a run.
+        """
+        found = []
+        for path in journals(self.path.parent):
+            try:
+                history = read_journal(path)
+            except OSError as error:
+                _log.warning("%s: cannot be read: %s", path, error.strerror)
+                continue
+            if history.damaged_lines:
+                lines = ", ".join(map(str, history.damaged_lines))
+                _log.warning("%s: damaged in line %s, which is left out", path, lines)
+            if history.run is not None and history.run.id == path.parent.name:
+                found.append((history.run, history.records))
+        # Runs are listed by the order in which they were written down.
+        for run, records in sorted(found, key=lambda one: (one[0].created_at, one[0].id)):
+            self._restore_run(run, records.values())
+        keep_copy(self._db, self.path)
+        return [run.id for run, _ in found]
 
     def newest(self, fleet: str) -> RunInfo | None:
         """The newest run of a fleet. Unless it is `finished`, its coordinator is at work, was killed or stopped, or failed."""
@@ -115,6 +153,8 @@ class Registry(Tables):
         with self._change() as db:
             sql = "UPDATE runs SET status = 'interrupted', stopped_because = 'interrupted' WHERE id = ?"
             db.executemany(sql, left)
+        for (run,) in left:
+            self._note_run(run)
 
     def run(self, name: str) -> RunInfo:
         """The run with that id, or whose id alone begins so, or the newest for "last"; UsageError if there is none."""
@@ -131,6 +171,26 @@ class Registry(Tables):
         if not found:
             raise unknown_name("run", name, [LAST, *(one.id for one in runs[:20])])
         return found[0]
+
+    def records_as_written(self, run: str) -> list[RoundRecord]:
+        """The records of a run, by round; where the registry's differ from those of the journal, which have checksums, those.
+
+        Each difference is logged as a warning.
+        """
+        records = {one.round: one for one in self.rounds.records(run)}
+        try:
+            written = read_journal(self.journal.path(run)).records
+        except OSError:
+            return list(records.values())
+        last = max(records, default=0)
+        for number, record in sorted(written.items()):
+            if number <= last and records.get(number) != record:
+                _log.warning(
+                    "%s: the record of round %d is not what was written; shown is that of %s. %s",
+                    *(self.path, number, self.journal.path(run), rebuild_hint(self.path)),
+                )
+                records[number] = record
+        return [record for _, record in sorted(records.items())]
 
     def runs(self) -> list[RunInfo]:
         """All runs, the newest first."""
@@ -188,6 +248,40 @@ class Registry(Tables):
         rows = self._read("SELECT run, round FROM open_rounds")
         left = {run.id for run in self.runs() if run.status != "finished" and run.settings.get("fleet") == fleet}
         return {row["run"]: row["round"] for row in rows if row["run"] in left}
+
+    def _restore_run(self, run: RunInfo, records: Iterable[RoundRecord]) -> None:
+        """All of a run, as its journal has it; an open round that is over by now is forgotten."""
+        values = {**asdict(run), "settings": json.dumps(dict(run.settings), allow_nan=False)}
+        rows = [(run.id, one.round, json.dumps(one.to_dict(), allow_nan=False)) for one in records]
+        columns = _RUN.split(", ")
+        placeholders = ", ".join(f":{name}" for name in columns)
+        changed = ", ".join(f"{name} = excluded.{name}" for name in columns if name not in ("id", "epoch"))
+        with self._change() as db:
+            db.execute(
+                f"INSERT INTO runs ({_RUN}) VALUES ({placeholders})"  # our columns  # nosec B608
+                f" ON CONFLICT (id) DO UPDATE SET {changed}, epoch = max(epoch, excluded.epoch)",
+                values,
+            )
+            sql = (
+                "INSERT INTO rounds (run, round, record) VALUES (?, ?, ?)"
+                " ON CONFLICT (run, round) DO UPDATE SET record = excluded.record"
+            )
+            db.executemany(sql, rows)
+            last = max((number for _, number, _ in rows), default=0)
+            over = "(SELECT 1 FROM open_rounds WHERE run = :run AND round <= :last)"
+            for table in ("acceptances", "updates", "open_rounds"):
+                db.execute(f"DELETE FROM {table} WHERE run = :run AND EXISTS {over}", {"run": run.id, "last": last})  # nosec B608
+
+    def _begin_journals(self) -> None:
+        """Give a run that has none its journal: one of an earlier version, or whose journal was deleted."""
+        for run in self.runs():
+            journal = self.journal.path(run.id)
+            if journal.parent.is_dir() and not journal.exists():
+                self.journal.bring_up_to_date(run, self.rounds.records(run.id))
+
+    def _note_run(self, run: str) -> None:
+        """Write the run's row into its journal."""
+        self.journal.write_run(next(one for one in self.runs() if one.id == run))
 
     def _change_run(self, run: str, columns: str, *values: object) -> int:
         """Sets `columns` of the run, and returns its epoch; UsageError for one that is not here."""

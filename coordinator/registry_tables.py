@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import sqlite3
 
-from coordinator import row_sums
-
 COUNTERS = ("invited", "accepted", "declined", "reported", "lost", "failed", "refused", "late", "ignored")
 
 _VERSION_1 = """
@@ -60,8 +58,8 @@ CREATE TABLE updates (
     PRIMARY KEY (run, round, device)
 );
 """
-_VERSION_2 = f"""
-{row_sums.TABLE}
+_VERSION_2 = """
+CREATE TABLE sums (name TEXT PRIMARY KEY, total INTEGER NOT NULL, changes INTEGER NOT NULL);
 CREATE TABLE open_rounds (
     run TEXT PRIMARY KEY REFERENCES runs (id),
     round INTEGER NOT NULL,
@@ -107,9 +105,15 @@ UPDATE updates SET encoding = coalesce(
 ALTER TABLE open_rounds ADD COLUMN encoding TEXT NOT NULL DEFAULT '';
 ALTER TABLE open_rounds ADD COLUMN negotiated TEXT NOT NULL DEFAULT '{}';
 """
+# Versions 2 to 4 kept checksums of rows, which a change by any other program made wrong.
+_VERSION_5 = """
+DROP TABLE sums;
+"""
 # Entry i brings version i + 1 to i + 2, in one transaction and after a copy was kept. What was released is not changed.
-_MIGRATIONS: tuple[str, ...] = (_VERSION_2, _VERSION_3, _VERSION_4)
+_MIGRATIONS: tuple[str, ...] = (_VERSION_2, _VERSION_3, _VERSION_4, _VERSION_5)
 SCHEMA_VERSION = 1 + len(_MIGRATIONS)
+VALUES_SINCE = 4
+"""The first version with the columns of the present one: rows of earlier ones are not checked before they are migrated."""
 
 
 def script(before: int, version: int = SCHEMA_VERSION) -> str:
@@ -121,7 +125,6 @@ def migrate(db: sqlite3.Connection, version: int) -> None:
     """Brings `db` from `version` (0: it is empty) to the present one, or leaves it as it is and raises sqlite3.Error."""
     try:
         db.executescript(f"BEGIN IMMEDIATE; {script(version)}")
-        row_sums.fill(db)
         db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         db.execute("COMMIT")
     except BaseException:

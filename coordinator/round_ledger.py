@@ -9,19 +9,25 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Collection
+from pathlib import Path
 from typing import Any
 
 from coordinator.database import damaged, keep_copy
 from coordinator.ledger import Ledger
 from coordinator.moments import Moment
 from coordinator.records import RoundRecord, StoredUpdate
+from coordinator.run_journal import RunJournal
 from coordinator.tables import Tables
 from shared.errors import UpdateRefused
 from shared.reasons import RefuseReason
 
 
 class RoundLedger(Tables):
-    """Every method is one transaction, on the disk when it returns."""
+    """Every method is one transaction, on the disk when it returns. Records go into the `journal` of their run, too."""
+
+    def __init__(self, db: sqlite3.Connection, path: Path, journal: RunJournal) -> None:
+        super().__init__(db, path)
+        self._journal = journal
 
     def open(self, run: str, ledger: Ledger, now: Moment) -> None:
         """The round begins, or goes on in another epoch. Updates of other rounds that somebody left behind are forgotten."""
@@ -73,6 +79,14 @@ class RoundLedger(Tables):
         query = f"SELECT {columns} FROM updates WHERE (run, round) = (?, ?) ORDER BY device"  # our columns  # nosec B608
         return [StoredUpdate(**row) for row in self._read(query, (run, round))]
 
+    def open_updates(self, run: str) -> list[StoredUpdate]:
+        """The updates of the round that is open, if one is."""
+        return [
+            one
+            for row in self._read("SELECT round FROM open_rounds WHERE run = ?", (run,))
+            for one in self.updates(run, row["round"])
+        ]
+
     def drop_update(self, run: str, round: int, device: str) -> None:
         """Forget one update."""
         with self._change() as db:
@@ -117,6 +131,7 @@ class RoundLedger(Tables):
                 " ON CONFLICT (run, round) DO UPDATE SET record = excluded.record",
                 (run, record.round, json.dumps(record.to_dict(), allow_nan=False)),
             )
+        self._journal.write_round(run, record)
         # Of a long run not after each round: all copies together are to be no more than a few times its rounds.
         if record.round % max(1, record.round // 50) == 0:
             keep_copy(self._db, self.path)
@@ -126,6 +141,7 @@ class RoundLedger(Tables):
         with self._change() as db:
             _forget(db, run)
             db.execute("DELETE FROM rounds WHERE run = ? AND round > ?", (run, round))
+        self._journal.write_back_to(run, round)
 
     def records(self, run: str) -> list[RoundRecord]:
         """Of the rounds that are over, by round."""

@@ -104,7 +104,7 @@ def start_run(settings: RunSettings, view: View) -> RunSummary:
                 schema=prepared.schema.digest,
             )
             directory = run_directory(state_dir, run.id)
-            directory.mkdir(parents=True)
+            directory.mkdir(parents=True, exist_ok=True)
             save_checkpoint(directory, prepared.initial, prepared.public, {})
             view.say(f"run {run.id}: {prepared.task.name}, {prepared.strategy.name}, private {prepared.policy}")
             spec = run_spec(run.id, run.epoch, settings, prepared, connection.chunk_bytes)

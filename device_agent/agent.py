@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
+from device_agent.admission import Verdict
 from device_agent.effects import Effect
 from device_agent.facts import Facts
 from device_agent.namesake import Namesake
 from device_agent.owner import Owner
 from device_agent.performing import Performer
 from device_agent.presence import StatusFile
+from device_agent.storage import Storage
 from device_agent.trainer import Died, Trainer, TrainerEvent
 from device_agent.training_channel import Ready, SetupFailed, TrainCancelled, Trained, TrainFailed, TrainProgress
 from device_agent.upkeep import Upkeep
@@ -93,6 +95,8 @@ class Agent:
         self._namesake = namesake
         self._upkeep = upkeep
         self._problem = ""
+        self._storage = Storage(performer.directory)
+        self._storage_problem = ""
         self._early_deaths = 0
 
     def run(self) -> int:
@@ -251,11 +255,24 @@ class Agent:
             return []  # not ready yet; the coordinator asks again
         assert isinstance(envelope.body, WorkRequest)
         held = self._performer.held_version
-        verdict = self._owner.consider(envelope.task, envelope.body, now, held)
+        verdict = self._storage_verdict(envelope, held) or self._owner.consider(envelope.task, envelope.body, now, held)
         if verdict is None:
             self._offer = envelope  # the newest: what was asked before it is not wanted any more
             return []
         return self._job.on_request(envelope, self._tasks, verdict, now, held)
+
+    def _storage_verdict(self, envelope: Envelope, held: str) -> Verdict | None:
+        """A decline where this device could not store what the round needs; the log and the status say what to do."""
+        assert isinstance(envelope.body, WorkRequest)
+        found = self._storage.problem(envelope.task, envelope.body, held)
+        text = found.text if found else ""
+        if text != self._storage_problem:
+            self._storage_problem = text
+            if text:
+                _log.error("%s; until then every round is declined", text)
+            else:
+                _log.info("what a round needs can be stored again")
+        return found.verdict if found else None
 
     def _on_state(self, state: Body, now: float) -> None:
         """The coordinator's, or what stands on our own topic: anybody may have written that who uses our id."""
@@ -293,6 +310,8 @@ class Agent:
                 "paused": self._job.paused,
                 "unwilling": list(self._owner.words),
                 "last_outcome": self._performer.last_outcome,
-                "problem": self._problem if state != "stopped" else "",
+                "problem": "; ".join(filter(None, (self._problem, self._storage_problem)))
+                if state != "stopped"
+                else "",
             }
         )

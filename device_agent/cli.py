@@ -157,11 +157,18 @@ def _willingness_in_words(admission: str, unwilling: Sequence[str]) -> list[str]
     return [f"whether it would accept work now, its owner's {admission} says"] if admission else []
 
 
+def _patch_mend(path: Path) -> str:
+    from device_agent.patch_store import patch_problem
+    from device_agent.storage import patch_mend
+
+    return patch_mend(path) if patch_problem(path) else "the next round uses the one before it"
+
+
 def _patches_in_words(standing: Standing, now: float) -> list[str]:
     lines = []
     for entry in standing.patches:
         if entry.problem:
-            lines.append(f"patch {entry.problem}")
+            lines.append(f"patch {entry.problem}; {_patch_mend(entry.path)}")
             continue
         when = age(max(0.0, now - entry.modified_s))
         lines.append(

@@ -20,13 +20,14 @@ from device_agent.presence import LOCK_NAME, host_as_device_id
 from device_agent.running import setup_of
 from device_agent.settings import AgentSettings
 from device_agent.standing import read_standing
+from device_agent.storage import PATCHES, SPOOL, stored_problems
 from device_agent.trainer import Died, Trainer, TrainerEvent
 from device_agent.training_channel import Ready, SetupFailed
 from shared import topics
 from shared.broker_checkup import Asked, check_broker
 from shared.broker_rights import Side
 from shared.broker_url import parse_broker_url
-from shared.checkup import Checkup
+from shared.checkup import Checkup, in_words
 from shared.codec import decode, encode
 from shared.errors import BrokerError, FedpatchError, UsageError, WireError
 from shared.host_checkup import Space, check_clock, check_memory, check_state_dir, check_versions, resident_memory
@@ -61,6 +62,7 @@ def examine(settings: AgentSettings, checkup: Checkup, root: Path = Path("/")) -
     model_bytes = settings.max_model_mib * 2**20
     space = Space(_LEAST_DISK_BYTES, 3 * model_bytes, "a model, an update and a patch")
     check_state_dir(directory, space, checkup, private=True)
+    _check_stored(directory, checkup)
     _check_preferences(settings, checkup, root)
     running = _is_running(directory)
     if running:
@@ -72,6 +74,23 @@ def examine(settings: AgentSettings, checkup: Checkup, root: Path = Path("/")) -
     with _loading(settings, identity, checkup) as (trainer, answers):
         _check_broker(settings, identity, checkup, running)
         _check_task(settings, trainer, answers, checkup)
+
+
+def _check_stored(directory: Path, checkup: Checkup) -> None:
+    """Whether what the agent has stored is what it wrote; where nothing was stored yet there is no finding."""
+    if not directory.is_dir():
+        return
+    try:
+        found = list(stored_problems(directory))
+    except FedpatchError as error:
+        checkup.fail("stored", in_words(error), "ask as the user that the agent runs as")
+        return
+    for declines, text, mend in found:
+        (checkup.fail if declines else checkup.warn)("stored", text, mend)
+    if not found and any((directory / name).exists() for name in (PATCHES, SPOOL)):
+        checkup.good(
+            "stored", "patches, residuals, held model, waiting update and personal models are what was written"
+        )
 
 
 def _check_preferences(settings: AgentSettings, checkup: Checkup, root: Path) -> None:

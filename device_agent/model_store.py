@@ -13,6 +13,7 @@ Nothing here needs torch, NumPy or onnxruntime.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shutil
@@ -32,6 +33,8 @@ from shared.settings import NAME
 
 DIRECTORY = "models"
 CURRENT = "current"
+SUMS_FILE = "SHA256SUMS"
+"""`sha256sum -c SHA256SUMS` checks a model and its metadata."""
 
 _STAGED, _UNFINISHED, _REMOVED = ".staged", ".unfinished", ".removed"
 _LINK, _LOCK, _KEPT = ".link", ".lock", "kept.json"
@@ -93,7 +96,10 @@ class ModelStore:
             _make_directory(unfinished)
             try:
                 write_atomic(unfinished / MODEL_FILE, model, mode=_FILE_MODE)
-                write_atomic(unfinished / METADATA_FILE, to_json(metadata), mode=_FILE_MODE)
+                described = to_json(metadata)
+                write_atomic(unfinished / METADATA_FILE, described, mode=_FILE_MODE)
+                sums = f"{metadata.sha256}  {MODEL_FILE}\n{hashlib.sha256(described).hexdigest()}  {METADATA_FILE}\n"
+                write_atomic(unfinished / SUMS_FILE, sums.encode(), mode=_FILE_MODE)
             except OSError:
                 shutil.rmtree(unfinished, ignore_errors=True)  # a disk that is full gets its space back
                 raise
@@ -202,6 +208,16 @@ class ModelStore:
                 versions.append(ModelVersion(path, path == current, metadata))
         return versions
 
+    def problems(self) -> Iterator[tuple[str, bool]]:
+        """What is wrong with models whose files differ from what was written, each with whether it is present; reads all."""
+        for task in self.tasks():
+            for version in self.versions(task):
+                if problem := version.problem or _content_problem(version):
+                    yield problem, version.current
+            link = self._root(task) / CURRENT
+            if not link.exists():
+                yield f"{link}: leads to no model", True
+
     def kept(self, task: str) -> Kept | None:
         """Why the last round's model did not become the present one; None where it did."""
         try:
@@ -249,6 +265,28 @@ def _read(path: Path) -> ModelMetadata | None:
         return None
     except OSError as error:
         raise StateError(f"{file}: {error.strerror}; ask as a user who may read the agent's state") from error
+
+
+def _content_problem(version: ModelVersion) -> str:
+    """What sha256sum finds. Earlier versions wrote no sums: then only that of the model is known, from its metadata."""
+    assert version.metadata is not None
+    wanted = {MODEL_FILE: version.metadata.sha256}
+    try:
+        sums = (version.path / SUMS_FILE).read_text(errors="replace").splitlines()
+        wanted |= {name: digest for digest, _, name in (line.partition("  ") for line in sums)}
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        return f"{version.path / SUMS_FILE}: {error.strerror}"
+    for name, digest in wanted.items():
+        file = version.path / name
+        try:
+            found = hashlib.sha256(file.read_bytes()).hexdigest()
+        except (OSError, ValueError) as error:
+            return f"{file}: cannot be read ({error})"
+        if found != digest:
+            return f"{file}: is damaged (its SHA-256 is not what was written)"
+    return ""
 
 
 def _make_directory(path: Path) -> None:

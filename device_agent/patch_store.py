@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 MAGIC = b"fedpatch patch 1\n"
 SUFFIX = ".patch"
+RESIDUAL_SUFFIX, RESIDUAL_LINE = ".residual", b"fedpatch residual 1\n"
+"""Of the residuals beside the patches (device_agent.residuals), for readers without numpy."""
 _HEADER_FIELDS = {"task": str, "schema": str, "policy": str, "run": str, "round": int}
 
 log = logging.getLogger("fedpatch.patches")
@@ -183,6 +185,26 @@ class PatchStore:
         with refusals_of(path):
             os.replace(path, path.with_name(path.name + ".damaged"))
             sync_directory(self.directory)
+
+
+def patch_problem(path: Path, *, alone: bool = False) -> str:
+    """Why no version of the patch at `path` can be read; "" where one can, or there is none. Needs no numpy.
+
+    With `alone` only the file itself is looked at. As `PatchStore.load`, which then raises.
+    """
+    problems = []
+    for candidate in (path,) if alone else (path, previous_of(path)):
+        try:
+            _header(candidate, candidate.read_bytes())
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            problems.append(f"{candidate}: {error.strerror}")
+        except StateError as error:
+            problems.append(str(error))
+        else:
+            return ""
+    return ", and ".join(problems)
 
 
 def list_patches(directory: Path) -> list[PatchEntry]:

@@ -103,7 +103,7 @@ class Performer:
         self._trainer = trainer
         self._meter = meter
         self._models = models
-        self._directory = directory
+        self.directory = directory
         if models:
             models.attempts.forget()
         self._spool = UpdateSpool(directory / "spool")
@@ -223,7 +223,7 @@ class Performer:
 
     def _fetch(self, blobs: tuple[Manifest, ...]) -> list[Effect]:
         self._end_download(keep=True)
-        self._downloads = Downloads(self._directory / "downloads", blobs)
+        self._downloads = Downloads(self.directory / "downloads", blobs)
         self._link.subscribe(*self._filters(self._downloads))
         return self.job.fetching(self._downloads.have, time.monotonic())
 

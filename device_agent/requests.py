@@ -7,7 +7,7 @@ from dataclasses import replace
 from device_agent.admission import Verdict
 from device_agent.effects import JobKey
 from shared.errors import WireError
-from shared.messages import ENCODINGS, Decline, Failed, TaskCapability, WorkRequest
+from shared.messages import ENCODINGS, STORAGE_FEATURE, Decline, Failed, TaskCapability, WorkRequest
 from shared.reasons import DeclineReason
 from shared.transfer import check_manifest
 
@@ -35,7 +35,10 @@ def reason_to_decline(
         return Decline(DeclineReason.TOO_LITTLE_DATA, "no training examples here")
     if verdict.accept:
         return None
-    return Decline(DeclineReason.UNWILLING, verdict.why[:500], verdict.condition, verdict.retry_after_s)
+    reason = verdict.reason
+    if reason is DeclineReason.STORAGE and STORAGE_FEATURE not in request.features:
+        reason = DeclineReason.UNWILLING  # an older coordinator ignores a message with a word that it does not know
+    return Decline(reason, verdict.why[:500], verdict.condition, verdict.retry_after_s)
 
 
 def goes_on(

@@ -20,6 +20,8 @@ from pathlib import Path
 import msgpack
 import numpy as np
 
+from device_agent.patch_store import RESIDUAL_LINE as _LINE
+from device_agent.patch_store import RESIDUAL_SUFFIX as SUFFIX
 from device_agent.patch_store import SUFFIX as PATCH_SUFFIX
 from device_agent.patch_store import PatchKey
 from shared.compression import pack, unpack
@@ -29,9 +31,7 @@ from shared.files import previous_of, refusals_of, write_after, write_atomic
 from shared.sealed import read_header, seal, unseal
 from shared.tensors import Array, Schema, Tensors, base_name
 
-SUFFIX = ".residual"
 STORED_AS = "delta-int4"
-_LINE = b"fedpatch residual 1\n"
 _FIELDS = {"encoding": str, "schema": str, "run": str, "round": int, "raw_bytes": int}
 
 log = logging.getLogger("fedpatch.patches")

@@ -12,8 +12,13 @@ from shared.codec import from_bytes, to_bytes
 from shared.errors import StateError, WireError
 from shared.files import refusals_of, remove_unfinished, write_atomic
 from shared.messages import Manifest, WorkRequest
+from shared.sealed import seal, unseal
 
 _log = logging.getLogger("fedpatch.agent")
+
+
+UPDATE, NOTE = "update.bin", "offer.msgpack"
+_LINE = b"fedpatch offer 1\n"
 
 
 @dataclass(frozen=True)
@@ -35,13 +40,13 @@ class Spool:
         with refusals_of(directory):
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             remove_unfinished(directory)
-        self.update_path = directory / "update.bin"
-        self._note = directory / "offer.msgpack"
+        self.update_path = directory / UPDATE
+        self._note = directory / NOTE
 
     def save(self, spooled: Spooled) -> None:
         """From now on the update survives a restart."""
         with refusals_of(self._note):
-            write_atomic(self._note, to_bytes(spooled))
+            write_atomic(self._note, seal(_LINE, to_bytes(spooled)))
 
     def load(self) -> Spooled | None:
         """What waits, if anything does; an update that is damaged is dropped with a warning."""
@@ -50,14 +55,29 @@ class Spool:
                 if not (self._note.exists() and self.update_path.exists()):
                     self.clear()
                     return None
-                spooled = from_bytes(self._note.read_bytes(), Spooled)
+                spooled = _read_note(self._note)
                 if file_digest(self.update_path) == spooled.manifest.digest:
                     return spooled
-        except WireError:
+        except (WireError, _DamagedNote):
             pass
         _log.warning("%s: the update in the spool is damaged; dropped", self._note.parent)
         self.clear()
         return None
+
+    @classmethod
+    def problem(cls, directory: Path) -> str:
+        """What is wrong with the update that waits in `directory`, "" where nothing is or none waits; changes nothing."""
+        note, update = directory / NOTE, directory / UPDATE
+        try:
+            if file_digest(update) != _read_note(note).manifest.digest:
+                return f"{update}: the update that waits is damaged (its SHA-256 does not fit)"
+        except FileNotFoundError:
+            return ""
+        except (WireError, StateError) as error:
+            return f"{note}: the note of the update that waits is damaged ({error})"
+        except OSError as error:
+            return f"{error.filename or note}: {error.strerror}"
+        return ""
 
     def check(self, manifest: Manifest) -> None:
         """Raises StateError where the update is not what `manifest` says: the coordinator takes such bytes for an offence."""
@@ -76,3 +96,18 @@ class Spool:
             self.update_path.unlink(missing_ok=True)
             # A training process that was killed while it wrote has left half an update.
             remove_unfinished(self._note.parent)
+
+
+class _DamagedNote(StateError):
+    """The note of an update is not what was written."""
+
+
+def _read_note(path: Path) -> Spooled:
+    """Raises WireError or _DamagedNote where it is damaged, OSError. Earlier versions wrote notes without a checksum."""
+    data = path.read_bytes()
+    if not data.startswith(_LINE[:8]):
+        return from_bytes(data, Spooled)
+    try:
+        return from_bytes(bytes(unseal(path, _LINE, data, "a note of an update")), Spooled)
+    except StateError as error:
+        raise _DamagedNote(str(error)) from error

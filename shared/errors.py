@@ -22,6 +22,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from difflib import get_close_matches
 
+EXIT_LESS = 4
+"""A command did less than was asked, and printed what: no error, and not what a script may take for success."""
+
 
 class FedpatchError(Exception):
     """Base of all; anything else that escapes is a bug."""

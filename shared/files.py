@@ -75,6 +75,28 @@ def write_after(path: Path, data: bytes) -> None:
     sync_directory(path.parent)
 
 
+def append_durably(path: Path, line: bytes) -> None:
+    """Add `line`, which ends with a newline, to the file at `path` (0600; made if absent).
+
+    Once this returns, the line outlasts a power cut. A line that an earlier call left half written is ended first, so that it
+    does not damage this one. Raises OSError where the disk refuses; part of the line may then be there.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        size = os.fstat(fd).st_size
+        if size and os.pread(fd, 1, size - 1) != b"\n":
+            line = b"\n" + line
+        while line:
+            line = line[os.write(fd, line) :]
+        os.fsync(fd)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+    finally:
+        os.close(fd)
+    if not size:
+        sync_directory(path.parent)
+
+
 def previous_of(path: Path) -> Path:
     """Where `write_after` keeps the version before; a kill between its two renames leaves no other."""
     return path.with_name(path.name + ".previous")
@@ -145,6 +167,18 @@ def _user_name(uid: int) -> str:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
         return str(uid)
+
+
+def make_directory(path: Path, mode: int = 0o700) -> None:
+    """Make `path` with these permissions (less the umask's), and those above it that are absent; they outlast a power cut.
+
+    Without that, a power cut may take the directory, and all that was written into it durably. Raises OSError.
+    """
+    if not path.is_dir():
+        if not path.parent.is_dir():
+            make_directory(path.parent, 0o777)
+        path.mkdir(mode, exist_ok=True)
+        sync_directory(path.parent)
 
 
 def sync_directory(directory: Path) -> None:

@@ -38,6 +38,7 @@ class DeclineReason(StrEnum):
     SCHEMA_MISMATCH = "schema_mismatch"
     UNSUPPORTED = "unsupported"
     TOO_LITTLE_DATA = "too_little_data"
+    STORAGE = "storage"
 
 
 class FailReason(StrEnum):

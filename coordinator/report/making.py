@@ -57,7 +57,7 @@ def read_runs(state_dir: Path | None, names: Sequence[str]) -> list[Run]:
     for name in names:
         with Registry(find(state_dir, name) / REGISTRY_FILE, readonly=True) as registry:
             info = registry.run(name)
-            records = registry.rounds.records(info.id)
+            records = registry.records_as_written(info.id)
         settings = {key: value for key, value in info.settings.items() if key not in _SECRET}
         found.setdefault(info.id, Run(replace(info, settings=settings), tuple(records)))
     if len(found) > MAX_RUNS:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from coordinator import row_sums
 from coordinator.aggregation import WeightedMean
 from coordinator.bounds import check_registered
 from coordinator.conduct import MISFORTUNES, OFFENCES, Conduct
@@ -128,13 +127,11 @@ def test_a_registry_of_version_2_is_brought_to_the_present(tmp_path: Path):
         db.executescript(f"BEGIN; {script(0, 2)} PRAGMA user_version = 2; COMMIT; PRAGMA journal_mode = WAL;")
         columns = "id, fleet, first_seen, last_seen, online, version, tasks"
         db.execute(f"INSERT INTO devices ({columns}) VALUES ('pi-1', 'lab', 1, 2, 1, '1.0', '[]')")
-        row_sums.fill(db)
     with Registry(path) as registry:
         [device] = registry.devices()
         assert (device.id, device.quarantined, device.drained, device.offences) == ("pi-1", None, None, 0)
         assert registry.holds.put("lab", "pi-1", DRAINED, "battery", 3.0)
         assert registry._db.execute("PRAGMA user_version").fetchone()[0] == SCHEMA_VERSION > 2
-        assert row_sums.wrong(registry._db) is None
 
 
 def test_names_that_were_never_asked_are_forgotten_first(registry):

@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 
-from coordinator import row_sums
 from coordinator.checkpoint import load_checkpoint, load_update, save_checkpoint, store_update
 from coordinator.ledger import Ledger
 from coordinator.moments import Moment
@@ -141,14 +140,13 @@ def _registry_file() -> bytes:
 
 
 def _row(table: str, column: str, data: bytes, folder: Path) -> None:
-    """A registry whose sums fit, but for what stands in one column: SQLite keeps any type in any of them."""
+    """A registry that is whole, but for what stands in one column: SQLite keeps any type in any of them."""
     path = folder / "registry.sqlite3"
     path.write_bytes(_registry_file())
     value: Any = data.decode("utf-8", "replace")
     if data[:1] == b"\xff":  # not JSON's first byte: then it is the type that is damaged
         value = (None, 7, 1.5, data)[len(data) % 4]
     with contextlib.closing(sqlite3.connect(path)) as db, contextlib.suppress(sqlite3.IntegrityError):
-        row_sums.keep(db)
         db.execute(f"UPDATE {table} SET {column} = ?", (value,))
         db.commit()
     _read_registry(path)

@@ -1,0 +1,134 @@
+"""Rebuilds a registry from the journals of its runs, for a state directory whose registry and its copy are damaged or gone.
+
+Runs and their rounds come from the journals. Everything else has no second place: devices with their counters, quarantine and
+maintenance, the ledger of an open round. Such rows are taken over from the registry, or else from its copy, as far as they can
+be read and hold values that fedpatch could have written.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from coordinator.database import alone_with, make_empty, problem_of
+from coordinator.registry import Registry
+from coordinator.registry_copy import copy_of, damaged_of, set_aside
+from coordinator.registry_values import row_problem
+from coordinator.run_journal import RUNS, journals
+from shared.errors import StateError, UsageError
+from shared.files import refusals_of, sync_directory
+
+# In the order of what belongs to what. Runs without a directory have nothing to go on with.
+_TABLES = ("runs", "rounds", "devices", "holds", "offences", "open_rounds", "acceptances", "updates")
+
+
+@dataclass(frozen=True)
+class Rebuilt:
+    """What a registry was made of: the ids of its runs, directories that say of no run what it was, files that were set aside.
+
+    `devices` and `holds` were taken over from `source`, the registry or its copy; None where neither could be read.
+    """
+
+    runs: tuple[str, ...]
+    without_journal: tuple[Path, ...]
+    set_aside: tuple[Path, ...]
+    source: Path | None
+    devices: int
+    holds: int
+
+
+def rebuild_registry(path: Path) -> Rebuilt:
+    """Make the registry at `path` anew; what lies there is kept as `.damaged`, and nothing changes where that fails.
+
+    Raises UsageError where there is nothing to rebuild it from or another command has it open, and
+    StateError where the disk refuses.
+    """
+    state_dir = path.parent
+    if not journals(state_dir) and not path.is_file() and not copy_of(path).is_file():
+        raise UsageError(f"no runs in {state_dir} to rebuild {path.name} from; say where they are with --state-dir")
+    with refusals_of(state_dir), alone_with(path):
+        unfinished = path.with_name(f"{path.name}.rebuilt")
+        _remove(unfinished)
+        try:
+            make_empty(unfinished)
+            with Registry(unfinished) as made:
+                source = _take_over(made._db, path)
+                made.restore()
+                runs = tuple(run.id for run in made.runs())
+                if not runs:
+                    raise StateError(f"{state_dir}: no run can be rebuilt; {path.name} stays as it is")
+                count = made._db.execute(
+                    "SELECT (SELECT count(*) FROM devices), (SELECT count(*) FROM holds)"
+                ).fetchone()
+            aside = tuple(_make_way(path))
+            unfinished.rename(path)
+            sync_directory(state_dir)
+        finally:
+            _remove(unfinished)
+    with Registry(path) as registry:
+        registry.holds.keep()
+    known = set(runs)
+    strays = (one for one in sorted((state_dir / RUNS).glob("*")) if one.is_dir() and one.name not in known)
+    return Rebuilt(runs, tuple(strays), aside, source, *count)
+
+
+def _take_over(made: sqlite3.Connection, path: Path) -> Path | None:
+    """Copy rows of the registry or, where that is damaged, of its copy; returns the file that they came from."""
+    sources = [one for one in (path, copy_of(path)) if one.is_file() and one.stat().st_size]
+    whole = [one for one in sources if _is_whole(one)]
+    for source in whole[:1] or sources:
+        if _copy_rows(made, source, path.parent / RUNS):
+            return source
+    return None
+
+
+def _is_whole(source: Path) -> bool:
+    try:
+        return problem_of(source) is None
+    except StateError:
+        return False
+
+
+def _copy_rows(made: sqlite3.Connection, source: Path, runs: Path) -> int:
+    """How many rows could be taken over."""
+    taken = 0
+    with closing(sqlite3.connect(f"{source.absolute().as_uri()}?mode=ro", uri=True)) as db:
+        for table in _TABLES:
+            known = [row[1] for row in made.execute(f"PRAGMA main.table_info({table})")]
+            for row in _rows(db, table):
+                values = {name: row[name] for name in known if name in row}
+                if (table == "runs" and not (runs / str(row.get("id"))).is_dir()) or row_problem(table, values):
+                    continue
+                placeholders = ", ".join("?" * len(values))
+                sql = f"INSERT OR IGNORE INTO {table} ({', '.join(values)}) VALUES ({placeholders})"  # nosec B608
+                try:
+                    taken += made.execute(sql, list(values.values())).rowcount
+                except sqlite3.Error:
+                    continue  # it belongs to a run that cannot be taken over
+    return taken
+
+
+def _rows(db: sqlite3.Connection, table: str) -> Iterator[dict[str, object]]:
+    """As many rows as can be read."""
+    try:
+        cursor = db.execute(f"SELECT * FROM {table}")  # our tables  # nosec B608
+        names = [column[0] for column in cursor.description]
+        while (row := cursor.fetchone()) is not None:
+            yield dict(zip(names, row, strict=True))
+    except (sqlite3.Error, UnicodeError, MemoryError, OverflowError):
+        return
+
+
+def _make_way(path: Path) -> Iterator[Path]:
+    for one in (path, copy_of(path)):
+        if one.exists():
+            set_aside(one)
+            yield damaged_of(one)
+
+
+def _remove(unfinished: Path) -> None:
+    for part in ("", "-wal", "-shm", ".before", ".lock"):
+        unfinished.with_name(unfinished.name + part).unlink(missing_ok=True)

@@ -1,0 +1,197 @@
+"""Checks of the values in a registry's rows: SQLite keeps any type in any column, and JSON in a text like any other.
+
+A value that passes may still be another than the one that was written: that shows only in comparison with a run's journal.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sqlite3
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from coordinator.fleet import DRAINED, QUARANTINED
+from coordinator.records import RoundRecord, RunInfo
+from coordinator.registry_tables import COUNTERS, VALUES_SINCE
+from shared.settings import NAME
+
+STATUSES = ("running", "finished", "interrupted", "failed")
+OUTCOMES = ("aggregated", "failed")
+
+_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_NAMES = re.compile(NAME.regex)
+_COUNTS = ("round", "cohort", "accepted", "declined", "reported", "bytes_down", "bytes_up", "num_examples", "late")
+_MEASURES = ("user_accuracy", "user_accuracy_min", "user_accuracy_after", "user_accuracy_p10")
+_MAPS = ("decline_reasons", "failures", "refused", "bounded")
+
+Row = Mapping[str, Any]
+
+
+def first_problem(db: sqlite3.Connection) -> str | None:
+    """The first row whose values cannot be what fedpatch wrote, in words, or None; reads every row of the registry `db`."""
+    if db.execute("PRAGMA user_version").fetchone()[0] < VALUES_SINCE:
+        return None
+    for table, check in _CHECKS.items():
+        columns = [row[1] for row in db.execute(f"PRAGMA main.table_info({table})")]
+        for values in db.execute(f"SELECT * FROM main.{table}"):  # our tables  # nosec B608
+            if problem := row_problem(table, dict(zip(columns, values, strict=True)), check):
+                return problem
+    return None
+
+
+def row_problem(table: str, row: Row, check: Callable[[Row], None] | None = None) -> str | None:
+    """What is wrong with one row of a table, or None."""
+    check = check or _CHECKS.get(table)
+    try:
+        if check is not None:
+            check(row)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        return f"a row of {table} does not hold what was written ({type(error).__name__}: {error})"
+    return None
+
+
+def check_run(run: RunInfo) -> None:
+    """Raise ValueError or TypeError for values that no run has."""
+    _require_text(run.id, "id")
+    _require(_RUN_ID.fullmatch(run.id), "id", run.id)
+    for name in ("task", "strategy", "private", "schema"):
+        _require(isinstance(getattr(run, name), str), name, getattr(run, name))
+    _require_number(run.created_at, "created_at")
+    _require_count(run.epoch, "epoch", least=1)
+    _require(run.status in STATUSES, "status", run.status)
+    _require(
+        run.stopped_because is None or isinstance(run.stopped_because, str), "stopped_because", run.stopped_because
+    )
+    _require(run.model is None or isinstance(run.model, str), "model", run.model)
+    _require(isinstance(run.settings, Mapping), "settings", run.settings)
+    if run.user_accuracy is not None:
+        _require_number(run.user_accuracy, "user_accuracy")
+
+
+def check_record(record: RoundRecord, number: int) -> None:
+    """Raise ValueError or TypeError for a record that is not of round `number`, or of no round at all."""
+    for name in _COUNTS:
+        _require_count(getattr(record, name), name)
+    _require(record.round == number >= 1, "round", record.round)
+    _require(record.outcome in OUTCOMES, "outcome", record.outcome)
+    for name in _MEASURES:
+        if getattr(record, name) is not None:
+            _require_number(getattr(record, name), name)
+    for name in _MAPS:
+        for word, count in getattr(record, name).items():
+            _require_count(count, f"{name}[{word!r}]")
+    for device, value in record.user_accuracies.items():
+        if value is not None:
+            _require_number(value, f"user_accuracies[{device!r}]")
+    for name, seconds in asdict(record.phase_seconds).items():
+        _require_number(seconds, name)
+
+
+def _check_run_row(row: Row) -> None:
+    known = {name: value for name, value in row.items() if name in RunInfo.__dataclass_fields__}
+    check_run(RunInfo(**{**known, "settings": _loaded(row["settings"], dict)}))
+
+
+def _check_round_row(row: Row) -> None:
+    _require_text(row["run"], "run")
+    check_record(RoundRecord.from_dict(_loaded(row["record"], dict)), row["round"])
+
+
+def _check_device_row(row: Row) -> None:
+    _require_name(row["id"], "id")
+    _require_name(row["fleet"], "fleet")
+    for name in ("first_seen", "last_seen"):
+        _require_number(row[name], name)
+    for name in COUNTERS:
+        _require_count(row[name], name)
+    _require(row["online"] in (0, 1), "online", row["online"])
+    for name in ("version", "last_reason"):
+        _require_text(row[name], name)
+    _require(all(isinstance(task, str) for task in _loaded(row["tasks"], list)), "tasks", row["tasks"])
+
+
+def _check_update_row(row: Row) -> None:
+    _require_text(row["run"], "run")
+    _require_name(row["device"], "device")
+    for name in ("round", "raw_bytes", "num_examples"):
+        _require_count(row[name], name)
+    _require(isinstance(row["digest"], str) and _DIGEST.fullmatch(row["digest"]), "digest", row["digest"])
+    _require_text(row["encoding"], "encoding")
+
+
+def _check_open_row(row: Row) -> None:
+    for name in ("run", "base", "boot", "encoding"):
+        _require_text(row[name], name)
+    for name in ("round", "target"):
+        _require_count(row[name], name)
+    _require(all(isinstance(one, str) for one in _loaded(row["invited"], list)), "invited", row["invited"])
+    _loaded(row["negotiated"], dict)
+    for name in ("spent_s", "uptime_s", "unix_s"):
+        _require_number(row[name], name)
+    for name in ("closing", "paused"):
+        _require(row[name] in (0, 1), name, row[name])
+
+
+def _check_acceptance_row(row: Row) -> None:
+    _require_text(row["run"], "run")
+    _require_name(row["device"], "device")
+
+
+def _check_hold_row(row: Row) -> None:
+    _require_name(row["fleet"], "fleet")
+    _require_name(row["id"], "id")
+    _require(row["kind"] in (QUARANTINED, DRAINED), "kind", row["kind"])
+    _require_text(row["reason"], "reason")
+    _require_number(row["since"], "since")
+
+
+def _check_offence_row(row: Row) -> None:
+    _require_name(row["fleet"], "fleet")
+    _require_name(row["id"], "id")
+    _require_count(row["count"], "count")
+    _require_text(row["last"], "last")
+
+
+_CHECKS: Mapping[str, Callable[[Row], None]] = {
+    "runs": _check_run_row,
+    "rounds": _check_round_row,
+    "devices": _check_device_row,
+    "updates": _check_update_row,
+    "open_rounds": _check_open_row,
+    "acceptances": _check_acceptance_row,
+    "holds": _check_hold_row,
+    "offences": _check_offence_row,
+}
+
+
+def _loaded(text: Any, kind: type) -> Any:
+    value = json.loads(text)
+    if not isinstance(value, kind):
+        raise TypeError(f"there is no {kind.__name__} where one was written")
+    return value
+
+
+def _require(fine: object, name: str, value: object) -> None:
+    if not fine:
+        raise ValueError(f"{name} is {value!r:.100}")
+
+
+def _require_text(value: object, name: str) -> None:
+    _require(isinstance(value, str), name, value)
+
+
+def _require_name(value: object, name: str) -> None:
+    _require(isinstance(value, str) and _NAMES.fullmatch(value), name, value)
+
+
+def _require_number(value: object, name: str) -> None:
+    fine = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    _require(fine, name, value)
+
+
+def _require_count(value: object, name: str, least: int = 0) -> None:
+    _require(isinstance(value, int) and not isinstance(value, bool) and value >= least, name, value)

@@ -1,0 +1,219 @@
+"""Reads back what a coordinator has stored, for the doctor: registry, journals, checkpoints, steps, updates, exported models.
+
+What is stored twice is compared, and what has a checksum is checked against it. Nothing is changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import zipfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from coordinator.checkpoint import Checkpoint, checkpoints, load_update
+from coordinator.database import exists, problem_of, rebuild_hint
+from coordinator.delta_files import step_problem
+from coordinator.records import RoundRecord, RunInfo, StoredUpdate
+from coordinator.registry import REGISTRY_FILE, Registry
+from coordinator.registry_copy import copy_of
+from coordinator.run_journal import RUNS, RunHistory, RunJournal, journals, read_journal
+from shared.checkup import Checkup, in_words
+from shared.errors import FedpatchError, StateError
+from shared.model_metadata import MODEL_FILE, from_json
+
+_SHOWN = 5
+_MODEL_NPZ = "model.npz"
+
+
+def check_stored(state_dir: Path, checkup: Checkup) -> None:
+    """The checks `registry` and `runs`; neither is made where nothing was stored yet."""
+    path = state_dir / REGISTRY_FILE
+    if not exists(path):
+        return
+    checkup.say(f"reading back what is stored in {state_dir}")
+    runs = _check_registry(path, checkup)
+    if runs is not None:
+        _check_runs(state_dir, runs, checkup)
+
+
+_Runs = list[tuple[RunInfo, list[RoundRecord], list[StoredUpdate]]]
+
+
+def _check_registry(path: Path, checkup: Checkup) -> _Runs | None:
+    """The runs that it holds; None where it cannot be read."""
+    try:
+        with Registry(path, readonly=True) as registry:
+            runs = [
+                (run, registry.rounds.records(run.id), registry.rounds.open_updates(run.id)) for run in registry.runs()
+            ]
+            strangers = registry.holds.of_nobody()
+    except FedpatchError as error:
+        text, _, mend = in_words(error).rpartition("; ")
+        checkup.fail("registry", text or in_words(error), mend or rebuild_hint(path))
+        return None
+    copy = copy_of(path)
+    problem = problem_of(copy) if copy.is_file() else None
+    if problem is not None:
+        checkup.warn(
+            "registry", f"{copy}: is damaged ({problem})", "it is made again when a round or a run ends; or delete it"
+        )
+    elif strangers:
+        text = f"{path}: holds back devices that it has never seen: {', '.join(strangers[:_SHOWN])}"
+        checkup.warn("registry", text, "release them, and hold back whom you mean (fedpatch devices)")
+    else:
+        checkup.good("registry", f"{path.name} can be read: {len(runs)} runs; and so can its copy")
+    return runs
+
+
+def _check_runs(state_dir: Path, runs: _Runs, checkup: Checkup) -> None:
+    journal = RunJournal(state_dir)
+    problems = 0
+    for fails, text, mend in _problems(state_dir, runs, journal):
+        problems += 1
+        (checkup.fail if fails else checkup.warn)("runs", text, mend)
+    if not problems:
+        checkup.good(
+            "runs", f"journals, checkpoints, steps, updates and models of {len(runs)} runs are what was written"
+        )
+
+
+_Problem = tuple[bool, str, str]
+"""Whether it is a failure, what is wrong, the mend."""
+
+
+def _problems(state_dir: Path, runs: _Runs, journal: RunJournal) -> Iterator[_Problem]:
+    known = {run.id for run, _, _ in runs}
+    path = state_dir / REGISTRY_FILE
+    for stray in journals(state_dir):
+        if stray.parent.name not in known:
+            yield True, f"{stray.parent} is not in the registry", rebuild_hint(path)
+    for run, records, updates in runs:
+        directory = state_dir / RUNS / run.id
+        if not directory.is_dir():
+            continue  # somebody deleted it, or it was never begun
+        yield from _journal_problems(run, records, journal.path(run.id), rebuild_hint(path))
+        kept = checkpoints(directory)
+        yield from _checkpoint_problems(run, records, directory, kept)
+        yield from _file_problems(run, directory, kept)
+        yield from _update_problems(directory, updates)
+
+
+def _journal_problems(run: RunInfo, records: Sequence[RoundRecord], path: Path, mend: str) -> Iterator[_Problem]:
+    go_on = f"`fedpatch resume {run.id}` writes it again when the run goes on; `fedpatch report {run.id}` keeps what there is"
+    try:
+        history = read_journal(path)
+    except OSError as error:
+        yield (
+            False,
+            f"{path}: {error.strerror}, so this run could not be rebuilt",
+            "any command that writes makes it again",
+        )
+        return
+    if history.damaged_lines:
+        lines = ", ".join(map(str, history.damaged_lines[:_SHOWN]))
+        yield False, f"{path}: line {lines} is damaged", go_on
+    differing = differing_rounds(records, history)
+    if differing:
+        rounds = ", ".join(map(str, differing[:_SHOWN]))
+        text = f"run {run.id}: the registry's record of round {rounds} is not what was written, which {path.name} has"
+        yield True, text, mend
+    lacking = [one.round for one in records if one.round not in history.records]
+    if lacking and not history.damaged_lines:
+        yield False, f"{path}: lacks round {', '.join(map(str, lacking[:_SHOWN]))}", go_on
+    if history.run is not None and (names := _differing_fields(run, history.run)):
+        text = f"run {run.id}: {', '.join(names)} in the registry differs from what was written, which {path.name} has"
+        yield False, text, f"nothing, if it was changed on purpose; else {mend}"
+
+
+def differing_rounds(records: Sequence[RoundRecord], history: RunHistory) -> list[int]:
+    """Rounds before the registry's last of which it lacks a record that the journal has, or holds another."""
+    known = {one.round: one for one in records}
+    last = max(known, default=0)
+    return [number for number, one in sorted(history.records.items()) if number <= last and known.get(number) != one]
+
+
+def _differing_fields(run: RunInfo, written: RunInfo) -> list[str]:
+    ours, theirs = asdict(run), asdict(written)
+    return [name for name in ours if ours[name] != theirs[name]]
+
+
+def _checkpoint_problems(
+    run: RunInfo, records: Sequence[RoundRecord], directory: Path, kept: Sequence[Checkpoint]
+) -> Iterator[_Problem]:
+    last = max((one.round for one in records if one.outcome == "aggregated"), default=0)
+    whole = [one for one in kept if one.problem is None]
+    for one in kept:
+        if one.problem is not None:
+            before = next((other.round for other in whole if other.round < one.round), None)
+            to = "nothing: there is no other" if before is None else f"the model after round {before}"
+            mend = f"restore it from a backup; without it `fedpatch resume` and `fedpatch export` go back to {to}"
+            yield one.round == kept[0].round or not whole, one.problem, mend
+    if kept and kept[0].round < last:
+        text = f"{directory}: the newest checkpoint is of round {kept[0].round}, and round {last} was aggregated"
+        yield True, text, "restore it from a backup; `fedpatch resume` plays the rounds since then again"
+    if not kept and records:
+        yield (
+            True,
+            f"{directory}: holds no checkpoint",
+            "restore one from a backup; without it the run cannot be resumed",
+        )
+    by_round = {one.round: one for one in records}
+    for one in whole:
+        if one.record is not None and by_round.get(one.round, one.record) != one.record:
+            text = f"run {run.id}: the registry's record of round {one.round} is not that of {one.path.name}"
+            yield True, text, rebuild_hint(directory.parent.parent / REGISTRY_FILE)
+
+
+def _file_problems(run: RunInfo, directory: Path, kept: Sequence[Checkpoint]) -> Iterator[_Problem]:
+    for path in sorted(directory.glob("delta-*.fp")):
+        if problem := step_problem(path):
+            yield False, problem, "delete it: devices download the whole model instead"
+    npz, onnx = directory / _MODEL_NPZ, directory / MODEL_FILE
+    if npz.is_file() and (problem := _npz_problem(npz, run, kept)):
+        yield False, f"{npz}: is damaged ({problem})", "delete it; it is written again when the run goes on and ends"
+    if onnx.is_file() and (problem := _onnx_problem(onnx)):
+        yield False, f"{onnx}: is damaged ({problem})", f"delete it; `fedpatch export {run.id}` writes it again"
+
+
+def _npz_problem(path: Path, run: RunInfo, kept: Sequence[Checkpoint]) -> str | None:
+    """A run that goes on may have written it after a round of which there is no checkpoint any more."""
+    try:
+        data = path.read_bytes()
+        if hashlib.sha256(data).hexdigest() in {one.model_sha256 for one in kept}:
+            return None
+        if run.status == "finished" and all(one.problem is None for one in kept):
+            return "it is not the model of a checkpoint"
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            bad = archive.testzip()
+        return None if bad is None else f"the checksum of {bad} does not fit"
+    except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError) as error:
+        return str(error)
+
+
+def _onnx_problem(path: Path) -> str | None:
+    metadata = path.with_name(f"{path.name}.json")
+    try:
+        written = from_json(metadata.read_bytes(), str(metadata)).sha256
+        return (
+            None
+            if hashlib.sha256(path.read_bytes()).hexdigest() == written
+            else "its SHA-256 is not that of its metadata"
+        )
+    except (OSError, StateError) as error:
+        return in_words(error)
+
+
+def _update_problems(directory: Path, updates: Sequence[StoredUpdate]) -> Iterator[_Problem]:
+    for one in updates:
+        try:
+            blob = load_update(directory, one.round, one.device)
+            fine = hashlib.sha256(blob).hexdigest() == one.digest
+            problem = (
+                "" if fine else f"the update of {one.device} in round {one.round} is not the one that was committed"
+            )
+        except StateError as error:
+            problem = in_words(error)
+        if problem:
+            yield False, problem, "nothing: `fedpatch resume` drops it and asks its device again"

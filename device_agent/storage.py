@@ -1,0 +1,135 @@
+"""Whether this device can store what a round needs, asked before the round is accepted; and what of its files is damaged.
+
+A device that accepts and then fails for its disk costs the others a round, each time. So it declines, with the reason.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from device_agent.admission import Verdict
+from device_agent.held_model import DIRECTORY as HELD
+from device_agent.held_model import HeldModel
+from device_agent.model_store import DIRECTORY as MODELS
+from device_agent.model_store import ModelStore
+from device_agent.patch_store import RESIDUAL_LINE, RESIDUAL_SUFFIX, PatchKey, patch_problem
+from device_agent.patch_store import SUFFIX as PATCH_SUFFIX
+from device_agent.spool import Spool
+from device_agent.ways import expected_bytes, way_to
+from shared.errors import StateError
+from shared.files import mend_at, previous_of, stamp_of
+from shared.messages import MAX_BLOB_BYTES, WorkRequest
+from shared.reasons import Condition, DeclineReason
+from shared.sealed import unseal
+
+RETRY_S = 300.0
+"""A person has to move files or make room: nobody does that in seconds."""
+
+_SPARE_BYTES = 64 * 1024
+PATCHES, SPOOL, DOWNLOADS = "patches", "spool", "downloads"
+_LOST = "what this device has learned of its own for that task is lost with them, unless a backup has them"
+
+
+@dataclass(frozen=True)
+class StorageProblem:
+    """What is wrong with the device's storage, and what to do; `verdict` is what the coordinator gets, without paths."""
+
+    text: str
+    verdict: Verdict
+
+
+class Storage:
+    """The files of the agent whose state is in `directory`. Patches are read again only after they have changed."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._known: dict[PatchKey, tuple[object, str]] = {}
+
+    def problem(self, task: str, request: WorkRequest, held: str = "") -> StorageProblem | None:
+        """Why the device cannot do the work of `request`, or None. `held` is the version of the global model that it holds."""
+        return self._patch_problem(PatchKey(task, request.schema, request.private)) or self._space_problem(
+            PatchKey(task, request.schema, request.private), request, held
+        )
+
+    def _patch_problem(self, key: PatchKey) -> StorageProblem | None:
+        path = self._directory / PATCHES / key.file_name
+        stamp = stamp_of(path), stamp_of(previous_of(path))
+        known = self._known.get(key)
+        if known is None or known[0] != stamp:
+            known = self._known[key] = stamp, patch_problem(path)
+        if not known[1]:
+            return None
+        why = "its private patch for this task, and the one before it, are damaged"
+        verdict = Verdict(False, why, retry_after_s=RETRY_S, reason=DeclineReason.STORAGE)
+        return StorageProblem(f"{known[1]}; {patch_mend(path)}", verdict)
+
+    def _space_problem(self, key: PatchKey, request: WorkRequest, held: str) -> StorageProblem | None:
+        try:
+            disk = os.statvfs(self._directory)
+        except OSError:
+            return None
+        needed = expected_bytes(request, way_to(request, held, MAX_BLOB_BYTES)) + _SPARE_BYTES
+        needed += _size(self._directory / PATCHES / key.file_name)
+        # Parts of the same model are gone on with, others make room for it.
+        needed -= sum(_size(path) for path in (self._directory / DOWNLOADS).glob("*"))
+        free = disk.f_bavail * disk.f_frsize
+        readonly = bool(disk.f_flag & os.ST_RDONLY)
+        if free >= needed and not readonly:
+            return None
+        why = "its disk is read-only" if readonly else "its disk has too little room for the round"
+        text = f"{self._directory}: " + ("the disk is read-only" if readonly else f"{free} bytes free, {needed} needed")
+        mend = mend_at(self._directory, "free some space on this disk")
+        return StorageProblem(f"{text}; {mend}", Verdict(False, why, Condition.LOW_DISK, RETRY_S))
+
+
+def patch_mend(path: Path) -> str:
+    """What to do about a patch of which no version can be read."""
+    return f"move {path} and {previous_of(path).name} away to begin again with the initial patch: {_LOST}"
+
+
+def stored_problems(directory: Path) -> Iterator[tuple[bool, str, str]]:
+    """Each file of the agent's state that is damaged: whether rounds are declined for it, what is wrong, the mend.
+
+    Everything is read to its end and nothing is changed. StateError where a directory cannot be read.
+    """
+    yield from _patch_problems(directory / PATCHES)
+    for path in sorted((directory / PATCHES).glob(f"*{RESIDUAL_SUFFIX}*")):
+        try:
+            unseal(path, RESIDUAL_LINE, path.read_bytes(), "a residual")
+        except (OSError, StateError) as error:
+            mend = "nothing: what it would make up for is left out once, and the next round writes it again"
+            yield False, str(error), mend
+    held = HeldModel(directory / HELD)
+    if held.path.exists():
+        try:
+            held.read()
+        except StateError as error:
+            yield False, str(error), "nothing: the next round downloads the whole global model"
+    if problem := Spool.problem(directory / SPOOL):
+        yield False, problem, "nothing: it is dropped when the agent starts, and the round's work with it"
+    models = ModelStore(directory / MODELS)
+    for problem, current in models.problems():
+        mend = "`fedpatch-agent rollback` goes back to another; the next round makes a new one"
+        yield False, problem, mend if current else "delete it: it is not in use"
+
+
+def _patch_problems(directory: Path) -> Iterator[tuple[bool, str, str]]:
+    names = {path.name.removesuffix(".previous") for path in directory.glob(f"*{PATCH_SUFFIX}*")}
+    for path in sorted(directory / name for name in names if name.endswith(PATCH_SUFFIX)):
+        if problem := patch_problem(path):
+            yield True, problem, patch_mend(path)
+            continue
+        for version in (path, previous_of(path)):
+            if version.exists() and (problem := patch_problem(version, alone=True)):
+                other = "the one before it" if version == path else "none, should the newest be damaged too"
+                yield False, problem, f"nothing is lost but a version to go back to: the next round uses {other}"
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0

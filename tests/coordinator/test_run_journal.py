@@ -1,0 +1,193 @@
+"""The journal of a run: what it holds after any damage, and how registries are rebuilt from it."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coordinator.rebuild import rebuild_registry
+from coordinator.records import PhaseSeconds, RoundRecord
+from coordinator.registry import REGISTRY_FILE, Registry
+from coordinator.registry_copy import copy_of, damaged_of
+from coordinator.run_journal import FILE, journals, read_journal
+from shared.errors import UsageError
+from tests.coordinator.sightings import seen
+
+ROUNDS = 4
+
+
+def record_of(number: int) -> RoundRecord:
+    """A round's record."""
+    seconds = PhaseSeconds(train=1.25)
+    return RoundRecord(number, "aggregated", 4, 3, 1, 3, 0.5 + number / 100, phase_seconds=seconds, failures={"x": 1})
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A registry with a finished run of four rounds and one that goes on, a device, and another in quarantine."""
+    path = tmp_path / REGISTRY_FILE
+    with Registry(path) as registry:
+        for fleet in ("lab", "kitchen"):
+            run = registry.create_run(
+                created_at=0.0 if fleet == "lab" else 60.0,
+                task="digits",
+                strategy="fedavg",
+                private="affine",
+                settings={"rounds": 9, "target_ua": None, "fleet": fleet},
+                schema="5c" * 32,
+            ).id
+            for number in range(1, ROUNDS + 1):
+                registry.rounds.finish(run, record_of(number))
+            if fleet == "lab":
+                registry.finish_run(run, stopped_because="max_rounds", user_accuracy=0.5, model=None)
+        registry.next_epoch(run)
+        for device in ("pi-1", "pi-2"):
+            seen(registry, device, fleet="lab", now=3.5, online=True)
+        registry.holds.put("lab", "pi-2", "quarantined", "damaged", 4.0)
+        registry.holds.keep()
+    return path
+
+
+def known(path: Path) -> tuple:
+    """Runs and records of a registry."""
+    with Registry(path, readonly=True) as registry:
+        return registry.runs(), [registry.rounds.records(run.id) for run in registry.runs()]
+
+
+def garble(*paths: Path) -> None:
+    """As if something else had been written over them."""
+    for one in paths:
+        one.write_bytes(b"garbage " * 1000)
+
+
+def delete(*paths: Path) -> None:
+    """Gone."""
+    for one in paths:
+        one.unlink()
+
+
+@pytest.mark.parametrize("damage", [garble, delete])
+def test_registry_and_copy_damaged_or_gone_is_rebuilt_with_all_runs(path: Path, damage):
+    """The journals have the runs; what lay there is kept."""
+    wanted = known(path)
+    damage(path, copy_of(path))
+    rebuilt = rebuild_registry(path)
+    assert known(path) == wanted
+    assert rebuilt.set_aside == ((damaged_of(path), damaged_of(copy_of(path))) if damage is garble else ())
+    assert (rebuilt.source, rebuilt.devices, rebuilt.holds) == (None, 0, 0)
+    assert copy_of(path).is_file()
+
+
+def test_rebuilt_registry_takes_devices_and_holds_from_the_copy(path: Path):
+    """They are in no journal."""
+    wanted = known(path)
+    garble(path)
+    rebuilt = rebuild_registry(path)
+    assert known(path) == wanted
+    assert (rebuilt.source, rebuilt.devices, rebuilt.holds) == (copy_of(path), 2, 1)
+    with Registry(path) as registry:
+        assert registry.holds.held("lab") == {"pi-2": "quarantined"}
+
+
+def test_rebuilt_registry_leaves_out_rows_that_cannot_be(path: Path):
+    """Of a registry that is damaged in places, what is left is taken over."""
+    for one in (path, copy_of(path)):
+        with closing(sqlite3.connect(one)) as db:
+            db.execute("UPDATE devices SET reported = -1 WHERE id = 'pi-1'")
+            db.execute("UPDATE rounds SET record = '{}' WHERE round = 2")
+            db.commit()
+    rebuilt = rebuild_registry(path)
+    assert (rebuilt.source, rebuilt.devices, rebuilt.holds) == (path, 1, 1)
+    with Registry(path) as registry:
+        assert [one.user_accuracy for one in registry.rounds.records(registry.run("last").id)] == [
+            0.51,
+            0.52,
+            0.53,
+            0.54,
+        ]
+
+
+def test_open_round_survives_a_rebuild_of_a_registry_that_can_be_read(path: Path):
+    """Its ledger is in no journal either."""
+    with Registry(path) as registry:
+        run = registry.run("last").id
+        with registry._change() as db:
+            columns = "run, round, target, invited, base, spent_s, boot, uptime_s, unix_s"
+            db.execute(f"INSERT INTO open_rounds ({columns}) VALUES (?, 5, 2, '[]', 'ab', 0, 'b', 1, 1)", (run,))
+    rebuild_registry(path)
+    with Registry(path) as registry:
+        assert registry.open_rounds("kitchen") == {run: 5}
+
+
+def test_directory_without_journal_is_named_by_a_rebuild(path: Path):
+    """It holds checkpoints of a run that nobody knows."""
+    stray = path.parent / "runs" / "20200101-000000-abcdef"
+    stray.mkdir()
+    garble(path, copy_of(path))
+    assert rebuild_registry(path).without_journal == (stray,)
+
+
+def test_rebuild_where_nothing_is_or_somebody_works_changes_nothing(path: Path, tmp_path: Path):
+    """Two commands must not write two registries."""
+    with Registry(path), pytest.raises(UsageError, match="another fedpatch is working with it"):
+        rebuild_registry(path)
+    with pytest.raises(UsageError, match="no runs in"):
+        rebuild_registry(tmp_path / "elsewhere" / REGISTRY_FILE)
+
+
+def test_run_of_which_the_journal_is_gone_gets_another(path: Path):
+    """As one does that an earlier version began."""
+    wanted = {one: read_journal(one) for one in journals(path.parent)}
+    delete(*wanted)
+    with Registry(path):
+        pass
+    assert {one: read_journal(one) for one in journals(path.parent)} == wanted
+
+
+@settings(max_examples=80, deadline=None)
+@given(at=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7), cut=st.booleans())
+def test_flipped_bit_or_cut_in_a_journal_costs_its_lines_and_changes_nothing_else(at: float, bit: int, cut: bool):
+    """What is read is what was written; a line that is not is named, unless it is an end that is missing at a line's end."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / REGISTRY_FILE
+        with Registry(path) as registry:
+            run = registry.create_run(
+                created_at=0.0, task="digits", strategy="fedavg", private="none", settings={}, schema=""
+            )
+            for number in range(1, ROUNDS + 1):
+                registry.rounds.finish(run.id, record_of(number))
+        (journal,) = journals(path.parent)
+        data = bytearray(journal.read_bytes())
+        place = int(at * len(data))
+        if cut:
+            del data[place:]
+        else:
+            data[place] ^= 1 << bit
+        journal.write_bytes(data)
+        history = read_journal(journal)
+        assert history.run in (run, None)
+        assert all(record == record_of(number) for number, record in history.records.items())
+        lost = ROUNDS + 1 - len(history.records) - (history.run is not None)
+        assert cut or bool(lost) == bool(history.damaged_lines) or lost == 0
+        with Registry(path) as registry:
+            registry.rounds.finish(run.id, record_of(ROUNDS + 1))
+        assert read_journal(journal).records[ROUNDS + 1] == record_of(ROUNDS + 1)
+
+
+def test_rounds_that_are_played_again_replace_those_of_before(path: Path):
+    """Also where the journal was written by a run that went back."""
+    with Registry(path) as registry:
+        run = registry.run("last").id
+        registry.rounds.roll_back(run, 2)
+        registry.rounds.finish(run, record_of(3))
+        wanted = registry.rounds.records(run)
+        journal = registry.journal.path(run)
+    assert journal.name == FILE
+    assert list(read_journal(journal).records.values()) == wanted == [record_of(1), record_of(2), record_of(3)]
