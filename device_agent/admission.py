@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 
 from device_agent.preferences import Objection, words_for_wire
 from shared.errors import UsageError
-from shared.reasons import Condition
+from shared.reasons import Condition, DeclineReason
 
 _FILE_PREFIX = "file:"
 
@@ -26,12 +26,14 @@ class Verdict:
     """Whether the device works now. All of it reaches the coordinator: no value that was found, no path.
 
     `condition` is the preference that is missed, where one is; before `retry_after_s` it would say the same (0: unknown).
+    `reason` is the word for it: an owner's limit has one of its own.
     """
 
     accept: bool
     why: str = ""
     condition: Condition | None = None
     retry_after_s: float = 0.0
+    reason: DeclineReason = DeclineReason.UNWILLING
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,8 @@ from shared.messages import ENCODINGS, Decline, Failed, TaskCapability, WorkRequ
 from shared.reasons import DeclineReason
 from shared.transfer import check_manifest
 
+_OWNER_LIMITS = (DeclineReason.PRIVATE_POLICY, DeclineReason.PLAN_LIMIT)
+
 
 def reason_to_decline(
     task: str, request: WorkRequest, tasks: tuple[TaskCapability, ...], verdict: Verdict, max_blob_bytes: int
@@ -35,7 +37,12 @@ def reason_to_decline(
         return Decline(DeclineReason.TOO_LITTLE_DATA, "no training examples here")
     if verdict.accept:
         return None
-    return Decline(DeclineReason.UNWILLING, verdict.why[:500], verdict.condition, verdict.retry_after_s)
+    reason = verdict.reason
+    if reason in _OWNER_LIMITS and "owner_limits" not in request.features:
+        reason = (
+            DeclineReason.UNSUPPORTED
+        )  # an older coordinator would ignore a message with a word that it does not know
+    return Decline(reason, verdict.why[:500], verdict.condition, verdict.retry_after_s)
 
 
 def goes_on(

@@ -38,6 +38,8 @@ class DeclineReason(StrEnum):
     SCHEMA_MISMATCH = "schema_mismatch"
     UNSUPPORTED = "unsupported"
     TOO_LITTLE_DATA = "too_little_data"
+    PRIVATE_POLICY = "private_policy"
+    PLAN_LIMIT = "plan_limit"
 
 
 class FailReason(StrEnum):

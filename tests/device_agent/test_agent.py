@@ -16,7 +16,7 @@ from device_agent.notify import ServiceManager
 from device_agent.performing import Identity, Performer
 from device_agent.presence import StatusFile
 from device_agent.trainer import Died, Trainer
-from device_agent.training_channel import Ready, Setup, SetupFailed, TrainFailed, TrainProgress
+from device_agent.training_channel import Setup, SetupFailed, TrainFailed, TrainProgress
 from device_agent.upkeep import Upkeep
 from device_agent.vitals import VitalsPace, vitals_of
 from shared import topics
@@ -37,11 +37,10 @@ from shared.messages import (
 from shared.reasons import FailReason, JobPhase
 from shared.transfer import cut, encode_chunk
 from tests.device_agent.jobs import BLOB, REQUEST
-from tests.device_agent.owners import WELL, facts, owner_of
+from tests.device_agent.owners import READY, WELL, facts, limits_of, owner_of
 from tests.device_agent.wire import Wire
-from tests.specs import RUN, SCHEMA, TASK, model, said
+from tests.specs import RUN, TASK, model, said
 
-READY = Ready(TASK, SCHEMA, 10)
 DOWN = topics.down("lab", "pi")
 CONNECTED = Connected("5", None, retain_available=True, session_present=False)
 ECHO = "what the agent said of itself"
@@ -74,7 +73,15 @@ def played(tmp_path, monkeypatch):
         identity, wire, inbox, job = Identity.new("lab", "pi"), wire or Wire(), Inbox(), Job(max_blob_bytes=10_000)
         trainer = Trainer(Setup("none", "", "", "", "pi"), inbox.put)
         owner = owner_of()
-        performer = Performer(identity, job, link=wire, trainer=trainer, meter=owner.meter, directory=tmp_path)
+        performer = Performer(
+            identity,
+            job,
+            link=wire,
+            trainer=trainer,
+            meter=owner.meter,
+            limits=limits_of(tmp_path, known=False),
+            directory=tmp_path,
+        )
         status = StatusFile(tmp_path, {})
         agent = Agent(
             performer,
@@ -159,7 +166,7 @@ def test_a_coordinator_that_came_back_takes_over_what_is_trained(played):
 
 def test_news_of_the_same_round_with_other_work_are_passed_over(played):
     """The coordinator came back with another plan; the old training is none of the new one's business."""
-    other = replace(REQUEST, private="none")
+    other = replace(REQUEST, private="all")
     events = [TrainProgress(KEY, 3, 5), TrainFailed(KEY, FailReason.NOT_FINITE, "late")]
     answers = played(READY, *asked(), *asked(epoch=2, request=other), *events)
     assert answers == [Accept(10), Progress(JobPhase.TRAINING, 0, 1)] * 2
