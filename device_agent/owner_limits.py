@@ -7,13 +7,14 @@ process checks the floor a second time by itself (device_agent.local_update).
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from device_agent.admission import Verdict
 from device_agent.plans import why_too_long
-from device_agent.private_floor import Floor, PrivateFloor, public_schema, undercut
+from device_agent.private_floor import LEAST, Floor, Kept, PrivateFloor, public_schema, tasks_with_records, undercut
 from device_agent.training_channel import Ready
 from shared.errors import FedpatchError, StateError, WireError
 from shared.files import stamp_of
@@ -22,6 +23,13 @@ from shared.reasons import DeclineReason
 from shared.schema import Schema, listing
 
 _log = logging.getLogger("fedpatch.owner")
+
+
+DAMAGED = "damaged"
+UNKNOWN_FLOOR = Verdict(
+    False, "the device's record of what stayed private is damaged", reason=DeclineReason.PRIVATE_POLICY
+)
+"""The answer to every request where it is not known what stayed private, until the owner decides."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +76,7 @@ class OwnerLimits:
             lacking = undercut(self._floor(model), request.private, model.schema)
         except StateError as error:
             _log.error("%s", error)
-            return _no(DeclineReason.PRIVATE_POLICY, "the device's record of what stayed private is damaged")
+            return UNKNOWN_FLOOR
         except FedpatchError as error:
             return _no(DeclineReason.UNSUPPORTED, f"private {request.private}: {error}")
         if lacking:
@@ -113,7 +121,7 @@ class OwnerLimits:
         try:
             return told_of(self._floor(model), model.schema)
         except StateError as error:
-            return {"least": "", "source": "damaged", "tensors": [], "words": str(error)}
+            return _damaged(error)
 
     @staticmethod
     def _floor(model: _Model) -> Floor:
@@ -121,15 +129,41 @@ class OwnerLimits:
 
 
 def told_of(floor: Floor, schema: Schema) -> dict[str, Any]:
-    """A floor for people and programs of the same device."""
+    """A floor for people and programs of the same device; `below_default`: the owner lets more travel than the default."""
     of = len([one for one in schema.specs if one.role != "moment"])
     words = f"at least {floor.words}: {len(floor.names)} of {of} tensors of the model never leave this device"
-    return {
-        "least": floor.words,
-        "source": floor.source,
-        "tensors": sorted(floor.names),
-        "words": f"{words} ({SOURCES[floor.source]})",
-    }
+    below = not LEAST.keeps(schema) <= floor.names
+    words = f"{words} ({SOURCES[floor.source]})"
+    return _told(floor.words, floor.source, words, tensors=sorted(floor.names), below=below)
+
+
+def least_without_model(setting: str, patch_dir: Path, task: str = "") -> dict[str, Any]:
+    """The floor of a task as far as it is known without the model, as `told_of` gives it; `tensors` stayed in earlier rounds.
+
+    Without a task, what stayed in the rounds of any task of this device.
+    """
+    if setting:
+        return _told(
+            setting, "setting", f"at least {setting} ({SOURCES['setting']})", below=setting in ("none", "stats")
+        )
+    kept = Kept()
+    try:
+        for one in [task] if task else tasks_with_records(patch_dir):
+            kept = kept.or_also(PrivateFloor(patch_dir, one).kept())
+    except StateError as error:
+        return _damaged(error)
+    if kept == Kept():
+        return _told(str(LEAST), "default", f"at least {LEAST} ({SOURCES['default']})")
+    words = f"at least {LEAST}, and what stayed in earlier rounds: {kept}"
+    return _told(str(LEAST), "earlier rounds", words, tensors=sorted(kept.names))
+
+
+def _damaged(error: StateError) -> dict[str, Any]:
+    return _told("", DAMAGED, str(error))
+
+
+def _told(least: str, source: str, words: str, *, tensors: Sequence[str] = (), below: bool = False) -> dict[str, Any]:
+    return {"least": least, "source": source, "tensors": list(tensors), "below_default": below, "words": words}
 
 
 SOURCES = {

@@ -57,8 +57,8 @@ class Kept:
     def __str__(self) -> str:
         """In words, short."""
         kinds = [kind for kind, roles in ROLES_OF.items() if roles and roles <= self.roles]
-        roles = [kinds[-1]] if kinds else []
-        return ", ".join([*roles, f"names {listing(self.names, 3)}"] if self.names else roles) or "nothing"
+        tensors = f"{len(self.names)} tensors, {listing(self.names, 3)}"
+        return f"{kinds[-1]} ({tensors})" if kinds else tensors
 
 
 @dataclass(frozen=True)
