@@ -16,7 +16,7 @@ from device_agent.private_floor import Kept, PrivateFloor, public_schema, underc
 from device_agent.training import LocalTrainer
 from shared.errors import StateError, UpdateRefused, UsageError
 from shared.patches import parse_policy
-from shared.tensors import MOMENTS, Schema, TensorSpec, base_name
+from shared.tensors import MOMENTS, Role, Schema, TensorSpec, base_name
 from tests.device_agent.rounds import ADAM, Scene
 from tests.device_agent.toy_tasks import TOY, random_data
 
@@ -30,7 +30,7 @@ NAMES = (
     "fc.weight",
     "fc.bias",
 )
-ROLES = ("weight", "affine", "affine", "stats", "affine", "stats", "weight", "weight")
+ROLES: tuple[Role, ...] = ("weight", "affine", "affine", "stats", "affine", "stats", "weight", "weight")
 MODEL = Schema(tuple(TensorSpec(name, (2,), "float32", role) for name, role in zip(NAMES, ROLES, strict=True)))
 PLAIN = Schema((TensorSpec("fc.weight", (2,), "float32", "weight"), TensorSpec("fc.bias", (2,), "float32", "weight")))
 

@@ -129,8 +129,8 @@ def test_no_run_gets_gamma_beta_or_their_moments_after_rounds_that_kept_them(sce
     stays = parse_policy("affine").private_names(SCHEMA.with_moments(MOMENTS))
     for device, agent in scene.fleet.agents.items():
         assert haystack.values_of(patch(agent, tmp_path / f"{device}-again")) == set()
-    assert haystack.names_of(dict.fromkeys(stays)) == set()
-    assert haystack.names_of(dict.fromkeys(BATCH_NORM)) == BATCH_NORM - stays
+    assert haystack.names_of(stays) == set()
+    assert haystack.names_of(BATCH_NORM) == BATCH_NORM - stays
 
 
 def test_an_owner_who_allows_it_is_obeyed_and_status_says_so(scene, tmp_path):
@@ -147,7 +147,7 @@ def test_an_owner_who_allows_it_is_obeyed_and_status_says_so(scene, tmp_path):
     assert "private: at least none: 0 of" in shown
     summary, _, recorder = recorded(scene, tmp_path / "open", "none")
     assert [record.reported for record in summary.rounds] == [2, 2]
-    assert Haystack(recorder.messages).names_of(dict.fromkeys(BATCH_NORM)) == BATCH_NORM
+    assert Haystack(recorder.messages).names_of(BATCH_NORM) == BATCH_NORM
 
 
 def test_a_request_for_training_without_end_is_declined(scene, tmp_path):
