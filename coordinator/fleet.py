@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from coordinator.answers import lasts, word_of
+from coordinator.answers import lasts, mend_of_decline, word_of
 from coordinator.negotiation import EVERYWHERE, encoding_for
 from shared.messages import DEVICE_FEATURES, Decline, DeviceState
 from shared.quantities import counted
@@ -17,7 +17,9 @@ QUARANTINED, DRAINED = "quarantined", "drained"
 
 @dataclass
 class Member:
-    """A device. `barred` is its own lasting reason not to be asked again, `progress` the fraction of its job.
+    """A device. `barred` is its own lasting reason not to be asked again, `barred_for` the word of it where it declined.
+
+    `progress` is the fraction of its job.
 
     `held` is its operator's: quarantined or drained.
 
@@ -27,6 +29,7 @@ class Member:
     state: DeviceState
     held: str = ""
     barred: str = ""
+    barred_for: str = ""
     progress: float = 0.0
     resting: str = ""
     rest_until: float = 0.0
@@ -81,7 +84,7 @@ class Fleet:
             self._gone[device] = None
         # What it said of itself holds until it restarts or offers other tasks.
         if known is not None and (known.state.boot, known.state.tasks) == (state.boot, state.tasks):
-            member.barred = known.barred
+            member.barred, member.barred_for = known.barred, known.barred_for
         if known is not None and replace(known.state, online=True) == state:
             # Told again, by the broker or after a broken connection: nothing is new, so what it asked for holds.
             member.resting, member.rest_until = known.resting, known.rest_until
@@ -139,7 +142,9 @@ class Fleet:
         barred = sorted((device, m.barred) for device, m in self.members.items() if m.barred)
         if barred:
             device, reason = barred[0]
-            return f"{came}; {len(barred)} of those that are there cannot take part, as {device}: {reason}"
+            return (
+                f"{came}; {len(barred)} of those that are there cannot take part, as {device}: {reason}{self._mends()}"
+            )
         if unwilling := self.unwilling():
             return f"{came}; {unwilling.total()} of those that are there are unwilling: {counted(unwilling)}"
         return (
@@ -151,6 +156,8 @@ class Fleet:
         """Takes note of when to ask again, which holds whatever has become of the round that it was asked for."""
         if lasts(answer):
             self.bar(device, answer.detail or answer.reason)
+            if device in self.members:
+                self.members[device].barred_for = answer.reason
         elif answer.retry_after_s:
             self.rest(device, word_of(answer), now + answer.retry_after_s)
 
@@ -202,6 +209,15 @@ class Fleet:
     def eligible(self) -> list[str]:
         """Devices that can be asked: online, with this task, willing as far as they told, not barred; sorted."""
         return sorted(self._eligible)
+
+    def _mends(self) -> str:
+        """How many declined for which owners' limit, and what helps."""
+        words = Counter(member.barred_for for member in self.members.values() if member.barred)
+        return "".join(
+            f". {count} declined with {word}: {mend}"
+            for word, count in sorted(words.items())
+            if (mend := mend_of_decline(word))
+        )
 
     def _make_room(self) -> bool:
         while len(self.members) >= self._most:

@@ -85,6 +85,7 @@ class Agent:
         self._inbox = inbox
         self._trainer = trainer
         self._owner = owner
+        self._limits = performer.limits
         self._offer: Envelope | None = None  # that waits for facts
         self._unwilling: Condition | None = None  # as presence tells it
         self._status = status
@@ -101,7 +102,6 @@ class Agent:
 
     def run(self) -> int:
         """The exit code. Raises DataError when the task or its data cannot be used at all."""
-        self._performer.take_up_spooled()
         self._trainer.start()
         self._link.subscribe(*topics.device_filters(self._me.fleet, self._me.device))
         self._link.start()
@@ -173,8 +173,7 @@ class Agent:
         match event:
             case Ready():
                 _log.info("ready: task %s, %d training examples", event.task, event.num_examples)
-                self._tasks = (TaskCapability(event.task, event.schema, event.num_examples),)
-                self._tell_state()
+                self._ready(event)
             case SetupFailed() if not self._tasks:
                 raise (UsageError if event.exit_code == UsageError.exit_code else DataError)(event.detail)
             case Died() if not self._tasks:
@@ -189,13 +188,26 @@ class Agent:
                 # Without a connection they would fill the queue that our presence has to pass when there is one again.
                 return told if self._connected else []
             case Trained():
-                self._performer.times.trained(event.key, event.report)
-                return self._job.trained(event.key, event.manifest, now)
+                return self._on_trained(event, now)
             case TrainFailed():
                 return self._job.training_failed(event.key, event.reason, event.detail)
             case TrainCancelled():
                 pass
         return []
+
+    def _ready(self, ready: Ready) -> None:
+        self._limits.take(ready)
+        first = not self._tasks
+        self._tasks = (TaskCapability(ready.task, ready.schema, ready.num_examples),)
+        if first:  # not before: without the model nobody knows what may leave
+            self._performer.take_up_spooled()
+        self._tell_state()
+
+    def _on_trained(self, trained: Trained, now: float) -> list[Effect]:
+        self._performer.times.trained(trained.key, trained.report)
+        if why := self._limits.why_not_send(self._job.request, trained.manifest):
+            return self._job.training_failed(trained.key, FailReason.TRAINING, why)
+        return self._job.trained(trained.key, trained.manifest, now)
 
     def _start_again(self, died: Died) -> None:
         """To load torch takes half a minute in which memory may run out, or somebody end the process."""
@@ -255,7 +267,8 @@ class Agent:
             return []  # not ready yet; the coordinator asks again
         assert isinstance(envelope.body, WorkRequest)
         held = self._performer.held_version
-        verdict = self._storage_verdict(envelope, held) or self._owner.consider(envelope.task, envelope.body, now, held)
+        verdict = self._limits.refusal(envelope.task, envelope.body) or self._storage_verdict(envelope, held)
+        verdict = verdict or self._owner.consider(envelope.task, envelope.body, now, held)
         if verdict is None:
             self._offer = envelope  # the newest: what was asked before it is not wanted any more
             return []
@@ -309,6 +322,7 @@ class Agent:
                 "tasks": [{"task": t.task, "schema": t.schema, "num_examples": t.num_examples} for t in self._tasks],
                 "paused": self._job.paused,
                 "unwilling": list(self._owner.words),
+                "private": self._limits.told(),
                 "last_outcome": self._performer.last_outcome,
                 "problem": "; ".join(filter(None, (self._problem, self._storage_problem)))
                 if state != "stopped"

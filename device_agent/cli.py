@@ -135,6 +135,8 @@ def _in_words(standing: Standing, now: float) -> list[str]:
         lines += _willingness_in_words(told.get("admission", ""), told.get("unwilling", ()))
     if standing.running and told.get("problem"):
         lines.append(f"problem: {told['problem']}")
+    if told.get("private"):
+        lines.append(f"private: {told['private']['words']}")
     for task in told.get("tasks", ()):
         lines.append(f"task {task['task']}: {task['num_examples']} training examples")
     if told.get("last_outcome"):

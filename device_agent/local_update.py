@@ -1,7 +1,8 @@
 """A device's part of a round (Algorithm 1, lines 5-18): from the global model to an update without private values.
 
-Of what training gives, only tensors of the public schema are packed. That is the first of three locks; the others are
-the codec, which has no message for a patch, and the coordinator, which refuses names that it did not ask for.
+Of what training gives, only tensors are packed that neither the owner's floor nor the request keeps private. That is the second
+of four locks. The first is the agent, which declines a request below the floor; the others are the codec, which has no message
+for a patch, and the coordinator, which refuses names that it did not ask for.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from device_agent.growing_data import GrowingData
 from device_agent.held_model import HeldModel
 from device_agent.model_export import ModelExport
 from device_agent.patch_store import PatchKey, PatchRecord, PatchState, PatchStore
+from device_agent.private_floor import PrivateFloor, public_schema, undercut
 from device_agent.residuals import ResidualOf, ResidualStore
 from device_agent.training import LocalResult, LocalTrainer
 from device_agent.training_channel import TrainCommand
@@ -33,7 +35,10 @@ from shared.tensors import Array, Schema, Tensors, listing
 
 
 class LocalUpdate:
-    """Does the rounds of one device, one after the other; with `export`, each of them stages a personal model."""
+    """Does the rounds of one device, one after the other; with `export`, each of them stages a personal model.
+
+    `private` is the owner's policy of what stays at least, "" for the default (device_agent.private_floor).
+    """
 
     def __init__(
         self,
@@ -44,9 +49,11 @@ class LocalUpdate:
         export: ModelExport | None = None,
         data: GrowingData | None = None,
         held: HeldModel | None = None,
+        private: str = "",
     ) -> None:
         self._trainer = trainer
         self._store = store
+        self._floor = PrivateFloor(store.directory, trainer.task.name, private)
         self._residuals = ResidualStore(store.directory)
         self._held = held
         self._device_id = device_id
@@ -83,7 +90,7 @@ class LocalUpdate:
         if self._export:
             self._export.begin()
         policy, schema = _agreed(trainer, command)
-        public = policy.public(schema)
+        public = self._allowed(command)
         key = PatchKey(trainer.task.name, trainer.schema.digest, str(policy))
         before = self._store.load(key, command.key.run, command.key.round)
         patch = _patch_values(before, policy.patch(schema), trainer.task, plan.seed)
@@ -98,7 +105,8 @@ class LocalUpdate:
         )
         if result is None:
             return None
-        update, patch = _taken_apart(result, policy, schema)
+        update, patch = _taken_apart(result, policy, schema, public)
+        self._floor.note(patch, trainer.schema)
         after = PatchState(patch, before.batches_done + result.steps)
         self._store.save(PatchRecord(key, command.key.run, command.key.round, before, after))
         report = _report(command, result)
@@ -109,6 +117,19 @@ class LocalUpdate:
         elif self._export:
             self._export.stage(command, result)
         return manifest, report
+
+    def _allowed(self, command: TrainCommand) -> Schema:
+        """What may leave in this round. UpdateRefused("private_value") where the request undercuts the owner's floor."""
+        schema = self._trainer.schema
+        floor = self._floor.of(schema)
+        lacking = undercut(floor, command.private, schema)
+        if lacking:
+            raise UpdateRefused(
+                "private_value",
+                f"the request keeps {command.private} private, the owner of this device at least {floor.words}; "
+                f"{listing(lacking)} would leave it; nothing was trained",
+            )
+        return public_schema(floor, command.private, schema, command.plan.moments)
 
     def _write_update(self, command: TrainCommand, step: _Step, report: UpdateReport) -> Manifest:
         of = ResidualOf(command.encoding, step.public.digest, command.key.run, command.key.round)
@@ -168,10 +189,12 @@ def _patch_values(state: PatchState, schema: Schema, task: Task, seed: int) -> d
     return values
 
 
-def _taken_apart(result: LocalResult, policy: PatchPolicy, schema: Schema) -> tuple[dict[str, Array], dict[str, Array]]:
-    """Public tensors and patch; UpdateRefused("private_value") should the first ever hold a private name."""
+def _taken_apart(
+    result: LocalResult, policy: PatchPolicy, schema: Schema, public: Schema
+) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Public tensors and patch; UpdateRefused("private_value") should the first ever hold a name that `public` does not."""
     update, patch = split(result.tensors, policy, schema)
-    leaked = policy.private_names(schema).intersection(update)
+    leaked = set(update).difference(public.names)
     if leaked:
         raise UpdateRefused("private_value", f"{listing(leaked)} would have left this device; nothing was written")
     return update, patch

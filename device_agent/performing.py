@@ -31,6 +31,7 @@ from device_agent.held_model import HeldModel
 from device_agent.job import Job
 from device_agent.meter import Meter
 from device_agent.model_store import ModelStore
+from device_agent.owner_limits import OwnerLimits
 from device_agent.round_times import RoundTimes
 from device_agent.spool import Spool as UpdateSpool
 from device_agent.spool import Spooled
@@ -81,7 +82,8 @@ class Performer:
     """The hands of one agent, `me`. `directory` holds downloads and the spool.
 
     `last_outcome` says how the last job ended, and `times` what the last round took. `meter` is told what goes over the
-    link. `models` are the personal models for this device's applications, None where it keeps none.
+    link. `limits` say what may leave. `models` are the personal models for this device's applications, None where it keeps
+    none.
     """
 
     def __init__(
@@ -92,6 +94,7 @@ class Performer:
         link: Link,
         trainer: Trainer,
         meter: Meter,
+        limits: OwnerLimits,
         directory: Path,
         models: ModelStore | None = None,
     ) -> None:
@@ -99,6 +102,7 @@ class Performer:
         self.times = RoundTimes()
         self.me = identity
         self.job = job
+        self.limits = limits
         self._link = link
         self._trainer = trainer
         self._meter = meter
@@ -117,9 +121,14 @@ class Performer:
         return self._held.version()
 
     def take_up_spooled(self) -> None:
-        """Goes on with the update that waited when the agent ended, if there is one."""
+        """Goes on with the update that waited when the agent ended, if there is one and it may still leave the device."""
         spooled = self._spool.load()
-        if spooled is not None:
+        if spooled is None:
+            return
+        if why := self.limits.why_not_send(spooled.request, spooled.manifest):
+            _log.warning("the update of %s round %d is dropped: %s", spooled.key.run, spooled.key.round, why)
+            self._spool.clear()
+        else:
             _log.info("an update of %s round %d waits to be committed", spooled.key.run, spooled.key.round)
             self._update = spooled.manifest
             self.job.resume(spooled.key, spooled.manifest, time.monotonic(), spooled.request)

@@ -22,6 +22,7 @@ from device_agent.namesake import Namesake
 from device_agent.notify import ServiceManager
 from device_agent.own_work import OwnLoad, resident_mib
 from device_agent.owner import Owner
+from device_agent.owner_limits import OwnerLimits
 from device_agent.performing import Identity, Performer
 from device_agent.preferences import Preferences
 from device_agent.presence import MAX_BOOTS, StatusFile, former_boots, host_as_device_id, lock_state_dir
@@ -93,8 +94,19 @@ def _make_agent(
         "boots": boots,
     }
     owner = _make_owner(settings, directory, inbox, trainer, root)
+    patch_dir = directory / "patches"
+    limits = OwnerLimits(
+        patch_dir, private=settings.private, max_steps=settings.max_steps, max_epochs=settings.max_epochs
+    )
     performer = Performer(
-        identity, job, link=link, trainer=trainer, meter=owner.meter, directory=directory, models=models
+        identity,
+        job,
+        link=link,
+        trainer=trainer,
+        meter=owner.meter,
+        limits=limits,
+        directory=directory,
+        models=models,
     )
     metrics = None
     if settings.tells_metrics:
@@ -128,6 +140,7 @@ def setup_of(settings: AgentSettings, directory: Path, device: str) -> Setup:
         models_dir=str(directory / DIRECTORY) if settings.keep_models else "",
         keep_margin=settings.keep_margin,
         held_dir=str(directory / HELD_DIRECTORY),
+        private=settings.private,
     )
 
 

@@ -18,8 +18,9 @@ from device_agent.effects import ContinueTraining, JobKey, PauseTraining
 from shared.errors import WireError
 from shared.messages import Manifest, ModelDelta, TrainPlan, UpdateReport
 from shared.reasons import FailReason
+from shared.schema import TensorSpec
 
-MAX_FRAME_BYTES = 2**20
+MAX_FRAME_BYTES = 2**26
 _LENGTH = struct.Struct(">I")
 
 Message = TypeVar("Message")
@@ -32,7 +33,8 @@ class Setup:
     `task_ref` and `data` come from the device's own configuration, never from the network. `threads` are torch's. `nice`
     and `max_memory_mib` (0: no limit) bind the process itself (device_agent.restraint). `models_dir` is where personal
     models are staged (empty: none are), `keep_margin` how much worse one may be. `held_dir` is where the global model is
-    held from one round to the next (empty: nowhere).
+    held from one round to the next (empty: nowhere). `private` is the owner's policy of what stays at least (empty: the
+    default).
     """
 
     task_ref: str
@@ -46,6 +48,7 @@ class Setup:
     models_dir: str = ""
     keep_margin: float = 0.0
     held_dir: str = ""
+    private: str = ""
 
 
 @dataclass(frozen=True)
@@ -91,11 +94,15 @@ class CancelTraining:
 
 @dataclass(frozen=True)
 class Ready:
-    """Answer to `Setup`: the task's name, the digest of its model's schema, the number of training examples here."""
+    """Answer to `Setup`: the task's name, the digest of its model's schema, the number of training examples here.
+
+    `tensors` are those of the schema: the agent compares policies by them.
+    """
 
     task: str
     schema: str
     num_examples: int
+    tensors: tuple[TensorSpec, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -156,6 +156,7 @@ def set_up(setup: Setup) -> tuple[LocalUpdate, Ready]:
     from device_agent.held_model import HeldModel
     from device_agent.local_update import LocalUpdate
     from device_agent.patch_store import PatchStore
+    from device_agent.private_floor import PrivateFloor
     from device_agent.training import LocalTrainer
 
     torch.set_num_threads(setup.threads)
@@ -163,12 +164,16 @@ def set_up(setup: Setup) -> tuple[LocalUpdate, Ready]:
     with data.failing_in_words():
         trainer = LocalTrainer(task, data.load())
     store = PatchStore(Path(setup.patch_dir))
-    ready = Ready(task.name, trainer.schema.digest, trainer.num_examples)
+    PrivateFloor(store.directory, task.name, setup.private).check(trainer.schema)
+    ready = Ready(task.name, trainer.schema.digest, trainer.num_examples, trainer.schema.specs)
     export = _model_export(setup, trainer)
     held = HeldModel(Path(setup.held_dir)) if setup.held_dir else None
     if held:
         held.tidy()
-    return LocalUpdate(trainer, store, setup.device_id, export=export, data=data, held=held), ready
+    local_update = LocalUpdate(
+        trainer, store, setup.device_id, export=export, data=data, held=held, private=setup.private
+    )
+    return local_update, ready
 
 
 def _model_export(setup: Setup, trainer: LocalTrainer) -> ModelExport | None:

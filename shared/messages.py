@@ -24,8 +24,8 @@ ENCODINGS = ("fp32+zstd", "fp16+zstd", "fp32", "fp16", "delta-bf16", "delta-int8
 # Features of the work request that this version's devices understand:
 DEVICE_FEATURES: tuple[str, ...] = ()
 # Features of the answers that this version's coordinator understands:
-COORDINATOR_FEATURES: tuple[str, ...] = ("storage",)
-STORAGE_FEATURE = "storage"
+COORDINATOR_FEATURES: tuple[str, ...] = ("storage", "owner_limits")
+STORAGE_FEATURE, OWNER_LIMITS_FEATURE = COORDINATOR_FEATURES
 MAX_FEATURES = 32
 MAX_CHUNKS = 65_536
 MAX_DELTAS = 16

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -15,8 +16,9 @@ from device_agent.namesake import Namesake
 from device_agent.notify import ServiceManager
 from device_agent.performing import Identity, Performer
 from device_agent.presence import StatusFile
+from device_agent.spool import Spool, Spooled
 from device_agent.trainer import Died, Trainer
-from device_agent.training_channel import Ready, Setup, SetupFailed, TrainFailed, TrainProgress
+from device_agent.training_channel import Setup, SetupFailed, Trained, TrainFailed, TrainProgress
 from device_agent.upkeep import Upkeep
 from device_agent.vitals import VitalsPace, vitals_of
 from shared import topics
@@ -24,24 +26,28 @@ from shared.codec import encode
 from shared.errors import DataError, UsageError
 from shared.link import Connected, Disconnected, Received
 from shared.messages import (
+    COORDINATOR_FEATURES,
     Accept,
     Claim,
     CoordinatorState,
+    Decline,
     DeviceState,
     Envelope,
     Failed,
     JobStatus,
+    Manifest,
+    Offer,
     Progress,
     WorkRequest,
 )
-from shared.reasons import FailReason, JobPhase
+from shared.reasons import DeclineReason, FailReason, JobPhase
 from shared.transfer import cut, encode_chunk
 from tests.device_agent.jobs import BLOB, REQUEST
-from tests.device_agent.owners import WELL, facts, owner_of
+from tests.device_agent.owners import READY, WELL, facts, limits_of, owner_of
 from tests.device_agent.wire import Wire
-from tests.specs import RUN, SCHEMA, TASK, model, said
+from tests.specs import RUN, SCHEMA, TASK, model, report, said, update
 
-READY = Ready(TASK, SCHEMA, 10)
+UPDATE = b"u" * 350
 DOWN = topics.down("lab", "pi")
 CONNECTED = Connected("5", None, retain_available=True, session_present=False)
 ECHO = "what the agent said of itself"
@@ -74,7 +80,15 @@ def played(tmp_path, monkeypatch):
         identity, wire, inbox, job = Identity.new("lab", "pi"), wire or Wire(), Inbox(), Job(max_blob_bytes=10_000)
         trainer = Trainer(Setup("none", "", "", "", "pi"), inbox.put)
         owner = owner_of()
-        performer = Performer(identity, job, link=wire, trainer=trainer, meter=owner.meter, directory=tmp_path)
+        performer = Performer(
+            identity,
+            job,
+            link=wire,
+            trainer=trainer,
+            meter=owner.meter,
+            limits=limits_of(tmp_path, known=False),
+            directory=tmp_path,
+        )
         status = StatusFile(tmp_path, {})
         agent = Agent(
             performer,
@@ -159,10 +173,57 @@ def test_a_coordinator_that_came_back_takes_over_what_is_trained(played):
 
 def test_news_of_the_same_round_with_other_work_are_passed_over(played):
     """The coordinator came back with another plan; the old training is none of the new one's business."""
-    other = replace(REQUEST, private="none")
+    other = replace(REQUEST, private="all")
     events = [TrainProgress(KEY, 3, 5), TrainFailed(KEY, FailReason.NOT_FINITE, "late")]
     answers = played(READY, *asked(), *asked(epoch=2, request=other), *events)
     assert answers == [Accept(10), Progress(JobPhase.TRAINING, 0, 1)] * 2
+
+
+class TestOwnersLimits:
+    """What a coordinator may not have, it does not get, whatever it asks for."""
+
+    OPEN = replace(REQUEST, private="none", features=COORDINATOR_FEATURES)
+    WHOLE = replace(update(), schema=SCHEMA)
+
+    def test_a_request_below_the_floor_is_declined_and_nothing_is_fetched(self, played):
+        """The next one, which keeps enough, is accepted."""
+        answers = played(READY, *asked(request=self.OPEN), *asked(2))
+        assert [type(one) for one in answers] == [Decline, Accept, Progress]
+        assert answers[0].reason is DeclineReason.PRIVATE_POLICY
+
+    def test_a_lasting_limit_comes_before_facts_are_looked_at(self, played):
+        """Its answer depends on none."""
+        endless = replace(REQUEST, plan=replace(REQUEST.plan, steps=10**8), features=COORDINATOR_FEATURES)
+        [answer] = played(READY, asked(request=endless)[0])
+        assert answer.reason is DeclineReason.PLAN_LIMIT
+
+    def test_an_update_of_other_tensors_is_not_offered(self, played, caplog):
+        """Should the training process ever pack more than may leave."""
+        answers = played(READY, *asked(), Trained(KEY, self.WHOLE, report()))
+        assert answers[-1] == Failed(FailReason.TRAINING)
+        assert "does not hold just the tensors that may leave" in caplog.text
+
+    def test_an_update_that_waited_is_not_offered_before_the_model_is_known(self, played, tmp_path):
+        """Then it is, if it may still leave."""
+        spool = spool_with(tmp_path, REQUEST, update(UPDATE))
+        assert played() == []
+        assert set(played(READY, stated(CoordinatorState(True, "c1")))) == {Offer(update(UPDATE))}
+        assert spool.load() is not None
+
+    def test_an_update_that_waited_is_dropped_where_the_owner_keeps_more_now(self, played, tmp_path, caplog):
+        """It was made while `private` was none."""
+        spool = spool_with(tmp_path, self.OPEN, replace(update(UPDATE), schema=SCHEMA))
+        assert played(READY, *asked()) == [Accept(10), Progress(JobPhase.TRAINING, 0, 1)]
+        assert "is dropped: the owner keeps affine private at least" in caplog.text
+        assert spool.load() is None
+
+
+def spool_with(directory: Path, request: WorkRequest, manifest: Manifest) -> Spool:
+    """An update that waited when the agent ended."""
+    spool = Spool(directory / "spool")
+    spool.update_path.write_bytes(UPDATE)
+    spool.save(Spooled(KEY, manifest, request))
+    return spool
 
 
 class TestPresence:

@@ -38,7 +38,7 @@ class Device:
         self.folder = folder / name
         self.folder.mkdir()
         self.store = PatchStore(self.folder / "patches")
-        self.local_update = LocalUpdate(LocalTrainer(task, random_data(name, 23)), self.store, name)
+        self.local_update = LocalUpdate(LocalTrainer(task, random_data(name, 23)), self.store, name, private="none")
 
     def run(self, command, cancelled=lambda: False):
         """One round."""
@@ -107,7 +107,7 @@ def test_a_new_device_begins_with_the_initial_patch(tmp_path, device):
     manifest, report = device.run(scene.command())
     whole = Scene(tmp_path, TOY, SGD, "none")
     other = Device(tmp_path / "..", f"{tmp_path.name}-other")
-    other.local_update = LocalUpdate(LocalTrainer(TOY, random_data("ann", 23)), other.store, "ann")
+    other.local_update = LocalUpdate(LocalTrainer(TOY, random_data("ann", 23)), other.store, "ann", private="none")
     _, update = scene.update(manifest)
     expected_manifest, expected_report = other.run(whole.command())
     _, expected = whole.update(expected_manifest)

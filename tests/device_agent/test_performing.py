@@ -27,6 +27,7 @@ from shared.reasons import FailReason, JobPhase, RefuseReason
 from shared.transfer import cut
 from tests.device_agent.jobs import BLOB, KEY, REQUEST
 from tests.device_agent.models import describe
+from tests.device_agent.owners import limits_of
 from tests.device_agent.wire import Wire
 from tests.specs import TASKS, model, said, update
 
@@ -49,6 +50,7 @@ class Device:
             link=self.wire,
             trainer=trainer,
             meter=Meter(),
+            limits=limits_of(directory),
             directory=directory,
             models=models,
         )

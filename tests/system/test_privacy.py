@@ -57,7 +57,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     directory = tmp_path_factory.mktemp("fleet")
     with Mosquitto("max_queued_messages 0") as broker, Fleet(broker.url, directory) as fleet:
         for device, data in DEVICES.items():
-            fleet.start(device, REFERENCE, data)
+            fleet.start(device, REFERENCE, data, options=["--private", "none"])  # so each policy can be asked for
         fleet.wait_ready()
         yield Stage(broker, fleet, {"broker": broker.url}, (broker.port, ()))
 
