@@ -125,6 +125,13 @@ class UploadDesk:
         self._leave(device)
         self._waiting.pop(device, None)
 
+    def still_since(self, device: str, heard_at: float, now: float) -> float:
+        """Since when a device's upload stands still; `now` while it waits in line, `heard_at` where nothing is known of it."""
+        if device in self._waiting:
+            return now
+        slot = self._active.get(device)
+        return heard_at if slot is None else slot.grew_at
+
     def clear(self) -> None:
         """The round is over."""
         self._active.clear()
