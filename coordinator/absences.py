@@ -14,11 +14,10 @@ be asked are absent, all of them are asked and counted: then the fault is hardly
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from coordinator.records import RoundRecord
-from coordinator.run_spec import RunSpec
-from coordinator.selection import Selection, select
+from coordinator.selection import Selection
 
 LONGEST_PERIOD = 16
 """A device that is absent for long is asked in every so many rounds."""
@@ -54,12 +53,12 @@ class Absences:
         """The device began anew: it is asked in the next round, though not counted before it reports."""
         self._due.pop(device, None)
 
-    def choose(self, devices: Sequence[str], spec: RunSpec, number: int) -> Selection:
+    def choose(self, devices: Sequence[str], draw: Callable[[Sequence[str]], Selection], number: int) -> Selection:
         """The cohort of round `number`, drawn from `devices`, which can be asked.
 
         Args:
             devices: Devices that are online, willing and not held back.
-            spec: The terms of the run.
+            draw: Draws a cohort of this round from some of them.
             number: Number of the round.
 
         Returns:
@@ -68,11 +67,10 @@ class Absences:
         """
         counted = [device for device in devices if device not in self._missed]
         absent = len(devices) - len(counted)
-        chosen = _select(counted, spec, number)
-        if not absent or 2 * absent >= len(devices) or not chosen.invited:
-            return _select(devices, spec, number)
+        if not absent or 2 * absent >= len(devices) or not (chosen := draw(counted)).invited:
+            return draw(devices)
         due = {device for device in devices if device in self._missed and self._due.get(device, 0) <= number}
-        drawn = _select([*counted, *due], spec, number).invited
+        drawn = draw([*counted, *due]).invited
         return Selection(chosen.target, (*chosen.invited, *(device for device in drawn if device in due)))
 
     def _take(self, number: int, counts: Mapping[str, int]) -> None:
@@ -82,7 +80,3 @@ class Absences:
             if count != self._missed.get(device):
                 self._due[device] = number + period_of(count)
         self._missed = dict(counts)
-
-
-def _select(devices: Sequence[str], spec: RunSpec, number: int) -> Selection:
-    return select(devices, spec.participation, spec.over_select, spec.policy.min_cohort, spec.seed, number)

@@ -10,6 +10,7 @@ import random
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from coordinator.absences import Absences
 from coordinator.auto_deadline import policy_of
@@ -22,6 +23,7 @@ from coordinator.records import RoundRecord
 from coordinator.round import RETURN_S
 from coordinator.round_states import Phase
 from coordinator.run_spec import RunSpec, Stopped
+from coordinator.selection import Selection, select
 from coordinator.silence import STARTING_S
 from shared.messages import Decline, DeviceState, Envelope, Manifest, ModelDelta, UpdateReport
 from shared.reasons import RefuseReason
@@ -259,9 +261,13 @@ class Engine:
         if self._pause_until is not None:
             return []
         number = self.last_round + 1
-        chosen = self._absences.choose(self.fleet.eligible(), spec, number)
+        chosen = self._absences.choose(self.fleet.eligible(), partial(self._draw, number), number)
         self._selected = True
         return self._open_round(Opening(Ledger(number, chosen.target, chosen.invited, base="")), now)
+
+    def _draw(self, number: int, devices: Sequence[str]) -> Selection:
+        spec = self.spec
+        return select(devices, spec.participation, spec.over_select, spec.policy.min_cohort, spec.seed, number)
 
     def _open_round(self, opening: Opening, now: float) -> list[Effect]:
         left_s = None if self._ends_at is None else self._ends_at - now

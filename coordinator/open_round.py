@@ -265,7 +265,7 @@ class OpenRound:
         return replace(record, bounded=self.bounded)
 
     def missed(self) -> list[str]:
-        """Participants that did not report and did not say why, as coordinator.absences counts them; of a round that is over."""
+        """Participants of a round that is over that did not report and did not say why, as coordinator.absences counts them."""
         return [device for device, one in self.round.participants.items() if self._has_missed(device, one)]
 
     def _has_missed(self, device: str, one: Participant) -> bool:

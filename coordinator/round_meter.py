@@ -50,7 +50,9 @@ class RoundMeter:
         metrics.number.set(engine.last_round)
         metrics.open.set(current is not None)
         metrics.elapsed.set(current.elapsed_s(now) if current else 0.0)
-        metrics.deadline.set(current.policy.deadline_s if current else policy_of(engine.spec, engine.records).deadline_s)
+        metrics.deadline.set(
+            current.policy.deadline_s if current else policy_of(engine.spec, engine.records).deadline_s
+        )
         metrics.quorum.set(current.needed if current else 0)
         metrics.pause.set(engine.pause_s(now))
 

@@ -111,8 +111,9 @@ class RoundSettings(Settings):
         gt=0.0,
         default_means="auto",
         none_word="auto",
-        help="Time after which a round ends with what it has. auto: 600 s for the first round, then three times what the devices "
-        "took in earlier rounds, at least 60 s; twice as long after a round that missed its quorum because its time was up.",
+        help="Time after which a round ends with what it has. auto: 600 s for the first round, then three times what the "
+        "devices took in earlier rounds, at least 60 s; twice as long after a round that missed its quorum because its time "
+        "was up.",
     )
     grace_s: float = _deadline(10.0, ge=0.0, help="Time the others still have once the quorum is met.")
     rejoin_s: float = _deadline(10.0, ge=0.0, help="Absence after which a device counts as lost.")

@@ -59,7 +59,8 @@ class Silence:
 
     def to_probe(self, devices: Iterable[str], now: float) -> list[str]:
         """Those of `devices` that are to be asked (again) whether they are there."""
-        return [one for one in devices if now - max(self.since(one), self._asked_at.get(one, -math.inf)) >= PROBE_S]
+        last = (self._heard_at, self._asked_at)
+        return [one for one in devices if now - max(times.get(one, -math.inf) for times in last) >= PROBE_S]
 
     def is_mute(self, device: str, now: float) -> bool:
         """Whether it has not answered what it was asked last, though it had ANSWER_S to do so."""

@@ -61,7 +61,7 @@ class LiveView:
 
 
 class PlainView(PlainLines):
-    """One line when the coordinator begins to wait for devices or others are starting or unwilling, one per round, and what is said."""
+    """One line when the coordinator begins to wait for devices or others are starting or unwilling, and one per round."""
 
     def __init__(self, stderr: TextIO) -> None:
         super().__init__(stderr)

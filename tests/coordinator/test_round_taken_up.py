@@ -12,9 +12,9 @@ from coordinator.effects import Aggregate, Open, Pause, PublishModel, Send
 from coordinator.engine import Engine
 from coordinator.fleet import QUARANTINED
 from coordinator.ledger import KeptUpdate, Ledger, Opening
-from coordinator.silence import PROBE_S
 from coordinator.round import RETURN_S
 from coordinator.round_states import Phase, State
+from coordinator.silence import PROBE_S
 from shared.messages import Accept, Committed, Failed, Offer, Progress, WorkRequest
 from shared.reasons import FailReason, JobPhase
 from shared.transfer import cut
