@@ -86,7 +86,7 @@ class Engine:
         repeated = known is not None and known.state == state
         if not self.fleet.see(device, state):
             return []
-        if known_boot != self.fleet.boot(device):
+        if known_boot and known_boot != self.fleet.boot(device):
             self._absences.restarted(device)
         effects = self.open.on_presence(device, known_boot, state, now) if self.open and not repeated else []
         return effects + self._settle(now)
@@ -300,7 +300,7 @@ class Engine:
         assert self.open is not None
         effects = [] if self.open.dismissed else self.open.dismiss()
         record = self.open.record(outcome)
-        absent = self._absences.note(record.round, self.open.missed(), self.open.reports.keys())
+        absent = self._absences.note(record.round, self.open.missed, self.open.reports.keys())
         record = replace(record, absent=absent)
         self.open = None
         self.records.append(record)

@@ -53,7 +53,10 @@ SILENT = "silent"
 
 
 class OpenRound:
-    """From selection to the last report. `limit_s` is what the run's own time limit leaves for it."""
+    """From selection to the last report. `limit_s` is what the run's own time limit leaves for it.
+
+    Once it is dismissed, `missed` are the participants that coordinator.absences is to count.
+    """
 
     def __init__(
         self,
@@ -70,6 +73,7 @@ class OpenRound:
         self.round = Round(ledger.round, replace(spec.policy, target=ledger.target, deadline_s=deadline_s), now)
         self.reports: dict[str, UpdateReport] = {}
         self.dismissed = False
+        self.missed: list[str] = []
         self.bounded: dict[str, int] = {}
         self._spec = spec
         self._opening = opening
@@ -243,6 +247,7 @@ class OpenRound:
     def dismiss(self) -> list[Effect]:
         """Collecting is over: those who are not done are told so."""
         self.dismissed = True
+        self.missed = [device for device, one in self.round.participants.items() if self._has_missed(device, one)]
         self._desk.clear()
         return [self._send(device, Cancel("late")) for device in self.round.devices(State.LATE)]
 
@@ -264,18 +269,17 @@ class OpenRound:
         )
         return replace(record, bounded=self.bounded)
 
-    def missed(self) -> list[str]:
-        """Participants of a round that is over that did not report and did not say why, as coordinator.absences counts them."""
-        return [device for device, one in self.round.participants.items() if self._has_missed(device, one)]
-
     def _has_missed(self, device: str, one: Participant) -> bool:
+        """Whether it did not report and did not say why, as coordinator.absences counts it, when collecting ended."""
         if one.state is State.FAILED:
             return one.reason in ("lost", SILENT, FailReason.DEADLINE)
         if one.state is not State.LATE or one.reason in ("lost", NO_ANSWER):
             return one.state is State.LATE
         if self.round.used_up:
             return True
-        return self.round.quorum_s is not None and self._silence.is_mute(device, self.round.closing_at)
+        if self.round.quorum_s is None or self._desk.has_in_line(device):
+            return False
+        return self._silence.is_mute(device, self.round.closing_at, uploads=State.UPLOADING in one.since)
 
     def _probe(self, devices: Sequence[str], now: float) -> list[Effect]:
         """The request once more, which a device at work answers at once."""

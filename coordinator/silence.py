@@ -25,6 +25,7 @@ SLOW_BYTES_S = 16_000.0
 STARTING_S = 300.0
 # After the quorum there is no time to wait longer for an answer.
 ANSWER_S = 5.0
+UPLOAD_ANSWER_S = 10.0
 
 
 class Silence:
@@ -62,7 +63,14 @@ class Silence:
         last = (self._heard_at, self._asked_at)
         return [one for one in devices if now - max(times.get(one, -math.inf) for times in last) >= PROBE_S]
 
-    def is_mute(self, device: str, now: float) -> bool:
-        """Whether it has not answered what it was asked last, though it had ANSWER_S to do so."""
+    def is_mute(self, device: str, now: float, *, uploads: bool = False) -> bool:
+        """Whether it has not answered what it was asked last, though it had ANSWER_S to do so.
+
+        A device that uploads is not asked: it speaks by itself, every few seconds while it has its place.
+        """
+        if self._deaf:
+            return False
+        if uploads:
+            return now - self.since(device) >= UPLOAD_ANSWER_S
         asked_at = self._asked_at.get(device)
-        return not self._deaf and asked_at is not None and self.since(device) < asked_at <= now - ANSWER_S
+        return asked_at is not None and self.since(device) < asked_at <= now - ANSWER_S

@@ -13,7 +13,7 @@ from coordinator.records import RoundRecord
 from coordinator.selection import Selection, select
 from shared.messages import Accept, Decline, Failed, Progress
 from shared.reasons import DeclineReason, FailReason, JobPhase
-from tests.coordinator.engines import asking, report_of, send
+from tests.coordinator.engines import asking, engine, report_of, send
 from tests.specs import gone, model, there
 
 
@@ -154,6 +154,17 @@ class TestRounds:
         assert [record.outcome for record in made.records] == ["aggregated"] * 10
         assert made.records[-1].absent == {"f": 4}
         assert now == pytest.approx(4 * 11.0 + 6 * 1.0)
+
+    def test_coordinator_that_takes_up_the_run_leaves_them_alone(self):
+        """That it sees a device for the first time does not mean that the device restarted."""
+        record = RoundRecord(4, "aggregated", 3, 3, 0, 2, absent={"c": 3})
+        for boots, invited in (("1", "ab"), ("12", "abc")):
+            made = engine([record], epoch=2, devices=3, rounds=9)
+            for device, boot in (("c", boots[0]), ("c", boots[-1]), ("a", "1"), ("b", "1")):
+                made.on_state(device, there(boot), 1.0)
+            made.model_published(model(), 2.0)
+            assert made.open is not None
+            assert sorted(made.open.round.participants) == list(invited)
 
     def test_slow_device_that_answers_is_not_absent(self):
         """The round went on without it after the quorum, and it was at work."""

@@ -224,4 +224,17 @@ def test_quorum_asks_who_is_there_and_gives_time_to_answer(grace_s, missed):
     assert [(device, type(body)) for device, body in asked] == [("d", WorkRequest)]
     assert made.open.grant(2.0) == []
     made.open.tick(2.0 + grace_s)
-    assert (made.open.round.phase, made.open.missed()) == (Phase.AGGREGATING, missed)
+    made.open.dismiss()
+    assert (made.open.round.phase, made.open.missed) == (Phase.AGGREGATING, missed)
+
+
+@pytest.mark.parametrize(("spoke_at", "missed"), [(2.0, ["d"]), (4.0, [])])
+def test_upload_that_says_nothing_for_ten_seconds_after_the_quorum_is_missed(spoke_at, missed):
+    """A device that has its place offers every five seconds, or sends chunks."""
+    made = bench(quorum=0.75, grace_s=10.0)
+    made.hear("d", Offer(update()), now=2.0)
+    reports(made, "abc")
+    made.hear("d", Offer(update()), now=spoke_at)
+    made.open.tick(12.0)
+    made.open.dismiss()
+    assert (made.open.round.phase, made.open.missed) == (Phase.AGGREGATING, missed)
