@@ -67,7 +67,7 @@ class PlainView(PlainLines):
         super().__init__(stderr)
         self._told: int | None = None  # number of the last round that needs no line
         self._waiting = False
-        self._others = ""
+        self._others = (False, "")
 
     def show(self, snapshot: Snapshot) -> None:
         """Says what is new since the last time."""
@@ -82,6 +82,7 @@ class PlainView(PlainLines):
         starting = starting_words(snapshot)
         unwilling = f"unwilling: {counted(snapshot.unwilling)}" if snapshot.unwilling else ""
         others = "".join(f"; {words}" for words in (starting, unwilling) if words)
-        if waiting and (not self._waiting or others != self._others):
+        news = bool(starting), unwilling  # not each number: a thousand devices start one after the other
+        if waiting and (not self._waiting or news != self._others):
             self.say(f"waiting for devices: {snapshot.present} of {snapshot.wanted} are there{others}")
-        self._waiting, self._others = waiting, others
+        self._waiting, self._others = waiting, news

@@ -139,6 +139,7 @@ class TestRounds:
         assert now < 100.0
         asked = []
         while made.stopped is None:
+            assert made.open is not None
             asked += [made.last_round] if "d" in made.open.round.participants else []
             now = self.play(made, "abc", now, "d")
         assert {record.outcome for record in made.records[1:]} == {"aggregated"}
@@ -213,7 +214,7 @@ class TestRounds:
         made.on_state("c", there(), 32.0)
         made.model_published(model(), 33.0)
         for device in "abc":
-            if made.open.round.awaits(device):
+            if made.open is not None and made.open.round.awaits(device):
                 report_of(made, device, 34.0)
         made.tick(200.0)
         assert made.open is None or made.open.dismissed

@@ -88,10 +88,10 @@ class TestMuteDevice:
         wait(made, 200.0)
         assert (made.open.round.phase, made.open.round.closing_at) == (Phase.AGGREGATING, 12.0)
 
-    def test_that_downloads_has_the_time_of_its_download(self):
+    def test_that_downloads_has_the_time_of_its_download(self, monkeypatch):
         """The request whether it is there may wait behind the chunks of a large model on a slow line."""
         made = bench("a")
-        made.open._known.size_bytes = lambda device: int(600 * SLOW_BYTES_S)
+        monkeypatch.setattr(made.open._known, "size_bytes", lambda device: int(600 * SLOW_BYTES_S))
         wait(made, 600.0 + SILENT_S)
         assert made.state("a") is State.ACCEPTED
         wait(made, 10_000.0, since=600.0 + SILENT_S)
@@ -113,7 +113,7 @@ class TestSlowDevice:
         reports(made, "abc")
         now = 2.0
         while now < 5_000.0:
-            now = made.open.next_deadline()
+            now = made.open.next_deadline() or 5_000.0
             for device, body in told(made.open.tick(now)):
                 assert isinstance(body, WorkRequest)
                 made.hear(device, Accept(10), Progress(JobPhase.TRAINING, 0, 1), now=now + 0.1)
@@ -167,7 +167,8 @@ class TestUpload:
         made = bench("ab", upload_slots=1)
         made.hear("a", Offer(update(b"a" * 350)), now=3.0)
         made.hear("b", Offer(update(b"b" * 350)), now=3.0)
-        now, granted = 3.0, []
+        now = 3.0
+        granted: list[str] = []
         while not granted and now < 1_000.0:
             now += 4.0
             made.hear("a", Offer(update(b"a" * 350)), now=now)

@@ -13,6 +13,7 @@ from coordinator.status import snapshot_of, status_of
 from coordinator.view import PlainView
 from shared.codec import decode, encode
 from shared.messages import Envelope, TaskCapability
+from shared.run_status import RunStatus
 from tests.coordinator.engines import engine
 from tests.specs import TASK, gone, there
 
@@ -107,18 +108,20 @@ class TestShown:
         return take_snapshot(made, 2.0)
 
     def test_plain_line_counts_those_that_are_starting(self):
-        """And another line comes when their number changes."""
+        """And another line comes when none is left; not one for each of a thousand."""
         out = io.StringIO()
         view = PlainView(out)
-        for ready, comes in ((3, 7), (3, 7), (4, 6), (10, 0)):
+        for ready, comes in ((0, 0), (3, 7), (4, 6), (5, 0), (10, 0)):
             view.show(self.waiting(ready, comes))
         assert out.getvalue().splitlines() == [
+            "waiting for devices: 0 of 10 are there",
             "waiting for devices: 3 of 10 are there; 7 starting",
-            "waiting for devices: 4 of 10 are there; 6 starting",
+            "waiting for devices: 5 of 10 are there",
         ]
 
     def test_watchers_are_told(self):
         """Over the wire; an earlier coordinator tells 0."""
         snapshot = self.waiting(3, 7)
         message = decode(encode(Envelope(status_of(snapshot), run="r")))
+        assert isinstance(message.body, RunStatus)
         assert snapshot_of(message, message.body).starting == 7
