@@ -10,7 +10,10 @@ import random
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
+from coordinator.absences import Absences
+from coordinator.auto_deadline import policy_of
 from coordinator.effects import Aggregate, Effect, Finish, Pause, PublishModel, Record, RetractModel
 from coordinator.fleet import QUARANTINED, Fleet
 from coordinator.ledger import Ledger, Opening
@@ -20,7 +23,8 @@ from coordinator.records import RoundRecord
 from coordinator.round import RETURN_S
 from coordinator.round_states import Phase
 from coordinator.run_spec import RunSpec, Stopped
-from coordinator.selection import select
+from coordinator.selection import Selection, select
+from coordinator.silence import STARTING_S
 from shared.messages import Decline, DeviceState, Envelope, Manifest, ModelDelta, UpdateReport
 from shared.reasons import RefuseReason
 from shared.transfer import Chunk
@@ -64,6 +68,7 @@ class Engine:
         self._next_round_at = 0.0
         self._connected = True
         self._quorum_seconds: list[float] = []
+        self._absences = Absences(self.records)
 
     def start(self, now: float) -> list[Effect]:
         """Begins to wait for devices."""
@@ -81,6 +86,8 @@ class Engine:
         repeated = known is not None and known.state == state
         if not self.fleet.see(device, state):
             return []
+        if known_boot and known_boot != self.fleet.boot(device):
+            self._absences.restarted(device)
         effects = self.open.on_presence(device, known_boot, state, now) if self.open and not repeated else []
         return effects + self._settle(now)
 
@@ -110,6 +117,8 @@ class Engine:
     def on_link(self, *, connected: bool, now: float) -> list[Effect]:
         """The broker went or came back; without it no round is opened, and nobody is missed."""
         self._connected = connected
+        if self.open is not None:
+            self.open.listen(connected=connected, now=now)
         return self._settle(now)
 
     def on_holds(self, holds: Mapping[str, str], now: float) -> list[Effect]:
@@ -242,6 +251,8 @@ class Engine:
             # A run that had begun with more of them goes on with those that are left.
             goes_on = self._taken_up and self.fleet.present >= spec.policy.min_cohort
             self._wait_until = self._waits_since + (min(RETURN_S, spec.wait_s) if goes_on else spec.wait_s)
+            if self.fleet.starting:
+                self._wait_until += STARTING_S
             if now < self._wait_until:
                 return []
             if not goes_on:
@@ -250,15 +261,19 @@ class Engine:
         if self._pause_until is not None:
             return []
         number = self.last_round + 1
-        eligible, policy = self.fleet.eligible(), spec.policy
-        chosen = select(eligible, spec.participation, spec.over_select, policy.min_cohort, spec.seed, number)
+        chosen = self._absences.choose(self.fleet.eligible(), partial(self._draw, number), number)
         self._selected = True
         return self._open_round(Opening(Ledger(number, chosen.target, chosen.invited, base="")), now)
+
+    def _draw(self, number: int, devices: Sequence[str]) -> Selection:
+        spec = self.spec
+        return select(devices, spec.participation, spec.over_select, spec.policy.min_cohort, spec.seed, number)
 
     def _open_round(self, opening: Opening, now: float) -> list[Effect]:
         left_s = None if self._ends_at is None else self._ends_at - now
         self._next_round_at = now - opening.ledger.spent_s + self.spec.round_interval_s
-        self.open = OpenRound(self.spec, opening, self.fleet, self._post, self._jitter, left_s, now)
+        spec = replace(self.spec, policy=policy_of(self.spec, self.records))
+        self.open = OpenRound(spec, opening, self.fleet, self._post, self._jitter, left_s, now)
         return [PublishModel(opening.ledger.round)]
 
     def _why_stop(self, now: float) -> tuple[Stopped, str] | None:
@@ -285,6 +300,8 @@ class Engine:
         assert self.open is not None
         effects = [] if self.open.dismissed else self.open.dismiss()
         record = self.open.record(outcome)
+        absent = self._absences.note(record.round, self.open.missed, self.open.reports.keys())
+        record = replace(record, absent=absent)
         self.open = None
         self.records.append(record)
         self._pause_until = self._next_round_at

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from coordinator.answers import lasts, mend_of_decline, word_of
 from coordinator.negotiation import EVERYWHERE, encoding_for
+from coordinator.silence import STARTING_S
 from shared.messages import DEVICE_FEATURES, Decline, DeviceState
 from shared.quantities import counted
 
@@ -59,6 +60,7 @@ class Fleet:
         self._encoding = encoding
         self._versions: dict[str, str] = {}
         self._eligible: set[str] = set()
+        self._starting: set[str] = set()
         self._resting: set[str] = set()
         self._wake_at = math.inf
 
@@ -76,6 +78,7 @@ class Fleet:
             # A last will says nothing but that the device is gone.
             known.state = replace(known.state, online=False)
             self._eligible.discard(device)
+            self._starting.discard(device)
             self._gone.setdefault(device)
             return True
         member = self.members[device] = Member(state, self._holds.get(device, ""))
@@ -93,7 +96,8 @@ class Fleet:
 
     def relevant(self, state: DeviceState) -> DeviceState:
         """What is kept of a presence: the task of the run, and the encoding, so that no device takes more room than another."""
-        own = tuple(one for one in state.tasks if one.task == self._task)[:1]
+        # Of a device that has other tasks one of those: only a device that is starting has none.
+        own = tuple(one for one in state.tasks if one.task == self._task)[:1] or state.tasks[:1]
         known = tuple(word for word in DEVICE_FEATURES if word in state.features)
         return replace(state, tasks=own, encodings=(encoding_for(self._encoding, state.encodings),), features=known)
 
@@ -135,6 +139,11 @@ class Fleet:
     def who_is_missing(self, wanted: int, wait_s: float) -> str:
         """Why there are too few devices, in words."""
         came = f"{self.present} of {wanted} devices came within {wait_s:g} s"
+        if self.starting:
+            return (
+                f"{came}, and {self.starting} more are still starting {STARTING_S:g} s later; see the logs of their agents, "
+                "start fewer of them on one machine, or give them longer with --wait-s"
+            )
         there = {device: member for device, member in self.members.items() if member.state.online}
         if held := sorted(device for device, member in there.items() if member.held):
             device = held[0]
@@ -149,7 +158,7 @@ class Fleet:
             return f"{came}; {unwilling.total()} of those that are there are unwilling: {counted(unwilling)}"
         return (
             f"{came}; are the agents running, with this broker, fleet and task? "
-            "--wait-s gives longer to those that are still loading it"
+            "--wait-s gives longer to those that are still on their way"
         )
 
     def declined(self, device: str, answer: Decline, now: float) -> None:
@@ -206,6 +215,15 @@ class Fleet:
         """How many devices can be asked."""
         return len(self._eligible)
 
+    @property
+    def starting(self) -> int:
+        """How many devices are online and have not loaded their task yet; of those that are held back, none."""
+        return len(self._starting)
+
+    def is_starting(self, device: str) -> bool:
+        """Whether a device said that it is online, and does not know its tasks yet."""
+        return device in self._starting
+
     def eligible(self) -> list[str]:
         """Devices that can be asked: online, with this task, willing as far as they told, not barred; sorted."""
         return sorted(self._eligible)
@@ -226,7 +244,7 @@ class Fleet:
                 return False
             for known in (self.members, self._gone, self._versions):
                 known.pop(device, None)
-            for known_names in (self._eligible, self._resting):
+            for known_names in (self._eligible, self._starting, self._resting):
                 known_names.discard(device)
             self.evicted.append(device)
         return True
@@ -242,7 +260,12 @@ class Fleet:
 
     def _sort(self, device: str) -> None:
         member = self.members[device]
+        (self._starting.add if _is_starting(member) else self._starting.discard)(device)
         if self._could(member) and not member.unwilling:
             self._eligible.add(device)
         else:
             self._eligible.discard(device)
+
+
+def _is_starting(member: Member) -> bool:
+    return member.state.online and not member.state.tasks and not member.held

@@ -38,6 +38,8 @@ def standing(member: Member, task: str) -> str:
     """One of FLEET_STATES. Whoever is gone is offline, whatever else is known of it."""
     if not member.state.online:
         return "offline"
+    if not member.state.tasks:
+        return "starting"
     if not any(one.task == task for one in member.state.tasks):
         return "other_task"
     if member.held:

@@ -39,6 +39,8 @@ class RoundRecord:
     round's model. The maps count devices by reason; `late` counts devices that
     the round left behind. `bounded` counts updates that are in the aggregate, but not as they came: those that were pulled
     back to the bound of the `norm`, and those that weigh less than the `num_examples` they report (coordinator.bounds).
+    `deadline_s` is the time that the round had from its invitation, `report_p90_s` the time by which 90 % of its updates were
+    in; `absent` has the devices that are asked and do not report, with how many rounds in a row (coordinator.absences).
     """
 
     round: int
@@ -65,6 +67,9 @@ class RoundRecord:
     user_accuracies: Mapping[str, float] = field(default_factory=dict)
     bounded: Mapping[str, int] = field(default_factory=dict)
     downloads: int = 0
+    deadline_s: float = 0.0
+    report_p90_s: float | None = None
+    absent: Mapping[str, int] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON; `failure` only where there is one."""

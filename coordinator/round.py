@@ -24,6 +24,9 @@ from shared.errors import IllegalTransition
 
 # The longest pause after which an agent comes back to a broker that was away too (its reconnect_max_s).
 RETURN_S = 60.0
+# Why a device is left behind that neither accepted nor declined.
+NO_ANSWER = "no answer"
+_ROUNDING_S = 1e-6
 
 _I, _U, _L = State.INVITED, State.UPLOADING, State.LOST
 _HAD_MODEL = frozenset({State.TRAINING, _U, State.REPORTED})
@@ -185,6 +188,21 @@ class Round:
         """Seconds from the round's beginning to its quorum, None while it is missed."""
         return None if self._quorum_at is None else self._quorum_at - self._started_at
 
+    @property
+    def closing_at(self) -> float:
+        """The moment at which collecting ended, of a round that no longer collects."""
+        return self._closing_at
+
+    @property
+    def used_up(self) -> bool:
+        """Whether it collected until its deadline."""
+        return self._closing_at - self._invited_at >= self.policy.deadline_s - _ROUNDING_S
+
+    def report_seconds(self) -> list[float]:
+        """Seconds from the invitation to each report, in order."""
+        at = [p.since[State.REPORTED] for p in self.participants.values() if p.state is State.REPORTED]
+        return sorted(moment - self._invited_at for moment in at)
+
     def spent_s(self, now: float) -> float:
         """Seconds of the deadline that have passed."""
         return now - self._invited_at
@@ -253,7 +271,7 @@ class Round:
             self._fail("too_few_accepted", now)
             return
         for device in list(undecided):
-            self._move(device, State.LATE, "no answer")
+            self._move(device, State.LATE, NO_ANSWER)
         self.phase = Phase.COLLECTING
 
     def _advance_collecting(self, now: float) -> None:

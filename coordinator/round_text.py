@@ -10,6 +10,8 @@ from rich.table import Table
 from coordinator.records import RoundRecord
 from shared.quantities import accuracy, counted, duration, size
 
+_MAX_ABSENT = 3
+
 if TYPE_CHECKING:
     from coordinator.snapshot import Snapshot
 
@@ -23,7 +25,17 @@ def troubles(record: RoundRecord) -> list[str]:
         ("bounded", record.bounded),
     )
     words = [f"{word}: {counted(reasons)}" for word, reasons in counts if reasons]
-    return [*words, f"{record.late} late"] if record.late else words
+    if record.late:
+        words.append(f"{record.late} late")
+    return [*words, f"absent: {_absent(record)}"] if record.absent else words
+
+
+def _absent(record: RoundRecord) -> str:
+    """The devices that missed most rounds in a row, and how many more there are."""
+    first = sorted(record.absent.items(), key=lambda one: (-one[1], one[0]))[:_MAX_ABSENT]
+    names = ", ".join(f"{device} ({missed} in a row)" for device, missed in first)
+    more = len(record.absent) - len(first)
+    return f"{names} and {more} more" if more else names
 
 
 def round_line(record: RoundRecord, rounds: int) -> str:

@@ -100,9 +100,21 @@ class RoundSettings(Settings):
     )
 
     time_limit_s: float | None = _deadline(None, gt=0.0, le=10 * _YEAR_S, help="Time after which the run ends.")
-    wait_s: float = _deadline(60.0, ge=0.0, help="How long to wait for devices before the first round.")
+    wait_s: float = _deadline(
+        120.0,
+        ge=0.0,
+        help="How long to wait for devices before the first round; 300 s longer while devices say that they are starting.",
+    )
     recruit_deadline_s: float = _deadline(10.0, gt=0.0, help="Time a device has to accept or decline a round.")
-    deadline_s: float = _deadline(600.0, gt=0.0, help="Time after which a round ends with what it has.")
+    deadline_s: float | None = _deadline(
+        None,
+        gt=0.0,
+        default_means="auto",
+        none_word="auto",
+        help="Time after which a round ends with what it has. auto: 600 s for the first round, then three times what the "
+        "devices took in earlier rounds, at least 60 s; twice as long after a round that missed its quorum because its time "
+        "was up.",
+    )
     grace_s: float = _deadline(10.0, ge=0.0, help="Time the others still have once the quorum is met.")
     rejoin_s: float = _deadline(10.0, ge=0.0, help="Absence after which a device counts as lost.")
 
@@ -176,7 +188,7 @@ class RoundSettings(Settings):
         if self.devices > self.max_devices:
             text = f"{self.max_devices} is less than devices = {self.devices}, which are waited for; make it larger"
             problems.append(("max_devices", text, "devices"))
-        if self.recruit_deadline_s >= self.deadline_s:
+        if self.deadline_s is not None and self.recruit_deadline_s >= self.deadline_s:
             text = (
                 f"{self.recruit_deadline_s:g} must be below deadline_s = {self.deadline_s:g}: training takes time too"
             )

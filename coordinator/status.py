@@ -61,6 +61,7 @@ def status_of(snapshot: Snapshot, stopped: str = "") -> RunStatus:
         bytes_up=sum(one.bytes_up for one in records),
         round_bytes_down=snapshot.bytes_down,
         round_bytes_up=snapshot.bytes_up,
+        starting=snapshot.starting,
     )
 
 
@@ -92,6 +93,7 @@ def snapshot_of(envelope: Envelope, status: RunStatus) -> Snapshot:
         earlier=status.earlier,
         bytes_down=status.round_bytes_down,
         bytes_up=status.round_bytes_up,
+        starting=status.starting,
     )
 
 

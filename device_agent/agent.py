@@ -218,7 +218,8 @@ class Agent:
         self._trainer.start()
 
     def _tell_state(self) -> None:
-        if not self._connected or not self._tasks:
+        """Tells who this is and what it does; without tasks, that it is starting: a coordinator then knows that it comes."""
+        if not self._connected:
             return
         state = DeviceState(
             online=True,

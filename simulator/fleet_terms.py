@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any
 
+from coordinator.auto_deadline import FIRST_DEADLINE_S
 from coordinator.round import RoundPolicy
 from coordinator.run_spec import RunSpec
 from coordinator.settings import RoundSettings
@@ -46,7 +47,7 @@ class FleetTerms(Settings):
     quorum: float = _as_in_a_run("quorum")
 
     recruit_deadline_s: float = _as_in_a_run("recruit_deadline_s")
-    deadline_s: float = _as_in_a_run("deadline_s")
+    deadline_s: float | None = _as_in_a_run("deadline_s")
     grace_s: float = _as_in_a_run("grace_s")
     rejoin_s: float = _as_in_a_run("rejoin_s")
 
@@ -150,11 +151,12 @@ class FleetTerms(Settings):
                 min_cohort=self.min_cohort,
                 quorum=self.quorum,
                 recruit_deadline_s=self.recruit_deadline_s,
-                deadline_s=self.deadline_s,
+                deadline_s=self.deadline_s or FIRST_DEADLINE_S,
                 grace_s=self.grace_s,
                 rejoin_s=self.rejoin_s,
             ),
             upload_slots=self.upload_slots,
             upload_window=self.upload_window,
             seed=self.seed,
+            auto_deadline=self.deadline_s is None,
         )

@@ -226,6 +226,11 @@ def spool_with(directory: Path, request: WorkRequest, manifest: Manifest) -> Spo
     return spool
 
 
+def ready(wire: Wire) -> list[DeviceState]:
+    """What the device said of itself once its task was loaded."""
+    return [one for one in wire.states if isinstance(one, DeviceState) and one.online and one.tasks]
+
+
 class TestPresence:
     def test_is_told_again_to_a_coordinator_that_has_just_started(self, played):
         """A broker that retains nothing told it nothing; the job that is under way is told with it, and goes on."""
@@ -233,29 +238,36 @@ class TestPresence:
         here, gone = (CoordinatorState(online, "c1") for online in (True, False))
         answers = played(READY, *asked(), *map(stated, (here, here, gone, here)), wire=wire)
         assert answers == [Accept(10), Progress(JobPhase.TRAINING, 0, 1)]
-        jobs = [state.job for state in wire.states if isinstance(state, DeviceState) and state.online]
-        assert jobs == [None, JobStatus(RUN, 1, 1, JobPhase.TRAINING)]
+        assert [state.job for state in ready(wire)] == [None, JobStatus(RUN, 1, 1, JobPhase.TRAINING)]
 
     def test_is_told_to_each_coordinator_once(self, played):
         """Another boot is another coordinator; one that only asks whether another is there is none."""
         wire = Wire()
         start = Received(topics.coordinator_state("lab"), encode(Envelope(Claim("c3"))), False)
         played(READY, stated(CoordinatorState(True, "c1")), stated(CoordinatorState(True, "c2")), start, wire=wire)
-        assert len([state for state in wire.states if isinstance(state, DeviceState) and state.online]) == 3
+        assert len(ready(wire)) == 3
 
     def test_is_told_anew_when_the_data_have_grown(self, played):
         """In the middle of a round, which goes on; the next request is accepted with the new number."""
         wire = Wire()
         answers = played(READY, *asked(), replace(READY, num_examples=12), Died("gone", (KEY,)), asked(2)[0], wire=wire)
         assert answers == [Accept(10), Progress(JobPhase.TRAINING, 0, 1), Failed(FailReason.TRAINING), Accept(12)]
-        told = [(s.tasks[0].num_examples, s.job) for s in wire.states if isinstance(s, DeviceState) and s.online]
-        assert told == [(10, None), (12, JobStatus(RUN, 1, 1, JobPhase.TRAINING))]
+        assert [(s.tasks[0].num_examples, s.job) for s in ready(wire)] == [
+            (10, None),
+            (12, JobStatus(RUN, 1, 1, JobPhase.TRAINING)),
+        ]
 
-    def test_waits_for_the_task(self, played):
-        """A device that is not ready yet has nothing to tell."""
+    def test_device_that_loads_its_task_says_at_once_that_it_is_starting(self, played):
+        """A presence without tasks: a coordinator knows that the device comes, also one that starts meanwhile."""
         wire = Wire()
-        played(stated(CoordinatorState(True, "c1")), wire=wire)
-        assert [state for state in wire.states if isinstance(state, DeviceState) and state.online] == []
+        played(stated(CoordinatorState(True, "c1")), READY, wire=wire)
+        online = [state for state in wire.states if isinstance(state, DeviceState) and state.online]
+        assert [len(state.tasks) for state in online] == [0, 0, 1]
+        assert len({state.boot for state in online}) == 1
+
+    def test_device_that_loads_its_task_answers_no_request(self, played):
+        """It neither accepts nor declines before it knows its task; the coordinator asks again."""
+        assert played(*asked()) == []
 
 
 class TestNamesake:

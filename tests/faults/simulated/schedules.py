@@ -126,7 +126,7 @@ def draw(seed: int) -> Schedule:
     schedule = Schedule(seed, given, weather, rng.choice((60, 150, 1000)))
     names = [f"pi-{number}" for number in range(devices)]
     for _ in range(rng.randint(2, 8)):
-        schedule.at(rng.uniform(1.0, _HORIZON_S), _draw_fault(rng, names, given.deadline_s))
+        schedule.at(rng.uniform(1.0, _HORIZON_S), _draw_fault(rng, names, given.deadline_s or 0.0))
     return schedule
 
 
