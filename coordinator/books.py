@@ -71,6 +71,8 @@ def write_record(
         late=len(current.devices(State.LATE)),
         metric=metric.name,
         metric_goal=metric.goal,
+        needed=current.needed,
+        measured=len(before),
     )
 
 

@@ -39,6 +39,8 @@ class RoundRecord:
     round's model. The maps count devices by reason; `late` counts devices that
     the round left behind. `bounded` counts updates that are in the aggregate, but not as they came: those that were pulled
     back to the bound of the `norm`, and those that weigh less than the `num_examples` they report (coordinator.bounds).
+    `needed` updates would have made the quorum, `measured` devices reported a user accuracy. `offenders` are devices with the
+    offence for which they are not asked again in the run (coordinator.quorum).
     """
 
     round: int
@@ -65,6 +67,9 @@ class RoundRecord:
     user_accuracies: Mapping[str, float] = field(default_factory=dict)
     bounded: Mapping[str, int] = field(default_factory=dict)
     downloads: int = 0
+    needed: int = 0
+    measured: int = 0
+    offenders: Mapping[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON; `failure` only where there is one."""
@@ -121,6 +126,11 @@ class RunSummary:
     user_accuracy: float | None
     model: str
     rounds: Sequence[RoundRecord]
+
+    @property
+    def in_vain(self) -> bool:
+        """Whether no round succeeded: the model is as it was at the beginning."""
+        return all(record.outcome != "aggregated" for record in self.rounds)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
