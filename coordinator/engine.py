@@ -197,11 +197,7 @@ class Engine:
 
     def wanted(self) -> int:
         """Devices that must be there for the next round to begin: before the first one all, later as many as make a quorum."""
-        if self._selected:
-            return self._needed()
-        standing, devices = self.fleet.standing(self.spec.devices), self.spec.devices
-        left = min(devices, standing.fleet - standing.left) if self._taken_up else devices
-        return max(self.spec.policy.min_cohort, left)
+        return self._needed() if self._selected else max(self.spec.policy.min_cohort, self.spec.devices)
 
     @property
     def _ends_at(self) -> float | None:
@@ -314,7 +310,7 @@ class Engine:
             return f"no round began: {self.fleet.who_is_missing(self.wanted(), waited_s)}"
         if any(record.outcome == "aggregated" for record in self.records):
             return ""
-        return f"no round succeeded, so the model is as it was: {_last_words(self.records[-1])}"
+        return f"no round succeeded, so the model is as it was; {_last_words(self.records[-1])}"
 
     def _note_failure(self, now: float) -> None:
         """A failed round that took devices out of the count was not in vain, and failures within a moment count as one."""
@@ -338,7 +334,7 @@ class Engine:
         self._pause_until = self._next_round_at
         if outcome == "failed":
             # Owners change their minds, links come back: not at once, but with time.
-            pause_s = min(self.spec.wait_s, RETRY_S * 2 ** min(self._failed - 1, 30))
+            pause_s = min(self.spec.wait_s, self.spec.longest_pause_s, RETRY_S * 2 ** min(self._failed - 1, 30))
             self._pause_until = max(self._pause_until, now + pause_s)
         return [*effects, RetractModel(), Record(record)]
 

@@ -28,6 +28,16 @@ RULE = (
 """The rule, as paragraphs."""
 
 
+HELP = {
+    "devices": "Devices to wait for before the first round; the fleet never counts as fewer.",
+    "participation": "Share of the fleet that a round is meant for.",
+    "min_cohort": "Devices that a round is meant for and that must report, whatever participation and quorum say.",
+    "quorum": "Share of the devices that a round is meant for that must report, else the round fails.",
+    "max_failed_rounds": "Failed rounds in a row after which the run fails; those within recruit_deadline_s count as one.",
+}
+"""What the settings mean, in short, for help texts."""
+
+
 @dataclass(frozen=True)
 class Standing:
     """How many devices a run counts.

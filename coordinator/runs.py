@@ -24,7 +24,7 @@ from coordinator.performing import Performer
 from coordinator.preparation import Prepared, prepare, run_spec
 from coordinator.publisher import ModelPublisher
 from coordinator.records import RoundRecord, RunInfo, RunSummary, last_user_accuracy, summary_of
-from coordinator.recovery import reconcile, take_up_round
+from coordinator.recovery import reconcile, seen_devices, take_up_round
 from coordinator.registry import REGISTRY_FILE, Registry
 from coordinator.run_spec import RunSpec, Stopped
 from coordinator.service import Service
@@ -210,9 +210,7 @@ def _play_rounds(
     records = registry.rounds.records(spec.run)
     engine = _engine(spec, registry, settings.fleet, records, unfinished)
     if spec.epoch > 1:
-        begun_at = registry.run(spec.run).created_at
-        known = (one for one in registry.devices() if one.fleet == settings.fleet and one.last_seen >= begun_at)
-        engine.fleet.remember(one.id for one in known if spec.task in one.tasks)
+        engine.fleet.remember(seen_devices(registry, spec, settings.fleet))
     publisher = _publisher(settings.fleet, state_dir, connection)
     performer = Performer(
         engine,

@@ -68,6 +68,7 @@ class PlainView(PlainLines):
         self._told: int | None = None  # number of the last round that needs no line
         self._waiting = False
         self._unwilling = ""
+        self._missing = ""
 
     def show(self, snapshot: Snapshot) -> None:
         """Says what is new since the last time."""
@@ -80,7 +81,10 @@ class PlainView(PlainLines):
         self._told = max(last, self._told)
         waiting = snapshot.phase == "waiting" and snapshot.present < snapshot.wanted
         unwilling = counted(snapshot.unwilling) if waiting else ""
-        if waiting and (not self._waiting or unwilling != self._unwilling):
+        # In a large fleet, not a line for each device that comes or goes.
+        missing = snapshot.missing if waiting and not snapshot.missing.endswith(" more") else ""
+        if waiting and (not self._waiting or (unwilling, missing) != (self._unwilling, self._missing)):
             others = f"; unwilling: {unwilling}" if unwilling else ""
+            others += f"; missing: {snapshot.missing}" if snapshot.missing else ""
             self.say(f"waiting for devices: {snapshot.present} of {snapshot.wanted} are there{others}")
-        self._waiting, self._unwilling = waiting, unwilling
+        self._waiting, self._unwilling, self._missing = waiting, unwilling, missing

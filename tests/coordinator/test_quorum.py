@@ -58,7 +58,9 @@ def test_the_needed_updates_follow_from_the_count(fleet, data, participation, qu
     meant = devices_meant(Standing(fleet, left, missing), participation, quorum, min_cohort)
     needed = updates_needed(meant, quorum, min_cohort)
     assert min_cohort <= needed <= meant <= max(min_cohort, fleet)
-    assert needed <= updates_needed(devices_meant(Standing(fleet), participation, quorum, min_cohort), quorum, min_cohort)
+    assert needed <= updates_needed(
+        devices_meant(Standing(fleet), participation, quorum, min_cohort), quorum, min_cohort
+    )
 
 
 @given(st.integers(1, 60), counts, counts, shares)

@@ -93,9 +93,9 @@ def test_the_summary_of_a_run_has_the_promised_shape():
         "user_accuracies": {},
         "bounded": {},
         "downloads": 0,
-            "needed": 0,
-            "measured": 0,
-            "offenders": {},
+        "needed": 0,
+        "measured": 0,
+        "offenders": {},
     }
     assert (plain["rounds"][1]["failure"], plain["rounds"][1]["user_accuracy"]) == ("too_few_accepted", None)
 

@@ -76,6 +76,7 @@ STATUS = RunStatus(
     bytes_up=400,
     round_bytes_down=70,
     round_bytes_up=30,
+    missing="pi-7 (offline)",
 )
 
 BODIES: dict[str, Body] = {
