@@ -299,12 +299,12 @@ class Fleet:
         self._count(device)
 
     def _count(self, device: str) -> None:
-        """Sorts a device among those that count, that the operator holds back, and that have left the count."""
+        """Sorts a device among those that count, that are held back, and that have left the count."""
         barred = self.members[device].barred if device in self.members else ""
         held = self._holds.get(device, "")
         able = device in self._able
-        released = able and (held == DRAINED or barred == REVOKED)
-        left = able and not released and bool(barred or held or device in self.benched)
+        released = able and (held != "" or barred == REVOKED)
+        left = able and not released and (barred != "" or device in self.benched)
         for devices, belongs in ((self._released, released), (self._left, left)):
             (devices.add if belongs else devices.discard)(device)
         if left or released:

@@ -35,7 +35,7 @@ class History:
 
 
 def standing(member: Member, task: str, *, benched: bool = False) -> str:
-    """One of FLEET_STATES; `benched` says that the device is an offender. Whoever is gone is offline, whatever else is known."""
+    """One of FLEET_STATES; `benched` says that the device is an offender. Whoever is gone is offline in any case."""
     if not member.state.online:
         return "offline"
     if not any(one.task == task for one in member.state.tasks):

@@ -17,8 +17,8 @@ RULE = (
     "Of the devices that a round is meant for, the share `quorum` must report, and no fewer than `min_cohort`. "
     "Otherwise the round fails and the model stays as it was. "
     "While fewer devices can be asked, no round begins: the run names the missing devices and waits, for `wait_s` at most.",
-    "Devices that the operator holds back (drained or revoked) do not count. "
-    "Neither do devices in quarantine, devices that cannot take part in this run, and offenders. "
+    "Devices that are held back (drained, quarantined or revoked) do not count. "
+    "Neither do devices that cannot take part in this run, and offenders. "
     "An offender is a device whose update was refused for an offence; it is not asked again in this run. "
     "Offenders and devices that cannot take part never reduce the updates needed from two or more to one.",
     "Missing devices that a run has waited for in vain, 60 s or `wait_s` if that is less, do not count until they are back. "
@@ -42,7 +42,7 @@ HELP = {
 class Standing:
     """How many devices a run counts.
 
-    `fleet` are all but those that the operator holds back, `left` of them have left the count for good, and `missing` are
+    `fleet` are all but those that are held back, `left` of them have left the count for good, and `missing` are
     those of the others that were waited for in vain.
     """
 
