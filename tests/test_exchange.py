@@ -191,7 +191,7 @@ class TestRounds:
             (2, {"not_finite": 1}),
             (2, {}),
         ]
-        assert world.drain().devices["pi-1"].outcomes == ["refused: not_finite as planned"] * 2
+        assert world.drain().devices["pi-1"].outcomes == ["refused: not_finite as planned"]
 
 
 class TestComingAndGoing:

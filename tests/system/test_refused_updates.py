@@ -118,8 +118,8 @@ class Stage:
             summary = start_run(settings, Silent())
             state, _, _ = load_checkpoint(run_directory(settings.state_dir, summary.run))
             with Registry(settings.state_dir / REGISTRY_FILE) as registry:
-                devices = {info.id: info for info in registry.devices()}
-            return Played(summary, verdicts.result(), state, devices)
+                known = {info.id: info for info in registry.devices()}
+            return Played(summary, verdicts.result(), state, known)
 
 
 def rogue_names(count: int) -> list[str]:
