@@ -4,7 +4,7 @@ A device *misses* a round if it gives no answer to the invitation, falls silent,
 `rejoin_s`, or is not done at the deadline. A device that declines or fails with a reason has answered, and one that a round
 left behind at work after the quorum has missed nothing. After n missed rounds in a row a device
 
-- is not counted among the devices that a round is meant for, so that it cannot keep a round from its quorum, and
+- does not count (coordinator.quorum), so that it cannot keep a round from its quorum, and
 - is asked again in the next round (n = 1), then in every 2nd, 4th, 8th and at last every 16th round.
 
 An update that is committed ends that. A device that restarts is asked in the next round. Where half of the devices that could
@@ -39,6 +39,11 @@ class Absences:
         for record in records:
             self._take(record.round, record.absent)
 
+    @property
+    def missed(self) -> Mapping[str, int]:
+        """Rounds in a row that each absent device missed."""
+        return self._missed
+
     def note(self, number: int, missed: Collection[str], reported: Collection[str]) -> Mapping[str, int]:
         """Takes round `number`, which is over; what its record is to keep: missed rounds in a row, by absent device."""
         back = set(reported)
@@ -62,8 +67,7 @@ class Absences:
             number: Number of the round.
 
         Returns:
-            The selection among the devices that are not absent, and in addition the absent ones whose turn it is, in the same
-            share. Its target counts the former only.
+            The selection among the devices that are not absent, and in addition the absent ones whose turn it is.
         """
         counted = [device for device in devices if device not in self._missed]
         absent = len(devices) - len(counted)

@@ -74,6 +74,8 @@ def write_record(
         metric_goal=metric.goal,
         deadline_s=current.policy.deadline_s,
         report_p90_s=_p90(current.report_seconds()),
+        needed=current.needed,
+        measured=len(before),
     )
 
 

@@ -300,4 +300,4 @@ def _end(summary: RunSummary, as_json: bool) -> NoReturn:
         typer.echo(summary.to_json())
     else:
         print_summary(summary)
-    raise typer.Exit(_EXIT_CODES.get(summary.stopped_because, 0))
+    raise typer.Exit(_EXIT_CODES.get(summary.stopped_because, 1 if summary.in_vain else 0))

@@ -44,6 +44,8 @@ def draw(snapshot: Snapshot, *, over: bool = False, lines: int = MIN_LINES) -> R
         parts.append(_bar("devices there", snapshot.present, snapshot.wanted, starting_words(snapshot)))
         if snapshot.unwilling:
             parts.append(Text(f"unwilling: {counted(snapshot.unwilling)}", style="yellow", overflow="fold"))
+        if snapshot.missing:
+            parts.append(Text(f"missing: {snapshot.missing}", style="yellow", overflow="fold"))
     if not over and snapshot.devices:
         parts += [_quorum(snapshot), _states(snapshot), _devices(snapshot, MAX_DEVICES + max(0, lines - MIN_LINES))]
     if snapshot.records or (snapshot.devices and not over):

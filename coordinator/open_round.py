@@ -10,9 +10,10 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
-from coordinator.answers import mend_of, word_of
+from coordinator.answers import lasts, mend_of, word_of
 from coordinator.asking import Asking
 from coordinator.books import Traffic, mean_accuracy, write_record
+from coordinator.conduct import is_offence
 from coordinator.effects import Count, Effect, Open, Store
 from coordinator.fleet import QUARANTINED, Fleet
 from coordinator.intake import check_offer
@@ -75,6 +76,7 @@ class OpenRound:
         self.dismissed = False
         self.missed: list[str] = []
         self.bounded: dict[str, int] = {}
+        self.offenders: dict[str, str] = {}
         self._spec = spec
         self._opening = opening
         self._fleet = fleet
@@ -189,7 +191,7 @@ class OpenRound:
     def expel(self, device: str, now: float, why: str = "revoked") -> list[Effect]:
         """It may work no more; what it delivered before counts."""
         self._desk.release(device)
-        return [Count(device, "failed", why)] if self.round.handle(device, Event.FAIL, now, why) else []
+        return [Count(device, "failed", why)] if self.round.handle(device, Event.FAIL, now, why, leaves=True) else []
 
     def stored(self, device: str, digest: str, report: UpdateReport, now: float) -> list[Effect]:
         """An update is durable: count it once, and say so. `committed` is a promise: only what counts has it."""
@@ -205,11 +207,15 @@ class OpenRound:
         return [self._send(device, Committed(digest, rest_s)), Count(device, "reported")]
 
     def refuse(self, device: str, digest: str, reason: RefuseReason, detail: str, now: float) -> list[Effect]:
-        """An update is not acceptable: the device is told, and counted as failed."""
+        """An update is not acceptable: the device is told, and counted as failed; an offender is not asked again in the run."""
         self._refused[reason] = self._refused.get(reason, 0) + 1
         self._desk.release(device)
-        self.round.handle(device, Event.FAIL, now, reason)
-        return [self._send(device, Refused(digest, reason, detail[:500])), Count(device, "refused", reason, detail)]
+        refused = Count(device, "refused", reason, detail)
+        if offends := is_offence(refused):
+            self.offenders[device] = reason
+            self._fleet.bench(device, reason)
+        self.round.handle(device, Event.FAIL, now, reason, leaves=offends)
+        return [self._send(device, Refused(digest, reason, detail[:500])), refused]
 
     def grant(self, now: float) -> list[Effect]:
         """Hands free upload slots to those who wait; once the quorum is met, asks those at work whether they are there."""
@@ -267,7 +273,7 @@ class OpenRound:
         record = write_record(
             self.round, outcome, self.reports, self.traffic(), self._refused, metric=self._spec.metric
         )
-        return replace(record, bounded=self.bounded)
+        return replace(record, bounded=self.bounded, offenders=dict(sorted(self.offenders.items())))
 
     def _has_missed(self, device: str, one: Participant) -> bool:
         """Whether it did not report and did not say why, as coordinator.absences counts it, when collecting ended."""
@@ -326,7 +332,7 @@ class OpenRound:
 
     def _declined(self, device: str, body: Decline, now: float) -> list[Effect]:
         self._desk.release(device)
-        if not self.round.handle(device, Event.DECLINE, now, word_of(body)):
+        if not self.round.handle(device, Event.DECLINE, now, word_of(body), leaves=lasts(body)):
             return []
         return [Count(device, "declined", word_of(body), body.detail)]
 

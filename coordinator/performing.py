@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from coordinator.checkpoint import drop_round, load_update, save_checkpoint, store_update
+from coordinator.conduct import is_offence
 from coordinator.connection import Connection
 from coordinator.decoded import Decoded
 from coordinator.effects import (
@@ -176,7 +177,8 @@ class Performer:
         if effect.what == "accepted":
             self._accepted.add(effect.device)
         if effect.what in _TOLD:
-            self._tell(f"{effect.device} {effect.what}: {effect.reason} {effect.detail}".rstrip())
+            benched = "; it is not asked again in this run" if effect.what == "refused" and is_offence(effect) else ""
+            self._tell(f"{effect.device} {effect.what}: {effect.reason} {effect.detail}".rstrip() + benched)
 
     def see(self, device: str, state: DeviceState) -> None:
         """Takes note of a presence with the next flush: one wait for the disk, however many there are."""

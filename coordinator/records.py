@@ -41,6 +41,8 @@ class RoundRecord:
     back to the bound of the `norm`, and those that weigh less than the `num_examples` they report (coordinator.bounds).
     `deadline_s` is the time that the round had from its invitation, `report_p90_s` the time by which 90 % of its updates were
     in; `absent` has the devices that are asked and do not report, with how many rounds in a row (coordinator.absences).
+    `needed` updates would have made the quorum, `measured` devices reported a user accuracy. `offenders` are devices with the
+    offence for which they are not asked again in the run (coordinator.quorum).
     """
 
     round: int
@@ -70,6 +72,9 @@ class RoundRecord:
     deadline_s: float = 0.0
     report_p90_s: float | None = None
     absent: Mapping[str, int] = field(default_factory=dict)
+    needed: int = 0
+    measured: int = 0
+    offenders: Mapping[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON; `failure` only where there is one."""
@@ -126,6 +131,11 @@ class RunSummary:
     user_accuracy: float | None
     model: str
     rounds: Sequence[RoundRecord]
+
+    @property
+    def in_vain(self) -> bool:
+        """Whether no round succeeded: the model is as it was at the beginning."""
+        return all(record.outcome != "aggregated" for record in self.rounds)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""

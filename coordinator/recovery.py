@@ -85,6 +85,13 @@ def take_up_round(
     return opening
 
 
+def seen_devices(registry: Registry, spec: RunSpec, fleet: str) -> list[str]:
+    """Devices of `fleet` that were seen with the run's task since the run began; they count although they may be away."""
+    begun_at = registry.run(spec.run).created_at
+    known = (one for one in registry.devices() if one.fleet == fleet and one.last_seen >= begun_at)
+    return [one.id for one in known if spec.task in one.tasks]
+
+
 def pack_model(state: ServerState, prepared: Prepared, spec: RunSpec) -> tuple[bytes, Manifest]:
     """The whole global model as it travels: the same state gives the same bytes, in whatever round it is trained on.
 

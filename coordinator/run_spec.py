@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -27,7 +28,8 @@ class RunSpec:
 
     `devices` are waited for before the first round, for `wait_s` at most; `policy` is that of a round with an open target.
     With `auto_deadline` its deadline is that of the first round, and others follow from the rounds before (auto_deadline.py).
-    Rounds begin at least `round_interval_s` apart. `metric` is what devices measure, and `target_ua` is a value of it.
+    After a failed round there is a pause of `longest_pause_s` at most. Rounds begin at least `round_interval_s` apart.
+    `metric` is what devices measure, and `target_ua` is a value of it.
     """
 
     run: str
@@ -56,3 +58,4 @@ class RunSpec:
     metric: MetricTerms = field(default_factory=MetricTerms)
     limits: Limits = field(default_factory=Limits)
     auto_deadline: bool = False
+    longest_pause_s: float = math.inf

@@ -24,7 +24,7 @@ from coordinator.performing import Performer
 from coordinator.preparation import Prepared, prepare, run_spec
 from coordinator.publisher import ModelPublisher
 from coordinator.records import RoundRecord, RunInfo, RunSummary, last_user_accuracy, summary_of
-from coordinator.recovery import reconcile, take_up_round
+from coordinator.recovery import reconcile, seen_devices, take_up_round
 from coordinator.registry import REGISTRY_FILE, Registry
 from coordinator.run_spec import RunSpec, Stopped
 from coordinator.service import Service
@@ -64,11 +64,12 @@ def run_or_go_on(settings: RunSettings, view: View, *, new: bool = False, unless
         with Registry(registry_file) as registry:
             last = registry.newest(settings.fleet)
             done = last is not None and last.status == "finished"
+            in_vain = done and last is not None and summary_of(last, registry.rounds.records(last.id)).in_vain
             if last is not None and _same_terms(last, settings):
                 if not done:
                     view.say(f"run {last.id} was not finished; going on with it (--new begins another)")
                     return _go_on(registry, last, settings, view)
-                if unless_done:
+                if unless_done and not in_vain:
                     why = f"{last.stopped_because}; other settings, or --new, begin another"
                     view.say(f"run {last.id} with these settings has come to its end: {why}")
                     return summary_of(last, registry.rounds.records(last.id))
@@ -202,6 +203,8 @@ def _play_rounds(
     unfinished = take_up_round(registry, directory, spec, prepared, state, view.say)
     records = registry.rounds.records(spec.run)
     engine = _engine(spec, registry, settings.fleet, records, unfinished)
+    if spec.epoch > 1:
+        engine.fleet.remember(seen_devices(registry, spec, settings.fleet))
     publisher = _publisher(settings.fleet, state_dir, connection)
     performer = Performer(
         engine,

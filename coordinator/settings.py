@@ -8,6 +8,7 @@ from pathlib import Path
 
 from coordinator.limits import parse_examples_cap, parse_norm_bound
 from coordinator.negotiation import ENCODING_HELP
+from coordinator.quorum import HELP
 from shared.broker_settings import BrokerSettings
 from shared.listening import parse_address
 from shared.messages import ENCODINGS, MAX_CHUNKS
@@ -72,21 +73,13 @@ class RoundSettings(Settings):
     target_ua: float | None = setting(
         None, group=ROUNDS, help="Mean user accuracy, in the task's metric, at which the run ends earlier."
     )
-    devices: int = setting(
-        1, group=ROUNDS, ge=1, le=100_000, unit="devices", help="Devices to wait for before the first round."
-    )
-    participation: float = setting(
-        1.0, group=ROUNDS, gt=0.0, le=1.0, help="Share of the devices that a round is meant for."
-    )
+    devices: int = setting(1, group=ROUNDS, ge=1, le=100_000, unit="devices", help=HELP["devices"])
+    participation: float = setting(1.0, group=ROUNDS, gt=0.0, le=1.0, help=HELP["participation"])
     over_select: float = setting(
         1.0, group=ROUNDS, ge=1.0, le=10.0, help="Times as many devices are asked, because some decline or drop out."
     )
-    min_cohort: int = setting(
-        1, group=ROUNDS, ge=1, le=100_000, unit="devices", help="Devices that must accept, else the round fails."
-    )
-    quorum: float = setting(
-        0.8, group=ROUNDS, gt=0.0, le=1.0, help="Share of the cohort that must report, else the round fails."
-    )
+    min_cohort: int = setting(1, group=ROUNDS, ge=1, le=100_000, unit="devices", help=HELP["min_cohort"])
+    quorum: float = setting(0.8, group=ROUNDS, gt=0.0, le=1.0, help=HELP["quorum"])
     round_interval_s: float = setting(
         0.0,
         group=ROUNDS,
@@ -95,9 +88,7 @@ class RoundSettings(Settings):
         unit="seconds",
         help="Least time from the beginning of a round to that of the next; devices that are done hear how long they may rest.",
     )
-    max_failed_rounds: int = setting(
-        3, group=ROUNDS, ge=1, le=1_000_000, unit="rounds", help="Failed rounds in a row after which the run fails."
-    )
+    max_failed_rounds: int = setting(3, group=ROUNDS, ge=1, le=1_000_000, unit="rounds", help=HELP["max_failed_rounds"])
 
     time_limit_s: float | None = _deadline(None, gt=0.0, le=10 * _YEAR_S, help="Time after which the run ends.")
     wait_s: float = _deadline(

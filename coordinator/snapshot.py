@@ -43,8 +43,8 @@ class Snapshot:
 
     `reported` of `needed` updates make the quorum, expected in `eta_s` seconds (None: not known yet). While waiting,
     `present` of `wanted` devices are there and willing, `starting` have not loaded their task yet, `unwilling` says why
-    others are not, and the next round begins in
-    `pause_s` at the earliest. `records` are the rounds so far. Whoever is told of a run by messages does not get everything:
+    others are not, and the next round begins in `pause_s` at the earliest; `missing` names devices that count and cannot be
+    asked, each with why. `records` are the rounds so far. Whoever is told of a run by messages does not get everything:
     participants that are not among its `devices` are counted in `others`, and `earlier` are user accuracies of the rounds
     before its `records`. Bytes are those of the open round so far, as they travelled.
     """
@@ -70,6 +70,7 @@ class Snapshot:
     bytes_down: int = 0
     bytes_up: int = 0
     starting: int = 0
+    missing: str = ""
 
     @property
     def cohort(self) -> int:
@@ -129,4 +130,10 @@ def take_snapshot(engine: Engine, now: float) -> Snapshot:
         bytes_down=traffic.down,
         bytes_up=traffic.up,
         starting=engine.fleet.starting,
+        missing=_missing(engine),
     )
+
+
+def _missing(engine: Engine) -> str:
+    waits = engine.open is None and engine.fleet.present < engine.wanted()
+    return engine.fleet.missing_words() if waits else ""

@@ -67,7 +67,7 @@ class PlainView(PlainLines):
         super().__init__(stderr)
         self._told: int | None = None  # number of the last round that needs no line
         self._waiting = False
-        self._others = (False, "")
+        self._news = (False, "", "")
 
     def show(self, snapshot: Snapshot) -> None:
         """Says what is new since the last time."""
@@ -81,8 +81,10 @@ class PlainView(PlainLines):
         waiting = snapshot.phase == "waiting" and snapshot.present < snapshot.wanted
         starting = starting_words(snapshot)
         unwilling = f"unwilling: {counted(snapshot.unwilling)}" if snapshot.unwilling else ""
-        others = "".join(f"; {words}" for words in (starting, unwilling) if words)
-        news = bool(starting), unwilling  # not each number: a thousand devices start one after the other
-        if waiting and (not self._waiting or news != self._others):
+        missing = f"missing: {snapshot.missing}" if snapshot.missing else ""
+        others = "".join(f"; {words}" for words in (starting, unwilling, missing) if words)
+        # In a large fleet, not a line for each device that starts, comes or goes.
+        news = bool(starting), unwilling, "" if snapshot.missing.endswith(" more") else missing
+        if waiting and (not self._waiting or news != self._news):
             self.say(f"waiting for devices: {snapshot.present} of {snapshot.wanted} are there{others}")
-        self._waiting, self._others = waiting, news
+        self._waiting, self._news = waiting, news

@@ -20,6 +20,11 @@ _TRAINING, _LINKS, _FAULTS = "Training of a device", "Links of a device", "What 
 _OF_A_RUN = {one.name: one for one in fields(RoundSettings)}
 
 
+# Devices of a study come back, however long they are away.
+_AS_LONG_AS_IT_TAKES_S = 1e9
+_LONGEST_PAUSE_S = 60.0
+
+
 def _as_in_a_run(name: str, default: Any = MISSING, help: str = "") -> Any:
     """The setting of `fedpatch run` with the same limits; a fleet study may have a default and words of its own."""
     one = _OF_A_RUN[name]
@@ -126,7 +131,10 @@ class FleetTerms(Settings):
         return problems
 
     def run_spec(self, *, chunk_bytes: int) -> RunSpec:
-        """The engine's terms; `chunk_bytes` is the size that its chunks say they have. Failed rounds end no study."""
+        """The engine's terms; `chunk_bytes` is the size that its chunks say they have.
+
+        Neither failed rounds nor missing devices end a study.
+        """
         return RunSpec(
             run="study",
             epoch=1,
@@ -143,7 +151,8 @@ class FleetTerms(Settings):
             time_limit_s=None,
             max_failed_rounds=self.rounds,
             devices=self.devices,
-            wait_s=RoundSettings().wait_s,
+            wait_s=_AS_LONG_AS_IT_TAKES_S,
+            longest_pause_s=_LONGEST_PAUSE_S,
             participation=self.participation,
             over_select=self.over_select,
             policy=RoundPolicy(

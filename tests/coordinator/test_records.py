@@ -96,6 +96,9 @@ def test_the_summary_of_a_run_has_the_promised_shape():
         "deadline_s": 0.0,
         "report_p90_s": None,
         "absent": {},
+        "needed": 0,
+        "measured": 0,
+        "offenders": {},
     }
     assert (plain["rounds"][1]["failure"], plain["rounds"][1]["user_accuracy"]) == ("too_few_accepted", None)
 

@@ -216,7 +216,7 @@ class TestSilence:
 
     def test_is_not_asked_about_while_the_broker_is_away(self):
         """Requests would pile up, and come with deadlines that are too long."""
-        made = asking("ab")
+        made = asking("ab", quorum=0.5)
         send(made, "a", Accept(10))
         made.on_link(connected=False, now=2.0)
         assert told(made.tick(1.0 + PROBE_S)) == []
