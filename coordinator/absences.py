@@ -14,6 +14,7 @@ be asked are absent, all of them are asked and counted: then the fault is hardly
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from coordinator.records import RoundRecord
@@ -67,15 +68,15 @@ class Absences:
             number: Number of the round.
 
         Returns:
-            The selection among the devices that are not absent, and in addition the absent ones whose turn it is.
+            The selection among the devices that are not absent, and in addition, in the same share, absent ones whose turn it is.
         """
         counted = [device for device in devices if device not in self._missed]
         absent = len(devices) - len(counted)
         if not absent or 2 * absent >= len(devices) or not (chosen := draw(counted)).invited:
             return draw(devices)
-        due = {device for device in devices if device in self._missed and self._due.get(device, 0) <= number}
-        drawn = draw([*counted, *due]).invited
-        return Selection(chosen.target, (*chosen.invited, *(device for device in drawn if device in due)))
+        due = sorted(device for device in devices if device in self._missed and self._due.get(device, 0) <= number)
+        share = math.ceil(len(due) * min(1.0, len(chosen.invited) / len(counted)))
+        return Selection(chosen.target, (*chosen.invited, *draw(due).invited[:share]))
 
     def _take(self, number: int, counts: Mapping[str, int]) -> None:
         for device in self._missed.keys() - counts.keys():
