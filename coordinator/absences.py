@@ -68,7 +68,8 @@ class Absences:
             number: Number of the round.
 
         Returns:
-            The selection among the devices that are not absent, and in addition, in the same share, absent ones whose turn it is.
+            The selection among the devices that are not absent, and in addition, in the same share, absent ones whose
+            turn it is.
         """
         counted = [device for device in devices if device not in self._missed]
         absent = len(devices) - len(counted)

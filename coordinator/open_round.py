@@ -188,10 +188,10 @@ class OpenRound:
         # The same request again is harmless to a device that is on it, and a second chance for one that lost it.
         return [*effects, self._request_to(device, now)] if participant.state in AT_WORK else effects
 
-    def expel(self, device: str, now: float, why: str = "revoked") -> list[Effect]:
-        """It may work no more; what it delivered before counts."""
+    def expel(self, device: str, now: float, why: str = "revoked", *, leaves: bool = True) -> list[Effect]:
+        """It may work no more; what it delivered before counts. With `leaves` the round is not meant for it any more."""
         self._desk.release(device)
-        return [Count(device, "failed", why)] if self.round.handle(device, Event.FAIL, now, why, leaves=True) else []
+        return [Count(device, "failed", why)] if self.round.handle(device, Event.FAIL, now, why, leaves=leaves) else []
 
     def stored(self, device: str, digest: str, report: UpdateReport, now: float) -> list[Effect]:
         """An update is durable: count it once, and say so. `committed` is a promise: only what counts has it."""
@@ -297,7 +297,7 @@ class OpenRound:
         awaited = self.round.devices(*AT_WORK) if self.round.phase is Phase.COLLECTING else []
         if not all(self._is_silent(device, now) for device in awaited):
             return []
-        return [one for device in awaited for one in self.expel(device, now, SILENT)]
+        return [one for device in awaited for one in self.expel(device, now, SILENT, leaves=False)]
 
     def _is_silent(self, device: str, now: float) -> bool:
         """As coordinator.silence has it. Devices that are lost are given up by the round itself."""

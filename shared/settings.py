@@ -148,8 +148,8 @@ def setting(  # noqa: PLR0913  (each is a word of a declaration, given by name)
 
     `ge`, `gt`, `le` are limits of numbers; `choices` and `pattern` are of a text, or of each in a list of texts (a field
     of type `tuple[str, ...]`: an array in TOML, elsewhere commas stand between them). `default_means` tells what the
-    default (None, say) stands for, and `none_word` is what a person writes for None. A `secret` has no option on the command
-    line and is never shown. The help of a required setting must read on from "say".
+    default (None, say) stands for, and `none_word` is what a person writes for None. A `secret` has no option
+    on the command line and is never shown. The help of a required setting must read on from "say".
     """
     rules = Rules(help, group, unit, default_means, example, ge, gt, le, tuple(choices), pattern, secret, none_word)
     if default is MISSING and not example:
