@@ -201,9 +201,10 @@ def _replays_itself(arena: Arena, device: str) -> Proof:
 def _quarantined_goes_on(arena: Arena, device: str) -> Proof:
     """After its quarantine it offers, accepts and sends on, and is turned away."""
     with arena.rogue(device) as (rogue, _):
+        asked = arena.asked()
+        rogue._reply(asked, Accept(NUM_EXAMPLES))
         for number in range(QUARANTINE_AFTER):
             rogue.say(b"no message %d" % number)
-        asked = arena.asked()
         for _ in range(200):
             rogue._reply(asked, Accept(NUM_EXAMPLES))
             try:
