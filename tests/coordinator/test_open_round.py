@@ -7,7 +7,20 @@ import pytest
 from coordinator.effects import Republish
 from coordinator.open_round import REINVITE_S
 from coordinator.round_states import Phase, State
-from shared.messages import Accept, Ack, Cancel, Decline, Failed, Grant, JobStatus, Need, Offer, Progress, WorkRequest
+from shared.messages import (
+    COORDINATOR_FEATURES,
+    Accept,
+    Ack,
+    Cancel,
+    Decline,
+    Failed,
+    Grant,
+    JobStatus,
+    Need,
+    Offer,
+    Progress,
+    WorkRequest,
+)
 from shared.reasons import Condition, DeclineReason, FailReason, JobPhase
 from shared.transfer import Bitmap, cut
 from tests.coordinator.open_rounds import BLOB, Bench
@@ -24,7 +37,8 @@ class TestInvitations:
         """Task schema, plan, model, and how the update is to travel; each device is counted as invited."""
         bench = Bench("ab", deadline_s=300.0)
         assert counted(bench.begun) == [("a", "invited", ""), ("b", "invited", "")]
-        request = WorkRequest(SCHEMA, "affine", run_spec().plan, model(), "fp32", CHUNK_BYTES, 300.0)
+        terms = (SCHEMA, "affine", run_spec().plan, model(), "fp32", CHUNK_BYTES, 300.0)
+        request = WorkRequest(*terms, features=COORDINATOR_FEATURES)
         assert told(bench.begun) == [("a", request), ("b", request)]
 
     def test_are_repeated_until_they_are_answered(self):

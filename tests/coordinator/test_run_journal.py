@@ -104,7 +104,12 @@ def test_rebuilt_registry_leaves_out_rows_that_cannot_be(path: Path):
     rebuilt = rebuild_registry(path)
     assert (rebuilt.source, rebuilt.devices, rebuilt.holds) == (path, 1, 1)
     with Registry(path) as registry:
-        assert [one.user_accuracy for one in registry.rounds.records(registry.run("last").id)] == [0.51, 0.52, 0.53, 0.54]
+        assert [one.user_accuracy for one in registry.rounds.records(registry.run("last").id)] == [
+            0.51,
+            0.52,
+            0.53,
+            0.54,
+        ]
 
 
 def test_open_round_survives_a_rebuild_of_a_registry_that_can_be_read(path: Path):
