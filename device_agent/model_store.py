@@ -98,8 +98,8 @@ class ModelStore:
                 write_atomic(unfinished / MODEL_FILE, model, mode=_FILE_MODE)
                 described = to_json(metadata)
                 write_atomic(unfinished / METADATA_FILE, described, mode=_FILE_MODE)
-                sums = f"{metadata.sha256}  {MODEL_FILE}\n{hashlib.sha256(described).hexdigest()}  {METADATA_FILE}\n"
-                write_atomic(unfinished / SUMS_FILE, sums.encode(), mode=_FILE_MODE)
+                sums = _sums(metadata.sha256, hashlib.sha256(described).hexdigest())
+                write_atomic(unfinished / SUMS_FILE, sums, mode=_FILE_MODE)
             except OSError:
                 shutil.rmtree(unfinished, ignore_errors=True)  # a disk that is full gets its space back
                 raise
@@ -209,7 +209,7 @@ class ModelStore:
         return versions
 
     def problems(self) -> Iterator[tuple[str, bool]]:
-        """What is wrong with models whose files differ from what was written, each with whether it is present; reads all."""
+        """What is wrong with models whose files are not what was written, and whether that is the present one; reads all."""
         for task in self.tasks():
             for version in self.versions(task):
                 if problem := version.problem or _content_problem(version):
@@ -270,23 +270,22 @@ def _read(path: Path) -> ModelMetadata | None:
 def _content_problem(version: ModelVersion) -> str:
     """What sha256sum finds. Earlier versions wrote no sums: then only that of the model is known, from its metadata."""
     assert version.metadata is not None
-    wanted = {MODEL_FILE: version.metadata.sha256}
     try:
-        sums = (version.path / SUMS_FILE).read_text(errors="replace").splitlines()
-        wanted |= {name: digest for digest, _, name in (line.partition("  ") for line in sums)}
-    except FileNotFoundError:
-        pass
+        model = hashlib.sha256((version.path / MODEL_FILE).read_bytes()).hexdigest()
+        metadata = hashlib.sha256((version.path / METADATA_FILE).read_bytes()).hexdigest()
+        sums = version.path / SUMS_FILE
+        written = sums.read_bytes() if sums.exists() else None
     except OSError as error:
-        return f"{version.path / SUMS_FILE}: {error.strerror}"
-    for name, digest in wanted.items():
-        file = version.path / name
-        try:
-            found = hashlib.sha256(file.read_bytes()).hexdigest()
-        except (OSError, ValueError) as error:
-            return f"{file}: cannot be read ({error})"
-        if found != digest:
-            return f"{file}: is damaged (its SHA-256 is not what was written)"
+        return f"{error.filename}: {error.strerror}"
+    if model != version.metadata.sha256:
+        return f"{version.path / MODEL_FILE}: is damaged (its SHA-256 is not that of its metadata)"
+    if written is not None and written != _sums(model, metadata):
+        return f"{version.path / METADATA_FILE}: is damaged (its SHA-256 is not that of {SUMS_FILE})"
     return ""
+
+
+def _sums(model: str, metadata: str) -> bytes:
+    return f"{model}  {MODEL_FILE}\n{metadata}  {METADATA_FILE}\n".encode()
 
 
 def _make_directory(path: Path) -> None:

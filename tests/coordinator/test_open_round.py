@@ -37,8 +37,8 @@ class TestInvitations:
         """Task schema, plan, model, and how the update is to travel; each device is counted as invited."""
         bench = Bench("ab", deadline_s=300.0)
         assert counted(bench.begun) == [("a", "invited", ""), ("b", "invited", "")]
-        plan, features = run_spec().plan, COORDINATOR_FEATURES
-        request = WorkRequest(SCHEMA, "affine", plan, model(), "fp32", CHUNK_BYTES, 300.0, features=features)
+        terms = (SCHEMA, "affine", run_spec().plan, model(), "fp32", CHUNK_BYTES, 300.0)
+        request = WorkRequest(*terms, features=COORDINATOR_FEATURES)
         assert told(bench.begun) == [("a", request), ("b", request)]
 
     def test_are_repeated_until_they_are_answered(self):

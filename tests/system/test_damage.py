@@ -152,3 +152,27 @@ def test_a_checkpoint_that_is_damaged_costs_its_round(stage: Stage):
     assert done.code == 0
     assert f"{newest}: is damaged" in done.err
     assert outcomes(done.document) == all_went_well()
+
+
+def test_device_whose_patches_are_damaged_declines_and_the_others_go_on(stage: Stage):
+    """It does not accept each round and fail it, which at a quorum of 1 ends the run; its status and doctor say what to do."""
+    stage.start_agents()
+    with stage.begin(rounds=2) as coordinator:
+        assert coordinator.done().code == 0
+    bob = stage.fleet.agents["bob"]
+    bob.kill()
+    for path in bob.patches.glob("*.patch*"):
+        path.write_bytes(path.read_bytes()[:-1])
+    stage.start_agent("bob")
+    stage.wait_back("bob")
+    with stage.begin(rounds=3, devices=1, wait_s=20, max_failed_rounds=3) as coordinator:
+        document = coordinator.done().document
+    last = document["rounds"][-1]
+    assert (last["outcome"], last["reported"]) == ("aggregated", 1)
+    assert sum(one["decline_reasons"].get("storage", 0) for one in document["rounds"]) >= 1
+    assert not any(one["failures"] for one in document["rounds"])
+    bob = stage.fleet.agents["bob"]
+    assert "are damaged" not in bob.status["problem"]  # that is for the coordinator; here the files are named
+    assert ".patch.previous away to begin again" in bob.status["problem"]
+    shown = run("fedpatch-agent", "status", "--state-dir", bob.state_dir)
+    assert ".patch.previous away to begin again" in shown.out
