@@ -194,7 +194,7 @@ def test_data_that_no_tensor_can_hold_are_told():
 def test_data_beyond_the_shared_memory_are_told_with_the_mend():
     """In a container /dev/shm is small; the message says what was wanted and what to do."""
     vast = np.broadcast_to(np.float32(0), (2**48, 1))
-    data = DeviceData(vast, vast, vast, vast)
+    data = DeviceData(vast, vast, vast, vast, val_x=vast[:0], val_y=vast[:0])
     with pytest.raises(DataError, match=r"training inputs of all clients, \d+ GB, do not fit .*make /dev/shm larger"):
         load_population(_task(lambda _: data), "{index}", 1, 0, NOWHERE)
 

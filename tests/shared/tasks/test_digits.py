@@ -41,7 +41,7 @@ def test_the_installed_name_leads_here():
 def test_ten_devices_hold_all_1797_digits():
     """The demo's data specs share out the whole data set, as the model takes it."""
     devices = [_load(TASK.demo_data.format(index=index, count=10)) for index in range(10)]
-    assert sum(len(data.train_x) for data in devices) == 1437
+    assert sum(len(data.train_x) + len(data.val_x) for data in devices) == 1437
     assert sum(len(data.test_x) for data in devices) == 360
     for data in devices:
         assert data.train_x.shape[1:] == data.test_x.shape[1:] == (64,)
