@@ -24,9 +24,9 @@ from typing import Any
 import numpy as np
 
 from shared.errors import DataError, UsageError
-from shared.task import MAX_VALIDATION_SHARE
 
 SHARDS_PER_DEVICE = 2
+MAX_VALIDATION_SHARE = 0.5  # as that of Task.validation_share
 
 _EXAMPLE = "shard:0/10 or aligned:3/200,seed=7,noisy-fraction=0.2"
 _PLACE = re.compile(r"(?P<kind>\w+):(?P<index>[0-9]{1,9})/(?P<count>[0-9]{1,9})")

@@ -75,8 +75,8 @@ def test_the_reported_figure_is_what_the_published_model_scores_on_new_data(tmp_
         new = _coin_flips(1000 + index, test=2000)
         outputs = torch.from_numpy(model.predict(new.test_x))
         honest.append(accuracy(outputs, torch.from_numpy(new.test_y)))
-        reported.append(model.metadata.user_accuracy)
-        chosen.append(model.metadata.validation_accuracy)
+        reported.append(model.metadata.user_accuracy or 0.0)
+        chosen.append(model.metadata.validation_accuracy or 0.0)
     assert np.mean(honest) == pytest.approx(0.5, abs=0.02)
     assert np.mean(reported) == pytest.approx(np.mean(honest), abs=0.06)
     assert np.mean(chosen) > np.mean(honest) + 0.1  # what the choice was made on is no figure to report
