@@ -76,5 +76,5 @@ def split_for(task: Task, data: DeviceData) -> DeviceData:
 
 
 def _hash(example: np.ndarray) -> int:
-    content = np.ascontiguousarray(example)
+    content = np.asarray(example).tobytes()
     return int.from_bytes(hashlib.blake2b(content, digest_size=_HASH_BYTES, person=_SEED).digest(), "big")
