@@ -58,16 +58,20 @@ def with_validation(data: DeviceData, share: float, *, ordered: bool = False) ->
     """
     if data.val_x is not None:
         return data
-    held_out = validation_mask(data.train_x, share, ordered=ordered)
-    if not held_out.any():
-        return replace(data, val_x=data.train_x[:0], val_y=data.train_y[:0])
-    return replace(
-        data,
-        train_x=data.train_x[~held_out],
-        train_y=data.train_y[~held_out],
-        val_x=data.train_x[held_out],
-        val_y=data.train_y[held_out],
-    )
+    x, y = np.asarray(data.train_x), np.asarray(data.train_y)
+    held_out = validation_mask(x, share, ordered=ordered)
+    train, validation = (_first_and_last if ordered else _chosen)(held_out)
+    return replace(data, train_x=x[train], train_y=y[train], val_x=x[validation], val_y=y[validation])
+
+
+def _first_and_last(held_out: np.ndarray) -> tuple[slice, slice]:
+    """Slices, so that nothing is copied."""
+    cut = int((~held_out).sum())
+    return slice(cut), slice(cut, None)
+
+
+def _chosen(held_out: np.ndarray) -> tuple[np.ndarray | slice, np.ndarray | slice]:
+    return (~held_out, held_out) if held_out.any() else _first_and_last(held_out)
 
 
 def split_for(task: Task, data: DeviceData) -> DeviceData:

@@ -134,7 +134,12 @@ def test_models_are_listed_so(tmp_path):
     assert match
     figures: dict[str, Any] = {"user_accuracy": float(match["ua"]), "test_examples": int(match["test"])}
     figures |= {"validation_accuracy": float(match["val"]), "validation_examples": int(match["count"])}
-    origin: dict[str, Any] = {"task": match["task"], "run": match["run"], "created": match["made"], "size_bytes": 51_000}
+    origin: dict[str, Any] = {
+        "task": match["task"],
+        "run": match["run"],
+        "created": match["made"],
+        "size_bytes": 51_000,
+    }
     publish(ModelStore(tmp_path / DIRECTORY), int(match["round"]), **figures, **origin)
     done = run("fedpatch-agent", "models", "--state-dir", tmp_path)
     assert done.out.startswith(f"present {shown.removesuffix('...')}")

@@ -138,6 +138,15 @@ def test_inputs_that_are_all_equal_leave_something_to_train_on(value):
     assert len(split.train_x) == 100
 
 
+def test_lists_are_split_like_arrays():
+    """A task may give anything that NumPy takes."""
+    data = _data(100)
+    lists = replace(data, train_x=data.train_x.tolist(), train_y=data.train_y.tolist())
+    for ordered in (False, True):
+        split, val_x, val_y = _split(lists, 0.1, ordered=ordered)
+        assert len(split.train_x) + len(val_x) == 100 and len(val_x) == len(val_y)
+
+
 def test_the_tasks_own_validation_part_is_left_alone():
     """Also an empty one, which says that there is none."""
     own = replace(_data(100), val_x=_inputs(4, 2), val_y=np.zeros(4))
