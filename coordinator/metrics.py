@@ -67,7 +67,10 @@ class RoundMetrics:
             "last_round_phase_seconds", "Phases of the last round, by the coordinator's clock", "phase"
         )
         self.user_accuracy = gauge(
-            "user_accuracy", "Over the devices of the last aggregated round, around its training", "stat", "moment"
+            "user_accuracy",
+            "On test data, over the devices of the last aggregated round, before and after its training",
+            "stat",
+            "moment",
         )
         self.outcomes = _counter(registry, "rounds", "Rounds that are over", "outcome")
         self.seconds = Histogram(

@@ -1,7 +1,8 @@
 """A device's data as its task reads them: once, and again before a round when they have changed.
 
 A task whose data grow says so by `Task.data_version`. It is asked before each round, and before the data are read, not
-after: what is written while they are read makes another version, and is there for the round after.
+after: what is written while they are read makes another version, and is there for the round after. Where the task makes no
+validation part, it is split off here (shared.validation).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 
 from shared.errors import DataError, FedpatchError
 from shared.task import DeviceData, Task
+from shared.validation import split_for
 
 log = logging.getLogger("fedpatch.training")
 
@@ -43,7 +45,7 @@ class GrowingData:
         return None if ask is None else ask(self._spec, self._root)
 
     def _load(self, version: str | int | None) -> DeviceData:
-        data = self._task.load_data(self._spec, self._root)
+        data = split_for(self._task, self._task.load_data(self._spec, self._root))
         self._version = version
         return data
 

@@ -18,6 +18,7 @@ from shared.quantities import size
 
 if TYPE_CHECKING:
     from device_agent.personal import PersonalModel
+    from shared.model_metadata import ModelMetadata
     from shared.tensors import Array
 
 StateDir = Annotated[
@@ -146,9 +147,20 @@ def _in_words(task: str, version: ModelVersion) -> str:
     known = version.metadata
     if known is None:
         return f"{mark} of {task}: {version.problem}"
-    measured = "" if known.user_accuracy is None else f", {known.metric} {known.user_accuracy:.4g}"
+    measured = _measured(known)
     made = f"of round {known.round} of run {known.run}, made {known.created}"
     return f"{mark} of {task}{measured}: {made}, {size(known.size_bytes)}, {version.path}"
+
+
+def _measured(known: ModelMetadata) -> str:
+    """The figure to report, on test data, and the one that the model was chosen by."""
+    if known.user_accuracy is None:
+        return ""
+    chosen = "not chosen: no validation data"
+    if known.validation_examples:
+        value = "no number" if known.validation_accuracy is None else f"{known.validation_accuracy:.4g}"
+        chosen = f"chosen by {value} on {known.validation_examples} validation examples"
+    return f", {known.metric} {known.user_accuracy:.4g} on {known.test_examples} test examples ({chosen})"
 
 
 def _plain(task: str, version: ModelVersion) -> dict[str, Any]:

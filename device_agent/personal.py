@@ -5,7 +5,7 @@
     model = PersonalModel.open("/var/lib/fedpatch-agent", "digits")
     model.predict(images)             # outputs, one row per image
     model.classify(images)            # ["7", "3", ...]
-    model.metadata.user_accuracy
+    model.metadata.user_accuracy      # on the device's test data
     model.reload_if_newer()           # once in a while: True after a round has given another model
 
 docs/personal-model.md says more, also for programs in other languages.

@@ -137,7 +137,7 @@ class AgentSettings(PreferenceSettings, BrokerSettings):
         0.02,
         group=_MODEL,
         ge=0.0,
-        help="How much worse than the present personal model's user accuracy a new one's may be.",
+        help="How much worse than the present personal model a new one may be on validation data, in the task's metric.",
     )
 
     metrics: str | None = setting(

@@ -1,8 +1,8 @@
 """LocalUpdate of Algorithm 1 (paper, lines 5-13 and Table 1): a device trains its own model on its own data.
 
 The model goes in and comes out as named tensors, private ones among them: what is private is the business of the
-caller. So are the optimizer's moments, which FedAvg-Adam sends along with the model. User accuracy is measured twice:
-after download and patching, before training (the number the paper reports), and again after training.
+caller. So are the optimizer's moments, which FedAvg-Adam sends along with the model. User accuracy is measured twice, on the
+device's test data: after download and patching, before training (the number the paper reports), and again after training.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class LocalResult:
 class LocalTrainer:
     """One task and one device's data, with the model built once and used for every round.
 
-    `test_data` are the device's own test inputs and targets.
+    `test_data` are the device's own test inputs and targets; `validation_data` those that a personal model is chosen on, None
+    where there are none. Neither is trained on.
     """
 
     def __init__(self, task: Task, data: DeviceData) -> None:
@@ -64,10 +65,13 @@ class LocalTrainer:
         }
 
     def take(self, data: DeviceData) -> None:
-        """From now on, train and measure on `data`."""
+        """From now on, train and measure on `data`, which are taken as they are: nothing more is split off."""
         self.num_examples: int = len(data.train_x)
         self._train = _tensor(data.train_x), _tensor(data.train_y)
         self.test_data = _tensor(data.test_x), _tensor(data.test_y)
+        self.validation_data: tuple[Tensor, Tensor] | None = None
+        if data.val_x is not None and data.val_y is not None and len(data.val_x):
+            self.validation_data = _tensor(data.val_x), _tensor(data.val_y)
         self._counts_in_ua = data.counts_in_ua
 
     def run(

@@ -29,7 +29,9 @@ class ModelMetadata:
 
     `metric` and `metric_goal` ("max" or "min") say what the user accuracies measure. `user_accuracy` is that of this very
     model, run by onnxruntime on the device's `test_examples`; `user_accuracy_before` that of the global model with the
-    device's patch, before the round's training (the one the paper reports). None where nobody measured.
+    device's patch, before the round's training (the one the paper reports), on test data too. `validation_accuracy` is the
+    same metric on the `validation_examples` that this model was chosen on: use it to choose, never to report. None where
+    nothing was measured.
 
     `schema` is the digest of the model's schema, `parity` the largest difference to torch's outputs, relative to the largest
     of them (or to 1). `sha256` and `size_bytes` are of the model's file; `created` is a time of ISO 8601, in UTC.
@@ -60,6 +62,8 @@ class ModelMetadata:
     onnx: str
     opset: int = OPSET
     format: int = FORMAT
+    validation_accuracy: float | None = None
+    validation_examples: int = 0
 
 
 def to_json(metadata: ModelMetadata) -> bytes:

@@ -22,6 +22,7 @@ from torch import Tensor
 from shared.errors import DataError, FedpatchError, UsageError
 from shared.quantities import size
 from shared.task import DeviceData, Task
+from shared.validation import split_for
 from simulator.patches import shared
 
 FIELDS = ("index", "count", "seed")
@@ -78,8 +79,10 @@ class Population:
 def load_population(task: Task, template: str, clients: int, seed: int, root: Path) -> Population:
     """Load the data of `clients` clients; client i has the spec `template` with its {index}, {count} and {seed} filled in.
 
-    `root` is the folder for data files. At most twice the memory of the blocks is held on the way, beside what the task
-    itself needs to read its files.
+    `root` is the folder for data files. As on a device, a validation part is split off the training examples where the task
+    makes none (shared.validation); a simulation leaves it unused. The bundled tasks have none unless the template asks for it.
+    At most twice the memory of the blocks is held on the way, beside what the task itself needs to read its files, and three
+    times where a validation part is split off what `load_many` gave.
 
     Raises UsageError where the template is not one; DataError where the clients' examples differ in shape or dtype, or
     do not fit into shared memory; and whatever the task raises where the data are absent, damaged or too few.
@@ -120,12 +123,12 @@ def _load(task: Task, specs: Sequence[str], root: Path) -> list[DeviceData]:
             f"task {task.name!r}: load_many gave the data of {len(loaded)} devices for {len(specs)} specs; "
             "it must give one for each, in their order"
         )
-    return loaded
+    return [split_for(task, data) for data in loaded]
 
 
 def _load_one(task: Task, spec: str, root: Path) -> DeviceData:
     with _told(task, f"data {spec!r}", root):
-        return task.load_data(spec, root)
+        return split_for(task, task.load_data(spec, root))
 
 
 @contextmanager

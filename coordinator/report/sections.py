@@ -127,10 +127,13 @@ def _charts(run: Run, key: str) -> Sequence[Markup]:
 
 def _curves(run: Run, key: str) -> Markup:
     records, at = run.records, by_round(run.records)
-    names = dict(zip(("p10", "worst", "after"), (run.tenth_words, run.worst_words, "mean after training"), strict=True))
+    names = dict(
+        zip(("p10", "worst", "after"), (run.tenth_words, run.worst_words, "mean after local training"), strict=True)
+    )
     lines = [Line("mean", curve(at, records, "user_accuracy"), "mean")]
     lines += [Line(names[look], points, look) for field, look in _OTHER_CURVES if (points := curve(at, records, field))]
-    told = f"{curve_words(run)} Measured before each round's training, over the devices that reported."
+    when = "before each round's training, over the devices that reported"
+    told = f"{curve_words(run)} Measured on the devices' test data, {when}."
     title = Title(f"{key}-ua", f"{capital(run.metric.words)} by round", told, "round")
     return curves_figure(Curves(title, lines, run.target, failed_at(run)))
 

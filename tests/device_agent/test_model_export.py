@@ -26,13 +26,18 @@ from shared.task import Task
 from tests.device_agent.rounds import ADAM, POLICIES, Scene
 from tests.device_agent.toy_tasks import TOY, random_data
 
+VALIDATION = 15
+
 
 class Device:
     """A device with a store of models, which takes every update for committed."""
 
     def __init__(self, folder: Path, task: Task = TOY, private: str = "affine", keep_margin: float = 1.0) -> None:
         self.scene = Scene(folder, task, ADAM, private)
-        self.data = random_data("ann", 23)
+        held_out = random_data("ann", 24)
+        self.data = replace(
+            random_data("ann", 23), val_x=held_out.test_x[:VALIDATION], val_y=held_out.test_y[:VALIDATION]
+        )
         self.trainer = LocalTrainer(task, self.data)
         self.models = ModelStore(folder / "models", 3)
         export = ModelExport(self.trainer, ModelStore(folder / "models"), keep_margin)
@@ -59,7 +64,10 @@ class Device:
 
 
 def task_scored(left: list[float], goal: str = "max") -> Task:
-    """The toy task with a metric that says what it is told, in turn: before, after, of the new model, of the present one."""
+    """The toy task with a metric that returns the numbers in `left`, in turn.
+
+    Before, after; of the new model on test data, on validation data; of the present one on validation data.
+    """
     task = replace(TOY, metric=lambda outputs, targets: left.pop(0))
     object.__setattr__(task, "metric_goal", goal)
     return task
@@ -113,10 +121,10 @@ def test_the_model_holds_this_devices_patch_and_not_the_initial_one(tmp_path):
 )
 def test_a_worse_model_does_not_replace_the_present_one(tmp_path, caplog, goal, present, new, stays):
     """Beyond the margin of 0.1, whichever way is better; the log and the note say so, and the update leaves all the same."""
-    left = [0.5, 0.5, 0.9]
+    left = [0.5, 0.5, 0.9, 0.9]
     device = Device(tmp_path, task_scored(left, goal), keep_margin=0.1)
     device.play(1)
-    left += [0.5, 0.5, new, present]
+    left += [0.5, 0.5, 0.77, new, present]
     with caplog.at_level(logging.WARNING, logger="fedpatch.models"):
         device.play(2)
     assert left == []
@@ -127,18 +135,20 @@ def test_a_worse_model_does_not_replace_the_present_one(tmp_path, caplog, goal, 
         assert isinstance(kept, Kept)
         assert (kept.run, kept.round) == ("run", 2)
         assert f"accuracy {new:.4g} of round 2 is worse than the present model's {present:.4g}" in kept.why
+        assert f"on {VALIDATION} validation examples" in kept.why
         assert kept.why in caplog.text
     else:
         assert kept is None
-        assert device.personal.metadata.user_accuracy == new
+        known = device.personal.metadata
+        assert (known.user_accuracy, known.validation_accuracy, known.validation_examples) == (0.77, new, VALIDATION)
 
 
 def test_the_present_model_is_measured_anew(tmp_path):
     """What it was said to score on other data does not count: the margin is between two models on the same data."""
-    left = [0.5, 0.5, 0.9]
+    left = [0.5, 0.5, 0.9, 0.9]
     device = Device(tmp_path, task_scored(left), keep_margin=0.1)
     device.play(1)
-    left += [0.5, 0.5, 0.6, 0.55]
+    left += [0.5, 0.5, 0.6, 0.6, 0.55]
     device.play(2)
     assert (device.personal.metadata.round, device.personal.metadata.user_accuracy) == (2, 0.6)
 
@@ -201,17 +211,44 @@ def _failing_third() -> Any:
 
 
 @pytest.mark.parametrize("score", [float("nan"), float("inf")])
-def test_a_model_that_cannot_be_judged_is_not_published(tmp_path, score):
-    """A metric that is no number says nothing; and a present model of which it says nothing is replaced."""
+def test_a_model_whose_test_figure_is_no_number_is_not_published(tmp_path, score):
+    """There is nothing to report of it."""
     left = [0.5, 0.5, score]
     device = Device(tmp_path, task_scored(left))
     device.play(1)
     assert device.models.current("toy") is None
-    left += [0.5, 0.5, 0.9]
+
+
+@pytest.mark.parametrize(
+    ("new", "present", "stays"), [(float("nan"), 0.1, True), (0.1, float("nan"), False), (float("nan"),) * 2 + (False,)]
+)
+def test_a_validation_figure_that_is_no_number_loses_against_one(tmp_path, new, present, stays):
+    """Where neither is a number, as of a metric that one class leaves undefined, the newest model is published."""
+    left = [0.5, 0.5, 0.9, 0.9]
+    device = Device(tmp_path, task_scored(left))
+    device.play(1)
+    left += [0.5, 0.5, 0.9, new, present]
     device.play(2)
-    left += [0.5, 0.5, 0.1, score]
-    device.play(3)
-    assert device.personal.metadata.round == 3
+    assert (device.personal.metadata.round, left) == (1 if stays else 2, [])
+    if stays:
+        kept = device.models.kept("toy")
+        assert kept is not None and "is no number on 15 validation examples" in kept.why
+
+
+@pytest.mark.parametrize("without", ["new", "present"])
+def test_without_validation_data_the_newest_model_is_published(tmp_path, without):
+    """However bad it looks on test data. A model made before there were any was trained on them, and is no match."""
+    device = Device(tmp_path, keep_margin=0.0)
+    none = replace(device.data, val_x=device.data.train_x[:0], val_y=device.data.train_y[:0])
+    for round, part in ((1, "present"), (2, "new")):
+        data = none if part == without else device.data
+        device.trainer.take(data)
+        device.trainer.task = task_scored([1.0 - round / 10] * 5)
+        device.play(round)
+        known = device.personal.metadata
+        assert (known.round, known.user_accuracy) == (round, 1.0 - round / 10)
+        expected = (None, 0) if part == without else (known.user_accuracy, VALIDATION)
+        assert (known.validation_accuracy, known.validation_examples) == expected
 
 
 @pytest.mark.parametrize("damage", ["cut", "gone", "link"])

@@ -10,18 +10,23 @@ from pathlib import Path
 from typing import Any
 
 import msgpack
+import numpy as np
 import pytest
 import yaml
 
 from device_agent.conditions.ups import read_command
+from device_agent.model_store import DIRECTORY, ModelStore
 from shared import metrics
 from shared.codec import BODY_TYPES
 from shared.compression import pack
 from shared.log_lines import LineFormatter, LogFormat, fields
 from shared.model import initial_tensors, schema_of
+from shared.task import DeviceData
 from shared.tasks import digits
+from shared.validation import split_for
 from simulator.progress import Lines
 from simulator.study import Point, Study
+from tests.device_agent.models import publish
 from tests.docs.pages import OTHER, ROOT
 from tests.monitoring.prometheus import promtool
 from tests.simulator.test_progress import STUDY
@@ -57,6 +62,8 @@ BY_OTHERS = {
 FORMULAS = "docs/concepts.md"  # of the paper, and one picture: nothing that a program reads or prints
 HERE = {
     "measures": ("docs/bring-your-task.md", "Task("),
+    "validation": ("docs/bring-your-task.md", "DeviceData("),
+    "model": ("docs/personal-model.md", "model of digits"),
     "progress": ("docs/cli.md", "round 12/500"),
     "ups": ("docs/conditions.md", "power=on"),
     "problems": ("docs/configuration.md", "fedpatch.toml:12"),
@@ -99,6 +106,43 @@ def test_the_measures_of_a_task_are_written_so():
         changed = re.sub(r"^Task\(\.\.\., ", "replace(task, ", line)
         task = eval(changed, {"replace": dataclasses.replace, "task": digits.TASK, "metrics": metrics})
         assert task.metric in (metrics.mae, metrics.macro_f1)
+
+
+def test_a_validation_part_is_asked_for_so():
+    """Lines of Python: split off as the task says, given by the task, split off by time."""
+    part = {
+        f"{name}_{axis}": np.zeros((100, 2)[: 2 if axis == "x" else 1]) for name in ("train", "test") for axis in "xy"
+    }
+    names = {**part, "val_x": np.zeros((7, 2)), "val_y": np.zeros(7), "DeviceData": DeviceData}
+    split, own, by_time = _shown("validation").splitlines()
+    data, given = eval(split, names), eval(own, names)
+    assert (data.val_x, len(given.val_x)) == (None, 7)
+    changed = by_time.replace("Task(..., ", "replace(task, ")
+    task = eval(changed, {"replace": dataclasses.replace, "task": digits.TASK})
+    assert len(split_for(task, data).train_x) == 80
+    assert len(split_for(task, given).train_x) == 100
+
+
+def test_models_are_listed_so(tmp_path):
+    """A line for each model: the figure on test data, and the one that it was chosen by."""
+    (shown,) = _shown("model").splitlines()
+    match = re.fullmatch(
+        r"model of (?P<task>\w+), accuracy (?P<ua>\S+) on (?P<test>\d+) test examples \(chosen by (?P<val>\S+) on "
+        r"(?P<count>\d+) validation examples\): of round (?P<round>\d+) of run (?P<run>\S+), made (?P<made>\S+), 51 kB, \.\.\.",
+        shown,
+    )
+    assert match
+    figures: dict[str, Any] = {"user_accuracy": float(match["ua"]), "test_examples": int(match["test"])}
+    figures |= {"validation_accuracy": float(match["val"]), "validation_examples": int(match["count"])}
+    origin: dict[str, Any] = {
+        "task": match["task"],
+        "run": match["run"],
+        "created": match["made"],
+        "size_bytes": 51_000,
+    }
+    publish(ModelStore(tmp_path / DIRECTORY), int(match["round"]), **figures, **origin)
+    done = run("fedpatch-agent", "models", "--state-dir", tmp_path)
+    assert done.out.startswith(f"present {shown.removesuffix('...')}")
 
 
 def test_what_a_program_of_the_owner_prints_is_understood():

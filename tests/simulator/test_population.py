@@ -77,6 +77,18 @@ def test_each_client_has_what_its_device_would_load(options):
     assert {getattr(population, part).dtype for part in PARTS} == {torch.float32, torch.int64}
 
 
+@pytest.mark.parametrize("together", [False, True])
+def test_a_client_trains_on_what_its_device_would_train_on(together):
+    """The validation part is split off as on a device, whichever way the data are loaded."""
+    task = replace(_task(lambda index: _data(100 + index, 5)), ordered=True, validation_share=0.2)
+    if together:
+        task = replace(task, load_many=lambda specs, root: [task.load_data(spec, root) for spec in specs])
+    population = load_population(task, "{index}", 2, 0, NOWHERE)
+    assert population.num_examples == [80, 81]
+    assert np.array_equal(population.of(1).train_x.numpy(), _data(101, 5).train_x[:81])
+    assert len(population.of(1).test_x) == 5
+
+
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 3)), min_size=1, max_size=6))
 def test_clients_lie_one_after_another_and_lose_nothing(sizes):
     """With whatever numbers of examples: the clients' parts, joined, are the blocks, and each has its own examples."""
@@ -194,7 +206,7 @@ def test_data_that_no_tensor_can_hold_are_told():
 def test_data_beyond_the_shared_memory_are_told_with_the_mend():
     """In a container /dev/shm is small; the message says what was wanted and what to do."""
     vast = np.broadcast_to(np.float32(0), (2**48, 1))
-    data = DeviceData(vast, vast, vast, vast)
+    data = DeviceData(vast, vast, vast, vast, val_x=vast[:0], val_y=vast[:0])
     with pytest.raises(DataError, match=r"training inputs of all clients, \d+ GB, do not fit .*make /dev/shm larger"):
         load_population(_task(lambda _: data), "{index}", 1, 0, NOWHERE)
 
