@@ -26,7 +26,7 @@ import numpy as np
 from coordinator.strategies import ServerState
 from shared.compression import pack, unpack
 from shared.errors import SchemaMismatch, StateError, UsageError, WireError
-from shared.files import mend_of, open_atomic, remove_unfinished, sync_directory, write_atomic
+from shared.files import make_directory, mend_of, open_atomic, remove_unfinished, write_atomic
 from shared.settings import NAME
 from shared.tensors import Schema, Tensors, TensorSpec, base_name
 
@@ -201,18 +201,10 @@ def _load(path: Path) -> tuple[ServerState, Schema, dict[str, Any]]:
 
 def _write(path: Path, magic: bytes, content: bytes, digest: bytes = b"") -> None:
     with _told(path):
-        _make_directory(path.parent)
+        make_directory(path.parent)
         with open_atomic(path) as file:
             file.write(magic + (digest or hashlib.sha256(content).digest()))
             file.write(content)  # apart, for it may be large
-
-
-def _make_directory(path: Path) -> None:
-    """Make a directory and those above it, so that they outlast a power cut as what is written into them does."""
-    if not path.is_dir():
-        _make_directory(path.parent)
-        path.mkdir(mode=0o700, exist_ok=True)
-        sync_directory(path.parent)
 
 
 def _read(path: Path, magic: bytes) -> memoryview:

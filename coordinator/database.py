@@ -25,7 +25,7 @@ from coordinator.registry_copy import copy_of, damaged_of, make_copy, put_copy_i
 from coordinator.registry_tables import SCHEMA_VERSION, migrate, script
 from coordinator.wal import unread_writes
 from shared.errors import StateError, UsageError
-from shared.files import mend_at, mend_of, remove_unfinished
+from shared.files import make_directory, mend_at, mend_of, remove_unfinished
 from shared.locks import SharedLock
 
 _BUSY_S = 10.0
@@ -147,7 +147,7 @@ def _read_elsewhere(db: sqlite3.Connection, path: Path) -> _Database:
 
 
 def _open_to_write(path: Path) -> sqlite3.Connection:
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_directory(path.parent)
     with ExitStack() as stack:
         lock = SharedLock(path.with_name(f"{path.name}.lock"))
         stack.callback(lock.release)

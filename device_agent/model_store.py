@@ -25,7 +25,7 @@ import msgspec
 
 from device_agent.export_attempts import ExportAttempts
 from shared.errors import StateError, UsageError
-from shared.files import refusals_of, remove_unfinished, sync_directory, write_atomic
+from shared.files import make_directory, refusals_of, remove_unfinished, sync_directory, write_atomic
 from shared.locks import FileLock
 from shared.model_metadata import METADATA_FILE, MODEL_FILE, ModelMetadata, from_json, to_json
 from shared.settings import NAME
@@ -254,7 +254,7 @@ def _read(path: Path) -> ModelMetadata | None:
 def _make_directory(path: Path) -> None:
     """So that the group may read, whatever the umask."""
     if not path.is_dir():
-        path.mkdir(parents=True)
+        make_directory(path)
         path.chmod(_DIRECTORY_MODE)
 
 

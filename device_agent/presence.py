@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from shared.files import refusals_of, remove_unfinished, write_atomic
+from shared.files import make_directory, refusals_of, remove_unfinished, write_atomic
 from shared.locks import FileLock
 
 LOCK_NAME = "agent.lock"
@@ -30,7 +30,7 @@ def lock_state_dir(directory: Path) -> FileLock:
     UsageError where an agent is in already, StateError where the disk refuses.
     """
     with refusals_of(directory):
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_directory(directory)
         lock = FileLock(
             directory / LOCK_NAME,
             f"{directory}: another agent is running with this state directory; stop it, or give this one its own "

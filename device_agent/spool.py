@@ -10,7 +10,7 @@ from device_agent.effects import JobKey
 from shared.blobs import file_digest
 from shared.codec import from_bytes, to_bytes
 from shared.errors import StateError, WireError
-from shared.files import refusals_of, remove_unfinished, write_atomic
+from shared.files import make_directory, refusals_of, remove_unfinished, write_atomic
 from shared.messages import Manifest, WorkRequest
 
 _log = logging.getLogger("fedpatch.agent")
@@ -33,7 +33,7 @@ class Spool:
 
     def __init__(self, directory: Path) -> None:
         with refusals_of(directory):
-            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_directory(directory)
             remove_unfinished(directory)
         self.update_path = directory / "update.bin"
         self._note = directory / "offer.msgpack"

@@ -111,6 +111,19 @@ def stamp_of(path: Path) -> tuple[int, ...]:
     return found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_mode, found.st_uid
 
 
+def make_directory(path: Path, mode: int = 0o700) -> None:
+    """Make `path` with these permissions (less the umask's), and those above it that are absent, so that they outlast a power cut.
+
+    Without that, a power cut may take the directory, and all that was written into it durably. Nothing happens where it is there.
+    Raises OSError.
+    """
+    if not path.is_dir():
+        if not path.parent.is_dir():
+            make_directory(path.parent, 0o777)
+        path.mkdir(mode, exist_ok=True)
+        sync_directory(path.parent)
+
+
 def sync_directory(directory: Path) -> None:
     """Makes renames and deletions inside `directory` outlast a power cut."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
