@@ -2,7 +2,8 @@
 
 What is staged is the model as training leaves it: the global model of the round with the device's patch, trained on, the
 patch included. Its user accuracy is measured with onnxruntime on the device's own test data, and so is that of the present
-model, anew, for the test data may have grown since. Nothing that goes wrong here costs the round: the update is on the disk.
+model, anew, for the test data may have grown since. All this is done while the update travels, and nothing that goes wrong here
+costs the round.
 """
 
 from __future__ import annotations
@@ -66,9 +67,9 @@ class ModelExport:
         if why:
             self._note(command, why)
 
-    def leave_out(self, command: TrainCommand) -> None:
-        """The device has no time for a model now; the log and the note say so."""
-        self._note(command, "work had to stop before it was made")
+    def leave_out(self, command: TrainCommand, why: str) -> None:
+        """There will be no model of this round; the log and the note say why."""
+        self._note(command, why)
 
     def _note(self, command: TrainCommand, why: str) -> None:
         key = command.key

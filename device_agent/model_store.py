@@ -118,6 +118,17 @@ class ModelStore:
 
     # ---- in the agent's process
 
+    def knows(self, task: str, run: str, round: int) -> bool:
+        """Whether a model of this round is staged or published, or was refused in favour of the present one."""
+        root = self._root(task)
+        newest = next(iter(self.versions(task)), None)
+        try:
+            models = (_read(root / _STAGED), newest.metadata if newest else None)
+        except StateError:
+            return False
+        found = [(one.run, one.round) for one in (*models, self.kept(task)) if one is not None]
+        return (run, round) in found
+
     def publish(self, task: str, run: str, round: int) -> ModelVersion | None:
         """Make the model of a round the present one; None where that round gave none. Once more does nothing more.
 

@@ -112,13 +112,13 @@ def stamp_of(path: Path) -> tuple[int, ...]:
 
 
 def make_directory(path: Path, mode: int = 0o700) -> None:
-    """Make `path` with these permissions (less the umask's), and those above it that are absent, so that they outlast a power cut.
+    """Make `path` with these permissions (less the umask's), and absent directories above it, durably.
 
-    Without that, a power cut may take the directory, and all that was written into it durably. Nothing happens where it is there.
-    Raises OSError.
+    A power cut may take a directory whose own name was not flushed, with every file that was. Nothing happens where `path` is
+    there. Raises OSError.
     """
     if not path.is_dir():
-        if not path.parent.is_dir():
+        if not path.parent.exists():
             make_directory(path.parent, 0o777)
         path.mkdir(mode, exist_ok=True)
         sync_directory(path.parent)
