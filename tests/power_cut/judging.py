@@ -35,7 +35,7 @@ Judge = Callable[[Path, Marks, Mark], Iterator[str]]
 
 def said_in(image: Image) -> Marks:
     """The marks up to the cut."""
-    return [json.loads(one.data) for one in image.said]
+    return [json.loads(line) for one in image.said for line in one.data.splitlines()]
 
 
 def problems(record: Record, judge: Judge, directory: Path, every: int = 1) -> Iterator[str]:

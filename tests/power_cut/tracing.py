@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,12 +56,12 @@ def traced(command: Sequence[str], log: Path) -> list[str]:
     if why:
         pytest.skip(why)
     calls = ",".join(f"?{call}" for call in CALLS.split())
-    # -D: the process stays our child, with its own pid. -y: descriptors with their paths.
+    # -DDD: the process stays our child, and a kill of its group spares strace. -y: descriptors with their paths.
     options = [
-        "-D",
+        "-DDD",
         "-f",
         "--seccomp-bpf",
-        "-qqq",
+        "-q",
         "-y",
         "-xx",
         "-s",
@@ -71,6 +72,19 @@ def traced(command: Sequence[str], log: Path) -> list[str]:
         f"trace={calls}",
     ]
     return ["strace", *options, "-o", str(log), *command]
+
+
+def wait_written(log: Path) -> None:
+    """Return once strace has written how the last of its processes ended: only then its record is whole."""
+    give_up_at = time.monotonic() + 60.0
+    while _still_there(log.read_bytes()):
+        assert time.monotonic() < give_up_at, f"{log} is never finished"
+        time.sleep(0.05)
+
+
+def _still_there(text: bytes) -> set[bytes]:
+    lines = [line.split(None, 1) for line in text.splitlines()]
+    return {number for number, _ in lines} - {number for number, what in lines if what.startswith(b"+++")}
 
 
 def read_calls(log: Path) -> Iterator[Call]:
