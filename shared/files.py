@@ -67,6 +67,8 @@ def write_after(path: Path, data: bytes) -> None:
     unfinished = path.with_name(f".{path.name}{UNFINISHED}")
     write_atomic(unfinished, data)
     os.replace(path, previous_of(path))
+    # A disk may keep the second rename and lose the first: then the version before would be gone.
+    sync_directory(path.parent)
     os.replace(unfinished, path)
     sync_directory(path.parent)
 

@@ -39,7 +39,7 @@ from tests.device_agent.rounds import SGD, Scene
 from tests.device_agent.toy_tasks import TOY, random_data
 from tests.device_agent.wire import Wire
 
-ENCODING = "delta-int8"
+ENCODING = "delta-int4"  # leaves out most, so that there is a residual
 CHUNK_BYTES = 512
 
 
