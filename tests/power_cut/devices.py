@@ -1,4 +1,4 @@
-"""A device in one process: the real job, performer, stores and LocalUpdate, of a small task; its link and coordinator are played."""
+"""A device in one process: the real job, performer, stores and LocalUpdate, of a small task; link and coordinator are played."""
 
 from __future__ import annotations
 

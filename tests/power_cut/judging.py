@@ -39,7 +39,7 @@ def said_in(image: Image) -> Marks:
 
 
 def problems(record: Record, judge: Judge, directory: Path, every: int = 1) -> Iterator[str]:
-    """Of every disk that a power cut may leave, or of one in `every`. `judge` gets the marks up to the cut, and the last of all."""
+    """Of every disk that a power cut may leave, or of one in `every`. `judge` gets the marks up to the cut, and the last."""
     end = [json.loads(step.what.data) for step in record.steps if isinstance(step.what, Said)][-1]
     for number, image in enumerate(record.images()):
         if number % every:

@@ -1,4 +1,4 @@
-"""A coordinator and a device at work, each in one process that is recorded: `python -m tests.power_cut.stories NAME STATE MARKS`.
+"""A coordinator and a device, each in a process that is recorded: `python -m tests.power_cut.stories NAME STATE MARKS`.
 
 Whatever somebody else relies on from a moment on is written to MARKS as a line of JSON, at that moment.
 """
@@ -48,7 +48,7 @@ class MarkedBench(Bench):
             self._mark("asked", **at)
 
     def play(self, committed: dict[int, set[str]] | None = None) -> None:
-        """To the end of the run. Device c offers nonsense in each round and is held back; `committed` are of an earlier process."""
+        """To the end of the run. Device c offers nonsense and is held back; `committed` are of an earlier process."""
         for _ in range(4 * ROUNDS):
             if self.engine.stopped:
                 return

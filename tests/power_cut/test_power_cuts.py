@@ -1,7 +1,7 @@
 """A power cut takes all that was not synced; a coordinator and a device lose nothing that anybody had been told.
 
-Each story runs once under strace; then the disks are built that a cut at any moment may have left (tests.power_cut.disk), and the
-real code goes on from each. That this finds what it should is shown on records in which syncs are left out or come too late.
+Each story runs once under strace; then the disks are built that a cut at any moment may have left (tests.power_cut.disk).
+The real code goes on from each. That this finds what it should is shown on records in which syncs are left out or come too late.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def test_device_after_any_power_cut_has_what_it_had_told(record_of, disks):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["coordinator", "coordinator-by-differences"])
 def test_coordinator_after_any_power_cut_goes_on_to_the_same_end(record_of, disks, name):
-    """Nothing committed is lost, no epoch is told twice, whoever is held back stays so, and the model is that of a run without cuts."""
+    """Nothing committed is lost, no epoch is used twice, a held device stays held, and the model is that of a run without cuts."""
     record = record_of(name)
     assert len(record.steps) > 300
     assert list(problems(record, coordinator_keeps, disks, every=_SAMPLE)) == []

@@ -22,7 +22,7 @@ CALLS = (
     "write pwrite64 writev pwritev pwritev2 truncate ftruncate fallocate copy_file_range sendfile msync "
     "fsync fdatasync sync syncfs chmod fchmod fchmodat sendto sendmsg"
 )
-"""All that can change a file, a name or another process's mind. A question mark lets strace pass over those that a machine lacks."""
+"""All that can change a file, a name or another process's mind. strace passes over those that a machine lacks."""
 
 _MOST_BYTES = 2**26
 _LINE = re.compile(rb"(\d+) +(.*)")
@@ -51,7 +51,7 @@ class Call:
 
 
 def traced(command: Sequence[str], log: Path) -> list[str]:
-    """The command line that runs `command` as it is, and its children, and records them in `log`. Skips where that cannot be."""
+    """The command line that runs `command` as it is, and its children, and records them in `log`. Skips where it cannot."""
     why = _why_not()
     if why:
         pytest.skip(why)
