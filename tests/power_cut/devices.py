@@ -1,4 +1,4 @@
-"""A device in one process: the real job, performer, stores and LocalUpdate, of a small task; link and coordinator are played."""
+"""A device in one process: the real job, performer, stores and LocalUpdate, of a small task; its link is played."""
 
 from __future__ import annotations
 
@@ -155,4 +155,4 @@ class DeviceStory:
 def spooled(state: Path) -> tuple[int, str] | None:
     """Round and digest of the update that waits."""
     waiting = Spool(state / "spool").load()
-    return waiting and (waiting.key.round, waiting.manifest.digest)
+    return (waiting.key.round, waiting.manifest.digest) if waiting else None

@@ -10,7 +10,7 @@ import os
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -222,5 +222,5 @@ def _has(said: Marks, what: str, number: int) -> bool:
     return any(one["what"] == what and one["round"] == number for one in said)
 
 
-def _last(record: Record, fits) -> Image:  # type: ignore[no-untyped-def]
+def _last(record: Record, fits: Callable[[Marks], bool]) -> Image:
     return [image for image in record.images() if NOTHING_ELSE in image.label and fits(said_in(image))][-1]
