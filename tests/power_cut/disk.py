@@ -2,7 +2,8 @@
 
 Only what was synced is sure to be there. A file's bytes and size are durable once that file is synced. A name (created,
 renamed, deleted, of a file or a directory) is durable once its directory is synced. Of all else any part may be there,
-in any order. That is less than ext4 gives by default, and what POSIX promises. A rename is there or is not, as every file system has it.
+in any order. That is less than ext4 gives by default, and what POSIX promises. A rename is there or is not, as every
+file system has it.
 
 Pillai, T. S., et al.: All File Systems Are Not Created Equal, OSDI 2014, tests programs in this way.
 """
