@@ -35,7 +35,7 @@ from coordinator.warden import Warden
 from shared.broker_settings import BrokerSettings
 from shared.config import load, public_values
 from shared.errors import FedpatchError, SchemaMismatch, StateError, UsageError
-from shared.files import check_state_directory, refusals_of
+from shared.files import check_state_directory, make_directory, refusals_of
 from shared.locks import FileLock
 
 
@@ -91,7 +91,7 @@ def start_run(settings: RunSettings, view: View) -> RunSummary:
         connection = stack.enter_context(Connection(settings))
         if fresh:
             with refusals_of(state_dir):
-                state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+                make_directory(state_dir)
             locks.enter_context(_fleet_lock(state_dir, settings.fleet))
         remember(state_dir)
         with Registry(state_dir / REGISTRY_FILE) as registry:
@@ -105,7 +105,7 @@ def start_run(settings: RunSettings, view: View) -> RunSummary:
                 schema=prepared.schema.digest,
             )
             directory = run_directory(state_dir, run.id)
-            directory.mkdir(parents=True, exist_ok=True)
+            make_directory(directory)
             save_checkpoint(directory, prepared.initial, prepared.public, {})
             view.say(f"run {run.id}: {prepared.task.name}, {prepared.strategy.name}, private {prepared.policy}")
             spec = run_spec(run.id, run.epoch, settings, prepared, connection.chunk_bytes)

@@ -21,7 +21,14 @@ from device_agent.performing import Performer
 from device_agent.presence import StatusFile
 from device_agent.storage import Storage
 from device_agent.trainer import Died, Trainer, TrainerEvent
-from device_agent.training_channel import Ready, SetupFailed, TrainCancelled, Trained, TrainFailed, TrainProgress
+from device_agent.training_channel import (
+    ModelMade,
+    Ready,
+    SetupFailed,
+    Trained,
+    TrainFailed,
+    TrainProgress,
+)
 from device_agent.upkeep import Upkeep
 from shared import __version__, topics
 from shared.codec import UnknownMessage, decode, encode
@@ -52,6 +59,9 @@ class Stop:
 
 Event = LinkEvent | TrainerEvent | Facts | Stop
 Inbox = SimpleQueue[Event]
+
+# How long an agent that is to end waits for a personal model; to make one takes a Raspberry Pi a second or two.
+FINISH_MODEL_S = 10.0
 
 # Training processes that may be killed before the first is ready.
 EARLY_DEATHS = 3
@@ -122,9 +132,12 @@ class Agent:
             self._write_status(self._job.state)
             now = time.monotonic()
             task = self._tasks[0].task if self._tasks else ""
-            self._upkeep.look(self._job, connected=self._connected, task=task, now=now)
+            self._upkeep.look(
+                self._job, connected=self._connected, task=task, now=now, busy=self._performer.making_model
+            )
             event = self._next_event()
             if isinstance(event, Stop):
+                self._finish_model()
                 return event.exit_code
             effects = self._handle(event, time.monotonic()) if event is not None else []
             self._performer.perform(effects)
@@ -136,6 +149,19 @@ class Agent:
             if self._owner.unwilling != self._unwilling:
                 self._tell_state()
             self._tell_vitals(time.monotonic())
+
+    def _finish_model(self) -> None:
+        """Wait a little for the personal model of a committed round. Else it is made after the next start."""
+        give_up_at = time.monotonic() + FINISH_MODEL_S
+        while self._performer.owes_model and (left_s := give_up_at - time.monotonic()) > 0:
+            try:
+                event = self._inbox.get(timeout=left_s)
+            except Empty:
+                return
+            if isinstance(event, Stop):
+                return
+            if isinstance(event, ModelMade | Died | SetupFailed):
+                self._performer.model_made()
 
     def _next_event(self) -> Event | None:
         job_at = self._job.next_deadline() if self._connected else None
@@ -170,6 +196,8 @@ class Agent:
         return []
 
     def _on_trainer(self, event: TrainerEvent, now: float) -> list[Effect]:
+        if isinstance(event, ModelMade | Died | SetupFailed):
+            self._performer.model_made()
         match event:
             case Ready():
                 _log.info("ready: task %s, %d training examples", event.task, event.num_examples)
@@ -191,8 +219,6 @@ class Agent:
                 return self._on_trained(event, now)
             case TrainFailed():
                 return self._job.training_failed(event.key, event.reason, event.detail)
-            case TrainCancelled():
-                pass
         return []
 
     def _ready(self, ready: Ready) -> None:
@@ -204,7 +230,7 @@ class Agent:
         self._tell_state()
 
     def _on_trained(self, trained: Trained, now: float) -> list[Effect]:
-        self._performer.times.trained(trained.key, trained.report)
+        self._performer.trained(trained)
         if why := self._limits.why_not_send(self._job.request, trained.manifest):
             return self._job.training_failed(trained.key, FailReason.TRAINING, why)
         return self._job.trained(trained.key, trained.manifest, now)

@@ -3,8 +3,8 @@
 What is staged is the model as training leaves it: the global model of the round with the device's patch, trained on, the
 patch included. It is compared with the present model on the device's validation data: both are run by onnxruntime, the present
 one anew, since the data may have grown. Test data choose nothing. The user accuracy of the staged model is reported on them,
-and would be too high had it been chosen there. Without validation data the newest model is staged. Nothing that goes wrong
-here costs the round: the update is on the disk.
+and would be too high had it been chosen there. Without validation data the newest model is staged. All this is done while the
+update travels, and nothing that goes wrong here costs the round.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ class ModelExport:
         if why:
             self._note(command, why)
 
-    def leave_out(self, command: TrainCommand) -> None:
-        """The device has no time for a model now; the log and the note say so."""
-        self._note(command, "work had to stop before it was made")
+    def leave_out(self, command: TrainCommand, why: str) -> None:
+        """There will be no model of this round; the log and the note say why."""
+        self._note(command, why)
 
     def _note(self, command: TrainCommand, why: str) -> None:
         key = command.key

@@ -26,6 +26,7 @@ import msgpack
 from shared.errors import StateError
 from shared.files import (
     OPEN_TO_OTHERS,
+    make_directory,
     previous_of,
     refusals_of,
     remove_unfinished,
@@ -110,7 +111,7 @@ class PatchStore:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         with refusals_of(directory):
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_directory(directory)
             _tighten(directory, 0o700)
             remove_unfinished(directory)
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from shared.files import check_state_directory, refusals_of, remove_unfinished, write_atomic
+from shared.files import check_state_directory, make_directory, refusals_of, remove_unfinished, write_atomic
 from shared.locks import FileLock
 
 LOCK_NAME = "agent.lock"
@@ -32,7 +32,7 @@ def lock_state_dir(directory: Path) -> FileLock:
     UsageError where an agent is in already, or others may write there; StateError where the disk refuses.
     """
     with refusals_of(directory):
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_directory(directory)
         check_state_directory(directory)
         lock = FileLock(
             directory / LOCK_NAME,
@@ -53,7 +53,10 @@ def former_boots(directory: Path) -> tuple[str, ...]:
 
 
 class StatusFile:
-    """`status.json` for `fedpatch-agent status`; written when something changed, and only then."""
+    """`status.json` for `fedpatch-agent status`; written when something changed, and only then.
+
+    It is replaced in one rename, and not flushed: each flush wears a card, and after a power cut no agent runs.
+    """
 
     def __init__(self, directory: Path, fixed: Mapping[str, Any]) -> None:
         self._path = directory / STATUS_NAME
@@ -67,6 +70,6 @@ class StatusFile:
         self._last = dict(changing)
         status = {**self._fixed, **changing, "since": time.time()}
         try:
-            write_atomic(self._path, json.dumps(status, indent=1).encode())
+            write_atomic(self._path, json.dumps(status, indent=1).encode(), durable=False)
         except OSError:
             self._last = {}

@@ -3,7 +3,7 @@
 The agent's process owns the network and no private value; the training process owns the data, the patch and torch,
 and no network. A frame is four bytes of length, big-endian, and a msgpack list of the message's name and its fields.
 Files, not frames, carry tensors. Every `Train` is answered exactly once: by `Trained`, `TrainFailed` or
-`TrainCancelled`, or by the end of the process.
+`TrainCancelled`, or by the end of the process. A `Trained` that says so, and every `MakeModel`, is followed by `ModelMade`.
 """
 
 from __future__ import annotations
@@ -88,6 +88,17 @@ class TrainCommand:
 
 
 @dataclass(frozen=True)
+class MakeModel:
+    """Make the personal model of a round that was trained before a restart.
+
+    `command` is the round's, without a way to its global model; the update `manifest` lies at its `update_path`.
+    """
+
+    command: TrainCommand
+    manifest: Manifest
+
+
+@dataclass(frozen=True)
 class CancelTraining:
     """Stop the `TrainCommand` that was sent last, at its next step."""
 
@@ -128,11 +139,22 @@ class TrainProgress:
 
 @dataclass(frozen=True)
 class Trained:
-    """The patch is saved and the update lies at the command's `update_path`."""
+    """The patch is saved and the update lies at the command's `update_path`.
+
+    With `model_follows` the process makes the personal model next, and answers `ModelMade` when that has ended.
+    """
 
     key: JobKey
     manifest: Manifest
     report: UpdateReport
+    model_follows: bool = False
+
+
+@dataclass(frozen=True)
+class ModelMade:
+    """The round's personal model is staged, or there is none: the log says why."""
+
+    key: JobKey
 
 
 @dataclass(frozen=True)
@@ -151,8 +173,8 @@ class TrainCancelled:
     key: JobKey
 
 
-Command = Setup | TrainCommand | PauseTraining | ContinueTraining | CancelTraining
-Answer = Ready | SetupFailed | TrainProgress | Trained | TrainFailed | TrainCancelled
+Command = Setup | TrainCommand | MakeModel | PauseTraining | ContinueTraining | CancelTraining
+Answer = Ready | SetupFailed | TrainProgress | Trained | ModelMade | TrainFailed | TrainCancelled
 
 COMMANDS: dict[str, type[Command]] = {kind.__name__: kind for kind in get_args(Command)}
 ANSWERS: dict[str, type[Answer]] = {kind.__name__: kind for kind in get_args(Answer)}

@@ -25,6 +25,8 @@ from device_agent.restraint import hold_back, limit_in_words
 from device_agent.training_channel import (
     Answer,
     CancelTraining,
+    MakeModel,
+    ModelMade,
     Ready,
     Setup,
     SetupFailed,
@@ -81,10 +83,10 @@ class Inbox:
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
-        self._commands: queue.SimpleQueue[tuple[Setup | TrainCommand, Reins]] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[tuple[Setup | TrainCommand | MakeModel, Reins]] = queue.SimpleQueue()
         threading.Thread(target=self._read, name="inbox", daemon=True).start()
 
-    def next(self) -> tuple[Setup | TrainCommand, Reins]:
+    def next(self) -> tuple[Setup | TrainCommand | MakeModel, Reins]:
         """Wait for a command, and get hold of what is wanted of it later."""
         return self._commands.get()
 
@@ -93,7 +95,7 @@ class Inbox:
         exit_code = 0
         try:
             while (command := read_command(self._stream)) is not None:
-                if isinstance(command, Setup | TrainCommand):
+                if isinstance(command, Setup | TrainCommand | MakeModel):
                     reins = Reins()
                     self._commands.put((command, reins))
                 else:
@@ -141,7 +143,15 @@ def main() -> int:
     while True:
         command, reins = inbox.next()
         if isinstance(command, TrainCommand):
-            outbox.send(answer(local_update, ready, command, reins, outbox))
+            done = answer(local_update, ready, command, reins, outbox)
+            outbox.send(done)
+            if isinstance(done, Trained) and done.model_follows:
+                # Now, and not before: the update travels meanwhile.
+                local_update.make_model(reins.stopped)
+                outbox.send(ModelMade(command.key))
+        elif isinstance(command, MakeModel):
+            local_update.make_model_again(command.command, command.manifest)
+            outbox.send(ModelMade(command.command.key))
 
 
 def set_up(setup: Setup) -> tuple[LocalUpdate, Ready]:
@@ -201,11 +211,13 @@ def answer(local_update: LocalUpdate, ready: Ready, command: TrainCommand, reins
         if (num_examples := local_update.take_new_data()) is not None:
             log.info("the data have changed: %d training examples", num_examples)
             outbox.send(replace(ready, num_examples=num_examples))
-        done = local_update.run(command, on_step, reins.cancelled, reins.stopped)
+        done = local_update.run(command, on_step, reins.cancelled)
     except Exception as error:
         _log_unexpected(error)
         return TrainFailed(command.key, fail_reason(error), in_words(error))
-    return TrainCancelled(command.key) if done is None else Trained(command.key, *done)
+    if done is None:
+        return TrainCancelled(command.key)
+    return Trained(command.key, *done, model_follows=local_update.makes_models)
 
 
 def fail_reason(error: Exception) -> FailReason:

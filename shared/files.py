@@ -71,6 +71,8 @@ def write_after(path: Path, data: bytes) -> None:
     unfinished = path.with_name(f".{path.name}{UNFINISHED}")
     write_atomic(unfinished, data)
     os.replace(path, previous_of(path))
+    # A disk may keep the second rename and lose the first: then the version before would be gone.
+    sync_directory(path.parent)
     os.replace(unfinished, path)
     sync_directory(path.parent)
 
@@ -170,12 +172,13 @@ def _user_name(uid: int) -> str:
 
 
 def make_directory(path: Path, mode: int = 0o700) -> None:
-    """Make `path` with these permissions (less the umask's), and those above it that are absent; they outlast a power cut.
+    """Make `path` with these permissions (less the umask's), and absent directories above it, durably.
 
-    Without that, a power cut may take the directory, and all that was written into it durably. Raises OSError.
+    A power cut may take a directory whose own name was not flushed, with every file that was. Nothing happens where `path` is
+    there. Raises OSError.
     """
     if not path.is_dir():
-        if not path.parent.is_dir():
+        if not path.parent.exists():
             make_directory(path.parent, 0o777)
         path.mkdir(mode, exist_ok=True)
         sync_directory(path.parent)

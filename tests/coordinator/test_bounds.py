@@ -130,6 +130,32 @@ def test_the_order_of_updates_changes_no_bit(order, bound):
     assert all(np.array_equal(folded.mean[name], other.mean[name]) for name in MOVING.names)
 
 
+@given(st.permutations("abcde"))
+def test_mean_of_updates_that_cancel_out_is_the_same_in_every_order(order):
+    """Sums of numbers of very different size differ by their order: only a fixed one gives the same bits."""
+    updates = {
+        device: tensors(MOVING, value) for device, value in zip("abcde", (1e30, 1.0, -1e30, 3e-8, 0.1), strict=True)
+    }
+    counts = dict.fromkeys("abcde", 1)
+    off = Limits(parse_norm_bound("off"), parse_examples_cap("off"))
+    folded, other = (
+        fold(one, counts, updates.__getitem__, schema=MOVING, base=tensors(MOVING, 0.0), limits=off)
+        for one in (order, "abcde")
+    )
+    assert all(folded.mean[name].tobytes() == other.mean[name].tobytes() for name in MOVING.names)
+
+
+def test_cap_on_examples_changes_the_mean():
+    """A device that reports a million examples weighs as many as the cap says, and is named."""
+    updates = {"a": tensors(MOVING, 0.0), "b": tensors(MOVING, 1.0)}
+    terms = Limits(parse_norm_bound("off"), parse_examples_cap("30"))
+    folded = fold("ab", {"a": 10, "b": 10**6}, updates.__getitem__, schema=MOVING, base=updates["a"], limits=terms)
+    assert folded.capped == {"b": 30}
+    for spec in MOVING.specs:
+        if spec.dtype == "float32":
+            np.testing.assert_allclose(folded.mean[spec.name], 30 / 40)
+
+
 def test_auto_bounds_moments_too():
     """A second moment without measure is pulled back to a multiple of what is usual, with all that belongs to it."""
     updates = {device: tensors(MOVING, 0.1) for device in "abcd"}

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from device_agent.held_model import HeldModel
 from device_agent.local_update import LocalUpdate
 from device_agent.model_export import ModelExport
 from device_agent.model_store import Kept, ModelStore
@@ -19,7 +20,7 @@ from device_agent.patch_store import PatchStore
 from device_agent.personal import PersonalModel
 from device_agent.training import LocalTrainer
 from shared.errors import StateError
-from shared.messages import UpdateReport
+from shared.messages import UpdateReport, is_delta
 from shared.model import load_tensors, to_tensors
 from shared.model_metadata import MODEL_FILE
 from shared.task import Task
@@ -47,6 +48,7 @@ class Device:
         """A round, without its commit."""
         done = self.local_update.run(self.scene.command(round=round, **changes), lambda *_: None, lambda: False)
         assert done is not None
+        self.local_update.make_model()
         return done[1]
 
     def play(self, round: int, **changes: Any) -> UpdateReport:
@@ -177,8 +179,9 @@ def test_where_work_is_to_stop_the_update_is_made_and_no_model(tmp_path):
     device = Device(tmp_path)
     device.play(1)
     command = device.scene.command(round=2)
-    assert device.local_update.run(command, lambda *_: None, lambda: False, lambda: True) is not None
+    assert device.local_update.run(command, lambda *_: None, lambda: False) is not None
     assert (tmp_path / "update").exists()
+    device.local_update.make_model(lambda: True)
     assert device.models.publish("toy", "run", 2) is None
     assert device.models.kept("toy") == Kept("run", 2, "work had to stop before it was made")
     device.play(3)
@@ -330,3 +333,38 @@ def test_the_metadata_is_json_for_anybody(tmp_path):
     assert known["task"] == "toy"
     assert known["sha256"] == device.personal.metadata.sha256
     assert known["parity"] <= 1e-4
+
+
+@pytest.mark.parametrize("private", POLICIES)
+@pytest.mark.parametrize("encoding", ["fp32+zstd", "delta-int8"])
+def test_model_made_again_after_a_restart_is_that_of_the_round(tmp_path, private, encoding):
+    """From the update that waits and the patch: exactly where the encoding keeps every bit, else as the coordinator has it."""
+    device = Device(tmp_path, private=private)
+    held = HeldModel(tmp_path / "held")
+    device.local_update = LocalUpdate(device.trainer, PatchStore(tmp_path / "patches"), "ann", held=held)
+    command = device.scene.command(encoding=encoding, hold=is_delta(encoding))
+    done = device.local_update.run(command, lambda *_: None, lambda: False)
+    assert done is not None
+    with torch.no_grad():
+        trained = device.trainer.model.eval()(torch.from_numpy(device.data.test_x)).numpy()
+    other = LocalTrainer(TOY, device.data)
+    export = ModelExport(other, ModelStore(tmp_path / "models"), 1.0)
+    restarted = LocalUpdate(other, PatchStore(tmp_path / "patches"), "ann", export=export, held=held)
+    restarted.make_model_again(replace(command, model_path=""), done[0])
+    assert device.models.publish("toy", "run", 1) is not None
+    found = device.personal.predict(device.data.test_x)
+    np.testing.assert_allclose(found, trained, atol=1e-4 if encoding == "fp32+zstd" else 0.1)
+    assert device.personal.metadata.user_accuracy_before == done[1].user_accuracy_before
+
+
+def test_model_that_cannot_be_made_again_costs_a_line_in_the_log(tmp_path, caplog):
+    """The update is damaged, say."""
+    device = Device(tmp_path)
+    device.play(1)
+    command = device.scene.command(round=2)
+    done = device.local_update.run(command, lambda *_: None, lambda: False)
+    assert done is not None
+    (tmp_path / "update").write_bytes(b"damaged")
+    device.local_update.make_model_again(command, done[0])
+    assert "was switched off before it was made" in caplog.text
+    assert device.personal.metadata.round == 1
