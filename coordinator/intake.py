@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 
 from coordinator.aggregation import check_private, check_update
-from coordinator.bounds import check_moments, check_norm, check_registered, norm
+from coordinator.bounds import check_moments, check_norm, check_registered, check_steps, norm
 from coordinator.limits import Limits
 from shared.codec import from_plain
 from shared.compression import unpack
@@ -75,6 +75,8 @@ def read_update(
     check_registered(report.num_examples, registered)
     if terms.plan is not None:
         check_moments(tensors, terms.schema, terms.plan)
+        if terms.model is not None:
+            check_steps(tensors, terms.model, terms.schema, terms.plan.steps_for(report.num_examples))
     if terms.model is not None and terms.limits.norm.action == "reject":
         check_norm(norm(tensors, terms.model, terms.schema), terms.limits.norm)
     for measured in (report.user_accuracy_before, report.user_accuracy_after):

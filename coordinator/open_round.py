@@ -70,6 +70,7 @@ class OpenRound:
         self.reports: dict[str, UpdateReport] = {}
         self.dismissed = False
         self.bounded: dict[str, int] = {}
+        self.bounded_devices: dict[str, Sequence[str]] = {}
         self._spec = spec
         self._opening = opening
         self._fleet = fleet
@@ -245,7 +246,7 @@ class OpenRound:
         record = write_record(
             self.round, outcome, self.reports, self.traffic(), self._refused, metric=self._spec.metric
         )
-        return replace(record, bounded=self.bounded)
+        return replace(record, bounded=self.bounded, bounded_devices=self.bounded_devices)
 
     @property
     def _known(self) -> Asking:

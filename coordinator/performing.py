@@ -6,6 +6,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from coordinator.checkpoint import drop_round, load_update, save_checkpoint, store_update
@@ -26,7 +27,7 @@ from coordinator.effects import (
     Store,
 )
 from coordinator.engine import Engine
-from coordinator.folding import Folded, fold
+from coordinator.folding import MAX_PARTS, Folded, fold
 from coordinator.intake import read_update
 from coordinator.model_steps import ModelSteps
 from coordinator.moments import Moment
@@ -49,6 +50,7 @@ Kept = tuple[UpdateReport, dict[str, Array]]
 """Of an update that is on the disk."""
 
 _TOLD = ("declined", "failed", "refused")
+_IF_OFTEN = "if that goes on, look at its data or quarantine it; if it is honest, raise norm_bound"
 
 
 class Performer:
@@ -275,17 +277,25 @@ class Performer:
             schema=self._prepared.travelling,
             base=self.state.tensors,
             limits=self._engine.spec.limits,
+            plan=self._prepared.plan,
+            past=self.state.references,
         )
         self._tell_bounded(folded, stored)
         aimed = self._prepared.strategy.finish(self.state, folded.mean, self._prepared.public)
+        aimed = replace(aimed, references=folded.references)
         self._next = self._steps.take(self.state, aimed, self.base)
-        return self._engine.aggregated(self._inbox.catch_up(), folded.bounded())
+        return self._engine.aggregated(self._inbox.catch_up(), folded.bounded(), folded.bounded_devices())
 
     def _tell_bounded(self, folded: Folded, stored: Mapping[str, StoredUpdate]) -> None:
-        for device in folded.clipped:
-            self._tell(f"{device} bounded: its update was pulled back to the norm bound")
+        for device, times in folded.clipped.items():
+            far = sorted(times, key=lambda part: (-times[part], part))[:MAX_PARTS]
+            words = ", ".join(f"{part} ({_times(times[part])} the bound)" for part in far)
+            self._tell(f"{device} bounded: {words} pulled back; {_IF_OFTEN}")
         for device, weight in folded.capped.items():
-            self._tell(f"{device} bounded: its {stored[device].num_examples} examples count as {weight}")
+            count = stored[device].num_examples
+            self._tell(
+                f"{device} bounded: its {count} examples count as {weight}; raise max_num_examples if it has that many"
+            )
 
     def _record(self, run: str, record: RoundRecord) -> None:
         """Model and record become durable together, in the checkpoint; the registry may lag behind by a crash."""
@@ -298,3 +308,7 @@ class Performer:
         self.storing.forget()
         self.storing.afterwards(lambda: drop_round(self._directory, record.round))
         self.decoded.clear()
+
+
+def _times(times: float) -> str:
+    return f"{times:.3g} times" if times < float("inf") else "infinitely"

@@ -39,6 +39,7 @@ class RoundRecord:
     round's model. The maps count devices by reason; `late` counts devices that
     the round left behind. `bounded` counts updates that are in the aggregate, but not as they came: those that were pulled
     back to the bound of the `norm`, and those that weigh less than the `num_examples` they report (coordinator.bounds).
+    `bounded_devices` names the first of these devices, and what of their updates it was (coordinator.folding).
     """
 
     round: int
@@ -65,6 +66,7 @@ class RoundRecord:
     user_accuracies: Mapping[str, float] = field(default_factory=dict)
     bounded: Mapping[str, int] = field(default_factory=dict)
     downloads: int = 0
+    bounded_devices: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON; `failure` only where there is one."""
@@ -237,6 +239,8 @@ def _finite(value: Any) -> Any:
         return {str(key): _finite(item) for key, item in value.items()}
     if value is None or isinstance(value, str | bool):
         return value
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
     if isinstance(value, int):
         return int(value)
     number = float(value)

@@ -23,7 +23,15 @@ def troubles(record: RoundRecord) -> list[str]:
         ("bounded", record.bounded),
     )
     words = [f"{word}: {counted(reasons)}" for word, reasons in counts if reasons]
+    if record.bounded_devices:
+        words.append(_bounded_words(record))
     return [*words, f"{record.late} late"] if record.late else words
+
+
+def _bounded_words(record: RoundRecord) -> str:
+    """Whose updates count for less, and what of them: `bounded devices: pi-3 (weights, exp_avg_sq)`."""
+    named = ", ".join(f"{device} ({', '.join(parts)})" for device, parts in sorted(record.bounded_devices.items()))
+    return f"bounded devices: {named}"
 
 
 def round_line(record: RoundRecord, rounds: int) -> str:

@@ -49,7 +49,7 @@ def batch_indices(
 
 def steps_for(plan: TrainPlan, num_examples: int) -> int:
     """Minibatches of a round: `plan.steps`, or else round(num_examples / batch_size), at least 1, times `epochs`."""
-    return plan.steps or max(1, round(num_examples / plan.batch_size)) * plan.epochs
+    return plan.steps_for(num_examples)
 
 
 def stream_seed(seed: int, device_id: str) -> int:
