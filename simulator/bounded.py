@@ -46,8 +46,7 @@ class SpooledLearner:
         # The sum of one client with a weight of one is what it trained, to the last bit.
         trained = self._learner.tensors_of(self._learner.result())
         arrays = {spec.name: trained[spec.name].numpy().astype(spec.dtype) for spec in self._travelling.specs}
-        with _file_of(self._folder, client).open("wb") as file:
-            np.savez(file, **arrays)  # type: ignore[arg-type]  # its stub takes the names for its own options
+        write_spooled(self._folder, client, arrays)
         return loss
 
     def result(self) -> Tensor:
@@ -77,8 +76,7 @@ def fold_spooled(
     numbers = {client_id(client): client for client in clients}
 
     def read(device: str) -> dict[str, Array]:
-        with np.load(_file_of(folder, numbers[device]), allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
+        return read_spooled(folder, numbers[device])
 
     counted = {device: num_examples[client] for device, client in numbers.items()}
     folded = fold(
@@ -87,6 +85,18 @@ def fold_spooled(
     for client in clients:
         _file_of(folder, client).unlink()
     return folded
+
+
+def write_spooled(folder: Path, client: int, arrays: Mapping[str, Array]) -> None:
+    """A client's update, in place of one that is there."""
+    with _file_of(folder, client).open("wb") as file:
+        np.savez(file, **arrays)  # type: ignore[arg-type]  # its stub takes the names for its own options
+
+
+def read_spooled(folder: Path, client: int) -> dict[str, Array]:
+    """What `write_spooled` wrote."""
+    with np.load(_file_of(folder, client), allow_pickle=False) as file:
+        return {name: file[name] for name in file.files}
 
 
 def _file_of(folder: Path, client: int) -> Path:
