@@ -8,8 +8,8 @@ the weights where those went too far; weights that are within their bound stay a
 
 What a batch norm tracks is measured tensor by tensor, for a variance of one layer says nothing of another layer's mean, and
 no number that fits the weights fits it: its bound is always a multiple of the reference of the round. A tensor beyond that is
-pulled back by itself. Counters (step counts of moments, `num_batches_tracked`) are bounded by the steps that the plan has for as
-many examples as the update weighs.
+pulled back by itself. Counters (step counts of moments, `num_batches_tracked`) are bounded by the steps that the plan has
+for as many examples as the update weighs.
 
 The reference of a part is the lower median of the norms in the round. Of one or two updates that is the norm of one
 device, so the references of the rounds before (`References`) take part in the median until there are three.
@@ -113,7 +113,7 @@ def check_norm(found: float, bound: NormBound) -> None:
 
 def per_step(found: Mapping[Part, float], steps: int) -> dict[Part, float]:
     """Norms of an update that took so many steps, those of counters divided by them."""
-    return {part: value / max(1, steps) if _counts(part) else value for part, value in found.items()}
+    return {part: value / max(1, steps) if counts(part) else value for part, value in found.items()}
 
 
 def references(cohort: Mapping[str, Mapping[Part, float]], past: References) -> dict[Part, float]:
@@ -142,7 +142,7 @@ def allowed(
     if bound.action == "off":
         return {}
     factor = bound.limit if bound.action == "auto" else STATS_FACTOR
-    limits = {part: factor * _floored(part, value) for part, value in usual.items()}
+    limits = {part: factor ** _power(part) * _floored(part, value) for part, value in usual.items()}
     if bound.action != "auto":
         return {part: limit for part, limit in limits.items() if _alone(part)} | fixed
     if alone and base_norm > 0 and "weights" in limits:
@@ -163,7 +163,7 @@ def remembered(
 
 def limits_of(limits: Mapping[Part, float], base: Tensors, steps: int) -> dict[Part, float]:
     """`limits` for an update that may have taken so many steps, with those of the step counts of its moments."""
-    own = {part: limit * steps if _counts(part) else limit for part, limit in limits.items()}
+    own = {part: limit * steps if counts(part) else limit for part, limit in limits.items()}
     for name in base:
         if name.endswith(_STEP):
             own[f"count {name}"] = _step_limit(base[name], steps)
@@ -280,13 +280,24 @@ def _alone(part: Part) -> bool:
     return part.startswith(("stats ", "count "))
 
 
-def _counts(part: Part) -> bool:
+def counts(part: Part) -> bool:
+    """Whether the part is a counter."""
     return part.startswith("count ")
+
+
+def _power(part: Part) -> int:
+    """Of the factor: a variance is a square. So is a second moment, and moments are those of the last few steps alone.
+
+    Between honest devices with very different data they differ by far more than weights do (results/benchmarks/norm-bounds.json).
+    """
+    if part == "exp_avg_sq":
+        return 4
+    return 2 if part == "exp_avg" or part.endswith("running_var") else 1
 
 
 def _floored(part: Part, value: float) -> float:
     """A counter may count every step, whatever the others do."""
-    return max(1.0, value) if _counts(part) else value
+    return max(1.0, value) if counts(part) else value
 
 
 def _step_limit(base: Array, steps: int) -> float:

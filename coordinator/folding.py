@@ -11,6 +11,7 @@ from coordinator.bounds import (
     References,
     allowed,
     clip,
+    counts,
     limits_of,
     needs_cohort,
     norms,
@@ -108,7 +109,9 @@ def fold(
         own = limits_of(most, base, steps[device]) if limits.norm.action != "off" else {}
         pulled = clip(tensors, base, schema, own) if own else None
         if pulled is not None:
-            clipped[device] = pulled.times
+            # Steps beyond those of a capped number of examples are named with it.
+            implied = weighs[device] < counted[device]
+            clipped[device] = {part: times for part, times in pulled.times.items() if not (implied and counts(part))}
         mean.add(tensors if pulled is None else pulled.tensors, weighs[device])
     capped = {device: weighs[device] for device in ordered if weighs[device] < counted[device]}
-    return Folded(mean.result(), clipped, capped, now)
+    return Folded(mean.result(), {one: times for one, times in clipped.items() if times}, capped, now)

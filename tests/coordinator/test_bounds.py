@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,18 +11,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.bounds import (
+    KEPT_REFERENCES,
     MAX_SECOND_MOMENT,
+    Clipped,
     allowed,
     check_moments,
     check_norm,
     check_registered,
+    check_steps,
     clip,
+    limits_of,
     lower_median,
     norm,
     norms,
+    per_step,
+    references,
+    remembered,
     weights,
 )
-from coordinator.folding import fold
+from coordinator.folding import MAX_NAMED, MAX_PARTS, Folded
+from coordinator.folding import fold as fold_with
 from coordinator.limits import ExamplesCap, Limits, NormBound, parse_examples_cap, parse_norm_bound
 from shared.errors import UpdateRefused, UsageError
 from shared.messages import TrainPlan
@@ -31,6 +40,17 @@ WEIGHTS = Schema((TensorSpec("b", (3,), "float32", "weight"), TensorSpec("w", (2
 SCHEMA = Schema((*WEIGHTS.specs, TensorSpec("n", (), "int64", "stats"), TensorSpec("s", (2,), "float32", "stats")))
 MOVING = WEIGHTS.with_moments(MOMENTS)
 PLAN = TrainPlan("adam", 0.01, 20)
+
+
+def fold(*args: Any, **terms: Any) -> Folded:
+    """With a plan of 20 examples a step, where no other is given."""
+    return fold_with(*args, **{"plan": PLAN} | terms)
+
+
+def tensors_of(update: dict[str, np.ndarray], pulled: Clipped | None) -> dict[str, np.ndarray]:
+    """An update as it counts."""
+    return update if pulled is None else pulled.tensors
+
 
 values = st.floats(-(2.0**60), 2.0**60, width=32)
 sane = st.floats(-100, 100, width=32)
@@ -61,7 +81,7 @@ limits = st.floats(1e-3, 1e6)
 def test_nothing_is_beyond_the_bound(base, update, limit):
     """Whatever was sent, and however float32 rounds."""
     pulled = clip(update, base, SCHEMA, {"weights": limit})
-    assert norm(update if pulled is None else pulled, base, SCHEMA) <= limit * (1 + 1e-9)
+    assert norm(tensors_of(update, pulled), base, SCHEMA) <= limit * (1 + 1e-9)
 
 
 @given(models(element=sane), models(element=sane), limits)
@@ -78,11 +98,11 @@ def test_clipping_keeps_the_direction(base, update, limit):
         return
     share = limit / norm(update, base, SCHEMA)
     for name in ("b", "w", "s"):
-        start, way, got = (one[name].astype(np.float64) for one in (base, update, pulled))
-        step = np.spacing(np.maximum(np.abs(base[name]), np.abs(pulled[name]))).astype(np.float64)
+        start, way, got = (one[name].astype(np.float64) for one in (base, update, pulled.tensors))
+        step = np.spacing(np.maximum(np.abs(base[name]), np.abs(pulled.tensors[name]))).astype(np.float64)
         assert (np.abs(got - (start + share * (way - start))) <= 2 * step + 1e-12).all()
         assert ((got - start) * (way - start) >= 0).all()
-    assert (pulled["n"] == update["n"]).all()
+    assert (pulled.tensors["n"] == update["n"]).all()
 
 
 def test_an_infinite_norm_is_the_global_model():
@@ -91,7 +111,7 @@ def test_an_infinite_norm_is_the_global_model():
     base, update = tensors(schema, -1e308), tensors(schema, 1e308)
     pulled = clip(update, base, schema, {"weights": 1.0})
     assert pulled is not None
-    assert (pulled["w"] == base["w"]).all()
+    assert (pulled.tensors["w"] == base["w"]).all()
 
 
 @given(st.dictionaries(st.text(max_size=3), st.integers(1, 2**53), min_size=1, max_size=9), st.floats(1, 50))
@@ -136,9 +156,11 @@ def test_auto_bounds_moments_too():
     updates["d"] = {**updates["d"], "w:exp_avg_sq": np.full((2, 2), 1e10, np.float32)}
     base, terms = tensors(MOVING, 0.0), Limits(NormBound("auto", 2.0))
     folded = fold("abcd", dict.fromkeys("abcd", 1), updates.__getitem__, schema=MOVING, base=base, limits=terms)
-    assert folded.clipped == ("d",)
+    assert folded.clipped.keys() == {"d"}
+    assert folded.clipped["d"].keys() == {"exp_avg_sq"}
     cohort = {device: norms(one, base, MOVING) for device, one in updates.items()}
-    assert norms(folded.mean, base, MOVING)["exp_avg_sq"] <= allowed(cohort, terms.norm)["exp_avg_sq"]
+    assert norms(folded.mean, base, MOVING)["exp_avg_sq"] <= allowed(references(cohort, {}), terms.norm)["exp_avg_sq"]
+    assert (folded.mean["w"] == np.float32(0.1)).all()  # the weights are within their bound
 
 
 TRACKING = Schema((*SCHEMA.specs, TensorSpec("bn.running_var", (2,), "float32", "stats")))
@@ -159,7 +181,7 @@ def test_one_device_cannot_ruin_what_batch_norms_track(bound):
     updates["d"]["bn.running_var"] = np.full((2,), 1e30, np.float32)
     terms = Limits(parse_norm_bound(bound), ExamplesCap())
     folded = fold("abcd", dict.fromkeys("abcd", 1), updates.__getitem__, schema=TRACKING, base=base, limits=terms)
-    assert folded.clipped == ("d",)
+    assert {device: list(times) for device, times in folded.clipped.items()} == {"d": ["stats bn.running_var"]}
     assert folded.mean["bn.running_var"] == pytest.approx([1 + (3 * 0.5 + 10 * 0.5) / 4] * 2)
     for name in ("b", "w", "s"):
         assert (folded.mean[name] == 1.5).all()
@@ -175,19 +197,20 @@ def test_without_a_bound_nothing_is_measured():
 @given(models(TRACKING, sane), st.lists(models(TRACKING, sane), min_size=1, max_size=5), st.sampled_from(BOUNDS))
 def test_what_is_tracked_is_within_ten_times_the_median(base, sent, bound):
     """Tensor by tensor, each on the line to the global model; what is within its bound stays as it is, to the last bit."""
-    limits = allowed({str(at): norms(one, base, TRACKING) for at, one in enumerate(sent)}, parse_norm_bound(bound))
+    cohort = {str(at): norms(one, base, TRACKING) for at, one in enumerate(sent)}
+    limits = allowed(references(cohort, {}), parse_norm_bound(bound))
     for update in sent:
         # Without that of the weights, which would pull everything back.
         most = {part: limit for part, limit in limits.items() if part.startswith("stats ")}
-        pulled = clip(update, base, TRACKING, most) or update
-        for name in ("s", "bn.running_var"):
+        pulled = tensors_of(update, clip(update, base, TRACKING, most))
+        for name in ("n", "s", "bn.running_var"):
             part = f"stats {name}"
             assert norm(pulled, base, TRACKING, part) <= most[part] * (1 + 1e-9)
             if norm(update, base, TRACKING, part) <= most[part]:
                 assert pulled[name].tobytes() == update[name].tobytes()
             low, high = np.minimum(base[name], update[name]), np.maximum(base[name], update[name])
             assert ((low <= pulled[name]) & (pulled[name] <= high)).all()
-        for name in ("b", "n", "w"):
+        for name in ("b", "w"):
             assert pulled[name].tobytes() == update[name].tobytes()
 
 
