@@ -136,15 +136,16 @@ def allowed(
     """The greatest norm of each part that may be folded in, by the `references` of the round; of counters, per step.
 
     `alone` says that there is one update and no round before it: `base_norm`, the norm of the global model's weights, is
-    then the measure of what they may change, unless it is zero.
+    then the measure of what they may change, unless it is zero; and counters count once a step.
     """
     fixed = {"weights": bound.limit} if bound.action == "clip" else {}
     if bound.action == "off":
         return {}
     factor = bound.limit if bound.action == "auto" else STATS_FACTOR
-    limits = {part: factor ** _power(part) * _floored(part, value) for part, value in usual.items()}
+    usual = {part: _floored(value, alone=alone) if counts(part) else value for part, value in usual.items()}
     if bound.action != "auto":
-        return {part: limit for part, limit in limits.items() if _alone(part)} | fixed
+        return {part: factor * value for part, value in usual.items() if _alone(part)} | fixed
+    limits = {part: factor ** _power(part) * value for part, value in usual.items()}
     if alone and base_norm > 0 and "weights" in limits:
         limits["weights"] = min(limits["weights"], factor * base_norm)
     return limits
@@ -288,16 +289,16 @@ def counts(part: Part) -> bool:
 def _power(part: Part) -> int:
     """Of the factor: a variance is a square. So is a second moment, and moments are those of the last few steps alone.
 
-    Between honest devices with very different data they differ by far more than weights do (results/benchmarks/norm-bounds.json).
+    Between honest devices with very different data they differ by far more than weights do (benchmarks/norm_bounds.py).
     """
     if part == "exp_avg_sq":
         return 4
     return 2 if part == "exp_avg" or part.endswith("running_var") else 1
 
 
-def _floored(part: Part, value: float) -> float:
+def _floored(value: float, *, alone: bool) -> float:
     """A counter may count every step, whatever the others do."""
-    return max(1.0, value) if counts(part) else value
+    return 1.0 if alone else max(1.0, value)
 
 
 def _step_limit(base: Array, steps: int) -> float:
