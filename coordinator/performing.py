@@ -50,7 +50,11 @@ Kept = tuple[UpdateReport, dict[str, Array]]
 """Of an update that is on the disk."""
 
 _TOLD = ("declined", "failed", "refused")
-_IF_OFTEN = "if that goes on, look at its data or quarantine it; if it is honest, raise norm_bound"
+_TOLD_BOUNDED = 4
+_IF_OFTEN = (
+    ". A device that is far beyond it in each round: look at its data, or fedpatch devices quarantine; honest ones that "
+    "are held back: raise norm_bound"
+)
 
 
 class Performer:
@@ -91,6 +95,7 @@ class Performer:
         self.decoded = Decoded()
         self.storing = Storing(self._kept)
         self._lacking: set[str] = set()
+        self._bounds_are_new = True
 
     def perform(self, effects: list[Effect]) -> None:
         """All of `effects`, and those that follow from them."""
@@ -287,10 +292,15 @@ class Performer:
         return self._engine.aggregated(self._inbox.catch_up(), folded.bounded(), folded.bounded_devices())
 
     def _tell_bounded(self, folded: Folded, stored: Mapping[str, StoredUpdate]) -> None:
-        for device, times in folded.clipped.items():
-            far = sorted(times, key=lambda part: (-times[part], part))[:MAX_PARTS]
-            words = ", ".join(f"{part} ({_times(times[part])} the bound)" for part in far)
-            self._tell(f"{device} bounded: {words} pulled back; {_IF_OFTEN}")
+        if folded.clipped:
+            farthest = sorted(folded.clipped.items(), key=lambda one: (-max(one[1].values()), one[0]))
+            words = [f"{device}: {_parts_words(times)}" for device, times in farthest[:_TOLD_BOUNDED]]
+            if more := len(farthest) - len(words):
+                words.append(f"{more} more, see fedpatch show")
+            self._tell(
+                f"updates pulled back to norm_bound: {'; '.join(words)}{_IF_OFTEN if self._bounds_are_new else ''}"
+            )
+            self._bounds_are_new = False
         for device, weight in folded.capped.items():
             count = stored[device].num_examples
             self._tell(
@@ -310,5 +320,7 @@ class Performer:
         self.decoded.clear()
 
 
-def _times(times: float) -> str:
-    return f"{times:.3g} times" if times < float("inf") else "infinitely"
+def _parts_words(times: Mapping[str, float]) -> str:
+    """The parts that went farthest beyond their bounds, e.g. `weights (31 times the bound)`."""
+    farthest = sorted(times, key=lambda part: (-times[part], part))[:MAX_PARTS]
+    return ", ".join(f"{part} ({times[part]:.3g} times the bound)" for part in farthest)
