@@ -188,7 +188,7 @@ def plays(*, toy: bool) -> list[tuple[Fleet, str, int, str]]:
 def measure(*, toy: bool, jobs: int) -> Iterator[Document]:
     """All runs, over so many processes."""
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
-        yield from pool.imap(_play, plays(toy=toy))
+        yield from pool.imap_unordered(_play, plays(toy=toy))
 
 
 def _play(terms: tuple[Fleet, str, int, str]) -> Document:
@@ -245,6 +245,8 @@ def main(
     for run in measure(toy=toy, jobs=jobs):
         runs.append(run)
         log.warning("%s", {key: value for key, value in run.items() if key != "curve"})
+    order = [(fleet.name, bound, attack, seed) for fleet, bound, seed, attack in plays(toy=toy)]
+    runs.sort(key=lambda run: order.index((run["fleet"], run["bound"], run["attack"], run["seed"])))
     deliver(document | {"runs": runs}, tables, out, as_json)
 
 

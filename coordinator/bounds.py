@@ -8,8 +8,9 @@ the weights where those went too far; weights that are within their bound stay a
 
 What a batch norm tracks is measured tensor by tensor, for a variance of one layer says nothing of another layer's mean, and
 no number that fits the weights fits it: its bound is always a multiple of the reference of the round. A tensor beyond that is
-pulled back by itself. Counters (step counts of moments, `num_batches_tracked`) are bounded by the steps that the plan has
-for as many examples as the update weighs.
+pulled back by itself. A moment is measured from where it would be without gradients (`Pace`), so that it is the device's
+gradients that are bounded; those of the second moment are squares, and so is the factor of its bound. Counters (step counts of
+moments, `num_batches_tracked`) are bounded by the steps that the plan has for as many examples as the update weighs.
 
 The reference of a part is the lower median of the norms in the round. Of one or two updates that is the norm of one
 device, so the references of the rounds before (`References`) take part in the median until there are three.
@@ -111,13 +112,45 @@ def check_norm(found: float, bound: NormBound) -> None:
         raise UpdateRefused(RefuseReason.NORM_BOUND, detail)
 
 
-def per_step(found: Mapping[Part, float], steps: int) -> dict[Part, float]:
-    """Norms of an update that took so many steps, those of counters divided by them."""
-    return {part: value / max(1, steps) if counts(part) else value for part, value in found.items()}
+@dataclass(frozen=True)
+class Pace:
+    """How far a device's update may be expected to go by the plan alone: in `steps` steps with the moments' `decays`."""
+
+    steps: int
+    decays: Mapping[Part, float]
+
+    @classmethod
+    def of(cls, plan: TrainPlan, num_examples: int) -> Pace:
+        """That of an update from so many examples."""
+        steps = plan.steps_for(num_examples)
+        return cls(steps, {"exp_avg": plan.beta_1**steps, "exp_avg_sq": plan.beta_2**steps})
+
+    def origin(self, base: Tensors, schema: Schema) -> dict[str, Array]:
+        """The global model `base`, with its moments as they would be after the steps without any gradient.
+
+        From there on a moment is a mean of gradients, or of their squares, and no device's norm depends on what the moments
+        of the global model were: one that has been pushed up is not taken for the measure of the next push.
+        """
+        moved = dict(base)
+        for spec in schema.specs:
+            decay = self.decays.get(_part_of(spec) or "")
+            if decay is not None:
+                moved[spec.name] = np.asarray(base[spec.name] * decay, spec.dtype)
+        return moved
+
+    def unit(self, part: Part) -> float:
+        """What norms of the part are divided by, to be compared between devices that take few steps and many."""
+        if counts(part):
+            return float(max(1, self.steps))
+        return 1.0 - self.decays.get(part, 0.0) or 1.0
+
+    def per_unit(self, found: Mapping[Part, float]) -> dict[Part, float]:
+        """Norms by part, each in its unit."""
+        return {part: value / self.unit(part) for part, value in found.items()}
 
 
 def references(cohort: Mapping[str, Mapping[Part, float]], past: References) -> dict[Part, float]:
-    """What is usual in this round, by part: the lower median of the norms `per_step` and, of fewer than three, of the past.
+    """What is usual in this round, by part: the lower median of the norms `per_unit` and, of fewer than three, of the past.
 
     Empty without updates.
     """
@@ -133,7 +166,7 @@ def references(cohort: Mapping[str, Mapping[Part, float]], past: References) -> 
 def allowed(
     usual: Mapping[Part, float], bound: NormBound, *, alone: bool = False, base_norm: float = 0.0
 ) -> dict[Part, float]:
-    """The greatest norm of each part that may be folded in, by the `references` of the round; of counters, per step.
+    """The greatest norm of each part that may be folded in, by the `references` of the round, in its unit.
 
     `alone` says that there is one update and no round before it: `base_norm`, the norm of the global model's weights, is
     then the measure of what they may change, unless it is zero; and counters count once a step.
@@ -145,7 +178,7 @@ def allowed(
     usual = {part: _floored(value, alone=alone) if counts(part) else value for part, value in usual.items()}
     if bound.action != "auto":
         return {part: factor * value for part, value in usual.items() if _alone(part)} | fixed
-    limits = {part: factor ** _power(part) * value for part, value in usual.items()}
+    limits = {part: factor ** (2 if part == "exp_avg_sq" else 1) * value for part, value in usual.items()}
     if alone and base_norm > 0 and "weights" in limits:
         limits["weights"] = min(limits["weights"], factor * base_norm)
     return limits
@@ -162,12 +195,12 @@ def remembered(
     return {**past, **now}
 
 
-def limits_of(limits: Mapping[Part, float], base: Tensors, steps: int) -> dict[Part, float]:
-    """`limits` for an update that may have taken so many steps, with those of the step counts of its moments."""
-    own = {part: limit * steps if counts(part) else limit for part, limit in limits.items()}
+def limits_of(limits: Mapping[Part, float], base: Tensors, pace: Pace) -> dict[Part, float]:
+    """`limits` for an update of that pace, with those of the step counts of its moments."""
+    own = {part: limit * pace.unit(part) for part, limit in limits.items()}
     for name in base:
         if name.endswith(_STEP):
-            own[f"count {name}"] = _step_limit(base[name], steps)
+            own[f"count {name}"] = _step_limit(base[name], pace.steps)
     return own
 
 
@@ -284,16 +317,6 @@ def _alone(part: Part) -> bool:
 def counts(part: Part) -> bool:
     """Whether the part is a counter."""
     return part.startswith("count ")
-
-
-def _power(part: Part) -> int:
-    """Of the factor: a variance is a square. So is a second moment, and moments are those of the last few steps alone.
-
-    Between honest devices with very different data they differ by far more than weights do (benchmarks/norm_bounds.py).
-    """
-    if part == "exp_avg_sq":
-        return 4
-    return 2 if part == "exp_avg" or part.endswith("running_var") else 1
 
 
 def _floored(value: float, *, alone: bool) -> float:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from coordinator.aggregation import WeightedMean
 from coordinator.bounds import (
+    Pace,
     Part,
     References,
     allowed,
@@ -15,7 +16,6 @@ from coordinator.bounds import (
     limits_of,
     needs_cohort,
     norms,
-    per_step,
     references,
     remembered,
     weights,
@@ -91,11 +91,14 @@ def fold(
     ordered, past = sorted(devices), past or {}
     counted = {device: num_examples[device] for device in ordered}
     weighs = weights(counted, limits.examples)
-    steps = {device: plan.steps_for(weighs[device]) for device in ordered}
+    paces = {device: Pace.of(plan, weighs[device]) for device in ordered}
     most: Mapping[Part, float] = {}
     now: References = past
     if needs_cohort(schema, limits.norm):
-        cohort = {device: per_step(norms(read(device), base, schema), steps[device]) for device in ordered}
+        cohort = {
+            device: pace.per_unit(norms(read(device), pace.origin(base, schema), schema))
+            for device, pace in paces.items()
+        }
         usual = references(cohort, past)
         alone = len(ordered) == 1 and not past
         most = allowed(usual, limits.norm, alone=alone, base_norm=weights_norm(base, schema))
@@ -106,8 +109,9 @@ def fold(
     clipped = {}
     for device in ordered:
         tensors = read(device)
-        own = limits_of(most, base, steps[device]) if limits.norm.action != "off" else {}
-        pulled = clip(tensors, base, schema, own) if own else None
+        pace = paces[device]
+        own = limits_of(most, base, pace) if limits.norm.action != "off" else {}
+        pulled = clip(tensors, pace.origin(base, schema), schema, own) if own else None
         if pulled is not None:
             # Steps beyond those of a capped number of examples are named with it.
             implied = weighs[device] < counted[device]

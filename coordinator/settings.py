@@ -142,7 +142,7 @@ class RoundSettings(Settings):
     )
 
     norm_bound: str = setting(
-        "auto:3",
+        "auto:2",
         group=_LIMITS,
         help="How far an update may be from the global model (L2 norm): off, clip:X, reject:X, "
         "or auto:F, which clips at F times the median of the round's updates. What batch norms track is clipped with each of "

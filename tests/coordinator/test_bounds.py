@@ -14,6 +14,7 @@ from coordinator.bounds import (
     KEPT_REFERENCES,
     MAX_SECOND_MOMENT,
     Clipped,
+    Pace,
     allowed,
     check_moments,
     check_norm,
@@ -24,7 +25,6 @@ from coordinator.bounds import (
     lower_median,
     norm,
     norms,
-    per_step,
     references,
     remembered,
     weights,
@@ -176,14 +176,13 @@ def folded_mean(updates: dict[str, dict[str, np.ndarray]], base: dict[str, np.nd
 @pytest.mark.parametrize("bound", BOUNDS)
 def test_one_device_cannot_ruin_what_batch_norms_track(bound):
     """A variance of 1e30 counts for ten times what is usual; nothing else of that update is touched."""
-    times = 100 if bound.startswith("auto") else 10  # a variance is a square
     base = tensors(TRACKING, 1.0)
     updates = {device: tensors(TRACKING, 1.5) for device in "abcd"}
     updates["d"]["bn.running_var"] = np.full((2,), 1e30, np.float32)
     terms = Limits(parse_norm_bound(bound), ExamplesCap())
     folded = fold("abcd", dict.fromkeys("abcd", 1), updates.__getitem__, schema=TRACKING, base=base, limits=terms)
     assert {device: list(times) for device, times in folded.clipped.items()} == {"d": ["stats bn.running_var"]}
-    assert folded.mean["bn.running_var"] == pytest.approx([1 + (3 * 0.5 + times * 0.5) / 4] * 2)
+    assert folded.mean["bn.running_var"] == pytest.approx([1 + (3 * 0.5 + 10 * 0.5) / 4] * 2)
     for name in ("b", "w", "s"):
         assert (folded.mean[name] == 1.5).all()
 
@@ -436,7 +435,7 @@ def test_step_counts_of_honest_devices_are_never_refused(begun, steps, fraction)
     base = {name: np.full_like(one, start) if name.endswith(":step") else one for name, one in base.items()}
     update = {name: np.full_like(one, end) if name.endswith(":step") else one for name, one in base.items()}
     check_steps(update, base, MOVING, steps)
-    own = limits_of({}, base, steps)
+    own = limits_of({}, base, Pace(steps, {}))
     assert clip(update, base, MOVING, own) is None
 
 
@@ -449,9 +448,42 @@ def test_step_counts_that_no_plan_leads_to_are_refused(sent):
         check_steps(update, base, MOVING, 8)
 
 
-def test_norms_of_counters_are_those_of_a_step():
-    """So that devices with many examples and few can be compared."""
-    assert per_step({"count n": 30.0, "weights": 30.0}, 10) == {"count n": 3.0, "weights": 30.0}
+def test_norms_are_compared_between_devices_with_many_examples_and_few():
+    """Counters by step, and moments by what gradients of one size make of them in so many steps."""
+    few, many = (Pace.of(PLAN, count) for count in (20, 2000))
+    for pace, steps in ((few, 1), (many, 100)):
+        found = {"count n": 3.0 * steps, "weights": 30.0, "exp_avg": 1 - 0.9**steps, "exp_avg_sq": 1 - 0.999**steps}
+        assert pace.per_unit(found) == pytest.approx(
+            {"count n": 3.0, "weights": 30.0, "exp_avg": 1.0, "exp_avg_sq": 1.0}
+        )
+
+
+def test_second_moments_that_were_pushed_up_are_no_measure_of_the_next_push():
+    """Round after round one of four sends as much as is let through; the mean stays within the bound of honest gradients."""
+    steps, honest, limits = 2, 1.0, Limits(NormBound("auto", 2.0))
+    state, past = tensors(MOVING, 0.0), {}
+    for _ in range(200):
+        updates = {}
+        for device in "abcd":
+            sent = dict(state)
+            for name in WEIGHTS.names:
+                second = f"{name}:exp_avg_sq"
+                grown = state[second] * 0.999**steps + (1 - 0.999**steps) * honest
+                sent[second] = np.asarray(grown if device != "d" else 1e15 * np.ones_like(grown), np.float32)
+            updates[device] = sent
+        folded = fold(
+            "abcd",
+            dict.fromkeys("abcd", 40),
+            updates.__getitem__,
+            schema=MOVING,
+            base=state,
+            limits=limits,
+            past=past,
+        )
+        assert folded.clipped.keys() == {"d"}
+        state, past = folded.mean, folded.references
+    # Four times the mean square of honest gradients from one of four devices.
+    assert max(float(state[f"{name}:exp_avg_sq"].max()) for name in WEIGHTS.names) <= (3 + 4) / 4 * honest * 1.5
 
 
 def test_a_record_names_sixteen_devices_and_four_parts_of_each():
