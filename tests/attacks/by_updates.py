@@ -9,7 +9,6 @@ import msgpack
 import numpy as np
 import zstandard
 
-from coordinator.conduct import MISFORTUNES
 from shared.chunks import Chunk
 from shared.messages import Accept, Offer, Refused
 from shared.reasons import RefuseReason
@@ -139,7 +138,7 @@ _MORE: Mapping[str, tuple[str, RefuseReason, Misdeed]] = {
 
 
 def misbehaving(reason: RefuseReason, misdeed: Misdeed) -> Callable[[Arena, str], Proof | None]:
-    """In the first round; the device hears why, and it counts against the device where that is an offence."""
+    """In one round; the device hears why."""
 
     def play(arena: Arena, device: str) -> Proof:
         with arena.rogue(device) as (rogue, _):
@@ -150,9 +149,7 @@ def misbehaving(reason: RefuseReason, misdeed: Misdeed) -> Callable[[Arena, str]
 
         def proof(outcome: Outcome) -> object:
             known = outcome.devices[device]
-            assert known["refused"] >= 1, known
-            assert known["reported"] == 0, known
-            return ("refused", reason) in MISFORTUNES or known["offences"] >= 1
+            return known["refused"] >= 1 and known["reported"] == 0
 
         return proof
 
