@@ -196,7 +196,8 @@ def _load(path: Path) -> tuple[ServerState, Schema, dict[str, Any]]:
             encoding = part.get("encoding", _ENCODING_BEFORE)
             parts.append(unpack(part["blob"], encoding=encoding, raw_bytes=part["raw_bytes"], schema=own)[1])
         past = {part: tuple(map(float, values)) for part, values in content.get("references", {}).items()}
-        return ServerState(content["round"], *parts, past), Schema.from_lists(content["schema"]), content["meta"]
+        state = ServerState(content["round"], parts[0], parts[1], past)
+        return state, Schema.from_lists(content["schema"]), content["meta"]
     except (ValueError, TypeError, KeyError, msgpack.UnpackException, WireError, SchemaMismatch) as error:
         raise StateError(f"{path}: cannot be read back ({error})") from error
 

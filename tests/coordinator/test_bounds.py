@@ -15,6 +15,7 @@ from coordinator.bounds import (
     MAX_SECOND_MOMENT,
     Clipped,
     Pace,
+    References,
     allowed,
     check_moments,
     check_norm,
@@ -461,7 +462,8 @@ def test_norms_are_compared_between_devices_with_many_examples_and_few():
 def test_second_moments_that_were_pushed_up_are_no_measure_of_the_next_push():
     """Round after round one of four sends as much as is let through; the mean stays within the bound of honest gradients."""
     steps, honest, limits = 2, 1.0, Limits(NormBound("auto", 2.0))
-    state, past = tensors(MOVING, 0.0), {}
+    state = tensors(MOVING, 0.0)
+    past: References = {}
     for _ in range(200):
         updates = {}
         for device in "abcd":
