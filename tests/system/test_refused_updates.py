@@ -87,6 +87,7 @@ class Stage:
             grace_s=100.0,
             max_model_mib=MAX_MODEL_MIB,
             quarantine_after=0,
+            norm_bound="off",  # the oracle has none
         )
         self.rogue.appear()
         with ThreadPoolExecutor(1) as pool:
