@@ -54,6 +54,7 @@ def save_checkpoint(directory: Path, state: ServerState, schema: Schema, meta: M
     the disk refuses; the checkpoints before are then untouched.
     """
     content = {"round": state.round, "schema": schema.to_lists(), "meta": dict(meta)}
+    content["references"] = {part: list(values) for part, values in state.references.items()}
     for part, tensors in (("tensors", state.tensors), ("server", state.server)):
         own = _schema_of(tensors, schema)
         packed = pack(tensors, own, {}, ENCODING)
@@ -244,7 +245,9 @@ def _load(path: Path) -> tuple[ServerState, Schema, dict[str, Any]]:
             own = Schema.from_lists(part["schema"])
             encoding = part.get("encoding", _ENCODING_BEFORE)
             parts.append(unpack(part["blob"], encoding=encoding, raw_bytes=part["raw_bytes"], schema=own)[1])
-        return ServerState(content["round"], *parts), Schema.from_lists(content["schema"]), content["meta"]
+        past = {part: tuple(map(float, values)) for part, values in content.get("references", {}).items()}
+        state = ServerState(content["round"], parts[0], parts[1], past)
+        return state, Schema.from_lists(content["schema"]), content["meta"]
     except (ValueError, TypeError, KeyError, msgpack.UnpackException, WireError, SchemaMismatch) as error:
         raise StateError(f"{path}: cannot be read back ({error})") from error
 

@@ -169,10 +169,16 @@ class Engine:
         assert self.open is not None
         return self.open.refuse(device, digest, reason, detail, now) + self._settle(now)
 
-    def aggregated(self, now: float, bounded: Mapping[str, int] | None = None) -> list[Effect]:
-        """The new global model is made; so many updates met which bound (coordinator.folding)."""
+    def aggregated(
+        self,
+        now: float,
+        bounded: Mapping[str, int] | None = None,
+        devices: Mapping[str, Sequence[str]] | None = None,
+    ) -> list[Effect]:
+        """The new global model is made; so many updates met which bound, and those of which devices (coordinator.folding)."""
         assert self.open is not None
         self.open.bounded = dict(bounded or {})
+        self.open.bounded_devices = dict(devices or {})
         self.open.round.finish(now)
         quorum_s = self.open.round.quorum_s
         assert quorum_s is not None

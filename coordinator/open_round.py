@@ -77,6 +77,7 @@ class OpenRound:
         self.missed: list[str] = []
         self.bounded: dict[str, int] = {}
         self.offenders: dict[str, str] = {}
+        self.bounded_devices: dict[str, Sequence[str]] = {}
         self._spec = spec
         self._opening = opening
         self._fleet = fleet
@@ -273,7 +274,12 @@ class OpenRound:
         record = write_record(
             self.round, outcome, self.reports, self.traffic(), self._refused, metric=self._spec.metric
         )
-        return replace(record, bounded=self.bounded, offenders=dict(sorted(self.offenders.items())))
+        return replace(
+            record,
+            bounded=self.bounded,
+            bounded_devices=self.bounded_devices,
+            offenders=dict(sorted(self.offenders.items())),
+        )
 
     def _has_missed(self, device: str, one: Participant) -> bool:
         """Whether it did not report and did not say why, as coordinator.absences counts it, when collecting ended."""

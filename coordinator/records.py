@@ -43,6 +43,7 @@ class RoundRecord:
     in; `absent` has the devices that are asked and do not report, with how many rounds in a row (coordinator.absences).
     `needed` updates would have made the quorum, `measured` devices reported a user accuracy. `offenders` are devices with the
     offence for which they are not asked again in the run (coordinator.quorum).
+    `bounded_devices` names the first of these devices, and what of their updates it was (coordinator.folding).
     """
 
     round: int
@@ -75,6 +76,7 @@ class RoundRecord:
     needed: int = 0
     measured: int = 0
     offenders: Mapping[str, str] = field(default_factory=dict)
+    bounded_devices: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON; `failure` only where there is one."""
@@ -252,6 +254,8 @@ def _finite(value: Any) -> Any:
         return {str(key): _finite(item) for key, item in value.items()}
     if value is None or isinstance(value, str | bool):
         return value
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
     if isinstance(value, int):
         return int(value)
     number = float(value)

@@ -25,6 +25,7 @@ def troubles(record: RoundRecord) -> list[str]:
         ("bounded", record.bounded),
     )
     words = [f"{word}: {counted(reasons)}" for word, reasons in counts if reasons]
+    words += [_bounded_words(record)] if record.bounded_devices else []
     words += [f"{record.late} late"] if record.late else []
     words += [f"absent: {_absent(record)}"] if record.absent else []
     words += [f"not asked again: {_named(record.offenders)}"] if record.offenders else []
@@ -45,6 +46,12 @@ def _named(offenders: Mapping[str, str]) -> str:
     first = [f"{device} ({offence})" for device, offence in sorted(offenders.items())[:_MAX_NAMED]]
     more = len(offenders) - len(first)
     return ", ".join(first) + (f" and {more} more" if more else "")
+
+
+def _bounded_words(record: RoundRecord) -> str:
+    """Whose updates count for less, and what of them: `bounded devices: pi-3 (weights, exp_avg_sq)`."""
+    named = ", ".join(f"{device} ({', '.join(parts)})" for device, parts in sorted(record.bounded_devices.items()))
+    return f"bounded devices: {named}"
 
 
 def round_line(record: RoundRecord, rounds: int) -> str:

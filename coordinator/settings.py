@@ -145,16 +145,18 @@ class RoundSettings(Settings):
     )
 
     norm_bound: str = setting(
-        "off",
+        "auto:2",
         group=_LIMITS,
-        help="How far an update may be from the global model (L2 norm): off, clip:X, reject:X, "
-        "or auto:F, which clips at F times the median of the round's updates. What batch norms track is clipped with each of "
-        "them, at F or ten times the median.",
+        help="How far an update may be from the global model (L2 norm): off, clip:X, reject:X, or auto:F, which clips weights, "
+        "moments and each running statistic at F times what is usual among the updates of the round (of one or two "
+        "updates, of the rounds before too). With each but off, counters are held to the steps of the plan; with clip and "
+        "reject, running statistics to ten times the usual.",
     )
     max_num_examples: str = setting(
         "auto:10",
         group=_LIMITS,
-        help="Examples that an update weighs at most: off, a number, or auto:F, F times the median of the round's updates.",
+        help="Examples that an update weighs at most: off (as in the FedAvg paper), a number, or auto:F, F times the median of "
+        "the round's updates.",
     )
     quarantine_after: int = setting(
         5,

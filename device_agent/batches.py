@@ -19,8 +19,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from device_agent.plans import steps_for as steps_for
-
 
 def batch_indices(
     num_examples: int, batch_size: int, first_batch: int, count: int, stream_seed: int

@@ -5,11 +5,6 @@ from __future__ import annotations
 from shared.messages import TrainPlan
 
 
-def steps_for(plan: TrainPlan, num_examples: int) -> int:
-    """Minibatches of a round: `plan.steps`, or else round(num_examples / batch_size), at least 1, times `epochs`."""
-    return plan.steps or max(1, round(num_examples / plan.batch_size)) * plan.epochs
-
-
 def why_too_long(plan: TrainPlan, num_examples: int, *, max_steps: int, max_epochs: int) -> str:
     """Which limit of the owner a plan exceeds, in words; "" where it exceeds none.
 
@@ -21,7 +16,7 @@ def why_too_long(plan: TrainPlan, num_examples: int, *, max_steps: int, max_epoc
     """
     if not plan.steps and plan.epochs > max_epochs:
         return f"{plan.epochs} epochs are asked for; the owner's limit is max_epochs = {max_epochs}"
-    steps = steps_for(plan, num_examples)
+    steps = plan.steps_for(num_examples)
     if steps > max_steps:
         return f"{steps} training steps are asked for; the owner's limit is max_steps = {max_steps}"
     return ""

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from device_agent.batches import batch_indices, steps_for
+from device_agent.batches import batch_indices
 from device_agent.client_optimizers import Adam, ClientOptimizer, Sgd
 from device_agent.evaluation import Cancelled, user_accuracy
 from shared.errors import DataError, UpdateRefused, UsageError, unknown_name
@@ -90,7 +90,7 @@ class LocalTrainer:
         for a plan that cannot be followed, SchemaMismatch for tensors of another model, DataError where the data
         cannot be trained on, and UpdateRefused("not_finite") where the loss or a value diverges.
         """
-        total = steps_for(plan, self.num_examples)
+        total = plan.steps_for(self.num_examples)
         if total < 1:
             raise UsageError(
                 "the plan has neither steps nor epochs, so there is nothing to train; give it at least one"

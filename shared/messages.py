@@ -76,6 +76,10 @@ class TrainPlan:
     moments: Annotated[tuple[Word, ...], Meta(max_length=8)] = ()
     seed: Count = 0
 
+    def steps_for(self, num_examples: int) -> int:
+        """Minibatches of a round: `steps`, or else round(num_examples / batch_size), at least 1, times `epochs`."""
+        return self.steps or max(1, round(num_examples / self.batch_size)) * self.epochs
+
 
 @dataclass(frozen=True)
 class ModelDelta:

@@ -86,6 +86,19 @@ Encoding = Annotated[
         help="How models and updates travel: fp32 (exact), fp32+zstd, fp16, fp16+zstd, delta-bf16, delta-int8 or delta-int4.",
     ),
 ]
+NormBound = Annotated[
+    str,
+    typer.Option(
+        metavar="BOUND",
+        help="How far an update may be from the global model, as of fedpatch run: off, clip:X, reject:X or auto:F.",
+    ),
+]
+MaxNumExamples = Annotated[
+    str,
+    typer.Option(
+        metavar="CAP", help="Examples that an update weighs at most, as of fedpatch run: off, a number or auto:F."
+    ),
+]
 Workers = Annotated[
     int | None, typer.Option(metavar="N", help="Processes to compute with; unless given, one per CPU core at hand.")
 ]
@@ -116,6 +129,8 @@ def simulate(
     data: Data = "",
     noisy_fraction: NoisyFraction = 0.0,
     encoding: Encoding = "fp32",
+    norm_bound: NormBound = "off",
+    max_num_examples: MaxNumExamples = "off",
     workers: Workers = None,
     device: Device = "cpu",
     out: Out = None,

@@ -106,7 +106,16 @@ _MORE: Mapping[str, tuple[str, RefuseReason, Misdeed]] = {
         _REASON.OUT_OF_RANGE,
         _tensor("fc1.weight:exp_avg_sq", _filled(1e30)),
     ),
-    "a boosted update": ("weights a million away", _REASON.NORM_BOUND, _tensor("fc1.weight", _filled(1e6))),
+    "step counts without measure": (
+        "a billion steps in a round that has fifty",
+        _REASON.OUT_OF_RANGE,
+        _tensor("fc1.weight:step", _filled(1e9)),
+    ),
+    "step counts that go back": (
+        "moments that would be corrected as if they were new",
+        _REASON.OUT_OF_RANGE,
+        _tensor("fc2.bias:step", lambda array: array - 1),
+    ),
     "a user accuracy of 7": ("a measure beyond its limits", _REASON.OUT_OF_RANGE, _reporting(user_accuracy_before=7.0)),
     "a report 400 lists deep": ("nesting in the report", _REASON.DAMAGED, _packed(_deep)),
     "a key in the report": ("a field that nobody agreed on", _REASON.DAMAGED, _packed(_extra_key)),

@@ -70,7 +70,8 @@ def test_the_limits_are_those_of_the_program():
     assert (EXAMPLES_FACTOR, EXAMPLES_MARGIN) == (2, 100)
     assert (UPLOAD_IDLE_S, STALL_S) == (30, 120)
     defaults = RunSettings()
-    assert (defaults.quarantine_after, defaults.max_devices, defaults.max_num_examples) == (5, 10_000, "auto:10")
+    assert (defaults.quarantine_after, defaults.max_devices) == (5, 10_000)
+    assert (defaults.norm_bound, defaults.max_num_examples) == ("auto:2", "auto:10")
     for words in (
         "1200 at once, 20 a second; 32 more",
         "4 MiB at once, 64 KiB a second",

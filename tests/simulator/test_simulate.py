@@ -36,10 +36,11 @@ def without_seconds(outcome: Outcome) -> tuple[Study, list[Point], bool]:
     return outcome.study, [replace(one, seconds=0.0) for one in outcome.points], outcome.complete
 
 
+@pytest.mark.parametrize("cap", ["off", "auto:1.2"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_the_curve_is_that_of_algorithm_1(strategy):
+def test_the_curve_is_that_of_algorithm_1(strategy, cap):
     """Point t is the mean user accuracy that the oracle measures before round t + 1, on that round's clients."""
-    study = study_of(strategy, "affine")
+    study = study_of(strategy, "affine", max_num_examples=cap)
     points, deployed, rounds = simulate(study).points, Deployed(study), []
     for number in range(study.rounds):
         deployed.state = replace(deployed.state, round=number)

@@ -80,6 +80,7 @@ def _play(stage: Stage, state_dir: Path, strategy: str, private: str) -> tuple[R
         for patch in agent.patches.iterdir():
             patch.unlink()
     settings = RunSettings(
+        norm_bound="off",
         encoding="fp32+zstd",
         metrics=None,
         broker=stage.fleet.broker,

@@ -112,6 +112,7 @@ class Stage:
             grace_s=100.0,
             max_model_mib=MAX_MODEL_MIB,
             quarantine_after=0,
+            norm_bound="off",  # the oracle has none
         )
         with ThreadPoolExecutor(1) as pool:
             verdicts = pool.submit(misbehave)

@@ -72,6 +72,7 @@ def deployed(fleet: Fleet, study: Study, state_dir: Path) -> tuple[RunSummary, S
         for patch in agent.patches.iterdir():
             patch.unlink()
     settings = RunSettings(
+        norm_bound="off",
         metrics=None,
         broker=fleet.broker,
         fleet=fleet.name,

@@ -148,6 +148,19 @@ def test_a_run_without_rounds_has_a_page_too(status, because, words):
     assert words in text and f"UTC: {status}|" in text and "target_ua" in text
 
 
+def test_a_page_names_the_devices_whose_updates_were_bounded():
+    """With what of them it was and in how many rounds, as text; runs without any have no such table."""
+    bad: dict[str, list[str]] = {"<b>foe": ["weights", "exp_avg_sq"]}
+    records = (record(1, bounded={"norm": 1}, bounded_devices=bad), record(2, bounded={"norm": 1}, bounded_devices=bad))
+    page = _page(Run(info("a"), records))
+    assert "Devices whose updates were bounded" in page
+    assert "&lt;b&gt;foe" in page
+    assert "exp_avg_sq 2, weights 2" in page
+    assert "Devices whose updates were bounded" not in _page(Run(info("a"), (record(1),)))
+    [line, _] = csv.DictReader(io.StringIO(csv_text([Run(info("a"), records)]), newline=""))
+    assert (line["bounded"], line["bounded_devices"]) == ("norm=1", "<b>foe=weights,exp_avg_sq")
+
+
 def test_a_page_of_a_run_that_goes_on_says_so():
     """It is what was known when it was made."""
     assert "while a run was going on" in _page(run(3, status="running", stopped_because=None))

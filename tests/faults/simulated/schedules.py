@@ -94,6 +94,7 @@ def settings(**changes: Any) -> RunSettings:
         "upload_window": 2,
         # Devices have tens of examples or hundreds, and the oracle's mean is Algorithm 1's, which knows no cap.
         "max_num_examples": "off",
+        "norm_bound": "off",
         "encoding": "fp32+zstd",
     }
     return RunSettings(**{**given, **changes})
