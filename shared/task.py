@@ -42,6 +42,7 @@ class DeviceData:
     `train_x` and `test_x` have examples along the first axis and the model's input dtype; `train_y` and `test_y` hold
     one target per example. `counts_in_ua` is False for a device whose accuracy says nothing about the model (the
     paper's noisy clients): it trains, but stays out of the mean user accuracy.
+    `origin(field, row)` says, for messages, where a row came from, such as `origin("train_x", 12)`: "readings.csv, line 13".
 
     Raises DataError where inputs and targets differ in number, or either part is empty.
     """
@@ -51,6 +52,7 @@ class DeviceData:
     test_x: np.ndarray
     test_y: np.ndarray
     counts_in_ua: bool = True
+    origin: Callable[[str, int], str] | None = None
 
     def __post_init__(self) -> None:
         for part, inputs, targets in (
@@ -88,6 +90,10 @@ class Task:
     as tensors, and imports no torch for them: then `fedpatch-agent evaluate` needs none either.
     `data_version(spec, root)` tells, at little cost, of data that grow: when it is another than before, a device reads its
     data anew before the next round. None, or no such function: they stay as they were when the device began.
+    `prepare(raw)` makes the model's inputs of raw ones: float32 arrays in and out, examples along the first axis, each
+    example by itself, with NumPy alone. With it `load_data` returns raw inputs, and fedpatch applies it wherever inputs
+    enter the model: in training, in measuring and in prediction. `input_shape` then describes prepared inputs, and
+    `raw_shape` raw ones where their shape is another.
     """
 
     name: str
@@ -110,6 +116,8 @@ class Task:
     metric_goal: Goal = "max"
     metric_range: tuple[float, float] | None = None
     data_version: Callable[[str, Path], str | int | None] | None = None
+    prepare: Callable[[np.ndarray], np.ndarray] | None = None
+    raw_shape: tuple[int, ...] = ()
 
     @property
     def metric_terms(self) -> MetricTerms:

@@ -56,7 +56,7 @@ def test_a_file_that_is_not_there_is_told_with_the_folder_that_was_looked_in(tmp
 
     with pytest.raises(DataError) as caught:
         load_population(_task(missing), "{index}", 2, 0, tmp_path)
-    for word in ("'own'", "data '0'", f"in the folder {tmp_path}, which FEDPATCH_DATA can name", "FileNotFoundError"):
+    for word in ("'own'", "data '0'", f"in the folder {tmp_path}, which --data-root or FEDPATCH_DATA can name", "FileNotFoundError"):
         assert word in str(caught.value)
     with pytest.raises(DataError, match="KeyError: 'x'"):
         load_population(_task(lambda _: dict[str, DeviceData]()["x"]), "{index}", 2, 0, tmp_path)
