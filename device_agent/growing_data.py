@@ -49,10 +49,15 @@ class GrowingData:
         return None if ask is None else ask(self._spec, self._root)
 
     def _load(self, version: str | int | None) -> DeviceData:
-        fitted = load_checked(self._task, self._spec, self._root, self._holder)
+        fitted = load_checked(self._task, self._spec, self._root, self._holder, self._model_dtype)
         self._tell_casts(fitted)
         self._version, self.raw_shape = version, fitted.raw_shape
         return fitted.data
+
+    def _model_dtype(self) -> str:
+        from shared.model import floating_dtype
+
+        return floating_dtype(self._task)
 
     def _tell_casts(self, fitted: Fitted) -> None:
         if fitted.casts != self._casts:

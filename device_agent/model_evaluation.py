@@ -24,7 +24,7 @@ def evaluate_model(model: PersonalModel, task: Task, data: str, data_root: Path)
     `load_data` does, and DataError where its code fails.
     """
     try:
-        own = load_checked(task, data, data_root, "this device").data
+        own = load_checked(task, data, data_root, "this device", lambda: model.metadata.input_dtype).data
         outputs = model.run(model.prepare(own.test_x, prepared=True))
         measured = float(task.metric(_fit(outputs, task), _fit(own.test_y, task)))
     except (FedpatchError, OSError):

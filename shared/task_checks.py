@@ -6,7 +6,7 @@ the same checks, and more. Each message names the array, whose it is, the row, a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,11 @@ class Fitted:
     casts: tuple[str, ...] = ()
 
 
-def load_checked(task: Task, spec: str, root: Path, holder: str) -> Fitted:
+ModelDtype = Callable[[], str]
+"""Gives the floating dtype of a model's own values; called only where the data leave it open."""
+
+
+def load_checked(task: Task, spec: str, root: Path, holder: str, model_dtype: ModelDtype | None = None) -> Fitted:
     """Load the data of one device, prepare and cast them, and check them.
 
     Args:
@@ -61,17 +65,18 @@ def load_checked(task: Task, spec: str, root: Path, holder: str) -> Fitted:
         spec: The device's data spec.
         root: Folder for data files.
         holder: Whose data they are, for messages, such as "device pi-7".
+        model_dtype: Asked for the floating dtype of the model where the task does not declare its inputs.
 
     Raises:
         DataError: the arrays cannot be used, with the first problems and what to change.
         Exception: whatever the task's `load_data` raises.
     """
-    return checked(task, task.load_data(spec, root), holder)
+    return checked(task, task.load_data(spec, root), holder, model_dtype)
 
 
-def checked(task: Task, data: DeviceData, holder: str) -> Fitted:
+def checked(task: Task, data: DeviceData, holder: str, model_dtype: ModelDtype | None = None) -> Fitted:
     """Prepare, cast and check data that were loaded; arguments and errors as of `load_checked`."""
-    fitted = fit(task, data, holder)
+    fitted = fit(task, data, holder, model_dtype)
     if problems := list(problems_of(task, fitted.data, holder)):
         more = f"; and {len(problems) - _SHOWN} more problems" if len(problems) > _SHOWN else ""
         raise DataError(". ".join(map(str, problems[:_SHOWN])) + more)
@@ -84,7 +89,7 @@ def arrays_of(data: DeviceData, names: tuple[str, ...] = (*INPUTS, *TARGETS)) ->
     return {name: array for name, array in found.items() if array is not None}
 
 
-def fit(task: Task, data: DeviceData, holder: str) -> Fitted:
+def fit(task: Task, data: DeviceData, holder: str, model_dtype: ModelDtype | None = None) -> Fitted:
     """Apply the task's `prepare`, and cast arrays to the dtypes that the model and its loss take.
 
     Floating inputs are cast to the task's `input_dtype`, as are small integers, and all integers where the task declares its
@@ -93,6 +98,8 @@ def fit(task: Task, data: DeviceData, holder: str) -> Fitted:
     Raises:
         DataError: an array holds no numbers, or numbers beyond its new dtype; or `prepare` fails.
     """
+    if model_dtype is not None and _is_open(task, data):
+        task = replace(task, input_dtype=model_dtype())
     changed: dict[str, Any] = {}
     casts: list[str] = []
     raw_shape: tuple[int, ...] = np.shape(data.train_x)[1:]
@@ -111,6 +118,12 @@ def fit(task: Task, data: DeviceData, holder: str) -> Fitted:
         if ready is not array:
             changed[name] = ready
     return Fitted(replace(data, **changed) if changed else data, raw_shape, tuple(casts))
+
+
+def _is_open(task: Task, data: DeviceData) -> bool:
+    """Whether the task does not say what its model takes, and the data suggest something else than the usual float32."""
+    declared = bool(task.input_shape) or task.input_dtype != "float32"
+    return not declared and any(array.dtype == np.float64 for array in map(np.asarray, arrays_of(data).values()))
 
 
 def _numbers(name: str, array: Any, what: str, data: DeviceData) -> Array:

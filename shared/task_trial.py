@@ -85,7 +85,8 @@ def trial_step(task: Task, module: nn.Module, data: DeviceData, holder: str) -> 
         loss.backward()  # type: ignore[no-untyped-call]
     except Exception as error:
         raise DataError(
-            f"task {task.name!r}: the gradient of its loss failed for {_kind(outputs)} outputs and {_kind(y)} targets of "
+            f"task {task.name!r}: its loss failed for {_kind(outputs)} outputs and train_y of {holder}, {kind}: "
+            f"{_words(error)}; {remedy}"
             f"{holder}: {_words(error)}; return targets of the dtype that the loss takes"
         ) from error
     return float(loss.item())

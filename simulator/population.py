@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from shared.errors import DataError, FedpatchError, UsageError
+from shared.model import floating_dtype
 from shared.quantities import size
 from shared.task import DeviceData, Task
 from shared.task_checks import checked, load_checked
@@ -121,12 +122,14 @@ def _load(task: Task, specs: Sequence[str], root: Path) -> list[DeviceData]:
             f"task {task.name!r}: load_many gave the data of {len(loaded)} devices for {len(specs)} specs; "
             "it must give one for each, in their order"
         )
-    return [checked(task, data, f"client {client}").data for client, data in enumerate(loaded)]
+    return [
+        checked(task, data, f"client {client}", lambda: floating_dtype(task)).data for client, data in enumerate(loaded)
+    ]
 
 
 def _load_one(task: Task, spec: str, root: Path, client: int = 0) -> DeviceData:
     with _told(task, f"data {spec!r}", root):
-        return load_checked(task, spec, root, f"client {client}").data
+        return load_checked(task, spec, root, f"client {client}", lambda: floating_dtype(task)).data
 
 
 @contextmanager

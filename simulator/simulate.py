@@ -70,9 +70,9 @@ def simulate(
     task = find_task(study.task)
     population = load_population(task, study.data, study.clients, study.seed, root or data_root())
     with one_thread():
-        require_trainable(task, _device_data(population, 0), "client 0")
         simulation = Simulation(study, task, population, partial(_cohort, workers=workers, device=device))
         try:
+            require_trainable(task, _device_data(population, 0), "client 0")
             before = states.load(saved, study) if saved else None
             if before is not None:
                 simulation.restore(before)
