@@ -85,8 +85,7 @@ def trial_step(task: Task, module: nn.Module, data: DeviceData, holder: str) -> 
         loss.backward()  # type: ignore[no-untyped-call]
     except Exception as error:
         raise DataError(
-            f"task {task.name!r}: its loss failed for {_kind(outputs)} outputs and train_y of {holder}, {kind}: "
-            f"{_words(error)}; {remedy}"
+            f"task {task.name!r}: the gradient of its loss failed for {_kind(outputs)} outputs and {_kind(y)} targets of "
             f"{holder}: {_words(error)}; return targets of the dtype that the loss takes"
         ) from error
     return float(loss.item())
@@ -244,7 +243,8 @@ def _loss_failed(task: Task, outputs: Tensor, data: DeviceData, holder: str, err
             "outputs[:, 0] in the loss"
         )
     kind = f"{targets.dtype} of shape {tuple(targets.shape)}"
-    return f"task {task.name!r}: its loss failed for {_kind(outputs)} outputs and train_y of {holder}, {kind}: {_words(error)}; {remedy}"
+    made = f"{_kind(outputs)} outputs and train_y of {holder}, {kind}"
+    return f"task {task.name!r}: its loss failed for {made}: {_words(error)}; {remedy}"
 
 
 def _kind(tensor: Tensor) -> str:
