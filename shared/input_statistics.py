@@ -51,7 +51,7 @@ def differences(inputs: Array, known: InputStatistics) -> list[str]:
     rows = _columns(inputs, len(known.mean)).astype(np.float64)
     least, most, std, mean = (np.asarray(one) for one in (known.min, known.max, known.std, known.mean))
     margin = np.maximum(_MARGIN_RANGES * (most - least), _MARGIN_STDS * std)
-    margin = np.maximum(margin, 1e-6 * np.maximum(1.0, np.abs(most)))
+    margin = np.maximum(margin, 1e-4 * np.maximum(np.abs(least), np.abs(most)) + 1e-12)  # they are rounded
     outside = ((rows < least - margin) | (rows > most + margin)).mean(axis=0)
     allowed = 0.0 if len(rows) == 1 else _FEW_ROWS if len(known.mean) > 1 else _FEW_VALUES
     flagged = np.flatnonzero(outside > allowed)

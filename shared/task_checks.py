@@ -78,7 +78,7 @@ def checked(task: Task, data: DeviceData, holder: str, model_dtype: ModelDtype |
     """Prepare, cast and check data that were loaded; arguments and errors as of `load_checked`."""
     fitted = fit(task, data, holder, model_dtype)
     if problems := list(problems_of(task, fitted.data, holder)):
-        more = f"; and {len(problems) - _SHOWN} more problems" if len(problems) > _SHOWN else ""
+        more = f". Problems beside these: {len(problems) - _SHOWN}" if len(problems) > _SHOWN else ""
         raise DataError(". ".join(map(str, problems[:_SHOWN])) + more)
     return fitted
 

@@ -158,7 +158,7 @@ def _build(task: Task) -> nn.Module:
 def _difference(one: Schema, other: Schema) -> str:
     ours, theirs = ({spec.name: spec for spec in schema.specs} for schema in (one, other))
     if only := sorted(ours.keys() ^ theirs.keys()):
-        return f"{listing(only)} is in one of them only"
+        return f"{listing(only)} in one of them only"
     changed = [name for name in ours if ours[name] != theirs[name]]
     if changed:
         name = changed[0]
