@@ -148,7 +148,7 @@ def _first_without_numbers(found: Array) -> int | None:
 
 
 def _shown(value: Any) -> str:
-    text = repr(value.tolist() if isinstance(value, np.ndarray) else value)
+    text = repr(value.tolist() if isinstance(value, np.ndarray | np.generic) else value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 

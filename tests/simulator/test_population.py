@@ -254,3 +254,19 @@ def test_more_clients_than_the_data_can_be_dealt_out_to_are_refused_at_once(clie
     """The task is asked for one client's data before a spec is written for each."""
     with pytest.raises((DataError, UsageError), match=r"at most 718 devices can share|is not KIND:I/N"):
         load_population(digits.TASK, "shard:{index}/{count},seed={seed}", clients, 0, tmp_path)
+
+
+def test_the_data_of_a_client_that_do_not_fit_are_named():
+    """The client, the array and the row, before anything is trained."""
+    broken = _data(3, 2)
+    broken.train_x[1, 0] = np.nan
+    with pytest.raises(DataError, match="train_x of client 2 holds NaN in row 1; remove or fill it"):
+        load_population(_task(lambda index: broken if index == 2 else _data(3, 2)), "{index}", 4, 0, NOWHERE)
+
+
+def test_clients_have_prepared_inputs_in_the_dtype_that_the_model_takes():
+    """As a device has them."""
+    task = replace(_task(lambda _: _data(3, 2, dtype=np.float64)), prepare=lambda raw: raw + 1, input_shape=(3,))
+    population = load_population(task, "{index}", 2, 0, NOWHERE)
+    assert population.train_x.dtype == torch.float32
+    np.testing.assert_array_equal(population.of(1).test_x.numpy(), _data(3, 2).test_x + 1)
