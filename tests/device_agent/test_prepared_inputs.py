@@ -39,7 +39,7 @@ def _trained(task: Task, reference: str, folder: Path) -> Path:
         optimizer = torch.optim.Adam(trainer.model.parameters(), lr=0.02)
         for _ in range(150):
             optimizer.zero_grad()
-            task.loss(trainer.model(x), y).backward()  # type: ignore[no-untyped-call]
+            task.loss(trainer.model(x), y).backward()
             optimizer.step()
     store = ModelStore(folder / DIRECTORY)
     preparation = preparation_of(task, fitted.raw_shape)

@@ -32,7 +32,8 @@ def build_model() -> nn.Module:
 
 def prepare(raw: np.ndarray) -> np.ndarray:
     """Scale by constants, missing values in the middle."""
-    return np.nan_to_num((raw - MEAN) / SCALE, nan=0.0)
+    scaled: np.ndarray = np.nan_to_num((raw - MEAN) / SCALE, nan=0.0)
+    return scaled
 
 
 def rows(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

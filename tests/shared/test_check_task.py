@@ -19,6 +19,10 @@ from shared.task import Task
 from tests.shared.prepared_task import REFERENCE, TASK, build_model
 
 
+def _fail() -> Any:
+    raise KeyError("x")
+
+
 def _findings(task: Task, spec: str = "good", private: str = "affine") -> dict[str, Finding]:
     checkup = Checkup(lambda _: None, lambda _: None)
     examine_task(Question(task, spec, Path("/nonexistent"), private), checkup)
@@ -143,7 +147,7 @@ def test_a_model_without_batch_norm_fails_a_policy_of_batch_norm():
 
 def test_a_loss_and_a_metric_that_fail_are_named():
     """And the checks after them are left out."""
-    found = _findings(replace(TASK, loss=lambda outputs, targets: {}["x"]))
+    found = _findings(replace(TASK, loss=lambda outputs, targets: _fail()))
     assert found["step"].verdict == "fail" and "onnx" not in found
     found = _findings(replace(TASK, metric=metrics.mae))
     assert found["metric"].verdict == "fail"

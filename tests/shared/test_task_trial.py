@@ -23,6 +23,10 @@ from tests.shared.prepared_task import TASK, build_model
 DATA = load_checked(TASK, "good", Path(), "device pi-7").data
 
 
+def _fail() -> Any:
+    raise KeyError("x")
+
+
 def _problem(task: Any, data: DeviceData = DATA) -> str:
     with pytest.raises(DataError) as caught:
         require_trainable(task, data, "device pi-7")
@@ -81,7 +85,7 @@ def test_floating_targets_of_a_loss_for_classes_are_named():
             "returned a tensor of shape (20,)",
         ),
         (lambda outputs, targets: 0.5, "returned a float"),
-        (lambda outputs, targets: {}["x"], "its loss failed for float32 of shape (20, 2) outputs"),
+        (lambda outputs, targets: _fail(), "its loss failed for float32 of shape (20, 2) outputs"),
     ],
     ids=["vector", "number", "error"],
 )
@@ -92,7 +96,7 @@ def test_a_loss_that_gives_no_mean_is_named(loss, problem):
 
 @pytest.mark.parametrize(
     ("metric", "problem"),
-    [(lambda *_: 93.0, "gave 93 .* must return a fraction from 0 to 1"), (lambda *_: {}["x"], "its metric failed for")],
+    [(lambda *_: 93.0, "gave 93 .* must return a fraction from 0 to 1"), (lambda *_: _fail(), "its metric failed for")],
 )
 def test_a_metric_beyond_its_range_is_named(metric, problem):
     """A percentage, and an error."""

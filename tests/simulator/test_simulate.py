@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -218,8 +219,8 @@ def test_labels_that_the_model_cannot_answer_are_named_before_the_first_round(mo
     plain = prepared_task.PLAIN
     wrong = replace(plain, class_names=(), load_data=lambda spec, root: plain.load_data("labels", root))
     monkeypatch.setattr(prepared_task, "TASK", wrong)
-    given = {"task_ref": prepared_task.REFERENCE, "clients": 1, "strategy": "fedavg", "data": "{index}", "rounds": 1}
+    given: dict[str, Any] = {"task_ref": prepared_task.REFERENCE, "clients": 1, "strategy": "fedavg", "rounds": 1}
     with pytest.raises(
         DataError, match="train_y of client 0 holds label 5 in row 7, and the model of task 'prepared' has 2"
     ):
-        simulate(make_study(task=wrong, **given))
+        simulate(make_study(task=wrong, data="{index}", **given))
