@@ -22,6 +22,7 @@ from device_agent.new_task.command import register as add_new_task
 from device_agent.settings import AgentSettings
 from device_agent.standing import Standing, read_standing
 from device_agent.unit_cli import add_unit
+from shared.check_task_cli import add_check_task
 from shared.command import AsJson, command, make_app, run_app
 from shared.config import cli_options
 from shared.quantities import age, size
@@ -33,7 +34,7 @@ app = make_app(
     NAME,
     "The agent of one device: it trains with data and a patch that never leave the device.",
     panels={
-        "Set a device up": ["new-task", "enrol", "unit"],
+        "Set a device up": ["new-task", "check-task", "enrol", "unit"],
         "Serve a fleet": ["doctor", "run", "status", "conditions"],
         "Look at patches and personal models, and use them": ["patches", "models", "predict", "evaluate", "rollback"],
     },
@@ -108,6 +109,7 @@ def patches(state_dir: StateDir = DEFAULT_STATE_DIR, as_json: AsJson = False) ->
 add_enrol(app)
 add_models(app)
 add_new_task(app)
+add_check_task(app, NAME)
 
 
 def _plain(standing: Standing) -> dict[str, object]:

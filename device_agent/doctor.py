@@ -186,7 +186,10 @@ def _check_task(
             mend = "correct --task, --data or --private; `fedpatch tasks` lists what is installed, and why one cannot be used"
             checkup.fail("task", answer.detail, mend)
         case SetupFailed():
-            mend = f"put the data set below {trainer.setup.data_root} (or name its place with --data-root), or correct --data"
+            mend = (
+                f"put the data set below {trainer.setup.data_root} (or name its place with --data-root), or correct --data; "
+                f"`fedpatch-agent check-task {settings.task} --data SPEC` names every problem"
+            )
             checkup.fail("task", answer.detail, mend)
         case Died():
             mend = (

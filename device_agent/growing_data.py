@@ -14,16 +14,22 @@ from pathlib import Path
 
 from shared.errors import DataError, FedpatchError
 from shared.task import DeviceData, Task
+from shared.task_checks import Fitted, load_checked
 from shared.validation import split_for
 
 log = logging.getLogger("fedpatch.training")
 
 
 class GrowingData:
-    """The data of one device, by its data spec; `root` is the folder for data files."""
+    """The data of one device, by its data spec; `root` is the folder for data files, `holder` names the device in errors.
 
-    def __init__(self, task: Task, spec: str, root: Path) -> None:
-        self._task, self._spec, self._root = task, spec, root
+    They are prepared, cast and checked (shared.task_checks). `raw_shape` is that of an input before the task's `prepare`.
+    """
+
+    def __init__(self, task: Task, spec: str, root: Path, holder: str = "this device") -> None:
+        self._task, self._spec, self._root, self._holder = task, spec, root, holder
+        self._casts: tuple[str, ...] = ()
+        self.raw_shape: tuple[int, ...] = ()
         self._version: str | int | None = None
 
     def load(self) -> DeviceData:
@@ -45,9 +51,22 @@ class GrowingData:
         return None if ask is None else ask(self._spec, self._root)
 
     def _load(self, version: str | int | None) -> DeviceData:
-        data = split_for(self._task, self._task.load_data(self._spec, self._root))
-        self._version = version
-        return data
+        fitted = load_checked(self._task, self._spec, self._root, self._holder, self._model_dtype)
+        self._tell_casts(fitted)
+        self._version, self.raw_shape = version, fitted.raw_shape
+        # After the checks: their messages name rows of the data as the task loaded them.
+        return split_for(self._task, fitted.data)
+
+    def _model_dtype(self) -> str:
+        from shared.model import floating_dtype
+
+        return floating_dtype(self._task)
+
+    def _tell_casts(self, fitted: Fitted) -> None:
+        if fitted.casts != self._casts:
+            for words in fitted.casts:
+                log.info("%s", words)
+        self._casts = fitted.casts
 
     @contextmanager
     def failing_in_words(self) -> Iterator[None]:

@@ -23,7 +23,7 @@ from device_agent.training import LocalResult, LocalTrainer
 from device_agent.training_channel import TrainCommand
 from shared import __version__
 from shared.errors import ExportRefused, FedpatchError
-from shared.model_metadata import METADATA_FILE, MODEL_FILE, ModelMetadata, from_json
+from shared.model_metadata import METADATA_FILE, MODEL_FILE, ModelMetadata, Preparation, from_json
 from shared.onnx_export import Exported, export_onnx, torch_outputs
 from shared.onnx_model import OnnxModel, require_parity
 
@@ -41,13 +41,24 @@ log = logging.getLogger("fedpatch.models")
 class ModelExport:
     """Stages the personal model of one device after each of its rounds.
 
-    `keep_margin` is how much worse than the present model it may be on validation data, in the metric's own unit.
+    `keep_margin` is how much worse than the present model it may be on validation data, in the metric's own unit. `task_ref`
+    and `preparation` tell the metadata how an application prepares inputs.
     """
 
-    def __init__(self, trainer: LocalTrainer, store: ModelStore, keep_margin: float) -> None:
+    def __init__(
+        self,
+        trainer: LocalTrainer,
+        store: ModelStore,
+        keep_margin: float,
+        *,
+        task_ref: str = "",
+        preparation: Preparation | None = None,
+    ) -> None:
         self._trainer = trainer
         self._store = store
         self._keep_margin = keep_margin
+        self._task_ref = task_ref
+        self._preparation = preparation
 
     def begin(self) -> None:
         """A round begins: what an earlier one staged was never committed."""
@@ -148,6 +159,9 @@ class ModelExport:
             onnx=exported.onnx,
             validation_accuracy=self._on_validation(model),
             validation_examples=0 if validation is None else len(validation[0]),
+            task_ref=self._task_ref,
+            prepare=self._preparation,
+            inputs=self._trainer.input_statistics,
         )
 
     def _user_accuracy(self, outputs: Array) -> float:

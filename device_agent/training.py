@@ -20,8 +20,10 @@ from device_agent.batches import batch_indices
 from device_agent.client_optimizers import Adam, ClientOptimizer, Sgd
 from device_agent.evaluation import Cancelled, user_accuracy
 from shared.errors import DataError, UpdateRefused, UsageError, unknown_name
+from shared.input_statistics import statistics_of
 from shared.messages import TrainPlan
 from shared.model import load_tensors, schema_of, to_tensors
+from shared.model_metadata import InputStatistics
 from shared.task import DeviceData, Task
 from shared.tensors import MOMENTS, TRAINABLE, Array, Schema, Tensors, moment_name, require_finite
 
@@ -73,6 +75,14 @@ class LocalTrainer:
         if data.val_x is not None and data.val_y is not None and len(data.val_x):
             self.validation_data = _tensor(data.val_x), _tensor(data.val_y)
         self._counts_in_ua = data.counts_in_ua
+        self._input_statistics: InputStatistics | None = None
+
+    @property
+    def input_statistics(self) -> InputStatistics:
+        """Of the training inputs there are now; they are private to the device, as the inputs are."""
+        if self._input_statistics is None:
+            self._input_statistics = statistics_of(self._train[0].numpy())
+        return self._input_statistics
 
     def run(
         self,

@@ -42,6 +42,7 @@ from shared.errors import FedpatchError, StateError, UpdateRefused, WireError
 from shared.reasons import FailReason
 
 if TYPE_CHECKING:
+    from device_agent.growing_data import GrowingData
     from device_agent.local_update import LocalUpdate
     from device_agent.model_export import ModelExport
     from device_agent.training import LocalTrainer
@@ -168,15 +169,19 @@ def set_up(setup: Setup) -> tuple[LocalUpdate, Ready]:
     from device_agent.patch_store import PatchStore
     from device_agent.private_floor import PrivateFloor
     from device_agent.training import LocalTrainer
+    from shared.task_trial import require_trainable
 
     torch.set_num_threads(setup.threads)
-    data = GrowingData(task, setup.data, Path(setup.data_root))
+    holder = f"device {setup.device_id}"
+    data = GrowingData(task, setup.data, Path(setup.data_root), holder)
     with data.failing_in_words():
-        trainer = LocalTrainer(task, data.load())
+        loaded = data.load()
+        require_trainable(task, loaded, holder)
+        trainer = LocalTrainer(task, loaded)
     store = PatchStore(Path(setup.patch_dir))
     PrivateFloor(store.directory, task.name, setup.private).check(trainer.schema)
     ready = Ready(task.name, trainer.schema.digest, trainer.num_examples, trainer.schema.specs)
-    export = _model_export(setup, trainer)
+    export = _model_export(setup, trainer, data)
     held = HeldModel(Path(setup.held_dir)) if setup.held_dir else None
     if held:
         held.tidy()
@@ -186,14 +191,17 @@ def set_up(setup: Setup) -> tuple[LocalUpdate, Ready]:
     return local_update, ready
 
 
-def _model_export(setup: Setup, trainer: LocalTrainer) -> ModelExport | None:
+def _model_export(setup: Setup, trainer: LocalTrainer, data: GrowingData) -> ModelExport | None:
     if not setup.models_dir:
         return None
 
     from device_agent.model_export import ModelExport
     from device_agent.model_store import ModelStore
+    from shared.prepare import preparation_of
 
-    return ModelExport(trainer, ModelStore(Path(setup.models_dir)), setup.keep_margin)
+    store = ModelStore(Path(setup.models_dir))
+    preparation = preparation_of(trainer.task, data.raw_shape)
+    return ModelExport(trainer, store, setup.keep_margin, task_ref=setup.task_ref, preparation=preparation)
 
 
 def answer(local_update: LocalUpdate, ready: Ready, command: TrainCommand, reins: Reins, outbox: Outbox) -> Answer:

@@ -43,6 +43,7 @@ class DeviceData:
     `train_x` and `test_x` have examples along the first axis and the model's input dtype; `train_y` and `test_y` hold
     one target per example. `counts_in_ua` is False for a device whose accuracy says nothing about the model (the
     paper's noisy clients): it trains, but stays out of the mean user accuracy.
+    `origin(field, row)` says, for messages, where a row came from, such as `origin("train_x", 12)`: "readings.csv, line 13".
 
     `val_x` and `val_y` are the validation part, on which the agent chooses the personal model; nothing trains on it. None:
     it is split off the training data (`Task.validation_share`, `Task.ordered`). Empty arrays: there is none.
@@ -57,6 +58,7 @@ class DeviceData:
     counts_in_ua: bool = True
     val_x: np.ndarray | None = None
     val_y: np.ndarray | None = None
+    origin: Callable[[str, int], str] | None = None
 
     def __post_init__(self) -> None:
         for part, inputs, targets in (
@@ -110,6 +112,10 @@ class Task:
     `validation_share` of the training data, from 0 to 0.5, is held out as validation data where `load_data` gives none
     (`DeviceData.val_x`); 0: none is, and the newest personal model is published. `ordered` says that training examples are in
     order of time and that it matters: then the last of them are held out (shared.validation).
+    `prepare(raw)` makes the model's inputs of raw ones: float32 arrays in and out, examples along the first axis, each
+    example by itself, with NumPy alone. With it `load_data` returns raw inputs, and fedpatch applies it wherever inputs
+    enter the model: in training, in measuring and in prediction. `input_shape` then describes prepared inputs, and
+    `raw_shape` raw ones where their shape is another.
     """
 
     name: str
@@ -134,6 +140,8 @@ class Task:
     data_version: Callable[[str, Path], str | int | None] | None = None
     validation_share: float = 0.1
     ordered: bool = False
+    prepare: Callable[[np.ndarray], np.ndarray] | None = None
+    raw_shape: tuple[int, ...] = ()
 
     @property
     def metric_terms(self) -> MetricTerms:

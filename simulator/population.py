@@ -20,8 +20,10 @@ import torch
 from torch import Tensor
 
 from shared.errors import DataError, FedpatchError, UsageError
+from shared.model import floating_dtype
 from shared.quantities import size
 from shared.task import DeviceData, Task
+from shared.task_checks import checked, load_checked
 from shared.validation import split_for
 from simulator.patches import shared
 
@@ -115,7 +117,7 @@ def _specs(template: str, clients: int, seed: int, most: int | None = None) -> l
 
 def _load(task: Task, specs: Sequence[str], root: Path) -> list[DeviceData]:
     if task.load_many is None:
-        return [_load_one(task, spec, root) for spec in specs]
+        return [_load_one(task, spec, root, client) for client, spec in enumerate(specs)]
     with _told(task, f"{len(specs)} data specs, {specs[0]!r} the first,", root):
         loaded = task.load_many(specs, root)
     if len(loaded) != len(specs):
@@ -123,12 +125,15 @@ def _load(task: Task, specs: Sequence[str], root: Path) -> list[DeviceData]:
             f"task {task.name!r}: load_many gave the data of {len(loaded)} devices for {len(specs)} specs; "
             "it must give one for each, in their order"
         )
-    return [split_for(task, data) for data in loaded]
+    return [
+        split_for(task, checked(task, data, f"client {client}", lambda: floating_dtype(task)).data)
+        for client, data in enumerate(loaded)
+    ]
 
 
-def _load_one(task: Task, spec: str, root: Path) -> DeviceData:
+def _load_one(task: Task, spec: str, root: Path, client: int = 0) -> DeviceData:
     with _told(task, f"data {spec!r}", root):
-        return split_for(task, task.load_data(spec, root))
+        return split_for(task, load_checked(task, spec, root, f"client {client}", lambda: floating_dtype(task)).data)
 
 
 @contextmanager
@@ -141,7 +146,7 @@ def _told(task: Task, what: str, root: Path) -> Iterator[None]:
     except Exception as error:
         said = f"{type(error).__name__}: {error}"
         raise DataError(
-            f"task {task.name!r} failed with {what} in the folder {root}, which FEDPATCH_DATA can name: {said}"
+            f"task {task.name!r} failed with {what} in the folder {root}, which --data-root or FEDPATCH_DATA can name: {said}"
         ) from error
 
 

@@ -31,7 +31,8 @@ from shared.errors import DataError, SchemaMismatch, UpdateRefused, UsageError
 from shared.metric_terms import MetricTerms
 from shared.model import initial_tensors, require_whole_ties, schema_of
 from shared.patches import parse_policy
-from shared.task import Task, data_root, find_task
+from shared.task import DeviceData, Task, data_root, find_task
+from shared.task_trial import require_trainable
 from shared.tensors import Array, Schema
 from simulator import saved as states
 from simulator.baselines import check_baseline, kept_between_rounds, kind_of_steps
@@ -59,20 +60,23 @@ def simulate(
     on_point: Callable[[Point], None] = lambda point: None,
     stopped: Callable[[], bool] = lambda: False,
     saved: Path | None = None,
+    root: Path | None = None,
 ) -> Outcome:
     """Simulate `study` over `workers` processes; the result does not depend on how many.
 
     `on_point` gets each point of the curve as soon as it is known. `stopped` is asked between rounds; when it says True,
     the outcome is not complete. In the folder `saved` the state is kept, at the end too: the same call goes on from there,
-    and gives the outcome again when there is nothing left to do. Who has the outcome deletes the folder.
+    and gives the outcome again when there is nothing left to do. Who has the outcome deletes the folder. `root` is the folder
+    for data files (None: `data_root()`).
 
     Raises DataError and UsageError for data and terms that cannot be used, UpdateRefused where training diverges.
     """
     task = find_task(study.task)
-    population = load_population(task, study.data, study.clients, study.seed, data_root())
+    population = load_population(task, study.data, study.clients, study.seed, root or data_root())
     with one_thread():
         simulation = Simulation(study, task, population, partial(_cohort, workers=workers, device=device))
         try:
+            require_trainable(task, _device_data(population, 0), "client 0")
             before = states.load(saved, study) if saved else None
             if before is not None:
                 simulation.restore(before)
@@ -81,6 +85,11 @@ def simulate(
             return _play(simulation, on_point, stopped, saved)
         finally:
             simulation.close()
+
+
+def _device_data(population: Population, client: int) -> DeviceData:
+    mine = population.of(client)
+    return DeviceData(mine.train_x.numpy(), mine.train_y.numpy(), mine.test_x.numpy(), mine.test_y.numpy())
 
 
 def _play(
