@@ -23,9 +23,10 @@ import numpy as np
 import typer
 
 from benchmarks.documents import Document, Out, Show, Toy, deliver, read_document, table
-from benchmarks.report import machine
+from benchmarks.report import begun
 from coordinator.folding import Folded
 from coordinator.limits import Limits, parse_examples_cap, parse_norm_bound
+from shared.command import AsJson, command, run_app
 from shared.task import data_root, find_task
 from shared.tensors import Array, Tensors
 from simulator.bounded import read_spooled, write_spooled
@@ -35,12 +36,15 @@ from simulator.study import UNBOUNDED, Study
 from simulator.terms import make_study
 
 BENCHMARK = "norm_bounds"
+EXAMPLE = "FEDPATCH_DATA=... python -m benchmarks.norm_bounds --jobs 2 --out results/benchmarks/norm-bounds.json"
 BOUNDS = (UNBOUNDED, "auto:2")
 SEEDS, ATTACKED_SEEDS = range(5), range(3)
 FOE = 0
 """The client that attacks; it does not count in user accuracy."""
 
-log = logging.getLogger("fedpatch.benchmarks")
+log = logging.getLogger("fedpatch.benchmark")
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 Attack = Callable[[dict[str, Array], Tensors, np.random.Generator], dict[str, Array]]
 
@@ -186,7 +190,7 @@ def plays(*, toy: bool) -> list[tuple[Fleet, str, int, str]]:
     return costs + [(fleets[0], bound, seed, one) for seed in some for one in attacks for bound in BOUNDS]
 
 
-def measure(*, toy: bool, jobs: int) -> Iterator[Document]:
+def played(*, toy: bool, jobs: int) -> Iterator[Document]:
     """All runs, over so many processes."""
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
         yield from pool.imap_unordered(_play, plays(toy=toy))
@@ -228,28 +232,28 @@ def _row(runs: list[Document], key: str, name: str, bounds: list[str]) -> list[s
     return [name, *cells]
 
 
-def main(
+@command(app, BENCHMARK, example=EXAMPLE)
+def norm_bounds(
     out: Out = None,
     toy: Toy = False,
     show: Show = None,
     jobs: Annotated[int, typer.Option(metavar="N", help="Processes to compute with.")] = 1,
-    as_json: Annotated[bool, typer.Option("--json")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Measure it all: some four minutes of one core."""
+    """What the default norm bound costs an honest fleet, and saves where one device of six attacks."""
     if show is not None:
         deliver(read_document(show, BENCHMARK), tables, None, as_json)
         return
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
-    command = "FEDPATCH_DATA=... python -m benchmarks.norm_bounds --out results/benchmarks/norm-bounds.json"
-    document = {"benchmark": BENCHMARK, "command": command, "commit": commit, "machine": machine()}
+    document: Document = begun(BENCHMARK, 1) | {"commit": commit}
     runs = []
-    for run in measure(toy=toy, jobs=jobs):
+    for run in played(toy=toy, jobs=jobs):
         runs.append(run)
-        log.warning("%s", {key: value for key, value in run.items() if key != "curve"})
+        log.info("%s", {key: value for key, value in run.items() if key != "curve"})
     order = [(fleet.name, bound, attack, seed) for fleet, bound, seed, attack in plays(toy=toy)]
     runs.sort(key=lambda run: order.index((run["fleet"], run["bound"], run["attack"], run["seed"])))
     deliver(document | {"runs": runs}, tables, out, as_json)
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_app(app, "python -m benchmarks.norm_bounds")
