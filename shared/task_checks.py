@@ -242,7 +242,7 @@ def _not_finite(array: Array) -> Array:
         part = array[start : start + _ROWS_AT_ONCE]
         whole = np.isfinite(part.reshape(len(part), -1)).all(axis=1)
         found.append(start + np.flatnonzero(~whole))
-    return np.concatenate(found)
+    return np.concatenate(found) if found else np.empty(0, np.int64)
 
 
 def _labels(task: Task, name: str, targets: Array, data: DeviceData, holder: str) -> Iterator[DataProblem]:

@@ -197,3 +197,9 @@ def test_many_problems_are_told_at_once():
     nan = np.full((8, 2), np.nan, np.float32)
     text = _problem(_data(train_x=nan, train_y=bad))
     assert "declares input_shape (3,)" in text and "holds NaN in row 0" in text and "Problems beside these: 1" in text
+
+
+def test_empty_validation_part_is_no_fault():
+    """It says that nothing is held out."""
+    data = _data(val_x=np.empty((0, 3), np.float32), val_y=np.empty(0, np.int64))
+    assert len(checked(PLAIN, data, HOLDER).data.val_x) == 0
