@@ -136,7 +136,8 @@ def main() -> int:
         local_update, ready = set_up(setup)
     except Exception as error:
         _log_unexpected(error)
-        ours = isinstance(error, FedpatchError) and not isinstance(error.__cause__, MemoryError)
+        # Python's own C code may fail with a SystemError where memory runs out.
+        ours = isinstance(error, FedpatchError) and not isinstance(error.__cause__, MemoryError | SystemError)
         limit = limit_in_words(setup) if isinstance(setup, Setup) and not ours else ""
         outbox.send(SetupFailed(in_words(error) + limit, error.exit_code if isinstance(error, FedpatchError) else 1))
         return error.exit_code if isinstance(error, FedpatchError) else 1

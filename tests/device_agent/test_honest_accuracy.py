@@ -47,6 +47,7 @@ class Device:
         """Rounds, each of them committed; the model that is published at their end."""
         for round in range(1, rounds + 1):
             assert self.update.run(self._scene.command(round=round), lambda *_: None, lambda: False) is not None
+            self.update.make_model()
             self._models.publish("toy", "run", round)
         path = self._models.current("toy")
         assert path is not None

@@ -42,7 +42,8 @@ class Device:
         self.trainer = LocalTrainer(task, self.data)
         self.models = ModelStore(folder / "models", 3)
         export = ModelExport(self.trainer, ModelStore(folder / "models"), keep_margin)
-        self.local_update = LocalUpdate(self.trainer, PatchStore(folder / "patches"), "ann", export=export)
+        store = PatchStore(folder / "patches")
+        self.local_update = LocalUpdate(self.trainer, store, "ann", export=export, private=private)
 
     def train(self, round: int, **changes: Any) -> UpdateReport:
         """A round, without its commit."""
@@ -341,7 +342,8 @@ def test_model_made_again_after_a_restart_is_that_of_the_round(tmp_path, private
     """From the update that waits and the patch: exactly where the encoding keeps every bit, else as the coordinator has it."""
     device = Device(tmp_path, private=private)
     held = HeldModel(tmp_path / "held")
-    device.local_update = LocalUpdate(device.trainer, PatchStore(tmp_path / "patches"), "ann", held=held)
+    store = PatchStore(tmp_path / "patches")
+    device.local_update = LocalUpdate(device.trainer, store, "ann", held=held, private=private)
     command = device.scene.command(encoding=encoding, hold=is_delta(encoding))
     done = device.local_update.run(command, lambda *_: None, lambda: False)
     assert done is not None
@@ -349,7 +351,7 @@ def test_model_made_again_after_a_restart_is_that_of_the_round(tmp_path, private
         trained = device.trainer.model.eval()(torch.from_numpy(device.data.test_x)).numpy()
     other = LocalTrainer(TOY, device.data)
     export = ModelExport(other, ModelStore(tmp_path / "models"), 1.0)
-    restarted = LocalUpdate(other, PatchStore(tmp_path / "patches"), "ann", export=export, held=held)
+    restarted = LocalUpdate(other, store, "ann", export=export, held=held, private=private)
     restarted.make_model_again(replace(command, model_path=""), done[0])
     assert device.models.publish("toy", "run", 1) is not None
     found = device.personal.predict(device.data.test_x)

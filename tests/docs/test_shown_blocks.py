@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import io
+import json
 import logging
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +22,12 @@ from device_agent.model_store import DIRECTORY, ModelStore
 from shared import metrics
 from shared.codec import BODY_TYPES
 from shared.compression import pack
+from shared.errors import DataError
 from shared.log_lines import LineFormatter, LogFormat, fields
 from shared.model import initial_tensors, schema_of
+from shared.schema import Schema
 from shared.task import DeviceData
+from shared.task_checks import checked
 from shared.tasks import digits
 from shared.validation import split_for
 from simulator.progress import Lines
@@ -62,6 +68,9 @@ BY_OTHERS = {
 FORMULAS = "docs/concepts.md"  # of the paper, and one picture: nothing that a program reads or prints
 HERE = {
     "measures": ("docs/bring-your-task.md", "Task("),
+    "origin": ("docs/bring-your-task.md", "train_x of device 7"),
+    "prepare": ("docs/bring-your-task.md", "def prepare"),
+    "schema": ("docs/protocol.md", '[["bn1.bias"'),
     "validation": ("docs/bring-your-task.md", "DeviceData("),
     "model": ("docs/personal-model.md", "model of digits"),
     "progress": ("docs/cli.md", "round 12/500"),
@@ -186,6 +195,31 @@ def test_grafana_is_told_what_the_playbooks_tell_it():
     """Where the dashboards lie."""
     installed = (ROOT / "ansible/roles/monitoring/templates/grafana-dashboards.yaml.j2").read_text("utf-8")
     assert yaml.safe_load(_shown("grafana")) == yaml.safe_load(installed)
+
+
+def test_row_with_nan_is_named_as_shown():
+    """With the place that the task gives."""
+    x = np.ones((20, 3), np.float32)
+    x[12, 1] = np.nan
+    y = np.zeros(20, np.int64)
+    data = DeviceData(x, y, x[:2], y[:2], origin=lambda field, row: f"readings.csv, line {row + 1}")
+    task = replace(digits.TASK, input_shape=(), class_names=())
+    with pytest.raises(DataError, match=re.escape(_shown("origin").strip())):
+        checked(task, data, "device 7")
+
+
+def test_prepare_is_written_so():
+    """It fills missing values, and scales."""
+    names: dict[str, Any] = {"np": np, "MEAN": np.float32(2), "SCALE": np.float32(4)}
+    exec(_shown("prepare"), names)
+    assert names["prepare"](np.array([6, np.nan], np.float32)).tolist() == [1.0, 0.0]
+
+
+def test_schema_is_the_json_that_its_digest_is_made_of():
+    """Entry by entry, in the same bytes."""
+    shown = _shown("schema").strip()
+    digest = hashlib.sha256(shown.encode("ascii")).hexdigest()
+    assert Schema.from_lists(json.loads(shown)).digest == digest
 
 
 def test_a_container_of_tensors_is_as_the_protocol_shows_it():

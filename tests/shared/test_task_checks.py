@@ -123,13 +123,7 @@ def test_a_missing_value_that_prepare_fills_is_no_problem():
 
 def test_validation_data_are_checked_too():
     """Where a device has some."""
-
-    class WithValidation(DeviceData):
-        val_x = np.full((2, 3), np.nan, np.float32)
-        val_y = np.zeros(2, np.int64)
-
-    data = _data()
-    with_validation = WithValidation(data.train_x, data.train_y, data.test_x, data.test_y)
+    with_validation = _data(val_x=np.full((2, 3), np.nan, np.float32), val_y=np.zeros(2, np.int64))
     assert "val_x of device pi-7 holds NaN in row 0" in _problem(with_validation)
 
 
