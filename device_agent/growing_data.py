@@ -8,7 +8,7 @@ validation part, it is split off here (shared.validation).
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -32,10 +32,13 @@ class GrowingData:
         self.raw_shape: tuple[int, ...] = ()
         self._version: str | int | None = None
 
-    def load(self) -> DeviceData:
-        """All data there are now. Raises what the task raises where that is an error of ours, else DataError."""
+    def load(self, try_out: Callable[[DeviceData], None] = lambda data: None) -> DeviceData:
+        """All data there are now. Raises what the task raises where that is an error of ours, else DataError.
+
+        `try_out` gets them before the validation part is split off, with the rows as the task numbers them.
+        """
         with self.failing_in_words():
-            return self._load(self._asked_version())
+            return self._load(self._asked_version(), try_out)
 
     def load_changed(self) -> DeviceData | None:
         """All data there are now, None where they are those of the last `load`; errors as there.
@@ -50,10 +53,11 @@ class GrowingData:
         ask = self._task.data_version
         return None if ask is None else ask(self._spec, self._root)
 
-    def _load(self, version: str | int | None) -> DeviceData:
+    def _load(self, version: str | int | None, try_out: Callable[[DeviceData], None] = lambda data: None) -> DeviceData:
         fitted = load_checked(self._task, self._spec, self._root, self._holder, self._model_dtype)
         self._tell_casts(fitted)
         self._version, self.raw_shape = version, fitted.raw_shape
+        try_out(fitted.data)
         # After the checks: their messages name rows of the data as the task loaded them.
         return split_for(self._task, fitted.data)
 

@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -176,9 +177,7 @@ def set_up(setup: Setup) -> tuple[LocalUpdate, Ready]:
     holder = f"device {setup.device_id}"
     data = GrowingData(task, setup.data, Path(setup.data_root), holder)
     with data.failing_in_words():
-        loaded = data.load()
-        require_trainable(task, loaded, holder)
-        trainer = LocalTrainer(task, loaded)
+        trainer = LocalTrainer(task, data.load(partial(require_trainable, task, holder=holder)))
     store = PatchStore(Path(setup.patch_dir))
     PrivateFloor(store.directory, task.name, setup.private).check(trainer.schema)
     ready = Ready(task.name, trainer.schema.digest, trainer.num_examples, trainer.schema.specs)

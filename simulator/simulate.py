@@ -31,7 +31,7 @@ from shared.errors import DataError, SchemaMismatch, UpdateRefused, UsageError
 from shared.metric_terms import MetricTerms
 from shared.model import initial_tensors, require_whole_ties, schema_of
 from shared.patches import parse_policy
-from shared.task import DeviceData, Task, data_root, find_task
+from shared.task import Task, data_root, find_task
 from shared.task_trial import require_trainable
 from shared.tensors import Array, Schema
 from simulator import saved as states
@@ -72,11 +72,11 @@ def simulate(
     Raises DataError and UsageError for data and terms that cannot be used, UpdateRefused where training diverges.
     """
     task = find_task(study.task)
-    population = load_population(task, study.data, study.clients, study.seed, root or data_root())
+    folder, try_out = root or data_root(), partial(require_trainable, task, holder="client 0")
+    population = load_population(task, study.data, study.clients, study.seed, folder, try_out)
     with one_thread():
         simulation = Simulation(study, task, population, partial(_cohort, workers=workers, device=device))
         try:
-            require_trainable(task, _device_data(population, 0), "client 0")
             before = states.load(saved, study) if saved else None
             if before is not None:
                 simulation.restore(before)
@@ -85,11 +85,6 @@ def simulate(
             return _play(simulation, on_point, stopped, saved)
         finally:
             simulation.close()
-
-
-def _device_data(population: Population, client: int) -> DeviceData:
-    mine = population.of(client)
-    return DeviceData(mine.train_x.numpy(), mine.train_y.numpy(), mine.test_x.numpy(), mine.test_y.numpy())
 
 
 def _play(
