@@ -99,6 +99,7 @@ def test_the_summary_of_a_run_has_the_promised_shape():
         "needed": 0,
         "measured": 0,
         "offenders": {},
+        "independent": {},
     }
     assert (plain["rounds"][1]["failure"], plain["rounds"][1]["user_accuracy"]) == ("too_few_accepted", None)
 
