@@ -15,7 +15,12 @@ from coordinator.fleet import Fleet
 from coordinator.ledger import Ledger
 from coordinator.repairs import Repairs
 from coordinator.run_spec import RunSpec
-from shared.messages import COORDINATOR_FEATURES, Manifest, ModelDelta, Need, WorkRequest, is_delta
+from shared.messages import COORDINATOR_FEATURES, INDEPENDENT_FEATURE, Manifest, ModelDelta, Need, WorkRequest, is_delta
+
+
+def measures_independent(every: int, round: int) -> bool:
+    """Whether devices measure in this round what learning alone would have given; never in the first."""
+    return every > 0 and round > 1 and round % every == 0
 
 
 class Asking:
@@ -36,6 +41,7 @@ class Asking:
         self.model = model
         self._spec = spec
         self._fleet = fleet
+        self._measures = measures_independent(spec.independent_every, ledger.round)
         # By the version that a device holds: what is left of the way from there, and its bytes. "": nobody knows which.
         self._ways = {"": tuple(deltas), model.digest: ()}
         self._ways |= {delta.base: tuple(deltas[at:]) for at, delta in enumerate(deltas)}
@@ -66,6 +72,7 @@ class Asking:
             deadline_s=remaining_s,
             deltas=self._ways.get(self._held[device], ()) if is_delta(self._encodings[device]) else (),
             features=COORDINATOR_FEATURES,
+            measure_independent=self._measures and self._fleet.knows(device, INDEPENDENT_FEATURE),
         )
 
     def encoding(self, device: str) -> str:

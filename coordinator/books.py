@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from coordinator.gains import figures
 from coordinator.records import RoundRecord
 from coordinator.round import Round
 from coordinator.round_states import State
@@ -76,6 +77,7 @@ def write_record(
         report_p90_s=_p90(current.report_seconds()),
         needed=current.needed,
         measured=len(before),
+        independent=figures((reports[device] for device in sorted(reports)), metric),
     )
 
 

@@ -117,6 +117,11 @@ class Fleet:
         known = self.members.get(device)
         return encoding_for(self._encoding, known.state.encodings) if known else self._encoding
 
+    def knows(self, device: str, feature: str) -> bool:
+        """Whether a device lists a feature of work requests."""
+        known = self.members.get(device)
+        return known is not None and feature in known.state.features
+
     def registered(self, device: str) -> int | None:
         """How many examples the device says that it has; None where that is not known."""
         known = self.members.get(device)

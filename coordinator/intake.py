@@ -77,7 +77,7 @@ def read_update(
         _check_trained(tensors, terms.schema, terms.plan, terms.model, report.num_examples)
     if terms.model is not None and terms.limits.norm.action == "reject":
         check_norm(norm(tensors, terms.model, terms.schema), terms.limits.norm)
-    for measured in (report.user_accuracy_before, report.user_accuracy_after):
+    for measured in (report.user_accuracy_before, report.user_accuracy_after, report.user_accuracy_independent):
         if measured is not None and not terms.metric.allows(measured):
             detail = f"its {terms.metric.name} of {measured:g} is not {terms.metric.range_words}"
             raise UpdateRefused(RefuseReason.OUT_OF_RANGE, detail)

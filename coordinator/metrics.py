@@ -72,6 +72,11 @@ class RoundMetrics:
             "stat",
             "moment",
         )
+        self.independent = gauge(
+            "independent",
+            "Learning alone, as last measured: mean user accuracy, mean gain over it, share of devices that gain and lose",
+            "stat",
+        )
         self.outcomes = _counter(registry, "rounds", "Rounds that are over", "outcome")
         self.seconds = Histogram(
             "fedpatch_round_seconds", "A round, until it is on the disk", registry=registry, buckets=BUCKETS_S

@@ -35,7 +35,7 @@ from coordinator.moments import Moment
 from coordinator.observing import Observer, Unobserved
 from coordinator.preparation import Prepared
 from coordinator.publisher import Blob, ModelPublisher
-from coordinator.records import RoundRecord, StoredUpdate
+from coordinator.records import RoundRecord, StoredUpdate, loss_warning
 from coordinator.recovery import pack_model, terms_of
 from coordinator.registry import Registry, Sighting
 from coordinator.snapshot import View
@@ -317,6 +317,8 @@ class Performer:
             self.state = self._next
         self.flush_counts()
         self._registry.rounds.finish(run, record)
+        if warning := loss_warning([record]):
+            self._tell(f"warning: {warning}")
         self.storing.forget()
         self.storing.afterwards(lambda: drop_round(self._directory, record.round))
         self.decoded.clear()

@@ -126,4 +126,5 @@ def run_spec(run: str, epoch: int, settings: RunSettings, prepared: Prepared, ch
             parse_norm_bound(settings.norm_bound), parse_examples_cap(settings.max_num_examples), settings.max_devices
         ),
         auto_deadline=settings.deadline_s is None,
+        independent_every=settings.independent_every,
     )

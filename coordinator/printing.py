@@ -19,6 +19,7 @@ from coordinator.records import (
     RunInfo,
     RunSummary,
     end_words,
+    loss_warning,
     measure_words,
     status_words,
     summary_of,
@@ -43,6 +44,8 @@ def print_summary(summary: RunSummary) -> None:
         f"run {summary.run}: {end_words(summary.stopped_because)} after {rounds}, "
         f"{measure_words(summary.rounds)} {accuracy(summary.user_accuracy)}"
     )
+    if warning := loss_warning(summary.rounds):
+        typer.echo(f"warning: {warning}")
     if summary.model:
         typer.echo(f"model: {summary.model}")
 

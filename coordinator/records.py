@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field, fields
 from typing import Any
 
+from coordinator.gains import fleet_loses, gain_words
 from shared.metric_terms import ACCURACY, Goal, MetricTerms
 
 
@@ -42,8 +43,9 @@ class RoundRecord:
     `deadline_s` is the time that the round had from its invitation, `report_p90_s` the time by which 90 % of its updates were
     in; `absent` has the devices that are asked and do not report, with how many rounds in a row (coordinator.absences).
     `needed` updates would have made the quorum, `measured` devices reported a user accuracy. `offenders` are devices with the
-    offence for which they are not asked again in the run (coordinator.quorum).
-    `bounded_devices` names the first of these devices, and what of their updates it was (coordinator.folding).
+    offence for which they are not asked again in the run (coordinator.quorum). `bounded_devices` names the first devices whose
+    updates were bounded, and what of their updates it was (coordinator.folding). `independent` compares with learning alone
+    (coordinator.gains), and is empty in rounds that did not measure it.
     """
 
     round: int
@@ -77,6 +79,7 @@ class RoundRecord:
     measured: int = 0
     offenders: Mapping[str, str] = field(default_factory=dict)
     bounded_devices: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    independent: Mapping[str, float] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON; `failure` only where there is one."""
@@ -115,6 +118,18 @@ def last_user_accuracy(records: Sequence[RoundRecord]) -> float | None:
     return next((ua for ua in reversed(measured) if ua is not None), None)
 
 
+def loss_warning(records: Sequence[RoundRecord]) -> str:
+    """What to warn of where the fleet loses by the last measure of learning alone, and what to do; "" where it does not."""
+    measured = [record for record in records if record.independent]
+    if not measured or not fleet_loses(measured[-1].independent):
+        return ""
+    last = measured[-1]
+    return (
+        f"by round {last.round} devices are worse off than learning alone: {gain_words(last.independent, last.label)}; try "
+        "--private all, and compare the policies with `fedpatch simulate compare`"
+    )
+
+
 def measure_words(records: Sequence[RoundRecord]) -> str:
     """What `last_user_accuracy` is of: `user accuracy`, or the name of the task's own metric."""
     return MetricTerms(records[-1].metric if records else ACCURACY).words
@@ -147,6 +162,7 @@ class RunSummary:
             "user_accuracy": _finite(self.user_accuracy),
             "model": self.model,
             "rounds": [record.to_dict() for record in self.rounds],
+            "warnings": [warning] if (warning := loss_warning(self.rounds)) else [],
         }
 
     def to_json(self) -> str:

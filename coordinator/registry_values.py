@@ -87,6 +87,8 @@ def check_record(record: RoundRecord, number: int) -> None:
     for device, value in record.user_accuracies.items():
         if value is not None:
             _require_number(value, f"user_accuracies[{device!r}]")
+    for name, value in record.independent.items():
+        _require_number(value, f"independent[{name!r}]")
     for name, seconds in asdict(record.phase_seconds).items():
         _require_number(seconds, name)
 

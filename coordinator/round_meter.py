@@ -15,6 +15,8 @@ from shared import __version__
 from shared.messages import UpdateReport
 from shared.metric_terms import MetricTerms
 
+INDEPENDENT_STATS = frozenset({"user_accuracy", "gain", "gaining", "losing"})
+
 
 class RoundMeter:
     """Reads `engine` in the coordinator's thread only."""
@@ -86,6 +88,8 @@ class RoundMeter:
             metrics.last_phases.labels(phase).set(max(0.0, spent_s))
         self._failed = 0 if aggregated else self._failed + 1
         metrics.failed_in_a_row.set(self._failed)
+        for stat in INDEPENDENT_STATS & record.independent.keys():
+            metrics.independent.labels(stat).set(record.independent[stat])
         if aggregated:
             metrics.aggregated_at.set_to_current_time()
             self._user_accuracy()

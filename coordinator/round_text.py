@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
+from coordinator.gains import gain_words
 from coordinator.records import RoundRecord
 from shared.quantities import accuracy, counted, duration, size
 
@@ -31,6 +32,7 @@ def troubles(record: RoundRecord) -> list[str]:
     words += [f"not asked again: {_named(record.offenders)}"] if record.offenders else []
     if 0 < record.measured < record.needed <= record.reported:
         words.append(f"user accuracy of {record.measured} devices only, which is below the quorum of {record.needed}")
+    words += [gain_words(record.independent, record.label)] if record.independent else []
     return words
 
 

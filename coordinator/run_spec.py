@@ -29,6 +29,7 @@ class RunSpec:
     `devices` are waited for before the first round, for `wait_s` at most; `policy` is that of a round with an open target.
     With `auto_deadline` its deadline is that of the first round, and others follow from the rounds before (auto_deadline.py).
     After a failed round there is a pause of `longest_pause_s` at most. Rounds begin at least `round_interval_s` apart.
+    Every `independent_every` rounds (0: never) devices measure what learning alone would have given.
     `metric` is what devices measure, and `target_ua` is a value of it.
     """
 
@@ -59,3 +60,4 @@ class RunSpec:
     limits: Limits = field(default_factory=Limits)
     auto_deadline: bool = False
     longest_pause_s: float = math.inf
+    independent_every: int = 0

@@ -163,7 +163,7 @@ def _go_on(registry: Registry, run: RunInfo, settings: RunSettings, view: View) 
 def _same_terms(run: RunInfo, settings: RunSettings) -> bool:
     """Whether a run was begun with these settings, but for how things travel, where they are reached, and who is waited for."""
     anywhere = {one.name for one in fields(BrokerSettings)} | {"encoding", "state_dir", "ca_dir"}
-    anywhere |= {"metrics", "metrics_max_devices", "devices", "wait_s", "deadline_s"}
+    anywhere |= {"metrics", "metrics_max_devices", "devices", "wait_s", "deadline_s", "independent_every"}
     now = public_values(settings)
     return all(run.settings[name] == now[name] for name in now.keys() & run.settings.keys() - anywhere)
 

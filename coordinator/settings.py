@@ -88,6 +88,15 @@ class RoundSettings(Settings):
         unit="seconds",
         help="Least time from the beginning of a round to that of the next; devices that are done hear how long they may rest.",
     )
+    independent_every: int = setting(
+        10,
+        group=ROUNDS,
+        ge=0,
+        le=1_000_000,
+        unit="rounds",
+        help="Every how many rounds devices measure what learning alone gives; a measure takes each as long as a round's "
+        "training. 0: never.",
+    )
     max_failed_rounds: int = setting(3, group=ROUNDS, ge=1, le=1_000_000, unit="rounds", help=HELP["max_failed_rounds"])
 
     time_limit_s: float | None = _deadline(None, gt=0.0, le=10 * _YEAR_S, help="Time after which the run ends.")

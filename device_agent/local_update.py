@@ -17,8 +17,9 @@ from device_agent.batches import stream_seed, update_seed
 from device_agent.global_model import read_blob, read_global_model
 from device_agent.growing_data import GrowingData
 from device_agent.held_model import HeldModel
+from device_agent.independent import IndependentModel
 from device_agent.model_export import ModelExport
-from device_agent.patch_store import PatchKey, PatchRecord, PatchState, PatchStore
+from device_agent.patch_store import INDEPENDENT, PatchKey, PatchRecord, PatchState, PatchStore
 from device_agent.private_floor import PrivateFloor, public_schema, undercut
 from device_agent.residuals import ResidualOf, ResidualStore
 from device_agent.training import LocalResult, LocalTrainer
@@ -56,6 +57,7 @@ class LocalUpdate:
         self._store = store
         self._floor = PrivateFloor(store.directory, trainer.task.name, private)
         self._residuals = ResidualStore(store.directory)
+        self._independent = IndependentModel(trainer, store.directory / INDEPENDENT, device_id)
         self._held = held
         self._device_id = device_id
         self._export = export
@@ -106,11 +108,16 @@ class LocalUpdate:
         )
         if result is None:
             return None
+        alone = self._independent.train(command, result, cancelled) if command.independent_limit_s else None
+        if cancelled():
+            return None
         update, patch = _taken_apart(result, policy, schema, public)
         self._floor.note(patch, trainer.schema)
         after = PatchState(patch, before.batches_done + result.steps)
         self._store.save(PatchRecord(key, command.key.run, command.key.round, before, after))
         report = _report(command, result)
+        if alone and self._independent.save(alone):
+            report = replace(report, user_accuracy_independent=alone.user_accuracy)
         step = _Step(key, public, model, update, update_seed(plan.seed, self._device_id, before.batches_done))
         manifest = self._write_update(command, step, report)
         self._trained = command, result
@@ -189,7 +196,7 @@ class LocalUpdate:
         packed, left = pack_with_feedback(
             step.update,
             step.public,
-            asdict(report),
+            _plain(report),
             command.encoding,
             base=step.model,
             seed=step.seed,
@@ -251,6 +258,14 @@ def _taken_apart(
     if leaked:
         raise UpdateRefused("private_value", f"{listing(leaked)} would have left this device; nothing was written")
     return update, patch
+
+
+def _plain(report: UpdateReport) -> dict[str, object]:
+    """As it travels: an update without a measure of learning alone has the bytes that it always had."""
+    plain = asdict(report)
+    if report.user_accuracy_independent is None:
+        del plain["user_accuracy_independent"]
+    return plain
 
 
 def _report(command: TrainCommand, result: LocalResult) -> UpdateReport:

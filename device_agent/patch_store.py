@@ -39,6 +39,8 @@ from shared.sealed import read_header, seal, unseal
 if TYPE_CHECKING:
     from shared.tensors import Array
 
+INDEPENDENT = "independent"
+"""Of the models that were trained alone, below the directory of the patches (device_agent.independent)."""
 MAGIC = b"fedpatch patch 1\n"
 SUFFIX = ".patch"
 RESIDUAL_SUFFIX, RESIDUAL_LINE = ".residual", b"fedpatch residual 1\n"
@@ -115,8 +117,10 @@ class PatchStore:
             _tighten(directory, 0o700)
             remove_unfinished(directory)
 
-    def load(self, key: PatchKey, run: str, round: int) -> PatchState:
+    def load(self, key: PatchKey, run: str, round: int, *, same_run: bool = False) -> PatchState:
         """Patch to train round `round` of `run` from; the empty state where there is none yet.
+
+        With `same_run` a patch of another run counts as none.
 
         After a coordinator went back, that is the patch from before the asked round, exactly, if it is the round of either
         version or lies between them; else the oldest patch that is known of the run. Then rounds that no longer count
@@ -129,7 +133,9 @@ class PatchStore:
             newest = self._newest(key)
             if newest is None:
                 return PatchState()
-            if newest.run != run or newest.round < round:
+            if newest.run != run:
+                return PatchState() if same_run else newest.after
+            if newest.round < round:
                 return newest.after
             previous = self._earlier(key, newest) if newest.round > round else None
         except OSError as error:

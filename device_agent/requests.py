@@ -59,15 +59,23 @@ def goes_on(
 ) -> bool:
     """Whether a request asks, in a newer epoch, for the very work that a job is on.
 
-    What time is left may differ, which steps lead to the model, and how it is cut into chunks unless they are still awaited.
+    What time is left may differ, which steps lead to the model, what the coordinator understands, whether it asks for a measure
+    beside the work, and how the model is cut into chunks unless they are still awaited.
     """
     if job is None or known is None or key.epoch <= job.epoch:
         return False
     if (key.run, key.round, key.task) != (job.run, job.round, job.task):
         return False
     same_model = request.model == known.model if downloading else request.model.digest == known.model.digest
-    same_terms = replace(request, model=known.model, deltas=known.deltas, deadline_s=known.deadline_s) == known
-    return same_model and same_terms
+    same_terms = replace(
+        request,
+        model=known.model,
+        deltas=known.deltas,
+        deadline_s=known.deadline_s,
+        features=known.features,
+        measure_independent=known.measure_independent,
+    )
+    return same_model and same_terms == known
 
 
 class Past:

@@ -74,7 +74,7 @@ class LocalTrainer:
         self.validation_data: tuple[Tensor, Tensor] | None = None
         if data.val_x is not None and data.val_y is not None and len(data.val_x):
             self.validation_data = _tensor(data.val_x), _tensor(data.val_y)
-        self._counts_in_ua = data.counts_in_ua
+        self.counts_in_ua: bool = data.counts_in_ua
         self._input_statistics: InputStatistics | None = None
 
     @property
@@ -93,10 +93,12 @@ class LocalTrainer:
         stream_seed: int,
         on_step: Callable[[int, int], None],
         cancelled: Callable[[], bool],
+        measure_before: bool = True,
     ) -> LocalResult | None:
         """Train the model in `tensors` (moments too, where there are any) by `plan`; None when cancelled between batches.
 
-        The same arguments give the same result. `on_step(done, total)` is called after each step. Raises UsageError
+        The same arguments give the same result. `on_step(done, total)` is called after each step. Without `measure_before` the
+        user accuracy before training is left out. Raises UsageError
         for a plan that cannot be followed, SchemaMismatch for tensors of another model, DataError where the data
         cannot be trained on, and UpdateRefused("not_finite") where the loss or a value diverges.
         """
@@ -105,12 +107,12 @@ class LocalTrainer:
             raise UsageError(
                 "the plan has neither steps nor epochs, so there is nothing to train; give it at least one"
             )
-        load_tensors(self.model, {name: array for name, array in tensors.items() if ":" not in name})
+        self.load(tensors)
         optimizer = self._optimizer(plan, tensors)
         batches = batch_indices(self.num_examples, plan.batch_size, first_batch, total, stream_seed)
         losses: list[float] = []
         try:
-            before = self._user_accuracy(cancelled)
+            before = self._user_accuracy(cancelled) if measure_before else None
             started = time.perf_counter()
             with torch.random.fork_rng(devices=[]):  # dropout and the like repeat when a round is repeated
                 torch.default_generator.manual_seed((stream_seed + first_batch) % 2**63)
@@ -129,6 +131,10 @@ class LocalTrainer:
         except Cancelled:
             return None
         return LocalResult(result, self.num_examples, total, math.fsum(losses) / total, before, after, train_s)
+
+    def load(self, tensors: Tensors) -> None:
+        """Put the values in `tensors`, of which moments are left out, into the model. SchemaMismatch for another model's."""
+        load_tensors(self.model, {name: array for name, array in tensors.items() if ":" not in name})
 
     def _step(self, optimizer: ClientOptimizer, indices: Array) -> float:
         x, y = self._train
@@ -159,7 +165,7 @@ class LocalTrainer:
         return outputs
 
     def _user_accuracy(self, cancelled: Callable[[], bool]) -> float | None:
-        if not self._counts_in_ua:
+        if not self.counts_in_ua:
             return None
         return user_accuracy(self.model, self.task, *self.test_data, cancelled=cancelled)
 

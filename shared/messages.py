@@ -22,7 +22,8 @@ ENCODINGS = ("fp32+zstd", "fp16+zstd", "fp32", "fp16", "delta-bf16", "delta-int8
 # Version 1 grows by features. A peer ignores keys and words that it does not know, so a program sends what is new only to a
 # peer that lists the feature. docs/protocol.md documents each word.
 # Features of the work request that this version's devices understand:
-DEVICE_FEATURES: tuple[str, ...] = ()
+DEVICE_FEATURES: tuple[str, ...] = ("independent",)
+(INDEPENDENT_FEATURE,) = DEVICE_FEATURES
 # Features of the answers that this version's coordinator understands:
 COORDINATOR_FEATURES: tuple[str, ...] = ("storage", "owner_limits")
 STORAGE_FEATURE, OWNER_LIMITS_FEATURE = COORDINATOR_FEATURES
@@ -100,7 +101,7 @@ class WorkRequest:
 
     `deltas` lead from an older version to `model`, the oldest first, each from the version that the one before leads to.
     A device that holds one of these versions needs only the rest of the way. `features` are COORDINATOR_FEATURES of the
-    coordinator that asks.
+    coordinator that asks. With `measure_independent` the report is to have `user_accuracy_independent`.
     """
 
     schema: Digest
@@ -112,6 +113,7 @@ class WorkRequest:
     deadline_s: Seconds
     deltas: Annotated[tuple[ModelDelta, ...], Meta(max_length=MAX_DELTAS)] = ()
     features: Features = ()
+    measure_independent: bool = False
 
 
 @dataclass(frozen=True)
@@ -275,7 +277,8 @@ class UpdateReport:
     """What travels inside an update's blob beside its tensors, and so under the same digest.
 
     `base` is the digest of the global model. User accuracies, in the unit of the task's metric, are of the personalised model;
-    None if the device does not count.
+    None if the device does not count. `user_accuracy_independent` is of a model that this device has trained on its own data
+    alone; None where it was not asked for or could not be measured.
     """
 
     base: Digest
@@ -286,6 +289,7 @@ class UpdateReport:
     user_accuracy_after: Measure | None
     download_s: Seconds
     train_s: Seconds
+    user_accuracy_independent: Measure | None = None
 
 
 DownBody = WorkRequest | Grant | Ack | Committed | Refused | RetryAfter | Cancel

@@ -19,6 +19,7 @@ from shared.command import AsJson, command, say, with_debug
 from shared.command_groups import Group
 from shared.errors import FedpatchError, UsageError
 from shared.signals import EXIT_INTERRUPTED, stoppable
+from simulator.compare_command import compare
 from simulator.computing import STOPPING, device_name, worker_count
 from simulator.fleet_command import fleet
 from simulator.paper_command import paper
@@ -161,6 +162,7 @@ def simulate(
 
 app.callback()(with_debug(simulate))
 command(app, "paper", example="fedpatch simulate paper table2 --cells 'mnist/*/affine/W200/*'")(paper)
+command(app, "compare", example="fedpatch simulate compare --task digits --clients 10 --rounds 30 --seeds 2")(compare)
 command(app, "fleet", example="fedpatch simulate fleet --devices 1000 --compare over_select=1.0,1.3")(fleet)
 
 

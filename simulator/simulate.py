@@ -43,7 +43,7 @@ from simulator.ground import Ground
 from simulator.patches import Patches, check_blocks
 from simulator.population import Population, load_population
 from simulator.stacked import StackedCohort
-from simulator.study import STRATEGIES_OF_MTFL, UNBOUNDED, Outcome, Point, Study, client_id
+from simulator.study import EVERYTHING, STRATEGIES_OF_MTFL, UNBOUNDED, Outcome, Point, Study, client_id
 from simulator.wire import Wire
 from simulator.workers import Workers
 
@@ -61,13 +61,14 @@ def simulate(
     stopped: Callable[[], bool] = lambda: False,
     saved: Path | None = None,
     root: Path | None = None,
+    on_end: Callable[[Mapping[int, float]], None] | None = None,
 ) -> Outcome:
     """Simulate `study` over `workers` processes; the result does not depend on how many.
 
     `on_point` gets each point of the curve as soon as it is known. `stopped` is asked between rounds; when it says True,
     the outcome is not complete. In the folder `saved` the state is kept, at the end too: the same call goes on from there,
     and gives the outcome again when there is nothing left to do. Who has the outcome deletes the folder. `root` is the folder
-    for data files (None: `data_root()`).
+    for data files (None: `data_root()`). `on_end` gets the user accuracy of every client that counts, after the last round.
 
     Raises DataError and UsageError for data and terms that cannot be used, UpdateRefused where training diverges.
     """
@@ -82,7 +83,10 @@ def simulate(
                 simulation.restore(before)
                 for point in simulation.points:
                     on_point(point)
-            return _play(simulation, on_point, stopped, saved)
+            outcome = _play(simulation, on_point, stopped, saved)
+            if on_end is not None and outcome.complete:
+                on_end(simulation.user_accuracies())
+            return outcome
         finally:
             simulation.close()
 
@@ -183,6 +187,11 @@ class Simulation:
         )
         self.points.append(point)
         return point
+
+    def user_accuracies(self) -> dict[int, float]:
+        """Of every client that counts, with the present global model and its own patch."""
+        clients = [client for client, counts in enumerate(self.population.counts_in_ua) if counts]
+        return dict(zip(clients, map(float, self._cohort.measure(clients)), strict=True))
 
     def state(self) -> states.Saved:
         """To go on from later."""
@@ -315,7 +324,7 @@ def _cohort(task: Task, ground: Ground, *, workers: int, device: str) -> Cohort:
 
 
 def _private_names(study: Study, schema: Schema) -> frozenset[str]:
-    if study.strategy == "independent":
+    if study.strategy == "independent" or study.private == EVERYTHING:
         return frozenset(schema.names)
     return parse_policy(study.private).private_names(schema)
 

@@ -14,6 +14,8 @@ from shared.metric_terms import ACCURACY, Goal, MetricTerms
 STRATEGIES_OF_MTFL = ("fedavg", "fedadam", "fedavg-adam")
 BASELINES = ("per-fedavg", "pfedme", "independent")
 UNBOUNDED = "off"
+EVERYTHING = "names:*"
+"""As a policy: nothing is federated. So each client learns alone, by the strategy's own plan (simulator.compare)."""
 EXACT = "fp32"
 """The encoding that changes no bit, and the simulator's default."""
 ALGORITHMS = (*STRATEGIES_OF_MTFL, *BASELINES)

@@ -73,6 +73,7 @@ def summary(run: Run) -> Markup:
         (f"{run.metric.words}, last", accuracy(run.last)),
         (f"{run.metric.words}, best", accuracy(run.best)),
         ("target", accuracy(run.target)),
+        *([("compared with learning alone", words)] if (words := run.gain_words) else []),
         ("time in rounds", duration(run.seconds)),
         ("down", bytes_words(run, "bytes_down")),
         ("up", bytes_words(run, "bytes_up")),

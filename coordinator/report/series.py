@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, fields
 from itertools import accumulate
 
+from coordinator.gains import gain_words
 from coordinator.records import PhaseSeconds, RoundRecord, RunInfo, last_user_accuracy, status_words
 from shared.field_types import MAX_MEASURE
 from shared.metric_terms import MetricTerms
@@ -59,6 +60,11 @@ class Run:
     def last(self) -> float | None:
         """User accuracy of the last round that counts."""
         return last_user_accuracy(self.records)
+
+    @property
+    def gain_words(self) -> str:
+        """What the last measure of learning alone gave, "" where there was none."""
+        return next((gain_words(one.independent, one.label) for one in reversed(self.records) if one.independent), "")
 
     @property
     def best(self) -> float | None:

@@ -67,7 +67,7 @@ def test_the_summary_of_a_run_has_the_promised_shape():
     good = RoundRecord(1, "aggregated", 10, 9, 1, 8, 0.75, 0.5, 0.9, phases, 100, 50, 800, {"busy": 1}, late=1)
     bad = RoundRecord(2, "failed", 10, 1, 9, 0, failure="too_few_accepted")
     plain = json.loads(RunSummary("r-1", "target_ua", 0.75, "out/model.npz", [good, bad]).to_json())
-    assert list(plain) == ["run", "stopped_because", "user_accuracy", "model", "rounds"]
+    assert list(plain) == ["run", "stopped_because", "user_accuracy", "model", "rounds", "warnings"]
     assert (plain["run"], plain["stopped_because"], plain["user_accuracy"]) == ("r-1", "target_ua", 0.75)
     assert plain["rounds"][0] == {
         "round": 1,
@@ -100,6 +100,7 @@ def test_the_summary_of_a_run_has_the_promised_shape():
         "measured": 0,
         "offenders": {},
         "bounded_devices": {},
+        "independent": {},
     }
     assert (plain["rounds"][1]["failure"], plain["rounds"][1]["user_accuracy"]) == ("too_few_accepted", None)
 

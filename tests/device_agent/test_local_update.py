@@ -69,7 +69,7 @@ def test_public_tensors_leave_and_private_ones_stay(tmp_path, device, private, p
     scene.public.check(update)
     scene.policy.patch(scene.whole).check(device.patch(scene).values)
     assert device.patch(scene).batches_done == report.steps == 5
-    assert meta == asdict(report)
+    assert meta == {name: value for name, value in asdict(report).items() if name != "user_accuracy_independent"}
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)

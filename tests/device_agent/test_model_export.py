@@ -275,7 +275,7 @@ def test_a_damaged_present_model_is_replaced(tmp_path, caplog, damage):
 def test_a_device_that_does_not_count_has_a_model_all_the_same(tmp_path):
     """Its user accuracy stays out of the mean; here it says which model is better."""
     device = Device(tmp_path)
-    device.trainer._counts_in_ua = False
+    device.trainer.counts_in_ua = False
     assert device.play(1).user_accuracy_after is None
     known = device.personal.metadata
     assert known.user_accuracy_before is None

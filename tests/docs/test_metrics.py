@@ -27,7 +27,7 @@ def text(tmp_path_factory) -> str:
     """Served over HTTP after a few rounds in which devices decline, fail and vanish."""
     metrics = Metrics()
     metrics.traffic.expiry.labels("ca").set(1.0)
-    report = UpdateReport("00" * 32, 1, 1, 0.0, 0.5, 0.6, 1.0, 2.0)
+    report = UpdateReport("00" * 32, 1, 1, 0.0, 0.5, 0.6, 1.0, 2.0, 0.4)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fleet, "_REPORT", report)
         terms = FleetTerms(devices=20, rounds=3, participation=1.0, quorum=0.2, dropout_training=0.2, unwilling=0.2)

@@ -91,6 +91,7 @@ BODIES: dict[str, Body] = {
         600.0,
         (ModelDelta(UPDATE, SCHEMA, MANIFEST),),
         ("answers",),
+        True,
     ),
     "grant": Grant(UPDATE, 8, b"\x05"),
     "ack": Ack(UPDATE, b"\x0f"),

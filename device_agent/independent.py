@@ -1,0 +1,111 @@
+"""What learning alone would give: a second model, trained on this device's own data and on nothing else.
+
+It is trained only in rounds that ask for it, and as many steps as the round itself. So it never has more steps than this device
+has taken for the run, and its user accuracy is a lower bound of what learning alone gives for the same effort.
+
+The whole model is private, whatever the owner's policy says. Its state lies in a directory of its own below that of the
+patches, in their format: the owner's floor is derived from the names of patch files (device_agent.private_floor).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from device_agent.batches import stream_seed
+from device_agent.patch_store import PatchKey, PatchRecord, PatchState, PatchStore
+from device_agent.training import LocalResult, LocalTrainer
+from device_agent.training_channel import TrainCommand
+from shared.errors import FedpatchError, StateError
+from shared.model import initial_tensors
+from shared.tensors import MOMENTS
+
+log = logging.getLogger("fedpatch.training")
+
+_POLICY = "independent"
+
+
+@dataclass(frozen=True)
+class Alone:
+    """The model that was trained alone, not saved yet, and its user accuracy on the device's test data."""
+
+    user_accuracy: float
+    record: PatchRecord
+
+
+class IndependentModel:
+    """The model that one device trains alone, kept in `directory`, which is made when it is first needed."""
+
+    def __init__(self, trainer: LocalTrainer, directory: Path, device_id: str) -> None:
+        self._trainer = trainer
+        self._directory = directory
+        self._device_id = device_id
+        self._store: PatchStore | None = None
+
+    def train(self, command: TrainCommand, result: LocalResult, cancelled: Callable[[], bool]) -> Alone | None:
+        """Train it on, and measure it; the trainer's model is that of the round again afterwards.
+
+        Args:
+            command: The round: its run, its plan, and the longest that this may take.
+            result: What the round's own training gave; this takes as many steps.
+            cancelled: Asked before each batch; as for `LocalTrainer.run`.
+
+        Returns:
+            None where the device does not count in user accuracy, on an error, which is logged and costs the round nothing,
+            and where it was cancelled or took too long.
+        """
+        if not self._trainer.counts_in_ua:
+            return None
+        give_up_at = time.monotonic() + command.independent_limit_s
+        try:
+            alone = self._train(command, result.steps, lambda: cancelled() or time.monotonic() >= give_up_at)
+            if alone is None:
+                log.info("learning alone: not measured in round %d, there was no time for it", command.key.round)
+            return alone
+        except FedpatchError as error:
+            self._note(str(error))
+        except Exception as error:  # of the user's model, or of torch: the round is worth more than a measure
+            log.debug("learning alone", exc_info=error)
+            self._note(f"{type(error).__name__}: {error}")
+        finally:
+            self._trainer.load(result.tensors)
+        return None
+
+    def save(self, alone: Alone) -> bool:
+        """Keep the state for the next measure; False, and a line in the log, where the disk refuses."""
+        try:
+            self._opened().save(alone.record)
+        except StateError as error:
+            self._note(str(error))
+            return False
+        return True
+
+    def _train(self, command: TrainCommand, steps: int, stopped: Callable[[], bool]) -> Alone | None:
+        task, key = self._trainer.task, command.key
+        own = PatchKey(task.name, self._trainer.schema.digest, _POLICY)
+        before = self._opened().load(own, key.run, key.round, same_run=True)
+        plan = replace(command.plan, steps=steps, moments=MOMENTS if command.plan.client_optimizer == "adam" else ())
+        trained = self._trainer.run(
+            before.values or initial_tensors(task, plan.seed),
+            plan,
+            first_batch=before.batches_done,
+            stream_seed=stream_seed(plan.seed, self._device_id),
+            on_step=lambda done, total: None,
+            cancelled=stopped,
+            measure_before=False,
+        )
+        if trained is None or trained.user_accuracy_after is None:
+            return None
+        after = PatchState(trained.tensors, before.batches_done + steps)
+        return Alone(trained.user_accuracy_after, PatchRecord(own, key.run, key.round, before, after))
+
+    def _opened(self) -> PatchStore:
+        if self._store is None:
+            self._store = PatchStore(self._directory)
+        return self._store
+
+    def _note(self, why: str) -> None:
+        log.warning("learning alone: not measured: %s", why)

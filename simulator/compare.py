@@ -1,0 +1,125 @@
+"""The patch policies and learning alone side by side, on one split of the data, and which of them to take.
+
+Each client is measured at the end, in every arm alike: before local training, on its own test data. The arms share task,
+split, initial model, selection, batches and plan; learning alone is the same training with nothing federated.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from shared.metric_terms import MetricTerms
+from shared.quantities import accuracy
+
+ALONE = "independent"
+POLICIES = ("none", "stats", "affine", "all")
+_MOST_PRIVATE_FIRST = ("all", "affine", "stats", "none")
+_NOISE = 2.0
+"""Standard errors of the mean difference between clients within which two arms count as equal."""
+
+Clients = Mapping[tuple[int, int], float]
+"""User accuracies by (seed, client)."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One policy, or ALONE: user accuracies after `rounds`, and bytes of all clients, both ways, over all seeds."""
+
+    name: str
+    accuracies: Clients
+    rounds: int
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class Row:
+    """An arm beside learning alone; `gaining` is the share of clients that are better than alone, None for ALONE itself."""
+
+    name: str
+    mean: float
+    p10: float
+    gaining: float | None
+    rounds: int
+    num_bytes: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {
+            "policy": self.name,
+            "user_accuracy": self.mean,
+            "p10": self.p10,
+            "better_than_independent": self.gaining,
+            "rounds": self.rounds,
+            "bytes": self.num_bytes,
+        }
+
+
+def rows(arms: Sequence[Arm], metric: MetricTerms) -> list[Row]:
+    """The table, in the order of `arms`, one of which is ALONE."""
+    alone = next(arm for arm in arms if arm.name == ALONE)
+    return [_row(arm, alone, metric) for arm in arms]
+
+
+def _row(arm: Arm, alone: Arm, metric: MetricTerms) -> Row:
+    values = list(arm.accuracies.values())
+    gains = _gains(arm, alone, metric)
+    return Row(
+        arm.name,
+        statistics.fmean(values),
+        float(np.quantile(values, 0.1 if metric.goal == "max" else 0.9)),
+        None if arm.name == ALONE else sum(gain > 0 for gain in gains) / len(gains),
+        arm.rounds,
+        arm.num_bytes,
+    )
+
+
+def recommend(arms: Sequence[Arm], metric: MetricTerms) -> tuple[str, str]:
+    """Which arm to take, and why in one sentence.
+
+    It is the best in the mean. Of the policies that are as good within the noise, it is the one that keeps most private. Where
+    learning alone is as good as that one, it is learning alone.
+    """
+    alone = next(arm for arm in arms if arm.name == ALONE)
+    policies = [arm for name in _MOST_PRIVATE_FIRST for arm in arms if arm.name == name]
+    best = max(policies, key=lambda arm: _mean(_gains(arm, alone, metric)))
+    chosen = next(arm for arm in policies if _as_good(arm, best, metric))
+    gains = _gains(chosen, alone, metric)
+    share, gain = sum(one > 0 for one in gains) / len(gains), _mean(gains)
+    label = metric.label
+    if _as_good(alone, chosen, metric):
+        return ALONE, (
+            f"learning alone is as good or better here ({label} {accuracy(_value(alone))}): the best policy, {chosen.name}, "
+            f"has {accuracy(_value(chosen))}, so federation does not pay with these data and rounds"
+        )
+    ties = [arm.name for arm in policies if arm is not chosen and _as_good(arm, chosen, metric)]
+    equal = f"; {' and '.join(ties)} within the noise of it" if ties else ""
+    return chosen.name, (
+        f"take --private {chosen.name}: {label} {accuracy(_value(chosen))}, {gain:+.3g} over learning alone, and {share:.0%} "
+        f"of the clients gain{equal}"
+    )
+
+
+def _as_good(arm: Arm, other: Arm, metric: MetricTerms) -> bool:
+    """Whether `arm` is no worse than `other` beyond the noise, client by client."""
+    gains = _gains(arm, other, metric)
+    error = statistics.stdev(gains) / math.sqrt(len(gains)) if len(gains) > 1 else 0.0
+    return _mean(gains) >= -_NOISE * error
+
+
+def _gains(arm: Arm, other: Arm, metric: MetricTerms) -> list[float]:
+    sign = -1.0 if metric.goal == "min" else 1.0
+    return [sign * (arm.accuracies[one] - other.accuracies[one]) for one in sorted(arm.accuracies)]
+
+
+def _value(arm: Arm) -> float:
+    return _mean(list(arm.accuracies.values()))
+
+
+def _mean(values: Sequence[float]) -> float:
+    return statistics.fmean(values)

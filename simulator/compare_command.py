@@ -1,0 +1,164 @@
+"""The command `fedpatch simulate compare`: which patch policy to take, and whether federation pays at all."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shared.command import AsJson, say
+from shared.errors import FedpatchError, UsageError, unknown_name
+from shared.signals import EXIT_INTERRUPTED, stoppable
+from simulator.computing import STOPPING, worker_count
+from simulator.study import EVERYTHING, STRATEGIES_OF_MTFL, Study
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from simulator.compare import Arm, Row
+
+TaskName = Annotated[str, typer.Option(metavar="NAME", help="Task to train, by name or as module:attribute.")]
+Clients = Annotated[int, typer.Option(metavar="W", help="Clients that share the data out.")]
+Rounds = Annotated[int, typer.Option(metavar="N", help="Rounds of each simulation.")]
+Seeds = Annotated[int, typer.Option(min=1, metavar="N", help="How many seeds to compute, from 0 on.")]
+Strategy = Annotated[str, typer.Option(metavar="NAME", help="Algorithm: fedavg, fedadam or fedavg-adam.")]
+Participation = Annotated[float, typer.Option(metavar="C", help="Share of the clients that each round selects.")]
+LearningRate = Annotated[float | None, typer.Option(metavar="RATE", help="Of the clients, instead of the task's.")]
+Epochs = Annotated[int, typer.Option(metavar="N", help="Passes over its data a client makes per round.")]
+Data = Annotated[
+    str,
+    typer.Option(
+        metavar="TEMPLATE",
+        help="Data spec of client {index} of {count}, with {seed} where it belongs, instead of the task's.",
+    ),
+]
+DataRoot = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Directory of data sets; unless given, FEDPATCH_DATA, else the user's cache."),
+]
+Workers = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Processes to compute with; unless given, one per CPU core at hand."),
+]
+
+
+def compare(  # noqa: PLR0913  (a command has as many arguments as it has options)
+    task: TaskName = "digits",
+    clients: Clients = 10,
+    rounds: Rounds = 30,
+    seeds: Seeds = 1,
+    strategy: Strategy = "fedavg-adam",
+    participation: Participation = 1.0,
+    learning_rate: LearningRate = None,
+    epochs: Epochs = 1,
+    data: Data = "",
+    data_root: DataRoot = None,
+    workers: Workers = None,
+    as_json: AsJson = False,
+) -> None:
+    """Simulate the policies none, stats, affine and all beside learning alone on the same data, and recommend one.
+
+    A policy that the model cannot have is left out. The same options give the same result.
+    """
+    from shared.task import find_task
+    from simulator.compare import ALONE, POLICIES, recommend, rows
+    from simulator.terms import make_study
+
+    if strategy not in STRATEGIES_OF_MTFL:
+        raise unknown_name("strategy", strategy, STRATEGIES_OF_MTFL)
+    found, root = find_task(task), None if data_root is None else data_root.expanduser()
+    arms: list[Arm] = []
+    processes = worker_count(workers)
+    with stoppable(STOPPING) as stopped:
+        for name in (*POLICIES, ALONE):
+            if name != ALONE and (why := _why_not(found.build_model, name)):
+                say(f"{name}: left out: {why}")
+                continue
+            studies = [
+                make_study(
+                    task=found,
+                    task_ref=task,
+                    clients=clients,
+                    strategy=strategy,
+                    private=EVERYTHING if name == ALONE else name,
+                    data=data,
+                    participation=participation,
+                    rounds=rounds,
+                    seed=seed,
+                    learning_rate=learning_rate,
+                    epochs=epochs,
+                )
+                for seed in range(seeds)
+            ]
+            say(f"{name}: {rounds} rounds of {clients} clients, {seeds} seed{'s' if seeds > 1 else ''}")
+            arm = _arm(name, studies, processes, stopped, root)
+            if arm is None:
+                say("interrupted: nothing is kept, and there is no comparison")
+                raise typer.Exit(EXIT_INTERRUPTED)
+            arms.append(arm)
+    table = rows(arms, found.metric_terms)
+    choice, sentence = recommend(arms, found.metric_terms)
+    if as_json:
+        plain = [row.to_dict() for row in table]
+        typer.echo(json.dumps({"task": task, "rows": plain, "choice": choice, "recommendation": sentence}))
+    else:
+        _print(table, found.metric_terms.label, sentence)
+
+
+def _why_not(build_model: Callable[[], object], policy: str) -> str:
+    """Why a model cannot have a policy, "" where it can."""
+    import torch
+
+    from shared.model import schema_of
+    from shared.patches import parse_policy
+
+    with torch.random.fork_rng(devices=[]):
+        schema = schema_of(build_model())  # type: ignore[arg-type]  # whatever the task builds
+    try:
+        parse_policy(policy).private_names(schema)
+    except UsageError as error:
+        return str(error)
+    return ""
+
+
+def _arm(name: str, studies: list[Study], workers: int, stopped: Callable[[], bool], root: Path | None) -> Arm | None:
+    """All seeds of one arm; None where it was interrupted."""
+    from simulator.compare import Arm
+    from simulator.simulate import simulate
+
+    accuracies: dict[tuple[int, int], float] = {}
+    num_bytes = 0
+    for study in studies:
+        measured: dict[int, float] = {}
+        try:
+            outcome = simulate(study, workers=workers, stopped=stopped, root=root, on_end=measured.update)
+        except (FedpatchError, OSError):
+            raise
+        except Exception as error:  # the model, the loss and the metric are the user's
+            raise FedpatchError(
+                f"task {study.task!r} failed in the simulation: {type(error).__name__}: {error}; --debug shows where"
+            ) from error
+        if not outcome.complete:
+            return None
+        accuracies |= {(study.seed, client): value for client, value in measured.items()}
+        num_bytes += sum((point.bytes_up or 0) + (point.bytes_down or 0) for point in outcome.points)
+    return Arm(name, accuracies, studies[0].rounds, 0 if studies[0].private == EVERYTHING else num_bytes)
+
+
+def _print(table: list[Row], label: str, sentence: str) -> None:
+    from rich.table import Table
+
+    from coordinator.printing import print_table
+    from shared.quantities import accuracy, size
+
+    shown = Table(box=None, pad_edge=False, header_style="bold")
+    shown.add_column("policy")
+    for heading in (label, "worst tenth", "better than alone", "rounds", "bytes"):
+        shown.add_column(heading, justify="right", no_wrap=True)
+    for row in table:
+        share = "" if row.gaining is None else f"{row.gaining:.0%}"
+        shown.add_row(row.name, accuracy(row.mean), accuracy(row.p10), share, str(row.rounds), size(row.num_bytes))
+    print_table(shown)
+    typer.echo(sentence)

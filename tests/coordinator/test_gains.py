@@ -1,0 +1,84 @@
+"""Who gains over learning alone, and when a run warns."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.asking import measures_independent
+from coordinator.gains import figures, fleet_loses
+from coordinator.records import RoundRecord, RunSummary, loss_warning
+from coordinator.round_text import round_line
+from shared.messages import UpdateReport
+from shared.metric_terms import MetricTerms
+
+REPORT = UpdateReport("ab" * 32, 10, 5, 0.1, 0.5, 0.6, 0.0, 0.0)
+RECORD = RoundRecord(10, "aggregated", 3, 3, 0, 3, user_accuracy=0.5)
+
+
+def report(before, alone, after=None):
+    """A report with these user accuracies."""
+    return replace(REPORT, user_accuracy_before=before, user_accuracy_after=after, user_accuracy_independent=alone)
+
+
+def test_figures_of_reports_count_devices_with_both_measures():
+    """Figures of reports count devices with both measures."""
+    found = figures(
+        [report(0.5, 0.7, 0.8), report(0.9, 0.8, 0.9), report(0.5, 0.5, 0.5), report(None, 0.5), report(0.5, None)],
+        MetricTerms(),
+    )
+    assert found == pytest.approx(
+        {
+            "measured": 3,
+            "user_accuracy": 2 / 3,
+            "gaining": 1 / 3,
+            "losing": 1 / 3,
+            "gain": -0.1 / 3,
+            "gain_after": 0.2 / 3,
+        }
+    )
+
+
+def test_figures_of_an_error_measure_are_the_other_way_round():
+    """Figures of an error measure are the other way round."""
+    found = figures([report(0.2, 0.5)], MetricTerms("mse", "min"))
+    assert found["gaining"] == 1.0
+    assert found["gain"] == pytest.approx(0.3)
+
+
+def test_figures_without_a_measure_are_empty_and_no_loss():
+    """Figures without a measure are empty and no loss."""
+    assert figures([REPORT], MetricTerms()) == {}
+    assert not fleet_loses({})
+    assert loss_warning([RECORD]) == ""
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1))
+def test_a_fleet_in_which_everybody_gains_or_is_equal_never_loses(pairs):
+    """A fleet in which everybody gains or is equal never loses."""
+    reports = [report(max(pair), min(pair)) for pair in pairs]
+    assert not fleet_loses(figures(reports, MetricTerms()))
+
+
+def test_the_warning_follows_the_last_measure_and_names_the_remedy():
+    """The warning follows the last measure and names the remedy."""
+    loses = replace(RECORD, independent=figures([report(0.5, 0.7), report(0.6, 0.9)], MetricTerms()))
+    gains = replace(RECORD, round=20, independent=figures([report(0.9, 0.7)], MetricTerms()))
+    warning = loss_warning([RECORD, loses, replace(RECORD, round=11)])
+    assert "0 of 2 devices gain" in warning
+    assert "--private all" in warning
+    assert "fedpatch simulate compare" in warning
+    assert loss_warning([loses, gains]) == ""
+    assert RunSummary("run", "max_rounds", 0.5, "", [loses]).to_dict()["warnings"] == [warning]
+    assert "alone UA 0.8" in round_line(loses, 30)
+    assert RoundRecord.from_dict(loses.to_dict()) == loses
+
+
+def test_a_measure_is_asked_for_every_n_rounds_but_never_in_the_first():
+    """A measure is asked for every n rounds but never in the first."""
+    assert [n for n in range(1, 31) if measures_independent(10, n)] == [10, 20, 30]
+    assert [n for n in range(1, 4) if measures_independent(1, n)] == [2, 3]
+    assert not any(measures_independent(0, n) for n in range(1, 31))

@@ -1,0 +1,183 @@
+"""What learning alone gives: trained on the device's own data only, at no risk to the round."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from device_agent.batches import batch_indices, stream_seed
+from device_agent.effects import JobKey
+from device_agent.local_update import LocalUpdate
+from device_agent.patch_store import PatchStore, kept_in_patches, list_patches
+from device_agent.private_floor import PrivateFloor
+from device_agent.requests import goes_on
+from device_agent.training import LocalTrainer
+from shared.errors import UpdateRefused
+from shared.messages import COORDINATOR_FEATURES
+from shared.model import initial_tensors, load_tensors
+from shared.tensors import Array
+from tests.device_agent.jobs import REQUEST
+from tests.device_agent.rounds import ADAM, SGD, Scene
+from tests.device_agent.toy_tasks import TOY, random_data
+
+LIMIT_S = 1e6
+
+
+class Device:
+    """A device with 23 examples; `play` is one round."""
+
+    def __init__(self, folder: Path, plan=SGD, private="affine", counts=True) -> None:
+        folder.mkdir(exist_ok=True)
+        self.patches = folder / "patches"
+        self.scene = Scene(folder, TOY, plan, private)
+        self.data = random_data("ann", 23, counts)
+        self.trainer = LocalTrainer(TOY, self.data)
+        self.update = LocalUpdate(self.trainer, PatchStore(self.patches), "ann", private="none")
+
+    def play(self, round=1, limit_s=LIMIT_S, cancelled=lambda: False, **changes):
+        """The report as it travels, and the update's tensors."""
+        command = self.scene.command(round=round, independent_limit_s=limit_s, **changes)
+        done = self.update.run(command, lambda *_: None, cancelled)
+        return None if done is None else self.scene.update(done[0])
+
+
+def alone(device: Device, steps: int) -> dict[str, Array]:
+    """Oracle: a plain loop of torch's own SGD from the initial model, over the device's own batches."""
+    model = TOY.build_model()
+    load_tensors(model, initial_tensors(TOY, SGD.seed))
+    model.train()
+    x, y = torch.from_numpy(device.data.train_x), torch.from_numpy(device.data.train_y)
+    optimizer = torch.optim.SGD(model.parameters(), lr=SGD.learning_rate)
+    for indices in batch_indices(len(x), SGD.batch_size, 0, steps, stream_seed(SGD.seed, "ann")):
+        optimizer.zero_grad()
+        TOY.loss(model(x[torch.from_numpy(indices)]), y[torch.from_numpy(indices)]).backward()
+        optimizer.step()
+    model.eval()
+    with torch.no_grad():
+        outputs = model(torch.from_numpy(device.data.test_x))
+    found = {name: value.numpy() for name, value in model.state_dict().items()}
+    return found | {"ua": np.array(TOY.metric(outputs, torch.from_numpy(device.data.test_y)))}
+
+
+def state_of(device: Device):
+    """The model that the device has trained alone."""
+    store = PatchStore(device.patches / "independent")
+    [entry] = list_patches(store.directory)
+    from device_agent.patch_store import PatchKey
+
+    return store.load(PatchKey(entry.task, entry.schema, entry.policy), "another run", 0)
+
+
+def test_two_measures_train_what_an_oracle_trains_alone_and_report_its_accuracy(tmp_path):
+    """Two measures train what an oracle trains alone and report its accuracy."""
+    device = Device(tmp_path)
+    device.play(2)
+    meta, _ = device.play(4)
+    state = state_of(device)
+    expected = alone(device, state.batches_done)
+    assert state.batches_done == 2 * meta["steps"]
+    assert meta["user_accuracy_independent"] == pytest.approx(float(expected.pop("ua")))
+    assert state.values.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(state.values[name], value, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("plan", [SGD, ADAM], ids=["sgd", "adam"])
+@pytest.mark.parametrize("private", ["none", "affine", "all"])
+def test_a_measure_changes_neither_update_nor_patch(tmp_path, plan, private):
+    """A measure changes neither update nor patch."""
+    plain, measuring = (Device(tmp_path / name, plan, private) for name in ("plain", "measuring"))
+    for round in (1, 2):
+        before, tensors = plain.play(round, limit_s=0.0)
+        meta, same = measuring.play(round)
+        assert "user_accuracy_independent" not in before
+        assert {k: v for k, v in meta.items() if k not in ("user_accuracy_independent", "train_s")} == {
+            k: v for k, v in before.items() if k != "train_s"
+        }
+        for name, value in tensors.items():
+            np.testing.assert_array_equal(same[name], value)
+        file = next(path.name for path in plain.patches.glob("*.patch"))
+        assert (plain.patches / file).read_bytes() == (measuring.patches / file).read_bytes()
+        for name, value in plain.trainer.model.state_dict().items():
+            assert torch.equal(value, measuring.trainer.model.state_dict()[name])
+
+
+def test_a_round_that_is_repeated_measures_the_same_and_another_run_begins_anew(tmp_path):
+    """A round that is repeated measures the same and another run begins anew."""
+    device = Device(tmp_path)
+    device.play(2)
+    first, _ = device.play(4)
+    again, _ = device.play(4)
+    assert again["user_accuracy_independent"] == first["user_accuracy_independent"]
+    assert state_of(device).batches_done == 2 * first["steps"]
+    device.play(key=JobKey("another", 1, 2, "toy"))
+    assert state_of(device).batches_done == first["steps"]
+
+
+@pytest.mark.parametrize("fault", ["no_time", "disk", "diverged", "model"])
+def test_what_prevents_the_measure_costs_the_round_nothing(tmp_path, fault, monkeypatch):
+    """What prevents the measure costs the round nothing."""
+    device = Device(tmp_path)
+    if fault == "disk":
+        device.patches.mkdir(exist_ok=True)
+        (device.patches / "independent").write_text("in the way")
+    real = device.trainer.run
+
+    def run(*args, **named):
+        if not named.get("measure_before", True) and fault in ("diverged", "model"):
+            raise UpdateRefused("not_finite", "the loss was nan") if fault == "diverged" else RuntimeError("boom")
+        return real(*args, **named)
+
+    monkeypatch.setattr(device.trainer, "run", run)
+    meta, tensors = device.play(2, limit_s=1e-9 if fault == "no_time" else LIMIT_S)
+    assert "user_accuracy_independent" not in meta
+    assert tensors
+
+
+def test_a_cancel_during_the_measure_saves_nothing(tmp_path):
+    """A cancel during the measure saves nothing."""
+    device = Device(tmp_path)
+    steps = device.play(1, limit_s=0.0)[0]["steps"]
+    patch = next(device.patches.glob("*.patch")).read_bytes()
+    asked = 0
+
+    def cancelled():
+        nonlocal asked
+        asked += 1
+        return asked > steps + 4
+
+    assert device.play(2, cancelled=cancelled) is None
+    assert next(device.patches.glob("*.patch")).read_bytes() == patch
+    assert not list((device.patches / "independent").glob("*.patch"))
+
+
+def test_a_device_that_does_not_count_trains_nothing_alone(tmp_path):
+    """A device that does not count trains nothing alone."""
+    device = Device(tmp_path, counts=False)
+    meta, _ = device.play(2)
+    assert "user_accuracy_independent" not in meta
+    assert not (device.patches / "independent").exists()
+
+
+def test_the_second_model_is_no_patch_of_the_owners_floor(tmp_path):
+    """The second model is no patch of the owner's floor."""
+    device = Device(tmp_path, private="none")
+    device.play(2)
+    assert (device.patches / "independent").stat().st_mode & 0o077 == 0
+    assert all(policy != "independent" for policy, _ in kept_in_patches(device.patches, "toy"))
+    measured = PrivateFloor(device.patches, "toy", "").of(device.trainer.schema).names
+    plain = Device(tmp_path / "plain", private="none")
+    plain.play(2, limit_s=0.0)
+    assert PrivateFloor(plain.patches, "toy", "").of(plain.trainer.schema).names == measured
+
+
+@pytest.mark.parametrize("change", [{"measure_independent": True}, {"features": COORDINATOR_FEATURES}])
+def test_a_request_that_differs_in_what_is_measured_or_understood_goes_on(change):
+    """A request that differs in what is measured or understood goes on."""
+    old, new = JobKey("run", 1, 2, "toy"), JobKey("run", 2, 2, "toy")
+    assert goes_on(old, REQUEST, new, replace(REQUEST, **change), downloading=False)
+    assert not goes_on(old, REQUEST, new, replace(REQUEST, private="all"), downloading=False)

@@ -1,0 +1,38 @@
+"""A fleet whose devices have rules of their own: the default policy loses to learning alone, and the run says so."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.brokers import Mosquitto
+from tests.system.commands import run
+from tests.system.fleet import Fleet
+from tests.system.oracle_task import REFERENCE
+
+pytestmark = [pytest.mark.system, pytest.mark.broker]
+
+ROUNDS, EVERY = 12, 4
+DEVICES = {f"pi-{index}": f"n=200,test=100,seed={index}" for index in range(3)}
+
+
+def test_a_run_with_the_default_policy_warns_where_devices_lose(tmp_path):
+    """A run with the default policy warns where devices lose."""
+    with Mosquitto() as broker, Fleet(broker.url, tmp_path, name="odd") as fleet:
+        for device, data in DEVICES.items():
+            fleet.start(device, REFERENCE, data)
+        fleet.wait_ready()
+        where = ["--broker", broker.url, "--fleet", "odd", "--state-dir", tmp_path / "state"]
+        terms = ["--task", REFERENCE, "--devices", 3, "--rounds", ROUNDS, "--independent-every", EVERY, "--wait-s", 150]
+        done = run("fedpatch", "run", *where, *terms, "--epochs", 3, "--json")
+        shown = run("fedpatch", "show", "last", "--state-dir", tmp_path / "state")
+    assert done.code == 0, done.err
+    rounds = done.document["rounds"]
+    assert [one["round"] for one in rounds if one["independent"]] == [4, 8, 12]
+    last = rounds[-1]["independent"]
+    assert last["measured"] == 3
+    assert last["gain"] < -0.05
+    assert "worse off than learning alone" in done.err
+    assert "--private all" in done.document["warnings"][0]
+    assert "warning: by round 12" in shown.out
+    for device in DEVICES:
+        assert len(list((tmp_path / device / "patches" / "independent").glob("*.patch"))) == 1
