@@ -69,9 +69,7 @@ def answer(state_dir: Path, request: WorkRequest = NOW) -> Decline | Accept:
     found = Storage(state_dir).problem(TASK, request)
     verdict = found.verdict if found else Verdict(True)
     job = Job(max_blob_bytes=10_000)
-    (body,) = [
-        one for one in said_back(job.on_request(said(request), TASKS, verdict, 0.0)) if not isinstance(one, list)
-    ]
+    (body,) = said_back(job.on_request(said(request), TASKS, verdict, 0.0))
     assert isinstance(body, Decline | Accept)
     return body
 
