@@ -269,6 +269,9 @@ system-deps: ## install brokers, Prometheus, faketime, tmux, Chromium, D-Bus and
 	found() { compgen -G '/usr/lib/*/faketime/libfaketime.so.1'; } >/dev/null
 	found || apt_install faketime || true
 	found || echo "make: no faketime here, so the tests of wrong clocks will be skipped (on Debian: apt install faketime)"
+	found() { command -v strace; } >/dev/null
+	found || apt_install strace || true
+	found || echo "make: no strace here, so the tests of power cuts will be skipped (on Debian: apt install strace)"
 	found() { command -v tmux; } >/dev/null
 	found || apt_install tmux || true
 	found || echo "make: no tmux here, so the tests in real terminals will be skipped (on Debian: apt install tmux)"

@@ -19,7 +19,7 @@ import typer
 from benchmarks.contests import Contest, Measured, play_in_turn, ratios, spread
 from benchmarks.coordination_tables import draw, tables
 from benchmarks.documents import Document, Out, Show, Toy, deliver, read_document
-from benchmarks.fleets import BareFleet, FedpatchFleet, FlowerFleet, model_shapes
+from benchmarks.fleets import BareFleet, FedpatchFleet, FlowerFleet, FlowerSimulation, model_shapes
 from benchmarks.peer_rounds import HOW_TO_GET, PEERS_PYTHON, version
 from benchmarks.report import begun
 from coordinator.settings import RunSettings
@@ -122,6 +122,7 @@ def _contests(task: str, devices: int, model_bytes: int, folder: Path, peers_pyt
         yield Contest("bare", "bare exchange", BareFleet(task, devices, rounds, folder / "bare"), share=rounds)
     if peers_python is not None and devices <= MOST_FOR_FLOWER:
         yield Contest("flower", "Flower's deployment", FlowerFleet(task, devices, peers_python))
+        yield Contest("flower-simulation", "Flower's simulation", FlowerSimulation(task, devices, peers_python))
     elif devices <= MOST_FOR_FLOWER:
         log.info("Flower's deployment: not measured: %s", HOW_TO_GET)
 

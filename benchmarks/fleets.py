@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -10,7 +11,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks.bare_exchange import PART_BYTES
 from benchmarks.light_devices import LightDevices
 from benchmarks.peer_rounds import HOW_TO_GET
 from benchmarks.programs import Program
@@ -78,7 +78,6 @@ class FedpatchFleet(_Fleet):
             self._stack.enter_context(fleet).wait_ready()
             settings = {"broker": broker.url, "fleet": FLEET, "task": task, "devices": devices}
             settings |= {
-                "chunk_kib": PART_BYTES // 1024,
                 "encoding": encoding,
                 "state_dir": str(folder / "state"),
                 "metrics": "127.0.0.1:0",
@@ -142,3 +141,15 @@ class FlowerFleet(_Fleet):
     def pids(self) -> list[int]:
         """SuperLink and ServerApp, which outlast a round; the processes that it starts for each client do not."""
         return list(self._server.hello["pids"])
+
+
+class FlowerSimulation(_Fleet):
+    """Flower's simulation: the same server and clients in Ray's actors, without a network (`make bench-peers`)."""
+
+    def __init__(self, task: str, devices: int, python: Path) -> None:
+        super().__init__(1)
+        shapes = json.dumps(model_shapes(task))
+        module = "benchmarks.peers.flower_simulation"
+        line: list[str | Path] = [python, "-m", module, str(devices), shapes, str(os.cpu_count() or 1)]
+        self._server = Program("Flower's simulation", line, mend=f"; is its environment whole ({HOW_TO_GET})?")
+        self._stack.callback(self._server.close)

@@ -17,7 +17,7 @@ import torch.multiprocessing as mp
 from torch import Tensor, nn
 
 from benchmarks.work import Work, plan_of
-from device_agent.batches import batch_indices, steps_for, stream_seed
+from device_agent.batches import batch_indices, stream_seed
 from shared.model import initial_tensors, schema_of
 from shared.patches import parse_policy
 from shared.task import Task, find_task
@@ -115,7 +115,7 @@ class _Trainer:
 
     def _train_one(self, client: int) -> float:
         data = self._population.of(client)
-        steps = steps_for(self._plan, len(data.train_x))
+        steps = self._plan.steps_for(len(data.train_x))
         begun = self._batches.get(client, 0)
         self._batches[client] = begun + steps
         seed = stream_seed(self._study.seed, client_id(client))

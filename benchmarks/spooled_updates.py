@@ -22,7 +22,7 @@ from coordinator.folding import fold
 from coordinator.intake import Terms, read_update
 from coordinator.limits import Limits
 from shared.compression import pack
-from shared.messages import UpdateReport
+from shared.messages import TrainPlan, UpdateReport
 from shared.model import initial_tensors, schema_of
 from shared.task import find_task
 from shared.tensors import Array
@@ -65,7 +65,10 @@ class SpooledUpdates:
         """As a round does it, from its spool, or from memory."""
         devices = [f"device-{number:05d}" for number in range(count)]
         read = self._read_spooled if spooled else self._read
-        fold(devices, dict.fromkeys(devices, 600), read, schema=self.schema, base=self._model, limits=Limits())
+        plan = TrainPlan("adam", 0.01, 20)
+        fold(
+            devices, dict.fromkeys(devices, 600), read, schema=self.schema, base=self._model, limits=Limits(), plan=plan
+        )
 
     def one_pass(self, count: int, dtype: str) -> None:
         """All values of as many updates added up, unweighted, tensor by tensor in one."""

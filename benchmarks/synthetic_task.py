@@ -65,4 +65,5 @@ TASK = Task(
     learning_rates={"fedavg": 0.1},
     demo_data="client:{index},seed=0",
     simulation_data="client:{index},seed={seed}",
+    validation_share=0.0,  # the others that are measured beside fedpatch hold nothing out
 )

@@ -107,7 +107,7 @@ class Federation:
         options |= {"task": self._dataset.task}
         options |= {"data": data, "state-dir": self._folder / device, "admission": "always", "nice": 0}
         # Nobody on these devices predicts with what they learned; the paper's did not either.
-        options |= {"keep-models": 0}
+        options |= {"keep-models": 0, "private": "none"}
         line = [sys.executable, "-P", "-m", "device_agent", "run", "--insecure", "--until-stdin-closes"]
         line += [f"--{name}={value}" for name, value in options.items()]
         log = self._folder / f"{device}.log"

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 
 from coordinator.strategies import FedAvg
-from device_agent.batches import steps_for
 from shared.messages import TrainPlan
 from shared.model import initial_tensors
 from shared.task import Task, data_root, find_task
@@ -53,7 +52,7 @@ def make_work(task_ref: str, clients: int, *, participation: float = 1.0) -> Wor
         rounds=MANY_ROUNDS,
     )
     population = load_population(task, study.data, clients, study.seed, data_root())
-    return Work(task, study, population, [steps_for(plan_of(study), count) for count in population.num_examples])
+    return Work(task, study, population, [plan_of(study).steps_for(count) for count in population.num_examples])
 
 
 def plan_of(study: Study) -> TrainPlan:

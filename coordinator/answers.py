@@ -16,6 +16,19 @@ _MENDS = {
 }
 
 
+_DECLINE_MENDS = {
+    DeclineReason.PRIVATE_POLICY: "their owners keep more private than the run's --private does; begin a run with a --private "
+    "that keeps it too, or have the owners set `private` of their agents",
+    DeclineReason.PLAN_LIMIT: "their owners allow less training in one request; begin a run with fewer epochs or steps, or "
+    "have the owners raise `max_steps` or `max_epochs` of their agents",
+}
+
+
+def mend_of_decline(word: str) -> str:
+    """What a person can do about a lasting reason to decline; "" where the device's own words say it."""
+    return _DECLINE_MENDS.get(DeclineReason(word), "") if word in set(DeclineReason) else ""
+
+
 def word_of(answer: Decline | Failed) -> str:
     """The condition that an owner's preference misses, where one is named, else the reason."""
     return answer.condition or answer.reason

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from coordinator.records import RoundRecord
@@ -71,7 +72,16 @@ def write_record(
         late=len(current.devices(State.LATE)),
         metric=metric.name,
         metric_goal=metric.goal,
+        deadline_s=current.policy.deadline_s,
+        report_p90_s=_p90(current.report_seconds()),
+        needed=current.needed,
+        measured=len(before),
     )
+
+
+def _p90(times: Sequence[float]) -> float | None:
+    """The time by which nine of ten of the sorted `times` had passed (nearest rank)."""
+    return times[math.ceil(0.9 * len(times)) - 1] if times else None
 
 
 def _by_device(before: Mapping[str, float]) -> dict[str, float]:

@@ -54,6 +54,7 @@ def save_checkpoint(directory: Path, state: ServerState, schema: Schema, meta: M
     the disk refuses; the checkpoints before are then untouched.
     """
     content = {"round": state.round, "schema": schema.to_lists(), "meta": dict(meta)}
+    content["references"] = {part: list(values) for part, values in state.references.items()}
     for part, tensors in (("tensors", state.tensors), ("server", state.server)):
         own = _schema_of(tensors, schema)
         packed = pack(tensors, own, {}, ENCODING)
@@ -153,10 +154,13 @@ def has_checkpoint(directory: Path) -> bool:
 
 
 def export_model(path: Path, tensors: Tensors) -> None:
-    """Write the model among `tensors`, without moments, as an .npz file for numpy.load; equal tensors, equal bytes."""
+    """Write the model among `tensors`, without moments, as an .npz file for numpy.load; equal tensors, equal bytes.
+
+    Only its owner may read the file (mode 0600): a model tells about the data that it was trained on.
+    """
     with _told(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, model_bytes(tensors), mode=0o644)
+        write_atomic(path, model_bytes(tensors))
 
 
 def model_bytes(tensors: Tensors) -> bytes:
@@ -241,7 +245,9 @@ def _load(path: Path) -> tuple[ServerState, Schema, dict[str, Any]]:
             own = Schema.from_lists(part["schema"])
             encoding = part.get("encoding", _ENCODING_BEFORE)
             parts.append(unpack(part["blob"], encoding=encoding, raw_bytes=part["raw_bytes"], schema=own)[1])
-        return ServerState(content["round"], *parts), Schema.from_lists(content["schema"]), content["meta"]
+        past = {part: tuple(map(float, values)) for part, values in content.get("references", {}).items()}
+        state = ServerState(content["round"], parts[0], parts[1], past)
+        return state, Schema.from_lists(content["schema"]), content["meta"]
     except (ValueError, TypeError, KeyError, msgpack.UnpackException, WireError, SchemaMismatch) as error:
         raise StateError(f"{path}: cannot be read back ({error})") from error
 

@@ -29,6 +29,7 @@ from coordinator.report_cli import add_report
 from coordinator.settings import RunSettings
 from coordinator.unit_cli import add_unit
 from coordinator.watch_cli import add_watch
+from shared.check_task_cli import add_check_task
 from shared.command import AsJson, command, make_app, run_app, say, with_debug
 from shared.command_groups import Group
 from shared.config import cli_options
@@ -48,7 +49,7 @@ app = make_app(
     "Federated learning over MQTT for fleets of small devices, with a private patch on each of them.",
     installed="fedpatch.commands",
     panels={
-        "Try it on this machine": ["demo", "simulate", "tasks", "strategies"],
+        "Try it on this machine": ["demo", "simulate", "check-task", "tasks", "strategies"],
         "Train with a fleet": ["doctor", "run", "resume"],
         "Look at runs and devices": ["watch", "runs", "show", "report", "devices", "export"],
         "Set a fleet up": ["ca", "device", "broker", "inventory", "unit"],
@@ -244,6 +245,7 @@ broker_app.callback()(with_debug(broker))
 
 
 add_acl(broker_app)
+add_check_task(app, NAME)
 add_devices(app, lambda state_dir: _registry(state_dir))
 for add in (add_identities, add_doctor, add_export, add_inventory, add_report, add_unit, add_watch):
     add(app)
@@ -300,4 +302,4 @@ def _end(summary: RunSummary, as_json: bool) -> NoReturn:
         typer.echo(summary.to_json())
     else:
         print_summary(summary)
-    raise typer.Exit(_EXIT_CODES.get(summary.stopped_because, 0))
+    raise typer.Exit(_EXIT_CODES.get(summary.stopped_because, 1 if summary.in_vain else 0))

@@ -40,6 +40,11 @@ MISFORTUNES: Mapping[tuple[str, str], str] = {
 """What is counted too, and never counts against a device."""
 
 
+def is_offence(count: Count) -> bool:
+    """Whether what was counted is an offence."""
+    return (count.what, count.reason) in OFFENCES
+
+
 class Conduct:
     """Offences by device since it was last released; at `limit` of them it is to be put into quarantine (0: never)."""
 
@@ -49,7 +54,7 @@ class Conduct:
 
     def note(self, count: Count) -> bool:
         """Takes note of what was counted; whether it is an offence."""
-        if (count.what, count.reason) not in OFFENCES:
+        if not is_offence(count):
             return False
         self._offences[count.device] = self._offences.get(count.device, 0) + count.times
         return True

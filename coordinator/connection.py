@@ -8,6 +8,7 @@ import threading
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Self
 
+from coordinator.chunk_size import find_chunk_bytes
 from coordinator.claim import CONNECT_TIMEOUT_S, body_of, claim_fleet, client_id
 from coordinator.doorkeeper import Doorkeeper
 from coordinator.inbox import Inbox, Interrupt
@@ -59,12 +60,14 @@ class Connection:
         self._open = ExitStack()
         self._connects = 0
         self.broker_certificate_ends: float | None = None
+        self.chunk_bytes = settings.chunk_kib * 1024
 
     def __enter__(self) -> Self:
         if warning := exposure(self.link.broker):
             _log.warning(warning)
         try:
             claim_fleet(self._settings, self._boot)
+            self.chunk_bytes = find_chunk_bytes(self._settings, self._boot)
             self.link.start()
             self.established: Connected = self.link.wait_connected(CONNECT_TIMEOUT_S)
             self._open.enter_context(interrupts_into(self.inbox))

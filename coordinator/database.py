@@ -26,7 +26,7 @@ from coordinator.registry_copy import content_problem, copy_of, damaged_of, make
 from coordinator.registry_tables import SCHEMA_VERSION, migrate, script
 from coordinator.run_journal import journals
 from shared.errors import StateError, UsageError
-from shared.files import make_directory, mend_at, mend_of, remove_unfinished
+from shared.files import check_state_directory, make_directory, mend_at, mend_of, remove_unfinished
 from shared.locks import SharedLock
 
 _BUSY_S = 10.0
@@ -87,8 +87,10 @@ def keep_copy(db: sqlite3.Connection, path: Path) -> None:
 
 def make_empty(path: Path) -> None:
     """Make a registry with nothing in it at `path`, where no file is."""
-    with told(path), closing(_connect(path, "mode=rwc")) as db:
-        migrate(db, 0)
+    with told(path):
+        path.touch(0o600)
+        with closing(_connect(path, "mode=rwc")) as db:
+            migrate(db, 0)
 
 
 @contextmanager
@@ -185,6 +187,8 @@ def _read_elsewhere(db: sqlite3.Connection, path: Path) -> Database:
 
 def _open_to_write(path: Path) -> Database:
     make_directory(path.parent)
+    check_state_directory(path.parent)
+    _make_private(path)
     with ExitStack() as stack:
         lock = SharedLock(path.with_name(f"{path.name}.lock"))
         stack.callback(lock.release)
@@ -194,6 +198,8 @@ def _open_to_write(path: Path) -> Database:
             is_copy = _mend(path)
         elif problem := _problem(path):
             raise damaged(path, problem)
+        if not path.exists():
+            path.touch(0o600)
         db = stack.enter_context(closing(_connect(path, "mode=rwc")))
         db.is_copy = is_copy
         version = _version(db, path, may_be_empty=True)
@@ -208,6 +214,13 @@ def _open_to_write(path: Path) -> Database:
         db.lock = lock
         stack.pop_all()
     return db
+
+
+def _make_private(path: Path) -> None:
+    """Let only its owner read the registry: it names the devices of a fleet. SQLite gives its log the same permissions."""
+    if path.exists():
+        # By name: to open and close the file would drop the locks that this process has on it through SQLite.
+        path.chmod(0o600)
 
 
 def _connect(path: Path, how: str) -> Database:

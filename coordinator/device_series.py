@@ -77,7 +77,9 @@ class DeviceSeries(Collector):
         for name, text in COUNTERS.items():
             yield _fill(CounterMetricFamily(f"fedpatch_device_{name}", text, labels=("device",)), name, rows)
         accuracy = GaugeMetricFamily(
-            "fedpatch_device_user_accuracy", "Around its training in that round", labels=("device", "moment")
+            "fedpatch_device_user_accuracy",
+            "On test data, before and after its training in that round",
+            labels=("device", "moment"),
         )
         for moment, name in ACCURACIES.items():
             _fill(accuracy, name, rows, moment)

@@ -6,21 +6,27 @@ Messages and the time go in, effects come out; coordinator.service performs them
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
+from coordinator.absences import Absences
+from coordinator.auto_deadline import policy_of
 from coordinator.effects import Aggregate, Effect, Finish, Pause, PublishModel, Record, RetractModel
 from coordinator.fleet import QUARANTINED, Fleet
 from coordinator.ledger import Ledger, Opening
 from coordinator.open_round import OpenRound
 from coordinator.post import Post
+from coordinator.quorum import devices_meant, updates_needed
 from coordinator.records import RoundRecord
 from coordinator.round import RETURN_S
 from coordinator.round_states import Phase
 from coordinator.run_spec import RunSpec, Stopped
-from coordinator.selection import select
+from coordinator.selection import Selection, draw
+from coordinator.silence import STARTING_S
 from shared.messages import Decline, DeviceState, Envelope, Manifest, ModelDelta, UpdateReport
 from shared.reasons import RefuseReason
 from shared.transfer import Chunk
@@ -51,7 +57,6 @@ class Engine:
         self.open: OpenRound | None = None
         self.records = list(records)
         self.stopped: Stopped | None = None
-        self._resumed = len(self.records)
         self._unfinished = unfinished
         self._taken_up = bool(self.records) or unfinished is not None
         self._selected = False
@@ -64,6 +69,14 @@ class Engine:
         self._next_round_at = 0.0
         self._connected = True
         self._quorum_seconds: list[float] = []
+        self._absences = Absences(self.records)
+        self.fleet.absent = self._absences.missed
+        # Failed rounds in a row, those of them that count, and when the last of these ended.
+        self._failed = self._failures = 0
+        self._failed_at = -math.inf
+        for record in self.records:
+            for device, offence in record.offenders.items():
+                self.fleet.bench(device, offence)
 
     def start(self, now: float) -> list[Effect]:
         """Begins to wait for devices."""
@@ -81,6 +94,8 @@ class Engine:
         repeated = known is not None and known.state == state
         if not self.fleet.see(device, state):
             return []
+        if known_boot and known_boot != self.fleet.boot(device):
+            self._absences.restarted(device)
         effects = self.open.on_presence(device, known_boot, state, now) if self.open and not repeated else []
         return effects + self._settle(now)
 
@@ -110,6 +125,8 @@ class Engine:
     def on_link(self, *, connected: bool, now: float) -> list[Effect]:
         """The broker went or came back; without it no round is opened, and nobody is missed."""
         self._connected = connected
+        if self.open is not None:
+            self.open.listen(connected=connected, now=now)
         return self._settle(now)
 
     def on_holds(self, holds: Mapping[str, str], now: float) -> list[Effect]:
@@ -152,10 +169,16 @@ class Engine:
         assert self.open is not None
         return self.open.refuse(device, digest, reason, detail, now) + self._settle(now)
 
-    def aggregated(self, now: float, bounded: Mapping[str, int] | None = None) -> list[Effect]:
-        """The new global model is made; so many updates met which bound (coordinator.folding)."""
+    def aggregated(
+        self,
+        now: float,
+        bounded: Mapping[str, int] | None = None,
+        devices: Mapping[str, Sequence[str]] | None = None,
+    ) -> list[Effect]:
+        """The new global model is made; so many updates met which bound, and those of which devices (coordinator.folding)."""
         assert self.open is not None
         self.open.bounded = dict(bounded or {})
+        self.open.bounded_devices = dict(devices or {})
         self.open.round.finish(now)
         quorum_s = self.open.round.quorum_s
         assert quorum_s is not None
@@ -189,8 +212,8 @@ class Engine:
         return self.records[-1].round if self.records else 0
 
     def wanted(self) -> int:
-        """Devices that must be there for the next round to begin."""
-        return max(self.spec.policy.min_cohort, 0 if self._selected else self.spec.devices)
+        """Devices that must be there for the next round to begin: before the first one all, later as many as make a quorum."""
+        return self._needed() if self._selected else max(self.spec.policy.min_cohort, self.spec.devices)
 
     @property
     def _ends_at(self) -> float | None:
@@ -237,63 +260,115 @@ class Engine:
             spent_s = opening.ledger.spent_s + now - self._started_at
             return self._open_round(replace(opening, ledger=replace(opening.ledger, spent_s=spent_s)), now)
         spec = self.spec
-        if self.fleet.present < self.wanted():
-            self._waits_since = now if self._waits_since is None else self._waits_since
-            # A run that had begun with more of them goes on with those that are left.
-            goes_on = self._taken_up and self.fleet.present >= spec.policy.min_cohort
-            self._wait_until = self._waits_since + (min(RETURN_S, spec.wait_s) if goes_on else spec.wait_s)
-            if now < self._wait_until:
+        if not self._enough(now):
+            assert self._waits_since is not None
+            if now < self._waits_since + self._patience_s:
                 return []
-            if not goes_on:
-                return self._stop(Stopped.FAILED, self.fleet.who_is_missing(self.wanted(), spec.wait_s))
+            return self._stop(Stopped.FAILED, self.fleet.who_is_missing(self.wanted(), spec.wait_s))
         self._waits_since = self._wait_until = None
         if self._pause_until is not None:
             return []
         number = self.last_round + 1
-        eligible, policy = self.fleet.eligible(), spec.policy
-        chosen = select(eligible, spec.participation, spec.over_select, policy.min_cohort, spec.seed, number)
+        chosen = self._absences.choose(self.fleet.eligible(), partial(self._draw, number), number)
         self._selected = True
         return self._open_round(Opening(Ledger(number, chosen.target, chosen.invited, base="")), now)
+
+    def _draw(self, number: int, devices: Sequence[str]) -> Selection:
+        return draw(devices, self._meant(), self.spec.over_select, self.spec.seed, number)
+
+    @property
+    def _patience_s(self) -> float:
+        """Seconds to wait for devices: longer while some have not loaded their task yet."""
+        return self.spec.wait_s + (STARTING_S if self.fleet.starting else 0.0)
+
+    def _enough(self, now: float) -> bool:
+        """Whether there are devices enough for a round, which are waited for as coordinator.quorum says."""
+        if self.fleet.present >= self.wanted():
+            return True
+        self._waits_since = now if self._waits_since is None else self._waits_since
+        self._wait_until = self._waits_since + self._patience_s
+        if not self._selected and not self._taken_up:
+            return False
+        give_up_at = self._waits_since + min(RETURN_S, self.spec.wait_s)
+        if now < give_up_at:
+            self._wait_until = give_up_at
+            return False
+        self.fleet.give_up(self.spec.devices)
+        return self.fleet.present >= self._needed()
+
+    def _meant(self) -> int:
+        """Devices that the next round is meant for."""
+        spec, policy = self.spec, self.spec.policy
+        return devices_meant(self.fleet.standing(spec.devices), spec.participation, policy.quorum, policy.min_cohort)
+
+    def _needed(self) -> int:
+        """Updates that make the quorum of the next round."""
+        return updates_needed(self._meant(), self.spec.policy.quorum, self.spec.policy.min_cohort)
 
     def _open_round(self, opening: Opening, now: float) -> list[Effect]:
         left_s = None if self._ends_at is None else self._ends_at - now
         self._next_round_at = now - opening.ledger.spent_s + self.spec.round_interval_s
-        self.open = OpenRound(self.spec, opening, self.fleet, self._post, self._jitter, left_s, now)
+        spec = replace(self.spec, policy=policy_of(self.spec, self.records))
+        self.open = OpenRound(spec, opening, self.fleet, self._post, self._jitter, left_s, now)
         return [PublishModel(opening.ledger.round)]
 
     def _why_stop(self, now: float) -> tuple[Stopped, str] | None:
         spec, records = self.spec, self.records
         if records and spec.target_ua is not None:
             last, ua = records[-1], records[-1].user_accuracy
-            if last.outcome == "aggregated" and ua is not None and spec.metric.reached(ua, spec.target_ua):
+            measured = last.outcome == "aggregated" and last.measured >= last.needed
+            if measured and ua is not None and spec.metric.reached(ua, spec.target_ua):
                 return Stopped.TARGET_UA, ""
         if self.last_round >= spec.rounds:
-            return Stopped.MAX_ROUNDS, ""
+            return Stopped.MAX_ROUNDS, self._nothing_words(now)
         # A round that ended with the run's time may have ended a rounding error earlier.
         if self._ends_at is not None and now >= self._ends_at - _ROUNDING_S:
-            return Stopped.DEADLINE, ""
-        if self._failures() >= spec.max_failed_rounds:
-            return Stopped.FAILED, f"{self._failures()} rounds in a row failed, the last one: {records[-1].failure}"
+            return Stopped.DEADLINE, self._nothing_words(now)
+        if self._failures >= spec.max_failed_rounds:
+            return Stopped.FAILED, f"{self._failed} rounds in a row failed, {_last_words(records[-1])}"
         return None
 
-    def _failures(self) -> int:
-        """Rounds of this epoch that failed since the last one that did not."""
-        outcomes = [record.outcome for record in self.records[self._resumed :]]
-        return next((i for i, outcome in enumerate(reversed(outcomes)) if outcome != "failed"), len(outcomes))
+    def _nothing_words(self, now: float) -> str:
+        """What to say of a run that ends without a round that succeeded; "" where there is one."""
+        if not self.records:
+            waited_s = round(now - self._started_at, 1)
+            return f"no round began: {self.fleet.who_is_missing(self.wanted(), waited_s)}"
+        if any(record.outcome == "aggregated" for record in self.records):
+            return ""
+        return f"no round succeeded, so the model is as it was; {_last_words(self.records[-1])}"
+
+    def _note_failure(self, now: float) -> None:
+        """A failed round that took devices out of the count was not in vain, and failures within a moment count as one."""
+        self._failed += 1
+        spread = now >= self._failed_at + self.spec.policy.recruit_deadline_s
+        assert self.open is not None
+        if spread and not self.open.round.left:
+            self._failures += 1
+            self._failed_at = now
 
     def _close(self, outcome: str, now: float) -> list[Effect]:
         assert self.open is not None
         effects = [] if self.open.dismissed else self.open.dismiss()
         record = self.open.record(outcome)
+        self.fleet.absent = self._absences.note(record.round, self.open.missed, self.open.reports.keys())
+        record = replace(record, absent=self.fleet.absent)
+        if outcome == "failed":
+            self._note_failure(now)
+        else:
+            self._failed, self._failures, self._failed_at = 0, 0, -math.inf
         self.open = None
         self.records.append(record)
         self._pause_until = self._next_round_at
         if outcome == "failed":
             # Owners change their minds, links come back: not at once, but with time.
-            pause_s = min(self.spec.wait_s, RETRY_S * 2 ** min(self._failures() - 1, 30))
+            pause_s = min(self.spec.wait_s, self.spec.longest_pause_s, RETRY_S * 2 ** min(self._failed - 1, 30))
             self._pause_until = max(self._pause_until, now + pause_s)
         return [*effects, RetractModel(), Record(record)]
 
     def _stop(self, reason: Stopped, detail: str) -> list[Effect]:
         self.stopped = reason
         return [Finish(reason, detail)]
+
+
+def _last_words(record: RoundRecord) -> str:
+    return f"the last one: {record.failure}, with {record.reported} of the {record.needed} updates needed"

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from coordinator.answers import lasts, word_of
+from coordinator.answers import lasts, mend_of_decline, word_of
 from coordinator.negotiation import EVERYWHERE, encoding_for
+from coordinator.quorum import Standing
+from coordinator.silence import STARTING_S
 from shared.messages import DEVICE_FEATURES, Decline, DeviceState
 from shared.quantities import counted
 
-QUARANTINED, DRAINED = "quarantined", "drained"
+QUARANTINED, DRAINED, REVOKED = "quarantined", "drained", "revoked"
+_NAMED = 5
 
 
 @dataclass
 class Member:
-    """A device. `barred` is its own lasting reason not to be asked again, `progress` the fraction of its job.
+    """A device. `barred` is its own lasting reason not to be asked again, `barred_for` the word of it where it declined.
+
+    `progress` is the fraction of its job.
 
     `held` is its operator's: quarantined or drained.
 
@@ -27,6 +32,7 @@ class Member:
     state: DeviceState
     held: str = ""
     barred: str = ""
+    barred_for: str = ""
     progress: float = 0.0
     resting: str = ""
     rest_until: float = 0.0
@@ -42,7 +48,7 @@ class Fleet:
 
     Where there is no more room, whoever is gone longest without ever having worked makes way for a newcomer, and a newcomer is
     not taken in while there is no such device. `evicted` are those that had to go, for whoever clears it. `encoding` is
-    how updates should travel.
+    how updates should travel. `benched` are the offenders, which this run does not ask again, each with its offence.
     """
 
     def __init__(self, task: str, most: int = 100_000, encoding: str = EVERYWHERE) -> None:
@@ -55,7 +61,17 @@ class Fleet:
         self._task = task
         self._encoding = encoding
         self._versions: dict[str, str] = {}
+        self.benched: dict[str, str] = {}
+        # Devices that missed the last rounds in which they were asked (coordinator.absences).
+        self.absent: Mapping[str, int] = {}
+        # Which devices count (coordinator.quorum): those seen with the task, and of these the ones that do not count.
+        self._able: set[str] = set()
+        self._released: set[str] = set()
+        self._left: set[str] = set()
+        self._given_up: set[str] = set()
+        self._unnamed = 0
         self._eligible: set[str] = set()
+        self._starting: set[str] = set()
         self._resting: set[str] = set()
         self._wake_at = math.inf
 
@@ -73,6 +89,7 @@ class Fleet:
             # A last will says nothing but that the device is gone.
             known.state = replace(known.state, online=False)
             self._eligible.discard(device)
+            self._starting.discard(device)
             self._gone.setdefault(device)
             return True
         member = self.members[device] = Member(state, self._holds.get(device, ""))
@@ -81,7 +98,7 @@ class Fleet:
             self._gone[device] = None
         # What it said of itself holds until it restarts or offers other tasks.
         if known is not None and (known.state.boot, known.state.tasks) == (state.boot, state.tasks):
-            member.barred = known.barred
+            member.barred, member.barred_for = known.barred, known.barred_for
         if known is not None and replace(known.state, online=True) == state:
             # Told again, by the broker or after a broken connection: nothing is new, so what it asked for holds.
             member.resting, member.rest_until = known.resting, known.rest_until
@@ -90,7 +107,8 @@ class Fleet:
 
     def relevant(self, state: DeviceState) -> DeviceState:
         """What is kept of a presence: the task of the run, and the encoding, so that no device takes more room than another."""
-        own = tuple(one for one in state.tasks if one.task == self._task)[:1]
+        # Of a device that has other tasks one of those: only a device that is starting has none.
+        own = tuple(one for one in state.tasks if one.task == self._task)[:1] or state.tasks[:1]
         known = tuple(word for word in DEVICE_FEATURES if word in state.features)
         return replace(state, tasks=own, encodings=(encoding_for(self._encoding, state.encodings),), features=known)
 
@@ -124,33 +142,96 @@ class Fleet:
         for device in changed & self.members.keys():
             self.members[device].held = holds.get(device, "")
             self._sort(device)
+        for device in changed - self.members.keys():
+            self._count(device)
 
     def held(self, device: str) -> str:
         """Why the operator does not want the device to be asked, "" where that is not so."""
         return self._holds.get(device, "")
 
+    def remember(self, devices: Iterable[str]) -> None:
+        """Devices that earlier epochs of the run have seen with its task: they count although they may be away."""
+        for device in devices:
+            self._able.add(device)
+            self._count(device)
+
+    def bench(self, device: str, offence: str) -> None:
+        """An offender is not asked again in this run."""
+        self.benched[device] = offence
+        if device in self.members:
+            self._sort(device)
+        else:
+            self._count(device)
+
+    def standing(self, least: int) -> Standing:
+        """How many devices count, of a fleet of `least` devices or more."""
+        fleet = max(least, len(self._able)) - len(self._released)
+        unnamed = min(self._unnamed, max(0, least - len(self._able)))
+        absent = self._able.intersection(self.absent) - self._released - self._left
+        return Standing(fleet, len(self._left), len(self._given_up | absent) + unnamed)
+
+    def give_up(self, least: int) -> None:
+        """The run has waited in vain: devices that are missing now, of `least` or more, do not count until they are back."""
+        self._given_up = set(self.missing())
+        self._unnamed = max(0, least - len(self._able))
+
+    def missing(self) -> list[str]:
+        """Devices that count and cannot be asked now, sorted."""
+        return sorted(self._able - self._released - self._left - self._eligible)
+
+    def missing_words(self, most: int = _NAMED) -> str:
+        """The first `most` missing devices, each with why it cannot be asked; "" where no known device is missing."""
+        missing = self.missing()
+        named = [f"{device} ({self._why_missing(device)})" for device in missing[:most]]
+        more = [f"{len(missing) - most} more"] if len(missing) > most else []
+        return ", ".join(named + more)
+
     def who_is_missing(self, wanted: int, wait_s: float) -> str:
         """Why there are too few devices, in words."""
         came = f"{self.present} of {wanted} devices came within {wait_s:g} s"
+        if self.starting:
+            return (
+                f"{came}, and {self.starting} more are still starting {STARTING_S:g} s later; see the logs of their agents, "
+                "start fewer of them on one machine, or give them longer with --wait-s"
+            )
         there = {device: member for device, member in self.members.items() if member.state.online}
+        words = []
         if held := sorted(device for device, member in there.items() if member.held):
             device = held[0]
-            return f"{came}; {len(held)} of those that are there are held back, as {device}: {there[device].held}"
-        barred = sorted((device, m.barred) for device, m in self.members.items() if m.barred)
-        if barred:
+            words.append(f"{len(held)} of those that are there are held back, as {device}: {there[device].held}")
+        if barred := sorted((device, m.barred) for device, m in self.members.items() if m.barred):
             device, reason = barred[0]
-            return f"{came}; {len(barred)} of those that are there cannot take part, as {device}: {reason}"
+        if self.starting:
+            words.append(
+                f"{self.starting} more are still starting {STARTING_S:g} s later; see the logs of their agents, start fewer of "
+                "them on one machine, or give them longer with --wait-s"
+            )
+            return "; ".join([came, *words])
+        if barred := sorted((device, m.barred) for device, m in self.members.items() if m.barred):
+            device, reason = barred[0]
+            words.append(
+                f"{len(barred)} of those that are there cannot take part, as {device}: {reason}{self._mends()}"
+            )
+        if self.benched:
+            device = min(self.benched)
+            words.append(f"{len(self.benched)} are not asked again in this run, as {device}: {self.benched[device]}")
         if unwilling := self.unwilling():
-            return f"{came}; {unwilling.total()} of those that are there are unwilling: {counted(unwilling)}"
-        return (
-            f"{came}; are the agents running, with this broker, fleet and task? "
-            "--wait-s gives longer to those that are still loading it"
-        )
+            words.append(f"{unwilling.total()} of those that are there are unwilling: {counted(unwilling)}")
+        if missing := self.missing_words():
+            words.append(f"missing: {missing}; `fedpatch devices drain DEVICE` takes one out of the count")
+        if not words:
+            words.append(
+                "are the agents running, with this broker, fleet and task? "
+                "--wait-s gives longer to those that are still on their way"
+            )
+        return "; ".join([came, *words])
 
     def declined(self, device: str, answer: Decline, now: float) -> None:
         """Takes note of when to ask again, which holds whatever has become of the round that it was asked for."""
         if lasts(answer):
             self.bar(device, answer.detail or answer.reason)
+            if device in self.members:
+                self.members[device].barred_for = answer.reason
         elif answer.retry_after_s:
             self.rest(device, word_of(answer), now + answer.retry_after_s)
 
@@ -187,7 +268,9 @@ class Fleet:
 
     def unwilling(self) -> Counter[str]:
         """How many of the devices that could be asked would decline now, by reason."""
-        return Counter(one.unwilling for one in self.members.values() if self._could(one) and one.unwilling)
+        return Counter(
+            one.unwilling for device, one in self.members.items() if one.unwilling and self._could(device, one)
+        )
 
     def boot(self, device: str) -> str:
         """The boot nonce last seen, "" for a device that never was."""
@@ -199,9 +282,27 @@ class Fleet:
         """How many devices can be asked."""
         return len(self._eligible)
 
+    @property
+    def starting(self) -> int:
+        """How many devices are online and have not loaded their task yet; of those that are held back, none."""
+        return len(self._starting)
+
+    def is_starting(self, device: str) -> bool:
+        """Whether a device said that it is online, and does not know its tasks yet."""
+        return device in self._starting
+
     def eligible(self) -> list[str]:
         """Devices that can be asked: online, with this task, willing as far as they told, not barred; sorted."""
         return sorted(self._eligible)
+
+    def _mends(self) -> str:
+        """How many declined for which owners' limit, and what helps."""
+        words = Counter(member.barred_for for member in self.members.values() if member.barred)
+        return "".join(
+            f". {count} declined with {word}: {mend}"
+            for word, count in sorted(words.items())
+            if (mend := mend_of_decline(word))
+        )
 
     def _make_room(self) -> bool:
         while len(self.members) >= self._most:
@@ -210,23 +311,60 @@ class Fleet:
                 return False
             for known in (self.members, self._gone, self._versions):
                 known.pop(device, None)
-            for known_names in (self._eligible, self._resting):
+            everywhere = (
+                self._eligible,
+                self._starting,
+                self._resting,
+                self._able,
+                self._released,
+                self._left,
+                self._given_up,
+            )
+            for known_names in everywhere:
                 known_names.discard(device)
             self.evicted.append(device)
         return True
 
-    def _could(self, member: Member) -> bool:
+    def _could(self, device: str, member: Member) -> bool:
         state = member.state
         return (
             state.online
             and not member.held
             and not member.barred
+            and device not in self.benched
             and any(one.task == self._task for one in state.tasks)
         )
 
+    def _why_missing(self, device: str) -> str:
+        member = self.members.get(device)
+        if member is None or not member.state.online:
+            return "offline"
+        return member.unwilling or "without the task"
+
     def _sort(self, device: str) -> None:
         member = self.members[device]
-        if self._could(member) and not member.unwilling:
+        (self._starting.add if _is_starting(member) else self._starting.discard)(device)
+        if any(one.task == self._task for one in member.state.tasks):
+            self._able.add(device)
+        if self._could(device, member) and not member.unwilling:
             self._eligible.add(device)
+            self._given_up.discard(device)
         else:
             self._eligible.discard(device)
+        self._count(device)
+
+    def _count(self, device: str) -> None:
+        """Sorts a device among those that count, that are held back, and that have left the count."""
+        barred = self.members[device].barred if device in self.members else ""
+        held = self._holds.get(device, "")
+        able = device in self._able
+        released = able and (held != "" or barred == REVOKED)
+        left = able and not released and (barred != "" or device in self.benched)
+        for devices, belongs in ((self._released, released), (self._left, left)):
+            (devices.add if belongs else devices.discard)(device)
+        if left or released:
+            self._given_up.discard(device)
+
+
+def _is_starting(member: Member) -> bool:
+    return member.state.online and not member.state.tasks and not member.held

@@ -34,15 +34,17 @@ class History:
     user_accuracy_after: float | None = None
 
 
-def standing(member: Member, task: str) -> str:
-    """One of FLEET_STATES. Whoever is gone is offline, whatever else is known of it."""
+def standing(member: Member, task: str, *, benched: bool = False) -> str:
+    """One of FLEET_STATES; `benched` says that the device is an offender. Whoever is gone is offline in any case."""
     if not member.state.online:
         return "offline"
+    if not member.state.tasks:
+        return "starting"
     if not any(one.task == task for one in member.state.tasks):
         return "other_task"
     if member.held:
         return member.held
-    if member.barred:
+    if member.barred or benched:
         return "barred"
     return "unwilling" if member.unwilling else "eligible"
 
@@ -91,7 +93,10 @@ class FleetMeter:
         """The fleet as it stands; costs as much as the fleet has devices."""
         metrics, engine = self._metrics, self._engine
         members, current = engine.fleet.members, engine.open
-        standings = Counter(standing(member, engine.spec.task) for member in members.values())
+        standings = Counter(
+            standing(member, engine.spec.task, benched=device in engine.fleet.benched)
+            for device, member in members.items()
+        )
         for state in FLEET_STATES:
             metrics.devices.labels(state).set(standings[state])
         unwilling = engine.fleet.unwilling()
@@ -168,7 +173,7 @@ class FleetMeter:
             state: str = participant.state
             reason = participant.reason if participant.state in _TOLD_WHY else ""
         else:
-            state = standing(member, self._engine.spec.task)
+            state = standing(member, self._engine.spec.task, benched=device in self._engine.fleet.benched)
             reason = member.unwilling if state == "unwilling" else ""
         vitals = self._vitals.of(device, now)
         training = participant is not None and participant.state is State.TRAINING

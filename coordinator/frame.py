@@ -16,7 +16,7 @@ from rich.text import Text
 from coordinator.records import measure_words
 from coordinator.round_states import State
 from coordinator.round_text import add_open_round, add_round, rounds_table
-from coordinator.snapshot import DeviceLine, Snapshot, slowest
+from coordinator.snapshot import DeviceLine, Snapshot, slowest, starting_words
 from shared.quantities import accuracy, counted, duration
 
 MIN_LINES = 24
@@ -41,9 +41,11 @@ def draw(snapshot: Snapshot, *, over: bool = False, lines: int = MIN_LINES) -> R
     """The picture, for a terminal of so many `lines`; when all is `over`, without what was only passing."""
     parts: list[RenderableType] = [_headline(snapshot, over)]
     if not over and snapshot.phase == "waiting" and snapshot.present < snapshot.wanted:
-        parts.append(_bar("devices there", snapshot.present, snapshot.wanted, ""))
+        parts.append(_bar("devices there", snapshot.present, snapshot.wanted, starting_words(snapshot)))
         if snapshot.unwilling:
             parts.append(Text(f"unwilling: {counted(snapshot.unwilling)}", style="yellow", overflow="fold"))
+        if snapshot.missing:
+            parts.append(Text(f"missing: {snapshot.missing}", style="yellow", overflow="fold"))
     if not over and snapshot.devices:
         parts += [_quorum(snapshot), _states(snapshot), _devices(snapshot, MAX_DEVICES + max(0, lines - MIN_LINES))]
     if snapshot.records or (snapshot.devices and not over):

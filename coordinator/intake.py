@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 
 from coordinator.aggregation import check_private, check_update
-from coordinator.bounds import check_moments, check_norm, check_registered, norm
+from coordinator.bounds import check_moments, check_norm, check_registered, check_steps, norm
 from coordinator.limits import Limits
 from shared.codec import from_plain
 from shared.compression import unpack
@@ -14,7 +14,7 @@ from shared.errors import SchemaMismatch, UpdateRefused, WireError
 from shared.messages import Manifest, TrainPlan, UpdateReport
 from shared.metric_terms import MetricTerms
 from shared.reasons import RefuseReason
-from shared.tensors import Array, Schema, UnexpectedTensors
+from shared.tensors import Array, Schema, Tensors, UnexpectedTensors
 from shared.transfer import check_manifest
 
 
@@ -74,7 +74,7 @@ def read_update(
     check_update(tensors, terms.schema, terms.private_names, report.num_examples)
     check_registered(report.num_examples, registered)
     if terms.plan is not None:
-        check_moments(tensors, terms.schema, terms.plan)
+        _check_trained(tensors, terms.schema, terms.plan, terms.model, report.num_examples)
     if terms.model is not None and terms.limits.norm.action == "reject":
         check_norm(norm(tensors, terms.model, terms.schema), terms.limits.norm)
     for measured in (report.user_accuracy_before, report.user_accuracy_after):
@@ -82,3 +82,12 @@ def read_update(
             detail = f"its {terms.metric.name} of {measured:g} is not {terms.metric.range_words}"
             raise UpdateRefused(RefuseReason.OUT_OF_RANGE, detail)
     return report, tensors
+
+
+def _check_trained(
+    tensors: Tensors, schema: Schema, plan: TrainPlan, model: Mapping[str, Array] | None, num_examples: int
+) -> None:
+    """Raise UpdateRefused for moments and step counts that no training by `plan` on so many examples makes."""
+    check_moments(tensors, schema, plan)
+    if model is not None:
+        check_steps(tensors, model, schema, plan.steps_for(num_examples))

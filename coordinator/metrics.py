@@ -27,7 +27,7 @@ BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0
 PHASES = ("select", "recruit", "download", "train", "upload", "aggregate", "checkpoint")
 DEVICE_PHASES = ("download", "train", "upload")
 OUTCOMES = ("aggregated", "too_few_accepted", "quorum_missed")
-FLEET_STATES = ("eligible", "unwilling", "barred", "quarantined", "drained", "other_task", "offline")
+FLEET_STATES = ("eligible", "unwilling", "barred", "quarantined", "drained", "other_task", "starting", "offline")
 SIGNS = ("told", "on_battery", "under_voltage", "throttled", "hot")
 RESULTS = ("committed", "late", "refused", "damaged")
 IGNORED = ("unknown_message", "not_ours", "revoked", "over_limit", "not_granted", "fleet_full")
@@ -67,7 +67,10 @@ class RoundMetrics:
             "last_round_phase_seconds", "Phases of the last round, by the coordinator's clock", "phase"
         )
         self.user_accuracy = gauge(
-            "user_accuracy", "Over the devices of the last aggregated round, around its training", "stat", "moment"
+            "user_accuracy",
+            "On test data, over the devices of the last aggregated round, before and after its training",
+            "stat",
+            "moment",
         )
         self.outcomes = _counter(registry, "rounds", "Rounds that are over", "outcome")
         self.seconds = Histogram(

@@ -21,6 +21,7 @@ from shared.model_metadata import MODEL_FILE, ModelMetadata, to_json
 from shared.onnx_export import Exported, export_onnx, torch_outputs
 from shared.onnx_model import OnnxModel, require_parity
 from shared.patches import merge, parse_policy
+from shared.prepare import preparation_of
 from shared.task import Task, find_task
 
 _SAMPLES = 64
@@ -126,6 +127,8 @@ def _export(task: Task, run: RunInfo, state: ServerState) -> tuple[Exported, Mod
         fedpatch=__version__,
         torch=exported.torch,
         onnx=exported.onnx,
+        task_ref=str(run.settings["task"]),
+        prepare=preparation_of(task, task.raw_shape or task.input_shape),
     )
     return exported, metadata
 

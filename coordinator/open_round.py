@@ -10,19 +10,21 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
-from coordinator.answers import mend_of, word_of
+from coordinator.answers import lasts, mend_of, word_of
 from coordinator.asking import Asking
 from coordinator.books import Traffic, mean_accuracy, write_record
+from coordinator.conduct import is_offence
 from coordinator.effects import Count, Effect, Open, Store
 from coordinator.fleet import QUARANTINED, Fleet
 from coordinator.intake import check_offer
 from coordinator.ledger import Opening
 from coordinator.post import Post
 from coordinator.records import RoundRecord
-from coordinator.round import Round
-from coordinator.round_states import AT_WORK, EVENT_OF_JOB, Event, State
+from coordinator.round import NO_ANSWER, Participant, Round
+from coordinator.round_states import AT_WORK, EVENT_OF_JOB, Event, Phase, State
 from coordinator.run_spec import RunSpec
-from coordinator.uploads import Complete, UploadDesk
+from coordinator.silence import PROBE_S, SILENT_S, SLOW_BYTES_S, STARTING_S, Silence
+from coordinator.uploads import STALL_S, Complete, UploadDesk
 from shared.errors import UpdateRefused
 from shared.messages import (
     Accept,
@@ -41,18 +43,21 @@ from shared.messages import (
     Refused,
     UpdateReport,
 )
-from shared.reasons import RefuseReason
+from shared.reasons import FailReason, RefuseReason
 from shared.transfer import Chunk
 
 # A request or its answer may be lost (brokers drop from full queues): ask again while a device has not answered.
 REINVITE_S = 3.0
 UPLOAD_IDLE_S = 30.0
-# A device at work tells of it all the time: from one that does not, a word may have been lost.
-SILENCE_S = 30.0
+# Why a participant is given up from which nothing is heard any more (coordinator.silence).
+SILENT = "silent"
 
 
 class OpenRound:
-    """From selection to the last report. `limit_s` is what the run's own time limit leaves for it."""
+    """From selection to the last report. `limit_s` is what the run's own time limit leaves for it.
+
+    Once it is dismissed, `missed` are the participants that coordinator.absences is to count.
+    """
 
     def __init__(
         self,
@@ -69,7 +74,10 @@ class OpenRound:
         self.round = Round(ledger.round, replace(spec.policy, target=ledger.target, deadline_s=deadline_s), now)
         self.reports: dict[str, UpdateReport] = {}
         self.dismissed = False
+        self.missed: list[str] = []
         self.bounded: dict[str, int] = {}
+        self.offenders: dict[str, str] = {}
+        self.bounded_devices: dict[str, Sequence[str]] = {}
         self._spec = spec
         self._opening = opening
         self._fleet = fleet
@@ -79,8 +87,9 @@ class OpenRound:
         self._invite_at = now
         self._refused: dict[str, int] = {}
         self._bytes_up = 0
-        self._listen_at = now + SILENCE_S
-        self._heard_at: dict[str, float] = {}
+        self._listen_at = now + PROBE_S
+        self._silence = Silence(now)
+        self._probed_at_quorum = False
 
     def begin(self, model: Manifest, now: float, deltas: Sequence[ModelDelta] = ()) -> list[Effect]:
         """The global model lies on the broker: keep the ledger, and ask everybody who has not reported."""
@@ -94,6 +103,7 @@ class OpenRound:
             self.reports[device] = update.report
             self._post.committed[device] = update.digest
             self._bytes_up += update.size_bytes
+        self._silence = Silence(now)
         counts: list[Effect] = [] if known.base else [Count(device, "invited") for device in known.invited]
         out = [device for device in self.round.devices(*AT_WORK) if self._fleet.held(device) == QUARANTINED]
         counts += [one for device in out for one in self.expel(device, now, QUARANTINED)]
@@ -106,6 +116,7 @@ class OpenRound:
 
     def on_message(self, device: str, body: Body, now: float) -> list[Effect]:
         """A message of this very round from one of its participants."""
+        self._silence.heard(device, now)
         state = self.round.participants[device].state
         if state not in AT_WORK and isinstance(body, Accept | Progress | Need):
             # It works for nothing: the round went on without it, and it has not heard.
@@ -141,6 +152,7 @@ class OpenRound:
     def on_chunk(self, device: str, chunk: Chunk, now: float) -> list[Effect]:
         """A chunk of a participant's update."""
         self._bytes_up += len(chunk.data)
+        self._silence.heard(device, now)
         if not self.round.awaits(device):
             # Lost for too long, or given up: the round has counted it out.
             self._desk.release(device)
@@ -161,6 +173,7 @@ class OpenRound:
         if not state.online:
             self._desk.suspend(device)
             return [Count(device, "lost")] if self.round.handle(device, Event.VANISH, now, "lost") else []
+        self._silence.heard(device, now)
         job, participant = state.job, self.round.participants[device]
         effects: list[Effect] = []
         ours = (self._spec.run, self._spec.epoch, self.round.number)
@@ -176,10 +189,10 @@ class OpenRound:
         # The same request again is harmless to a device that is on it, and a second chance for one that lost it.
         return [*effects, self._request_to(device, now)] if participant.state in AT_WORK else effects
 
-    def expel(self, device: str, now: float, why: str = "revoked") -> list[Effect]:
-        """It may work no more; what it delivered before counts."""
+    def expel(self, device: str, now: float, why: str = "revoked", *, leaves: bool = True) -> list[Effect]:
+        """It may work no more; what it delivered before counts. With `leaves` the round is not meant for it any more."""
         self._desk.release(device)
-        return [Count(device, "failed", why)] if self.round.handle(device, Event.FAIL, now, why) else []
+        return [Count(device, "failed", why)] if self.round.handle(device, Event.FAIL, now, why, leaves=leaves) else []
 
     def stored(self, device: str, digest: str, report: UpdateReport, now: float) -> list[Effect]:
         """An update is durable: count it once, and say so. `committed` is a promise: only what counts has it."""
@@ -195,37 +208,53 @@ class OpenRound:
         return [self._send(device, Committed(digest, rest_s)), Count(device, "reported")]
 
     def refuse(self, device: str, digest: str, reason: RefuseReason, detail: str, now: float) -> list[Effect]:
-        """An update is not acceptable: the device is told, and counted as failed."""
+        """An update is not acceptable: the device is told, and counted as failed; an offender is not asked again in the run."""
         self._refused[reason] = self._refused.get(reason, 0) + 1
         self._desk.release(device)
-        self.round.handle(device, Event.FAIL, now, reason)
-        return [self._send(device, Refused(digest, reason, detail[:500])), Count(device, "refused", reason, detail)]
+        refused = Count(device, "refused", reason, detail)
+        if offends := is_offence(refused):
+            self.offenders[device] = reason
+            self._fleet.bench(device, reason)
+        self.round.handle(device, Event.FAIL, now, reason, leaves=offends)
+        return [self._send(device, Refused(digest, reason, detail[:500])), refused]
 
     def grant(self, now: float) -> list[Effect]:
-        """Hands free upload slots to those who wait."""
-        return [self._send(device, grant) for device, grant in self._desk.next_grants(now)]
+        """Hands free upload slots to those who wait; once the quorum is met, asks those at work whether they are there."""
+        grants = [self._send(device, grant) for device, grant in self._desk.next_grants(now)]
+        if self._probed_at_quorum or self.round.quorum_s is None or self.round.phase is not Phase.COLLECTING:
+            return grants
+        self._probed_at_quorum = True
+        return [*grants, *self._probe(self.round.devices(State.INVITED, State.ACCEPTED, State.TRAINING), now)]
 
     def tick(self, now: float, *, connected: bool = True) -> list[Effect]:
         """Lets time pass; asks again those who have not answered, and those who have fallen silent, if they can hear it."""
+        self.listen(connected=connected, now=now)
         self.round.tick(now)
-        asked = self.round.devices(State.INVITED) if now >= self._invite_at else []
-        if now >= self._listen_at:
-            self._listen_at = now + SILENCE_S / 2
-            silent_since = now - SILENCE_S
-            at_work = self.round.devices(State.ACCEPTED, State.TRAINING)
-            asked += [device for device in at_work if self._heard_at[device] <= silent_since]
-        return self.ask(asked if connected else [], now) if self._asking is not None else []
+        if self._asking is None:
+            return []
+        effects = self.ask(self.round.devices(State.INVITED) if connected and now >= self._invite_at else [], now)
+        if now < self._listen_at:
+            return effects
+        self._listen_at = now + PROBE_S / 2
+        at_work = self.round.devices(State.ACCEPTED, State.TRAINING) if connected else []
+        effects += self._probe(self._silence.to_probe(at_work, now), now)
+        return [*effects, *(self._give_up_silent(now) if connected else [])]
+
+    def listen(self, *, connected: bool, now: float) -> None:
+        """Takes note of whether devices can be heard."""
+        self._silence.listen(now, connected=connected)
 
     def next_deadline(self) -> float | None:
         """When `tick` or `grant` has something to do."""
         invite_at = self._invite_at if self.round.count(State.INVITED) else None
-        listen_at = self._listen_at if self.round.count(State.ACCEPTED, State.TRAINING) else None
+        listen_at = self._listen_at if self.round.count(*AT_WORK) and self._asking is not None else None
         candidates = (self.round.next_deadline(), self._desk.next_deadline(), invite_at, listen_at)
         return min((c for c in candidates if c is not None), default=None)
 
     def dismiss(self) -> list[Effect]:
         """Collecting is over: those who are not done are told so."""
         self.dismissed = True
+        self.missed = [device for device, one in self.round.participants.items() if self._has_missed(device, one)]
         self._desk.clear()
         return [self._send(device, Cancel("late")) for device in self.round.devices(State.LATE)]
 
@@ -245,7 +274,50 @@ class OpenRound:
         record = write_record(
             self.round, outcome, self.reports, self.traffic(), self._refused, metric=self._spec.metric
         )
-        return replace(record, bounded=self.bounded)
+        return replace(
+            record,
+            bounded=self.bounded,
+            bounded_devices=self.bounded_devices,
+            offenders=dict(sorted(self.offenders.items())),
+        )
+
+    def _has_missed(self, device: str, one: Participant) -> bool:
+        """Whether it did not report and did not say why, as coordinator.absences counts it, when collecting ended."""
+        if one.state is State.FAILED:
+            return one.reason in ("lost", SILENT, FailReason.DEADLINE)
+        if one.state is not State.LATE or one.reason in ("lost", NO_ANSWER):
+            return one.state is State.LATE
+        if self.round.used_up:
+            return True
+        if self.round.quorum_s is None or self._desk.has_in_line(device):
+            return False
+        return self._silence.is_mute(device, self.round.closing_at, uploads=State.UPLOADING in one.since)
+
+    def _probe(self, devices: Sequence[str], now: float) -> list[Effect]:
+        """The request once more, which a device at work answers at once."""
+        self._silence.asked(devices, now)
+        return [self._request_to(device, now) for device in devices]
+
+    def _give_up_silent(self, now: float) -> list[Effect]:
+        """Once nothing is left to wait for but devices that have fallen silent."""
+        awaited = self.round.devices(*AT_WORK) if self.round.phase is Phase.COLLECTING else []
+        if not all(self._is_silent(device, now) for device in awaited):
+            return []
+        return [one for device in awaited for one in self.expel(device, now, SILENT, leaves=False)]
+
+    def _is_silent(self, device: str, now: float) -> bool:
+        """As coordinator.silence has it. Devices that are lost are given up by the round itself."""
+        since, limit_s = self._silence.since(device), SILENT_S
+        match self.round.participants[device].state:
+            case State.LOST:
+                return False
+            case State.INVITED if self._fleet.is_starting(device):
+                limit_s = STARTING_S
+            case State.ACCEPTED:
+                limit_s += self._known.size_bytes(device) / SLOW_BYTES_S
+            case State.UPLOADING:
+                since, limit_s = max(self._desk.still_since(device, since, now), self._silence.began_at), STALL_S
+        return now - since >= limit_s
 
     @property
     def _known(self) -> Asking:
@@ -257,7 +329,6 @@ class OpenRound:
 
     def _seen(self, device: str, event: Event, now: float) -> list[Effect]:
         """A sign of work, which says that the device accepted even if the word itself was lost or overtaken."""
-        self._heard_at[device] = now
         participant = self.round.participants[device]
         before = participant.accepted
         self.round.handle(device, event, now)
@@ -267,7 +338,7 @@ class OpenRound:
 
     def _declined(self, device: str, body: Decline, now: float) -> list[Effect]:
         self._desk.release(device)
-        if not self.round.handle(device, Event.DECLINE, now, word_of(body)):
+        if not self.round.handle(device, Event.DECLINE, now, word_of(body), leaves=lasts(body)):
             return []
         return [Count(device, "declined", word_of(body), body.detail)]
 

@@ -6,9 +6,11 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from coordinator.checkpoint import drop_round, load_update, save_checkpoint, store_update
+from coordinator.conduct import is_offence
 from coordinator.connection import Connection
 from coordinator.decoded import Decoded
 from coordinator.effects import (
@@ -26,7 +28,7 @@ from coordinator.effects import (
     Store,
 )
 from coordinator.engine import Engine
-from coordinator.folding import Folded, fold
+from coordinator.folding import MAX_PARTS, Folded, fold
 from coordinator.intake import read_update
 from coordinator.model_steps import ModelSteps
 from coordinator.moments import Moment
@@ -49,6 +51,11 @@ Kept = tuple[UpdateReport, dict[str, Array]]
 """Of an update that is on the disk."""
 
 _TOLD = ("declined", "failed", "refused")
+_TOLD_BOUNDED = 4
+_IF_OFTEN = (
+    ". A device that is far beyond it in each round: look at its data, or fedpatch devices quarantine; honest ones that "
+    "are held back: raise norm_bound"
+)
 
 
 class Performer:
@@ -89,6 +96,7 @@ class Performer:
         self.decoded = Decoded()
         self.storing = Storing(self._kept)
         self._lacking: set[str] = set()
+        self._bounds_are_new = True
 
     def perform(self, effects: list[Effect]) -> None:
         """All of `effects`, and those that follow from them."""
@@ -176,7 +184,8 @@ class Performer:
         if effect.what == "accepted":
             self._accepted.add(effect.device)
         if effect.what in _TOLD:
-            self._tell(f"{effect.device} {effect.what}: {effect.reason} {effect.detail}".rstrip())
+            benched = "; it is not asked again in this run" if effect.what == "refused" and is_offence(effect) else ""
+            self._tell(f"{effect.device} {effect.what}: {effect.reason} {effect.detail}".rstrip() + benched)
 
     def see(self, device: str, state: DeviceState) -> None:
         """Takes note of a presence with the next flush: one wait for the disk, however many there are."""
@@ -275,17 +284,30 @@ class Performer:
             schema=self._prepared.travelling,
             base=self.state.tensors,
             limits=self._engine.spec.limits,
+            plan=self._prepared.plan,
+            past=self.state.references,
         )
         self._tell_bounded(folded, stored)
         aimed = self._prepared.strategy.finish(self.state, folded.mean, self._prepared.public)
+        aimed = replace(aimed, references=folded.references)
         self._next = self._steps.take(self.state, aimed, self.base)
-        return self._engine.aggregated(self._inbox.catch_up(), folded.bounded())
+        return self._engine.aggregated(self._inbox.catch_up(), folded.bounded(), folded.bounded_devices())
 
     def _tell_bounded(self, folded: Folded, stored: Mapping[str, StoredUpdate]) -> None:
-        for device in folded.clipped:
-            self._tell(f"{device} bounded: its update was pulled back to the norm bound")
+        if folded.clipped:
+            farthest = sorted(folded.clipped.items(), key=lambda one: (-max(one[1].values()), one[0]))
+            words = [f"{device}: {_parts_words(times)}" for device, times in farthest[:_TOLD_BOUNDED]]
+            if more := len(farthest) - len(words):
+                words.append(f"{more} more, see fedpatch show")
+            self._tell(
+                f"updates pulled back to norm_bound: {'; '.join(words)}{_IF_OFTEN if self._bounds_are_new else ''}"
+            )
+            self._bounds_are_new = False
         for device, weight in folded.capped.items():
-            self._tell(f"{device} bounded: its {stored[device].num_examples} examples count as {weight}")
+            count = stored[device].num_examples
+            self._tell(
+                f"{device} bounded: its {count} examples count as {weight}; raise max_num_examples if it has that many"
+            )
 
     def _record(self, run: str, record: RoundRecord) -> None:
         """Model and record become durable together, in the checkpoint; the registry may lag behind by a crash."""
@@ -298,3 +320,9 @@ class Performer:
         self.storing.forget()
         self.storing.afterwards(lambda: drop_round(self._directory, record.round))
         self.decoded.clear()
+
+
+def _parts_words(times: Mapping[str, float]) -> str:
+    """The parts that went farthest beyond their bounds, e.g. `weights (31 times the bound)`."""
+    farthest = sorted(times, key=lambda part: (-times[part], part))[:MAX_PARTS]
+    return ", ".join(f"{part} ({times[part]:.3g} times the bound)" for part in farthest)

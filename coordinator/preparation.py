@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from coordinator.auto_deadline import FIRST_DEADLINE_S
 from coordinator.limits import Limits, parse_examples_cap, parse_norm_bound
 from coordinator.round import RoundPolicy
 from coordinator.run_spec import RunSpec
@@ -112,7 +113,7 @@ def run_spec(run: str, epoch: int, settings: RunSettings, prepared: Prepared, ch
             min_cohort=settings.min_cohort,
             quorum=settings.quorum,
             recruit_deadline_s=settings.recruit_deadline_s,
-            deadline_s=settings.deadline_s,
+            deadline_s=settings.deadline_s or FIRST_DEADLINE_S,
             grace_s=settings.grace_s,
             rejoin_s=settings.rejoin_s,
         ),
@@ -124,4 +125,5 @@ def run_spec(run: str, epoch: int, settings: RunSettings, prepared: Prepared, ch
         limits=Limits(
             parse_norm_bound(settings.norm_bound), parse_examples_cap(settings.max_num_examples), settings.max_devices
         ),
+        auto_deadline=settings.deadline_s is None,
     )

@@ -38,6 +38,7 @@ def print_summary(summary: RunSummary) -> None:
     """How a run ended, in two lines."""
     count = len(summary.rounds)
     rounds = "1 round" if count == 1 else f"{count} rounds"
+    rounds += ", none of which succeeded" if count and summary.in_vain else ""
     typer.echo(
         f"run {summary.run}: {end_words(summary.stopped_because)} after {rounds}, "
         f"{measure_words(summary.rounds)} {accuracy(summary.user_accuracy)}"

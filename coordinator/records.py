@@ -39,6 +39,11 @@ class RoundRecord:
     round's model. The maps count devices by reason; `late` counts devices that
     the round left behind. `bounded` counts updates that are in the aggregate, but not as they came: those that were pulled
     back to the bound of the `norm`, and those that weigh less than the `num_examples` they report (coordinator.bounds).
+    `deadline_s` is the time that the round had from its invitation, `report_p90_s` the time by which 90 % of its updates were
+    in; `absent` has the devices that are asked and do not report, with how many rounds in a row (coordinator.absences).
+    `needed` updates would have made the quorum, `measured` devices reported a user accuracy. `offenders` are devices with the
+    offence for which they are not asked again in the run (coordinator.quorum).
+    `bounded_devices` names the first of these devices, and what of their updates it was (coordinator.folding).
     """
 
     round: int
@@ -65,6 +70,13 @@ class RoundRecord:
     user_accuracies: Mapping[str, float] = field(default_factory=dict)
     bounded: Mapping[str, int] = field(default_factory=dict)
     downloads: int = 0
+    deadline_s: float = 0.0
+    report_p90_s: float | None = None
+    absent: Mapping[str, int] = field(default_factory=dict)
+    needed: int = 0
+    measured: int = 0
+    offenders: Mapping[str, str] = field(default_factory=dict)
+    bounded_devices: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON; `failure` only where there is one."""
@@ -121,6 +133,11 @@ class RunSummary:
     user_accuracy: float | None
     model: str
     rounds: Sequence[RoundRecord]
+
+    @property
+    def in_vain(self) -> bool:
+        """Whether no round succeeded: the model is as it was at the beginning."""
+        return all(record.outcome != "aggregated" for record in self.rounds)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -237,6 +254,8 @@ def _finite(value: Any) -> Any:
         return {str(key): _finite(item) for key, item in value.items()}
     if value is None or isinstance(value, str | bool):
         return value
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
     if isinstance(value, int):
         return int(value)
     number = float(value)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from coordinator.auto_deadline import policy_of
 from coordinator.checkpoint import (
     drop_round,
     has_checkpoint,
@@ -28,6 +29,7 @@ from coordinator.negotiation import whole_model_encoding
 from coordinator.preparation import Prepared
 from coordinator.records import RoundRecord, StoredUpdate
 from coordinator.registry import Registry
+from coordinator.round import RoundPolicy
 from coordinator.run_spec import RunSpec
 from coordinator.strategies import ServerState
 from shared.compression import pack
@@ -72,7 +74,7 @@ def take_up_round(
             kept = _kept_updates(registry, directory, spec, prepared, state, ledger, say)
             # With an update less, its device is to be asked again: so the round collects once more.
             opening = Opening(replace(ledger, closing=ledger.closing and len(kept) == len(stored)), kept)
-            say(_in_words(opening, spec))
+            say(_in_words(opening, policy_of(spec, registry.rounds.records(spec.run))))
         else:
             say(f"round {ledger.round} was open with another model; it is played from its beginning")
             registry.rounds.roll_back(spec.run, ledger.round - 1)
@@ -81,6 +83,13 @@ def take_up_round(
         if opening is None or number != opening.ledger.round:
             drop_round(directory, number)
     return opening
+
+
+def seen_devices(registry: Registry, spec: RunSpec, fleet: str) -> list[str]:
+    """Devices of `fleet` that were seen with the run's task since the run began; they count although they may be away."""
+    begun_at = registry.run(spec.run).created_at
+    known = (one for one in registry.devices() if one.fleet == fleet and one.last_seen >= begun_at)
+    return [one.id for one in known if spec.task in one.tasks]
 
 
 def pack_model(state: ServerState, prepared: Prepared, spec: RunSpec) -> tuple[bytes, Manifest]:
@@ -135,10 +144,10 @@ def _read_back(directory: Path, update: StoredUpdate, terms: Terms) -> KeptUpdat
     return KeptUpdate(update.digest, len(blob), report)
 
 
-def _in_words(opening: Opening, spec: RunSpec) -> str:
+def _in_words(opening: Opening, policy: RoundPolicy) -> str:
     ledger = opening.ledger
     have = f"round {ledger.round} goes on with {len(opening.updates)} of {ledger.target} updates"
     if ledger.closing:
         return f"{have}: all that were collected"
-    left_s = max(0.0, spec.policy.deadline_s - ledger.spent_s)
+    left_s = max(0.0, policy.deadline_s - ledger.spent_s)
     return f"{have}, {left_s:.0f} s to its deadline"

@@ -18,12 +18,16 @@ from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
 from coordinator.ledger import Ledger
+from coordinator.quorum import updates_needed, without
 from coordinator.records import PhaseSeconds
 from coordinator.round_states import AT_WORK, TABLE, Event, Phase, State
 from shared.errors import IllegalTransition
 
 # The longest pause after which an agent comes back to a broker that was away too (its reconnect_max_s).
 RETURN_S = 60.0
+# Why a device is left behind that neither accepted nor declined.
+NO_ANSWER = "no answer"
+_ROUNDING_S = 1e-6
 
 _I, _U, _L = State.INVITED, State.UPLOADING, State.LOST
 _HAD_MODEL = frozenset({State.TRAINING, _U, State.REPORTED})
@@ -34,8 +38,8 @@ _ACCEPTED = _HAD_MODEL | {State.ACCEPTED}
 class RoundPolicy:
     """When a round is over: both deadlines are seconds from its invitation.
 
-    `target` devices are wanted (of more that may work); `min_cohort`, 1 or more, must accept and report, and `quorum` is the
-    fraction of min(target, accepted) that must report. After the quorum, stragglers get `grace_s`, though not past the
+    The round is meant for `target` devices (more may be invited); the fraction `quorum` of them must report, and no fewer
+    than `min_cohort`, 1 or more (coordinator.quorum). After the quorum, stragglers get `grace_s`, though not past the
     deadline; at the deadline, devices that are uploading get it while they can still make the quorum. A device that vanished
     may be away for `rejoin_s`.
     """
@@ -70,6 +74,8 @@ class Round:
         self.failure = ""
         self._in: dict[State, set[str]] = {state: set() for state in State}
         self._accepted = 0
+        # Participants that do not count any more (coordinator.quorum).
+        self.left: set[str] = set()
         # Nobody who is lost is given up before: who is back since makes it too early, which costs one look.
         self._give_up_at = math.inf
         self._started_at = self._invited_at = self._asked_at = now
@@ -105,8 +111,19 @@ class Round:
             self.phase = Phase.AGGREGATING
         self._advance(now)
 
-    def handle(self, device: str, event: Event, now: float, reason: str = "") -> bool:
-        """True when the event moved the device to another state. Unknown devices and closed rounds: False."""
+    def handle(self, device: str, event: Event, now: float, reason: str = "", *, leaves: bool = False) -> bool:
+        """Takes an event of a device.
+
+        Args:
+            device: The device; one that is no participant changes nothing.
+            event: What it did, or what was noticed of it.
+            now: Seconds on the round's clock.
+            reason: Why, as the record is to say.
+            leaves: Whether the device leaves the count of those that the round is meant for, if the event moves it.
+
+        Returns:
+            True when the event moved the device to another state. Unknown devices and closed rounds: False.
+        """
         participant = self.participants.get(device)
         if participant is None or self.phase not in (Phase.RECRUITING, Phase.COLLECTING):
             return False
@@ -117,6 +134,8 @@ class Round:
         self._accepted += target in _ACCEPTED and not participant.accepted
         participant.accepted |= target in _ACCEPTED
         participant.since.setdefault(target, now)
+        if leaves:
+            self.left.add(device)
         if target is State.LOST:
             participant.lost_at = now
             self._give_up_at = min(self._give_up_at, now + self.policy.rejoin_s)
@@ -147,9 +166,11 @@ class Round:
 
     @property
     def needed(self) -> int:
-        """Updates that make the quorum, from those that accepted so far."""
-        wanted = min(self.policy.target, self._accepted)
-        return max(self.policy.min_cohort, math.ceil(self.policy.quorum * wanted - 1e-9))
+        """Updates that make the quorum."""
+        target, quorum = self.policy.target, self.policy.quorum
+        # Devices that were invited beyond the target stand in for those that left the count.
+        spares = max(0, len(self.participants) - target)
+        return updates_needed(without(target, len(self.left) - spares, quorum), quorum, self.policy.min_cohort)
 
     def awaits(self, device: str) -> bool:
         """Whether it has still to report, and may."""
@@ -184,6 +205,21 @@ class Round:
     def quorum_s(self) -> float | None:
         """Seconds from the round's beginning to its quorum, None while it is missed."""
         return None if self._quorum_at is None else self._quorum_at - self._started_at
+
+    @property
+    def closing_at(self) -> float:
+        """The moment at which collecting ended, of a round that no longer collects."""
+        return self._closing_at
+
+    @property
+    def used_up(self) -> bool:
+        """Whether it collected until its deadline."""
+        return self._closing_at - self._invited_at >= self.policy.deadline_s - _ROUNDING_S
+
+    def report_seconds(self) -> list[float]:
+        """Seconds from the invitation to each report, in order."""
+        at = [p.since[State.REPORTED] for p in self.participants.values() if p.state is State.REPORTED]
+        return sorted(moment - self._invited_at for moment in at)
 
     def spent_s(self, now: float) -> float:
         """Seconds of the deadline that have passed."""
@@ -249,11 +285,11 @@ class Round:
         undecided = (d for state in (_I, _L) for d in self._in[state] if not self.participants[d].accepted)
         if now < self._recruiting_ends_at() and any(True for _ in undecided):
             return
-        if self._accepted < self.policy.min_cohort:
+        if self._accepted - sum(self.participants[device].accepted for device in self.left) < self.needed:
             self._fail("too_few_accepted", now)
             return
         for device in list(undecided):
-            self._move(device, State.LATE, "no answer")
+            self._move(device, State.LATE, NO_ANSWER)
         self.phase = Phase.COLLECTING
 
     def _advance_collecting(self, now: float) -> None:

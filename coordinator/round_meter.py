@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 
+from coordinator.auto_deadline import policy_of
 from coordinator.effects import Aggregate, Count, Effect, Open, Record
 from coordinator.engine import Engine
 from coordinator.metrics import MOMENTS, RoundMetrics
@@ -29,7 +30,6 @@ class RoundMeter:
         metrics.build.labels(__version__).set(1)
         metrics.run.labels(spec.run, spec.task, strategy, spec.metric.name, spec.metric.goal).set(1)
         metrics.planned.set(spec.rounds)
-        metrics.deadline.set(spec.policy.deadline_s)
 
     def performed(self, effect: Effect, began_at: float, ended_at: float) -> None:
         """Takes what is about rounds."""
@@ -50,6 +50,9 @@ class RoundMeter:
         metrics.number.set(engine.last_round)
         metrics.open.set(current is not None)
         metrics.elapsed.set(current.elapsed_s(now) if current else 0.0)
+        metrics.deadline.set(
+            current.policy.deadline_s if current else policy_of(engine.spec, engine.records).deadline_s
+        )
         metrics.quorum.set(current.needed if current else 0)
         metrics.pause.set(engine.pause_s(now))
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rich.table import Table
 
 from coordinator.records import RoundRecord
 from shared.quantities import accuracy, counted, duration, size
+
+_MAX_NAMED = 3
 
 if TYPE_CHECKING:
     from coordinator.snapshot import Snapshot
@@ -23,7 +25,33 @@ def troubles(record: RoundRecord) -> list[str]:
         ("bounded", record.bounded),
     )
     words = [f"{word}: {counted(reasons)}" for word, reasons in counts if reasons]
-    return [*words, f"{record.late} late"] if record.late else words
+    words += [_bounded_words(record)] if record.bounded_devices else []
+    words += [f"{record.late} late"] if record.late else []
+    words += [f"absent: {_absent(record)}"] if record.absent else []
+    words += [f"not asked again: {_named(record.offenders)}"] if record.offenders else []
+    if 0 < record.measured < record.needed <= record.reported:
+        words.append(f"user accuracy of {record.measured} devices only, which is below the quorum of {record.needed}")
+    return words
+
+
+def _absent(record: RoundRecord) -> str:
+    """The devices that missed most rounds in a row, and how many more there are."""
+    first = sorted(record.absent.items(), key=lambda one: (-one[1], one[0]))[:_MAX_NAMED]
+    names = ", ".join(f"{device} ({missed} in a row)" for device, missed in first)
+    more = len(record.absent) - len(first)
+    return f"{names} and {more} more" if more else names
+
+
+def _named(offenders: Mapping[str, str]) -> str:
+    first = [f"{device} ({offence})" for device, offence in sorted(offenders.items())[:_MAX_NAMED]]
+    more = len(offenders) - len(first)
+    return ", ".join(first) + (f" and {more} more" if more else "")
+
+
+def _bounded_words(record: RoundRecord) -> str:
+    """Whose updates count for less, and what of them: `bounded devices: pi-3 (weights, exp_avg_sq)`."""
+    named = ", ".join(f"{device} ({', '.join(parts)})" for device, parts in sorted(record.bounded_devices.items()))
+    return f"bounded devices: {named}"
 
 
 def round_line(record: RoundRecord, rounds: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -26,7 +27,9 @@ class RunSpec:
     """The terms of a run. `epoch` grows with each resume; digests are of the whole model's and of the public schema.
 
     `devices` are waited for before the first round, for `wait_s` at most; `policy` is that of a round with an open target.
-    Rounds begin at least `round_interval_s` apart. `metric` is what devices measure, and `target_ua` is a value of it.
+    With `auto_deadline` its deadline is that of the first round, and others follow from the rounds before (auto_deadline.py).
+    After a failed round there is a pause of `longest_pause_s` at most. Rounds begin at least `round_interval_s` apart.
+    `metric` is what devices measure, and `target_ua` is a value of it.
     """
 
     run: str
@@ -54,3 +57,5 @@ class RunSpec:
     round_interval_s: float = 0.0
     metric: MetricTerms = field(default_factory=MetricTerms)
     limits: Limits = field(default_factory=Limits)
+    auto_deadline: bool = False
+    longest_pause_s: float = math.inf

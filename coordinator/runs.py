@@ -24,7 +24,7 @@ from coordinator.performing import Performer
 from coordinator.preparation import Prepared, prepare, run_spec
 from coordinator.publisher import ModelPublisher
 from coordinator.records import RoundRecord, RunInfo, RunSummary, last_user_accuracy, summary_of
-from coordinator.recovery import reconcile, take_up_round
+from coordinator.recovery import reconcile, seen_devices, take_up_round
 from coordinator.registry import REGISTRY_FILE, Registry
 from coordinator.run_spec import RunSpec, Stopped
 from coordinator.service import Service
@@ -35,9 +35,8 @@ from coordinator.warden import Warden
 from shared.broker_settings import BrokerSettings
 from shared.config import load, public_values
 from shared.errors import FedpatchError, SchemaMismatch, StateError, UsageError
-from shared.files import refusals_of
+from shared.files import check_state_directory, make_directory, refusals_of
 from shared.locks import FileLock
-from shared.transfer import chunk_bytes_within
 
 
 def run_directory(state_dir: Path, run: str) -> Path:
@@ -48,6 +47,7 @@ def run_directory(state_dir: Path, run: str) -> Path:
 def _fleet_lock(state_dir: Path, fleet: str) -> FileLock:
     held = f"{state_dir}: another fedpatch is working with fleet {fleet!r}; wait for it, or end it first"
     with refusals_of(state_dir):
+        check_state_directory(state_dir)
         return FileLock(state_dir / f"fleet-{fleet}.lock", held)
 
 
@@ -64,11 +64,12 @@ def run_or_go_on(settings: RunSettings, view: View, *, new: bool = False, unless
         with Registry(registry_file) as registry:
             last = registry.newest(settings.fleet)
             done = last is not None and last.status == "finished"
+            in_vain = done and last is not None and summary_of(last, registry.rounds.records(last.id)).in_vain
             if last is not None and _same_terms(last, settings):
                 if not done:
                     view.say(f"run {last.id} was not finished; going on with it (--new begins another)")
                     return _go_on(registry, last, settings, view)
-                if unless_done:
+                if unless_done and not in_vain:
                     why = f"{last.stopped_because}; other settings, or --new, begin another"
                     view.say(f"run {last.id} with these settings has come to its end: {why}")
                     return summary_of(last, registry.rounds.records(last.id))
@@ -88,10 +89,9 @@ def start_run(settings: RunSettings, view: View) -> RunSummary:
         if not fresh:
             locks.enter_context(_fleet_lock(state_dir, settings.fleet))
         connection = stack.enter_context(Connection(settings))
-        chunk_bytes = _chunk_bytes(settings, connection)
         if fresh:
             with refusals_of(state_dir):
-                state_dir.mkdir(parents=True, exist_ok=True)
+                make_directory(state_dir)
             locks.enter_context(_fleet_lock(state_dir, settings.fleet))
         remember(state_dir)
         with Registry(state_dir / REGISTRY_FILE) as registry:
@@ -105,10 +105,10 @@ def start_run(settings: RunSettings, view: View) -> RunSummary:
                 schema=prepared.schema.digest,
             )
             directory = run_directory(state_dir, run.id)
-            directory.mkdir(parents=True, exist_ok=True)
+            make_directory(directory)
             save_checkpoint(directory, prepared.initial, prepared.public, {})
             view.say(f"run {run.id}: {prepared.task.name}, {prepared.strategy.name}, private {prepared.policy}")
-            spec = run_spec(run.id, run.epoch, settings, prepared, chunk_bytes)
+            spec = run_spec(run.id, run.epoch, settings, prepared, connection.chunk_bytes)
             return _play(spec, settings, prepared, registry, connection, view)
 
 
@@ -149,7 +149,6 @@ def _go_on(registry: Registry, run: RunInfo, settings: RunSettings, view: View) 
             f"{run.schema[:12]}; install the version of the task that it was begun with, or start a new run"
         )
     with _fleet_lock(state_dir, settings.fleet), Connection(settings) as connection:
-        chunk_bytes = _chunk_bytes(settings, connection)
         reconcile(registry, run.id, run_directory(state_dir, run.id), prepared, view.say)
         registry.reopen(run.id)
         epoch = registry.next_epoch(run.id)
@@ -157,14 +156,14 @@ def _go_on(registry: Registry, run: RunInfo, settings: RunSettings, view: View) 
         view.say(f"run {run.id}: going on after round {last}, epoch {epoch}")
         if run.settings.get("encoding", settings.encoding) != settings.encoding:
             view.say(f"what travels is {settings.encoding} now; the run began with {run.settings['encoding']}")
-        spec = run_spec(run.id, epoch, settings, prepared, chunk_bytes)
+        spec = run_spec(run.id, epoch, settings, prepared, connection.chunk_bytes)
         return _play(spec, settings, prepared, registry, connection, view)
 
 
 def _same_terms(run: RunInfo, settings: RunSettings) -> bool:
     """Whether a run was begun with these settings, but for how things travel, where they are reached, and who is waited for."""
     anywhere = {one.name for one in fields(BrokerSettings)} | {"encoding", "state_dir", "ca_dir"}
-    anywhere |= {"metrics", "metrics_max_devices", "devices", "wait_s"}
+    anywhere |= {"metrics", "metrics_max_devices", "devices", "wait_s", "deadline_s"}
     now = public_values(settings)
     return all(run.settings[name] == now[name] for name in now.keys() & run.settings.keys() - anywhere)
 
@@ -173,10 +172,6 @@ def _from_anywhere(settings: RunSettings) -> RunSettings:
     """What is kept for a resume, which may be called in another directory."""
     files = {name: getattr(settings, name) for name in ("ca_file", "cert_file", "key_file", "ca_dir", "password_file")}
     return replace(settings, **{name: path.absolute() for name, path in files.items() if path is not None})
-
-
-def _chunk_bytes(settings: RunSettings, connection: Connection) -> int:
-    return chunk_bytes_within(settings.chunk_kib * 1024, connection.established.max_packet_bytes)
 
 
 def _play(
@@ -208,6 +203,8 @@ def _play_rounds(
     unfinished = take_up_round(registry, directory, spec, prepared, state, view.say)
     records = registry.rounds.records(spec.run)
     engine = _engine(spec, registry, settings.fleet, records, unfinished)
+    if spec.epoch > 1:
+        engine.fleet.remember(seen_devices(registry, spec, settings.fleet))
     publisher = _publisher(settings.fleet, state_dir, connection)
     performer = Performer(
         engine,

@@ -46,9 +46,26 @@ def select(
         raise UsageError(f"over-selection {over_select} must be at least 1, as in 1.3 for 30 % more than wanted")
     if min_cohort < 1:
         raise UsageError(f"min cohort {min_cohort} must be at least 1")
-    drawn = sorted(set(devices))
-    if len(drawn) < min_cohort:
+    available = len(set(devices))
+    if available < min_cohort:
         return Selection(0, ())
+    target = max(min_cohort, int(participation * available + ROUNDING))
+    return draw(devices, target, over_select, seed, round_number)
+
+
+def draw(devices: Sequence[str], target: int, over_select: float, seed: int, round_number: int) -> Selection:
+    """Draw the cohort of a round that is meant for `target` devices from the available `devices`.
+
+    Args:
+        devices: Devices that can be asked, in any order.
+        target: Devices that the round is meant for; there may be fewer available.
+        over_select: Times as many are invited, where there are so many.
+        seed: Seed of the run.
+        round_number: Number of the round.
+
+    Returns:
+        The selection, the same for the same devices, seed and round.
+    """
+    drawn = sorted(set(devices))
     random.Random(f"{seed}:{round_number}").shuffle(drawn)
-    target = max(min_cohort, int(participation * len(drawn) + ROUNDING))
     return Selection(target, tuple(drawn[: math.ceil(target * over_select - ROUNDING)]))

@@ -16,8 +16,8 @@ from queue import Empty
 from coordinator.connection import Connection
 from coordinator.effects import Count, Effect
 from coordinator.engine import Engine
-from coordinator.fleet import QUARANTINED
-from coordinator.identity.revocations import REVOKED, Revocations
+from coordinator.fleet import QUARANTINED, REVOKED
+from coordinator.identity.revocations import Revocations
 from coordinator.inbox import Event, Interrupt
 from coordinator.performing import Performer
 from coordinator.publisher import ModelPublisher

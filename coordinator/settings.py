@@ -8,6 +8,7 @@ from pathlib import Path
 
 from coordinator.limits import parse_examples_cap, parse_norm_bound
 from coordinator.negotiation import ENCODING_HELP
+from coordinator.quorum import HELP
 from shared.broker_settings import BrokerSettings
 from shared.listening import parse_address
 from shared.messages import ENCODINGS, MAX_CHUNKS
@@ -72,21 +73,13 @@ class RoundSettings(Settings):
     target_ua: float | None = setting(
         None, group=ROUNDS, help="Mean user accuracy, in the task's metric, at which the run ends earlier."
     )
-    devices: int = setting(
-        1, group=ROUNDS, ge=1, le=100_000, unit="devices", help="Devices to wait for before the first round."
-    )
-    participation: float = setting(
-        1.0, group=ROUNDS, gt=0.0, le=1.0, help="Share of the devices that a round is meant for."
-    )
+    devices: int = setting(1, group=ROUNDS, ge=1, le=100_000, unit="devices", help=HELP["devices"])
+    participation: float = setting(1.0, group=ROUNDS, gt=0.0, le=1.0, help=HELP["participation"])
     over_select: float = setting(
         1.0, group=ROUNDS, ge=1.0, le=10.0, help="Times as many devices are asked, because some decline or drop out."
     )
-    min_cohort: int = setting(
-        1, group=ROUNDS, ge=1, le=100_000, unit="devices", help="Devices that must accept, else the round fails."
-    )
-    quorum: float = setting(
-        0.8, group=ROUNDS, gt=0.0, le=1.0, help="Share of the cohort that must report, else the round fails."
-    )
+    min_cohort: int = setting(1, group=ROUNDS, ge=1, le=100_000, unit="devices", help=HELP["min_cohort"])
+    quorum: float = setting(0.8, group=ROUNDS, gt=0.0, le=1.0, help=HELP["quorum"])
     round_interval_s: float = setting(
         0.0,
         group=ROUNDS,
@@ -95,14 +88,24 @@ class RoundSettings(Settings):
         unit="seconds",
         help="Least time from the beginning of a round to that of the next; devices that are done hear how long they may rest.",
     )
-    max_failed_rounds: int = setting(
-        3, group=ROUNDS, ge=1, le=1_000_000, unit="rounds", help="Failed rounds in a row after which the run fails."
-    )
+    max_failed_rounds: int = setting(3, group=ROUNDS, ge=1, le=1_000_000, unit="rounds", help=HELP["max_failed_rounds"])
 
     time_limit_s: float | None = _deadline(None, gt=0.0, le=10 * _YEAR_S, help="Time after which the run ends.")
-    wait_s: float = _deadline(60.0, ge=0.0, help="How long to wait for devices before the first round.")
+    wait_s: float = _deadline(
+        120.0,
+        ge=0.0,
+        help="How long to wait for devices before the first round; 300 s longer while devices say that they are starting.",
+    )
     recruit_deadline_s: float = _deadline(10.0, gt=0.0, help="Time a device has to accept or decline a round.")
-    deadline_s: float = _deadline(600.0, gt=0.0, help="Time after which a round ends with what it has.")
+    deadline_s: float | None = _deadline(
+        None,
+        gt=0.0,
+        default_means="auto",
+        none_word="auto",
+        help="Time after which a round ends with what it has. auto: 600 s for the first round, then three times what the "
+        "devices took in earlier rounds, at least 60 s; twice as long after a round that missed its quorum because its time "
+        "was up.",
+    )
     grace_s: float = _deadline(10.0, ge=0.0, help="Time the others still have once the quorum is met.")
     rejoin_s: float = _deadline(10.0, ge=0.0, help="Absence after which a device counts as lost.")
 
@@ -142,16 +145,18 @@ class RoundSettings(Settings):
     )
 
     norm_bound: str = setting(
-        "off",
+        "auto:2",
         group=_LIMITS,
-        help="How far an update may be from the global model (L2 norm): off, clip:X, reject:X, "
-        "or auto:F, which clips at F times the median of the round's updates. What batch norms track is clipped with each of "
-        "them, at F or ten times the median.",
+        help="How far an update may be from the global model (L2 norm): off, clip:X, reject:X, or auto:F, which clips weights, "
+        "moments and each running statistic at F times what is usual among the updates of the round (of one or two "
+        "updates, of the rounds before too). With each but off, counters are held to the steps of the plan; with clip and "
+        "reject, running statistics to ten times the usual.",
     )
     max_num_examples: str = setting(
         "auto:10",
         group=_LIMITS,
-        help="Examples that an update weighs at most: off, a number, or auto:F, F times the median of the round's updates.",
+        help="Examples that an update weighs at most: off (as in the FedAvg paper), a number, or auto:F, F times the median of "
+        "the round's updates.",
     )
     quarantine_after: int = setting(
         5,
@@ -176,7 +181,7 @@ class RoundSettings(Settings):
         if self.devices > self.max_devices:
             text = f"{self.max_devices} is less than devices = {self.devices}, which are waited for; make it larger"
             problems.append(("max_devices", text, "devices"))
-        if self.recruit_deadline_s >= self.deadline_s:
+        if self.deadline_s is not None and self.recruit_deadline_s >= self.deadline_s:
             text = (
                 f"{self.recruit_deadline_s:g} must be below deadline_s = {self.deadline_s:g}: training takes time too"
             )

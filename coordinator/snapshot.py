@@ -42,8 +42,9 @@ class Snapshot:
     """The run now. `phase` is "waiting" between rounds, else the round's. User accuracies are values of the task's metric.
 
     `reported` of `needed` updates make the quorum, expected in `eta_s` seconds (None: not known yet). While waiting,
-    `present` of `wanted` devices are there and willing, `unwilling` says why others are not, and the next round begins in
-    `pause_s` at the earliest. `records` are the rounds so far. Whoever is told of a run by messages does not get everything:
+    `present` of `wanted` devices are there and willing, `starting` have not loaded their task yet, `unwilling` says why
+    others are not, and the next round begins in `pause_s` at the earliest; `missing` names devices that count and cannot be
+    asked, each with why. `records` are the rounds so far. Whoever is told of a run by messages does not get everything:
     participants that are not among its `devices` are counted in `others`, and `earlier` are user accuracies of the rounds
     before its `records`. Bytes are those of the open round so far, as they travelled.
     """
@@ -68,6 +69,8 @@ class Snapshot:
     earlier: tuple[float, ...] = ()
     bytes_down: int = 0
     bytes_up: int = 0
+    starting: int = 0
+    missing: str = ""
 
     @property
     def cohort(self) -> int:
@@ -78,6 +81,11 @@ class Snapshot:
 def slowest(devices: Iterable[DeviceLine], most: int) -> list[DeviceLine]:
     """The `most` that a person wants to see first: who is waited for, then who is out, then the others."""
     return heapq.nsmallest(most, devices, key=lambda one: (_RANKS[one.state], one.progress))
+
+
+def starting_words(snapshot: Snapshot) -> str:
+    """How many devices are loading their task, "" where none is."""
+    return f"{snapshot.starting} starting" if snapshot.starting else ""
 
 
 class View(Protocol):
@@ -121,4 +129,11 @@ def take_snapshot(engine: Engine, now: float) -> Snapshot:
         records=tuple(engine.records),
         bytes_down=traffic.down,
         bytes_up=traffic.up,
+        starting=engine.fleet.starting,
+        missing=_missing(engine),
     )
+
+
+def _missing(engine: Engine) -> str:
+    waits = engine.open is None and engine.fleet.present < engine.wanted()
+    return engine.fleet.missing_words() if waits else ""

@@ -67,8 +67,12 @@ def find(named: Path | None, run: str | None = None) -> Path:
 
 
 def with_runs() -> list[Path]:
-    """Every directory that has runs, as far as this user's notes know: the default one, then the latest first."""
-    return [place for place in dict.fromkeys((default(), *map(Path, _noted()))) if _has_runs(place)]
+    """Every directory that has runs, as far as this user's notes know: the default one, then the latest first.
+
+    A noted directory that belongs to another user by now is left out: its runs are not this user's.
+    """
+    noted = [place for place in map(Path, _noted()) if _is_own(place)]
+    return [place for place in dict.fromkeys((default(), *noted)) if _has_runs(place)]
 
 
 def find_to_resume(named: Path | None, run: str) -> Path:
@@ -115,6 +119,13 @@ def _place_of(run: str, places: Sequence[Path]) -> Path:
 
 def _has_runs(place: Path) -> bool:
     return exists(place / REGISTRY_FILE)
+
+
+def _is_own(place: Path) -> bool:
+    try:
+        return place.stat().st_uid == os.geteuid()
+    except OSError:
+        return False
 
 
 def _notes() -> Path:

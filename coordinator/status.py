@@ -27,6 +27,7 @@ from shared.run_status import (
 
 _MAX_SECONDS = 1e9
 _MAX_WORD = 64
+_MAX_TEXT = 500
 
 
 def status_of(snapshot: Snapshot, stopped: str = "") -> RunStatus:
@@ -61,6 +62,8 @@ def status_of(snapshot: Snapshot, stopped: str = "") -> RunStatus:
         bytes_up=sum(one.bytes_up for one in records),
         round_bytes_down=snapshot.bytes_down,
         round_bytes_up=snapshot.bytes_up,
+        starting=snapshot.starting,
+        missing=snapshot.missing[:_MAX_TEXT],
     )
 
 
@@ -92,6 +95,8 @@ def snapshot_of(envelope: Envelope, status: RunStatus) -> Snapshot:
         earlier=status.earlier,
         bytes_down=status.round_bytes_down,
         bytes_up=status.round_bytes_up,
+        starting=status.starting,
+        missing="".join(char if char.isprintable() else "?" for char in status.missing),
     )
 
 

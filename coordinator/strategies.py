@@ -17,11 +17,12 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import numpy as np
 
+from coordinator.bounds import References
 from shared.errors import UsageError, unknown_name
 from shared.messages import TrainPlan
 from shared.tensors import MOMENTS, Array, Schema, Tensors, moment_name
@@ -33,11 +34,13 @@ class ServerState:
 
     `round` counts completed rounds. `tensors` is the global public model and the moments that clients share; it is what
     a device downloads. `server` is what the server optimizer keeps for itself. Arrays are never changed in place.
+    `references` are the usual norms of the last rounds' updates (coordinator.bounds).
     """
 
     round: int
     tensors: dict[str, Array]
     server: dict[str, Array]
+    references: References = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -125,6 +125,17 @@ class UploadDesk:
         self._leave(device)
         self._waiting.pop(device, None)
 
+    def has_in_line(self, device: str) -> bool:
+        """Whether a device waits for its place."""
+        return device in self._waiting
+
+    def still_since(self, device: str, heard_at: float, now: float) -> float:
+        """Since when a device's upload stands still; `now` while it waits in line, `heard_at` where nothing is known of it."""
+        if self.has_in_line(device):
+            return now
+        slot = self._active.get(device)
+        return heard_at if slot is None else slot.grew_at
+
     def clear(self) -> None:
         """The round is over."""
         self._active.clear()

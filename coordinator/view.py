@@ -10,7 +10,7 @@ from rich.live import Live
 
 from coordinator.frame import draw
 from coordinator.round_text import round_line
-from coordinator.snapshot import Snapshot, View
+from coordinator.snapshot import Snapshot, View, starting_words
 from coordinator.terminal import Display, PlainLines, can_draw, plain_console
 from shared.quantities import counted
 
@@ -61,13 +61,13 @@ class LiveView:
 
 
 class PlainView(PlainLines):
-    """One line when the coordinator begins to wait for devices or others are unwilling, one per round, and what is said."""
+    """One line when the coordinator begins to wait for devices or others are starting or unwilling, and one per round."""
 
     def __init__(self, stderr: TextIO) -> None:
         super().__init__(stderr)
         self._told: int | None = None  # number of the last round that needs no line
         self._waiting = False
-        self._unwilling = ""
+        self._news = (False, "", "")
 
     def show(self, snapshot: Snapshot) -> None:
         """Says what is new since the last time."""
@@ -79,8 +79,12 @@ class PlainView(PlainLines):
                 self.say(round_line(record, snapshot.rounds))
         self._told = max(last, self._told)
         waiting = snapshot.phase == "waiting" and snapshot.present < snapshot.wanted
-        unwilling = counted(snapshot.unwilling) if waiting else ""
-        if waiting and (not self._waiting or unwilling != self._unwilling):
-            others = f"; unwilling: {unwilling}" if unwilling else ""
+        starting = starting_words(snapshot)
+        unwilling = f"unwilling: {counted(snapshot.unwilling)}" if snapshot.unwilling else ""
+        missing = f"missing: {snapshot.missing}" if snapshot.missing else ""
+        others = "".join(f"; {words}" for words in (starting, unwilling, missing) if words)
+        # In a large fleet, not a line for each device that starts, comes or goes.
+        news = bool(starting), unwilling, "" if snapshot.missing.endswith(" more") else missing
+        if waiting and (not self._waiting or news != self._news):
             self.say(f"waiting for devices: {snapshot.present} of {snapshot.wanted} are there{others}")
-        self._waiting, self._unwilling = waiting, unwilling
+        self._waiting, self._news = waiting, news

@@ -26,7 +26,7 @@ class Verdict:
     """Whether the device works now. All of it reaches the coordinator: no value that was found, no path.
 
     `condition` is the preference that is missed, where one is; before `retry_after_s` it would say the same (0: unknown).
-    `reason` is the word for it.
+    `reason` is the word for it: an owner's limit has one of its own, and so has a disk that cannot be used.
     """
 
     accept: bool

@@ -21,7 +21,14 @@ from device_agent.performing import Performer
 from device_agent.presence import StatusFile
 from device_agent.storage import Storage
 from device_agent.trainer import Died, Trainer, TrainerEvent
-from device_agent.training_channel import Ready, SetupFailed, TrainCancelled, Trained, TrainFailed, TrainProgress
+from device_agent.training_channel import (
+    ModelMade,
+    Ready,
+    SetupFailed,
+    Trained,
+    TrainFailed,
+    TrainProgress,
+)
 from device_agent.upkeep import Upkeep
 from shared import __version__, topics
 from shared.codec import UnknownMessage, decode, encode
@@ -52,6 +59,9 @@ class Stop:
 
 Event = LinkEvent | TrainerEvent | Facts | Stop
 Inbox = SimpleQueue[Event]
+
+# How long an agent that is to end waits for a personal model; to make one takes a Raspberry Pi a second or two.
+FINISH_MODEL_S = 10.0
 
 # Training processes that may be killed before the first is ready.
 EARLY_DEATHS = 3
@@ -85,6 +95,7 @@ class Agent:
         self._inbox = inbox
         self._trainer = trainer
         self._owner = owner
+        self._limits = performer.limits
         self._offer: Envelope | None = None  # that waits for facts
         self._unwilling: Condition | None = None  # as presence tells it
         self._status = status
@@ -101,7 +112,6 @@ class Agent:
 
     def run(self) -> int:
         """The exit code. Raises DataError when the task or its data cannot be used at all."""
-        self._performer.take_up_spooled()
         self._trainer.start()
         self._link.subscribe(*topics.device_filters(self._me.fleet, self._me.device))
         self._link.start()
@@ -122,9 +132,12 @@ class Agent:
             self._write_status(self._job.state)
             now = time.monotonic()
             task = self._tasks[0].task if self._tasks else ""
-            self._upkeep.look(self._job, connected=self._connected, task=task, now=now)
+            self._upkeep.look(
+                self._job, connected=self._connected, task=task, now=now, busy=self._performer.making_model
+            )
             event = self._next_event()
             if isinstance(event, Stop):
+                self._finish_model()
                 return event.exit_code
             effects = self._handle(event, time.monotonic()) if event is not None else []
             self._performer.perform(effects)
@@ -136,6 +149,19 @@ class Agent:
             if self._owner.unwilling != self._unwilling:
                 self._tell_state()
             self._tell_vitals(time.monotonic())
+
+    def _finish_model(self) -> None:
+        """Wait a little for the personal model of a committed round. Else it is made after the next start."""
+        give_up_at = time.monotonic() + FINISH_MODEL_S
+        while self._performer.owes_model and (left_s := give_up_at - time.monotonic()) > 0:
+            try:
+                event = self._inbox.get(timeout=left_s)
+            except Empty:
+                return
+            if isinstance(event, Stop):
+                return
+            if isinstance(event, ModelMade | Died | SetupFailed):
+                self._performer.model_made()
 
     def _next_event(self) -> Event | None:
         job_at = self._job.next_deadline() if self._connected else None
@@ -170,11 +196,12 @@ class Agent:
         return []
 
     def _on_trainer(self, event: TrainerEvent, now: float) -> list[Effect]:
+        if isinstance(event, ModelMade | Died | SetupFailed):
+            self._performer.model_made()
         match event:
             case Ready():
                 _log.info("ready: task %s, %d training examples", event.task, event.num_examples)
-                self._tasks = (TaskCapability(event.task, event.schema, event.num_examples),)
-                self._tell_state()
+                self._ready(event)
             case SetupFailed() if not self._tasks:
                 raise (UsageError if event.exit_code == UsageError.exit_code else DataError)(event.detail)
             case Died() if not self._tasks:
@@ -189,13 +216,24 @@ class Agent:
                 # Without a connection they would fill the queue that our presence has to pass when there is one again.
                 return told if self._connected else []
             case Trained():
-                self._performer.times.trained(event.key, event.report)
-                return self._job.trained(event.key, event.manifest, now)
+                return self._on_trained(event, now)
             case TrainFailed():
                 return self._job.training_failed(event.key, event.reason, event.detail)
-            case TrainCancelled():
-                pass
         return []
+
+    def _ready(self, ready: Ready) -> None:
+        self._limits.take(ready)
+        first = not self._tasks
+        self._tasks = (TaskCapability(ready.task, ready.schema, ready.num_examples),)
+        if first:  # not before: without the model nobody knows what may leave
+            self._performer.take_up_spooled()
+        self._tell_state()
+
+    def _on_trained(self, trained: Trained, now: float) -> list[Effect]:
+        self._performer.trained(trained)
+        if why := self._limits.why_not_send(self._job.request, trained.manifest):
+            return self._job.training_failed(trained.key, FailReason.TRAINING, why)
+        return self._job.trained(trained.key, trained.manifest, now)
 
     def _start_again(self, died: Died) -> None:
         """To load torch takes half a minute in which memory may run out, or somebody end the process."""
@@ -206,7 +244,8 @@ class Agent:
         self._trainer.start()
 
     def _tell_state(self) -> None:
-        if not self._connected or not self._tasks:
+        """Tells who this is and what it does; without tasks, that it is starting: a coordinator then knows that it comes."""
+        if not self._connected:
             return
         state = DeviceState(
             online=True,
@@ -255,7 +294,8 @@ class Agent:
             return []  # not ready yet; the coordinator asks again
         assert isinstance(envelope.body, WorkRequest)
         held = self._performer.held_version
-        verdict = self._storage_verdict(envelope, held) or self._owner.consider(envelope.task, envelope.body, now, held)
+        verdict = self._limits.refusal(envelope.task, envelope.body) or self._storage_verdict(envelope, held)
+        verdict = verdict or self._owner.consider(envelope.task, envelope.body, now, held)
         if verdict is None:
             self._offer = envelope  # the newest: what was asked before it is not wanted any more
             return []
@@ -309,6 +349,7 @@ class Agent:
                 "tasks": [{"task": t.task, "schema": t.schema, "num_examples": t.num_examples} for t in self._tasks],
                 "paused": self._job.paused,
                 "unwilling": list(self._owner.words),
+                "private": self._limits.told(),
                 "last_outcome": self._performer.last_outcome,
                 "problem": "; ".join(filter(None, (self._problem, self._storage_problem)))
                 if state != "stopped"

@@ -19,8 +19,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from shared.messages import TrainPlan
-
 
 def batch_indices(
     num_examples: int, batch_size: int, first_batch: int, count: int, stream_seed: int
@@ -45,11 +43,6 @@ def batch_indices(
             current = _one_pass(num_examples, number, stream_seed)
             batch = np.concatenate([batch, current[:offset]])
         yield batch
-
-
-def steps_for(plan: TrainPlan, num_examples: int) -> int:
-    """Minibatches of a round: `plan.steps`, or else round(num_examples / batch_size), at least 1, times `epochs`."""
-    return plan.steps or max(1, round(num_examples / plan.batch_size)) * plan.epochs
 
 
 def stream_seed(seed: int, device_id: str) -> int:

@@ -22,6 +22,7 @@ from device_agent.new_task.command import register as add_new_task
 from device_agent.settings import AgentSettings
 from device_agent.standing import Standing, read_standing
 from device_agent.unit_cli import add_unit
+from shared.check_task_cli import add_check_task
 from shared.command import AsJson, command, make_app, run_app
 from shared.config import cli_options
 from shared.quantities import age, size
@@ -33,7 +34,7 @@ app = make_app(
     NAME,
     "The agent of one device: it trains with data and a patch that never leave the device.",
     panels={
-        "Set a device up": ["new-task", "enrol", "unit"],
+        "Set a device up": ["new-task", "check-task", "enrol", "unit"],
         "Serve a fleet": ["doctor", "run", "status", "conditions"],
         "Look at patches and personal models, and use them": ["patches", "models", "predict", "evaluate", "rollback"],
     },
@@ -83,13 +84,15 @@ add_conditions(app)
 
 @command(app, "status", example="fedpatch-agent status --state-dir /var/lib/fedpatch-agent")
 def status(state_dir: StateDir = DEFAULT_STATE_DIR, as_json: AsJson = False) -> None:
-    """Tell what the agent of a state directory is doing; works without the agent and without the network."""
+    """Print what the agent of a state directory is doing, without the network; exit code 1 where it does not run."""
     standing = read_standing(state_dir.expanduser())
     if as_json:
         typer.echo(json.dumps({**_plain(standing), "models": models_plain(state_dir)}))
     else:
         for line in [*_in_words(standing, time.time()), *models_in_words(state_dir)]:
             typer.echo(line)
+    if not standing.running:
+        raise typer.Exit(1)
 
 
 @command(app, "patches", example="fedpatch-agent patches --json")
@@ -106,6 +109,7 @@ def patches(state_dir: StateDir = DEFAULT_STATE_DIR, as_json: AsJson = False) ->
 add_enrol(app)
 add_models(app)
 add_new_task(app)
+add_check_task(app, NAME)
 
 
 def _plain(standing: Standing) -> dict[str, object]:
@@ -133,6 +137,8 @@ def _in_words(standing: Standing, now: float) -> list[str]:
         lines += _willingness_in_words(told.get("admission", ""), told.get("unwilling", ()))
     if standing.running and told.get("problem"):
         lines.append(f"problem: {told['problem']}")
+    if told.get("private"):
+        lines.append(f"private: {told['private']['words']}")
     for task in told.get("tasks", ()):
         lines.append(f"task {task['task']}: {task['num_examples']} training examples")
     if told.get("last_outcome"):

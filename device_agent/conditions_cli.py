@@ -46,6 +46,7 @@ def _plain(found: Outlook) -> dict[str, Any]:
         "would_accept": found.verdict.accept,
         "why": found.verdict.why,
         "missed": [{"condition": one.condition, "words": one.words} for one in found.objections],
+        "private": dict(found.private),
         "facts": {
             name: {"value": fact.value, "source": fact.source, "confidence": fact.confidence}
             for name, fact in vars(found.facts).items()
@@ -57,7 +58,7 @@ def _in_words(found: Outlook) -> list[str]:
     lines = [
         f"{name.replace('_', ' '):<18} {_value(fact):<10} {_origin(fact)}" for name, fact in vars(found.facts).items()
     ]
-    lines.append("")
+    lines += ["", f"private: {found.private['words']}"]
     if found.verdict.accept:
         lines.append("it would accept work now")
         lines += [f"  whatever its preferences say: {one.words}" for one in found.objections]

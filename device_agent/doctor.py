@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from typing import Any
 
 from device_agent.outlook import look
+from device_agent.owner_limits import DAMAGED, OwnerLimits, least_without_model
 from device_agent.performing import Identity
 from device_agent.presence import LOCK_NAME, host_as_device_id
 from device_agent.running import setup_of
@@ -68,12 +70,13 @@ def examine(settings: AgentSettings, checkup: Checkup, root: Path = Path("/")) -
     if running:
         checkup.skip("task", f"{_told(directory)}; it is not loaded a second time")
         checkup.skip("memory", "an agent is at work here, and has taken what it needs")
+        _check_private(_private_of_agent(settings, directory), checkup)
         _check_broker(settings, identity, checkup, running)
         return
     # Importing torch takes a Raspberry Pi half a minute, in which the broker can be asked.
     with _loading(settings, identity, checkup) as (trainer, answers):
         _check_broker(settings, identity, checkup, running)
-        _check_task(settings, trainer, answers, checkup)
+        _check_task(settings, trainer, answers, checkup, directory / "patches")
 
 
 def _check_stored(directory: Path, checkup: Checkup) -> None:
@@ -101,6 +104,28 @@ def _check_preferences(settings: AgentSettings, checkup: Checkup, root: Path) ->
         return
     mend = "nothing, if that is meant; `fedpatch-agent conditions` tells its facts, docs/preferences.md what can be set"
     checkup.warn("preferences", f"work would be declined now: {'; '.join(why_not)}", mend)
+
+
+def _check_private(told: Mapping[str, Any], checkup: Checkup) -> None:
+    """What stays on this device at least, whatever a request says."""
+    words = str(told["words"])
+    if told["source"] == DAMAGED:
+        checkup.fail(
+            "private", words, "set `private` to what is to stay at least; docs/preferences.md says what it may be"
+        )
+    elif told["below_default"]:
+        mend = "nothing, if that is meant; else set `private` to affine or all, or leave it out"
+        checkup.warn("private", f"{words}; a request may have gamma and beta, trained on this device's data", mend)
+    else:
+        checkup.good("private", words)
+
+
+def _private_of_agent(settings: AgentSettings, directory: Path) -> Mapping[str, Any]:
+    """What the agent at work wrote of it; where it has not yet, what is known without its model."""
+    with suppress(FedpatchError):
+        if told := read_standing(directory).status.get("private"):
+            return dict(told)
+    return least_without_model(settings.private, directory / "patches")
 
 
 def _is_running(directory: Path) -> bool:
@@ -136,9 +161,9 @@ def _loading(
 
 
 def _check_task(
-    settings: AgentSettings, trainer: Trainer, answers: SimpleQueue[TrainerEvent], checkup: Checkup
+    settings: AgentSettings, trainer: Trainer, answers: SimpleQueue[TrainerEvent], checkup: Checkup, patch_dir: Path
 ) -> None:
-    """The checks `task` and, where it could be loaded, `memory`."""
+    """The checks `task` and, where it could be loaded, `private` and `memory`."""
     checkup.say("waiting for the training process")
     what = f"task {settings.task} with data {settings.data}"
     try:
@@ -151,12 +176,20 @@ def _check_task(
         case Ready():
             examples = f"{answer.num_examples} training examples and some to test with"
             checkup.good("task", f"{answer.task} is loaded: {examples}, schema {answer.schema[:12]}")
+            limits = OwnerLimits(
+                patch_dir, private=settings.private, max_steps=settings.max_steps, max_epochs=settings.max_epochs
+            )
+            limits.take(answer)
+            _check_private(limits.told(), checkup)
             _check_memory(trainer, checkup)
         case SetupFailed(exit_code=UsageError.exit_code):
-            mend = "correct --task and --data; `fedpatch tasks` lists what is installed, and why one cannot be used"
+            mend = "correct --task, --data or --private; `fedpatch tasks` lists what is installed, and why one cannot be used"
             checkup.fail("task", answer.detail, mend)
         case SetupFailed():
-            mend = f"put the data set below {trainer.setup.data_root} (or name its place with --data-root), or correct --data"
+            mend = (
+                f"put the data set below {trainer.setup.data_root} (or name its place with --data-root), or correct --data; "
+                f"`fedpatch-agent check-task {settings.task} --data SPEC` names every problem"
+            )
             checkup.fail("task", answer.detail, mend)
         case Died():
             mend = (

@@ -69,7 +69,7 @@ class Gauges:
         if self.report:
             accuracies = (("before", self.report.user_accuracy_before), ("after", self.report.user_accuracy_after))
             measured = [((("moment", moment),), value) for moment, value in accuracies]
-            yield "user_accuracy", "Around its last training", measured
+            yield "user_accuracy", "On test data, before and after its last training", measured
         expiry = [((("certificate", name),), when) for name, when in self.expiry]
         yield "certificate_expiry_timestamp_seconds", "Unix time at which a certificate expires", expiry
 
@@ -118,7 +118,7 @@ class Gauges:
             "last_round_timestamp_seconds": ("Unix time of the last committed update", self.last_round_at),
             "last_round_train_seconds": ("Training in that round", last.train_s if last else None),
             "last_round_upload_seconds": ("Upload in that round", last.upload_s if last else None),
-            "model_user_accuracy": ("Of the personal model", accuracy),
+            "model_user_accuracy": ("Of the published personal model, on test data", accuracy),
             "model_timestamp_seconds": ("Unix time at which the personal model was made", made_at),
         }
 

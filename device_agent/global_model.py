@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from pathlib import Path
+from typing import Any
 
 from device_agent.held_model import Held, HeldModel
 from device_agent.training_channel import TrainCommand
@@ -66,6 +67,13 @@ def _by_steps(command: TrainCommand, public: Schema, store: HeldModel | None) ->
 
 def _unpacked(path: str, manifest: Manifest, public: Schema, base: Tensors | None = None) -> dict[str, Array]:
     """Tensors of a downloaded blob."""
+    return read_blob(path, manifest, public, base)[1]
+
+
+def read_blob(
+    path: str, manifest: Manifest, public: Schema, base: Tensors | None = None
+) -> tuple[dict[str, Any], dict[str, Array]]:
+    """Meta and tensors of the blob in a file. WireError where it is another, StateError where the disk refuses."""
     with refusals_of(Path(path)):
         blob = Path(path).read_bytes()
     found = hashlib.sha256(blob).hexdigest()
@@ -73,7 +81,7 @@ def _unpacked(path: str, manifest: Manifest, public: Schema, base: Tensors | Non
         raise WireError(
             f"{path}: has SHA-256 {found[:12]}, expected {manifest.digest[:12]}; it has to be fetched again"
         )
-    return unpack(blob, encoding=manifest.encoding, raw_bytes=manifest.raw_bytes, schema=public, base=base)[1]
+    return unpack(blob, encoding=manifest.encoding, raw_bytes=manifest.raw_bytes, schema=public, base=base)
 
 
 def _hold(store: HeldModel, version: str, tensors: Tensors, public: Schema) -> None:

@@ -1,33 +1,44 @@
 """A device's data as its task reads them: once, and again before a round when they have changed.
 
 A task whose data grow says so by `Task.data_version`. It is asked before each round, and before the data are read, not
-after: what is written while they are read makes another version, and is there for the round after.
+after: what is written while they are read makes another version, and is there for the round after. Where the task makes no
+validation part, it is split off here (shared.validation).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from shared.errors import DataError, FedpatchError
 from shared.task import DeviceData, Task
+from shared.task_checks import Fitted, load_checked
+from shared.validation import split_for
 
 log = logging.getLogger("fedpatch.training")
 
 
 class GrowingData:
-    """The data of one device, by its data spec; `root` is the folder for data files."""
+    """The data of one device, by its data spec; `root` is the folder for data files, `holder` names the device in errors.
 
-    def __init__(self, task: Task, spec: str, root: Path) -> None:
-        self._task, self._spec, self._root = task, spec, root
+    They are prepared, cast and checked (shared.task_checks). `raw_shape` is that of an input before the task's `prepare`.
+    """
+
+    def __init__(self, task: Task, spec: str, root: Path, holder: str = "this device") -> None:
+        self._task, self._spec, self._root, self._holder = task, spec, root, holder
+        self._casts: tuple[str, ...] = ()
+        self.raw_shape: tuple[int, ...] = ()
         self._version: str | int | None = None
 
-    def load(self) -> DeviceData:
-        """All data there are now. Raises what the task raises where that is an error of ours, else DataError."""
+    def load(self, try_out: Callable[[DeviceData], None] = lambda data: None) -> DeviceData:
+        """All data there are now. Raises what the task raises where that is an error of ours, else DataError.
+
+        `try_out` gets them before the validation part is split off, with the rows as the task numbers them.
+        """
         with self.failing_in_words():
-            return self._load(self._asked_version())
+            return self._load(self._asked_version(), try_out)
 
     def load_changed(self) -> DeviceData | None:
         """All data there are now, None where they are those of the last `load`; errors as there.
@@ -42,10 +53,24 @@ class GrowingData:
         ask = self._task.data_version
         return None if ask is None else ask(self._spec, self._root)
 
-    def _load(self, version: str | int | None) -> DeviceData:
-        data = self._task.load_data(self._spec, self._root)
-        self._version = version
-        return data
+    def _load(self, version: str | int | None, try_out: Callable[[DeviceData], None] = lambda data: None) -> DeviceData:
+        fitted = load_checked(self._task, self._spec, self._root, self._holder, self._model_dtype)
+        self._tell_casts(fitted)
+        self._version, self.raw_shape = version, fitted.raw_shape
+        try_out(fitted.data)
+        # After the checks: their messages name rows of the data as the task loaded them.
+        return split_for(self._task, fitted.data)
+
+    def _model_dtype(self) -> str:
+        from shared.model import floating_dtype
+
+        return floating_dtype(self._task)
+
+    def _tell_casts(self, fitted: Fitted) -> None:
+        if fitted.casts != self._casts:
+            for words in fitted.casts:
+                log.info("%s", words)
+        self._casts = fitted.casts
 
     @contextmanager
     def failing_in_words(self) -> Iterator[None]:

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgpack
 
 from shared.errors import StateError
-from shared.files import refusals_of, remove_unfinished, write_atomic
+from shared.files import make_directory, refusals_of, remove_unfinished, write_atomic
 from shared.sealed import content_start, read_header, seal, unseal
 
 DIRECTORY = "held"
@@ -63,7 +63,7 @@ class HeldModel:
     def write(self, held: Held, blob: bytes) -> None:
         """From now on this is held, and what was before is gone. StateError where the disk refuses: then as before."""
         with refusals_of(self.path):
-            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_directory(self.path.parent)
             write_atomic(self.path, seal(_LINE, msgpack.packb(asdict(held)) + blob))
 
     def forget(self) -> None:

@@ -70,6 +70,11 @@ class Job:
         self._deadline = self._accepted_at = 0.0
         self._says = Replies()
 
+    @property
+    def request(self) -> WorkRequest | None:
+        """The work request of the job in hand."""
+        return self._request
+
     # ---- messages
 
     def on_request(

@@ -1,39 +1,45 @@
 """A device's part of a round (Algorithm 1, lines 5-18): from the global model to an update without private values.
 
-Of what training gives, only tensors of the public schema are packed. That is the first of three locks; the others are
-the codec, which has no message for a patch, and the coordinator, which refuses names that it did not ask for.
+Of what training gives, only tensors are packed that neither the owner's floor nor the request keeps private. That is the second
+of four locks. The first is the agent, which declines a request below the floor; the others are the codec, which has no message
+for a patch, and the coordinator, which refuses names that it did not ask for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from device_agent.batches import stream_seed, update_seed
-from device_agent.global_model import read_global_model
+from device_agent.global_model import read_blob, read_global_model
 from device_agent.growing_data import GrowingData
 from device_agent.held_model import HeldModel
 from device_agent.model_export import ModelExport
 from device_agent.patch_store import PatchKey, PatchRecord, PatchState, PatchStore
+from device_agent.private_floor import PrivateFloor, public_schema, undercut
 from device_agent.residuals import ResidualOf, ResidualStore
 from device_agent.training import LocalResult, LocalTrainer
 from device_agent.training_channel import TrainCommand
-from shared.errors import SchemaMismatch, UpdateRefused
+from shared.codec import from_plain
+from shared.errors import FedpatchError, SchemaMismatch, UpdateRefused
 from shared.feedback import pack_with_feedback
 from shared.field_types import MAX_MEASURE
 from shared.files import refusals_of, write_atomic
-from shared.messages import Manifest, UpdateReport
-from shared.model import initial_tensors, require_whole_ties
+from shared.messages import Manifest, UpdateReport, is_delta
+from shared.model import initial_tensors, load_tensors, require_whole_ties
 from shared.patches import PatchPolicy, merge, parse_policy, split
 from shared.task import Task
 from shared.tensors import Array, Schema, Tensors, listing
 
 
 class LocalUpdate:
-    """Does the rounds of one device, one after the other; with `export`, each of them stages a personal model."""
+    """Does the rounds of one device, one after the other; with `export`, `make_model` after each stages a personal model.
+
+    `private` is the owner's policy of what stays at least, "" for the default (device_agent.private_floor).
+    """
 
     def __init__(
         self,
@@ -44,14 +50,17 @@ class LocalUpdate:
         export: ModelExport | None = None,
         data: GrowingData | None = None,
         held: HeldModel | None = None,
+        private: str = "",
     ) -> None:
         self._trainer = trainer
         self._store = store
+        self._floor = PrivateFloor(store.directory, trainer.task.name, private)
         self._residuals = ResidualStore(store.directory)
         self._held = held
         self._device_id = device_id
         self._export = export
         self._data = data
+        self._trained: tuple[TrainCommand, LocalResult] | None = None
 
     def take_new_data(self) -> int | None:
         """Read the data again where they have changed; the number of training examples if that is another now.
@@ -69,21 +78,20 @@ class LocalUpdate:
         command: TrainCommand,
         on_step: Callable[[int, int], None],
         cancelled: Callable[[], bool],
-        stopped: Callable[[], bool] = lambda: False,
     ) -> tuple[Manifest, UpdateReport] | None:
         """Train, save the patch, write the update to `command.update_path` (0600); None, nothing saved, when cancelled.
 
         The patch is saved before the update, and so is what its encoding leaves out: where there is an update, there is what
-        belongs to it. A round that is done again gives the same values. The personal model is staged last, unless work is
-        `stopped` by then, and its failure is none of the round's. Raises WireError for a damaged model or steps that do not
-        lead to it, SchemaMismatch for one of another shape, UsageError for a plan or policy that cannot be followed,
+        belongs to it. A round that is done again gives the same values. Raises WireError for a damaged model or steps that do
+        not lead to it, SchemaMismatch for one of another shape, UsageError for a plan or policy that cannot be followed,
         UpdateRefused where training diverged, DataError, and StateError for files.
         """
         trainer, plan = self._trainer, command.plan
+        self._trained = None
         if self._export:
             self._export.begin()
         policy, schema = _agreed(trainer, command)
-        public = policy.public(schema)
+        public = self._allowed(command)
         key = PatchKey(trainer.task.name, trainer.schema.digest, str(policy))
         before = self._store.load(key, command.key.run, command.key.round)
         patch = _patch_values(before, policy.patch(schema), trainer.task, plan.seed)
@@ -98,17 +106,83 @@ class LocalUpdate:
         )
         if result is None:
             return None
-        update, patch = _taken_apart(result, policy, schema)
+        update, patch = _taken_apart(result, policy, schema, public)
+        self._floor.note(patch, trainer.schema)
         after = PatchState(patch, before.batches_done + result.steps)
         self._store.save(PatchRecord(key, command.key.run, command.key.round, before, after))
         report = _report(command, result)
         step = _Step(key, public, model, update, update_seed(plan.seed, self._device_id, before.batches_done))
         manifest = self._write_update(command, step, report)
-        if self._export and stopped():
-            self._export.leave_out(command)
-        elif self._export:
-            self._export.stage(command, result)
+        self._trained = command, result
         return manifest, report
+
+    def _allowed(self, command: TrainCommand) -> Schema:
+        """What may leave in this round. UpdateRefused("private_value") where the request undercuts the owner's floor."""
+        schema = self._trainer.schema
+        floor = self._floor.of(schema)
+        lacking = undercut(floor, command.private, schema)
+        if lacking:
+            raise UpdateRefused(
+                "private_value",
+                f"the request keeps {command.private} private, the owner of this device at least {floor.words}; "
+                f"{listing(lacking)} would leave it; nothing was trained",
+            )
+        return public_schema(floor, command.private, schema, command.plan.moments)
+
+    @property
+    def makes_models(self) -> bool:
+        """Whether `make_model` is to be called after a round."""
+        return self._export is not None
+
+    def make_model(self, stopped: Callable[[], bool] = lambda: False) -> None:
+        """Stage the personal model of the round that was just trained, unless work is `stopped`. Its failure is only logged."""
+        trained, self._trained = self._trained, None
+        if self._export is None or trained is None:
+            return
+        if stopped():
+            self._export.leave_out(trained[0], "work had to stop before it was made")
+        else:
+            self._export.stage(*trained)
+
+    def make_model_again(self, command: TrainCommand, manifest: Manifest) -> None:
+        """The same after a restart, from the update that waits and the patch that is saved.
+
+        Its public tensors are those of the update: with an encoding that rounds, they are rounded.
+        """
+        if self._export is None:
+            return
+        try:
+            result = self._read_back(command, manifest)
+        except FedpatchError as error:
+            self._export.leave_out(command, f"the device was switched off before it was made, and {error}")
+            return
+        self._export.stage(command, result)
+
+    def _read_back(self, command: TrainCommand, manifest: Manifest) -> LocalResult:
+        """The result of a round from its files, with the model loaded into the trainer."""
+        trainer = self._trainer
+        policy, schema = _agreed(trainer, command)
+        public = self._allowed(command)
+        base = (
+            read_global_model(replace(command, held=command.base), public, self._held)
+            if is_delta(manifest.encoding)
+            else None
+        )
+        report, update = read_blob(command.update_path, manifest, public, base)
+        key = PatchKey(trainer.task.name, trainer.schema.digest, str(policy))
+        after = self._store.load(key, command.key.run, command.key.round + 1)
+        tensors = merge(update, _patch_values(after, policy.patch(schema), trainer.task, command.plan.seed))
+        load_tensors(trainer.model, {name: array for name, array in tensors.items() if ":" not in name})
+        known = from_plain(report, UpdateReport)
+        return LocalResult(
+            tensors,
+            known.num_examples,
+            known.steps,
+            known.train_loss,
+            known.user_accuracy_before,
+            known.user_accuracy_after,
+            known.train_s,
+        )
 
     def _write_update(self, command: TrainCommand, step: _Step, report: UpdateReport) -> Manifest:
         of = ResidualOf(command.encoding, step.public.digest, command.key.run, command.key.round)
@@ -168,10 +242,12 @@ def _patch_values(state: PatchState, schema: Schema, task: Task, seed: int) -> d
     return values
 
 
-def _taken_apart(result: LocalResult, policy: PatchPolicy, schema: Schema) -> tuple[dict[str, Array], dict[str, Array]]:
-    """Public tensors and patch; UpdateRefused("private_value") should the first ever hold a private name."""
+def _taken_apart(
+    result: LocalResult, policy: PatchPolicy, schema: Schema, public: Schema
+) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Public tensors and patch; UpdateRefused("private_value") should the first ever hold a name that `public` does not."""
     update, patch = split(result.tensors, policy, schema)
-    leaked = policy.private_names(schema).intersection(update)
+    leaked = set(update).difference(public.names)
     if leaked:
         raise UpdateRefused("private_value", f"{listing(leaked)} would have left this device; nothing was written")
     return update, patch

@@ -11,13 +11,14 @@ import typer
 
 from device_agent.model_store import DIRECTORY, ModelStore, ModelVersion
 from device_agent.settings import AgentSettings
-from shared.command import AsJson, command
+from shared.command import AsJson, command, say
 from shared.config import cli_options
-from shared.errors import UsageError
+from shared.errors import DataError, UsageError
 from shared.quantities import size
 
 if TYPE_CHECKING:
     from device_agent.personal import PersonalModel
+    from shared.model_metadata import ModelMetadata
     from shared.tensors import Array
 
 StateDir = Annotated[
@@ -48,22 +49,45 @@ def _add_predict(app: typer.Typer) -> None:
         state_dir: StateDir = DEFAULT_STATE_DIR,
         task: TaskName = "",
         model: ModelPath = None,
+        prepared: Annotated[
+            bool, typer.Option("--prepared", help="The inputs are prepared already: do not apply the task's prepare.")
+        ] = False,
         as_json: AsJson = False,
     ) -> None:
-        """Run the personal model of this device on files of inputs; needs neither torch nor the agent."""
-        from device_agent.prediction_inputs import read_inputs
+        """Run the personal model of this device on files of inputs; needs neither torch nor the agent.
 
+        Inputs are raw ones: the task's prepare is applied. Inputs unlike those of training are named on stderr.
+        """
         personal = _opened(state_dir, task, model)
-        shape, dtype = personal.metadata.input_shape, personal.metadata.input_dtype
-        outputs = [(file, personal.predict(read_inputs(file, shape, dtype))) for file in files]
+        outputs, warnings = [], []
+        for file in files:
+            found, differs = _predict(personal, file, prepared)
+            outputs.append((file, found))
+            warnings += [f"{file}: {words}" for words in differs]
+        say(*(f"warning: {words}" for words in warnings))
         if as_json:
             rows = [one for file, found in outputs for one in _rows(personal, file, found)]
-            typer.echo(json.dumps({**_origin(personal), "predictions": rows}))
+            typer.echo(json.dumps({**_origin(personal), "predictions": rows, "warnings": warnings}))
             return
         for file, found in outputs:
             for one in _rows(personal, file, found):
                 values = " ".join(f"{value:.6g}" for value in found[one["row"]].ravel())
                 typer.echo(f"{file}[{one['row']}]: {one.get('class', values)}")
+
+
+def _predict(personal: PersonalModel, file: Path, prepared: bool) -> tuple[Array, list[str]]:
+    """Outputs for the inputs in a file, and in which respects those are unlike the inputs of training."""
+    from device_agent.prediction_inputs import read_inputs
+
+    known, shape, dtype = personal.metadata, personal.metadata.input_shape, personal.metadata.input_dtype
+    if known.prepare is not None and not prepared:
+        shape, dtype = known.prepare.raw_shape, "float32"
+    inputs = read_inputs(file, shape, dtype)
+    try:
+        ready = personal.prepare(inputs, prepared=prepared)
+    except DataError as error:
+        raise DataError(f"{file}: {error}") from error
+    return personal.run(ready), personal.differences(ready)
 
 
 def _add_evaluate(app: typer.Typer) -> None:
@@ -146,9 +170,20 @@ def _in_words(task: str, version: ModelVersion) -> str:
     known = version.metadata
     if known is None:
         return f"{mark} of {task}: {version.problem}"
-    measured = "" if known.user_accuracy is None else f", {known.metric} {known.user_accuracy:.4g}"
+    measured = _measured(known)
     made = f"of round {known.round} of run {known.run}, made {known.created}"
     return f"{mark} of {task}{measured}: {made}, {size(known.size_bytes)}, {version.path}"
+
+
+def _measured(known: ModelMetadata) -> str:
+    """The figure to report, on test data, and the one that the model was chosen by."""
+    if known.user_accuracy is None:
+        return ""
+    chosen = "not chosen: no validation data"
+    if known.validation_examples:
+        value = "no number" if known.validation_accuracy is None else f"{known.validation_accuracy:.4g}"
+        chosen = f"chosen by {value} on {known.validation_examples} validation examples"
+    return f", {known.metric} {known.user_accuracy:.4g} on {known.test_examples} test examples ({chosen})"
 
 
 def _plain(task: str, version: ModelVersion) -> dict[str, Any]:

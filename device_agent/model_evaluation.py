@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shared.errors import DataError, FedpatchError, UsageError
+from shared.task_checks import load_checked
 
 if TYPE_CHECKING:
     from device_agent.personal import PersonalModel
@@ -23,8 +24,8 @@ def evaluate_model(model: PersonalModel, task: Task, data: str, data_root: Path)
     `load_data` does, and DataError where its code fails.
     """
     try:
-        own = task.load_data(data, data_root)
-        outputs = model.predict(own.test_x)
+        own = load_checked(task, data, data_root, "this device", lambda: model.metadata.input_dtype).data
+        outputs = model.run(model.prepare(own.test_x, prepared=True))
         measured = float(task.metric(_fit(outputs, task), _fit(own.test_y, task)))
     except (FedpatchError, OSError):
         raise

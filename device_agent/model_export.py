@@ -1,8 +1,10 @@
 """From a trained model to one that applications can use: ONNX, compared with torch, and no worse than the present one.
 
 What is staged is the model as training leaves it: the global model of the round with the device's patch, trained on, the
-patch included. Its user accuracy is measured with onnxruntime on the device's own test data, and so is that of the present
-model, anew, for the test data may have grown since. Nothing that goes wrong here costs the round: the update is on the disk.
+patch included. It is compared with the present model on the device's validation data: both are run by onnxruntime, the present
+one anew, since the data may have grown. Test data choose nothing. The user accuracy of the staged model is reported on them,
+and would be too high had it been chosen there. Without validation data the newest model is staged. All this is done while the
+update travels, and nothing that goes wrong here costs the round.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from device_agent.training import LocalResult, LocalTrainer
 from device_agent.training_channel import TrainCommand
 from shared import __version__
 from shared.errors import ExportRefused, FedpatchError
-from shared.model_metadata import MODEL_FILE, ModelMetadata
+from shared.model_metadata import METADATA_FILE, MODEL_FILE, ModelMetadata, Preparation, from_json
 from shared.onnx_export import Exported, export_onnx, torch_outputs
 from shared.onnx_model import OnnxModel, require_parity
 
@@ -39,13 +41,24 @@ log = logging.getLogger("fedpatch.models")
 class ModelExport:
     """Stages the personal model of one device after each of its rounds.
 
-    `keep_margin` is how much worse than the present model's its user accuracy may be, in the metric's own unit.
+    `keep_margin` is how much worse than the present model it may be on validation data, in the metric's own unit. `task_ref`
+    and `preparation` tell the metadata how an application prepares inputs.
     """
 
-    def __init__(self, trainer: LocalTrainer, store: ModelStore, keep_margin: float) -> None:
+    def __init__(
+        self,
+        trainer: LocalTrainer,
+        store: ModelStore,
+        keep_margin: float,
+        *,
+        task_ref: str = "",
+        preparation: Preparation | None = None,
+    ) -> None:
         self._trainer = trainer
         self._store = store
         self._keep_margin = keep_margin
+        self._task_ref = task_ref
+        self._preparation = preparation
 
     def begin(self) -> None:
         """A round begins: what an earlier one staged was never committed."""
@@ -66,9 +79,9 @@ class ModelExport:
         if why:
             self._note(command, why)
 
-    def leave_out(self, command: TrainCommand) -> None:
-        """The device has no time for a model now; the log and the note say so."""
-        self._note(command, "work had to stop before it was made")
+    def leave_out(self, command: TrainCommand, why: str) -> None:
+        """There will be no model of this round; the log and the note say why."""
+        self._note(command, why)
 
     def _note(self, command: TrainCommand, why: str) -> None:
         key = command.key
@@ -99,29 +112,26 @@ class ModelExport:
         model = OnnxModel(exported.model, MODEL_FILE)
         samples = inputs[:PARITY_SAMPLES]
         parity = require_parity(model, samples, torch_outputs(self._trainer.model, samples))
-        metadata = self._describe(command, result, inputs, model.run(inputs), exported, parity)
-        found, present = metadata.user_accuracy, self._present_user_accuracy(inputs)
-        assert found is not None
-        loss = 0.0 if present is None else (present - found) * (1 if metadata.metric_goal == "max" else -1)
-        if loss > self._keep_margin:
-            return (
-                f"{metadata.metric} {found:.4g} of round {command.key.round} is worse than the present model's "
-                f"{present:.4g} by more than the margin of {self._keep_margin:g}"
-            )
+        metadata = self._describe(command, result, model, exported, parity)
+        if why := self._worse_than_present(metadata):
+            return why
         self._store.stage(exported.model, metadata)
-        log.info("personal model: round %d, %s %.4g", command.key.round, metadata.metric, found)
+        log.info(
+            "personal model: round %d, %s %.4g on test data", command.key.round, metadata.metric, metadata.user_accuracy
+        )
         return ""
 
     def _describe(
         self,
         command: TrainCommand,
         result: LocalResult,
-        inputs: Array,
-        outputs: Array,
+        model: OnnxModel,
         exported: Exported,
         parity: float,
     ) -> ModelMetadata:
-        task = self._trainer.task
+        task, validation = self._trainer.task, self._trainer.validation_data
+        inputs = self._trainer.test_data[0].numpy()
+        outputs = model.run(inputs)
         require_named_outputs(task, outputs)
         return ModelMetadata(
             kind="personal",
@@ -147,23 +157,57 @@ class ModelExport:
             fedpatch=__version__,
             torch=exported.torch,
             onnx=exported.onnx,
+            validation_accuracy=self._on_validation(model),
+            validation_examples=0 if validation is None else len(validation[0]),
+            task_ref=self._task_ref,
+            prepare=self._preparation,
+            inputs=self._trainer.input_statistics,
         )
 
     def _user_accuracy(self, outputs: Array) -> float:
-        """ExportRefused where it is no number that could be compared with another."""
+        """Metric on test data. ExportRefused where it is no finite number."""
         measured = float(self._trainer.task.metric(torch.from_numpy(outputs), self._trainer.test_data[1]))
         if not math.isfinite(measured):
             raise ExportRefused(f"task {self._trainer.task.name!r}: its metric gave {measured} on the test data")
         return measured
 
-    def _present_user_accuracy(self, inputs: Array) -> float | None:
-        """Of the present model on the test data there are now; None where there is none that can be used."""
-        path = self._store.current(self._trainer.task.name)
-        if path is None:
+    def _worse_than_present(self, metadata: ModelMetadata) -> str:
+        """Why the present model stays, both measured on the validation data there are now; empty where it does not."""
+        present, found = self._present_on_validation(), metadata.validation_accuracy
+        if present is None:
+            return ""
+        where = f"on {metadata.validation_examples} validation examples"
+        if found is None:
+            return f"{metadata.metric} of round {metadata.round} is no number {where}, the present model's is {present:.4g}"
+        loss = (present - found) * (1 if metadata.metric_goal == "max" else -1)
+        if loss <= self._keep_margin:
+            return ""
+        return (
+            f"{metadata.metric} {found:.4g} of round {metadata.round} is worse than the present model's "
+            f"{present:.4g} by more than the margin of {self._keep_margin:g} ({where})"
+        )
+
+    def _on_validation(self, model: OnnxModel) -> float | None:
+        """Metric on validation data; None where there are none, or where it is no finite number."""
+        if self._trainer.validation_data is None:
             return None
-        file = path / MODEL_FILE
+        inputs, targets = self._trainer.validation_data
+        measured = float(self._trainer.task.metric(torch.from_numpy(model.run(inputs.numpy())), targets))
+        return measured if math.isfinite(measured) else None
+
+    def _present_on_validation(self) -> float | None:
+        """As `_on_validation`, of the present model; None also where there is none to compare with.
+
+        A model that was made without validation data was trained on what is held out now, and would look too good.
+        """
+        path = self._store.current(self._trainer.task.name)
+        if path is None or self._trainer.validation_data is None:
+            return None
+        file, described = path / MODEL_FILE, path / METADATA_FILE
         try:
-            return self._user_accuracy(OnnxModel(file.read_bytes(), str(file)).run(inputs))
+            if not from_json(described.read_bytes(), str(described)).validation_examples:
+                return None
+            return self._on_validation(OnnxModel(file.read_bytes(), str(file)))
         except (OSError, FedpatchError) as error:
             log.warning("personal model: the present one cannot be used, and is replaced: %s", error)
             return None

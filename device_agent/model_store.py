@@ -26,7 +26,7 @@ import msgspec
 
 from device_agent.export_attempts import ExportAttempts
 from shared.errors import StateError, UsageError
-from shared.files import refusals_of, remove_unfinished, sync_directory, write_atomic
+from shared.files import make_directory, refusals_of, remove_unfinished, sync_directory, write_atomic
 from shared.locks import FileLock
 from shared.model_metadata import METADATA_FILE, MODEL_FILE, ModelMetadata, from_json, to_json
 from shared.settings import NAME
@@ -123,6 +123,17 @@ class ModelStore:
             return
 
     # ---- in the agent's process
+
+    def knows(self, task: str, run: str, round: int) -> bool:
+        """Whether a model of this round is staged or published, or was refused in favour of the present one."""
+        root = self._root(task)
+        newest = next(iter(self.versions(task)), None)
+        try:
+            models = (_read(root / _STAGED), newest.metadata if newest else None)
+        except StateError:
+            return False
+        found = [(one.run, one.round) for one in (*models, self.kept(task)) if one is not None]
+        return (run, round) in found
 
     def publish(self, task: str, run: str, round: int) -> ModelVersion | None:
         """Make the model of a round the present one; None where that round gave none. Once more does nothing more.
@@ -291,7 +302,7 @@ def _sums(model: str, metadata: str) -> bytes:
 def _make_directory(path: Path) -> None:
     """So that the group may read, whatever the umask."""
     if not path.is_dir():
-        path.mkdir(parents=True)
+        make_directory(path)
         path.chmod(_DIRECTORY_MODE)
 
 

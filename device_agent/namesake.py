@@ -1,63 +1,72 @@
-"""Whether another agent uses the id of this device: the two would push each other off the broker for ever.
+"""Detects another agent that uses the id of this device: the two would push each other off the broker without end.
 
-Most brokers do not say why they closed a connection. But what a device says of its state is kept, and read by the device
-itself: once it was there, nobody else should say there that he is online. The test is strict, since an innocent agent may
-find another's words there, too: those of its own former life, when it starts or when a broker comes back with an old copy
-of what it kept. So the other must be heard on two of our connections, after we were heard ourselves on an earlier one.
+Most brokers do not say why they close a connection (mosquitto 2.0 does not). But the broker retains each device's state, and
+a device reads its own topic. Once this agent's state is there, an online state whose boot nonce is of no start of this agent is
+another agent's.
+
+An agent may also see states of its own former starts: at its own start, or when a broker comes back with an old copy. So
+`former_boots` are known, and a state counts only on a connection after the one on which this agent saw its own.
 """
 
 from __future__ import annotations
 
-from shared.messages import DeviceState
+from collections.abc import Collection
 
-_TIMES = 2
+from shared.messages import DeviceState
 
 
 class Namesake:
-    """Fed with what stands on the device's own state topic; `found` while another agent was heard not long ago.
+    """Fed with the states on the device's own topic; `found` while another agent was seen not long ago.
 
-    `boot` is the nonce of this agent's start. After `forget_s` without a word of the other, it is taken to be gone.
+    Args:
+        boot: The nonce of this agent's start.
+        forget_s: Seconds without a state of the other agent after which it is taken to be gone.
+        former_boots: Nonces of earlier starts of this agent.
+
+    Example:
+        >>> namesake = Namesake("b2", forget_s=60.0, former_boots=["b1"])
+        >>> namesake.connected()
+        >>> namesake.heard(DeviceState(online=True, boot="b2"), now=0.0)
+        False
+        >>> namesake.connected()
+        >>> namesake.heard(DeviceState(online=True, boot="another"), now=2.0)
+        True
     """
 
-    def __init__(self, boot: str, forget_s: float) -> None:
+    def __init__(self, boot: str, forget_s: float, former_boots: Collection[str] = ()) -> None:
         self._boot = boot
         self._forget_s = forget_s
+        self._former_boots = frozenset(former_boots)
         self._connection = 0
-        self._we_were_heard_on = 0
-        self._other_was_heard_on = 0
-        self._times = 0
+        self._seen_self_on = 0
         self._forget_at: float | None = None
 
     @property
     def found(self) -> bool:
-        """Whether there is another."""
-        return self._times >= _TIMES
+        """Whether there is another agent with this id."""
+        return self._forget_at is not None
 
     def connected(self) -> None:
         """A connection to the broker begins."""
         self._connection += 1
 
     def heard(self, state: DeviceState, now: float) -> bool:
-        """Takes what somebody said; True when that tells, for the first time, that there is another."""
+        """Take a state from the device's own topic; True when it shows another agent for the first time."""
         if state.boot == self._boot:
-            self._we_were_heard_on = self._we_were_heard_on or self._connection
+            self._seen_self_on = self._seen_self_on or self._connection
             return False
-        # A last will may come long after whoever left it was replaced.
-        if not state.online or not 0 < self._we_were_heard_on < self._connection:
+        # A last will may come long after its connection was replaced.
+        if not state.online or state.boot in self._former_boots or not 0 < self._seen_self_on < self._connection:
             return False
-        if self._connection == self._other_was_heard_on:
-            return False
-        self._other_was_heard_on = self._connection
-        self._times += 1
-        self._forget_at = now + self._forget_s
-        return self._times == _TIMES
+        was_found, self._forget_at = self.found, now + self._forget_s
+        return not was_found
 
     def tick(self, now: float) -> bool:
-        """Lets time pass; True when the other is taken to be gone."""
+        """Let time pass; True when the other agent is taken to be gone."""
         if self._forget_at is None or now < self._forget_at:
             return False
-        was_found, self._times, self._forget_at = self.found, 0, None
-        return was_found
+        self._forget_at = None
+        return True
 
     def next_deadline(self) -> float | None:
         """When `tick` has something to do."""

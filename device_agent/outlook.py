@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from device_agent.admission import Verdict, decide, parse_order
 from device_agent.facts import Facts
 from device_agent.local_time import local_now
 from device_agent.owner import text_of
+from device_agent.owner_limits import DAMAGED, UNKNOWN_FLOOR, least_without_model
 from device_agent.preferences import Objection, Preferences, judge
 from device_agent.running import observer_of
 from device_agent.settings import AgentSettings
@@ -17,16 +20,23 @@ from device_agent.usage import read_today
 
 @dataclass(frozen=True)
 class Outlook:
-    """The facts of this moment, the answer that an offer would get, and every objection, also where the answer is yes."""
+    """The facts of this moment, the answer that an offer would get, and every objection, also where the answer is yes.
+
+    `private` is what stays on this device at least (owner_limits.least_without_model).
+    """
 
     facts: Facts
     verdict: Verdict
     objections: tuple[Objection, ...]
+    private: Mapping[str, Any]
 
     @property
     def why_not(self) -> list[str]:
         """In words, where the answer is no."""
-        return [] if self.verdict.accept else [one.words for one in self.objections] or [self.verdict.why]
+        if self.verdict.accept:
+            return []
+        words = [one.words for one in self.objections]
+        return [self.verdict.why, *words] if self.verdict == UNKNOWN_FLOOR or not words else words
 
 
 def look(settings: AgentSettings, root: Path = Path("/")) -> Outlook:
@@ -37,4 +47,6 @@ def look(settings: AgentSettings, root: Path = Path("/")) -> Outlook:
     # Of a task that is named by its module, only loading it would tell the name.
     task = "" if ":" in settings.task else settings.task
     objections = judge(Preferences.of(settings), facts, read_today(directory), local=local_now(), task=task)
-    return Outlook(facts, decide(order, text_of(order), objections), objections)
+    private = least_without_model(settings.private, directory / "patches", task)
+    verdict = UNKNOWN_FLOOR if private["source"] == DAMAGED else decide(order, text_of(order), objections)
+    return Outlook(facts, verdict, objections, private)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import re
 import stat
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -25,6 +26,7 @@ import msgpack
 from shared.errors import StateError
 from shared.files import (
     OPEN_TO_OTHERS,
+    make_directory,
     previous_of,
     refusals_of,
     remove_unfinished,
@@ -109,7 +111,7 @@ class PatchStore:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         with refusals_of(directory):
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_directory(directory)
             _tighten(directory, 0o700)
             remove_unfinished(directory)
 
@@ -224,6 +226,42 @@ def list_patches(directory: Path) -> list[PatchEntry]:
         else:
             entries.append(PatchEntry(path, status.st_size, status.st_mtime, **header))
     return entries
+
+
+def kept_in_patches(directory: Path, task: str) -> list[tuple[str, frozenset[str]]]:
+    """The policy's text and the private names of every patch of a task, of any schema; reads only, and needs no numpy.
+
+    Raises StateError for a patch of which neither version can be read: its policy is not known then.
+    """
+    found = []
+    pattern = re.compile(re.escape(task) + r"-[0-9a-f]{16}" + re.escape(SUFFIX))
+    paths = {directory / one.name.removesuffix(".previous") for one in directory.glob(f"*{SUFFIX}*")}
+    for path in sorted(one for one in paths if pattern.fullmatch(one.name)):
+        versions = [one for one in (path, previous_of(path)) if one.exists()]
+        problems = []
+        for version in versions:
+            try:
+                found.append(_policy_and_names(version))
+                break
+            except StateError as error:
+                problems.append(error)
+        else:
+            raise problems[0]
+    return found
+
+
+def _policy_and_names(path: Path) -> tuple[str, frozenset[str]]:
+    with refusals_of(path):
+        data = path.read_bytes()
+    header, rest = _header(path, data)
+    unpacker = msgpack.Unpacker(max_buffer_size=len(data))
+    unpacker.feed(rest)
+    try:
+        states = [unpacker.unpack(), unpacker.unpack()]
+        names = frozenset(tensor[0].partition(":")[0] for _, tensors in states for tensor in tensors)
+    except (ValueError, TypeError, AttributeError, IndexError, msgpack.exceptions.UnpackException) as error:
+        raise StateError(f"{path}: does not hold a patch ({error})") from error
+    return header["policy"], names
 
 
 def _read(path: Path, key: PatchKey) -> PatchRecord | None:

@@ -7,7 +7,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from device_agent.downloads import Downloads
@@ -31,18 +31,19 @@ from device_agent.held_model import HeldModel
 from device_agent.job import Job
 from device_agent.meter import Meter
 from device_agent.model_store import ModelStore
+from device_agent.owner_limits import OwnerLimits
 from device_agent.round_times import RoundTimes
 from device_agent.spool import Spool as UpdateSpool
 from device_agent.spool import Spooled
 from device_agent.trainer import Trainer
-from device_agent.training_channel import ModelStep, TrainCommand
+from device_agent.training_channel import MakeModel, ModelStep, TrainCommand, Trained
 from shared import topics
 from shared.blobs import cut_from_file
 from shared.codec import encode
 from shared.errors import BrokerError, FedpatchError, StateError
 from shared.link import Link
 from shared.log_lines import fields
-from shared.messages import Decline, DeviceState, Envelope, Manifest, Offer, is_delta
+from shared.messages import Decline, DeviceState, Envelope, Manifest, Offer, WorkRequest, is_delta
 from shared.reasons import FailReason
 from shared.transfer import SendChunk, encode_chunk
 
@@ -81,7 +82,8 @@ class Performer:
     """The hands of one agent, `me`. `directory` holds downloads and the spool.
 
     `last_outcome` says how the last job ended, and `times` what the last round took. `meter` is told what goes over the
-    link. `models` are the personal models for this device's applications, None where it keeps none.
+    link. `limits` say what may leave. `models` are the personal models for this device's applications, None where it keeps
+    none.
     """
 
     def __init__(
@@ -92,6 +94,7 @@ class Performer:
         link: Link,
         trainer: Trainer,
         meter: Meter,
+        limits: OwnerLimits,
         directory: Path,
         models: ModelStore | None = None,
     ) -> None:
@@ -99,6 +102,7 @@ class Performer:
         self.times = RoundTimes()
         self.me = identity
         self.job = job
+        self.limits = limits
         self._link = link
         self._trainer = trainer
         self._meter = meter
@@ -110,6 +114,40 @@ class Performer:
         self._downloads: Downloads | None = None
         self._held = HeldModel(directory / HELD_DIRECTORY)
         self._update: Manifest | None = None
+        # The training process makes the personal model of the round before, which begins and ends with an event.
+        self._making = False
+        self._closing: Forget | None = None
+        self._waiting: Train | None = None
+
+    @property
+    def making_model(self) -> bool:
+        """Whether the training process is at work on a personal model."""
+        return self._making
+
+    @property
+    def owes_model(self) -> bool:
+        """Whether that model is of an update that is committed: it will be the present one."""
+        return self._closing is not None
+
+    def trained(self, event: Trained) -> None:
+        """A round was trained; its personal model may follow."""
+        self.times.trained(event.key, event.report)
+        self._making = event.model_follows
+
+    def model_made(self) -> None:
+        """No personal model is being made any more: publish it if it may be, and begin the training that waited for that."""
+        self._making = False
+        closing, self._closing = self._closing, None
+        waiting, self._waiting = self._waiting, None
+        if closing is not None:
+            try:
+                self._close_round(closing)
+            except (StateError, OSError) as error:  # another job may be at work by now, and is not to end by that
+                _log.error("%s", error)
+        if waiting is not None:
+            self.perform([waiting])
+            if self.job.paused:
+                self._trainer.pause()
 
     @property
     def held_version(self) -> str:
@@ -117,12 +155,33 @@ class Performer:
         return self._held.version()
 
     def take_up_spooled(self) -> None:
-        """Goes on with the update that waited when the agent ended, if there is one."""
+        """Go on with the update that waited when the agent ended, if it may still leave, and make its personal model."""
+        committed = self._spool.committed()
+        if committed is not None:
+            self._closing = Forget("committed", committed=committed.key)
+            if not self._make_model_again(committed):
+                self.model_made()
+            return
         spooled = self._spool.load()
-        if spooled is not None:
+        if spooled is None:
+            return
+        if why := self.limits.why_not_send(spooled.request, spooled.manifest):
+            _log.warning("the update of %s round %d is dropped: %s", spooled.key.run, spooled.key.round, why)
+            self._spool.clear()
+        else:
             _log.info("an update of %s round %d waits to be committed", spooled.key.run, spooled.key.round)
             self._update = spooled.manifest
             self.job.resume(spooled.key, spooled.manifest, time.monotonic(), spooled.request)
+            self._make_model_again(spooled)
+
+    def _make_model_again(self, spooled: Spooled) -> bool:
+        """Whether the training process is at it: not where the model is here, or was refused."""
+        key = spooled.key
+        if self._models is None or spooled.request is None or self._models.knows(key.task, key.run, key.round):
+            return False
+        self._making = True
+        self._trainer.make_model(MakeModel(self._command(key, spooled.request), spooled.manifest))
+        return True
 
     def perform(self, effects: Sequence[Effect]) -> None:
         """All of `effects`, and those that follow from them.
@@ -183,16 +242,24 @@ class Performer:
             case ContinueTraining():
                 self._trainer.go_on()
             case StopTraining():
+                self._waiting = None
                 self._trainer.cancel()
 
     def _end_job(self, effect: Forget) -> None:
         level = logging.WARNING if effect.gave_up else logging.INFO
         _log.log(level, "job over: %s", effect.outcome, extra=fields(outcome=effect.outcome.partition(":")[0]))
         self.last_outcome = effect.outcome
-        self._update = None
+        self._update, self._waiting = None, None
         self._end_download()
         if effect.committed:
             self.times.committed(effect.committed, time.monotonic())
+        if effect.committed and self._making:
+            self._closing = effect
+            self._spool.note_committed()
+        elif self._closing is None:
+            self._close_round(effect)
+
+    def _close_round(self, effect: Forget) -> None:
         if effect.committed and self._models:
             self._publish_model(self._models, effect.committed)
         self._spool.clear()
@@ -229,7 +296,10 @@ class Performer:
 
     def _train(self, effect: Train) -> list[Effect]:
         assert self._downloads is not None
-        request, way = effect.request, effect.way
+        if self._closing is not None:
+            self._waiting = effect
+            return []
+        way = effect.way
         self._link.unsubscribe(*self._filters(self._downloads))
         if not self._downloads.verified():
             _log.warning("what was downloaded is damaged; downloading the global model again")
@@ -238,25 +308,34 @@ class Performer:
         self._meter.begins_round()
         about = fields(run=effect.key.run, round=effect.key.round, saved_bytes=way.saved_bytes)
         _log.info("%s round %d: training on %s", effect.key.run, effect.key.round, way, extra=about)
+        command = self._command(effect.key, effect.request)
         self._trainer.train(
-            TrainCommand(
-                key=effect.key,
-                plan=request.plan,
-                private=request.private,
-                schema=request.schema,
-                model_path="" if way.held else str(self._downloads.path(request.model.digest)),
-                model=request.model,
+            replace(
+                command,
+                model_path="" if way.held else str(self._downloads.path(command.base)),
                 held=way.held,
                 steps=tuple(ModelStep(str(self._downloads.path(one.manifest.digest)), one) for one in way.steps),
-                hold=bool(request.deltas) or is_delta(request.encoding),
-                encoding=request.encoding,
-                base=request.model.digest,
-                update_path=str(self._spool.update_path),
                 download_s=effect.download_s,
-                chunk_bytes=request.chunk_bytes,
             )
         )
         return []
+
+    def _command(self, key: JobKey, request: WorkRequest) -> TrainCommand:
+        """What a request says of a round, but for the way to its global model."""
+        return TrainCommand(
+            key=key,
+            plan=request.plan,
+            private=request.private,
+            schema=request.schema,
+            model_path="",
+            model=request.model,
+            hold=bool(request.deltas) or is_delta(request.encoding),
+            encoding=request.encoding,
+            base=request.model.digest,
+            update_path=str(self._spool.update_path),
+            download_s=0.0,
+            chunk_bytes=request.chunk_bytes,
+        )
 
     def _end_download(self, *, keep: bool = False) -> None:
         downloads, self._downloads = self._downloads, None

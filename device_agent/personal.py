@@ -5,46 +5,65 @@
     model = PersonalModel.open("/var/lib/fedpatch-agent", "digits")
     model.predict(images)             # outputs, one row per image
     model.classify(images)            # ["7", "3", ...]
-    model.metadata.user_accuracy
+    model.metadata.user_accuracy      # on the device's test data
     model.reload_if_newer()           # once in a while: True after a round has given another model
 
+Inputs are raw ones, as the task's `load_data` gives them: where the task has a `prepare`, it is imported and applied.
 docs/personal-model.md says more, also for programs in other languages.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 from pathlib import Path
 
+import numpy as np
+
 from device_agent.model_store import DIRECTORY, ModelStore
-from shared.errors import StateError, UsageError
-from shared.model_metadata import METADATA_FILE, MODEL_FILE, ModelMetadata, from_json
+from shared.errors import DataError, StateError, UsageError
+from shared.input_statistics import differences
+from shared.model_metadata import METADATA_FILE, MODEL_FILE, ModelMetadata, Preparation, from_json
 from shared.onnx_model import OnnxModel
+from shared.prepare import prepared as prepared_by
+from shared.prepare import require_same_prepare
+from shared.task import Task, find_task
 from shared.tensors import Array
+
+log = logging.getLogger("fedpatch.models")
 
 # The present model may be replaced, and what was it removed, between a look at the link and the reading.
 _ATTEMPTS = 5
 
 
 class PersonalModel:
-    """A model ready to use. `path` is the directory of its files, `metadata` says where it comes from."""
+    """A model ready to use. `path` is the directory of its files, `metadata` says where it comes from.
 
-    def __init__(self, path: Path, *, threads: int = 1) -> None:
+    `task` is the task that the model was trained with. It is needed only where that has a `prepare`; unless given, it is found
+    by the name that the agent's configuration had.
+    """
+
+    def __init__(self, path: Path, *, threads: int = 1, task: Task | None = None) -> None:
         """Read the model in the directory `path`. StateError where it is damaged or absent."""
         self._threads = threads
+        self._task = task
+        self._same_prepare = False
         self._store: tuple[ModelStore, str] | None = None
         self.path = path
         self.metadata, self._model = _read(path, threads)
 
     @classmethod
-    def open(cls, state_dir: str | Path, task: str = "", *, threads: int = 1) -> PersonalModel:
+    def open(cls, state_dir: str | Path, task: str | Task = "", *, threads: int = 1) -> PersonalModel:
         """The present model of a task, below an agent's state directory; without a name, of the only task there is.
+
+        A task as an object is the one whose `prepare` is applied.
 
         Raises UsageError where there is none, and where there are several to choose from.
         """
         store = ModelStore(Path(state_dir).expanduser() / DIRECTORY)
-        name = task or only_task(store, Path(state_dir))
-        model = cls._read_present(store, name, threads)
+        given = task if isinstance(task, str) else task.name
+        name = given or only_task(store, Path(state_dir))
+        model = cls._read_present(store, name, threads, None if isinstance(task, str) else task)
         if model is None:
             raise UsageError(
                 f"{Path(state_dir) / DIRECTORY / name}: there is no personal model yet; it comes with the first round whose "
@@ -53,16 +72,79 @@ class PersonalModel:
         model._store = (store, name)
         return model
 
-    def predict(self, inputs: Array) -> Array:
-        """The model's outputs for `inputs`, examples first in both. DataError for inputs of another shape or kind."""
-        return self._model.run(inputs)
+    def predict(self, inputs: Array, *, prepared: bool = False) -> Array:
+        """The model's outputs for `inputs`, examples first in both; inputs unlike those of training are logged.
 
-    def classify(self, inputs: Array) -> list[str]:
-        """The class of the largest output of each example. UsageError where the task names no classes."""
+        Args:
+            inputs: Raw inputs, to which the task's `prepare` is applied if it has one.
+            prepared: Whether `prepare` was applied already.
+
+        Raises:
+            DataError: inputs of another shape or kind, or that hold NaN or an infinity once they are prepared.
+            UsageError: the task's `prepare` is needed and cannot be had, or is another than in training.
+        """
+        ready = self.prepare(inputs, prepared=prepared)
+        for words in self.differences(ready):
+            log.warning("%s", words)
+        return self.run(ready)
+
+    def prepare(self, inputs: Array, *, prepared: bool = False) -> Array:
+        """Inputs as the model takes them; arguments and errors as of `predict`."""
+        known = self.metadata.prepare
+        ready = np.asarray(inputs)
+        if known is not None and not prepared:
+            ready = self._prepared(ready, known)
+        if ready.dtype.kind == "f":
+            bad = np.argwhere(~np.isfinite(ready))
+            if len(bad):
+                place = ", ".join(map(str, bad[0][1:]))
+                raise DataError(
+                    f"row {bad[0][0]} of the inputs holds {ready[tuple(bad[0])]} at [{place}]; fill it, or let the task's "
+                    "`prepare` fill it"
+                )
+        return ready
+
+    def run(self, ready: Array) -> Array:
+        """The model's outputs for prepared inputs."""
+        return self._model.run(ready)
+
+    def differences(self, ready: Array) -> list[str]:
+        """In which respects prepared inputs are unlike those that the model was trained on, a sentence for each."""
+        known = self.metadata.inputs
+        if known is None or ready.shape[1:] != self.metadata.input_shape or not len(ready):
+            return []
+        found = differences(ready, known)
+        if not found or self.metadata.prepare is not None:
+            return found
+        return [f"{words}; give inputs as the task's load_data gives them, scaled alike" for words in found]
+
+    def _prepared(self, raw: Array, known: Preparation) -> Array:
+        if raw.shape[1:] != known.raw_shape or not len(raw):
+            shown = ", ".join(map(str, ("n", *known.raw_shape)))
+            raise DataError(f"raw inputs have shape {raw.shape}, `prepare` takes ({shown}) with n at least 1")
+        if self._task is None:
+            self._task = self._find_task()
+        if not self._same_prepare:
+            require_same_prepare(self._task, known)
+            self._same_prepare = True
+        return prepared_by(self._task, raw, "the inputs")
+
+    def _find_task(self) -> Task:
+        ref = self.metadata.task_ref or self.metadata.task
+        try:
+            return find_task(ref)
+        except UsageError as error:
+            raise UsageError(
+                f"the model takes inputs that `prepare` of task {self.metadata.task!r} made of raw ones, and the task cannot "
+                f"be found here: {error}; or say that the inputs are prepared already"
+            ) from error
+
+    def classify(self, inputs: Array, *, prepared: bool = False) -> list[str]:
+        """The class of the largest output of each example; as `predict`, and UsageError where the task names no classes."""
         names = self.metadata.class_names
         if not names:
             raise UsageError(f"task {self.metadata.task!r} names no classes; use the outputs themselves")
-        return [names[number] for number in self.predict(inputs).argmax(axis=1)]
+        return [names[number] for number in self.predict(inputs, prepared=prepared).argmax(axis=1)]
 
     def reload_if_newer(self) -> bool:
         """Take the present model, where it is another than this one; whether it was. One that was opened by path stays."""
@@ -71,19 +153,22 @@ class PersonalModel:
         store, task = self._store
         if store.current(task) in (None, self.path):
             return False
-        newer = self._read_present(store, task, self._threads)
+        newer = self._read_present(store, task, self._threads, self._task)
         if newer is not None:
+            self._same_prepare = False
             self.path, self.metadata, self._model = newer.path, newer.metadata, newer._model
         return newer is not None
 
     @classmethod
-    def _read_present(cls, store: ModelStore, task: str, threads: int) -> PersonalModel | None:
+    def _read_present(
+        cls, store: ModelStore, task: str, threads: int, found: Task | None = None
+    ) -> PersonalModel | None:
         for attempt in range(_ATTEMPTS):
             path = store.current(task)
             if path is None:
                 return None
             try:
-                return cls(path, threads=threads)
+                return cls(path, threads=threads, task=found)
             except StateError:
                 if attempt + 1 == _ATTEMPTS or store.current(task) == path:
                     raise

@@ -19,10 +19,10 @@ KINDS = (".npy", ".csv", *IMAGES)
 def read_inputs(path: Path, shape: tuple[int, ...], dtype: str) -> Array:
     """The examples in a file, of shape (n, *shape), as `dtype`.
 
-    `.npy` holds one example or n of them; `.csv` one in each row, its numbers in the order of the flattened example, a first
-    row without any number is skipped; an image is one example: of shape (3, height, width) or (1, height, width), or flat
-    where its pixels make a square, in [0, 1]. Raises UsageError for another kind of file, DataError where it does not fit
-    the model.
+    `.npy` holds one example or n of them; `.csv` one in each row, its numbers in the order of the flattened example. A first
+    row without any number is skipped, an empty cell is NaN. An image is one example: of shape (3, height, width) or
+    (1, height, width), or flat where its pixels make a square, in [0, 1]. Raises UsageError for another kind of file,
+    DataError where it does not fit the model.
     """
     kind = path.suffix.lower()
     if kind not in KINDS:
@@ -41,6 +41,8 @@ def read_inputs(path: Path, shape: tuple[int, ...], dtype: str) -> Array:
         raise DataError(f"{path}: has shape {examples.shape}; the model takes {wanted}, at least one example")
     if examples.dtype.kind not in "fiub":
         raise DataError(f"{path}: holds {examples.dtype}, no numbers")
+    if np.dtype(dtype).kind != "f" and examples.dtype.kind == "f" and not np.isfinite(examples).all():
+        raise DataError(f"{path}: holds a missing value (NaN) or an infinity; the model takes {dtype}, fill it first")
     return examples.astype(dtype)
 
 
@@ -63,7 +65,7 @@ def _table(path: Path) -> Array:
     parsed: list[list[float]] = []
     for number, row in enumerate(rows, 1):
         try:
-            parsed.append([float(cell) for cell in row])
+            parsed.append([float(cell) if cell.strip() else math.nan for cell in row])
         except ValueError as error:
             if number > 1 or any(map(_is_number, row)):
                 raise DataError(f"{path}: row {number} holds something that is no number ({error})") from error

@@ -11,11 +11,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from shared.files import refusals_of, remove_unfinished, write_atomic
+from shared.files import check_state_directory, make_directory, refusals_of, remove_unfinished, write_atomic
 from shared.locks import FileLock
 
 LOCK_NAME = "agent.lock"
 STATUS_NAME = "status.json"
+# A broker that comes back with an old copy of its retained messages shows one of the last starts.
+MAX_BOOTS = 16
 
 
 def host_as_device_id() -> str:
@@ -27,10 +29,11 @@ def host_as_device_id() -> str:
 def lock_state_dir(directory: Path) -> FileLock:
     """Makes the state directory where absent, keeps other agents out, and tidies up what a killed one was writing.
 
-    UsageError where an agent is in already, StateError where the disk refuses.
+    UsageError where an agent is in already, or others may write there; StateError where the disk refuses.
     """
     with refusals_of(directory):
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_directory(directory)
+        check_state_directory(directory)
         lock = FileLock(
             directory / LOCK_NAME,
             f"{directory}: another agent is running with this state directory; stop it, or give this one its own "
@@ -40,8 +43,20 @@ def lock_state_dir(directory: Path) -> FileLock:
     return lock
 
 
+def former_boots(directory: Path) -> tuple[str, ...]:
+    """Nonces of earlier starts in this state directory, the latest last; none where the status file is absent or damaged."""
+    try:
+        boots = json.loads((directory / STATUS_NAME).read_bytes())["boots"]
+    except (OSError, ValueError, RecursionError, KeyError, TypeError):
+        return ()
+    return tuple(boot for boot in boots if isinstance(boot, str)) if isinstance(boots, list) else ()
+
+
 class StatusFile:
-    """`status.json` for `fedpatch-agent status`; written when something changed, and only then."""
+    """`status.json` for `fedpatch-agent status`; written when something changed, and only then.
+
+    It is replaced in one rename, and not flushed: each flush wears a card, and after a power cut no agent runs.
+    """
 
     def __init__(self, directory: Path, fixed: Mapping[str, Any]) -> None:
         self._path = directory / STATUS_NAME
@@ -55,6 +70,6 @@ class StatusFile:
         self._last = dict(changing)
         status = {**self._fixed, **changing, "since": time.time()}
         try:
-            write_atomic(self._path, json.dumps(status, indent=1).encode())
+            write_atomic(self._path, json.dumps(status, indent=1).encode(), durable=False)
         except OSError:
             self._last = {}

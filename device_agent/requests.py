@@ -7,9 +7,19 @@ from dataclasses import replace
 from device_agent.admission import Verdict
 from device_agent.effects import JobKey
 from shared.errors import WireError
-from shared.messages import ENCODINGS, STORAGE_FEATURE, Decline, Failed, TaskCapability, WorkRequest
+from shared.messages import (
+    ENCODINGS,
+    OWNER_LIMITS_FEATURE,
+    STORAGE_FEATURE,
+    Decline,
+    Failed,
+    TaskCapability,
+    WorkRequest,
+)
 from shared.reasons import DeclineReason
 from shared.transfer import check_manifest
+
+_OWNER_LIMITS = (DeclineReason.PRIVATE_POLICY, DeclineReason.PLAN_LIMIT)
 
 
 def reason_to_decline(
@@ -36,8 +46,11 @@ def reason_to_decline(
     if verdict.accept:
         return None
     reason = verdict.reason
+    # An older coordinator would ignore a message with a word that it does not know.
     if reason is DeclineReason.STORAGE and STORAGE_FEATURE not in request.features:
-        reason = DeclineReason.UNWILLING  # an older coordinator ignores a message with a word that it does not know
+        reason = DeclineReason.UNWILLING
+    if reason in _OWNER_LIMITS and OWNER_LIMITS_FEATURE not in request.features:
+        reason = DeclineReason.UNSUPPORTED
     return Decline(reason, verdict.why[:500], verdict.condition, verdict.retry_after_s)
 
 

@@ -22,9 +22,10 @@ from device_agent.namesake import Namesake
 from device_agent.notify import ServiceManager
 from device_agent.own_work import OwnLoad, resident_mib
 from device_agent.owner import Owner
+from device_agent.owner_limits import OwnerLimits
 from device_agent.performing import Identity, Performer
 from device_agent.preferences import Preferences
-from device_agent.presence import StatusFile, host_as_device_id, lock_state_dir
+from device_agent.presence import MAX_BOOTS, StatusFile, former_boots, host_as_device_id, lock_state_dir
 from device_agent.settings import AgentSettings
 from device_agent.trainer import Trainer
 from device_agent.training_channel import Setup
@@ -83,11 +84,29 @@ def _make_agent(
     trainer = Trainer(setup_of(settings, directory, identity.device), inbox.put)
     order = parse_order(settings.admission)
     job = Job(max_blob_bytes=settings.max_model_mib * 2**20, ask_to_send=order.by_preferences)
-    fixed = {"device_id": identity.device, "fleet": identity.fleet, "broker": settings.broker, "version": __version__}
-    fixed["admission"] = settings.admission
+    boots = (*former_boots(directory), identity.boot)[-MAX_BOOTS:]
+    fixed = {
+        "device_id": identity.device,
+        "fleet": identity.fleet,
+        "broker": settings.broker,
+        "version": __version__,
+        "admission": settings.admission,
+        "boots": boots,
+    }
     owner = _make_owner(settings, directory, inbox, trainer, root)
+    patch_dir = directory / "patches"
+    limits = OwnerLimits(
+        patch_dir, private=settings.private, max_steps=settings.max_steps, max_epochs=settings.max_epochs
+    )
     performer = Performer(
-        identity, job, link=link, trainer=trainer, meter=owner.meter, directory=directory, models=models
+        identity,
+        job,
+        link=link,
+        trainer=trainer,
+        meter=owner.meter,
+        limits=limits,
+        directory=directory,
+        models=models,
     )
     metrics = None
     if settings.tells_metrics:
@@ -100,7 +119,7 @@ def _make_agent(
         trainer=trainer,
         owner=owner,
         status=StatusFile(directory, fixed),
-        namesake=Namesake(identity.boot, _FORGET_AFTER_PAUSES * settings.reconnect_max_s),
+        namesake=Namesake(identity.boot, _FORGET_AFTER_PAUSES * settings.reconnect_max_s, former_boots=boots),
         upkeep=Upkeep(trainer, Idling(settings.idle_release_s), manager, metrics=metrics, vitals=vitals),
     )
 
@@ -121,6 +140,7 @@ def setup_of(settings: AgentSettings, directory: Path, device: str) -> Setup:
         models_dir=str(directory / DIRECTORY) if settings.keep_models else "",
         keep_margin=settings.keep_margin,
         held_dir=str(directory / HELD_DIRECTORY),
+        private=settings.private,
     )
 
 

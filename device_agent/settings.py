@@ -10,10 +10,12 @@ from device_agent.conditions.ups import parse_ups
 from device_agent.preference_settings import PreferenceSettings
 from shared.broker_settings import CONNECTION, BrokerSettings
 from shared.listening import parse_address
+from shared.policies import PatchPolicy, parse_policy
 from shared.settings import NAME, Pattern, setting
 from shared.task import check_name
 
 _WORK = "Work"
+_LIMITS = "Limits to work requests"
 _MODEL = "Personal model"
 _TELLING = "What it tells of itself"
 
@@ -22,6 +24,10 @@ _LEAST_MEMORY_MIB = 256
 
 _NAME_OR_EMPTY = Pattern(f"({NAME.regex})?", f"empty, or {NAME.words}")
 _ADMISSION = Pattern("preferences|always|never|file:.+", "preferences, always, never or file:PATH")
+
+
+def _parse_floor(text: str) -> PatchPolicy | None:
+    return parse_policy(text) if text else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +72,29 @@ class AgentSettings(PreferenceSettings, BrokerSettings):
         help="Whether to take part in rounds: as the preferences say, or whatever they say, always, never or as the first line "
         "of a file says: accept, or decline and why.",
     )
+    private: str = setting(
+        "",
+        group=_LIMITS,
+        default_means="what stayed private in any earlier round of the task, and `affine` at least",
+        help="What at least stays private on this device, whatever a work request says: none, stats, affine, all or "
+        "names:<glob,...>. A request that keeps less is declined.",
+    )
+    max_steps: int = setting(
+        100_000,
+        group=_LIMITS,
+        ge=1,
+        le=100_000_000,
+        unit="steps",
+        help="Most training steps that one work request may ask for; a longer plan is declined.",
+    )
+    max_epochs: int = setting(
+        100,
+        group=_LIMITS,
+        ge=1,
+        le=100_000,
+        unit="epochs",
+        help="Most passes over this device's data that one work request may ask for; a longer plan is declined.",
+    )
     ups: str = setting(
         "",
         group=_WORK,
@@ -108,7 +137,7 @@ class AgentSettings(PreferenceSettings, BrokerSettings):
         0.02,
         group=_MODEL,
         ge=0.0,
-        help="How much worse than the present personal model's user accuracy a new one's may be.",
+        help="How much worse than the present personal model a new one may be on validation data, in the task's metric.",
     )
 
     metrics: str | None = setting(
@@ -136,7 +165,9 @@ class AgentSettings(PreferenceSettings, BrokerSettings):
 
     def check(self) -> list[tuple[str, ...]]:
         """The task's name, which must exist here, and problems between fields."""
-        problems = super().check() + self.refusals(task=check_name, ups=parse_ups, metrics=parse_address)
+        problems = super().check() + self.refusals(
+            task=check_name, private=_parse_floor, ups=parse_ups, metrics=parse_address
+        )
         if self.reconnect_max_s < self.reconnect_min_s:
             text = f"{self.reconnect_max_s:g} is below reconnect_min_s = {self.reconnect_min_s:g}; make it larger"
             problems.append(("reconnect_max_s", text, "reconnect_min_s"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,14 +11,14 @@ from device_agent.effects import JobKey
 from shared.blobs import file_digest
 from shared.codec import from_bytes, to_bytes
 from shared.errors import StateError, WireError
-from shared.files import refusals_of, remove_unfinished, write_atomic
+from shared.files import make_directory, refusals_of, remove_unfinished, sync_directory, write_atomic
 from shared.messages import Manifest, WorkRequest
 from shared.sealed import seal, unseal
 
 _log = logging.getLogger("fedpatch.agent")
 
 
-UPDATE, NOTE = "update.bin", "offer.msgpack"
+UPDATE, NOTE, COMMITTED = "update.bin", "offer.msgpack", "committed.msgpack"
 _LINE = b"fedpatch offer 1\n"
 
 
@@ -38,24 +39,39 @@ class Spool:
 
     def __init__(self, directory: Path) -> None:
         with refusals_of(directory):
-            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_directory(directory)
             remove_unfinished(directory)
         self.update_path = directory / UPDATE
         self._note = directory / NOTE
+        self._committed = directory / COMMITTED
 
     def save(self, spooled: Spooled) -> None:
         """From now on the update survives a restart."""
         with refusals_of(self._note):
             write_atomic(self._note, seal(_LINE, to_bytes(spooled)))
 
+    def note_committed(self) -> None:
+        """From now on the update waits for nothing but its personal model, also after a restart."""
+        with refusals_of(self._note):
+            os.replace(self._note, self._committed)
+            sync_directory(self._note.parent)
+
     def load(self) -> Spooled | None:
         """What waits, if anything does; an update that is damaged is dropped with a warning."""
+        return self._load(self._note)
+
+    def committed(self) -> Spooled | None:
+        """The same for an update whose personal model is still to be made."""
+        with refusals_of(self._committed):
+            return self._load(self._committed) if self._committed.exists() else None
+
+    def _load(self, note: Path) -> Spooled | None:
         try:
-            with refusals_of(self._note):
-                if not (self._note.exists() and self.update_path.exists()):
+            with refusals_of(note):
+                if not (note.exists() and self.update_path.exists()):
                     self.clear()
                     return None
-                spooled = _read_note(self._note)
+                spooled = _read_note(note)
                 if file_digest(self.update_path) == spooled.manifest.digest:
                     return spooled
         except (WireError, _DamagedNote):
@@ -93,6 +109,7 @@ class Spool:
         """Nothing waits any more."""
         with refusals_of(self._note):
             self._note.unlink(missing_ok=True)
+            self._committed.unlink(missing_ok=True)
             self.update_path.unlink(missing_ok=True)
             # A training process that was killed while it wrote has left half an update.
             remove_unfinished(self._note.parent)

@@ -56,11 +56,14 @@ def read_standing(state_dir: Path) -> Standing:
 
 def _read_status(path: Path) -> Mapping[str, Any]:
     try:
-        status = json.loads(path.read_bytes())
+        data = path.read_bytes().strip(b"\0")
+        status = json.loads(data) if data else {}
     except FileNotFoundError:
         return {}
     except (ValueError, RecursionError) as error:
         raise StateError(f"{path}: is damaged ({error}); restart the agent") from error
+    if status == {}:
+        return {}  # a power cut took it: it is not flushed
     if not isinstance(status, dict) or not all(key in status for key in _IDENTITY):
         raise StateError(f"{path}: is not what an agent wrote; restart the agent")
     return status

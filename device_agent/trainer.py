@@ -22,6 +22,7 @@ from device_agent.training_channel import (
     Answer,
     CancelTraining,
     Command,
+    MakeModel,
     Setup,
     SetupFailed,
     TrainCancelled,
@@ -63,7 +64,8 @@ class Trainer:
 
     `events` is called on threads of this object and should do no more than enqueue. Each `start` that starts a
     process leads to one `Ready`, `SetupFailed` or `Died`; each `train` to any number of `TrainProgress` and then one
-    `Trained`, `TrainFailed`, `TrainCancelled`, or a `SetupFailed` or `Died` that names its round.
+    `Trained`, `TrainFailed`, `TrainCancelled`, or a `SetupFailed` or `Died` that names its round. `ModelMade` follows where
+    `Trained` says so, and after `make_model`, unless the process ends.
     """
 
     def __init__(self, setup: Setup, events: Callable[[TrainerEvent], None]) -> None:
@@ -87,6 +89,11 @@ class Trainer:
         """Begin a round, in a new process where there is none; OSError where the system allows none."""
         with self._lock:
             self._running_child().train(command)
+
+    def make_model(self, command: MakeModel) -> None:
+        """Make the personal model of an earlier round, in a new process where there is none; OSError as above."""
+        with self._lock:
+            self._running_child().send(command)
 
     def pause(self) -> None:
         """Let the round wait before its next step, holding its memory but no processor."""

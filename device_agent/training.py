@@ -1,8 +1,8 @@
 """LocalUpdate of Algorithm 1 (paper, lines 5-13 and Table 1): a device trains its own model on its own data.
 
 The model goes in and comes out as named tensors, private ones among them: what is private is the business of the
-caller. So are the optimizer's moments, which FedAvg-Adam sends along with the model. User accuracy is measured twice:
-after download and patching, before training (the number the paper reports), and again after training.
+caller. So are the optimizer's moments, which FedAvg-Adam sends along with the model. User accuracy is measured twice, on the
+device's test data: after download and patching, before training (the number the paper reports), and again after training.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from device_agent.batches import batch_indices, steps_for
+from device_agent.batches import batch_indices
 from device_agent.client_optimizers import Adam, ClientOptimizer, Sgd
 from device_agent.evaluation import Cancelled, user_accuracy
 from shared.errors import DataError, UpdateRefused, UsageError, unknown_name
+from shared.input_statistics import statistics_of
 from shared.messages import TrainPlan
 from shared.model import load_tensors, schema_of, to_tensors
+from shared.model_metadata import InputStatistics
 from shared.task import DeviceData, Task
 from shared.tensors import MOMENTS, TRAINABLE, Array, Schema, Tensors, moment_name, require_finite
 
@@ -48,7 +50,8 @@ class LocalResult:
 class LocalTrainer:
     """One task and one device's data, with the model built once and used for every round.
 
-    `test_data` are the device's own test inputs and targets.
+    `test_data` are the device's own test inputs and targets; `validation_data` those that a personal model is chosen on, None
+    where there are none. Neither is trained on.
     """
 
     def __init__(self, task: Task, data: DeviceData) -> None:
@@ -64,11 +67,22 @@ class LocalTrainer:
         }
 
     def take(self, data: DeviceData) -> None:
-        """From now on, train and measure on `data`."""
+        """From now on, train and measure on `data`, which are taken as they are: nothing more is split off."""
         self.num_examples: int = len(data.train_x)
         self._train = _tensor(data.train_x), _tensor(data.train_y)
         self.test_data = _tensor(data.test_x), _tensor(data.test_y)
+        self.validation_data: tuple[Tensor, Tensor] | None = None
+        if data.val_x is not None and data.val_y is not None and len(data.val_x):
+            self.validation_data = _tensor(data.val_x), _tensor(data.val_y)
         self._counts_in_ua = data.counts_in_ua
+        self._input_statistics: InputStatistics | None = None
+
+    @property
+    def input_statistics(self) -> InputStatistics:
+        """Of the training inputs there are now; they are private to the device, as the inputs are."""
+        if self._input_statistics is None:
+            self._input_statistics = statistics_of(self._train[0].numpy())
+        return self._input_statistics
 
     def run(
         self,
@@ -86,7 +100,7 @@ class LocalTrainer:
         for a plan that cannot be followed, SchemaMismatch for tensors of another model, DataError where the data
         cannot be trained on, and UpdateRefused("not_finite") where the loss or a value diverges.
         """
-        total = steps_for(plan, self.num_examples)
+        total = plan.steps_for(self.num_examples)
         if total < 1:
             raise UsageError(
                 "the plan has neither steps nor epochs, so there is nothing to train; give it at least one"

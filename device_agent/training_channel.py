@@ -3,7 +3,7 @@
 The agent's process owns the network and no private value; the training process owns the data, the patch and torch,
 and no network. A frame is four bytes of length, big-endian, and a msgpack list of the message's name and its fields.
 Files, not frames, carry tensors. Every `Train` is answered exactly once: by `Trained`, `TrainFailed` or
-`TrainCancelled`, or by the end of the process.
+`TrainCancelled`, or by the end of the process. A `Trained` that says so, and every `MakeModel`, is followed by `ModelMade`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from device_agent.effects import ContinueTraining, JobKey, PauseTraining
 from shared.errors import WireError
 from shared.messages import Manifest, ModelDelta, TrainPlan, UpdateReport
 from shared.reasons import FailReason
+from shared.schema import TensorSpec
 
-MAX_FRAME_BYTES = 2**20
+MAX_FRAME_BYTES = 2**26
 _LENGTH = struct.Struct(">I")
 
 Message = TypeVar("Message")
@@ -32,7 +33,8 @@ class Setup:
     `task_ref` and `data` come from the device's own configuration, never from the network. `threads` are torch's. `nice`
     and `max_memory_mib` (0: no limit) bind the process itself (device_agent.restraint). `models_dir` is where personal
     models are staged (empty: none are), `keep_margin` how much worse one may be. `held_dir` is where the global model is
-    held from one round to the next (empty: nowhere).
+    held from one round to the next (empty: nowhere). `private` is the owner's policy of what stays at least (empty: the
+    default).
     """
 
     task_ref: str
@@ -46,6 +48,7 @@ class Setup:
     models_dir: str = ""
     keep_margin: float = 0.0
     held_dir: str = ""
+    private: str = ""
 
 
 @dataclass(frozen=True)
@@ -85,17 +88,32 @@ class TrainCommand:
 
 
 @dataclass(frozen=True)
+class MakeModel:
+    """Make the personal model of a round that was trained before a restart.
+
+    `command` is the round's, without a way to its global model; the update `manifest` lies at its `update_path`.
+    """
+
+    command: TrainCommand
+    manifest: Manifest
+
+
+@dataclass(frozen=True)
 class CancelTraining:
     """Stop the `TrainCommand` that was sent last, at its next step."""
 
 
 @dataclass(frozen=True)
 class Ready:
-    """Answer to `Setup`: the task's name, the digest of its model's schema, the number of training examples here."""
+    """Answer to `Setup`: the task's name, the digest of its model's schema, the number of training examples here.
+
+    `tensors` are those of the schema: the agent compares policies by them.
+    """
 
     task: str
     schema: str
     num_examples: int
+    tensors: tuple[TensorSpec, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -121,11 +139,22 @@ class TrainProgress:
 
 @dataclass(frozen=True)
 class Trained:
-    """The patch is saved and the update lies at the command's `update_path`."""
+    """The patch is saved and the update lies at the command's `update_path`.
+
+    With `model_follows` the process makes the personal model next, and answers `ModelMade` when that has ended.
+    """
 
     key: JobKey
     manifest: Manifest
     report: UpdateReport
+    model_follows: bool = False
+
+
+@dataclass(frozen=True)
+class ModelMade:
+    """The round's personal model is staged, or there is none: the log says why."""
+
+    key: JobKey
 
 
 @dataclass(frozen=True)
@@ -144,8 +173,8 @@ class TrainCancelled:
     key: JobKey
 
 
-Command = Setup | TrainCommand | PauseTraining | ContinueTraining | CancelTraining
-Answer = Ready | SetupFailed | TrainProgress | Trained | TrainFailed | TrainCancelled
+Command = Setup | TrainCommand | MakeModel | PauseTraining | ContinueTraining | CancelTraining
+Answer = Ready | SetupFailed | TrainProgress | Trained | ModelMade | TrainFailed | TrainCancelled
 
 COMMANDS: dict[str, type[Command]] = {kind.__name__: kind for kind in get_args(Command)}
 ANSWERS: dict[str, type[Answer]] = {kind.__name__: kind for kind in get_args(Answer)}

@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -25,6 +26,8 @@ from device_agent.restraint import hold_back, limit_in_words
 from device_agent.training_channel import (
     Answer,
     CancelTraining,
+    MakeModel,
+    ModelMade,
     Ready,
     Setup,
     SetupFailed,
@@ -40,6 +43,7 @@ from shared.errors import FedpatchError, StateError, UpdateRefused, WireError
 from shared.reasons import FailReason
 
 if TYPE_CHECKING:
+    from device_agent.growing_data import GrowingData
     from device_agent.local_update import LocalUpdate
     from device_agent.model_export import ModelExport
     from device_agent.training import LocalTrainer
@@ -81,10 +85,10 @@ class Inbox:
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
-        self._commands: queue.SimpleQueue[tuple[Setup | TrainCommand, Reins]] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[tuple[Setup | TrainCommand | MakeModel, Reins]] = queue.SimpleQueue()
         threading.Thread(target=self._read, name="inbox", daemon=True).start()
 
-    def next(self) -> tuple[Setup | TrainCommand, Reins]:
+    def next(self) -> tuple[Setup | TrainCommand | MakeModel, Reins]:
         """Wait for a command, and get hold of what is wanted of it later."""
         return self._commands.get()
 
@@ -93,7 +97,7 @@ class Inbox:
         exit_code = 0
         try:
             while (command := read_command(self._stream)) is not None:
-                if isinstance(command, Setup | TrainCommand):
+                if isinstance(command, Setup | TrainCommand | MakeModel):
                     reins = Reins()
                     self._commands.put((command, reins))
                 else:
@@ -133,7 +137,8 @@ def main() -> int:
         local_update, ready = set_up(setup)
     except Exception as error:
         _log_unexpected(error)
-        ours = isinstance(error, FedpatchError) and not isinstance(error.__cause__, MemoryError)
+        # Python's own C code may fail with a SystemError where memory runs out.
+        ours = isinstance(error, FedpatchError) and not isinstance(error.__cause__, MemoryError | SystemError)
         limit = limit_in_words(setup) if isinstance(setup, Setup) and not ours else ""
         outbox.send(SetupFailed(in_words(error) + limit, error.exit_code if isinstance(error, FedpatchError) else 1))
         return error.exit_code if isinstance(error, FedpatchError) else 1
@@ -141,7 +146,15 @@ def main() -> int:
     while True:
         command, reins = inbox.next()
         if isinstance(command, TrainCommand):
-            outbox.send(answer(local_update, ready, command, reins, outbox))
+            done = answer(local_update, ready, command, reins, outbox)
+            outbox.send(done)
+            if isinstance(done, Trained) and done.model_follows:
+                # Now, and not before: the update travels meanwhile.
+                local_update.make_model(reins.stopped)
+                outbox.send(ModelMade(command.key))
+        elif isinstance(command, MakeModel):
+            local_update.make_model_again(command.command, command.manifest)
+            outbox.send(ModelMade(command.command.key))
 
 
 def set_up(setup: Setup) -> tuple[LocalUpdate, Ready]:
@@ -156,29 +169,39 @@ def set_up(setup: Setup) -> tuple[LocalUpdate, Ready]:
     from device_agent.held_model import HeldModel
     from device_agent.local_update import LocalUpdate
     from device_agent.patch_store import PatchStore
+    from device_agent.private_floor import PrivateFloor
     from device_agent.training import LocalTrainer
+    from shared.task_trial import require_trainable
 
     torch.set_num_threads(setup.threads)
-    data = GrowingData(task, setup.data, Path(setup.data_root))
+    holder = f"device {setup.device_id}"
+    data = GrowingData(task, setup.data, Path(setup.data_root), holder)
     with data.failing_in_words():
-        trainer = LocalTrainer(task, data.load())
+        trainer = LocalTrainer(task, data.load(partial(require_trainable, task, holder=holder)))
     store = PatchStore(Path(setup.patch_dir))
-    ready = Ready(task.name, trainer.schema.digest, trainer.num_examples)
-    export = _model_export(setup, trainer)
+    PrivateFloor(store.directory, task.name, setup.private).check(trainer.schema)
+    ready = Ready(task.name, trainer.schema.digest, trainer.num_examples, trainer.schema.specs)
+    export = _model_export(setup, trainer, data)
     held = HeldModel(Path(setup.held_dir)) if setup.held_dir else None
     if held:
         held.tidy()
-    return LocalUpdate(trainer, store, setup.device_id, export=export, data=data, held=held), ready
+    local_update = LocalUpdate(
+        trainer, store, setup.device_id, export=export, data=data, held=held, private=setup.private
+    )
+    return local_update, ready
 
 
-def _model_export(setup: Setup, trainer: LocalTrainer) -> ModelExport | None:
+def _model_export(setup: Setup, trainer: LocalTrainer, data: GrowingData) -> ModelExport | None:
     if not setup.models_dir:
         return None
 
     from device_agent.model_export import ModelExport
     from device_agent.model_store import ModelStore
+    from shared.prepare import preparation_of
 
-    return ModelExport(trainer, ModelStore(Path(setup.models_dir)), setup.keep_margin)
+    store = ModelStore(Path(setup.models_dir))
+    preparation = preparation_of(trainer.task, data.raw_shape)
+    return ModelExport(trainer, store, setup.keep_margin, task_ref=setup.task_ref, preparation=preparation)
 
 
 def answer(local_update: LocalUpdate, ready: Ready, command: TrainCommand, reins: Reins, outbox: Outbox) -> Answer:
@@ -196,11 +219,13 @@ def answer(local_update: LocalUpdate, ready: Ready, command: TrainCommand, reins
         if (num_examples := local_update.take_new_data()) is not None:
             log.info("the data have changed: %d training examples", num_examples)
             outbox.send(replace(ready, num_examples=num_examples))
-        done = local_update.run(command, on_step, reins.cancelled, reins.stopped)
+        done = local_update.run(command, on_step, reins.cancelled)
     except Exception as error:
         _log_unexpected(error)
         return TrainFailed(command.key, fail_reason(error), in_words(error))
-    return TrainCancelled(command.key) if done is None else Trained(command.key, *done)
+    if done is None:
+        return TrainCancelled(command.key)
+    return Trained(command.key, *done, model_follows=local_update.makes_models)
 
 
 def fail_reason(error: Exception) -> FailReason:

@@ -39,10 +39,10 @@ class Upkeep:
         self._metrics = metrics
         self._vitals = vitals
 
-    def look(self, job: Job, *, connected: bool, task: str, now: float) -> None:
-        """`task` is what the training process has told that it can train, "" until then: it is loading."""
+    def look(self, job: Job, *, connected: bool, task: str, now: float, busy: bool = False) -> None:
+        """`task` is what the training process can train, "" until that is known; `busy`: it makes a personal model."""
         ready = bool(task)
-        idle = ready and job.state in _IDLE_STATES and self._trainer.pid is not None
+        idle = ready and not busy and job.state in _IDLE_STATES and self._trainer.pid is not None
         self._idling.see(idle=idle, now=now)
         if self._idling.tick(now):
             _log.info("nothing to train for a while: giving the memory of training back")

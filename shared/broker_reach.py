@@ -93,7 +93,8 @@ def _connect(broker: BrokerUrl, addresses: list[Any], checkup: Checkup) -> socke
     if isinstance(fault, ConnectionRefusedError):
         text = f"{broker} refuses connections: the host is there, and nothing listens on port {broker.port}"
         mend = "start the broker (systemctl start mosquitto), or correct the port; mosquitto needs a `listener` line"
-        checkup.fail("broker_port", text, f"{mend} to be reached from other hosts")
+        hint = f"; {broker.scheme_hint}" if broker.scheme_hint else ""
+        checkup.fail("broker_port", text, f"{mend} to be reached from other hosts{hint}")
     elif isinstance(fault, TimeoutError):
         text = f"{broker} does not answer within {STEP_TIMEOUT_S:g} s"
         checkup.fail("broker_port", text, "check the address, that the host is on, and the firewalls in between")
@@ -124,6 +125,7 @@ def _check_tls(broker: BrokerUrl, files: TlsFiles, sock: socket.socket, checkup:
     except (ssl.SSLError, OSError) as error:
         words = getattr(error, "reason", None) or error.strerror or str(error)
         mend = "use the port of the broker's TLS listener (8883 by custom), or mqtt:// for one without TLS"
+        mend = broker.scheme_hint or mend
         checkup.fail("broker_tls", f"no TLS with {broker}: {words}", mend)
         return False
     _judge_certificate(str(certificate.get("notAfter", "")), f"{version} with {broker}", checkup)

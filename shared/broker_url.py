@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from urllib.parse import unquote, urlsplit
 
 from shared.errors import UsageError
@@ -15,12 +15,13 @@ _LOOPBACK_6 = ipaddress.ip_address("::1")
 
 @dataclass(frozen=True)
 class BrokerUrl:
-    """A broker's address; `username` is None where the URL names none."""
+    """A broker's address; `username` is None where the URL names none, `scheme_given` False where `mqtts://` was assumed."""
 
     host: str
     port: int
     tls: bool
     username: str | None = None
+    scheme_given: bool = field(default=True, compare=False)
 
     @property
     def loopback(self) -> bool:
@@ -41,6 +42,15 @@ class BrokerUrl:
         """Whether what travels leaves this machine in plain text."""
         return not self.tls and not self.loopback
 
+    @property
+    def scheme_hint(self) -> str:
+        """Hint for a connection that fails, where the URL names no scheme; else empty."""
+        if self.scheme_given:
+            return ""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        port = "" if self.port == DEFAULT_PORTS["mqtts"] else f":{self.port}"
+        return f"the URL names no scheme, so TLS was assumed; for a broker without TLS write mqtt://{host}{port}"
+
     def __str__(self) -> str:
         """The broker as messages name it."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
@@ -48,7 +58,8 @@ class BrokerUrl:
 
 def parse_broker_url(text: str) -> BrokerUrl:
     """The broker that `text` names, over TLS where it names no scheme; UsageError says how to write it properly."""
-    if "://" not in text:
+    scheme_given = "://" in text
+    if not scheme_given:
         text = f"mqtts://{text}"
     scheme, _, rest = text.partition("://")
     if scheme not in DEFAULT_PORTS:
@@ -70,7 +81,7 @@ def parse_broker_url(text: str) -> BrokerUrl:
     if parts.path not in ("", "/") or parts.query or parts.fragment:
         raise UsageError(f"broker URL {text!r}: nothing may follow the port; write {scheme}://{parts.netloc}")
     username = unquote(parts.username) if parts.username else None
-    return BrokerUrl(parts.hostname, port or DEFAULT_PORTS[scheme], scheme == "mqtts", username)
+    return BrokerUrl(parts.hostname, port or DEFAULT_PORTS[scheme], scheme == "mqtts", username, scheme_given)
 
 
 def _hidden(text: str) -> str:

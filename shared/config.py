@@ -179,7 +179,7 @@ def public_values(settings: Settings) -> dict[str, str | int | float | bool | li
         if not one.rules.secret:
             value = getattr(settings, one.name)
             if value is None and one.default is not None:
-                value = NONE_WORD
+                value = one.rules.none_word
             value = str(value) if isinstance(value, Path) else value
             values[one.name] = list(value) if isinstance(value, tuple) else value
     return values
@@ -197,10 +197,10 @@ def to_toml(settings: Settings, origins: Mapping[str, Origin] | None = None) -> 
         value = getattr(settings, one.name)
         if one.rules.secret and value is not None:
             lines.append(f'# {one.name} = "***"{origin}')
-        elif value is None and one.default is None:
+        elif value is None and one.default is None and one.rules.none_word == NONE_WORD:
             lines.append(f"# {one.name} is not set{origin}")
         else:
-            lines.append(f"{one.name} = {toml_value(NONE_WORD if value is None else value)}{origin}")
+            lines.append(f"{one.name} = {toml_value(one.rules.none_word if value is None else value)}{origin}")
     return "\n".join(lines[1:]) + "\n"
 
 

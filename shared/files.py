@@ -10,14 +10,18 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import pwd
+import shlex
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from shared.errors import StateError
+from shared.errors import StateError, UsageError
 
 UNFINISHED = ".tmp"
+WRITABLE_BY_OTHERS = 0o022  # bits of a mode by which group or others may write
 OPEN_TO_OTHERS = 0o077  # bits of a mode that nobody but the owner should have of what is secret or private
 _FULL_BYTES = 64 * 1024
 _MENDS = {
@@ -67,6 +71,8 @@ def write_after(path: Path, data: bytes) -> None:
     unfinished = path.with_name(f".{path.name}{UNFINISHED}")
     write_atomic(unfinished, data)
     os.replace(path, previous_of(path))
+    # A disk may keep the second rename and lose the first: then the version before would be gone.
+    sync_directory(path.parent)
     os.replace(unfinished, path)
     sync_directory(path.parent)
 
@@ -133,13 +139,46 @@ def stamp_of(path: Path) -> tuple[int, ...]:
     return found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_mode, found.st_uid
 
 
-def make_directory(path: Path, mode: int = 0o700) -> None:
-    """Make `path` with these permissions (less the umask's), and those above it that are absent; they outlast a power cut.
+def check_state_directory(directory: Path) -> None:
+    """Check that nobody but this process's user can replace files in a state directory.
 
-    Without that, a power cut may take the directory, and all that was written into it durably. Raises OSError.
+    Args:
+        directory: An existing directory; a link to one is followed.
+
+    Raises:
+        UsageError: It belongs to another user, or its group or others may write to it. They could put links or files of their
+            own where state is written and trusted.
+        OSError: It cannot be looked at.
+    """
+    found = directory.stat()
+    if found.st_uid != os.geteuid():
+        owner = _user_name(found.st_uid)
+        raise UsageError(
+            f"state directory {directory} belongs to user {owner}, who could replace its files; run as {owner}, or name "
+            "another directory with --state-dir"
+        )
+    if found.st_mode & WRITABLE_BY_OTHERS:
+        raise UsageError(
+            f"state directory {directory} may be written by other users (mode {stat.S_IMODE(found.st_mode):o}), who could "
+            f"replace its files; look at its files, then `chmod go-w {shlex.quote(str(directory))}`"
+        )
+
+
+def _user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def make_directory(path: Path, mode: int = 0o700) -> None:
+    """Make `path` with these permissions (less the umask's), and absent directories above it, durably.
+
+    A power cut may take a directory whose own name was not flushed, with every file that was. Nothing happens where `path` is
+    there. Raises OSError.
     """
     if not path.is_dir():
-        if not path.parent.is_dir():
+        if not path.parent.exists():
             make_directory(path.parent, 0o777)
         path.mkdir(mode, exist_ok=True)
         sync_directory(path.parent)

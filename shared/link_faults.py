@@ -43,12 +43,13 @@ class Reason(Protocol):
 
 def unreachable(broker: BrokerUrl, error: Exception) -> Fault:
     """No connection could be made at all."""
+    hint = f" {broker.scheme_hint}" if broker.scheme_hint else ""
     if isinstance(error, ConnectionRefusedError):
-        return Fault(f"connection refused by {broker}; is a broker running there?")
+        return Fault(f"connection refused by {broker}; is a broker running there?{hint}")
     if isinstance(error, socket.gaierror | UnicodeError):
         return Fault(f"the name {broker.host!r} cannot be resolved; check the broker URL and the network")
     if isinstance(error, ssl.SSLError):
-        return Fault(f"no TLS with {broker} ({getattr(error, 'reason', None) or error}); is this its TLS port?")
+        return Fault(f"no TLS with {broker} ({getattr(error, 'reason', None) or error}); is this its TLS port?{hint}")
     if isinstance(error, TimeoutError):
         return Fault(f"no answer from {broker}; check the address and the firewall")
     if isinstance(error, ConnectionError):
@@ -95,13 +96,18 @@ def lost(broker: BrokerUrl, reason: Reason, by_broker: bool, accepted: bool) -> 
 
 def silent(broker: BrokerUrl) -> Fault:
     """Something listens there, but does not answer a CONNECT; some 3.1.1 brokers fall silent at one of MQTT 5."""
-    return Fault(f"{broker} does not answer; is it an MQTT broker?", unanswered=True)
+    hint = f" {broker.scheme_hint}" if broker.scheme_hint else ""
+    return Fault(f"{broker} does not answer; is it an MQTT broker?{hint}", unanswered=True)
 
 
 def _unanswered(broker: BrokerUrl) -> Fault:
     """It hung up on us: no MQTT broker, one that is old, or one that expects TLS."""
-    hint = "?" if broker.tls else ", and is this its port without TLS? For the other, write mqtts://"
-    return Fault(f"{broker} closed the connection without an answer; is it an MQTT broker{hint}", unanswered=True)
+    hint = (
+        "? " + broker.scheme_hint if broker.tls else ", and is this its port without TLS? For the other, write mqtts://"
+    )
+    return Fault(
+        f"{broker} closed the connection without an answer; is it an MQTT broker{hint}".rstrip(), unanswered=True
+    )
 
 
 def renewed(broker: BrokerUrl) -> Fault:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import time
@@ -15,10 +16,18 @@ _PAUSES_S = (0.05, 0.2)
 
 
 class _LockFile:
-    """The file of a lock, open until `release`: made (mode 0600) where absent, and never deleted. OSError where that fails."""
+    """The file of a lock, open until `release`: made (mode 0600) where absent, and never deleted.
+
+    Raises UsageError where `path` is a symbolic link, which is not followed, and OSError where the file cannot be made.
+    """
 
     def __init__(self, path: Path) -> None:
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise UsageError(f"{path} is a symbolic link, which no lock is; delete it if it is not yours") from None
+            raise
 
     def release(self) -> None:
         """For the next one; once is enough, more do nothing."""

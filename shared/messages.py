@@ -24,8 +24,8 @@ ENCODINGS = ("fp32+zstd", "fp16+zstd", "fp32", "fp16", "delta-bf16", "delta-int8
 # Features of the work request that this version's devices understand:
 DEVICE_FEATURES: tuple[str, ...] = ()
 # Features of the answers that this version's coordinator understands:
-COORDINATOR_FEATURES: tuple[str, ...] = ("storage",)
-STORAGE_FEATURE = "storage"
+COORDINATOR_FEATURES: tuple[str, ...] = ("storage", "owner_limits")
+STORAGE_FEATURE, OWNER_LIMITS_FEATURE = COORDINATOR_FEATURES
 MAX_FEATURES = 32
 MAX_CHUNKS = 65_536
 MAX_DELTAS = 16
@@ -75,6 +75,10 @@ class TrainPlan:
     epsilon: Annotated[float, Meta(gt=0.0, le=1.0)] = 1e-7
     moments: Annotated[tuple[Word, ...], Meta(max_length=8)] = ()
     seed: Count = 0
+
+    def steps_for(self, num_examples: int) -> int:
+        """Minibatches of a round: `steps`, or else round(num_examples / batch_size), at least 1, times `epochs`."""
+        return self.steps or max(1, round(num_examples / self.batch_size)) * self.epochs
 
 
 @dataclass(frozen=True)

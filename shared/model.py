@@ -61,6 +61,13 @@ def initial_tensors(task: Task, seed: int) -> dict[str, Array]:
         return to_tensors(task.build_model())
 
 
+def floating_dtype(task: Task) -> str:
+    """Dtype of the first floating parameter of a new model of `task`, "float32" where it has none."""
+    with torch.random.fork_rng(devices=[]):
+        values = task.build_model().parameters()
+    return next((str(one.dtype).removeprefix("torch.") for one in values if one.is_floating_point()), "float32")
+
+
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
     """In evaluation mode: normalisation uses running statistics. Afterwards every part is in the mode it was in."""

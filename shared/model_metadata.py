@@ -18,6 +18,42 @@ INPUT, OUTPUT = "input", "output"
 MODEL_FILE, METADATA_FILE = "model.onnx", "metadata.json"
 
 
+MAX_FEATURES = 256
+"""Longest flat example whose features are described one by one."""
+
+PROBE_VALUES = 64
+"""Outputs of a task's `prepare` that are kept, at most."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputStatistics:
+    """Mean, standard deviation, minimum and maximum of `examples` inputs.
+
+    Each has one number for each feature where an example is flat and has at most MAX_FEATURES values, else one number
+    for all values together.
+    """
+
+    examples: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    min: tuple[float, ...]
+    max: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preparation:
+    """The `prepare` that a model was trained with.
+
+    Attributes:
+        raw_shape: Shape of one example before `prepare`.
+        probe: Outputs of `prepare` for made-up inputs (`probe_inputs`), at most PROBE_VALUES of them; None for one that is not
+            finite. Empty where `prepare` does not take made-up inputs.
+    """
+
+    raw_shape: tuple[int, ...]
+    probe: tuple[float | None, ...] = ()
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelMetadata:
     """One exported model.
@@ -29,7 +65,13 @@ class ModelMetadata:
 
     `metric` and `metric_goal` ("max" or "min") say what the user accuracies measure. `user_accuracy` is that of this very
     model, run by onnxruntime on the device's `test_examples`; `user_accuracy_before` that of the global model with the
-    device's patch, before the round's training (the one the paper reports). None where nobody measured.
+    device's patch, before the round's training (the one the paper reports), on test data too. `validation_accuracy` is the
+    same metric on the `validation_examples` that this model was chosen on: use it to choose, never to report. None where
+    nothing was measured.
+
+    `task_ref` is how the device's configuration names the task. `prepare` tells of the task's `prepare`, which an application
+    must apply to raw inputs (None: there is none), `inputs` how the training inputs were, after it. Both are computed from the
+    device's data, and stay on the device as the model does.
 
     `schema` is the digest of the model's schema, `parity` the largest difference to torch's outputs, relative to the largest
     of them (or to 1). `sha256` and `size_bytes` are of the model's file; `created` is a time of ISO 8601, in UTC.
@@ -60,6 +102,11 @@ class ModelMetadata:
     onnx: str
     opset: int = OPSET
     format: int = FORMAT
+    validation_accuracy: float | None = None
+    validation_examples: int = 0
+    task_ref: str = ""
+    prepare: Preparation | None = None
+    inputs: InputStatistics | None = None
 
 
 def to_json(metadata: ModelMetadata) -> bytes:

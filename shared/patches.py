@@ -1,89 +1,14 @@
-"""Which tensors are the private patch of a device, and taking a model apart and together along that line.
-
-The policies are those of the paper (section 4.2, Table 2): batch norm's statistics (mu, sigma), its trainable values
-(gamma, beta), or both; and any set of names. The optimizer moments of a private value are private too (section 3.3).
-"""
+"""Taking a model apart and together along the line that a patch policy draws (shared.policies)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from difflib import get_close_matches
-from fnmatch import fnmatchcase
-
-from shared.errors import SchemaMismatch, UsageError, unknown_name
-from shared.tensors import Array, Role, Schema, Tensors, UnexpectedTensors, base_name, listing
-
-ROLES_OF: dict[str, frozenset[Role]] = {
-    "none": frozenset(),
-    "stats": frozenset({"stats"}),
-    "affine": frozenset({"affine"}),
-    "all": frozenset({"stats", "affine"}),
-}
-KINDS = (*ROLES_OF, "names")
-MAX_TEXT = 500
-
-
-@dataclass(frozen=True)
-class PatchPolicy:
-    """What stays private. `str(policy)` is its text form, the same for policies that mean the same.
-
-    `globs` are shell patterns for whole names of the model's tensors, only with kind "names"; `*` also matches dots.
-    """
-
-    kind: str
-    globs: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise unknown_name("patch policy", self.kind, KINDS)
-        object.__setattr__(self, "globs", tuple(sorted(set(self.globs))))
-        readable = all(glob and glob.isprintable() and not set(glob) & {",", " "} for glob in self.globs)
-        if not readable or (self.kind == "names") != bool(self.globs):
-            raise UsageError(f"patch policy {self}: write names: and what stays private, as in names:fc2.*,bn1.*")
-        length = len(str(self))
-        if length > MAX_TEXT:
-            raise UsageError(f"a patch policy has at most {MAX_TEXT} characters, this one {length}; use wider globs")
-
-    def __str__(self) -> str:
-        return f"names:{','.join(self.globs)}" if self.kind == "names" else self.kind
-
-    def private_names(self, schema: Schema) -> frozenset[str]:
-        """Names in `schema`, which is that of the whole model, that never leave the device.
-
-        Moments in the schema go with their parameters. Raises UsageError if the policy finds nothing to keep private,
-        or leaves nothing to federate.
-        """
-        private = self._private_bases(schema)
-        names = frozenset(name for name in schema.names if base_name(name) in private)
-        if len(names) == len(schema) and names:
-            raise UsageError(f"patch policy {self} keeps every tensor private; nothing is left to federate")
-        return names
-
-    def public(self, schema: Schema) -> Schema:
-        """Schema of what travels."""
-        return schema.subset(set(schema.names) - self.private_names(schema))
-
-    def patch(self, schema: Schema) -> Schema:
-        """Schema of what stays."""
-        return schema.subset(self.private_names(schema))
-
-    def _private_bases(self, schema: Schema) -> set[str]:
-        model = [spec for spec in schema.specs if spec.role != "moment"]
-        if self.kind == "names":
-            return {name for glob in self.globs for name in _matches(glob, [spec.name for spec in model])}
-        found = {spec.name for spec in model if spec.role in ROLES_OF[self.kind]}
-        if not found and self.kind != "none":
-            values = {"stats": "statistics", "affine": "trainable gamma or beta", "all": "values"}[self.kind]
-            raise UsageError(f"patch policy {self}: the model has no batch norm {values}; use none or names:<glob,...>")
-        return found
-
-
-def parse_policy(text: str) -> PatchPolicy:
-    """Read none, stats, affine, all or names:<glob,...>. Raises UsageError, with the nearest name that exists."""
-    kind, colon, globs = text.strip().partition(":")
-    if colon and kind in ROLES_OF:
-        raise UsageError(f"patch policy {kind!r} takes nothing after it; write {kind} or names:<glob,...>")
-    return PatchPolicy(kind, tuple(glob.strip() for glob in globs.split(",")) if colon else ())
+from shared.errors import SchemaMismatch
+from shared.policies import KINDS as KINDS
+from shared.policies import MAX_TEXT as MAX_TEXT
+from shared.policies import ROLES_OF as ROLES_OF
+from shared.policies import PatchPolicy as PatchPolicy
+from shared.policies import parse_policy as parse_policy
+from shared.tensors import Array, Schema, Tensors, UnexpectedTensors, base_name, listing
 
 
 def split(tensors: Tensors, policy: PatchPolicy, schema: Schema) -> tuple[dict[str, Array], dict[str, Array]]:
@@ -106,12 +31,3 @@ def merge(public: Tensors, patch: Tensors) -> dict[str, Array]:
     if both:
         raise SchemaMismatch(f"{listing(both)} is public and private at once; the patch is of another policy")
     return {**public, **patch}
-
-
-def _matches(glob: str, names: list[str]) -> list[str]:
-    found = [name for name in names if fnmatchcase(name, glob)]
-    if not found:
-        near = get_close_matches(glob, names, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"the model has {listing(names)}"
-        raise UsageError(f"patch policy: {glob!r} matches no tensor of the model; {hint}")
-    return found

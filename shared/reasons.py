@@ -39,6 +39,8 @@ class DeclineReason(StrEnum):
     UNSUPPORTED = "unsupported"
     TOO_LITTLE_DATA = "too_little_data"
     STORAGE = "storage"
+    PRIVATE_POLICY = "private_policy"
+    PLAN_LIMIT = "plan_limit"
 
 
 class FailReason(StrEnum):

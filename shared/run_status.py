@@ -75,7 +75,8 @@ class RunStatus:
     """The run of the envelope now. `phase` is that of its round, or "waiting"; of a run that is over `stopped` says why.
 
     `devices` are those of the open round, of many only the slowest; `others` counts the rest. While waiting, `present` of
-    `wanted` devices are there and willing, `unwilling` says why others are not. `reported` of `needed` updates make the
+    `wanted` devices are there and willing, `starting` have not loaded their task, `unwilling` says why others are not, and
+    `missing` names some of those that count and cannot be asked. `reported` of `needed` updates make the
     quorum. `rounds` are the last ones, `earlier` the user accuracies of those before them; bytes are those of all rounds
     that are over, and of the open one so far (0 from a coordinator that does not tell them). `metric` is what user
     accuracies are of, and `lower_is_better` says so of an error.
@@ -104,3 +105,5 @@ class RunStatus:
     bytes_up: Count
     round_bytes_down: Count = 0
     round_bytes_up: Count = 0
+    starting: Count = 0
+    missing: Text = ""

@@ -56,6 +56,7 @@ class Rules:
     choices: tuple[str, ...]
     pattern: Pattern | None
     secret: bool
+    none_word: str
 
 
 @dataclass(frozen=True)
@@ -141,15 +142,16 @@ def setting(  # noqa: PLR0913  (each is a word of a declaration, given by name)
     choices: Sequence[str] = (),
     pattern: Pattern | None = None,
     secret: bool = False,
+    none_word: str = NONE_WORD,
 ) -> Any:
     """Declare a field of a settings class; without `default` it is required, and `example` must then be a valid value.
 
     `ge`, `gt`, `le` are limits of numbers; `choices` and `pattern` are of a text, or of each in a list of texts (a field
     of type `tuple[str, ...]`: an array in TOML, elsewhere commas stand between them). `default_means` tells what the
-    default (None, say) stands for. A `secret` has no option on the command line and is never shown. The help of a required
-    setting must read on from "say".
+    default (None, say) stands for, and `none_word` is what a person writes for None. A `secret` has no option
+    on the command line and is never shown. The help of a required setting must read on from "say".
     """
-    rules = Rules(help, group, unit, default_means, example, ge, gt, le, tuple(choices), pattern, secret)
+    rules = Rules(help, group, unit, default_means, example, ge, gt, le, tuple(choices), pattern, secret, none_word)
     if default is MISSING and not example:
         raise TypeError("a required setting needs an example")
     return field(default=default, metadata={"rules": rules}, repr=not secret)
@@ -205,7 +207,7 @@ def from_value(one: Setting, value: object) -> Any:
 def _means_none(one: Setting, value: object) -> bool:
     # TOML has no null and an environment variable is always a text, so a word takes a value away. Never from a secret:
     # it would silently turn a password into none at all.
-    return one.optional and not one.rules.secret and value == NONE_WORD
+    return one.optional and not one.rules.secret and value == one.rules.none_word
 
 
 def _checked(one: Setting, value: Any) -> Any:

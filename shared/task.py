@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 ENTRY_POINT_GROUP = "fedpatch.tasks"
+MAX_VALIDATION_SHARE = 0.5
 
 _WHERE_IT_LIES = "start the command in the folder that the file lies in, or install the module"
 _REFERENCE = re.compile(r"(?P<module>[\w.]+):(?P<attribute>[\w.]+)")
@@ -42,8 +43,12 @@ class DeviceData:
     `train_x` and `test_x` have examples along the first axis and the model's input dtype; `train_y` and `test_y` hold
     one target per example. `counts_in_ua` is False for a device whose accuracy says nothing about the model (the
     paper's noisy clients): it trains, but stays out of the mean user accuracy.
+    `origin(field, row)` says, for messages, where a row came from, such as `origin("train_x", 12)`: "readings.csv, line 13".
 
-    Raises DataError where inputs and targets differ in number, or either part is empty.
+    `val_x` and `val_y` are the validation part, on which the agent chooses the personal model; nothing trains on it. None:
+    it is split off the training data (`Task.validation_share`, `Task.ordered`). Empty arrays: there is none.
+
+    Raises DataError where inputs and targets differ in number, or the training or test part is empty.
     """
 
     train_x: np.ndarray
@@ -51,6 +56,9 @@ class DeviceData:
     test_x: np.ndarray
     test_y: np.ndarray
     counts_in_ua: bool = True
+    val_x: np.ndarray | None = None
+    val_y: np.ndarray | None = None
+    origin: Callable[[str, int], str] | None = None
 
     def __post_init__(self) -> None:
         for part, inputs, targets in (
@@ -61,6 +69,19 @@ class DeviceData:
                 raise DataError(f"{part} data has {len(inputs)} inputs but {len(targets)} targets; give one per input")
             if len(inputs) == 0:
                 raise DataError(f"{part} data is empty; a device needs at least one training and one test example")
+        self._check_validation()
+
+    def _check_validation(self) -> None:
+        if self.val_x is None and self.val_y is None:
+            return
+        if self.val_x is None or self.val_y is None:
+            given, absent = ("val_y", "val_x") if self.val_x is None else ("val_x", "val_y")
+            raise DataError(
+                f"validation data has {given} but no {absent}; give both, or neither to have them split off"
+            )
+        if len(self.val_x) != len(self.val_y):
+            counts = f"{len(self.val_x)} inputs but {len(self.val_y)} targets"
+            raise DataError(f"validation data has {counts}; give one per input")
 
 
 @dataclass(frozen=True)
@@ -88,6 +109,13 @@ class Task:
     as tensors, and imports no torch for them: then `fedpatch-agent evaluate` needs none either.
     `data_version(spec, root)` tells, at little cost, of data that grow: when it is another than before, a device reads its
     data anew before the next round. None, or no such function: they stay as they were when the device began.
+    `validation_share` of the training data, from 0 to 0.5, is held out as validation data where `load_data` gives none
+    (`DeviceData.val_x`); 0: none is, and the newest personal model is published. `ordered` says that training examples are in
+    order of time and that it matters: then the last of them are held out (shared.validation).
+    `prepare(raw)` makes the model's inputs of raw ones: float32 arrays in and out, examples along the first axis, each
+    example by itself, with NumPy alone. With it `load_data` returns raw inputs, and fedpatch applies it wherever inputs
+    enter the model: in training, in measuring and in prediction. `input_shape` then describes prepared inputs, and
+    `raw_shape` raw ones where their shape is another.
     """
 
     name: str
@@ -110,6 +138,10 @@ class Task:
     metric_goal: Goal = "max"
     metric_range: tuple[float, float] | None = None
     data_version: Callable[[str, Path], str | int | None] | None = None
+    validation_share: float = 0.1
+    ordered: bool = False
+    prepare: Callable[[np.ndarray], np.ndarray] | None = None
+    raw_shape: tuple[int, ...] = ()
 
     @property
     def metric_terms(self) -> MetricTerms:
@@ -121,6 +153,11 @@ class Task:
             raise UsageError(f"task name {self.name!r} is not allowed; use {NAME.words}")
         if self.batch_size < 1:
             raise UsageError(f"task {self.name!r}: batch_size is {self.batch_size}; it must be at least 1")
+        if not 0.0 <= self.validation_share <= MAX_VALIDATION_SHARE:
+            raise UsageError(
+                f"task {self.name!r}: validation_share is {self.validation_share}; it must be from 0 to "
+                f"{MAX_VALIDATION_SHARE:g}"
+            )
         _ = self.metric_terms
 
 

@@ -76,6 +76,10 @@ Data = Annotated[
         help="Data spec of client {index} of {count}, with {seed} where it belongs, instead of the task's.",
     ),
 ]
+DataRoot = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Directory of data sets; unless given, FEDPATCH_DATA, else the user's cache."),
+]
 NoisyFraction = Annotated[
     float, typer.Option(metavar="SHARE", help="Share of the clients that train on noisy data and do not count in UA.")
 ]
@@ -84,6 +88,19 @@ Encoding = Annotated[
     typer.Option(
         metavar="NAME",
         help="How models and updates travel: fp32 (exact), fp32+zstd, fp16, fp16+zstd, delta-bf16, delta-int8 or delta-int4.",
+    ),
+]
+NormBound = Annotated[
+    str,
+    typer.Option(
+        metavar="BOUND",
+        help="How far an update may be from the global model, as of fedpatch run: off, clip:X, reject:X or auto:F.",
+    ),
+]
+MaxNumExamples = Annotated[
+    str,
+    typer.Option(
+        metavar="CAP", help="Examples that an update weighs at most, as of fedpatch run: off, a number or auto:F."
     ),
 ]
 Workers = Annotated[
@@ -114,8 +131,11 @@ def simulate(
     epochs: Epochs = 1,
     steps: Steps = 0,
     data: Data = "",
+    data_root: DataRoot = None,
     noisy_fraction: NoisyFraction = 0.0,
     encoding: Encoding = "fp32",
+    norm_bound: NormBound = "off",
+    max_num_examples: MaxNumExamples = "off",
     workers: Workers = None,
     device: Device = "cpu",
     out: Out = None,
@@ -131,11 +151,12 @@ def simulate(
     from shared.task import find_task
     from simulator.terms import make_study
 
-    no_terms = {"task", "private", "workers", "device", "out", "as_json", "debug", "log_format", "version"}
+    no_terms = {"task", "private", "workers", "device", "out", "as_json", "debug", "log_format", "version", "data_root"}
     given = {name: value for name, value in context.params.items() if name not in no_terms}
     own = private if private is not None else "affine" if strategy in STRATEGIES_OF_MTFL else "none"
     study = make_study(task=find_task(task), task_ref=task, private=own, **given)
-    _end(_carry_out(study, worker_count(workers), device_name(device), out), out, as_json)
+    root = None if data_root is None else data_root.expanduser()
+    _end(_carry_out(study, worker_count(workers), device_name(device), out, root), out, as_json)
 
 
 app.callback()(with_debug(simulate))
@@ -154,7 +175,7 @@ def _refuse_options_of_its_own(context: typer.Context) -> None:
             )
 
 
-def _carry_out(study: Study, workers: int, device: str, out: Path | None) -> Outcome:
+def _carry_out(study: Study, workers: int, device: str, out: Path | None, root: Path | None) -> Outcome:
     from simulator.outcome_files import StudyFolder
     from simulator.progress import make_progress
     from simulator.simulate import simulate as simulated
@@ -174,6 +195,7 @@ def _carry_out(study: Study, workers: int, device: str, out: Path | None) -> Out
                 on_point=watch.take,
                 stopped=watch.stopped,
                 saved=folder.unfinished if folder else None,
+                root=root,
             )
     except KeyboardInterrupt:
         _say_how_to_go_on(out)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from shared.errors import UpdateRefused
 from shared.task import Task
+from simulator.bounded import SpooledLearner
 from simulator.draws import Turn
 from simulator.fused import FusedLearner
 from simulator.ground import Ground
@@ -63,7 +64,12 @@ def make_learner(task: Task, ground: Ground) -> Learner:
         model = task.build_model()
     layers = layers_of(model)
     learner: Learner = OneByOneLearner(task, ground) if layers is None else FusedLearner(task, model, layers, ground)
-    return encoded(learner, ground)
+    return spooled(encoded(learner, ground), ground)
+
+
+def spooled(learner: Learner, ground: Ground) -> Learner:
+    """The same learner, or one that keeps each update by itself where they are to be bounded."""
+    return learner if ground.spool is None else SpooledLearner(learner, ground.travelling, ground.spool)
 
 
 def encoded(learner: Learner, ground: Ground) -> Learner:

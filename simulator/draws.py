@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from device_agent.batches import batch_indices, steps_for, stream_seed
+from device_agent.batches import batch_indices, stream_seed
 from shared.messages import TrainPlan
 from simulator.study import client_id
 
@@ -56,5 +56,5 @@ class Draws:
 
     def _round_of(self, turn: Turn) -> Tensor:
         client, first_batch = turn
-        steps = steps_for(self._plan, self._num_examples[client])
+        steps = self._plan.steps_for(self._num_examples[client])
         return self.batches(client, first_batch, steps * self._batches_per_step)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any
 
+from coordinator.auto_deadline import FIRST_DEADLINE_S
 from coordinator.round import RoundPolicy
 from coordinator.run_spec import RunSpec
 from coordinator.settings import RoundSettings
@@ -17,6 +18,11 @@ OTHER_SCHEMA = "ff" * 32
 
 _TRAINING, _LINKS, _FAULTS = "Training of a device", "Links of a device", "What goes wrong"
 _OF_A_RUN = {one.name: one for one in fields(RoundSettings)}
+
+
+# Devices of a study come back, however long they are away.
+_AS_LONG_AS_IT_TAKES_S = 1e9
+_LONGEST_PAUSE_S = 60.0
 
 
 def _as_in_a_run(name: str, default: Any = MISSING, help: str = "") -> Any:
@@ -46,7 +52,7 @@ class FleetTerms(Settings):
     quorum: float = _as_in_a_run("quorum")
 
     recruit_deadline_s: float = _as_in_a_run("recruit_deadline_s")
-    deadline_s: float = _as_in_a_run("deadline_s")
+    deadline_s: float | None = _as_in_a_run("deadline_s")
     grace_s: float = _as_in_a_run("grace_s")
     rejoin_s: float = _as_in_a_run("rejoin_s")
 
@@ -125,7 +131,10 @@ class FleetTerms(Settings):
         return problems
 
     def run_spec(self, *, chunk_bytes: int) -> RunSpec:
-        """The engine's terms; `chunk_bytes` is the size that its chunks say they have. Failed rounds end no study."""
+        """The engine's terms; `chunk_bytes` is the size that its chunks say they have.
+
+        Neither failed rounds nor missing devices end a study.
+        """
         return RunSpec(
             run="study",
             epoch=1,
@@ -142,7 +151,8 @@ class FleetTerms(Settings):
             time_limit_s=None,
             max_failed_rounds=self.rounds,
             devices=self.devices,
-            wait_s=RoundSettings().wait_s,
+            wait_s=_AS_LONG_AS_IT_TAKES_S,
+            longest_pause_s=_LONGEST_PAUSE_S,
             participation=self.participation,
             over_select=self.over_select,
             policy=RoundPolicy(
@@ -150,11 +160,12 @@ class FleetTerms(Settings):
                 min_cohort=self.min_cohort,
                 quorum=self.quorum,
                 recruit_deadline_s=self.recruit_deadline_s,
-                deadline_s=self.deadline_s,
+                deadline_s=self.deadline_s or FIRST_DEADLINE_S,
                 grace_s=self.grace_s,
                 rejoin_s=self.rejoin_s,
             ),
             upload_slots=self.upload_slots,
             upload_window=self.upload_window,
             seed=self.seed,
+            auto_deadline=self.deadline_s is None,
         )

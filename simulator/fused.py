@@ -12,7 +12,6 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from device_agent.batches import steps_for
 from device_agent.evaluation import EVALUATION_BATCH
 from shared.errors import UpdateRefused
 from shared.task import Task
@@ -115,7 +114,7 @@ class FusedLearner:
             used, x, _ = self._load(client)
             self._load_moments(client, used)
             y = self._population.of(client).train_y
-            count = steps_for(self._plan, len(x))
+            count = self._plan.steps_for(len(x))
             chosen = self._draws.of_turn((client, first_batch))
             self._steps.run(self._batches(client, x, y, chosen), self._loss)
             self._steps.finish(client, count)

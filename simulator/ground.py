@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from shared.messages import TrainPlan
 from shared.tensors import Schema
@@ -17,7 +18,8 @@ from simulator.uplink import Uplink
 class Ground:
     """What all learners of a study stand on; may be handed to another process. The task is named, not carried.
 
-    Without an `uplink` updates are added up as they were trained.
+    Without an `uplink` updates are added up as they were trained. With a `spool`, a folder, each update is written there
+    instead of being added up (simulator.bounded).
     """
 
     study: Study
@@ -27,3 +29,4 @@ class Ground:
     plan: TrainPlan
     travelling: Schema
     uplink: Uplink | None = None
+    spool: Path | None = None

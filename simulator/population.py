@@ -6,7 +6,7 @@ block, after those of the client before it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,8 +20,11 @@ import torch
 from torch import Tensor
 
 from shared.errors import DataError, FedpatchError, UsageError
+from shared.model import floating_dtype
 from shared.quantities import size
 from shared.task import DeviceData, Task
+from shared.task_checks import checked, load_checked
+from shared.validation import split_for
 from simulator.patches import shared
 
 FIELDS = ("index", "count", "seed")
@@ -75,18 +78,31 @@ class Population:
         return ClientData(self.train_x[train], self.train_y[train], self.test_x[test], self.test_y[test])
 
 
-def load_population(task: Task, template: str, clients: int, seed: int, root: Path) -> Population:
+def load_population(
+    task: Task,
+    template: str,
+    clients: int,
+    seed: int,
+    root: Path,
+    try_out: Callable[[DeviceData], None] = lambda data: None,
+) -> Population:
     """Load the data of `clients` clients; client i has the spec `template` with its {index}, {count} and {seed} filled in.
 
-    `root` is the folder for data files. At most twice the memory of the blocks is held on the way, beside what the task
-    itself needs to read its files.
+    `root` is the folder for data files. As on a device, a validation part is split off the training examples where the task
+    makes none (shared.validation); a simulation leaves it unused. The bundled tasks have none unless the template asks for it.
+    `try_out` gets the first client's data before that, with the rows as the task numbers them. At most twice the memory of the
+    blocks is held on the way, beside what the task itself needs to read its files.
 
     Raises UsageError where the template is not one; DataError where the clients' examples differ in shape or dtype, or
     do not fit into shared memory; and whatever the task raises where the data are absent, damaged or too few.
     """
     if clients >= _MANY:
         _load_one(task, _specs(template, clients, seed, most=1)[0], root)
-    return _joined(_load(task, _specs(template, clients, seed), root))
+    loaded = _load(task, _specs(template, clients, seed), root)
+    try_out(loaded[0])
+    for client, data in enumerate(loaded):
+        loaded[client] = split_for(task, data)  # in place: what was split is freed
+    return _joined(loaded)
 
 
 def _specs(template: str, clients: int, seed: int, most: int | None = None) -> list[str]:
@@ -112,7 +128,7 @@ def _specs(template: str, clients: int, seed: int, most: int | None = None) -> l
 
 def _load(task: Task, specs: Sequence[str], root: Path) -> list[DeviceData]:
     if task.load_many is None:
-        return [_load_one(task, spec, root) for spec in specs]
+        return [_load_one(task, spec, root, client) for client, spec in enumerate(specs)]
     with _told(task, f"{len(specs)} data specs, {specs[0]!r} the first,", root):
         loaded = task.load_many(specs, root)
     if len(loaded) != len(specs):
@@ -120,12 +136,14 @@ def _load(task: Task, specs: Sequence[str], root: Path) -> list[DeviceData]:
             f"task {task.name!r}: load_many gave the data of {len(loaded)} devices for {len(specs)} specs; "
             "it must give one for each, in their order"
         )
-    return loaded
+    return [
+        checked(task, data, f"client {client}", lambda: floating_dtype(task)).data for client, data in enumerate(loaded)
+    ]
 
 
-def _load_one(task: Task, spec: str, root: Path) -> DeviceData:
+def _load_one(task: Task, spec: str, root: Path, client: int = 0) -> DeviceData:
     with _told(task, f"data {spec!r}", root):
-        return task.load_data(spec, root)
+        return load_checked(task, spec, root, f"client {client}", lambda: floating_dtype(task)).data
 
 
 @contextmanager
@@ -138,7 +156,7 @@ def _told(task: Task, what: str, root: Path) -> Iterator[None]:
     except Exception as error:
         said = f"{type(error).__name__}: {error}"
         raise DataError(
-            f"task {task.name!r} failed with {what} in the folder {root}, which FEDPATCH_DATA can name: {said}"
+            f"task {task.name!r} failed with {what} in the folder {root}, which --data-root or FEDPATCH_DATA can name: {said}"
         ) from error
 
 

@@ -43,6 +43,7 @@ def save(folder: Path, study: Study, saved: Saved) -> None:
     meta = {
         "study": study.to_dict(),
         "round": saved.server.round,
+        "references": saved.server.references,
         "batches": saved.batches,
         "points": [asdict(one) for one in saved.points],
         "versions": dict(saved.versions),
@@ -77,7 +78,8 @@ def load(folder: Path, study: Study) -> Saved | None:
                     parts[kind][tensor] = file[name]
         begun = Study.from_dict(meta["study"])
         points = tuple(Point(**one) for one in meta["points"])
-        server = ServerState(meta["round"], parts["model"], parts["server"])
+        past = {part: tuple(values) for part, values in meta.get("references", {}).items()}
+        server = ServerState(meta["round"], parts["model"], parts["server"], past)
         versions = meta.get("versions", {})
         saved = Saved(server, parts["patch"], meta["batches"], points, parts["residual"], versions)
     except Exception as error:  # a damaged archive raises whatever its bytes lead to

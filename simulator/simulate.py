@@ -13,32 +13,37 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from coordinator.aggregation import stored
+from coordinator.bounds import weights
+from coordinator.folding import Folded
+from coordinator.limits import Limits, parse_examples_cap, parse_norm_bound
 from coordinator.quantised_step import without_residuals
 from coordinator.selection import select
 from coordinator.strategies import FedAvg, ServerState, Strategy, find_strategy
-from device_agent.batches import steps_for
 from shared import __version__
 from shared.errors import DataError, SchemaMismatch, UpdateRefused, UsageError
 from shared.metric_terms import MetricTerms
 from shared.model import initial_tensors, require_whole_ties, schema_of
 from shared.patches import parse_policy
 from shared.task import Task, data_root, find_task
+from shared.task_trial import require_trainable
 from shared.tensors import Array, Schema
 from simulator import saved as states
 from simulator.baselines import check_baseline, kept_between_rounds, kind_of_steps
+from simulator.bounded import fold_spooled
 from simulator.cohort import Cohort, InProcess, Member, make_learner
 from simulator.features import can_leave_out_features, used_features
 from simulator.ground import Ground
 from simulator.patches import Patches, check_blocks
 from simulator.population import Population, load_population
 from simulator.stacked import StackedCohort
-from simulator.study import STRATEGIES_OF_MTFL, Outcome, Point, Study, client_id
+from simulator.study import STRATEGIES_OF_MTFL, UNBOUNDED, Outcome, Point, Study, client_id
 from simulator.wire import Wire
 from simulator.workers import Workers
 
@@ -55,17 +60,20 @@ def simulate(
     on_point: Callable[[Point], None] = lambda point: None,
     stopped: Callable[[], bool] = lambda: False,
     saved: Path | None = None,
+    root: Path | None = None,
 ) -> Outcome:
     """Simulate `study` over `workers` processes; the result does not depend on how many.
 
     `on_point` gets each point of the curve as soon as it is known. `stopped` is asked between rounds; when it says True,
     the outcome is not complete. In the folder `saved` the state is kept, at the end too: the same call goes on from there,
-    and gives the outcome again when there is nothing left to do. Who has the outcome deletes the folder.
+    and gives the outcome again when there is nothing left to do. Who has the outcome deletes the folder. `root` is the folder
+    for data files (None: `data_root()`).
 
     Raises DataError and UsageError for data and terms that cannot be used, UpdateRefused where training diverges.
     """
     task = find_task(study.task)
-    population = load_population(task, study.data, study.clients, study.seed, data_root())
+    folder, try_out = root or data_root(), partial(require_trainable, task, holder="client 0")
+    population = load_population(task, study.data, study.clients, study.seed, folder, try_out)
     with one_thread():
         simulation = Simulation(study, task, population, partial(_cohort, workers=workers, device=device))
         try:
@@ -127,11 +135,16 @@ class Simulation:
         self.server: ServerState = self.strategy.init({name: initial[name] for name in self.public.names}, self.public)
         self._batches = [0] * study.clients
         per_step = kind_of_steps(study.strategy, plan).batches_per_step
-        self._batches_per_round = [steps_for(plan, count) * per_step for count in population.num_examples]
+        self._batches_per_round = [plan.steps_for(count) * per_step for count in population.num_examples]
         features = used_features(population) if can_leave_out_features(model, private) else None
         travelling = self.strategy.travelling(self.public)
         self._wire = Wire(study, travelling)
-        ground = Ground(study, population, features, self.patches, plan, travelling, self._wire.uplink)
+        self._plan = plan
+        self._limits = Limits(parse_norm_bound(study.norm_bound), parse_examples_cap(study.max_num_examples))
+        bounded = study.norm_bound != UNBOUNDED and len(travelling) > 0
+        self._spool = TemporaryDirectory(prefix="fedpatch-simulate-") if bounded else None
+        spool = None if self._spool is None else Path(self._spool.name)
+        ground = Ground(study, population, features, self.patches, plan, travelling, self._wire.uplink, spool)
         self._cohort = make_cohort(task, ground)
         self._ids = {client_id(client): client for client in range(study.clients)}
 
@@ -204,6 +217,8 @@ class Simulation:
     def close(self) -> None:
         """End the worker processes."""
         self._cohort.close()
+        if self._spool is not None:
+            self._spool.cleanup()
 
     def _selected(self) -> list[int]:
         """The clients of the next round, as the coordinator would select them."""
@@ -213,6 +228,9 @@ class Simulation:
     def _train(self, selected: list[int]) -> float:
         members = self._members(selected)
         mean, losses = self._cohort.train(members)
+        folded = self._folded(selected)
+        if folded is not None:
+            mean = _as_torch(folded.mean)
         if not all(bool(value.isfinite().all()) for value in mean.values()):
             raise UpdateRefused(
                 "not_finite", f"values became infinite in round {self.server.round + 1}; try a smaller learning rate"
@@ -220,6 +238,8 @@ class Simulation:
         for one in members:
             self._batches[one.client] += self._batches_per_round[one.client]
         before, travelling = self.server, self.strategy.travelling(self.public)
+        if folded is not None:
+            self.server = replace(self.server, references=folded.references)
         aggregate = {spec.name: stored(mean[spec.name].numpy(), spec) for spec in travelling.specs}
         self.server = (
             self.strategy.finish(self.server, aggregate, self.public)
@@ -229,10 +249,25 @@ class Simulation:
         self.server = self._wire.follow(before, self.server)
         return float(np.mean(losses))
 
+    def _folded(self, selected: list[int]) -> Folded | None:
+        if self._spool is None:
+            return None
+        return fold_spooled(
+            Path(self._spool.name),
+            selected,
+            self.population.num_examples,
+            schema=self.strategy.travelling(self.public),
+            state=self.server,
+            base=self._wire.read(self.server),
+            limits=self._limits,
+            plan=self._plan,
+        )
+
     def _members(self, selected: list[int]) -> list[Member]:
         examples = self.population.num_examples
-        total = sum(examples[one] for one in selected)
-        return [Member(one, self._batches[one], examples[one] / total) for one in selected]
+        weighs = weights({client_id(one): examples[one] for one in selected}, self._limits.examples)
+        total = sum(weighs.values())
+        return [Member(one, self._batches[one], weighs[client_id(one)] / total) for one in selected]
 
 
 @contextmanager
@@ -271,6 +306,8 @@ def versions() -> dict[str, str]:
 
 def _cohort(task: Task, ground: Ground, *, workers: int, device: str) -> Cohort:
     if device != "cpu":
+        if ground.spool is not None:
+            raise UsageError(f"--norm-bound {ground.study.norm_bound} is computed on the CPU only; use --device cpu")
         if ground.uplink is not None:
             raise UsageError(f"--encoding {ground.study.encoding} is computed on the CPU only; use --device cpu")
         return StackedCohort(task, ground, device)

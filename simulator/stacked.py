@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from device_agent.batches import batch_indices, steps_for, stream_seed
+from device_agent.batches import batch_indices, stream_seed
 from device_agent.evaluation import EVALUATION_BATCH
 from shared.errors import UpdateRefused, UsageError
 from shared.task import Task
@@ -125,7 +125,7 @@ class StackedCohort:
         return min(self._plan.batch_size, self._train.counts[member.client])
 
     def _steps(self, member: Member) -> int:
-        return steps_for(self._plan, self._train.counts[member.client])
+        return self._plan.steps_for(self._train.counts[member.client])
 
     def _train_group(self, group: Sequence[Member]) -> list[float]:
         """Mean losses over each one's steps, of which the first has the most."""

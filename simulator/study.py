@@ -13,6 +13,7 @@ from shared.metric_terms import ACCURACY, Goal, MetricTerms
 
 STRATEGIES_OF_MTFL = ("fedavg", "fedadam", "fedavg-adam")
 BASELINES = ("per-fedavg", "pfedme", "independent")
+UNBOUNDED = "off"
 EXACT = "fp32"
 """The encoding that changes no bit, and the simulator's default."""
 ALGORITHMS = (*STRATEGIES_OF_MTFL, *BASELINES)
@@ -25,7 +26,8 @@ class Study:
     `strategy` is one of ALGORITHMS. `data` is the data spec of client {index} of {count}; {seed} is put in too where it
     stands there. `participation` is the paper's C. `learning_rate` is the client optimizer's (Per-FedAvg: beta, pFedMe: eta),
     `server_learning_rate` only FedAdam's, `adaptation_rate` only Per-FedAvg's (alpha), `proximity` only pFedMe's (lambda).
-    `encoding` is how models and updates travel (shared.messages.ENCODINGS).
+    `encoding` is how models and updates travel (shared.messages.ENCODINGS). `norm_bound` and `max_num_examples` bound
+    updates as a run's settings of these names do; the paper has neither.
     `steps` 0 means round(num_examples / batch_size) * epochs steps of every client in a round. `metric` and `metric_goal`
     are the task's, in whose terms every user accuracy is.
     """
@@ -49,6 +51,8 @@ class Study:
     metric: str = ACCURACY
     metric_goal: Goal = "max"
     encoding: str = EXACT
+    norm_bound: str = UNBOUNDED
+    max_num_examples: str = UNBOUNDED
 
     @property
     def label(self) -> str:
@@ -78,9 +82,12 @@ class Study:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON; `metric` and `metric_goal` only where the task's metric is not accuracy.
 
-        `encoding` only where it is not exact.
+        `encoding` only where it is not exact, bounds only where there are any.
         """
         plain = asdict(self)
+        for name in ("norm_bound", "max_num_examples"):
+            if plain[name] == UNBOUNDED:
+                del plain[name]
         if self.encoding == EXACT:
             del plain["encoding"]
         if self.metric == ACCURACY:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 
+from coordinator.limits import parse_examples_cap, parse_norm_bound
 from coordinator.selection import ROUNDING
 from coordinator.strategies import FedAdam
 from shared.errors import ConfigError, UsageError, unknown_name
@@ -15,7 +16,7 @@ from shared.patches import parse_policy
 from shared.task import Task
 from shared.tasks.partition import parse_data_spec
 from simulator.paper_tables import PER_FEDAVG_RATES, PFEDME_RATES, SCENARIOS
-from simulator.study import ALGORITHMS, EXACT, STRATEGIES_OF_MTFL, Study
+from simulator.study import ALGORITHMS, EXACT, STRATEGIES_OF_MTFL, UNBOUNDED, Study
 
 _LARGEST_SEED = 2**53
 
@@ -60,6 +61,8 @@ def make_study(  # noqa: PLR0913  (a study has as many terms)
     steps: int = 0,
     noisy_fraction: float = 0.0,
     encoding: str = EXACT,
+    norm_bound: str = UNBOUNDED,
+    max_num_examples: str = UNBOUNDED,
 ) -> Study:
     """Checks what is given and fills in the rest; `task_ref` is how the user names `task`.
 
@@ -70,6 +73,8 @@ def make_study(  # noqa: PLR0913  (a study has as many terms)
     """
     if strategy not in ALGORITHMS:
         raise unknown_name("strategy", strategy, ALGORITHMS)
+    parse_norm_bound(norm_bound)
+    parse_examples_cap(max_num_examples)
     if encoding not in ENCODINGS:
         raise unknown_name("encoding", encoding, ENCODINGS)
     batch_size = task.batch_size if batch_size is None else batch_size
@@ -77,6 +82,7 @@ def make_study(  # noqa: PLR0913  (a study has as many terms)
     metric, policy = task.metric_terms, str(parse_policy(private))
     study = Study(task_ref, clients, strategy, policy, data, participation, rounds, target_ua, seed, 0.0, batch_size)
     study = replace(study, epochs=epochs, steps=steps, metric=metric.name, metric_goal=metric.goal, encoding=encoding)
+    study = replace(study, norm_bound=norm_bound, max_num_examples=max_num_examples)
     if problems := [*_problems(study, metric), *_misplaced(study, rates), *_noise_problems(data, noisy_fraction)]:
         raise ConfigError(problems)
     numbers = {name: value for name, value in vars(_filled(rates, study, task)).items() if value is not None}

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from device_agent.batches import steps_for, update_seed
+from device_agent.batches import update_seed
 from device_agent.residuals import as_kept
 from shared.encodings import FEEDBACK
 from shared.feedback import residual_name, step_with_feedback
@@ -116,7 +116,7 @@ class EncodedLearner:
 
     def _report(self, client: int, loss: float) -> UpdateReport:
         count = self._num_examples[client]
-        return report_of(client, count, steps_for(self._plan, count), loss)
+        return report_of(client, count, self._plan.steps_for(count), loss)
 
 
 def report_of(client: int, num_examples: int, steps: int, loss: float) -> UpdateReport:

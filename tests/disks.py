@@ -48,7 +48,7 @@ def small_disk(path: Path, size: str) -> Iterator[SmallDisk]:
         pytest.skip("only root may mount a disk")
     path.mkdir(parents=True, exist_ok=True)
     try:
-        _mount("-t", "tmpfs", "-o", f"size={size}", "fedpatch-test", path)
+        _mount("-t", "tmpfs", "-o", f"size={size},mode=755", "fedpatch-test", path)
     except (OSError, subprocess.CalledProcessError) as error:
         pytest.skip(f"cannot mount a tmpfs here: {error}")
     try:

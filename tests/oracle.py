@@ -73,8 +73,12 @@ def run_mtfl(
     batch_size: int = 20,
     epochs: int = 1,
     seed: int = 0,
+    cap: float | None = None,
 ) -> list[Round]:
-    """Play `rounds`, each a list of the clients that take part. `strategy`: fedavg, fedadam, fedavg-adam."""
+    """Play `rounds`, each a list of the clients that take part. `strategy`: fedavg, fedadam, fedavg-adam.
+
+    With a `cap`, which the paper does not have, no n_k of a round is above so many times the lower median of them.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = make_model()
@@ -95,6 +99,7 @@ def run_mtfl(
                 model, omega, v, clients[k], learning_rate, batch_size, epochs, seed
             )
             uploads.append((len(clients[k].data[0]), without(m, patch), without(optimiser, patch)))  # lines 15-18
+        uploads = [(n, m, u) for n, (_, m, u) in zip(capped([one[0] for one in uploads], cap), uploads, strict=True)]
         # lines 19-23: GlobalModelUpdate and GlobalOptimUpdate
         average = {name: mean([(n, m[name]) for n, m, _ in uploads]) for name in omega}
         v = {name: {kind: mean([(n, u[name][kind]) for n, _, u in uploads]) for kind in v[name]} for name in v}
@@ -201,6 +206,12 @@ def server_adam(omega: Values, average: Values, server: Moments, server_lr: floa
         new_omega[name] = (omega[name] - step).astype(dtype)
         new_server[name] = {"exp_avg": first.astype(dtype), "exp_avg_sq": second.astype(dtype)}
     return new_omega, new_server
+
+
+def capped(counts: list[int], cap: float | None) -> list[int]:
+    """The n_k of a round."""
+    most = max(counts) if cap is None else int(cap * sorted(counts)[(len(counts) - 1) // 2])
+    return [min(n_k, most) for n_k in counts]
 
 
 def mean(weighted: list[tuple[int, np.ndarray]]) -> np.ndarray:

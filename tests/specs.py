@@ -19,12 +19,17 @@ from shared.messages import (
     TrainPlan,
     UpdateReport,
 )
+from shared.policies import PatchPolicy
+from shared.schema import Schema, TensorSpec
 from shared.transfer import describe
 
 RUN = "run-1"
 TASK = "digits"
-SCHEMA = "5c" * 32
-PUBLIC_SCHEMA = "6d" * 32
+MODEL_SCHEMA = Schema(
+    (TensorSpec("fc.weight", (2, 3), "float32", "weight"), TensorSpec("bn.weight", (2,), "float32", "affine"))
+)
+SCHEMA = MODEL_SCHEMA.digest
+PUBLIC_SCHEMA = PatchPolicy("affine").public(MODEL_SCHEMA).digest
 CHUNK_BYTES = 100
 TASKS = (TaskCapability(TASK, SCHEMA, 10),)
 

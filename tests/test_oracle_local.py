@@ -59,7 +59,7 @@ class Fleet:
             trainer = LocalTrainer(TOY, random_data(client, count))
             self.schema = trainer.schema
             self.stores[client] = PatchStore(self.folder / client)
-            self.devices[client] = LocalUpdate(trainer, self.stores[client], client)
+            self.devices[client] = LocalUpdate(trainer, self.stores[client], client, private=self.private)
         self.public = self.policy.public(self.schema)
         self.travelling = self.strategy.travelling(self.public)
         initial = initial_tensors(TOY, SEED)

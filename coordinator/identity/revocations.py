@@ -12,6 +12,7 @@ from pathlib import Path
 
 from coordinator.effects import Effect
 from coordinator.engine import Engine
+from coordinator.fleet import REVOKED
 from coordinator.identity.index import Index
 from coordinator.identity.index_file import INDEX_NAME, read_index
 from coordinator.round_states import AT_WORK
@@ -19,7 +20,6 @@ from shared.errors import StateError
 from shared.files import stamp_of
 
 LOOK_EVERY_S = 1.0
-REVOKED = "revoked"
 
 _log = logging.getLogger("fedpatch.coordinator")
 

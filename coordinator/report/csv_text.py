@@ -11,9 +11,10 @@ from coordinator.report.series import PHASES, Run, round_seconds
 
 _PLAIN = ("round", "outcome", "failure", "cohort", "accepted", "declined", "reported", "late", "num_examples")
 _MEASURES = ("user_accuracy", "user_accuracy_p10", "user_accuracy_min", "user_accuracy_after")
-_MAPS = ("decline_reasons", "failures", "refused", "user_accuracies")
+_MAPS = ("decline_reasons", "failures", "refused", "user_accuracies", "bounded")
 COLUMNS = (
-    "run", *_PLAIN, "metric", *_MEASURES, "seconds", *(f"{phase}_s" for phase in PHASES), "bytes_down", "bytes_up", *_MAPS
+    "run", *_PLAIN, "metric", *_MEASURES, "seconds", *(f"{phase}_s" for phase in PHASES), "bytes_down", "bytes_up",
+    *_MAPS, "bounded_devices",
 )  # fmt: skip
 
 
@@ -33,6 +34,7 @@ def _row(record: RoundRecord) -> list[object]:
     cells: list[object] = [getattr(record, name) for name in _PLAIN]
     cells += [record.metric, *(getattr(record, name) for name in _MEASURES), round(round_seconds(record), 6)]
     cells += [*phases, record.bytes_down, record.bytes_up, *(_pairs(getattr(record, name)) for name in _MAPS)]
+    cells.append(" ".join(f"{device}={','.join(parts)}" for device, parts in sorted(record.bounded_devices.items())))
     return [_tame(cell) if isinstance(cell, str) else cell for cell in cells]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from coordinator.records import RoundRecord
@@ -55,6 +56,21 @@ def reasons_table(run: Run) -> Markup:
         for (kind, reason), count in ranked[:_MAX_REASONS]
     ]
     return table("Declines and failures by reason", ("what", "reason", "times", ""), rows, texts=2)
+
+
+def bounded_table(run: Run) -> Markup | None:
+    """The devices whose updates counted for less than they came with, the most frequent first; None without any."""
+    rounds: Counter[str] = Counter()
+    parts: dict[str, Counter[str]] = {}
+    for record in run.records:
+        for device, found in record.bounded_devices.items():
+            rounds[device] += 1
+            parts.setdefault(device, Counter()).update(found)
+    if not rounds:
+        return None
+    ranked = sorted(rounds.items(), key=lambda item: (-item[1], item[0]))[:MAX_DEVICES]
+    rows = [(device, counted(parts[device]), str(count)) for device, count in ranked]
+    return table("Devices whose updates were bounded", ("device", "what of them", "rounds"), rows, texts=2)
 
 
 def devices_table(run: Run) -> Markup:

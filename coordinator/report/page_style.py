@@ -55,7 +55,14 @@ stroke-width:3;opacity:1}}
 {_runs()}
 {_parts(10)}
 .bar{{width:120px;height:12px;display:block}}
-.scroll{{overflow-x:auto;max-width:100%}} .scroll:focus-visible,summary:focus-visible{{outline:2px solid var(--link)}}
+.scroll{{overflow-x:auto;max-width:100%;
+background:linear-gradient(to right,var(--ground) 50%,transparent) 0 0/32px 100% no-repeat local,
+linear-gradient(to left,var(--ground) 50%,transparent) 100% 0/32px 100% no-repeat local,
+linear-gradient(to right,var(--soft),transparent) 0 0/10px 100% no-repeat scroll,
+linear-gradient(to left,var(--soft),transparent) 100% 0/10px 100% no-repeat scroll}}
+@media screen and (min-width:860px){{.scroll{{position:relative;left:50%;transform:translateX(-50%);width:max-content;
+min-width:100%;max-width:min(95vw,1600px)}}}}
+ .scroll:focus-visible,summary:focus-visible{{outline:2px solid var(--link)}}
 table{{border-collapse:collapse;font-size:.85rem;overflow-wrap:normal}}
 caption{{position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%)}}
 th,td{{text-align:left;padding:3px 8px;border-bottom:1px solid var(--rule);vertical-align:top}}
@@ -64,6 +71,6 @@ tr>:first-child{{white-space:nowrap}} td{{max-width:24rem;overflow-wrap:break-wo
 summary{{cursor:pointer;padding:4px 0;color:var(--link)}}
 @media screen and (max-width:640px){{.wide{{display:none}} .narrow{{display:block}}}}
 @media print{{main{{max-width:none}} figure,dl div{{background:none;border:1px solid var(--rule)}}
-.scroll{{overflow:visible}} table{{font-size:8px}} th,td{{padding:1px 3px}}
+.scroll{{overflow:visible;background:none;position:static;transform:none}} table{{font-size:8px}} th,td{{padding:1px 3px}}
 details::details-content{{content-visibility:visible;height:auto}} summary{{display:none}}}}
 """

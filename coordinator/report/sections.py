@@ -9,7 +9,15 @@ from typing import Any
 
 from coordinator.report.bar_chart import Bars, bars_figure
 from coordinator.report.chart import Title
-from coordinator.report.data_tables import MAX_DEVICES, devices_table, folded, reasons_table, rounds_table, table
+from coordinator.report.data_tables import (
+    MAX_DEVICES,
+    bounded_table,
+    devices_table,
+    folded,
+    reasons_table,
+    rounds_table,
+    table,
+)
 from coordinator.report.line_chart import Curves, Line, curves_figure
 from coordinator.report.markup import Markup, element, joined
 from coordinator.report.scales import unit_for
@@ -41,7 +49,10 @@ def run_section(run: Run, key: str) -> Markup:
     parts = [heading, element("p", terms), summary(run)]
     if run.records:
         parts += _charts(run, key)
-        parts += [element("h3", "Declines and failures"), reasons_table(run), element("h3", "All rounds")]
+        parts += [element("h3", "Declines and failures"), reasons_table(run)]
+        if (bounded := bounded_table(run)) is not None:
+            parts += [element("h3", "Bounded updates"), bounded]
+        parts += [element("h3", "All rounds")]
         count = len(run.records)
         rounds = rounds_table(run)
         parts.append(rounds if count <= _OPEN_ROWS else folded(f"The table of {count:,} rounds", rounds))
@@ -127,10 +138,13 @@ def _charts(run: Run, key: str) -> Sequence[Markup]:
 
 def _curves(run: Run, key: str) -> Markup:
     records, at = run.records, by_round(run.records)
-    names = dict(zip(("p10", "worst", "after"), (run.tenth_words, run.worst_words, "mean after training"), strict=True))
+    names = dict(
+        zip(("p10", "worst", "after"), (run.tenth_words, run.worst_words, "mean after local training"), strict=True)
+    )
     lines = [Line("mean", curve(at, records, "user_accuracy"), "mean")]
     lines += [Line(names[look], points, look) for field, look in _OTHER_CURVES if (points := curve(at, records, field))]
-    told = f"{curve_words(run)} Measured before each round's training, over the devices that reported."
+    when = "before each round's training, over the devices that reported"
+    told = f"{curve_words(run)} Measured on the devices' test data, {when}."
     title = Title(f"{key}-ua", f"{capital(run.metric.words)} by round", told, "round")
     return curves_figure(Curves(title, lines, run.target, failed_at(run)))
 

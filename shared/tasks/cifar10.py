@@ -164,7 +164,7 @@ TASK = Task(
     batch_size=20,
     learning_rates={"fedavg": 0.1, "fedadam": 0.3, "fedavg-adam": 0.003},
     server_learning_rates={"fedadam": 0.01},
-    demo_data="shard:{index}/{count}",
+    demo_data="shard:{index}/{count},validation=0.1",
     load_many=load_many,
     simulation_data="shard:{index}/{count},seed={seed}",
     class_names=CLASS_NAMES,

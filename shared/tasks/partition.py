@@ -7,6 +7,7 @@
     ,noisy                 this device's training inputs are noisy, with the task's usual standard deviation
     ,noise=3.0             the same, with this standard deviation
     ,noisy-fraction=0.2    int(0.2 N) devices, drawn by the seed, are noisy; `noise=` then sets how much
+    ,validation=0.1        this share of the training examples is validation data (default 0: the paper's split)
 
 Every device computes the whole split and keeps its own part, so that N devices with the same seed share the data out
 without a word.
@@ -25,6 +26,7 @@ import numpy as np
 from shared.errors import DataError, UsageError
 
 SHARDS_PER_DEVICE = 2
+MAX_VALIDATION_SHARE = 0.5  # as that of Task.validation_share
 
 _EXAMPLE = "shard:0/10 or aligned:3/200,seed=7,noisy-fraction=0.2"
 _PLACE = re.compile(r"(?P<kind>\w+):(?P<index>[0-9]{1,9})/(?P<count>[0-9]{1,9})")
@@ -39,7 +41,8 @@ class DataSpec:
     """A parsed data spec.
 
     `noisy`: this device is noisy, whatever is drawn. `noise`: standard deviation, or None for the task's usual one.
-    `noisy_fraction`: this share of all devices is drawn to be noisy.
+    `noisy_fraction`: this share of all devices is drawn to be noisy. `validation`: this share of the device's training examples
+    is held out as validation data.
     """
 
     kind: str
@@ -49,6 +52,7 @@ class DataSpec:
     noisy: bool = False
     noise: float | None = None
     noisy_fraction: float = 0.0
+    validation: float = 0.0
 
 
 def parse_data_spec(text: str) -> DataSpec:
@@ -216,7 +220,12 @@ def _parse_option(text: str, option: str) -> tuple[str, int | float | bool]:
         if not 0.0 <= fraction <= 1.0:
             raise _wrong(text, f"{option!r}: the fraction must be a number from 0 to 1")
         return "noisy_fraction", fraction
-    raise _wrong(text, f"option {option!r} is unknown (known: seed=, noise=, noisy, noisy-fraction=)")
+    if name == "validation":
+        share = _number(value)
+        if not 0.0 <= share <= MAX_VALIDATION_SHARE:
+            raise _wrong(text, f"{option!r}: the share must be a number from 0 to {MAX_VALIDATION_SHARE:g}")
+        return "validation", share
+    raise _wrong(text, f"option {option!r} is unknown (known: seed=, noise=, noisy, noisy-fraction=, validation=)")
 
 
 def _number(value: str) -> float:

@@ -9,6 +9,7 @@ import numpy as np
 
 from shared.task import DeviceData
 from shared.tasks.partition import DataSpec, add_noise, noise_std, partitions
+from shared.validation import with_validation
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,8 @@ def device_shares(
 ) -> list[DeviceData]:
     """Each device's images as float32 in [0, 1] (`white` becomes 1) with int64 labels; noise on training images alone.
 
-    A noisy device does not count in the mean user accuracy (paper, section 4.2). `take` is called once for the training
+    A noisy device does not count in the mean user accuracy (paper, section 4.2). The paper has no validation data: there are
+    some, split off the training images, where the spec asks for them. `take` is called once for the training
     and once for the test images; the devices' images are views of one array.
     """
     parts = partitions(specs, train.labels, test.labels)
@@ -39,15 +41,14 @@ def device_shares(
         std = noise_std(spec, usual_noise)
         if std:  # in place, or the clean images would be held beside the noisy ones
             train_x[:] = add_noise(train_x, std, spec)
-        shares.append(
-            DeviceData(
-                train_x=train_x,
-                train_y=train.labels[mine_train].astype(np.int64),
-                test_x=test_x,
-                test_y=test.labels[mine_test].astype(np.int64),
-                counts_in_ua=not std,
-            )
+        share = DeviceData(
+            train_x=train_x,
+            train_y=train.labels[mine_train].astype(np.int64),
+            test_x=test_x,
+            test_y=test.labels[mine_test].astype(np.int64),
+            counts_in_ua=not std,
         )
+        shares.append(with_validation(share, spec.validation))
     return shares
 
 

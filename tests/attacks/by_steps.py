@@ -63,12 +63,6 @@ STEP_ATTACKS = (
     ),
     _row("an infinite scale", "every value becomes infinite", RefuseReason.NOT_FINITE, _step(WEIGHT, _scaled(np.inf))),
     _row(
-        "a boosted scale",
-        "weights a million away, in a few bytes",
-        RefuseReason.NORM_BOUND,
-        _step(WEIGHT, _scaled(1e6)),
-    ),
-    _row(
         "first moments beyond the second",
         "a scale that would make the next steps of all devices long",
         RefuseReason.OUT_OF_RANGE,

@@ -11,8 +11,8 @@ import zstandard
 
 from coordinator.conduct import MISFORTUNES
 from shared.chunks import Chunk
-from shared.messages import Accept, Offer, Refused
-from shared.reasons import RefuseReason
+from shared.messages import Accept, Decline, Offer, Refused
+from shared.reasons import DeclineReason, RefuseReason
 from tests.attacks.arena import QUARANTINE_AFTER, Arena, Outcome
 from tests.attacks.attack import Attack, Proof
 from tests.system.misdeeds import MISDEEDS
@@ -106,7 +106,16 @@ _MORE: Mapping[str, tuple[str, RefuseReason, Misdeed]] = {
         _REASON.OUT_OF_RANGE,
         _tensor("fc1.weight:exp_avg_sq", _filled(1e30)),
     ),
-    "a boosted update": ("weights a million away", _REASON.NORM_BOUND, _tensor("fc1.weight", _filled(1e6))),
+    "step counts without measure": (
+        "a billion steps in a round that has fifty",
+        _REASON.OUT_OF_RANGE,
+        _tensor("fc1.weight:step", _filled(1e9)),
+    ),
+    "step counts that go back": (
+        "moments that would be corrected as if they were new",
+        _REASON.OUT_OF_RANGE,
+        _tensor("fc2.bias:step", lambda array: array - 1),
+    ),
     "a user accuracy of 7": ("a measure beyond its limits", _REASON.OUT_OF_RANGE, _reporting(user_accuracy_before=7.0)),
     "a report 400 lists deep": ("nesting in the report", _REASON.DAMAGED, _packed(_deep)),
     "a key in the report": ("a field that nobody agreed on", _REASON.DAMAGED, _packed(_extra_key)),
@@ -130,20 +139,24 @@ _MORE: Mapping[str, tuple[str, RefuseReason, Misdeed]] = {
 
 
 def misbehaving(reason: RefuseReason, misdeed: Misdeed) -> Callable[[Arena, str], Proof | None]:
-    """Once in each of the first rounds; the device hears why, and is put into quarantine where that is an offence."""
+    """In the first round, and once more where it is no offence; the device hears why, and an offender is not asked again."""
+    offends = ("refused", reason) not in MISFORTUNES
+    times = 1 if offends else 2
 
     def play(arena: Arena, device: str) -> Proof:
         with arena.rogue(device) as (rogue, _):
-            verdicts = rogue.play([misdeed] * QUARANTINE_AFTER)
+            verdicts = rogue.play([misdeed] * times)
         for verdict in verdicts:
             assert isinstance(verdict.answer, Refused), verdict
             assert (verdict.answer.reason, verdict.answer.digest) == (reason, verdict.digest)
 
         def proof(outcome: Outcome) -> object:
             known = outcome.devices[device]
-            assert known["refused"] >= QUARANTINE_AFTER, known
+            assert known["refused"] >= times, known
+            assert known["invited"] == 1 or not offends, known
             assert known["reported"] == 0, known
-            return ("refused", reason) in MISFORTUNES or known["quarantined"]["reason"]
+            offenders = outcome.summary["rounds"][0]["offenders"]
+            return offenders.get(device) == (reason if offends else None)
 
         return proof
 
@@ -167,12 +180,12 @@ def _replays_another(arena: Arena, device: str) -> Proof:
         return Upload(manifest, blob)
 
     with arena.rogue(device) as (rogue, _):
-        first = rogue.play([MISDEEDS["no examples"][1]])
+        first, _ = rogue._hear_request(0)
+        rogue._reply(first, Decline(DeclineReason.UNWILLING))
         # The request of the second round is for another global model than the stolen update was trained on.
         request, work = rogue._hear_request(1)
         rogue._reply(request, Accept(NUM_EXAMPLES))
         answer = rogue._answer(request, stolen(rogue._update(work)))
-    assert first
     assert heard
     assert isinstance(answer, Refused)
     assert answer.reason == RefuseReason.WRONG_BASE
@@ -184,21 +197,24 @@ def _replays_itself(arena: Arena, device: str) -> Proof:
 
     def same(update: Update) -> Upload:
         if not kept:
-            kept.append(replace(update, report=replace(update.report, user_accuracy_after=9.0)).upload())
+            # Refused, but no offence: the device is asked again.
+            kept.append(replace(update, report=replace(update.report, num_examples=10**6)).upload())
         return kept[0]
 
     with arena.rogue(device) as (rogue, _):
         verdicts = rogue.play([same, same])
     reasons = [verdict.answer.reason for verdict in verdicts if isinstance(verdict.answer, Refused)]
-    assert reasons == [RefuseReason.OUT_OF_RANGE, RefuseReason.WRONG_BASE]
+    assert reasons == [RefuseReason.NUM_EXAMPLES, RefuseReason.WRONG_BASE]
     return lambda outcome: outcome.devices[device]["reported"] == 0
 
 
 def _quarantined_goes_on(arena: Arena, device: str) -> Proof:
     """After its quarantine it offers, accepts and sends on, and is turned away."""
     with arena.rogue(device) as (rogue, _):
-        rogue.play([MISDEEDS["no examples"][1]] * QUARANTINE_AFTER)
         asked = arena.asked()
+        rogue._reply(asked, Accept(NUM_EXAMPLES))
+        for number in range(QUARANTINE_AFTER):
+            rogue.say(b"no message %d" % number)
         for _ in range(200):
             rogue._reply(asked, Accept(NUM_EXAMPLES))
             try:

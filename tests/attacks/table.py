@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.attacks.attack import Attack
 from tests.attacks.by_floods import FLOODS
 from tests.attacks.by_messages import MESSAGE_ATTACKS
+from tests.attacks.by_poison import POISONS
 from tests.attacks.by_sockets import SOCKET_ATTACKS
 from tests.attacks.by_stalling import STALLING_ATTACKS
 from tests.attacks.by_steps import STEP_ATTACKS
@@ -24,7 +25,8 @@ ATTACKS: tuple[Attack, ...] = (
 def rows() -> list[tuple[str, str, str]]:
     """Name, what it does, what stops it."""
     thefts = [(one.name, one.does, "the broker's access rules") for one in THEFTS]
-    return [*((one.name, one.does, one.stopped_by) for one in ATTACKS), *thefts]
+    poisons = [(f"poison: {one.name}", one.does, "pulled back by `norm_bound`, and named") for one in POISONS]
+    return [*((one.name, one.does, one.stopped_by) for one in ATTACKS), *poisons, *thefts]
 
 
 def markdown() -> str:

@@ -44,7 +44,7 @@ def send(made: Engine, device: str, body: Body, now: float = 1.0, number: int = 
     return made.on_message(device, said(body, number, **changes), now)
 
 
-def report_of(made: Engine, device: str, now: float = 5.0, accuracy: float = 0.5) -> list[Effect]:
+def report_of(made: Engine, device: str, now: float = 5.0, accuracy: float | None = 0.5) -> list[Effect]:
     """A device's whole round."""
     number = made.last_round
     send(made, device, Accept(10), now, number)

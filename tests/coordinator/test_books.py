@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from coordinator.books import MAX_BY_DEVICE, Traffic, write_record
 from coordinator.records import RoundRecord
 from coordinator.round import Round
@@ -44,3 +46,8 @@ def test_a_round_that_was_played_tells_the_user_accuracy_of_its_devices():
         report_of(made, device, accuracy=accuracy)
     made.aggregated(6.0)
     assert made.records[-1].user_accuracies == {"a": 0.25, "b": 0.75}
+
+
+def test_user_accuracy_of_a_round_is_the_mean_and_not_the_median():
+    """Every device counts alike (paper, section 4.2): one that fares badly is felt."""
+    assert _record({"a": 0.9, "b": 0.8, "c": 0.1}).user_accuracy == pytest.approx(0.6)

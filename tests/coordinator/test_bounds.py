@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,18 +11,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.bounds import (
+    KEPT_REFERENCES,
     MAX_SECOND_MOMENT,
+    Clipped,
+    Pace,
+    References,
     allowed,
     check_moments,
     check_norm,
     check_registered,
+    check_steps,
     clip,
+    limits_of,
     lower_median,
     norm,
     norms,
+    references,
+    remembered,
     weights,
 )
-from coordinator.folding import fold
+from coordinator.folding import MAX_NAMED, MAX_PARTS, Folded
+from coordinator.folding import fold as fold_with
 from coordinator.limits import ExamplesCap, Limits, NormBound, parse_examples_cap, parse_norm_bound
 from shared.errors import UpdateRefused, UsageError
 from shared.messages import TrainPlan
@@ -31,6 +41,17 @@ WEIGHTS = Schema((TensorSpec("b", (3,), "float32", "weight"), TensorSpec("w", (2
 SCHEMA = Schema((*WEIGHTS.specs, TensorSpec("n", (), "int64", "stats"), TensorSpec("s", (2,), "float32", "stats")))
 MOVING = WEIGHTS.with_moments(MOMENTS)
 PLAN = TrainPlan("adam", 0.01, 20)
+
+
+def fold(*args: Any, **terms: Any) -> Folded:
+    """With a plan of 20 examples a step, where no other is given."""
+    return fold_with(*args, **{"plan": PLAN} | terms)
+
+
+def tensors_of(update: dict[str, np.ndarray], pulled: Clipped | None) -> dict[str, np.ndarray]:
+    """An update as it counts."""
+    return update if pulled is None else pulled.tensors
+
 
 values = st.floats(-(2.0**60), 2.0**60, width=32)
 sane = st.floats(-100, 100, width=32)
@@ -61,7 +82,7 @@ limits = st.floats(1e-3, 1e6)
 def test_nothing_is_beyond_the_bound(base, update, limit):
     """Whatever was sent, and however float32 rounds."""
     pulled = clip(update, base, SCHEMA, {"weights": limit})
-    assert norm(update if pulled is None else pulled, base, SCHEMA) <= limit * (1 + 1e-9)
+    assert norm(tensors_of(update, pulled), base, SCHEMA) <= limit * (1 + 1e-9)
 
 
 @given(models(element=sane), models(element=sane), limits)
@@ -78,11 +99,11 @@ def test_clipping_keeps_the_direction(base, update, limit):
         return
     share = limit / norm(update, base, SCHEMA)
     for name in ("b", "w", "s"):
-        start, way, got = (one[name].astype(np.float64) for one in (base, update, pulled))
-        step = np.spacing(np.maximum(np.abs(base[name]), np.abs(pulled[name]))).astype(np.float64)
+        start, way, got = (one[name].astype(np.float64) for one in (base, update, pulled.tensors))
+        step = np.spacing(np.maximum(np.abs(base[name]), np.abs(pulled.tensors[name]))).astype(np.float64)
         assert (np.abs(got - (start + share * (way - start))) <= 2 * step + 1e-12).all()
         assert ((got - start) * (way - start) >= 0).all()
-    assert (pulled["n"] == update["n"]).all()
+    assert (pulled.tensors["n"] == update["n"]).all()
 
 
 def test_an_infinite_norm_is_the_global_model():
@@ -91,7 +112,7 @@ def test_an_infinite_norm_is_the_global_model():
     base, update = tensors(schema, -1e308), tensors(schema, 1e308)
     pulled = clip(update, base, schema, {"weights": 1.0})
     assert pulled is not None
-    assert (pulled["w"] == base["w"]).all()
+    assert (pulled.tensors["w"] == base["w"]).all()
 
 
 @given(st.dictionaries(st.text(max_size=3), st.integers(1, 2**53), min_size=1, max_size=9), st.floats(1, 50))
@@ -130,15 +151,43 @@ def test_the_order_of_updates_changes_no_bit(order, bound):
     assert all(np.array_equal(folded.mean[name], other.mean[name]) for name in MOVING.names)
 
 
+@given(st.permutations("abcde"))
+def test_mean_of_updates_that_cancel_out_is_the_same_in_every_order(order):
+    """Sums of numbers of very different size differ by their order: only a fixed one gives the same bits."""
+    updates = {
+        device: tensors(MOVING, value) for device, value in zip("abcde", (1e30, 1.0, -1e30, 3e-8, 0.1), strict=True)
+    }
+    counts = dict.fromkeys("abcde", 1)
+    off = Limits(parse_norm_bound("off"), parse_examples_cap("off"))
+    folded, other = (
+        fold(one, counts, updates.__getitem__, schema=MOVING, base=tensors(MOVING, 0.0), limits=off)
+        for one in (order, "abcde")
+    )
+    assert all(folded.mean[name].tobytes() == other.mean[name].tobytes() for name in MOVING.names)
+
+
+def test_cap_on_examples_changes_the_mean():
+    """A device that reports a million examples weighs as many as the cap says, and is named."""
+    updates = {"a": tensors(MOVING, 0.0), "b": tensors(MOVING, 1.0)}
+    terms = Limits(parse_norm_bound("off"), parse_examples_cap("30"))
+    folded = fold("ab", {"a": 10, "b": 10**6}, updates.__getitem__, schema=MOVING, base=updates["a"], limits=terms)
+    assert folded.capped == {"b": 30}
+    for spec in MOVING.specs:
+        if spec.dtype == "float32":
+            np.testing.assert_allclose(folded.mean[spec.name], 30 / 40)
+
+
 def test_auto_bounds_moments_too():
     """A second moment without measure is pulled back to a multiple of what is usual, with all that belongs to it."""
     updates = {device: tensors(MOVING, 0.1) for device in "abcd"}
     updates["d"] = {**updates["d"], "w:exp_avg_sq": np.full((2, 2), 1e10, np.float32)}
     base, terms = tensors(MOVING, 0.0), Limits(NormBound("auto", 2.0))
     folded = fold("abcd", dict.fromkeys("abcd", 1), updates.__getitem__, schema=MOVING, base=base, limits=terms)
-    assert folded.clipped == ("d",)
+    assert folded.clipped.keys() == {"d"}
+    assert folded.clipped["d"].keys() == {"exp_avg_sq"}
     cohort = {device: norms(one, base, MOVING) for device, one in updates.items()}
-    assert norms(folded.mean, base, MOVING)["exp_avg_sq"] <= allowed(cohort, terms.norm)["exp_avg_sq"]
+    assert norms(folded.mean, base, MOVING)["exp_avg_sq"] <= allowed(references(cohort, {}), terms.norm)["exp_avg_sq"]
+    assert (folded.mean["w"] == np.float32(0.1)).all()  # the weights are within their bound
 
 
 TRACKING = Schema((*SCHEMA.specs, TensorSpec("bn.running_var", (2,), "float32", "stats")))
@@ -159,7 +208,7 @@ def test_one_device_cannot_ruin_what_batch_norms_track(bound):
     updates["d"]["bn.running_var"] = np.full((2,), 1e30, np.float32)
     terms = Limits(parse_norm_bound(bound), ExamplesCap())
     folded = fold("abcd", dict.fromkeys("abcd", 1), updates.__getitem__, schema=TRACKING, base=base, limits=terms)
-    assert folded.clipped == ("d",)
+    assert {device: list(times) for device, times in folded.clipped.items()} == {"d": ["stats bn.running_var"]}
     assert folded.mean["bn.running_var"] == pytest.approx([1 + (3 * 0.5 + 10 * 0.5) / 4] * 2)
     for name in ("b", "w", "s"):
         assert (folded.mean[name] == 1.5).all()
@@ -173,21 +222,22 @@ def test_without_a_bound_nothing_is_measured():
 
 
 @given(models(TRACKING, sane), st.lists(models(TRACKING, sane), min_size=1, max_size=5), st.sampled_from(BOUNDS))
-def test_what_is_tracked_is_within_ten_times_the_median(base, sent, bound):
+def test_what_is_tracked_is_within_its_bound(base, sent, bound):
     """Tensor by tensor, each on the line to the global model; what is within its bound stays as it is, to the last bit."""
-    limits = allowed({str(at): norms(one, base, TRACKING) for at, one in enumerate(sent)}, parse_norm_bound(bound))
+    cohort = {str(at): norms(one, base, TRACKING) for at, one in enumerate(sent)}
+    limits = allowed(references(cohort, {}), parse_norm_bound(bound))
     for update in sent:
         # Without that of the weights, which would pull everything back.
         most = {part: limit for part, limit in limits.items() if part.startswith("stats ")}
-        pulled = clip(update, base, TRACKING, most) or update
-        for name in ("s", "bn.running_var"):
+        pulled = tensors_of(update, clip(update, base, TRACKING, most))
+        for name in ("n", "s", "bn.running_var"):
             part = f"stats {name}"
             assert norm(pulled, base, TRACKING, part) <= most[part] * (1 + 1e-9)
             if norm(update, base, TRACKING, part) <= most[part]:
                 assert pulled[name].tobytes() == update[name].tobytes()
             low, high = np.minimum(base[name], update[name]), np.maximum(base[name], update[name])
             assert ((low <= pulled[name]) & (pulled[name] <= high)).all()
-        for name in ("b", "n", "w"):
+        for name in ("b", "w"):
             assert pulled[name].tobytes() == update[name].tobytes()
 
 
@@ -288,3 +338,188 @@ def test_bounds_are_read():
     assert parse_examples_cap("auto:10") == ExamplesCap(factor=10.0)
     assert weights({"a": 10, "b": 1000}, parse_examples_cap("500")) == {"a": 10, "b": 500}
     assert weights({"a": 10}, parse_examples_cap("off")) == {"a": 10}
+
+
+@given(st.permutations([1.0, 2.0, 30.0, 4.0, 1e9]))
+def test_of_three_updates_or_more_the_past_has_no_say(found):
+    """The lower median of the round alone is the reference, in whatever order."""
+    for count in (3, 4, 5):
+        cohort = {str(at): {"weights": value} for at, value in enumerate(found[:count])}
+        assert references(cohort, {"weights": (1e-9, 1e-9)}) == {"weights": lower_median(found[:count])}
+
+
+@pytest.mark.parametrize(
+    ("found", "past", "reference"),
+    [
+        ([1e9], (2.0, 3.0), 3.0),  # one update against two rounds
+        ([1e9], (2.0,), 2.0),
+        ([1e9], (), 1e9),  # the very first
+        ([1.0, 1e9], (), 1.0),  # of two the lower
+        ([1.0, 1e9], (2.0, 50.0), 2.0),  # one round takes part
+        ([0.0, 1.0], (2.0,), 1.0),  # nor can a device that changes nothing hold the other one up
+    ],
+)
+def test_of_fewer_than_three_updates_the_rounds_before_take_part(found, past, reference):
+    """So that no single device is its own measure."""
+    cohort = {str(at): {"weights": value} for at, value in enumerate(found)}
+    assert references(cohort, {"weights": past} if past else {}) == {"weights": reference}
+
+
+def test_a_single_device_raises_its_reference_by_the_factor_a_round_at_most():
+    """Of all rounds after the first one, whatever it sends."""
+    past: dict[str, tuple[float, ...]] = {"weights": (1.0, 1.0)}
+    bound = NormBound("auto", 3.0)
+    for at in range(1, 6):
+        usual = references({"a": {"weights": 1e30}}, past)
+        most = allowed(usual, bound)
+        assert most["weights"] <= 3.0**at
+        past = remembered({"weights": 1e30}, most, past, 1)
+    assert len(past["weights"]) == KEPT_REFERENCES
+
+
+def test_a_single_device_in_the_first_round_moves_the_weights_by_the_factor_times_the_model():
+    """There is no other measure yet; a model of zeros has none at all."""
+    base, update = tensors(WEIGHTS, 1.0), tensors(WEIGHTS, 1e30)
+    limits = Limits(NormBound("auto", 3.0))
+    folded = fold(["a"], {"a": 5}, {"a": update}.__getitem__, schema=WEIGHTS, base=base, limits=limits)
+    assert norm(folded.mean, base, WEIGHTS) <= 3 * math.sqrt(7) * (1 + 1e-6)
+    assert folded.clipped.keys() == {"a"}
+    zero = tensors(WEIGHTS, 0.0)
+    folded = fold(["a"], {"a": 5}, {"a": update}.__getitem__, schema=WEIGHTS, base=zero, limits=limits)
+    assert not folded.clipped
+
+
+@given(st.lists(models(MOVING, sane), min_size=1, max_size=3), st.lists(models(MOVING, sane), min_size=1, max_size=2))
+def test_the_references_of_a_round_are_those_of_its_updates_in_any_order(first, second):
+    """A round that is folded once more after a crash gives the same bits, and the same references for the next one."""
+    base, terms = tensors(MOVING, 0.0), Limits(NormBound("auto", 2.0))
+    found = []
+    for turn in (list, reversed):
+        past: Any = {}
+        for sent in (first, second):
+            updates = dict(zip("abc", [_plausible(one) for one in sent], strict=False))
+            folded = fold(
+                list(turn(list(updates))),
+                dict.fromkeys(updates, 40),
+                updates.__getitem__,
+                schema=MOVING,
+                base=base,
+                limits=terms,
+                past=past,
+            )
+            past = folded.references
+        found.append((past, {name: array.tobytes() for name, array in folded.mean.items()}, folded.clipped))
+    assert found[0] == found[1]
+    assert all(len(values) <= KEPT_REFERENCES for values in found[0][0].values())
+
+
+def _plausible(update: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """With step counts of two steps."""
+    return {
+        name: np.float32(2.0) * np.ones_like(array) if name.endswith(":step") else array
+        for name, array in update.items()
+    }
+
+
+COUNTED = Schema((*WEIGHTS.specs, TensorSpec("bn.num_batches_tracked", (), "int64", "stats"))).with_moments(MOMENTS)
+
+
+@pytest.mark.parametrize("bound", ["auto:2", "clip:1e9", "reject:1e9"])
+@pytest.mark.parametrize("devices", [1, 2, 3, 6])
+def test_counters_grow_by_the_plans_steps(bound, devices):
+    """Of one device as of six: 40 examples in batches of 20 are two steps."""
+    base = tensors(COUNTED, 0.0)
+    names = "abcdef"[:devices]
+    honest = {name: np.full_like(array, 2) if _is_counter(name) else array for name, array in base.items()}
+    updates = dict.fromkeys(names, honest)
+    updates[names[-1]] = {
+        name: np.full_like(array, 10**9) if _is_counter(name) else array for name, array in base.items()
+    }
+    limits = Limits(parse_norm_bound(bound))
+    folded = fold(list(names), dict.fromkeys(names, 40), updates.__getitem__, schema=COUNTED, base=base, limits=limits)
+    factor = 2 if bound == "auto:2" else 10
+    for name, array in folded.mean.items():
+        if name.endswith(":step"):
+            assert 0 < float(array) <= 2 + 1e-3
+        elif _is_counter(name):
+            assert 0 < int(array) <= 2 * factor
+    assert set(folded.clipped) == {names[-1]}
+    assert len(folded.bounded_devices()[names[-1]]) <= MAX_PARTS
+
+
+def _is_counter(name: str) -> bool:
+    return name.endswith((":step", "num_batches_tracked"))
+
+
+@given(st.integers(0, 2**26), st.integers(1, 3000), st.floats(0.0, 0.99))
+def test_step_counts_of_honest_devices_are_never_refused(begun, steps, fraction):
+    """As torch counts them: one by one in float32, from a mean that need not be whole."""
+    base = tensors(MOVING, 0.0)
+    start = np.float32(begun + fraction)
+    end = start
+    for _ in range(steps):
+        end = np.float32(end + np.float32(1.0))
+    base = {name: np.full_like(one, start) if name.endswith(":step") else one for name, one in base.items()}
+    update = {name: np.full_like(one, end) if name.endswith(":step") else one for name, one in base.items()}
+    check_steps(update, base, MOVING, steps)
+    own = limits_of({}, base, Pace(steps, {}))
+    assert clip(update, base, MOVING, own) is None
+
+
+@pytest.mark.parametrize("sent", [-1.0, 8.5, 1e9])
+def test_step_counts_that_no_plan_leads_to_are_refused(sent):
+    """Backwards, or further than the plan has steps."""
+    base = tensors(MOVING, 4.0)
+    update = {**base, "w:step": np.array(4.0 + sent, np.float32)}
+    with pytest.raises(UpdateRefused, match=r"w:step changes by .* and the plan has 8 steps"):
+        check_steps(update, base, MOVING, 8)
+
+
+def test_norms_are_compared_between_devices_with_many_examples_and_few():
+    """Counters by step, and moments by what gradients of one size make of them in so many steps."""
+    few, many = (Pace.of(PLAN, count) for count in (20, 2000))
+    for pace, steps in ((few, 1), (many, 100)):
+        found = {"count n": 3.0 * steps, "weights": 30.0, "exp_avg": 1 - 0.9**steps, "exp_avg_sq": 1 - 0.999**steps}
+        assert pace.per_unit(found) == pytest.approx(
+            {"count n": 3.0, "weights": 30.0, "exp_avg": 1.0, "exp_avg_sq": 1.0}
+        )
+
+
+def test_second_moments_that_were_pushed_up_are_no_measure_of_the_next_push():
+    """Round after round one of four sends as much as is let through; the mean stays within the bound of honest gradients."""
+    steps, honest, limits = 2, 1.0, Limits(NormBound("auto", 2.0))
+    state = tensors(MOVING, 0.0)
+    past: References = {}
+    for _ in range(200):
+        updates = {}
+        for device in "abcd":
+            sent = dict(state)
+            for name in WEIGHTS.names:
+                second = f"{name}:exp_avg_sq"
+                grown = state[second] * 0.999**steps + (1 - 0.999**steps) * honest
+                sent[second] = np.asarray(grown if device != "d" else 1e15 * np.ones_like(grown), np.float32)
+            updates[device] = sent
+        folded = fold(
+            "abcd",
+            dict.fromkeys("abcd", 40),
+            updates.__getitem__,
+            schema=MOVING,
+            base=state,
+            limits=limits,
+            past=past,
+        )
+        assert folded.clipped.keys() == {"d"}
+        state, past = folded.mean, folded.references
+    # Four times the mean square of honest gradients from one of four devices.
+    assert max(float(state[f"{name}:exp_avg_sq"].max()) for name in WEIGHTS.names) <= (3 + 4) / 4 * honest * 1.5
+
+
+def test_a_record_names_sixteen_devices_and_four_parts_of_each():
+    """The farthest first; a capped number of examples before them."""
+    far = {f"stats {at}": float(at + 2) for at in range(9)}
+    folded = Folded({}, {f"d{at:02}": far for at in range(40)}, {"d00": 5})
+    named = folded.bounded_devices()
+    assert list(named) == [f"d{at:02}" for at in range(MAX_NAMED)]
+    assert named["d00"] == ["num_examples", "stats 8", "stats 7", "stats 6"]
+    assert named["d01"] == ["stats 8", "stats 7", "stats 6", "stats 5"]
+    assert folded.bounded() == {"norm": 40, "num_examples": 1}

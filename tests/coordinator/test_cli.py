@@ -232,7 +232,7 @@ def test_resume_passes_on_what_replaces_the_settings_of_the_run(fedpatch, state_
 
     def resume_run(*args: object, **given: object) -> RunSummary:
         calls.append((args[0], args[1], given))
-        return RunSummary("a-run", "max_rounds", None, "", ())
+        return RunSummary("a-run", "max_rounds", 0.5, "", ROUNDS)
 
     monkeypatch.setattr("coordinator.runs.resume_run", resume_run)
     monkeypatch.setenv("FEDPATCH_PASSWORD", "secret")

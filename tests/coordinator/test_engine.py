@@ -55,7 +55,7 @@ class TestUnwilling:
 
     def test_nobody_is_asked_before_the_time_he_named(self):
         """Not in the next round either, which begins without him; also where he spoke when the round was lost."""
-        current = engine("a", "b", rounds=9, devices=2)
+        current = engine("a", "b", rounds=9, devices=2, quorum=0.5)
         current.model_published(model(), 0.0)
         for device, retry_s in (("a", 0.0), ("b", 50.0)):
             decline = Decline(DeclineReason.UNWILLING, "", Condition.TOO_HOT, retry_s)
@@ -115,20 +115,36 @@ class TestPause:
 
     def test_can_follow_thousands_of_failures(self):
         """Who sets a high limit wants a run that waits for days."""
-        records = tuple(RoundRecord(number, "failed", 1, 0, 1, 0) for number in range(1, 2001))
         current = engine("a", rounds=9999, max_failed_rounds=9999)
-        current.records.extend(records)
-        all_decline(current, 0.0)
-        assert current.next_deadline() == 60.0
+        now = 0.0
+        for _ in range(2000):
+            all_decline(current, now)
+            now = current.next_deadline() or now
+            current.tick(now)
+        all_decline(current, now)
+        assert current.next_deadline() == now + 60.0
 
     def test_ends_the_run_after_too_many(self):
         """The last word names the reason."""
-        current = engine("a", max_failed_rounds=2)
+        current = engine("a", max_failed_rounds=2, recruit_deadline_s=RETRY_S)
         all_decline(current, 0.0)
         current.tick(RETRY_S)
         end = finish(all_decline(current, RETRY_S))
         assert end is not None
-        assert (end.reason, end.detail) == (Stopped.FAILED, "2 rounds in a row failed, the last one: too_few_accepted")
+        detail = "2 rounds in a row failed, the last one: too_few_accepted, with 0 of the 1 updates needed"
+        assert (end.reason, end.detail) == (Stopped.FAILED, detail)
+
+    def test_failures_within_the_recruit_deadline_count_as_one(self):
+        """Rounds that fail within a moment do not use up `max_failed_rounds`."""
+        current = engine("a", max_failed_rounds=2, rounds=99, recruit_deadline_s=10.0)
+        now, ended = 0.0, None
+        while ended is None:
+            ended = finish(all_decline(current, now))
+            if ended is None:
+                now = current.next_deadline() or now
+                current.tick(now)
+        assert ended.reason is Stopped.FAILED
+        assert now == 14.0  # at 0, 2, 6 and 14 seconds
 
     def test_does_not_follow_a_round_that_succeeded(self):
         """A healthy run does not wait for anything."""
@@ -173,8 +189,26 @@ class TestEnd:
         all_decline(current, 0.0, DeclineReason.SCHEMA_MISMATCH)
         end = finish(current.tick(5.0))
         assert end is not None
-        assert "0 of 1 devices" in end.detail
+        assert "0 of 2 devices" in end.detail
         assert "2 of those that are there cannot take part, as a: not today" in end.detail
+
+    @pytest.mark.parametrize(
+        ("reason", "mend"),
+        [
+            (DeclineReason.PRIVATE_POLICY, "set `private` of their agents"),
+            (DeclineReason.PLAN_LIMIT, "raise `max_steps`"),
+        ],
+    )
+    def test_owners_limits_that_stop_every_device_are_named_with_what_to_do(self, reason, mend):
+        """The end of the run gives the word, how many declined with it, and the settings of both sides."""
+        current = engine("a", "b", devices=2, wait_s=5.0, max_failed_rounds=9)
+        all_decline(current, 0.0, reason)
+        end = finish(current.tick(5.0))
+        assert end is not None
+        assert end.reason is Stopped.FAILED
+        assert f"2 declined with {reason}: " in end.detail
+        assert mend in end.detail
+        assert current.records[-1].decline_reasons == {reason: 2}
 
     def test_a_run_without_anything_left_says_so_at_once(self):
         """It does not wait for devices that it would not ask."""

@@ -44,7 +44,10 @@ class TestBeginning:
         made = engine(devices=1, wait_s=60.0, time_limit_s=0.3, now=1_000_000.1)
         deadline = made.next_deadline()
         assert deadline is not None
-        assert made.tick(deadline) == [Finish(Stopped.DEADLINE, "")]
+        [finish] = made.tick(deadline)
+        assert isinstance(finish, Finish)
+        assert finish.reason is Stopped.DEADLINE
+        assert finish.detail.startswith("no round began: 0 of 1 devices came within 0.3 s; are the agents running")
 
     def test_of_later_rounds_needs_only_a_cohort(self):
         """Who stays away after the first round is not waited for; when all are away, the wait starts over."""
@@ -106,13 +109,14 @@ class TestBeginning:
         made = engine(before, epoch=2, devices=3, rounds=5, wait_s=86_400.0)
         assert made.tick(4_000.0) == []
         assert made.next_deadline() == 86_400.0
-        assert made.on_state("a", there(), 5_000.0) == [PublishModel(2)]
+        assert made.on_state("a", there(), 5_000.0) == []
+        assert made.on_state("b", there(), 5_000.0) == [PublishModel(2)]
         made = engine(before, epoch=2, devices=3, rounds=5, wait_s=86_400.0)
         assert made.on_state("a", there(), 1.0) == []
+        assert made.on_state("b", there(), 1.0) == []
         assert made.next_deadline() == RETURN_S
-        assert made.on_state("a", gone(), 2.0) == []
-        assert made.next_deadline() == 86_400.0
-        assert made.on_state("a", there(), 3.0) == []
+        assert made.on_state("b", gone(), 2.0) == []
+        assert made.on_state("b", there(), 3.0) == []
         assert made.tick(RETURN_S) == [PublishModel(2)]
 
     @pytest.mark.parametrize(
@@ -139,6 +143,7 @@ class TestRound:
         """Those who were late are told, the model is taken off the broker, nothing is aggregated."""
         made = asking("ab")
         send(made, "a", Accept(10))
+        send(made, "b", Accept(10))
         effects = made.tick(300.0)
         assert kinds(effects)[-2:] == [RetractModel, Record]
         assert told(effects) == [("a", Cancel("late")), ("b", Cancel("late"))]

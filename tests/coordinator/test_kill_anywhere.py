@@ -124,7 +124,10 @@ def play_with_kills(
     with Registry(directory / REGISTRY_FILE) as registry:
         assert registry.holds.held("demo") == ({} if played is play else {"c": QUARANTINED})
         assert list(read_journal(registry.journal.path(run)).records.values()) == registry.rounds.records(run)
-    return model, [(one.round, one.outcome, one.reported, one.num_examples, one.bounded) for one in records], kills
+    books = [
+        (one.round, one.outcome, one.reported, one.num_examples, one.bounded, one.bounded_devices) for one in records
+    ]
+    return model, books, kills
 
 
 def kill_at_every_write(
@@ -151,7 +154,7 @@ def test_so_it_is_with_bounds_and_a_device_in_quarantine(tmp_path, prepared):
     """What was pulled back is pulled back to the same bits, and whoever offended is held back whatever was lost of it."""
     terms = {"quorum": 0.5, "norm_bound": "auto:0.5", "quarantine_after": 1}
     records = kill_at_every_write(tmp_path, prepared, 25, play_beside_an_offender, **terms)
-    assert [(record[2], bool(record[4])) for record in records] == [(1, True), (2, True)]
+    assert [(record[2], bool(record[4]), bool(record[5])) for record in records] == [(1, True, True), (2, True, True)]
 
 
 def test_so_it_is_where_what_travels_are_differences(tmp_path, prepared):

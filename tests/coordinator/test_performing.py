@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,8 +13,9 @@ from coordinator.checkpoint import load_checkpoint, store_update
 from coordinator.decoded import Decoded
 from coordinator.effects import Count, Finish
 from coordinator.preparation import Prepared
-from coordinator.records import StoredUpdate
+from coordinator.records import RoundRecord, StoredUpdate
 from coordinator.registry import REGISTRY_FILE, Registry
+from coordinator.round_text import troubles
 from coordinator.run_spec import Stopped
 from shared.errors import StateError
 from shared.messages import Failed
@@ -40,6 +42,24 @@ def test_only_updates_that_the_round_counts_are_folded_in(bench):
     [record] = bench.registry.rounds.records(bench.engine.spec.run)
     assert (record.outcome, record.reported) == ("aggregated", 1)
     assert {float(array.max()) for array in bench.performer.state.tensors.values()} == {1.0}
+
+
+def test_bounded_devices_are_named_in_record_and_log_with_the_remedy(tmp_path, prepared):
+    """And what of their updates; the next process knows what was usual in this round."""
+    with Registry(tmp_path / REGISTRY_FILE) as registry:
+        bench = Bench(tmp_path, prepared, registry, norm_bound="auto:2").begin()
+        bench.upload("a", 1.0)
+        bench.upload("b", 1e6)
+        [record] = registry.rounds.records(bench.engine.spec.run)
+    assert record.bounded == {"norm": 1}
+    assert list(record.bounded_devices) == ["b"]
+    assert "weights" in record.bounded_devices["b"]
+    assert record == RoundRecord.from_dict(json.loads(json.dumps(record.to_dict())))
+    assert any("b" in line for line in troubles(record) if line.startswith("bounded devices: "))
+    [line] = [line for line in bench.said if "pulled back" in line]
+    assert "b: " in line
+    assert "fedpatch devices quarantine" in line
+    assert load_checkpoint(tmp_path)[0].references["weights"] == bench.performer.state.references["weights"]
 
 
 def test_model_and_record_are_saved_together(bench):

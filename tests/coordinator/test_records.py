@@ -93,6 +93,13 @@ def test_the_summary_of_a_run_has_the_promised_shape():
         "user_accuracies": {},
         "bounded": {},
         "downloads": 0,
+        "deadline_s": 0.0,
+        "report_p90_s": None,
+        "absent": {},
+        "needed": 0,
+        "measured": 0,
+        "offenders": {},
+        "bounded_devices": {},
     }
     assert (plain["rounds"][1]["failure"], plain["rounds"][1]["user_accuracy"]) == ("too_few_accepted", None)
 

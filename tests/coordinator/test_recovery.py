@@ -13,7 +13,8 @@ from coordinator.moments import Moment
 from coordinator.performing import Performer
 from coordinator.preparation import Prepared
 from coordinator.records import RoundRecord
-from coordinator.registry import REGISTRY_FILE, Registry
+from coordinator.recovery import seen_devices
+from coordinator.registry import REGISTRY_FILE, Registry, Sighting
 from coordinator.round_states import State
 from shared.errors import StateError
 from shared.messages import Committed, Offer
@@ -228,3 +229,16 @@ class TestCheckpoint:
             path.unlink()
         with pytest.raises(StateError, match="holds no checkpoint"):
             bench.again()
+
+
+def test_devices_that_the_run_has_seen_count_after_it_was_taken_up(bench, registry):
+    """Those of its fleet with its task since it began, and no others."""
+    spec, now = bench.engine.spec, time.time()
+    sightings = [
+        Sighting(name, at, True, "1", tasks)
+        for name, at, tasks in (("a", now, ("digits",)), ("b", now, ("mnist",)), ("c", -1.0, ("digits",)))
+    ]
+    registry.seen_devices("demo", sightings)
+    registry.seen_devices("garden", [Sighting("d", now, True, "1", ("digits",))])
+    registry.seen_devices("demo", [Sighting("a", now, False, "1", ())])
+    assert seen_devices(registry, spec, "demo") == ["a"]

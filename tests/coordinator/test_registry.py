@@ -285,3 +285,19 @@ def test_a_directory_that_cannot_be_made_is_told(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StateError, match=r"file.*: (Not a directory|File exists)"):
         Registry(tmp_path / "file" / "state" / REGISTRY_FILE)
+
+
+def test_registry_is_readable_by_its_owner_alone(tmp_path):
+    """File, log and copy, whatever the umask, and also one that an earlier version left open to all."""
+    before = os.umask(0)
+    try:
+        with Registry(tmp_path / "registry.sqlite3") as registry:
+            new_run(registry)
+        (tmp_path / "registry.sqlite3").chmod(0o644)
+        with Registry(tmp_path / "registry.sqlite3") as registry:
+            new_run(registry)
+            modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir() if path.is_file()}
+    finally:
+        os.umask(before)
+    assert {"registry.sqlite3", "registry.sqlite3-wal"} <= modes.keys()
+    assert set(modes.values()) == {0o600}, modes

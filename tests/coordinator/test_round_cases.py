@@ -15,8 +15,8 @@ POLICY = RoundPolicy(
 
 
 def begun(devices: str = "abcd", **changes) -> Round:
-    """A round at time 0 with a device per letter."""
-    current = Round(1, replace(POLICY, **changes), 0.0)
+    """A round at time 0 with a device per letter, which is meant for them unless `changes` say otherwise."""
+    current = Round(1, replace(POLICY, **{"target": len(devices), **changes}), 0.0)
     current.begin(tuple(devices), 0.0)
     return current
 
@@ -37,7 +37,7 @@ def collecting(**changes) -> Round:
 class TestRecruiting:
     def test_ends_when_everybody_has_answered(self):
         """Nobody is waited for who said no."""
-        current = play(begun(), 1.0, "a:accept", "b:decline", "c:accept")
+        current = play(begun(quorum=0.5), 1.0, "a:accept", "b:decline", "c:accept")
         assert current.phase is Phase.RECRUITING
         assert play(current, 2.0, "d:decline").phase is Phase.COLLECTING
         assert current.reasons(State.DECLINED) == {"": 2}
@@ -51,7 +51,7 @@ class TestRecruiting:
 
     def test_ends_at_its_deadline_with_those_that_are_there(self):
         """A device that does not answer costs the recruiting time, not the round."""
-        current = play(begun(), 1.0, "a:accept")
+        current = play(begun(quorum=0.25), 1.0, "a:accept")
         assert current.next_deadline() == 10.0
         current.tick(10.0)
         assert (current.phase, current.devices(State.LATE)) == (Phase.COLLECTING, ["b", "c", "d"])
@@ -168,7 +168,7 @@ class TestCollecting:
 
     @pytest.mark.parametrize(("quorum", "needed"), [(0.01, 1), (0.5, 2), (0.7, 3), (0.75, 3), (0.76, 4), (1.0, 4)])
     def test_rounds_the_quorum_up(self, quorum, needed):
-        """The share of the devices that accepted, in whole devices."""
+        """The share of the devices that the round is meant for, in whole devices."""
         assert collecting(quorum=quorum).needed == needed
 
 
@@ -213,7 +213,7 @@ class TestLostDevices:
 class TestBooks:
     def test_time_is_cut_along_the_last_report(self):
         """Each phase has the seconds of the device that closed the round."""
-        current = Round(1, POLICY, 0.0)
+        current = Round(1, replace(POLICY, target=2), 0.0)
         current.begin(("a", "b"), 1.0)
         play(current, 3.0, "a:accept", "b:accept")
         play(current, 4.0, "a:train", "a:offer", "a:report")
@@ -262,3 +262,51 @@ class TestBooks:
             current.handle(device, Event.DECLINE, 1.0, reason)
         assert current.reasons(State.DECLINED) == {"unwilling": 2, "unknown_task": 1}
         assert current.participants["d"] == Participant(since={State.INVITED: 0.0})
+
+
+class TestWhoCounts:
+    """The quorum is a share of the devices that the round is meant for (coordinator.quorum)."""
+
+    def test_one_of_ten_that_accepts_makes_no_round(self):
+        """Nine decline: what the tenth would report is not the fleet's."""
+        current = play(begun("abcdefghij", quorum=0.8), 1.0, "a:accept", *(f"{one}:decline" for one in "bcdefghij"))
+        assert (current.needed, current.phase, current.failure) == (8, Phase.FAILED, "too_few_accepted")
+
+    def test_a_device_that_is_not_invited_since_it_is_away_counts(self):
+        """The round is meant for ten, of which eight could be invited: all of these must report."""
+        current = begun("abcdefgh", target=10, quorum=0.8)
+        assert current.needed == 8
+
+    def test_an_offender_leaves_the_count(self):
+        """The three others make the quorum of four of which one has left."""
+        current = collecting(quorum=0.8)
+        assert current.needed == 4
+        assert current.handle("d", Event.FAIL, 2.0, "not_finite", leaves=True)
+        assert (current.needed, current.phase) == (3, Phase.COLLECTING)
+        assert play(current, 3.0, "a:report", "b:report", "c:report").phase is Phase.AGGREGATING
+
+    def test_a_device_that_fails_by_misfortune_counts(self):
+        """Of four that must all report one cannot: the quorum is missed."""
+        current = collecting(quorum=0.8)
+        current.handle("d", Event.FAIL, 2.0, "training")
+        assert (current.needed, current.failure) == (4, "quorum_missed")
+
+    def test_one_device_alone_never_makes_a_round_of_two(self):
+        """The other one is an offender: one device must not decide alone."""
+        current = play(begun("ab", quorum=0.8), 1.0, "a:accept", "b:accept")
+        current.handle("b", Event.FAIL, 2.0, "not_finite", leaves=True)
+        assert (current.needed, current.failure) == (2, "quorum_missed")
+
+    def test_an_invited_device_beyond_the_target_stands_in_for_an_offender(self):
+        """Five were invited for a round that is meant for four: four are left."""
+        current = play(begun("abcde", target=4, quorum=1.0), 1.0, *(f"{device}:accept" for device in "abcde"))
+        current.handle("e", Event.FAIL, 2.0, "not_finite", leaves=True)
+        assert current.needed == 4
+        current.handle("d", Event.FAIL, 2.0, "not_finite", leaves=True)
+        assert current.needed == 3
+
+    def test_an_event_that_changes_nothing_takes_no_device_out_of_the_count(self):
+        """Its update is committed; what it is refused later does not make its round smaller."""
+        current = play(collecting(quorum=0.8), 2.0, "d:report")
+        assert not current.handle("d", Event.FAIL, 3.0, "quarantined", leaves=True)
+        assert current.needed == 4

@@ -69,7 +69,7 @@ def test_the_open_round_is_told_and_then_it_is_over(tmp_path):
     run.hear("a", Accept(10))
     run.look()
     told = [run.value(name) for name in ("round_open", "round_number", "round_elapsed_seconds", "quorum_updates")]
-    assert told == [1.0, 1.0, 10.0, 1.0]
+    assert told == [1.0, 1.0, 10.0, 2.0]
     assert run.value("participants", state="accepted") == run.value("participants", state="invited") == 1.0
     assert run.value("event_queue_depth") == 7.0
     for device in "ab":

@@ -12,9 +12,9 @@ from coordinator.effects import Aggregate, Open, Pause, PublishModel, Send
 from coordinator.engine import Engine
 from coordinator.fleet import QUARANTINED
 from coordinator.ledger import KeptUpdate, Ledger, Opening
-from coordinator.open_round import SILENCE_S
 from coordinator.round import RETURN_S
 from coordinator.round_states import Phase, State
+from coordinator.silence import PROBE_S
 from shared.messages import Accept, Committed, Failed, Offer, Progress, WorkRequest
 from shared.reasons import FailReason, JobPhase
 from shared.transfer import cut
@@ -211,15 +211,15 @@ class TestSilence:
         for device in "ab":
             send(made, device, Accept(10))
         send(made, "b", Progress(JobPhase.TRAINING, 1, 2), now=20.0)
-        asked = told(made.tick(1.0 + SILENCE_S))
+        asked = told(made.tick(1.0 + PROBE_S))
         assert [(device, type(body)) for device, body in asked] == [("a", WorkRequest)]
 
     def test_is_not_asked_about_while_the_broker_is_away(self):
         """Requests would pile up, and come with deadlines that are too long."""
-        made = asking("ab")
+        made = asking("ab", quorum=0.5)
         send(made, "a", Accept(10))
         made.on_link(connected=False, now=2.0)
-        assert told(made.tick(1.0 + SILENCE_S)) == []
+        assert told(made.tick(1.0 + PROBE_S)) == []
         made.on_link(connected=True, now=40.0)
         assert {device for device, _ in told(made.tick(60.0))} == {"a"}
 
@@ -227,7 +227,7 @@ class TestSilence:
         """The device remembers how it failed, and says so again."""
         made = asking("a", max_failed_rounds=1)
         send(made, "a", Accept(10))
-        made.tick(1.0 + SILENCE_S)
+        made.tick(1.0 + PROBE_S)
         send(made, "a", Failed(FailReason.TRAINING), now=32.0)
         assert made.records[-1].failures == {FailReason.TRAINING: 1}
 
@@ -235,7 +235,7 @@ class TestSilence:
         """They offer again by themselves."""
         made = asking("a")
         send(made, "a", Offer(update(BLOB)))
-        assert not [body for _, body in told(made.tick(1.0 + SILENCE_S)) if isinstance(body, WorkRequest)]
+        assert not [body for _, body in told(made.tick(1.0 + PROBE_S)) if isinstance(body, WorkRequest)]
 
 
 def report_of_again(made: Engine, device: str) -> list[Any]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from coordinator import runs
-from coordinator.records import RunSummary
+from coordinator.records import RoundRecord, RunSummary
 from coordinator.registry import REGISTRY_FILE, Registry
 from coordinator.settings import RunSettings
 from shared.config import public_values
@@ -106,10 +106,12 @@ def test_a_new_run_can_be_insisted_on(recorded, settings):
     assert (recorded.begun, recorded.gone_on, recorded.said) == ([settings], [], [])
 
 
-def ended(settings: RunSettings, how: str) -> str:
-    """The id of a run that ended so."""
+def ended(settings: RunSettings, how: str, outcome: str = "aggregated") -> str:
+    """The id of a run that ended so, after a round with this `outcome` ("": none)."""
     run = cut_short(settings)
     with Registry(settings.state_dir / REGISTRY_FILE) as registry:
+        if outcome:
+            registry.rounds.finish(run, RoundRecord(1, outcome, 1, 1, 0, 1))
         registry.finish_run(run, stopped_because=how, user_accuracy=None, model=None)
     return run
 
@@ -128,6 +130,14 @@ def test_a_run_that_came_to_its_end_is_not_taken_up(recorded, settings, how):
     ended(settings, how)
     recorded.run(settings)
     assert (recorded.begun, recorded.gone_on, recorded.said) == ([settings], [], [])
+
+
+@pytest.mark.parametrize("outcome", ["failed", ""])
+def test_unless_done_begins_a_run_after_one_in_which_no_round_succeeded(recorded, settings, outcome):
+    """There is nothing that could be called done."""
+    ended(settings, "max_rounds", outcome)
+    recorded.run(settings, unless_done=True)
+    assert (recorded.begun, recorded.gone_on) == ([settings], [])
 
 
 @pytest.mark.parametrize("how", ["max_rounds", "target_ua", "deadline"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -140,3 +141,17 @@ def test_a_user_without_a_home_costs_the_note_only(tmp_path, monkeypatch):
 
     monkeypatch.setattr("coordinator.state_dirs.Path.home", homeless)
     remember(tmp_path / "a")
+
+
+def test_noted_directory_of_another_user_is_left_out(tmp_path):
+    """On a machine that several people use, `fedpatch runs` lists no one else's runs."""
+    theirs = begin_run(tmp_path / "theirs")
+    begin_run(tmp_path / "own")
+    begin_run(tmp_path / "theirs")
+    try:
+        os.chown(tmp_path / "theirs", os.getuid() + 1, -1)
+    except PermissionError:
+        pytest.skip("only root can give a directory to another user")
+    assert find(None) == tmp_path / "own"
+    with pytest.raises(UsageError, match="unknown run"):
+        find(None, theirs)

@@ -183,7 +183,7 @@ def test_a_run_goes_on_after_a_checkpoint(strategy):
         restored.append(unpack(packed.blob, encoding="fp32+zstd", raw_bytes=packed.raw_bytes, schema=schema)[1])
     mean = filled(travelling, 3)
     straight = strategy.finish(state, mean, SCHEMA)
-    resumed = strategy.finish(ServerState(state.round, *restored), mean, SCHEMA)
+    resumed = strategy.finish(ServerState(state.round, restored[0], restored[1]), mean, SCHEMA)
     assert resumed.round == straight.round == 3
     assert same(resumed.tensors, straight.tensors)
     assert same(resumed.server, straight.server)

@@ -20,6 +20,7 @@ from rich.console import Console
 from coordinator.frame import MAX_DEVICES, draw
 from coordinator.records import PhaseSeconds, RoundRecord
 from coordinator.round_states import State
+from coordinator.round_text import round_line
 from coordinator.snapshot import DeviceLine, Snapshot
 from coordinator.view import LiveView, PlainView, make_view
 
@@ -179,6 +180,29 @@ def test_plain_waiting_is_said_once_per_wait():
         "waiting for devices: 3 of 10 are there",
         "waiting for devices: 2 of 10 are there",
     ]
+
+
+def test_missing_devices_are_named_while_they_are_waited_for():
+    """In lines, a new one where others are missing; of a large fleet, no line for each that comes or goes."""
+    stream = io.StringIO()
+    few = replace(WAITING, present=1, wanted=4)
+    with PlainView(stream) as view:
+        for missing in ("b (offline)", "b (offline)", "b (offline), c (offline)", "a, b, c, d, e, 8 more", "a, 9 more"):
+            view.show(replace(few, missing=missing))
+    assert stream.getvalue().splitlines() == [
+        "waiting for devices: 1 of 4 are there; missing: b (offline)",
+        "waiting for devices: 1 of 4 are there; missing: b (offline), c (offline)",
+        "waiting for devices: 1 of 4 are there; missing: a, b, c, d, e, 8 more",
+    ]
+    assert any("missing: b (offline)" in line for line in text_of(replace(few, missing="b (offline)")))
+
+
+def test_a_round_names_its_offenders_and_says_whose_accuracy_it_is():
+    """An accuracy that a minority measured reaches no target."""
+    one = record(1, offenders={"foe": "not_finite"}, measured=2, needed=8)
+    words = "not asked again: foe (not_finite), user accuracy of 2 devices only, which is below the quorum of 8"
+    assert round_line(one, 30).endswith(words)
+    assert "user accuracy of" not in round_line(record(1, measured=8, needed=8), 30)
 
 
 def test_why_devices_are_unwilling_is_said_while_others_are_waited_for():

@@ -40,6 +40,8 @@ def describe(round: int, model: bytes = b"", **changes: Any) -> ModelMetadata:
         "fedpatch": "0",
         "torch": "0",
         "onnx": "0",
+        "validation_accuracy": 0.75,
+        "validation_examples": 12,
     }
     return ModelMetadata(**{**known, **changes})
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from device_agent.admission import Verdict, parse_order
@@ -13,13 +14,16 @@ from device_agent.facts import Fact, Facts
 from device_agent.job import Job
 from device_agent.own_work import OwnLoad
 from device_agent.owner import Owner
+from device_agent.owner_limits import OwnerLimits
 from device_agent.preference_settings import PreferenceSettings
 from device_agent.preferences import Preferences
+from device_agent.training_channel import Ready
 from shared.config import load
 from shared.reasons import LinkKind
 from tests.device_agent.jobs import REQUEST
-from tests.specs import TASK
+from tests.specs import MODEL_SCHEMA, SCHEMA, TASK
 
+READY = Ready(TASK, SCHEMA, 10, MODEL_SCHEMA.specs)
 NOON = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
 
 WELL = Facts(
@@ -37,6 +41,14 @@ WELL = Facts(
     clock_set=Fact(True, "timex"),
     paused=Fact(False, "pause file"),
 )
+
+
+def limits_of(directory: Path, *, known: bool = True, private: str = "", max_steps: int = 1000) -> OwnerLimits:
+    """Limits of an owner, for the model and data of tests.specs; with `known` the training process has reported them."""
+    limits = OwnerLimits(directory / "patches", private=private, max_steps=max_steps, max_epochs=100)
+    if known:
+        limits.take(READY)
+    return limits
 
 
 def facts(**values: Any) -> Facts:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -15,8 +16,9 @@ from device_agent.namesake import Namesake
 from device_agent.notify import ServiceManager
 from device_agent.performing import Identity, Performer
 from device_agent.presence import StatusFile
+from device_agent.spool import Spool, Spooled
 from device_agent.trainer import Died, Trainer
-from device_agent.training_channel import Ready, Setup, SetupFailed, TrainFailed, TrainProgress
+from device_agent.training_channel import Setup, SetupFailed, Trained, TrainFailed, TrainProgress
 from device_agent.upkeep import Upkeep
 from device_agent.vitals import VitalsPace, vitals_of
 from shared import topics
@@ -24,24 +26,28 @@ from shared.codec import encode
 from shared.errors import DataError, UsageError
 from shared.link import Connected, Disconnected, Received
 from shared.messages import (
+    COORDINATOR_FEATURES,
     Accept,
     Claim,
     CoordinatorState,
+    Decline,
     DeviceState,
     Envelope,
     Failed,
     JobStatus,
+    Manifest,
+    Offer,
     Progress,
     WorkRequest,
 )
-from shared.reasons import FailReason, JobPhase
+from shared.reasons import DeclineReason, FailReason, JobPhase
 from shared.transfer import cut, encode_chunk
 from tests.device_agent.jobs import BLOB, REQUEST
-from tests.device_agent.owners import WELL, facts, owner_of
+from tests.device_agent.owners import READY, WELL, facts, limits_of, owner_of
 from tests.device_agent.wire import Wire
-from tests.specs import RUN, SCHEMA, TASK, model, said
+from tests.specs import RUN, SCHEMA, TASK, model, report, said, update
 
-READY = Ready(TASK, SCHEMA, 10)
+UPDATE = b"u" * 350
 DOWN = topics.down("lab", "pi")
 CONNECTED = Connected("5", None, retain_available=True, session_present=False)
 ECHO = "what the agent said of itself"
@@ -74,7 +80,15 @@ def played(tmp_path, monkeypatch):
         identity, wire, inbox, job = Identity.new("lab", "pi"), wire or Wire(), Inbox(), Job(max_blob_bytes=10_000)
         trainer = Trainer(Setup("none", "", "", "", "pi"), inbox.put)
         owner = owner_of()
-        performer = Performer(identity, job, link=wire, trainer=trainer, meter=owner.meter, directory=tmp_path)
+        performer = Performer(
+            identity,
+            job,
+            link=wire,
+            trainer=trainer,
+            meter=owner.meter,
+            limits=limits_of(tmp_path, known=False),
+            directory=tmp_path,
+        )
         status = StatusFile(tmp_path, {})
         agent = Agent(
             performer,
@@ -159,10 +173,62 @@ def test_a_coordinator_that_came_back_takes_over_what_is_trained(played):
 
 def test_news_of_the_same_round_with_other_work_are_passed_over(played):
     """The coordinator came back with another plan; the old training is none of the new one's business."""
-    other = replace(REQUEST, private="none")
+    other = replace(REQUEST, private="all")
     events = [TrainProgress(KEY, 3, 5), TrainFailed(KEY, FailReason.NOT_FINITE, "late")]
     answers = played(READY, *asked(), *asked(epoch=2, request=other), *events)
     assert answers == [Accept(10), Progress(JobPhase.TRAINING, 0, 1)] * 2
+
+
+class TestOwnersLimits:
+    """What a coordinator may not have, it does not get, whatever it asks for."""
+
+    OPEN = replace(REQUEST, private="none", features=COORDINATOR_FEATURES)
+    WHOLE = replace(update(), schema=SCHEMA)
+
+    def test_a_request_below_the_floor_is_declined_and_nothing_is_fetched(self, played):
+        """The next one, which keeps enough, is accepted."""
+        answers = played(READY, *asked(request=self.OPEN), *asked(2))
+        assert [type(one) for one in answers] == [Decline, Accept, Progress]
+        assert answers[0].reason is DeclineReason.PRIVATE_POLICY
+
+    def test_a_lasting_limit_comes_before_facts_are_looked_at(self, played):
+        """Its answer depends on none."""
+        endless = replace(REQUEST, plan=replace(REQUEST.plan, steps=10**8), features=COORDINATOR_FEATURES)
+        [answer] = played(READY, asked(request=endless)[0])
+        assert answer.reason is DeclineReason.PLAN_LIMIT
+
+    def test_an_update_of_other_tensors_is_not_offered(self, played, caplog):
+        """Should the training process ever pack more than may leave."""
+        answers = played(READY, *asked(), Trained(KEY, self.WHOLE, report()))
+        assert answers[-1] == Failed(FailReason.TRAINING)
+        assert "does not hold just the tensors that may leave" in caplog.text
+
+    def test_an_update_that_waited_is_not_offered_before_the_model_is_known(self, played, tmp_path):
+        """Then it is, if it may still leave."""
+        spool = spool_with(tmp_path, REQUEST, update(UPDATE))
+        assert played() == []
+        assert set(played(READY, stated(CoordinatorState(True, "c1")))) == {Offer(update(UPDATE))}
+        assert spool.load() is not None
+
+    def test_an_update_that_waited_is_dropped_where_the_owner_keeps_more_now(self, played, tmp_path, caplog):
+        """It was made while `private` was none."""
+        spool = spool_with(tmp_path, self.OPEN, replace(update(UPDATE), schema=SCHEMA))
+        assert played(READY, *asked()) == [Accept(10), Progress(JobPhase.TRAINING, 0, 1)]
+        assert "is dropped: the owner keeps affine private at least" in caplog.text
+        assert spool.load() is None
+
+
+def spool_with(directory: Path, request: WorkRequest, manifest: Manifest) -> Spool:
+    """An update that waited when the agent ended."""
+    spool = Spool(directory / "spool")
+    spool.update_path.write_bytes(UPDATE)
+    spool.save(Spooled(KEY, manifest, request))
+    return spool
+
+
+def ready(wire: Wire) -> list[DeviceState]:
+    """What the device said of itself once its task was loaded."""
+    return [one for one in wire.states if isinstance(one, DeviceState) and one.online and one.tasks]
 
 
 class TestPresence:
@@ -172,29 +238,36 @@ class TestPresence:
         here, gone = (CoordinatorState(online, "c1") for online in (True, False))
         answers = played(READY, *asked(), *map(stated, (here, here, gone, here)), wire=wire)
         assert answers == [Accept(10), Progress(JobPhase.TRAINING, 0, 1)]
-        jobs = [state.job for state in wire.states if isinstance(state, DeviceState) and state.online]
-        assert jobs == [None, JobStatus(RUN, 1, 1, JobPhase.TRAINING)]
+        assert [state.job for state in ready(wire)] == [None, JobStatus(RUN, 1, 1, JobPhase.TRAINING)]
 
     def test_is_told_to_each_coordinator_once(self, played):
         """Another boot is another coordinator; one that only asks whether another is there is none."""
         wire = Wire()
         start = Received(topics.coordinator_state("lab"), encode(Envelope(Claim("c3"))), False)
         played(READY, stated(CoordinatorState(True, "c1")), stated(CoordinatorState(True, "c2")), start, wire=wire)
-        assert len([state for state in wire.states if isinstance(state, DeviceState) and state.online]) == 3
+        assert len(ready(wire)) == 3
 
     def test_is_told_anew_when_the_data_have_grown(self, played):
         """In the middle of a round, which goes on; the next request is accepted with the new number."""
         wire = Wire()
         answers = played(READY, *asked(), replace(READY, num_examples=12), Died("gone", (KEY,)), asked(2)[0], wire=wire)
         assert answers == [Accept(10), Progress(JobPhase.TRAINING, 0, 1), Failed(FailReason.TRAINING), Accept(12)]
-        told = [(s.tasks[0].num_examples, s.job) for s in wire.states if isinstance(s, DeviceState) and s.online]
-        assert told == [(10, None), (12, JobStatus(RUN, 1, 1, JobPhase.TRAINING))]
+        assert [(s.tasks[0].num_examples, s.job) for s in ready(wire)] == [
+            (10, None),
+            (12, JobStatus(RUN, 1, 1, JobPhase.TRAINING)),
+        ]
 
-    def test_waits_for_the_task(self, played):
-        """A device that is not ready yet has nothing to tell."""
+    def test_device_that_loads_its_task_says_at_once_that_it_is_starting(self, played):
+        """A presence without tasks: a coordinator knows that the device comes, also one that starts meanwhile."""
         wire = Wire()
-        played(stated(CoordinatorState(True, "c1")), wire=wire)
-        assert [state for state in wire.states if isinstance(state, DeviceState) and state.online] == []
+        played(stated(CoordinatorState(True, "c1")), READY, wire=wire)
+        online = [state for state in wire.states if isinstance(state, DeviceState) and state.online]
+        assert [len(state.tasks) for state in online] == [0, 0, 1]
+        assert len({state.boot for state in online}) == 1
+
+    def test_device_that_loads_its_task_answers_no_request(self, played):
+        """It neither accepts nor declines before it knows its task; the coordinator asks again."""
+        assert played(*asked()) == []
 
 
 class TestNamesake:
@@ -205,7 +278,7 @@ class TestNamesake:
         wire, again = Wire(), (Disconnected("it was lost"), CONNECTED)
         with pytest.raises(_Seen) as seen, pytest.MonkeyPatch.context() as patch:
             patch.setattr(StatusFile, "write", _see)
-            played(READY, ECHO, *again, self.OTHER, *again, self.OTHER, wire=wire)
+            played(READY, ECHO, *again, self.OTHER, wire=wire)
         assert wire.patient
         [line] = [one for one in caplog.records if one.levelname == "ERROR"]
         assert line.getMessage() == seen.value.problem
@@ -215,8 +288,8 @@ class TestNamesake:
 
     @pytest.mark.parametrize(
         "events",
-        [[OTHER, ECHO], [ECHO, OTHER, OTHER], [ECHO, Disconnected("it was lost"), CONNECTED, OTHER, OTHER]],
-        ids=["before it was heard itself", "on one connection", "once later"],
+        [[OTHER, ECHO], [ECHO, OTHER, OTHER]],
+        ids=["before it was heard itself", "on one connection"],
     )
     def test_is_not_seen_in_ones_own_former_life(self, played, events):
         """Which may stand on the topic when the agent starts, or when a broker comes back with an old copy."""

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device_agent.batches import batch_indices, steps_for, stream_seed, update_seed
+from device_agent.batches import batch_indices, stream_seed, update_seed
 from shared.messages import TrainPlan
 
 NUMBERS = st.integers(1, 40)
@@ -86,7 +86,7 @@ def test_an_update_is_rounded_by_seed_device_and_place():
 )
 def test_steps_of_a_round(n, plan, steps):
     """The paper's K = round(n / B) * E (MNIST, W=200 and 400: 15 and 8; CIFAR10, W=400: 6), unless steps are given."""
-    assert steps_for(plan, n) == steps
+    assert plan.steps_for(n) == steps
 
 
 @pytest.mark.parametrize(("n", "batch_size"), [(0, 5), (5, 0)])

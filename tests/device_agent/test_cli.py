@@ -61,11 +61,16 @@ def test_a_problem_is_told_while_the_agent_runs(agent, state_dir):
     assert "problem:" not in agent("status", "--state-dir", state_dir).out
 
 
-def test_an_agent_that_was_killed_is_not_running(agent, state_dir):
-    """Whatever it wrote last: the lock is free."""
-    out = agent("status", "--state-dir", state_dir).out
-    assert "pi-1 of fleet kitchen is not running" in out
-    assert "it is training" not in out
+@pytest.mark.parametrize("options", [(), ("--json",)], ids=["text", "json"])
+def test_status_of_an_agent_that_does_not_run_ends_with_1(agent, state_dir, options):
+    """Whatever the agent wrote last: its lock is free. The status is printed all the same."""
+    ended = agent("status", "--state-dir", state_dir, *options)
+    assert ended.code == 1
+    assert '"running": false' in ended.out if options else "pi-1 of fleet kitchen is not running" in ended.out
+    assert "it is training" not in ended.out
+    lock = lock_state_dir(state_dir)
+    assert agent("status", "--state-dir", state_dir, *options).code == 0
+    lock.release()
 
 
 def test_status_for_programs(agent, state_dir):

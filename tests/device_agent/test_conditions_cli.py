@@ -28,7 +28,8 @@ def test_the_facts_are_told_with_their_sources(agent):
     """Also what nobody knows, and what is only assumed."""
     ended = agent("--no-charging")
     assert ended.code == 0, ended.err
-    *facts, empty, answer = ended.out.splitlines()
+    *facts, empty, private, answer = ended.out.splitlines()
+    assert private == "private: at least affine (the default)"
     assert (empty, answer, len(facts)) == ("", "it would accept work now", len(fields(Facts)))
     told = dict(zip((one.name for one in fields(Facts)), facts, strict=True))
     assert told["battery_percent"].split() == ["battery", "percent", "71", "sys/class/power_supply/BAT0:", "capacity"]

@@ -110,6 +110,34 @@ def test_a_device_that_would_decline(settings, tmp_path, admission, status, verd
     assert ("fedpatch-agent conditions" in found.mend) is (verdict == "warn")
 
 
+@pytest.mark.parametrize(
+    ("private", "record", "verdict", "words"),
+    [
+        ("", None, "ok", "at least affine: 2 of 11 tensors of the model never leave this device (the default)"),
+        ("all", None, "ok", "at least all: 5 of 11 tensors"),
+        ("none", None, "warn", "at least none: 0 of 11 tensors"),
+        ("stats", None, "warn", "a request may have gamma and beta"),
+        ("", b"damaged", "fail", "every request is declined"),
+        ("affine", b"damaged", "ok", "at least affine"),
+    ],
+)
+def test_what_stays_private_is_told(settings, private, record, verdict, words):
+    """The default, the owner's setting, less than the default, and a record that is damaged."""
+    if record is not None:
+        (settings.state_dir / "patches").mkdir(parents=True)
+        (settings.state_dir / "patches" / "digits.private").write_bytes(record)
+    found = find(replace(settings, task="digits", private=private))["private"]
+    assert (found.verdict, words in found.detail) == (verdict, True)
+
+
+def test_a_private_setting_that_the_model_does_not_fit_is_named(settings):
+    """With the nearest name that there is."""
+    found = find(replace(settings, task="digits", private="names:fc9.weight"))["task"]
+    assert found.verdict == "fail"
+    assert "private = names:fc9.weight" in found.detail and "did you mean" in found.detail
+    assert "--private" in found.mend
+
+
 def test_an_agent_at_work_is_left_alone(settings):
     """Its task is not loaded a second time: what the agent told is told again."""
     with lock_state_dir(settings.state_dir):
@@ -118,6 +146,7 @@ def test_an_agent_at_work_is_left_alone(settings):
         StatusFile(settings.state_dir, fixed).write({"state": "idle", "tasks": tasks})
         found = find(settings)
     assert found["task"].verdict == found["memory"].verdict == "skip"
+    assert "at least affine" in found["private"].detail
     assert "an agent is at work here: digits with 144 training examples" in found["task"].detail
 
 

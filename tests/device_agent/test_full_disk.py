@@ -29,6 +29,7 @@ from shared.messages import Accept, Body, Failed, Manifest, Offer, Progress
 from shared.reasons import FailReason, JobPhase
 from shared.transfer import cut, describe
 from tests.device_agent.jobs import KEY, REQUEST
+from tests.device_agent.owners import limits_of
 from tests.device_agent.rounds import SGD, Scene
 from tests.device_agent.toy_tasks import TOY, random_data
 from tests.device_agent.wire import Wire
@@ -63,7 +64,13 @@ class Device:
         trainer = Trainer(Setup("none", "", "", "", "pi"), lambda event: None)
         trainer.train = lambda command: None  # type: ignore[method-assign]
         self.performer = Performer(
-            Identity("lab", "pi", "b1"), self.job, link=self.wire, trainer=trainer, meter=Meter(), directory=directory
+            Identity("lab", "pi", "b1"),
+            self.job,
+            link=self.wire,
+            trainer=trainer,
+            meter=Meter(),
+            limits=limits_of(directory),
+            directory=directory,
         )
 
     def perform(self, effects: list[Effect]) -> list[Body]:

@@ -95,7 +95,9 @@ def test_after_an_error_they_are_tried_again(growing, tmp_path, text, words):
 
 def test_a_round_trains_on_what_there_is(growing, tmp_path):
     """The update's report counts the new examples, and the steps follow from them."""
-    update = LocalUpdate(LocalTrainer(TASK, growing.load()), PatchStore(tmp_path / "patches"), "ann", data=growing)
+    update = LocalUpdate(
+        LocalTrainer(TASK, growing.load()), PatchStore(tmp_path / "patches"), "ann", data=growing, private="none"
+    )
     scene = Scene(tmp_path, TASK, SGD, "none")
     reported = []
     for number, count in enumerate((23, 40, 5), start=1):
@@ -145,7 +147,7 @@ class _Agent:
         self.folder = folder
         self.scene = Scene(folder, TASK, SGD, "none")
         self.events: queue.Queue = queue.Queue()
-        setup = Setup(REFERENCE, "count", str(folder), str(folder / "patches"), "ann")
+        setup = Setup(REFERENCE, "count", str(folder), str(folder / "patches"), "ann", private="none")
         self.trainer = Trainer(setup, self.events.put)
 
     def round(self, number: int) -> list:

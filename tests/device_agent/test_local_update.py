@@ -12,6 +12,7 @@ from torch import nn
 
 from device_agent.local_update import LocalUpdate
 from device_agent.patch_store import PatchKey, PatchStore
+from device_agent.residuals import ResidualOf, ResidualStore
 from device_agent.training import LocalTrainer
 from shared.codec import from_bytes, to_bytes
 from shared.errors import SchemaMismatch, StateError, UsageError, WireError
@@ -19,6 +20,7 @@ from shared.field_types import MAX_MEASURE
 from shared.messages import ENCODINGS, MAX_CHUNKS, UpdateReport, is_delta
 from shared.model import initial_tensors
 from shared.tensors import MOMENTS
+from tests.device_agent.guillotine import Guillotine
 from tests.device_agent.rounds import ADAM, POLICIES, SGD, Scene, raw_update, traces
 from tests.device_agent.toy_tasks import TOY, random_data
 
@@ -38,7 +40,7 @@ class Device:
         self.folder = folder / name
         self.folder.mkdir()
         self.store = PatchStore(self.folder / "patches")
-        self.local_update = LocalUpdate(LocalTrainer(task, random_data(name, 23)), self.store, name)
+        self.local_update = LocalUpdate(LocalTrainer(task, random_data(name, 23)), self.store, name, private="none")
 
     def run(self, command, cancelled=lambda: False):
         """One round."""
@@ -107,7 +109,7 @@ def test_a_new_device_begins_with_the_initial_patch(tmp_path, device):
     manifest, report = device.run(scene.command())
     whole = Scene(tmp_path, TOY, SGD, "none")
     other = Device(tmp_path / "..", f"{tmp_path.name}-other")
-    other.local_update = LocalUpdate(LocalTrainer(TOY, random_data("ann", 23)), other.store, "ann")
+    other.local_update = LocalUpdate(LocalTrainer(TOY, random_data("ann", 23)), other.store, "ann", private="none")
     _, update = scene.update(manifest)
     expected_manifest, expected_report = other.run(whole.command())
     _, expected = whole.update(expected_manifest)
@@ -251,3 +253,24 @@ def test_tensors_of_the_global_model_are_used(tmp_path, device):
     np.testing.assert_allclose(update["fc1.weight"], sent["fc1.weight"], atol=1e-6)
     assert not np.allclose(update["fc1.weight"], initial_tensors(TOY, 1)["fc1.weight"])
     assert MOMENTS[0] not in str(update.keys())
+
+
+def test_wherever_it_is_killed_an_update_lies_beside_the_patch_and_residual_of_its_round(tmp_path_factory):
+    """The patch is saved before the update: an update without it would be trained on what its device has forgotten."""
+    updates = 0
+    for fatal in range(1, 100):
+        folder = tmp_path_factory.mktemp("killed")
+        scene = Scene(folder, TOY, SGD, "affine")
+        store = PatchStore(folder / "patches")
+        local_update = LocalUpdate(LocalTrainer(TOY, random_data("ann", 23)), store, "ann")
+        command = scene.command(encoding="delta-int4")
+        changes = Guillotine(fatal).run(lambda: local_update.run(command, lambda *_: None, lambda: False))  # noqa: B023
+        if (folder / "update").exists():
+            updates += 1
+            key = PatchKey(TOY.name, scene.model.digest, "affine")
+            assert store.load(key, "run", 2).batches_done == 5, fatal
+            of = ResidualOf("delta-int4", scene.public.digest, "run", 2)
+            assert ResidualStore(store.directory).load(key, of, scene.public), fatal
+        if changes < fatal:
+            break
+    assert updates > 1

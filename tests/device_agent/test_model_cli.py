@@ -19,6 +19,7 @@ from tests.device_agent.models import RUN, onnx_of, publish
 from tests.programs import Ended
 
 DATA = "shard:0/10"
+FIGURES = "accuracy 0.5 on 20 test examples (chosen by 0.75 on 12 validation examples)"
 DIGITS = {"task": "digits", "input_shape": (64,), "output_shape": (10,), "class_names": tuple("0123456789")}
 
 
@@ -184,14 +185,26 @@ def test_models_are_listed_the_newest_first(agent, state_dir):
     store = ModelStore(state_dir / DIRECTORY)
     store.note_kept("digits", Kept(RUN, 4, "accuracy 0.1 is worse"))
     lines = agent("models", "--state-dir", state_dir).out.splitlines()
-    assert [line.startswith("present model of digits, accuracy 0.5: of round") for line in lines] == [True] + [
-        False
-    ] * 3
+    assert [line.startswith(f"present model of digits, {FIGURES}: of round") for line in lines] == [True] + [False] * 3
     assert f"of round 3 of run {RUN}" in lines[0]
     assert lines[3] == f"round 4 of run {RUN} gave no other model of digits: accuracy 0.1 is worse"
     known = json.loads(agent("models", "--state-dir", state_dir, "--json").out)
     assert [(one["round"], one["current"]) for one in known] == [(3, True), (2, False), (1, False)]
     assert known[0]["class_names"] == list("0123456789")
+
+
+@pytest.mark.parametrize(
+    ("validation", "words"),
+    [
+        ({"validation_accuracy": None, "validation_examples": 0}, "not chosen: no validation data"),
+        ({"validation_accuracy": None}, "chosen by no number on 12 validation examples"),
+    ],
+)
+def test_models_without_a_validation_figure_says_why(agent, tmp_path, onnx, validation, words):
+    """Beside the figure on test data, which is there in any case."""
+    publish(ModelStore(tmp_path / DIRECTORY), 1, onnx, **DIGITS, **validation)
+    line = agent("models", "--state-dir", tmp_path).out
+    assert line.startswith(f"present model of digits, accuracy 0.5 on 20 test examples ({words}): of round 1")
 
 
 def test_a_device_without_models_says_so(agent, tmp_path):
@@ -203,7 +216,7 @@ def test_a_device_without_models_says_so(agent, tmp_path):
 def test_rollback_makes_an_earlier_model_the_present_one(agent, state_dir, inputs):
     """The one before, or that of a round; a damaged one is told by `models`."""
     told = agent("rollback", "--state-dir", state_dir)
-    assert told.out.startswith("present model of digits, accuracy 0.5: of round 2 ")
+    assert told.out.startswith(f"present model of digits, {FIGURES}: of round 2 ")
     assert json.loads(agent("predict", inputs, "--state-dir", state_dir, "--json").out)["round"] == 2
     known = json.loads(agent("rollback", "--to", 3, "--state-dir", state_dir, "--json").out)
     assert (known["round"], known["current"]) == (3, True)

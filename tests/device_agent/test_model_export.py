@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from device_agent.held_model import HeldModel
 from device_agent.local_update import LocalUpdate
 from device_agent.model_export import ModelExport
 from device_agent.model_store import Kept, ModelStore
@@ -19,12 +20,14 @@ from device_agent.patch_store import PatchStore
 from device_agent.personal import PersonalModel
 from device_agent.training import LocalTrainer
 from shared.errors import StateError
-from shared.messages import UpdateReport
+from shared.messages import UpdateReport, is_delta
 from shared.model import load_tensors, to_tensors
 from shared.model_metadata import MODEL_FILE
 from shared.task import Task
 from tests.device_agent.rounds import ADAM, POLICIES, Scene
 from tests.device_agent.toy_tasks import TOY, random_data
+
+VALIDATION = 15
 
 
 class Device:
@@ -32,16 +35,21 @@ class Device:
 
     def __init__(self, folder: Path, task: Task = TOY, private: str = "affine", keep_margin: float = 1.0) -> None:
         self.scene = Scene(folder, task, ADAM, private)
-        self.data = random_data("ann", 23)
+        held_out = random_data("ann", 24)
+        self.data = replace(
+            random_data("ann", 23), val_x=held_out.test_x[:VALIDATION], val_y=held_out.test_y[:VALIDATION]
+        )
         self.trainer = LocalTrainer(task, self.data)
         self.models = ModelStore(folder / "models", 3)
         export = ModelExport(self.trainer, ModelStore(folder / "models"), keep_margin)
-        self.local_update = LocalUpdate(self.trainer, PatchStore(folder / "patches"), "ann", export=export)
+        store = PatchStore(folder / "patches")
+        self.local_update = LocalUpdate(self.trainer, store, "ann", export=export, private=private)
 
     def train(self, round: int, **changes: Any) -> UpdateReport:
         """A round, without its commit."""
         done = self.local_update.run(self.scene.command(round=round, **changes), lambda *_: None, lambda: False)
         assert done is not None
+        self.local_update.make_model()
         return done[1]
 
     def play(self, round: int, **changes: Any) -> UpdateReport:
@@ -59,7 +67,10 @@ class Device:
 
 
 def task_scored(left: list[float], goal: str = "max") -> Task:
-    """The toy task with a metric that says what it is told, in turn: before, after, of the new model, of the present one."""
+    """The toy task with a metric that returns the numbers in `left`, in turn.
+
+    Before, after; of the new model on test data, on validation data; of the present one on validation data.
+    """
     task = replace(TOY, metric=lambda outputs, targets: left.pop(0))
     object.__setattr__(task, "metric_goal", goal)
     return task
@@ -113,10 +124,10 @@ def test_the_model_holds_this_devices_patch_and_not_the_initial_one(tmp_path):
 )
 def test_a_worse_model_does_not_replace_the_present_one(tmp_path, caplog, goal, present, new, stays):
     """Beyond the margin of 0.1, whichever way is better; the log and the note say so, and the update leaves all the same."""
-    left = [0.5, 0.5, 0.9]
+    left = [0.5, 0.5, 0.9, 0.9]
     device = Device(tmp_path, task_scored(left, goal), keep_margin=0.1)
     device.play(1)
-    left += [0.5, 0.5, new, present]
+    left += [0.5, 0.5, 0.77, new, present]
     with caplog.at_level(logging.WARNING, logger="fedpatch.models"):
         device.play(2)
     assert left == []
@@ -127,18 +138,20 @@ def test_a_worse_model_does_not_replace_the_present_one(tmp_path, caplog, goal, 
         assert isinstance(kept, Kept)
         assert (kept.run, kept.round) == ("run", 2)
         assert f"accuracy {new:.4g} of round 2 is worse than the present model's {present:.4g}" in kept.why
+        assert f"on {VALIDATION} validation examples" in kept.why
         assert kept.why in caplog.text
     else:
         assert kept is None
-        assert device.personal.metadata.user_accuracy == new
+        known = device.personal.metadata
+        assert (known.user_accuracy, known.validation_accuracy, known.validation_examples) == (0.77, new, VALIDATION)
 
 
 def test_the_present_model_is_measured_anew(tmp_path):
     """What it was said to score on other data does not count: the margin is between two models on the same data."""
-    left = [0.5, 0.5, 0.9]
+    left = [0.5, 0.5, 0.9, 0.9]
     device = Device(tmp_path, task_scored(left), keep_margin=0.1)
     device.play(1)
-    left += [0.5, 0.5, 0.6, 0.55]
+    left += [0.5, 0.5, 0.6, 0.6, 0.55]
     device.play(2)
     assert (device.personal.metadata.round, device.personal.metadata.user_accuracy) == (2, 0.6)
 
@@ -167,8 +180,9 @@ def test_where_work_is_to_stop_the_update_is_made_and_no_model(tmp_path):
     device = Device(tmp_path)
     device.play(1)
     command = device.scene.command(round=2)
-    assert device.local_update.run(command, lambda *_: None, lambda: False, lambda: True) is not None
+    assert device.local_update.run(command, lambda *_: None, lambda: False) is not None
     assert (tmp_path / "update").exists()
+    device.local_update.make_model(lambda: True)
     assert device.models.publish("toy", "run", 2) is None
     assert device.models.kept("toy") == Kept("run", 2, "work had to stop before it was made")
     device.play(3)
@@ -201,17 +215,44 @@ def _failing_third() -> Any:
 
 
 @pytest.mark.parametrize("score", [float("nan"), float("inf")])
-def test_a_model_that_cannot_be_judged_is_not_published(tmp_path, score):
-    """A metric that is no number says nothing; and a present model of which it says nothing is replaced."""
+def test_a_model_whose_test_figure_is_no_number_is_not_published(tmp_path, score):
+    """There is nothing to report of it."""
     left = [0.5, 0.5, score]
     device = Device(tmp_path, task_scored(left))
     device.play(1)
     assert device.models.current("toy") is None
-    left += [0.5, 0.5, 0.9]
+
+
+@pytest.mark.parametrize(
+    ("new", "present", "stays"), [(float("nan"), 0.1, True), (0.1, float("nan"), False), (float("nan"),) * 2 + (False,)]
+)
+def test_a_validation_figure_that_is_no_number_loses_against_one(tmp_path, new, present, stays):
+    """Where neither is a number, as of a metric that one class leaves undefined, the newest model is published."""
+    left = [0.5, 0.5, 0.9, 0.9]
+    device = Device(tmp_path, task_scored(left))
+    device.play(1)
+    left += [0.5, 0.5, 0.9, new, present]
     device.play(2)
-    left += [0.5, 0.5, 0.1, score]
-    device.play(3)
-    assert device.personal.metadata.round == 3
+    assert (device.personal.metadata.round, left) == (1 if stays else 2, [])
+    if stays:
+        kept = device.models.kept("toy")
+        assert kept is not None and "is no number on 15 validation examples" in kept.why
+
+
+@pytest.mark.parametrize("without", ["new", "present"])
+def test_without_validation_data_the_newest_model_is_published(tmp_path, without):
+    """However bad it looks on test data. A model made before there were any was trained on them, and is no match."""
+    device = Device(tmp_path, keep_margin=0.0)
+    none = replace(device.data, val_x=device.data.train_x[:0], val_y=device.data.train_y[:0])
+    for round, part in ((1, "present"), (2, "new")):
+        data = none if part == without else device.data
+        device.trainer.take(data)
+        device.trainer.task = task_scored([1.0 - round / 10] * 5)
+        device.play(round)
+        known = device.personal.metadata
+        assert (known.round, known.user_accuracy) == (round, 1.0 - round / 10)
+        expected = (None, 0) if part == without else (known.user_accuracy, VALIDATION)
+        assert (known.validation_accuracy, known.validation_examples) == expected
 
 
 @pytest.mark.parametrize("damage", ["cut", "gone", "link"])
@@ -293,3 +334,39 @@ def test_the_metadata_is_json_for_anybody(tmp_path):
     assert known["task"] == "toy"
     assert known["sha256"] == device.personal.metadata.sha256
     assert known["parity"] <= 1e-4
+
+
+@pytest.mark.parametrize("private", POLICIES)
+@pytest.mark.parametrize("encoding", ["fp32+zstd", "delta-int8"])
+def test_model_made_again_after_a_restart_is_that_of_the_round(tmp_path, private, encoding):
+    """From the update that waits and the patch: exactly where the encoding keeps every bit, else as the coordinator has it."""
+    device = Device(tmp_path, private=private)
+    held = HeldModel(tmp_path / "held")
+    store = PatchStore(tmp_path / "patches")
+    device.local_update = LocalUpdate(device.trainer, store, "ann", held=held, private=private)
+    command = device.scene.command(encoding=encoding, hold=is_delta(encoding))
+    done = device.local_update.run(command, lambda *_: None, lambda: False)
+    assert done is not None
+    with torch.no_grad():
+        trained = device.trainer.model.eval()(torch.from_numpy(device.data.test_x)).numpy()
+    other = LocalTrainer(TOY, device.data)
+    export = ModelExport(other, ModelStore(tmp_path / "models"), 1.0)
+    restarted = LocalUpdate(other, store, "ann", export=export, held=held, private=private)
+    restarted.make_model_again(replace(command, model_path=""), done[0])
+    assert device.models.publish("toy", "run", 1) is not None
+    found = device.personal.predict(device.data.test_x)
+    np.testing.assert_allclose(found, trained, atol=1e-4 if encoding == "fp32+zstd" else 0.1)
+    assert device.personal.metadata.user_accuracy_before == done[1].user_accuracy_before
+
+
+def test_model_that_cannot_be_made_again_costs_a_line_in_the_log(tmp_path, caplog):
+    """The update is damaged, say."""
+    device = Device(tmp_path)
+    device.play(1)
+    command = device.scene.command(round=2)
+    done = device.local_update.run(command, lambda *_: None, lambda: False)
+    assert done is not None
+    (tmp_path / "update").write_bytes(b"damaged")
+    device.local_update.make_model_again(command, done[0])
+    assert "was switched off before it was made" in caplog.text
+    assert device.personal.metadata.round == 1

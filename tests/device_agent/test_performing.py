@@ -6,13 +6,14 @@ import logging
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from device_agent.admission import Verdict
-from device_agent.effects import Effect, JobState
+from device_agent.effects import Effect, JobState, Spool
 from device_agent.job import Job
 from device_agent.meter import Meter
 from device_agent.model_store import ModelStore
@@ -20,18 +21,35 @@ from device_agent.performing import LONG_REST_S, Identity, Performer
 from device_agent.spool import Spool as UpdateSpool
 from device_agent.spool import Spooled
 from device_agent.trainer import Trainer
-from device_agent.training_channel import Setup
+from device_agent.training_channel import MakeModel, Setup, TrainCommand, Trained
 from shared.locks import FileLock
 from shared.messages import Accept, Body, Cancel, Committed, Failed, Offer, Progress, Refused
 from shared.reasons import FailReason, JobPhase, RefuseReason
 from shared.transfer import cut
 from tests.device_agent.jobs import BLOB, KEY, REQUEST
 from tests.device_agent.models import describe
+from tests.device_agent.owners import limits_of
 from tests.device_agent.wire import Wire
-from tests.specs import TASKS, model, said, update
+from tests.specs import TASKS, model, report, said, update
 
 UPDATE = b"u" * 350
 NAMES = st.from_regex(r"[a-z0-9][a-z0-9_-]{0,31}", fullmatch=True)
+
+
+class RecordedTrainer(Trainer):
+    """Starts no process: what it would be given is noted."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.given: list[Any] = []
+
+    def train(self, command: TrainCommand) -> None:
+        """A round."""
+        self.given.append(command)
+
+    def make_model(self, command: MakeModel) -> None:
+        """A personal model."""
+        self.given.append(command)
 
 
 class Device:
@@ -42,13 +60,15 @@ class Device:
         self.wire = Wire()
         self.job = Job(max_blob_bytes=10_000)
         setup = Setup("none", "", str(directory), str(directory / "patches"), "pi")
-        trainer = Trainer(setup, lambda event: None)
+        trainer = (RecordedTrainer if models else Trainer)(setup, lambda event: None)
+        self.trainer: Any = trainer
         self.performer = Performer(
             Identity("lab", "pi", "b1"),
             self.job,
             link=self.wire,
             trainer=trainer,
             meter=Meter(),
+            limits=limits_of(directory),
             directory=directory,
             models=models,
         )
@@ -261,3 +281,112 @@ class TestPersonalModel:
         assert "is not in use: " in caplog.text
         assert not (tmp_path / "spool" / "update.bin").exists()
         assert models.current(KEY.task) is None
+
+
+class TestPersonalModelInTheMaking:
+    """The update travels while the training process is at the model; `committed` may come before or after its end."""
+
+    COMMITTED = said(Committed(update(UPDATE).digest))
+
+    def upload(self, directory: Path, *, staged: bool = False) -> tuple[Device, ModelStore]:
+        """A device whose update was offered and whose model is being made, or is `staged` by now."""
+        models = ModelStore(directory / "models", 2)
+        device = Device(directory, models)
+        device.upload()
+        device.perform([Spool(KEY, update(UPDATE), REQUEST)])
+        device.performer.trained(Trained(KEY, update(UPDATE), report(), model_follows=True))
+        if staged:
+            self.stage(models)
+        return device, models
+
+    @staticmethod
+    def stage(models: ModelStore) -> None:
+        """The training process has made it."""
+        models.stage(b"trained", describe(KEY.round, b"trained", task=KEY.task, run=KEY.run))
+
+    def test_committed_first_model_is_published_when_it_is_made(self, tmp_path):
+        """The job is over at once, and the present model stays until the other is there."""
+        device, models = self.upload(tmp_path)
+        device.perform(device.job.on_message(self.COMMITTED, 1.0))
+        assert (device.job.state, device.performer.owes_model) == (JobState.IDLE, True)
+        self.stage(models)
+        assert models.current(KEY.task) is None
+        device.performer.model_made()
+        assert models.current(KEY.task) is not None
+        assert not list((tmp_path / "spool").iterdir())
+
+    def test_made_first_model_is_published_when_its_update_is_committed(self, tmp_path):
+        """Not before: the coordinator may refuse it."""
+        device, models = self.upload(tmp_path, staged=True)
+        device.performer.model_made()
+        assert models.current(KEY.task) is None
+        device.perform(device.job.on_message(self.COMMITTED, 1.0))
+        assert models.current(KEY.task) is not None
+
+    def test_refused_update_gives_no_model_although_one_is_made(self, tmp_path):
+        """Whenever that ends."""
+        device, models = self.upload(tmp_path, staged=True)
+        device.perform(device.job.on_message(said(Cancel("late")), 1.0))
+        device.performer.model_made()
+        assert models.current(KEY.task) is None
+
+    def test_next_training_waits_for_the_model_of_the_round_before(self, tmp_path):
+        """It would discard what is staged; the download does not wait, and a pause meanwhile is kept."""
+        device, models = self.upload(tmp_path)
+        device.perform(device.job.on_message(self.COMMITTED, 1.0))
+        device.ask(2)
+        for index in range(3):
+            device.chunk(index)
+        assert (device.job.state, device.trainer.given) == (JobState.TRAINING, [])
+        self.stage(models)
+        device.performer.model_made()
+        assert models.current(KEY.task) is not None
+        assert [one.key.round for one in device.trainer.given] == [2]
+
+    def test_next_training_that_was_cancelled_meanwhile_never_begins(self, tmp_path):
+        """And the update of the round before stays until its model is published."""
+        device, _ = self.upload(tmp_path)
+        device.perform(device.job.on_message(self.COMMITTED, 1.0))
+        device.ask(2)
+        for index in range(3):
+            device.chunk(index)
+        device.perform(device.job.on_message(said(Cancel("late"), 2), 2.0))
+        assert (tmp_path / "spool" / "update.bin").exists()
+        device.performer.model_made()
+        assert device.trainer.given == []
+
+    def test_killed_after_committed_makes_and_publishes_it_after_the_restart(self, tmp_path):
+        """Nothing is offered again: the round may be long over."""
+        device, models = self.upload(tmp_path)
+        device.perform(device.job.on_message(self.COMMITTED, 1.0))
+        again = Device(tmp_path, models)
+        again.performer.take_up_spooled()
+        assert (again.job.state, again.performer.owes_model) == (JobState.IDLE, True)
+        [make] = again.trainer.given
+        assert (make.command.key, make.manifest) == (KEY, update(UPDATE))
+        self.stage(models)
+        again.performer.model_made()
+        assert models.current(KEY.task) is not None
+        assert not list((tmp_path / "spool").iterdir())
+
+    def test_killed_before_committed_makes_it_while_the_update_is_offered_again(self, tmp_path):
+        """Unless it was made before."""
+        _, models = self.upload(tmp_path)
+        again = Device(tmp_path, models)
+        again.performer.take_up_spooled()
+        assert (again.job.state, len(again.trainer.given)) == (JobState.UPLOADING, 1)
+        self.stage(models)
+        third = Device(tmp_path, models)
+        third.performer.take_up_spooled()
+        assert (third.job.state, third.trainer.given) == (JobState.UPLOADING, [])
+
+    def test_killed_after_publishing_owes_nothing(self, tmp_path):
+        """The note of it is deleted, and no model is made."""
+        device, models = self.upload(tmp_path, staged=True)
+        device.perform(device.job.on_message(self.COMMITTED, 1.0))
+        models.publish(KEY.task, KEY.run, KEY.round)
+        again = Device(tmp_path, models)
+        again.performer.take_up_spooled()
+        assert (again.performer.owes_model, again.trainer.given) == (False, [])
+        assert models.current(KEY.task) is not None
+        assert not list((tmp_path / "spool").iterdir())

@@ -19,6 +19,7 @@ from shared.messages import Cancel, WorkRequest
 from shared.reasons import FailReason
 from shared.transfer import cut
 from tests.device_agent.jobs import KEY
+from tests.device_agent.owners import limits_of
 from tests.device_agent.steps import BLOBS, DELTAS, STEP_BLOBS, STEPS, VERSIONS, ask, asked
 from tests.device_agent.wire import Wire
 from tests.specs import model, said
@@ -75,6 +76,7 @@ class Device:
             link=self.wire,
             trainer=trainer,
             meter=Meter(),
+            limits=limits_of(self.directory),
             directory=self.directory,
         )
 

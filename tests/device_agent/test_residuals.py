@@ -168,7 +168,7 @@ class Device:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.store = PatchStore(folder / "patches")
-        self.local_update = LocalUpdate(trainer(), self.store, "ann")
+        self.local_update = LocalUpdate(trainer(), self.store, "ann", private="none")
 
     def run(self, command: TrainCommand) -> Manifest:
         """One round."""
@@ -247,4 +247,4 @@ def test_nothing_of_what_was_left_out_leaves_the_device(tmp_path, encoding):
     assert record.values.keys() == {"bn.weight", "bn.bias"}
     assert not {residual_name(name) for name in scene.whole.names} & set(scene.public.names)
     found = sorted(path.suffix for path in (tmp_path / "patches").iterdir())
-    assert found == [".patch", ".previous", ".previous", ".residual"]
+    assert found == [".patch", ".previous", ".previous", ".private", ".residual"]

@@ -212,18 +212,52 @@ def test_what_a_task_prints_goes_to_the_log(idle, tmp_path, caplog):
     until_logged(caplog, "a task may print what it likes")
 
 
-def test_an_error_in_a_tasks_own_code_fails_the_round_in_one_line(fresh, tmp_path, caplog):
+def test_an_error_in_a_tasks_own_code_fails_the_round_in_one_line(fresh, tmp_path, caplog, monkeypatch):
     """The coordinator hears one line, the device's log has the traceback, and the process goes on."""
     caplog.set_level(logging.INFO)
-    watched = fresh("tests.device_agent.toy_tasks:TOY", "out-of-range:23")
+    mishap = tmp_path / "mishap"
+    monkeypatch.setenv("TOY_MISHAP", str(mishap))
+    watched = fresh("tests.device_agent.toy_tasks:MISHAP", "ann:23")
+    assert isinstance(watched.next(), Ready)
     command = Scene(tmp_path, SLOW, SGD, "none").command()
     for _ in range(2):
+        mishap.write_text("bug")
         watched.trainer.train(command)
         failed = watched.outcome()
         assert isinstance(failed, TrainFailed), failed
         assert failed.reason == FailReason.TRAINING
-        assert "IndexError" in failed.detail and "\n" not in failed.detail
+        assert "KeyError" in failed.detail and "\n" not in failed.detail
     until_logged(caplog, "Traceback")
+
+
+@pytest.mark.parametrize(
+    ("reference", "data", "problem"),
+    [
+        ("tests.device_agent.toy_tasks:TOY", "out-of-range:23", "train_y of device ann holds label 8 in row 0"),
+        ("tests.shared.prepared_task:TASK", "nan", ""),
+        (
+            "tests.shared.prepared_task:PLAIN",
+            "nan",
+            "train_x of device ann holds NaN in row 12 (file readings.csv, line 13)",
+        ),
+        (
+            "tests.shared.prepared_task:PLAIN",
+            "labels",
+            "train_y of device ann holds label 5 in row 7 (file readings.csv",
+        ),
+        ("tests.shared.prepared_task:PLAIN", "shape", "task 'prepared' declares input_shape (3,)"),
+        ("tests.shared.prepared_task:PLAIN", "words", "train_x of device ann is of dtype object"),
+        ("tests.shared.prepared_task:PLAIN", "float64", ""),
+    ],
+)
+def test_an_agent_checks_its_data_when_it_starts(fresh, reference, data, problem):
+    """Data that do not fit end the start in words, before any round; those that can be cast or prepared are taken."""
+    answer = fresh(reference, data).next()
+    if problem:
+        assert isinstance(answer, SetupFailed), answer
+        assert problem in answer.detail
+    else:
+        assert isinstance(answer, Ready), answer
 
 
 def test_an_unknown_task_is_told_with_the_exit_code_of_wrong_usage(fresh):

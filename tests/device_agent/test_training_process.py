@@ -48,10 +48,11 @@ def test_what_a_tasks_code_raises_is_told_with_its_data(tmp_path):
 
 
 def test_ready_tells_what_the_device_has(tmp_path):
-    """Name of the task, digest of the whole model's schema without moments, number of training examples."""
+    """Name of the task, schema of the whole model without moments, number of training examples."""
     setup = Setup("tests.device_agent.toy_tasks:TOY", "ann:23", str(tmp_path), str(tmp_path / "patches"), "ann")
     _, ready = set_up(setup)
-    assert ready == Ready("toy", Scene(tmp_path, TOY, ADAM, "all").model.digest, 23)
+    schema = Scene(tmp_path, TOY, ADAM, "all").model
+    assert ready == Ready("toy", schema.digest, 23, schema.specs)
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,8 @@ def _mishap_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     if order.exists():
         what = order.read_text()
         order.unlink()
+        if what == "bug":
+            raise KeyError("no such column")
         if what == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
         _run_out_of(what)

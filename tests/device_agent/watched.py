@@ -28,7 +28,9 @@ class Watched:
     def __init__(self, folder: Path, task: str = "tests.device_agent.toy_tasks:SLOW", data: str = "ann:23") -> None:
         self.patches = folder / "patches"
         self.events: queue.Queue = queue.Queue()
-        self.trainer = Trainer(Setup(task, data, str(folder), str(self.patches), "ann"), self.events.put)
+        self.trainer = Trainer(
+            Setup(task, data, str(folder), str(self.patches), "ann", private="none"), self.events.put
+        )
 
     def next(self):
         """Next event."""

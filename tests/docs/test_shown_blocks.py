@@ -3,25 +3,36 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import io
+import json
 import logging
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgpack
+import numpy as np
 import pytest
 import yaml
 
 from device_agent.conditions.ups import read_command
+from device_agent.model_store import DIRECTORY, ModelStore
 from shared import metrics
 from shared.codec import BODY_TYPES
 from shared.compression import pack
+from shared.errors import DataError
 from shared.log_lines import LineFormatter, LogFormat, fields
 from shared.model import initial_tensors, schema_of
+from shared.schema import Schema
+from shared.task import DeviceData
+from shared.task_checks import checked
 from shared.tasks import digits
+from shared.validation import split_for
 from simulator.progress import Lines
 from simulator.study import Point, Study
+from tests.device_agent.models import publish
 from tests.docs.pages import OTHER, ROOT
 from tests.monitoring.prometheus import promtool
 from tests.simulator.test_progress import STUDY
@@ -57,6 +68,11 @@ BY_OTHERS = {
 FORMULAS = "docs/concepts.md"  # of the paper, and one picture: nothing that a program reads or prints
 HERE = {
     "measures": ("docs/bring-your-task.md", "Task("),
+    "origin": ("docs/bring-your-task.md", "train_x of device 7"),
+    "prepare": ("docs/bring-your-task.md", "def prepare"),
+    "schema": ("docs/protocol.md", '[["bn1.bias"'),
+    "validation": ("docs/bring-your-task.md", "DeviceData("),
+    "model": ("docs/personal-model.md", "model of digits"),
     "progress": ("docs/cli.md", "round 12/500"),
     "ups": ("docs/conditions.md", "power=on"),
     "problems": ("docs/configuration.md", "fedpatch.toml:12"),
@@ -101,6 +117,43 @@ def test_the_measures_of_a_task_are_written_so():
         assert task.metric in (metrics.mae, metrics.macro_f1)
 
 
+def test_a_validation_part_is_asked_for_so():
+    """Lines of Python: split off as the task says, given by the task, split off by time."""
+    part = {
+        f"{name}_{axis}": np.zeros((100, 2)[: 2 if axis == "x" else 1]) for name in ("train", "test") for axis in "xy"
+    }
+    names = {**part, "val_x": np.zeros((7, 2)), "val_y": np.zeros(7), "DeviceData": DeviceData}
+    split, own, by_time = _shown("validation").splitlines()
+    data, given = eval(split, names), eval(own, names)
+    assert (data.val_x, len(given.val_x)) == (None, 7)
+    changed = by_time.replace("Task(..., ", "replace(task, ")
+    task = eval(changed, {"replace": dataclasses.replace, "task": digits.TASK})
+    assert len(split_for(task, data).train_x) == 80
+    assert len(split_for(task, given).train_x) == 100
+
+
+def test_models_are_listed_so(tmp_path):
+    """A line for each model: the figure on test data, and the one that it was chosen by."""
+    (shown,) = _shown("model").splitlines()
+    match = re.fullmatch(
+        r"model of (?P<task>\w+), accuracy (?P<ua>\S+) on (?P<test>\d+) test examples \(chosen by (?P<val>\S+) on "
+        r"(?P<count>\d+) validation examples\): of round (?P<round>\d+) of run (?P<run>\S+), made (?P<made>\S+), 51 kB, \.\.\.",
+        shown,
+    )
+    assert match
+    figures: dict[str, Any] = {"user_accuracy": float(match["ua"]), "test_examples": int(match["test"])}
+    figures |= {"validation_accuracy": float(match["val"]), "validation_examples": int(match["count"])}
+    origin: dict[str, Any] = {
+        "task": match["task"],
+        "run": match["run"],
+        "created": match["made"],
+        "size_bytes": 51_000,
+    }
+    publish(ModelStore(tmp_path / DIRECTORY), int(match["round"]), **figures, **origin)
+    done = run("fedpatch-agent", "models", "--state-dir", tmp_path)
+    assert done.out.startswith(f"present {shown.removesuffix('...')}")
+
+
 def test_what_a_program_of_the_owner_prints_is_understood():
     """Power and battery."""
     power = read_command(_shown("ups"), "my-hat")
@@ -142,6 +195,31 @@ def test_grafana_is_told_what_the_playbooks_tell_it():
     """Where the dashboards lie."""
     installed = (ROOT / "ansible/roles/monitoring/templates/grafana-dashboards.yaml.j2").read_text("utf-8")
     assert yaml.safe_load(_shown("grafana")) == yaml.safe_load(installed)
+
+
+def test_row_with_nan_is_named_as_shown():
+    """With the place that the task gives."""
+    x = np.ones((20, 3), np.float32)
+    x[12, 1] = np.nan
+    y = np.zeros(20, np.int64)
+    data = DeviceData(x, y, x[:2], y[:2], origin=lambda field, row: f"readings.csv, line {row + 1}")
+    task = replace(digits.TASK, input_shape=(), class_names=())
+    with pytest.raises(DataError, match=re.escape(_shown("origin").strip())):
+        checked(task, data, "device 7")
+
+
+def test_prepare_is_written_so():
+    """It fills missing values, and scales."""
+    names: dict[str, Any] = {"np": np, "MEAN": np.float32(2), "SCALE": np.float32(4)}
+    exec(_shown("prepare"), names)
+    assert names["prepare"](np.array([6, np.nan], np.float32)).tolist() == [1.0, 0.0]
+
+
+def test_schema_is_the_json_that_its_digest_is_made_of():
+    """Entry by entry, in the same bytes."""
+    shown = _shown("schema").strip()
+    digest = hashlib.sha256(shown.encode("ascii")).hexdigest()
+    assert Schema.from_lists(json.loads(shown)).digest == digest
 
 
 def test_a_container_of_tensors_is_as_the_protocol_shows_it():

@@ -8,15 +8,39 @@ from pathlib import Path
 import pytest
 
 from coordinator.conduct import MISFORTUNES, OFFENCES
+from coordinator.settings import RunSettings
+from shared.tensors import base_name
 from tests.attacks.table import markdown, rows
+from tests.docs import what_stays
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "threat-model.md").read_text("utf-8")
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "threat-model.md").read_text("utf-8")
 
 
 def test_the_attacks_of_the_page_are_those_that_are_played():
     """In the same order and words; `tests.attacks.table.markdown` prints the table."""
     assert markdown() in PAGE
     assert all("|" not in cell and "\n" not in cell for row in rows() for cell in row)
+
+
+def test_the_table_of_what_stays_is_that_of_a_bundled_tasks_schema():
+    """Policy by policy, tensor by tensor; `python -m tests.docs.what_stays` prints the table. Moments go with their tensors."""
+    assert what_stays.markdown() in PAGE
+    for policy in what_stays.WORDS:
+        stays, travels = what_stays.split(policy)
+        model = {name for name in stays if name in what_stays.schema()}
+        assert stays == {name for name in stays | travels if base_name(name) in model}
+    stays, travels = what_stays.split(RunSettings().private)
+    assert {"bn1.weight", "bn1.bias", "bn1.weight:exp_avg"} <= stays
+    assert {"bn1.running_mean", "bn1.running_var", "bn1.num_batches_tracked"} <= travels
+
+
+@pytest.mark.parametrize("page", ["README.md", "ARCHITECTURE.md", "docs/preferences.md"])
+def test_other_pages_point_to_the_one_table(page):
+    """And do not say anything else of what stays by default."""
+    text = " ".join((ROOT / page).read_text("utf-8").split())
+    assert "threat-model.md#what-stays-on-a-device" in text
+    assert not re.search(r"batch-norm layers(,| by default)", text)
 
 
 def test_there_are_forty_attacks_and_more():
@@ -37,7 +61,6 @@ def test_the_limits_are_those_of_the_program():
     from coordinator.doorkeeper import MAX_WAITING_BYTES
     from coordinator.open_round import UPLOAD_IDLE_S
     from coordinator.purses import BYTES_AT_ONCE, BYTES_PER_S, MESSAGES_AT_ONCE, MESSAGES_PER_REQUEST, MESSAGES_PER_S
-    from coordinator.settings import RunSettings
     from coordinator.uploads import STALL_S
     from shared.codec import MAX_MESSAGE_BYTES
 
@@ -47,7 +70,8 @@ def test_the_limits_are_those_of_the_program():
     assert (EXAMPLES_FACTOR, EXAMPLES_MARGIN) == (2, 100)
     assert (UPLOAD_IDLE_S, STALL_S) == (30, 120)
     defaults = RunSettings()
-    assert (defaults.quarantine_after, defaults.max_devices, defaults.max_num_examples) == (5, 10_000, "auto:10")
+    assert (defaults.quarantine_after, defaults.max_devices) == (5, 10_000)
+    assert (defaults.norm_bound, defaults.max_num_examples) == ("auto:2", "auto:10")
     for words in (
         "1200 at once, 20 a second; 32 more",
         "4 MiB at once, 64 KiB a second",

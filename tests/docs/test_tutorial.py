@@ -115,6 +115,8 @@ def test_readings_that_come_while_the_agent_runs_are_trained_on(followed: Follow
     (began,) = re.findall(r"than the (\d+) that it began with", PAGE)
     (shown,) = re.findall(r"^    (task room: \d+ training examples)$", PAGE, re.MULTILINE)
     assert shown in followed.said[4]
+    (private,) = re.findall(r"^    (private: at least .*)$", PAGE, re.MULTILINE)
+    assert private in followed.said[4]
     log = (followed.folder / "kitchen.log").read_text()
     assert f"task room, {began} training examples" in log
     assert "the data have changed" in log

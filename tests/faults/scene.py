@@ -89,7 +89,7 @@ class Scene:
     def begin(self, rounds: int, terms: Mapping[str, object]) -> Command:
         """`fedpatch run`; `terms` are further options."""
         given = {"task": REFERENCE, "strategy": STRATEGY, "private": PRIVATE, "devices": len(self.devices)}
-        given["encoding"] = "fp32+zstd"  # what the oracle plays
+        given |= {"encoding": "fp32+zstd", "norm-bound": "off"}  # what the oracle plays
         given |= {"broker": self.fleet.broker, "fleet": self.fleet.name, "state-dir": self.state_dir, "rounds": rounds}
         given |= {"wait-s": 100, "max-failed-rounds": 1000, "chunk-kib": 8, **terms}
         return Command(

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from coordinator import effects as do
 from coordinator.engine import Engine
+from coordinator.fleet import DRAINED
 from coordinator.round_states import Phase
 from shared.messages import Accept, Committed, Grant, Offer
 from shared.reasons import RefuseReason
@@ -39,9 +40,15 @@ class HostileDevices(RuleBasedStateMachine):
 
     @initialize(slots=st.integers(1, 3), quorum=st.sampled_from([0.5, 1.0]), grace_s=st.sampled_from([0.0, 20.0]))
     def begin(self, slots: int, quorum: float, grace_s: float) -> None:
-        """A run without an end; one device is always there, so that it never waits for devices in vain."""
+        """A run without an end, which waits for missing devices as long as it takes."""
         self.spec = run_spec(
-            rounds=10**6, max_failed_rounds=10**6, wait_s=4.0, upload_slots=slots, quorum=quorum, grace_s=grace_s
+            rounds=10**6,
+            max_failed_rounds=10**6,
+            wait_s=1e9,
+            longest_pause_s=4.0,
+            upload_slots=slots,
+            quorum=quorum,
+            grace_s=grace_s,
         )
         self.now = 0.0
         self.begun_at = 0.0
@@ -194,7 +201,7 @@ class HostileDevices(RuleBasedStateMachine):
     # ---- and afterwards
 
     def teardown(self) -> None:
-        """The foes leave; the loyal device's round is played as if nothing had been."""
+        """The foes leave and the operator drains them; the loyal device's round is played as if nothing had been."""
         if not hasattr(self, "engine"):
             return
         self.refusing = False
@@ -202,6 +209,7 @@ class HostileDevices(RuleBasedStateMachine):
         self._outlast()
         for device in FOES:
             self.see(device, gone(self.engine.fleet.boot(device)))
+        self.perform(self.engine.on_holds(dict.fromkeys(FOES, DRAINED), self.now))
         before = len(self.aggregated)
         for _ in range(50):
             current = self.engine.open

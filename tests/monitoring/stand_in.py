@@ -31,7 +31,7 @@ PARTICIPANT_STATES = (
     "lost",
     "late",
 )
-DEVICE_STATES = ("eligible", "unwilling", "barred", "quarantined", "drained", "other_task", "offline")
+DEVICE_STATES = ("eligible", "unwilling", "barred", "quarantined", "drained", "other_task", "starting", "offline")
 _GIB = 2**30
 
 F = TypeVar("F", GaugeMetricFamily, CounterMetricFamily)

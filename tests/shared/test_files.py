@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from shared.files import mend_at, mend_of, remove_unfinished, write_atomic
+from shared.errors import UsageError
+from shared.files import check_state_directory, mend_at, mend_of, remove_unfinished, write_atomic
 from tests.disks import small_disk
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -115,3 +116,22 @@ def test_a_mend_says_what_the_disk_suffers_from(tmp_path: Path):
         disk.make_readonly()
         assert mend_at(disk.path, "say please").startswith(readonly)
     assert mend_at(tmp_path / "absent", "say please") == "say please"
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o702, 0o1777])
+def test_state_directory_that_others_may_write_is_refused(tmp_path, mode):
+    """The message gives the command that closes it."""
+    directory = tmp_path / "a state"
+    directory.mkdir()
+    directory.chmod(mode)
+    with pytest.raises(UsageError, match=r"chmod go-w '.*/a state'"):
+        check_state_directory(directory)
+    directory.chmod(0o755)
+    check_state_directory(directory)
+
+
+def test_state_directory_of_another_user_is_refused(tmp_path, monkeypatch):
+    """Whoever owns it can replace each file in it, whatever its mode."""
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(UsageError, match=r"belongs to user .*--state-dir"):
+        check_state_directory(tmp_path)

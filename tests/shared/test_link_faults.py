@@ -9,7 +9,7 @@ import pytest
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.reasoncodes import ReasonCode
 
-from shared.broker_url import BrokerUrl
+from shared.broker_url import BrokerUrl, parse_broker_url
 from shared.link_faults import lost, refused, unreachable
 
 BROKER = BrokerUrl("broker.lan", 1883, False)
@@ -31,6 +31,21 @@ def test_an_unreachable_broker_has_a_sentence(error, words):
     fault = unreachable(BROKER, error)
     assert words in fault.reason
     assert not fault.lasting
+
+
+@pytest.mark.parametrize("error", [ConnectionRefusedError(), ConnectionResetError(), ssl.SSLError("odd")])
+@pytest.mark.parametrize(
+    ("url", "hint"),
+    [
+        ("broker.lan", "for a broker without TLS write mqtt://broker.lan"),
+        ("broker.lan:1883", "for a broker without TLS write mqtt://broker.lan:1883"),
+        ("mqtts://broker.lan", None),
+    ],
+)
+def test_url_without_scheme_is_named_as_the_cause(error, url, hint):
+    """TLS was assumed there; where the user wrote mqtts:// it was not."""
+    reason = unreachable(parse_broker_url(url), error).reason
+    assert reason.endswith(hint) if hint else "scheme" not in reason
 
 
 @pytest.mark.parametrize(

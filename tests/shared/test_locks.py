@@ -127,3 +127,12 @@ def test_sharing_waits_for_whoever_has_it_alone(path: Path):
     assert taken == [False]
     first.release()
     second.release()
+
+
+def test_lock_path_that_is_a_link_is_not_followed(tmp_path):
+    """Or another user could have any file of ours created or held."""
+    target = tmp_path / "elsewhere"
+    (tmp_path / "agent.lock").symlink_to(target)
+    with pytest.raises(UsageError, match=r"agent\.lock is a symbolic link"):
+        FileLock(tmp_path / "agent.lock", HELD)
+    assert not target.exists()

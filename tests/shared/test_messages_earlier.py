@@ -1,7 +1,7 @@
 """Devices and coordinators of the version before: a fleet that is half upgraded must understand itself.
 
 tests/golden/earlier*.txt hold what earlier versions sent, one message of each type.
-tests/hosts/test_versions.py plays rounds with it.
+tests/system/test_versions.py plays rounds with it.
 """
 
 from __future__ import annotations

@@ -76,6 +76,8 @@ STATUS = RunStatus(
     bytes_up=400,
     round_bytes_down=70,
     round_bytes_up=30,
+    starting=2,
+    missing="pi-7 (offline)",
 )
 
 BODIES: dict[str, Body] = {

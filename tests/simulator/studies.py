@@ -15,7 +15,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from coordinator.aggregation import WeightedMean
+from coordinator.folding import fold
+from coordinator.limits import Limits, parse_examples_cap, parse_norm_bound
 from coordinator.selection import select
 from coordinator.strategies import find_strategy
 from device_agent.batches import stream_seed
@@ -161,6 +162,7 @@ class Deployed:
         self.patches: list[dict[str, Array]] = [dict(patch) for _ in specs]
         self._batches = [0] * study.clients
         self.accuracies_after: dict[int, float] = {}
+        self.clipped = 0
 
     def selected(self) -> list[int]:
         """The clients of the next round, as the coordinator selects them."""
@@ -170,7 +172,7 @@ class Deployed:
 
     def play(self) -> tuple[float, float]:
         """One round; mean user accuracy before it, and mean loss."""
-        mean, accuracies, losses = WeightedMean(self.strategy.travelling(self.public)), [], []
+        updates, counted, accuracies, losses = {}, {}, [], []
         for client in self.selected():
             result = self._trainers[client].run(
                 merge(self.state.tensors, self.patches[client]),
@@ -183,11 +185,23 @@ class Deployed:
             assert result is not None
             update, self.patches[client] = split(result.tensors, self.policy, self.schema)
             self._batches[client] += result.steps
-            mean.add(update, result.num_examples)
+            updates[client_id(client)], counted[client_id(client)] = update, result.num_examples
             accuracies.append(result.user_accuracy_before)
             self.accuracies_after[client] = result.user_accuracy_after or 0.0
             losses.append(result.train_loss)
-        self.state = self.strategy.finish(self.state, mean.result(), self.public)
+        folded = fold(
+            list(updates),
+            counted,
+            updates.__getitem__,
+            schema=self.strategy.travelling(self.public),
+            base=self.state.tensors,
+            limits=Limits(parse_norm_bound(self.study.norm_bound), parse_examples_cap(self.study.max_num_examples)),
+            plan=self.plan,
+            past=self.state.references,
+        )
+        self.clipped += len(folded.clipped)
+        self.state = self.strategy.finish(self.state, folded.mean, self.public)
+        self.state = replace(self.state, references=folded.references)
         return float(np.mean([one for one in accuracies if one is not None])), float(np.mean(losses))
 
 
@@ -213,6 +227,7 @@ def algorithm_1(study: Study, rounds: list[list[str]]) -> list[oracle.Round]:
         study.server_learning_rate or 0.0,
         BATCH,
         seed=study.seed,
+        cap=parse_examples_cap(study.max_num_examples).factor,
     )
 
 

@@ -15,11 +15,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
 from shared.errors import DataError, FedpatchError
 from simulator.study import Outcome, Point, Study
 from tests.programs import Ended
+from tests.shared.prepared_task import rows
 
 AS_WRITTEN = (
     "simulate --task mnist --clients 200 --participation 0.5 --strategy fedavg-adam --private affine "
@@ -277,3 +279,38 @@ def test_every_file_of_a_study_can_be_read_by_others(fedpatch, engine, tmp_path)
     """A web server, say."""
     fedpatch(*SMALL, "--out", tmp_path)
     assert {path.stat().st_mode & 0o777 for path in Path(tmp_path).iterdir()} == {0o644}
+
+
+FILE_TASK = """
+from dataclasses import replace
+
+import numpy as np
+
+from shared.task import DeviceData
+from tests.shared.prepared_task import PLAIN, rows
+
+
+def load_data(spec, root):
+    x = np.load(root / f"{spec}.npy")
+    return DeviceData(x[:20], rows(20)[1], x[20:], rows(30)[1][20:])
+
+
+TASK = replace(PLAIN, load_data=load_data, demo_data="", name="files")
+"""
+
+
+def test_data_root_names_the_folder_of_the_data(fedpatch, tmp_path, monkeypatch):
+    """A study of files in a folder of one's own, without a variable of the environment; another folder is named as such."""
+    (tmp_path / "file_task.py").write_text(FILE_TASK)
+    (tmp_path / "data").mkdir()
+    for client in range(2):
+        np.save(tmp_path / "data" / f"machine-{client}.npy", rows(30, seed=client)[0])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FEDPATCH_DATA", str(tmp_path / "elsewhere"))
+    options = ["simulate", "--task", "file_task:TASK", "--data", "machine-{index}", "--clients", 2, "--rounds", 1]
+    ended = fedpatch(*options, "--strategy", "fedavg", "--workers", 1, "--data-root", "data", "--json")
+    assert ended.code == 0, ended.err
+    assert len(json.loads(ended.out.splitlines()[-1])["points"]) == 2
+    missing = fedpatch(*options, "--strategy", "fedavg", "--workers", 1)
+    assert missing.code == 1
+    assert f"in the folder {tmp_path / 'elsewhere'}, which --data-root or FEDPATCH_DATA can name" in missing.err

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 
@@ -34,7 +34,7 @@ def test_a_policy_has_the_limits_of_a_run():
 @pytest.mark.parametrize(
     ("changes", "blamed"),
     [
-        ({"recruit_deadline_s": 700.0}, "recruit_deadline_s"),
+        ({"recruit_deadline_s": 700.0, "deadline_s": 600.0}, "recruit_deadline_s"),
         ({"min_cohort": 31}, "min_cohort"),
         ({"upload_slots": 100, "upload_window": 100}, "upload_window"),
         ({"update_bytes": 2**31, "chunk_kib": 8}, "update_bytes"),
@@ -89,7 +89,7 @@ def test_an_axis_that_cannot_be_is_refused(text, complaint):
 def test_every_combination_is_checked_before_any_is_played():
     """One that cannot be ends the study at once."""
     with pytest.raises(ConfigError, match="recruit-deadline-s"):
-        combine(SMALL, [Axis("recruit_deadline_s", (1.0, 900.0))])
+        combine(replace(SMALL, deadline_s=600.0), [Axis("recruit_deadline_s", (1.0, 900.0))])
     with pytest.raises(UsageError, match="is there twice"):
         combine(SMALL, [Axis("quorum", (0.5,)), Axis("quorum", (0.6,))])
 

@@ -75,7 +75,7 @@ def test_a_target_is_a_value_of_the_metric():
 def test_a_metric_beyond_its_own_range_is_refused(monkeypatch):
     """With the client and what it may be."""
     monkeypatch.setattr(regression_task, "TASK", replace(TASK, metric_range=(0.0, 0.5)))
-    with pytest.raises(DataError, match=r"for client \d; `metric` must return a number from 0 to 0\.5"):
+    with pytest.raises(DataError, match=r"client \d; `metric` must return a number from 0 to 0\.5"):
         simulate(_study())
 
 

@@ -56,7 +56,12 @@ def test_a_file_that_is_not_there_is_told_with_the_folder_that_was_looked_in(tmp
 
     with pytest.raises(DataError) as caught:
         load_population(_task(missing), "{index}", 2, 0, tmp_path)
-    for word in ("'own'", "data '0'", f"in the folder {tmp_path}, which FEDPATCH_DATA can name", "FileNotFoundError"):
+    for word in (
+        "'own'",
+        "data '0'",
+        f"in the folder {tmp_path}, which --data-root or FEDPATCH_DATA can name",
+        "FileNotFoundError",
+    ):
         assert word in str(caught.value)
     with pytest.raises(DataError, match="KeyError: 'x'"):
         load_population(_task(lambda _: dict[str, DeviceData]()["x"]), "{index}", 2, 0, tmp_path)
@@ -75,6 +80,18 @@ def test_each_client_has_what_its_device_would_load(options):
         assert population.counts_in_ua[index] == alone.counts_in_ua
     assert population.counts_in_ua.count(False) == (3 if options else 0)
     assert {getattr(population, part).dtype for part in PARTS} == {torch.float32, torch.int64}
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_a_client_trains_on_what_its_device_would_train_on(together):
+    """The validation part is split off as on a device, whichever way the data are loaded."""
+    task = replace(_task(lambda index: _data(100 + index, 5)), ordered=True, validation_share=0.2)
+    if together:
+        task = replace(task, load_many=lambda specs, root: [task.load_data(spec, root) for spec in specs])
+    population = load_population(task, "{index}", 2, 0, NOWHERE)
+    assert population.num_examples == [80, 81]
+    assert np.array_equal(population.of(1).train_x.numpy(), _data(101, 5).train_x[:81])
+    assert len(population.of(1).test_x) == 5
 
 
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 3)), min_size=1, max_size=6))
@@ -173,9 +190,9 @@ def test_a_field_may_be_formatted_and_a_brace_doubled():
             _data(2, 1, wide=4),
             r"client 2: its training inputs are float32 of shape \(4,\) each, .* float32 of shape \(3,\)",
         ),
-        (_data(2, 1, dtype=np.float64), "client 2: its training inputs are float64 .* those of client 0 float32"),
+        (_data(2, 1, dtype=np.int64), "client 2: its training inputs are int64 .* those of client 0 float32"),
         (replace(_data(2, 1), test_y=np.array([1])), "client 2: its test targets are int64"),
-        (replace(_data(2, 1), test_x=np.zeros((1, 5), np.float32)), "client 2: its test inputs are"),
+        (replace(_data(2, 1), test_x=np.zeros((1, 5), np.float32)), "test_x of client 2 has examples of shape"),
     ],
 )
 def test_clients_of_different_kinds_are_told_apart(other, problem):
@@ -186,15 +203,15 @@ def test_clients_of_different_kinds_are_told_apart(other, problem):
 
 def test_data_that_no_tensor_can_hold_are_told():
     """Text as a target is found here, not in the middle of a simulation."""
-    named = DeviceData(np.zeros((2, 3)), np.array(["cat", "dog"]), np.zeros((1, 3)), np.array(["cat"]))
-    with pytest.raises(DataError, match="its training targets are <U3, which no tensor can hold"):
+    named = DeviceData(_data(2, 1).train_x, np.array(["cat", "dog"]), _data(2, 1).test_x, np.array(["cat"]))
+    with pytest.raises(DataError, match=r"train_y of client 0 is of dtype <U3 \(row 0 holds 'cat'\), no numbers"):
         load_population(_task(lambda _: named), "{index}", 2, 0, NOWHERE)
 
 
 def test_data_beyond_the_shared_memory_are_told_with_the_mend():
     """In a container /dev/shm is small; the message says what was wanted and what to do."""
-    vast = np.broadcast_to(np.float32(0), (2**48, 1))
-    data = DeviceData(vast, vast, vast, vast)
+    vast = np.broadcast_to(np.int64(0), (2**48, 1))
+    data = DeviceData(vast, vast, vast, vast, val_x=vast[:0], val_y=vast[:0])
     with pytest.raises(DataError, match=r"training inputs of all clients, \d+ GB, do not fit .*make /dev/shm larger"):
         load_population(_task(lambda _: data), "{index}", 1, 0, NOWHERE)
 
@@ -249,3 +266,19 @@ def test_more_clients_than_the_data_can_be_dealt_out_to_are_refused_at_once(clie
     """The task is asked for one client's data before a spec is written for each."""
     with pytest.raises((DataError, UsageError), match=r"at most 718 devices can share|is not KIND:I/N"):
         load_population(digits.TASK, "shard:{index}/{count},seed={seed}", clients, 0, tmp_path)
+
+
+def test_the_data_of_a_client_that_do_not_fit_are_named():
+    """The client, the array and the row, before anything is trained."""
+    broken = _data(3, 2)
+    broken.train_x[1, 0] = np.nan
+    with pytest.raises(DataError, match="train_x of client 2 holds NaN in row 1; remove or fill it"):
+        load_population(_task(lambda index: broken if index == 2 else _data(3, 2)), "{index}", 4, 0, NOWHERE)
+
+
+def test_clients_have_prepared_inputs_in_the_dtype_that_the_model_takes():
+    """As a device has them."""
+    task = replace(_task(lambda _: _data(3, 2, dtype=np.float64)), prepare=lambda raw: raw + 1, input_shape=(3,))
+    population = load_population(task, "{index}", 2, 0, NOWHERE)
+    assert population.train_x.dtype == torch.float32
+    np.testing.assert_array_equal(population.of(1).test_x.numpy(), _data(3, 2).test_x + 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,8 @@ from shared.errors import DataError, UpdateRefused, UsageError
 from shared.model import initial_tensors
 from simulator.simulate import simulate
 from simulator.study import Outcome, Point, Study
+from simulator.terms import make_study
+from tests.shared import prepared_task
 from tests.simulator.studies import (
     BATCH,
     SIZES,
@@ -36,10 +39,11 @@ def without_seconds(outcome: Outcome) -> tuple[Study, list[Point], bool]:
     return outcome.study, [replace(one, seconds=0.0) for one in outcome.points], outcome.complete
 
 
+@pytest.mark.parametrize("cap", ["off", "auto:1.2"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_the_curve_is_that_of_algorithm_1(strategy):
+def test_the_curve_is_that_of_algorithm_1(strategy, cap):
     """Point t is the mean user accuracy that the oracle measures before round t + 1, on that round's clients."""
-    study = study_of(strategy, "affine")
+    study = study_of(strategy, "affine", max_num_examples=cap)
     points, deployed, rounds = simulate(study).points, Deployed(study), []
     for number in range(study.rounds):
         deployed.state = replace(deployed.state, round=number)
@@ -209,3 +213,15 @@ TIED = replace(UNEVEN, build_model=_tied)
 NO_BATCH_NORM = replace(UNEVEN, build_model=lambda: nn.Sequential(nn.Linear(12, 3)).double())
 STEEP = replace(NO_BATCH_NORM, loss=lambda outputs, targets: outputs.mean() * 1e10, load_data=UNEVEN.load_data)
 assert Path(__file__).name == "test_simulate.py"  # the tasks above are found by this name
+
+
+def test_labels_that_the_model_cannot_answer_are_named_before_the_first_round(monkeypatch):
+    """In place of torch's "Target 5 is out of bounds" in the middle of a round."""
+    plain = prepared_task.PLAIN
+    wrong = replace(plain, class_names=(), load_data=lambda spec, root: plain.load_data("labels", root))
+    monkeypatch.setattr(prepared_task, "TASK", wrong)
+    given: dict[str, Any] = {"task_ref": prepared_task.REFERENCE, "clients": 1, "strategy": "fedavg", "rounds": 1}
+    with pytest.raises(
+        DataError, match="train_y of client 0 holds label 5 in row 7, and the model of task 'prepared' has 2"
+    ):
+        simulate(make_study(task=wrong, data="{index}", **given))

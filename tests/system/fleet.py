@@ -37,6 +37,8 @@ PATIENCE_S = 150.0
 _STOP_TIMEOUT_S = 60.0
 _POLL_S = 0.02
 
+Wrap = Callable[[Sequence[str]], list[str]]
+
 open_fleets: list[Fleet] = []
 """Those whose `with` is not over, for whoever reports on a failed test."""
 
@@ -44,8 +46,9 @@ open_fleets: list[Fleet] = []
 class AgentProcess:
     """One device's agent. Its directory `state_dir` and its `log` outlast `kill`, `terminate` and `restart`."""
 
-    def __init__(self, device: str, options: Sequence[str], directory: Path) -> None:
+    def __init__(self, device: str, options: Sequence[str], directory: Path, wrap: Wrap = list) -> None:
         self.device = device
+        self._wrap = wrap
         self.state_dir = directory / device
         self._options = ["--device-id", device, "--state-dir", str(self.state_dir), *options]
         self._log = directory / f"{device}.log"
@@ -58,7 +61,7 @@ class AgentProcess:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("FEDPATCH_")}
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                command,
+                self._wrap(command),
                 cwd=ROOT,
                 env=environment,
                 stdin=subprocess.PIPE,
@@ -117,7 +120,7 @@ class AgentProcess:
         """What the process that runs now last wrote about itself; empty until it did."""
         try:
             status = json.loads((self.state_dir / "status.json").read_bytes())
-        except FileNotFoundError:
+        except (FileNotFoundError, ValueError):  # ValueError: a power cut left an empty file
             return {}
         return dict(status) if self._process is not None and status["pid"] == self.pid else {}
 
@@ -147,9 +150,13 @@ class AgentProcess:
 
 
 class Fleet:
-    """The agents of one fleet at one broker, with everything they keep in `directory`; all end with the `with`."""
+    """The agents of one fleet at one broker, with everything they keep in `directory`; all end with the `with`.
 
-    def __init__(self, broker: str, directory: Path, *, name: str = "demo") -> None:
+    `wrap` makes the command lines that are run of those of the agents.
+    """
+
+    def __init__(self, broker: str, directory: Path, *, name: str = "demo", wrap: Wrap = list) -> None:
+        self._wrap = wrap
         self.broker = broker
         self.name = name
         self.agents: dict[str, AgentProcess] = {}
@@ -170,7 +177,7 @@ class Fleet:
         # A test's own processes must not starve what they wait for.
         settings += ["--nice", "0", *options]
         self._directory.mkdir(parents=True, exist_ok=True)
-        agent = self.agents[device] = AgentProcess(device, settings, self._directory)
+        agent = self.agents[device] = AgentProcess(device, settings, self._directory, self._wrap)
         agent.start()
         return agent
 

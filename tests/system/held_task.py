@@ -50,7 +50,7 @@ class _Holding:
 
     def __init__(self) -> None:
         self.hold: Hold | None = None
-        self._steps = 0
+        self._steps = -1  # a process begins with a step on trial, which is none of its training
 
     def load_data(self, spec: str, root: Path) -> DeviceData:
         """The oracle's data."""

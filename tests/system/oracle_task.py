@@ -57,5 +57,6 @@ TASK = Task(
     batch_size=7,
     learning_rates={"fedavg": 0.2, "fedadam": 0.2, "fedavg-adam": 0.01},
     server_learning_rates={"fedadam": 0.02},
+    validation_share=0.0,  # the oracle has the paper's split
 )
 REFERENCE = "tests.system.oracle_task:TASK"

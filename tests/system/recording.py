@@ -81,7 +81,7 @@ class Haystack:
             part[start : start + WINDOW_BYTES] for part in self._parts for start in range(len(part) - WINDOW_BYTES + 1)
         }
 
-    def names_of(self, tensors: Mapping[str, Array]) -> set[str]:
+    def names_of(self, tensors: Iterable[str]) -> set[str]:
         """Those names that are anywhere in it."""
         return {name for name in tensors if any(name.encode() in part for part in self._parts)}
 

@@ -114,6 +114,11 @@ class Rogue:
         topic = topics.device_state(self._fleet, self._device)
         self._client.link.publish(topic, encode(Envelope(state)), retain=True)
 
+    def leave(self) -> None:
+        """Say that it is gone."""
+        topic = topics.device_state(self._fleet, self._device)
+        self._client.link.publish(topic, encode(Envelope(DeviceState(online=False, boot="1"))), retain=True)
+
     def say(self, payload: bytes) -> None:
         """Any bytes, where messages belong."""
         self._client.link.publish(topics.up(self._fleet, self._device), payload)

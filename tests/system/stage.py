@@ -65,7 +65,7 @@ class Stage:
     def begin(self, rounds: int = ROUNDS, program: str = "fedpatch", **changes: Any) -> Command:
         """`fedpatch run`, with a patience of minutes but for `changes`."""
         given = {"task": REFERENCE, "strategy": STRATEGY, "private": PRIVATE, "devices": len(DEVICES), **PATIENT}
-        given["encoding"] = "fp32+zstd"  # what the oracle plays
+        given |= {"encoding": "fp32+zstd", "norm-bound": "off"}  # what the oracle plays
         given |= {"broker": self.broker.url, "fleet": self.fleet.name, "state-dir": self.state_dir, "rounds": rounds}
         given |= {key.replace("_", "-"): value for key, value in changes.items()}
         return Command(program, "run", "--json", *(f"--{key}={value}" for key, value in given.items()))

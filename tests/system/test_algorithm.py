@@ -55,7 +55,8 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     admission = directory / "admission"
     with Mosquitto() as broker, client(broker.url, "witness") as reader, Fleet(broker.url, directory) as fleet:
         for device, data in DEVICES.items():
-            fleet.start(device, REFERENCE, data, f"file:{admission}" if device == LATECOMER else "always")
+            order = f"file:{admission}" if device == LATECOMER else "always"
+            fleet.start(device, REFERENCE, data, order, ["--private", "none"])
         fleet.wait_ready()
         yield Stage(fleet, Witness(reader, fleet.name), admission)
 
@@ -79,6 +80,7 @@ def _play(stage: Stage, state_dir: Path, strategy: str, private: str) -> tuple[R
         for patch in agent.patches.iterdir():
             patch.unlink()
     settings = RunSettings(
+        norm_bound="off",
         encoding="fp32+zstd",
         metrics=None,
         broker=stage.fleet.broker,

@@ -20,7 +20,7 @@ from tests.system.fleet import Fleet
 pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.timeout(600)]
 
 ROUNDS = 2
-DATA = {"ann": "shard:0/2", "bob": "shard:1/2"}
+DATA = {"ann": "shard:0/2,validation=0.1", "bob": "shard:1/2"}
 PATIENT = ("--wait-s", 100, "--grace-s", 100, "--recruit-deadline-s", 100, "--quorum", 1)
 
 
@@ -64,6 +64,16 @@ def test_what_evaluate_finds_is_what_was_written_down(played):
     assert found["user_accuracy"] == found["user_accuracy_when_made"] == models[0]["user_accuracy"]
     assert found["run"] == played.summary["run"]
     assert found["user_accuracy"] > 0.5
+    own = TASK.load_data(DATA["ann"], Path("/nonexistent"))
+    assert own.val_x is not None
+    assert [one["validation_examples"] for one in models] == [len(own.val_x)] * 2
+    assert [one["test_examples"] for one in models] == [found["test_examples"]] * 2 == [len(own.test_x)] * 2
+
+
+def test_training_and_report_leave_the_validation_part_out(played):
+    """Of ann's 719 training examples some are held out; bob, whose spec asks for no validation part, trains on all of his."""
+    own = [TASK.load_data(data, Path("/nonexistent")) for data in DATA.values()]
+    assert played.summary["rounds"][0]["num_examples"] == sum(len(one.train_x) for one in own) < 1437
 
 
 def test_predict_sorts_the_devices_own_images(played, tmp_path):

@@ -8,13 +8,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from coordinator.checkpoint import load_checkpoint
 from coordinator.runs import run_directory, start_run
 from coordinator.settings import RunSettings
+from device_agent.model_store import DIRECTORY
 from device_agent.patch_store import PatchKey, PatchStore
 from shared.model import schema_of
+from shared.model_metadata import METADATA_FILE, from_json
 from shared.patches import parse_policy
 from shared.tensors import MOMENTS, Array, Schema
 from shared.tls_files import TlsFiles
@@ -57,7 +60,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     directory = tmp_path_factory.mktemp("fleet")
     with Mosquitto("max_queued_messages 0") as broker, Fleet(broker.url, directory) as fleet:
         for device, data in DEVICES.items():
-            fleet.start(device, REFERENCE, data)
+            fleet.start(device, REFERENCE, data, options=["--private", "none"])  # so each policy can be asked for
         fleet.wait_ready()
         yield Stage(broker, fleet, {"broker": broker.url}, (broker.port, ()))
 
@@ -125,6 +128,19 @@ def _patches(agent: AgentProcess, run: str, private: str, scratch: Path) -> list
     return [dict(state.values) for state in states]
 
 
+def _input_statistics(agent: AgentProcess) -> dict[str, Array]:
+    """What the metadata of the device's personal model say of its training inputs, in both precisions."""
+    file = agent.patches.parent / DIRECTORY / TASK.name / "current" / METADATA_FILE
+    known = from_json(file.read_bytes(), str(file)).inputs
+    assert known is not None
+    found: dict[str, Array] = {}
+    for name in ("mean", "std", "min", "max"):
+        values = getattr(known, name)
+        found[f"inputs.{name}"] = np.array(values, np.float32)
+        found[f"inputs.{name} as double"] = np.frombuffer(np.array(values, np.float64).tobytes(), np.float32)
+    return found
+
+
 def _published(state_dir: Path, run: str, scratch: Path) -> dict[str, Array]:
     """The global model and moments that the last round began with."""
     scratch.mkdir()
@@ -156,6 +172,8 @@ def _check_what_was_private(stage: Stage, tmp_path: Path, private: str, encoding
             assert len(_telling(patch)) > len(patch) / 3
             assert haystack.names_of(patch) == set()
             assert haystack.values_of(patch) == set()
+        statistics = _input_statistics(agent)
+        assert _telling(statistics) and haystack.values_of(statistics) == set()
     public = _published(tmp_path, run, tmp_path / "published")
     assert public.keys() == set(_whole_schema().names) - private_names
     assert haystack.names_of(public) == public.keys()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,7 +54,7 @@ NO_CHUNKS = (b"fp", NOISE[:500], encode_chunk(Chunk("0" * 64, 0, 1, b"data"))[:-
 
 @dataclass(frozen=True)
 class Played:
-    """A run in which the rogue, in each round, did one of its misdeeds; `devices` are the registry's."""
+    """A run in which each misdeed was a rogue's, or one rogue's in turn; `devices` are the registry's."""
 
     summary: RunSummary
     verdicts: list[Verdict]
@@ -69,7 +71,30 @@ class Stage:
     directory: Path
 
     def play(self, misdeeds: Sequence[Misdeed]) -> Played:
-        """A run of as many rounds as there are misdeeds."""
+        """A run of as many rounds as there are misdeeds, in which all of them are the rogue's."""
+        self.rogue.appear()
+        return self._run(2, len(misdeeds), 0.5, lambda: self.rogue.play(misdeeds))
+
+    def play_all_at_once(self, misdeeds: Sequence[Misdeed]) -> Played:
+        """A run of two rounds; in the first one each misdeed is that of another rogue."""
+        with ExitStack() as stack, ThreadPoolExecutor(len(misdeeds)) as pool:
+            rogues = []
+            for device in rogue_names(len(misdeeds)):
+                voice = stack.enter_context(client(self.fleet.broker, device))
+                rogues.append(Rogue(voice, self.fleet.name, device, TASK.name, SCHEMA, TRAVELLING))
+                rogues[-1].appear()
+
+            def all_of_them() -> list[Verdict]:
+                played = [pool.submit(rogue.play, [misdeed]) for rogue, misdeed in zip(rogues, misdeeds, strict=True)]
+                return [verdict for one in played for verdict in one.result()]
+
+            # So small a quorum that the honest device alone may make the model, whoever leaves the count.
+            played = self._run(len(rogues) + 1, 2, 1 / (len(rogues) + 1), all_of_them)
+            for rogue in rogues:
+                rogue.leave()
+            return played
+
+    def _run(self, devices: int, rounds: int, quorum: float, misbehave: Callable[[], list[Verdict]]) -> Played:
         settings = RunSettings(
             metrics=None,
             broker=self.fleet.broker,
@@ -80,22 +105,27 @@ class Stage:
             private=PRIVATE,
             seed=SEED,
             encoding="fp32+zstd",  # of which a rogue makes what it likes
-            rounds=len(misdeeds),
-            devices=2,
-            quorum=0.5,
+            rounds=rounds,
+            devices=devices,
+            quorum=quorum,
             recruit_deadline_s=100.0,
             grace_s=100.0,
             max_model_mib=MAX_MODEL_MIB,
             quarantine_after=0,
+            norm_bound="off",  # the oracle has none
         )
-        self.rogue.appear()
         with ThreadPoolExecutor(1) as pool:
-            verdicts = pool.submit(self.rogue.play, misdeeds)
+            verdicts = pool.submit(misbehave)
             summary = start_run(settings, Silent())
             state, _, _ = load_checkpoint(run_directory(settings.state_dir, summary.run))
             with Registry(settings.state_dir / REGISTRY_FILE) as registry:
-                devices = {info.id: info for info in registry.devices()}
-            return Played(summary, verdicts.result(), state, devices)
+                known = {info.id: info for info in registry.devices()}
+            return Played(summary, verdicts.result(), state, known)
+
+
+def rogue_names(count: int) -> list[str]:
+    """Names of so many rogues."""
+    return [f"rogue-{number:02}" for number in range(count)]
 
 
 @pytest.fixture(scope="module")
@@ -110,23 +140,30 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 
 @pytest.fixture(scope="module")
 def played(stage: Stage) -> Played:
-    """A run with one misdeed per round, in their order."""
-    return stage.play([misdeed for _, misdeed in MISDEEDS.values()])
+    """A run with all misdeeds, in their order."""
+    return stage.play_all_at_once([misdeed for _, misdeed in MISDEEDS.values()])
 
 
 @pytest.mark.parametrize("name", MISDEEDS)
 def test_a_misdeed_is_refused_told_and_counted(played, name):
-    """The device hears why, the round's books count it, and the round goes on with the honest device alone."""
+    """The device hears why, the round's books name it, and the round goes on with the honest device alone."""
     number = list(MISDEEDS).index(name)
     reason, _ = MISDEEDS[name]
-    verdict, record = played.verdicts[number], played.summary.rounds[number]
+    verdict, record = played.verdicts[number], played.summary.rounds[0]
     assert isinstance(verdict.answer, Refused)
     assert (verdict.answer.reason, verdict.answer.digest) == (reason, verdict.digest)
     assert verdict.answer.detail
-    assert record.refused == {reason: 1}
-    assert record.failures == {reason: 1}
-    assert (record.outcome, record.accepted, record.reported) == ("aggregated", 2, 1)
+    assert record.offenders[rogue_names(len(MISDEEDS))[number]] == reason
+    reasons = Counter(reason for reason, _ in MISDEEDS.values())
+    assert record.refused == record.failures == reasons
+    assert (record.outcome, record.accepted, record.reported) == ("aggregated", len(MISDEEDS) + 1, 1)
     assert record.num_examples == len(device_data(DATA).train_x)
+
+
+def test_an_offender_is_not_asked_again(played):
+    """The next round is the honest device's alone."""
+    second = played.summary.rounds[1]
+    assert (second.outcome, second.cohort, second.reported, second.offenders) == ("aggregated", 1, 1, {})
 
 
 def test_a_private_value_is_named_to_the_device(played):
@@ -139,18 +176,18 @@ def test_a_private_value_is_named_to_the_device(played):
 
 def test_the_registry_counts_refusals_for_the_device(played):
     """Each side of the books: what the rogue did is the rogue's alone."""
-    rogue, honest = played.devices["rogue"], played.devices["honest"]
-    times = len(MISDEEDS)
-    assert (rogue.accepted, rogue.refused, rogue.reported) == (times, times, 0)
-    assert rogue.last_reason == list(MISDEEDS.values())[-1][0]
-    assert (honest.accepted, honest.refused, honest.reported, honest.last_reason) == (times, 0, times, "")
+    for device, (reason, _) in zip(rogue_names(len(MISDEEDS)), MISDEEDS.values(), strict=True):
+        rogue = played.devices[device]
+        assert (rogue.accepted, rogue.refused, rogue.reported, rogue.last_reason) == (1, 1, 0, reason)
+    honest = played.devices["honest"]
+    assert (honest.accepted, honest.refused, honest.reported, honest.last_reason) == (2, 0, 2, "")
 
 
 def test_the_model_is_that_of_the_honest_device_alone(played):
     """Nothing of a refused update is in the global model or its moments."""
     data = device_data(DATA)
     honest = (data.train_x, data.train_y, data.test_x, data.test_y)
-    rounds = [["honest"]] * len(MISDEEDS)
+    rounds = [["honest"]] * 2
     rate = TASK.learning_rates[STRATEGY]
     history = oracle.run_mtfl(
         build_model, {"honest": honest}, rounds, STRATEGY, PRIVATE, rate, batch_size=TASK.batch_size, seed=SEED

@@ -60,7 +60,8 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     data = study_of("fedavg", "none").data
     with Mosquitto() as broker, Fleet(broker.url, tmp_path_factory.mktemp("fleet")) as fleet:
         for index in range(CLIENTS):
-            fleet.start(client_id(index), TASK, data.format(index=index, count=CLIENTS, seed=SEED))
+            spec = data.format(index=index, count=CLIENTS, seed=SEED)
+            fleet.start(client_id(index), TASK, spec, options=["--private", "none"])
         fleet.wait_ready()
         yield fleet
 
@@ -71,6 +72,7 @@ def deployed(fleet: Fleet, study: Study, state_dir: Path) -> tuple[RunSummary, S
         for patch in agent.patches.iterdir():
             patch.unlink()
     settings = RunSettings(
+        norm_bound="off",
         metrics=None,
         broker=fleet.broker,
         fleet=fleet.name,

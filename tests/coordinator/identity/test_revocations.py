@@ -10,9 +10,10 @@ import pytest
 
 from coordinator.effects import Count
 from coordinator.engine import Engine
+from coordinator.fleet import REVOKED
 from coordinator.identity.index import DEVICE, Entry, Index
 from coordinator.identity.index_file import INDEX_NAME, read_index, write_index
-from coordinator.identity.revocations import REVOKED, Revocations
+from coordinator.identity.revocations import Revocations
 from coordinator.ledger import Ledger, Opening
 from coordinator.round_states import State
 from shared.errors import StateError

@@ -89,6 +89,24 @@ def test_the_page_fits_every_width_in_both_colour_schemes(chromium, pages, width
         assert ground == ("rgb(20, 24, 28)" if dark else "rgb(255, 255, 255)")
 
 
+_CUT = """[...document.querySelectorAll('.scroll')].filter(s => s.checkVisibility() && s.scrollWidth > s.clientWidth)
+  .map(s => s.getAttribute('aria-label'))"""
+
+
+@pytest.mark.slow
+def test_tables_on_a_wide_screen_are_whole_and_on_a_narrow_one_shaded_where_cut(chromium, pages):
+    """The shade at the right edge says that there is more to scroll to; where a table ends, its own ground covers the shade."""
+    for page in pages:
+        chromium.open(page, width=1600)
+        chromium.ask("document.querySelectorAll('details').forEach(d => d.open = true)")
+        assert chromium.ask(_CUT) == []
+        chromium.open(page, width=360)
+        chromium.ask("document.querySelectorAll('details').forEach(d => d.open = true)")
+        assert chromium.ask(_CUT)
+        shades = chromium.ask("getComputedStyle(document.querySelector('.scroll')).backgroundAttachment")
+        assert shades == "local, local, scroll, scroll"
+
+
 @pytest.mark.slow
 def test_whoever_does_not_see_the_charts_is_told_what_they_show(chromium, pages):
     """Headings, a name for every image, table and part; one image per chart, not one for each width."""

@@ -148,6 +148,19 @@ def test_a_run_without_rounds_has_a_page_too(status, because, words):
     assert words in text and f"UTC: {status}|" in text and "target_ua" in text
 
 
+def test_a_page_names_the_devices_whose_updates_were_bounded():
+    """With what of them it was and in how many rounds, as text; runs without any have no such table."""
+    bad: dict[str, list[str]] = {"<b>foe": ["weights", "exp_avg_sq"]}
+    records = (record(1, bounded={"norm": 1}, bounded_devices=bad), record(2, bounded={"norm": 1}, bounded_devices=bad))
+    page = _page(Run(info("a"), records))
+    assert "Devices whose updates were bounded" in page
+    assert "&lt;b&gt;foe" in page
+    assert "exp_avg_sq 2, weights 2" in page
+    assert "Devices whose updates were bounded" not in _page(Run(info("a"), (record(1),)))
+    [line, _] = csv.DictReader(io.StringIO(csv_text([Run(info("a"), records)]), newline=""))
+    assert (line["bounded"], line["bounded_devices"]) == ("norm=1", "<b>foe=weights,exp_avg_sq")
+
+
 def test_a_page_of_a_run_that_goes_on_says_so():
     """It is what was known when it was made."""
     assert "while a run was going on" in _page(run(3, status="running", stopped_because=None))
@@ -172,7 +185,7 @@ def test_runs_are_compared_by_figures_and_by_the_settings_that_differ():
     one = run(10, "a", settings={"target_ua": 0.8, "seed": 1, "task": "digits"})
     other = run(3, "b", settings={"target_ua": 0.8, "seed": 2, "task": "digits", "new": True})
     markup = comparison([one, other])
-    assert [[row[0], *row[5:10]] for row in _rows(markup, "Runs")] == [
+    assert [[row[0], *row[6:11]] for row in _rows(markup, "Runs")] == [
         ["a", "10", "0.910", "0.910", "4", "57 s"],
         ["b", "3", "0.700", "0.700", "not reached", "17 s"],
     ]

@@ -202,7 +202,7 @@ class SimulatedCoordinator:
         patch.setattr(coordinator.storing, "ThreadPoolExecutor", lambda *_: Disk(world, self._living))
         patch.setattr(coordinator.runs, "prepare", lambda settings: prepared())
         patch.setattr(coordinator.runs, "remember", lambda directory: None)
-        patch.setattr(coordinator.runs, "_chunk_bytes", lambda settings, connection: world.chunk_bytes)
+        patch.setattr(coordinator.connection, "find_chunk_bytes", lambda settings, boot: world.chunk_bytes)
 
         def engine(*args: Any, **given: Any) -> Any:
             self.engine = Engine(*args, **given)

@@ -14,6 +14,7 @@ from device_agent.idling import Idling
 from device_agent.job import Job
 from device_agent.namesake import Namesake
 from device_agent.notify import ServiceManager
+from device_agent.owner_limits import OwnerLimits
 from device_agent.performing import Identity
 from device_agent.performing import Performer as Hands
 from device_agent.trainer import TrainerEvent
@@ -95,7 +96,10 @@ class SimulatedDevice:
         self.directory.mkdir(parents=True, exist_ok=True)
         remove_unfinished(self.directory)
         owner = owner_of()
-        self._hands = Hands(identity, self.job, link=link, trainer=trainer, meter=owner.meter, directory=self.directory)
+        limits = OwnerLimits(self.directory / "patches", max_steps=1000, max_epochs=100)
+        self._hands = Hands(
+            identity, self.job, link=link, trainer=trainer, meter=owner.meter, limits=limits, directory=self.directory
+        )
         status: Any = SimpleNamespace(write=lambda changing: None)
         self.agent = Agent(
             self._hands,
@@ -107,7 +111,6 @@ class SimulatedDevice:
             namesake=Namesake(identity.boot, 180.0),
             upkeep=Upkeep(trainer, Idling(0.0), ServiceManager()),
         )
-        self._hands.take_up_spooled()
         trainer.start()
         link.subscribe(*topics.device_filters(FLEET, self.name))
         link.start()

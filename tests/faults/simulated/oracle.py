@@ -179,7 +179,7 @@ class Oracle:
         aggregated = record.outcome == "aggregated"
         assert aggregated == (key in self.models), f"round {record.round} is {record.outcome}; is there a model of it?"
         policy = self._world.coordinator.settings
-        due = self._opened[key] + policy.deadline_s + policy.grace_s
+        due = self._opened[key] + (policy.deadline_s or record.deadline_s) + policy.grace_s
         due = max(due, self._last_opened, self._world.coordinator.started_at[-1]) + AT_ONCE_S
         # The checkpoint decides: after a crash between the two, the registry only follows it.
         ended = self._ended.get(key, self._world.now)

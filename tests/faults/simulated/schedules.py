@@ -94,6 +94,7 @@ def settings(**changes: Any) -> RunSettings:
         "upload_window": 2,
         # Devices have tens of examples or hundreds, and the oracle's mean is Algorithm 1's, which knows no cap.
         "max_num_examples": "off",
+        "norm_bound": "off",
         "encoding": "fp32+zstd",
     }
     return RunSettings(**{**given, **changes})
@@ -126,7 +127,7 @@ def draw(seed: int) -> Schedule:
     schedule = Schedule(seed, given, weather, rng.choice((60, 150, 1000)))
     names = [f"pi-{number}" for number in range(devices)]
     for _ in range(rng.randint(2, 8)):
-        schedule.at(rng.uniform(1.0, _HORIZON_S), _draw_fault(rng, names, given.deadline_s))
+        schedule.at(rng.uniform(1.0, _HORIZON_S), _draw_fault(rng, names, given.deadline_s or 0.0))
     return schedule
 
 

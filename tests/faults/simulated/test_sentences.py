@@ -8,8 +8,9 @@ from functools import partial
 import pytest
 
 from coordinator.records import RoundRecord
+from coordinator.settings import RunSettings
 from shared.codec import decode
-from shared.messages import Committed, Offer
+from shared.messages import Accept, Committed, Offer
 from tests.faults.simulated.schedules import (
     Schedule,
     damage_checkpoint,
@@ -198,3 +199,84 @@ def test_a_device_is_switched_off_between_its_patch_and_its_update():
 
     world = played(watch)
     assert outcomes(world) == [("aggregated", 3)] * 3
+
+
+def mute(world: World, name: str) -> None:
+    """From now on nothing of a device reaches anybody but that it is there, and that it accepts: once a round."""
+    accepted: set[int] = set()
+
+    def swallows(topic: str, payload: bytes) -> bool:
+        if world.is_calm or f"/dev/{name}/" not in topic or topic.endswith(("/state", "/dn")):
+            return False
+        if topic.endswith("/up") and is_up(Accept, payload) and (number := decode(payload).round) not in accepted:
+            accepted.add(number)
+            return False
+        return True
+
+    world.broker.swallows = swallows
+
+
+def defaults(**changes: object) -> Schedule:
+    """Devices under the default policy of rounds."""
+    names = ("quorum", "recruit_deadline_s", "deadline_s", "grace_s", "rejoin_s", "wait_s", "max_failed_rounds")
+    return Schedule(1, settings(**{name: getattr(RunSettings(), name) for name in names}, **changes))
+
+
+def test_a_device_among_four_accepts_and_is_mute():
+    """With default settings one round fails within two minutes; the others do not wait for the deadline of 600 s."""
+    world = play(defaults(devices=4, rounds=9), lambda world: mute(world, "pi-1"))
+    played = rounds(world)
+    assert [record.outcome for record in played] == ["failed", *["aggregated"] * 8]
+    assert played[0].failures == {"silent": 1}
+    assert [record.absent["pi-1"] for record in played] == [1, 2, 2, 3, 3, 3, 3, 4, 4]
+    assert all(record.seconds < 120.0 for record in played)
+    assert all(record.seconds < 40.0 for record in played[1:])
+
+
+def test_the_upload_of_a_device_among_four_stands_still():
+    """Its first chunk comes, and no other, while it offers again and again: the round ends long before its deadline."""
+
+    def watch(world: World) -> None:
+        seen: set[bytes] = set()
+
+        def swallows(topic: str, payload: bytes) -> bool:
+            if world.is_calm or "/dev/pi-1/blob/" not in topic:
+                return False
+            seen.add(payload)
+            return len(seen) > 1
+
+        world.broker.swallows = swallows
+
+    world = play(defaults(devices=4, rounds=3), watch)
+    played = rounds(world)
+    assert [record.outcome for record in played] == ["failed", "aggregated", "aggregated"]
+    assert played[0].failures == {"silent": 1}
+    assert played[0].seconds < 200.0
+
+
+def test_a_slow_device_among_four_is_waited_for():
+    """It takes half of the first deadline, and is in the round; the next deadline follows from that."""
+
+    def watch(world: World) -> None:
+        world.train_s = (250.0, 300.0)
+
+    world = play(defaults(devices=4, rounds=3), watch)
+    assert outcomes(world) == [("aggregated", 4)] * 3
+    first, second, _ = rounds(world)
+    assert first.deadline_s == 600.0
+    assert first.report_p90_s is not None
+    assert second.deadline_s == 3 * first.report_p90_s > 750.0
+
+
+def test_the_coordinator_is_killed_and_knows_the_absent_device_and_the_deadline():
+    """Both follow from the records of the rounds."""
+
+    def watch(world: World) -> None:
+        mute(world, "pi-1")
+        world.when("round 4: the update of", partial(world.coordinator.die_here, 5.0))
+
+    world = play(defaults(devices=4, rounds=7), watch)
+    played = rounds(world)
+    assert [record.outcome for record in played] == ["failed", *["aggregated"] * 6]
+    assert [record.absent["pi-1"] for record in played] == [1, 2, 2, 3, 3, 3, 3]
+    assert all(record.deadline_s == 60.0 for record in played[2:])

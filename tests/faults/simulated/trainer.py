@@ -13,6 +13,7 @@ from device_agent.effects import JobKey
 from device_agent.global_model import read_global_model
 from device_agent.held_model import DIRECTORY, HeldModel
 from device_agent.patch_store import PatchKey, PatchRecord, PatchState, PatchStore
+from device_agent.private_floor import PrivateFloor
 from device_agent.trainer import Died, TrainerEvent
 from device_agent.training_channel import Ready, TrainCancelled, TrainCommand, Trained, TrainFailed, TrainProgress
 from shared.compression import pack
@@ -116,7 +117,7 @@ class SimulatedTrainer:
     def _set_up(self) -> None:
         self._store = PatchStore(self._patches)
         self._held.tidy()
-        self._answer(Ready("digits", SCHEMA.digest, examples(self._device)))
+        self._answer(Ready("digits", SCHEMA.digest, examples(self._device), SCHEMA.specs))
         if self._lessons:
             self._begin()
 
@@ -156,6 +157,7 @@ class SimulatedTrainer:
             self._next()
             return
         self._world.oracle.saving(self._device, lesson.command, lesson.record.after)
+        PrivateFloor(self._patches, "digits").note(lesson.record.after.values, SCHEMA)
         self._store.save(lesson.record)
         self._later(0.01, self._write)
 

@@ -25,7 +25,7 @@ SPECS = st.builds(
     st.integers(0, 6),
     st.integers(7, 9),
     st.integers(0, 2),
-    st.sampled_from(["", ",noisy", ",noise=0.5", ",noisy-fraction=0.5"]),
+    st.sampled_from(["", ",noisy", ",noise=0.5", ",noisy-fraction=0.5", ",validation=0.2"]),
 )
 
 
@@ -41,7 +41,7 @@ def test_the_installed_name_leads_here():
 def test_ten_devices_hold_all_1797_digits():
     """The demo's data specs share out the whole data set, as the model takes it."""
     devices = [_load(TASK.demo_data.format(index=index, count=10)) for index in range(10)]
-    assert sum(len(data.train_x) for data in devices) == 1437
+    assert sum(len(data.train_x) + (0 if data.val_x is None else len(data.val_x)) for data in devices) == 1437
     assert sum(len(data.test_x) for data in devices) == 360
     for data in devices:
         assert data.train_x.shape[1:] == data.test_x.shape[1:] == (64,)
@@ -78,6 +78,20 @@ def test_a_noisy_device_trains_on_noise_and_does_not_count():
     assert np.mean(np.isin(noisy.train_x, [0.0, 1.0])) > 0.8
 
 
+@pytest.mark.parametrize("place", ["shard:2/10", "aligned:2/10,seed=3"])
+def test_a_shard_without_validation_is_the_papers_split(place):
+    """All training examples train; with a validation part some of these are held out, and the test part is the same."""
+    paper, demo = _load(place), _load(f"{place},validation=0.1")
+    assert paper.val_x is not None and demo.val_x is not None and demo.val_y is not None
+    assert len(paper.val_x) == 0
+    assert len(demo.train_x) + len(demo.val_x) == len(paper.train_x)
+    assert 5 <= len(demo.val_x) <= 25
+    assert np.array_equal(demo.test_x, paper.test_x)
+    targets = {image.tobytes(): target for image, target in zip(paper.train_x, paper.train_y, strict=True)}
+    for images, own in ((demo.train_x, demo.train_y), (demo.val_x, demo.val_y)):
+        assert [targets[image.tobytes()] for image in images] == own.tolist()
+
+
 @settings(max_examples=20, deadline=None)
 @given(st.lists(SPECS, max_size=4))
 def test_many_devices_at_once_get_what_each_gets_alone(specs):
@@ -86,7 +100,7 @@ def test_many_devices_at_once_get_what_each_gets_alone(specs):
     for spec, data in zip(specs, TASK.load_many(specs, NOWHERE), strict=True):
         alone = _load(spec)
         assert data.counts_in_ua == alone.counts_in_ua
-        for part in ("train_x", "train_y", "test_x", "test_y"):
+        for part in ("train_x", "train_y", "test_x", "test_y", "val_x", "val_y"):
             found, expected = getattr(data, part), getattr(alone, part)
             assert (found.dtype, found.shape, found.tobytes()) == (expected.dtype, expected.shape, expected.tobytes())
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from shared.errors import DataError, UsageError
+from shared.task_checks import checked
 from shared.tasks import mnist
 from shared.tasks.mnist import MIRRORS, TASK, TEST_IMAGES, TEST_LABELS, TRAIN_IMAGES, TRAIN_LABELS, read_idx
 
@@ -103,6 +104,111 @@ def test_many_devices_at_once_get_what_each_gets_alone_from_one_reading(tmp_path
         for part in ("train_x", "train_y", "test_x", "test_y"):
             assert np.array_equal(getattr(data, part), getattr(expected, part))
     assert read == {"fetch": 4, "read_idx": 4}
+
+
+def _own_files(folder, *, gz=False, side=28, label=9, count=40):
+    """Four files in MNIST's format that are somebody's own."""
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(1)
+    for kind, size in (("train", count), ("t10k", 20)):
+        pixels = rng.integers(0, 256, (size, side, side), dtype=np.uint8)
+        labels = (np.arange(size) % (label + 1)).astype(np.uint8)
+        for name, values in ((f"{kind}-images-idx3-ubyte", pixels), (f"{kind}-labels-idx1-ubyte", labels)):
+            content = _idx(values)
+            (folder / f"{name}{'.gz' if gz else ''}").write_bytes(gzip.compress(content) if gz else content)
+
+
+@pytest.mark.parametrize("gz", [False, True])
+def test_files_of_ones_own_in_mnists_format_are_trained_on(tmp_path, gz):
+    """All of them on one device, or shared out as MNIST is; gzipped or not, without a checksum."""
+    _own_files(tmp_path / "letters", gz=gz)
+    data = TASK.load_data("files:letters", tmp_path)
+    assert (data.train_x.shape, data.test_x.shape) == ((40, 784), (20, 784))
+    assert data.train_x.dtype == np.float32 and data.train_x.max() <= 1.0
+    assert sorted(data.train_y.tolist()) == sorted(np.arange(40) % 10)
+    assert TASK.load_many is not None
+    shares = TASK.load_many([f"files:letters,shard:{one}/4,seed=3" for one in range(4)], tmp_path)
+    assert sum(len(one.train_x) for one in shares) == 40
+    checked(TASK, data, "device pi")
+
+
+def test_the_name_with_a_dot_before_idx_is_found_too(tmp_path):
+    """As some archives have it."""
+    _own_files(tmp_path / "own")
+    for path in list((tmp_path / "own").iterdir()):
+        path.rename(path.with_name(path.name.replace("-idx", ".idx")))
+    assert len(TASK.load_data("files:own", tmp_path).train_x) == 40
+
+
+@pytest.mark.parametrize(
+    ("prepare", "problem"),
+    [
+        (
+            lambda folder: _own_files(folder, side=32),
+            "holds images of 32 x 32 pixels; this task's model takes 28 x 28: scale",
+        ),
+        (
+            lambda folder: _own_files(folder, label=25),
+            "holds label 10 at place 10; this task has the ten classes 0 to 9",
+        ),
+        (
+            lambda folder: folder.mkdir(),
+            "holds no train-images-idx3-ubyte; it needs train-images-idx3-ubyte, train-labels",
+        ),
+    ],
+)
+def test_files_that_the_model_cannot_take_are_named(tmp_path, prepare, problem):
+    """With what to change; nothing is to be deleted."""
+    prepare(tmp_path / "own")
+    with pytest.raises(DataError, match=problem) as caught:
+        TASK.load_data("files:own", tmp_path)
+    assert "delete it" not in str(caught.value)
+
+
+def test_images_and_labels_that_do_not_belong_together_are_named(tmp_path):
+    """Exchanged files, and other numbers of both."""
+    _own_files(tmp_path / "own")
+    folder = tmp_path / "own"
+    images, labels = folder / "train-images-idx3-ubyte", folder / "train-labels-idx1-ubyte"
+    images.rename(folder / "x")
+    labels.rename(images)
+    (folder / "x").rename(labels)
+    with pytest.raises(DataError, match="are the files exchanged"):
+        TASK.load_data("files:own", tmp_path)
+    images.write_bytes(_idx(np.zeros((7, 28, 28), np.uint8)))
+    labels.write_bytes(_idx(np.zeros(8, np.uint8)))
+    with pytest.raises(DataError, match="holds 7 images and train-labels-idx1-ubyte 8 labels; give one label"):
+        TASK.load_data("files:own", tmp_path)
+
+
+def test_a_damaged_file_of_ones_own_is_to_be_replaced(tmp_path):
+    """It cannot be fetched again."""
+    _own_files(tmp_path / "own")
+    path = tmp_path / "own" / "t10k-labels-idx1-ubyte"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(DataError, match="announces 20 values, holds 19; replace it by a whole file"):
+        TASK.load_data("files:own", tmp_path)
+
+
+@pytest.mark.parametrize("spec", ["files:", "files:,shard:0/2", "files:own,shrad:0/2", "files:nowhere"])
+def test_a_wrong_spec_of_ones_own_files_is_refused(tmp_path, spec):
+    """No folder, no share, a folder that is not there."""
+    with pytest.raises(UsageError):
+        TASK.load_data(spec, tmp_path)
+
+
+def test_ones_own_files_under_mnists_names_are_not_called_damaged(tmp_path):
+    """They are whole: the message says how to train on them, and not to delete them."""
+    _own_files(tmp_path / "mnist", gz=True)
+    with pytest.raises(DataError) as caught:
+        TASK.load_data("shard:0/2", tmp_path)
+    text = str(caught.value)
+    assert "is whole and in MNIST's format, but it is not MNIST's own file" in text
+    assert "files:own,shard:0/10" in text and "delete" not in text
+    path = tmp_path / "mnist" / TRAIN_IMAGES.name
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(DataError, match="delete it to fetch it again"):
+        TASK.load_data("shard:0/2", tmp_path)
 
 
 @pytest.mark.real_data("mnist/train-images-idx3-ubyte.gz")

@@ -34,6 +34,8 @@ TEST = _labels(24, 60)
         ("shard:1/2,noise=3.0", DataSpec("shard", 1, 2, noisy=True, noise=3.0)),
         ("shard:1/2,noisy-fraction=0.2,seed=1", DataSpec("shard", 1, 2, seed=1, noisy_fraction=0.2)),
         ("shard:1/2,noise=2,noisy-fraction=0.2", DataSpec("shard", 1, 2, noise=2.0, noisy_fraction=0.2)),
+        ("shard:1/2,validation=0.1", DataSpec("shard", 1, 2, validation=0.1)),
+        ("shard:1/2,validation=0", DataSpec("shard", 1, 2)),
     ],
 )
 def test_spec_says_which_part_of_which_split(text, spec):
@@ -63,6 +65,8 @@ def test_spec_says_which_part_of_which_split(text, spec):
         ("shard:0/10,noise=loud", "'noise=loud': the standard deviation"),
         ("shard:0/10,noisy-fraction=1.1", "'noisy-fraction=1.1': the fraction"),
         ("shard:0/10,noisy-fraction=nan", "'noisy-fraction=nan': the fraction"),
+        ("shard:0/10,validation=0.6", "'validation=0.6': the share must be a number from 0 to 0.5"),
+        ("shard:0/10,validation=nan", "'validation=nan': the share"),
         ("shard:0/10,noisy,noise=3", "'noisy' stands alone"),
         ("shard:0/10,noisy,noisy-fraction=0.2", "'noisy' stands alone"),
     ],

@@ -10,7 +10,7 @@ _GROUPS = (
     (2, "vanished in the round", "purple", ("lost",)),
     (3, "failed or late", BAD, ("failed", "late")),
     (4, "barred, held back or other task", "dark-red", ("barred", "quarantined", "drained", "other_task")),
-    (5, "unwilling or declined", WARNING, ("unwilling", "declined")),
+    (5, "unwilling, declined or starting", WARNING, ("unwilling", "declined", "starting")),
     (6, "eligible", OK, ("eligible",)),
     (7, "invited or accepted", "light-blue", ("invited", "accepted")),
     (8, "training", "blue", ("training",)),

@@ -1,4 +1,4 @@
-"""Rounds between this version and the one before, from the repository's history: what a half upgraded fleet does."""
+"""Rounds between this version and earlier ones, from the repository's history: what a half upgraded fleet does."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from typing import Any
 
 import pytest
 
-from tests.hosts.bases import ROOT
 from tests.system.commands import Command, run
-from tests.system.fleet import Fleet
+from tests.system.fleet import ROOT, Fleet
 
-pytestmark = [pytest.mark.hosts, pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(900)]
 
-BEFORE = "d5045a1"
+# The last version before devices could name the features that they understand, and one before models travelled as deltas.
+EARLIER = ["53edeab", pytest.param("d5045a1", marks=pytest.mark.hosts)]
 PACKAGES = ["coordinator", "device_agent", "shared", "simulator"]
 DEVICES = ["ann", "bob"]
 ROUNDS = 4
 
 
-@pytest.fixture(scope="module")
-def before(tmp_path_factory) -> Path:
-    """The code of the version before."""
-    command = ["git", "-C", str(ROOT), "archive", BEFORE, *PACKAGES]
+@pytest.fixture(scope="module", params=EARLIER)
+def before(request, tmp_path_factory) -> Path:
+    """The code of an earlier version."""
+    command = ["git", "-C", str(ROOT), "archive", request.param, *PACKAGES]
     told = subprocess.run(command, capture_output=True, check=False)
     if told.returncode != 0:
-        pytest.skip(f"no {BEFORE} in this repository's history: {told.stderr.decode().strip()}")
+        pytest.skip(f"no {request.param} in this repository's history: {told.stderr.decode().strip()}")
     folder = Path(tmp_path_factory.mktemp("before"))
     with tarfile.open(fileobj=BytesIO(told.stdout)) as archive:
         archive.extractall(folder, filter="data")
@@ -52,7 +52,7 @@ def _start(fleet: Fleet, code: Path, monkeypatch: pytest.MonkeyPatch, devices: S
 
 def _settings(fleet: Fleet, state_dir: Path) -> list[object]:
     named = {"broker": fleet.broker, "fleet": fleet.name, "state-dir": state_dir, "task": "digits", "rounds": ROUNDS}
-    named |= {"devices": len(DEVICES), "recruit-deadline-s": 100, "deadline-s": 300, "quorum": 1}
+    named |= {"devices": len(DEVICES), "recruit-deadline-s": 100, "deadline-s": 300, "quorum": 1, "wait-s": 150}
     return [word for name, value in named.items() for word in (f"--{name}", value)]
 
 

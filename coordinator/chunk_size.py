@@ -1,0 +1,76 @@
+"""Chunk size that the broker takes, found by publishing a chunk before a run begins.
+
+A broker may take smaller messages than it states: `message_size_limit` of mosquitto does not appear in CONNACK. It drops a
+larger message and answers with a reason code in MQTT 5, and without any sign in MQTT 3.1.1.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+
+from coordinator.claim import client_id
+from coordinator.settings import RunSettings
+from shared.errors import BrokerError
+from shared.probe import Probe
+from shared.topics import model_chunk
+from shared.transfer import CHUNK_OVERHEAD_BYTES, MIN_CHUNK_BYTES, chunk_bytes_within
+
+# A broker that lets the coordinator read this topic echoes within this time; most access rules do not.
+_ECHO_S = 1.0
+
+_log = logging.getLogger("fedpatch.coordinator")
+
+
+def find_chunk_bytes(settings: RunSettings, boot: str) -> int:
+    """Find the largest chunk that passes the broker, halving `chunk_kib` until one does.
+
+    Connect under a client id of its own and publish to the topic of a blob that does not exist, so that no device receives it.
+    Over MQTT 3.1.1 a broker that lets nobody read that topic gives no sign; then the configured size is returned.
+
+    Args:
+        settings: The broker, and `chunk_kib` as the largest size to try.
+        boot: Nonce of this coordinator's start, which makes the client id unique.
+
+    Returns:
+        Data bytes per chunk, at least MIN_CHUNK_BYTES.
+
+    Raises:
+        BrokerError: The broker cannot be reached, or takes no chunk of MIN_CHUNK_BYTES.
+
+    Example:
+        >>> find_chunk_bytes(RunSettings(broker="mqtt://127.0.0.1"), boot="c0ffee")  # doctest: +SKIP
+        98304
+    """
+    wanted = settings.chunk_kib * 1024
+    with Probe(settings, f"{client_id(settings.fleet)}.{boot}") as probe:
+        size = wanted = chunk_bytes_within(wanted, probe.connected.max_packet_bytes)
+    while not _passes(settings, boot, size):
+        if size <= MIN_CHUNK_BYTES:
+            raise BrokerError(
+                f"the broker takes no messages of {MIN_CHUNK_BYTES + CHUNK_OVERHEAD_BYTES} bytes; raise its limit "
+                "(mosquitto: message_size_limit)"
+            )
+        size = max(MIN_CHUNK_BYTES, size // 2)
+    if size < wanted:
+        _log.warning(
+            "the broker takes no messages of %d bytes, so chunks have %d bytes instead of %d; to use larger "
+            "ones, raise its limit (mosquitto: message_size_limit)",
+            min(wanted, 2 * size) + CHUNK_OVERHEAD_BYTES,
+            size,
+            wanted,
+        )
+    return size
+
+
+def _passes(settings: RunSettings, boot: str, size: int) -> bool:
+    """Whether a chunk of `size` data bytes passes. A broker may close the connection at it, so each has its own."""
+    topic = model_chunk(settings.fleet, hashlib.sha256(boot.encode()).hexdigest(), 0)
+    with Probe(settings, f"{client_id(settings.fleet)}.{boot}") as probe:
+        echoes = False
+        if probe.connected.protocol == "3.1.1":
+            echoes = not probe.subscribe(topic) and probe.publish(topic, b"") == "taken"
+            echoes = echoes and probe.gets(topic, b"", timeout_s=_ECHO_S) is not None
+        payload = bytes(size + CHUNK_OVERHEAD_BYTES)
+        taken = probe.publish(topic, payload) == "taken"
+        return taken and (not echoes or probe.gets(topic, payload) is not None)

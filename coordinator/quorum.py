@@ -1,0 +1,96 @@
+"""Which devices a round is meant for, and how many of them must report: the rule of quorum and target, in one place.
+
+`RULE` says it for people; docs/concepts.md, docs/protocol.md and docs/configuration.md repeat it, and a test compares them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from coordinator.selection import ROUNDING
+
+RULE = (
+    "A round is meant for `participation` of the fleet, but no fewer than `min_cohort` devices. "
+    "The fleet is all devices that this run has seen with its task, or `devices` if that is more. "
+    "A device counts also while it is offline, unwilling or silent.",
+    "Of the devices that a round is meant for, the share `quorum` must report, and no fewer than `min_cohort`. "
+    "Otherwise the round fails and the model stays as it was. "
+    "While fewer devices can be asked, no round begins: the run names the missing devices and waits, for `wait_s` at most.",
+    "Devices that are held back (drained, quarantined or revoked) do not count. "
+    "Neither do devices that cannot take part in this run, and offenders. "
+    "An offender is a device whose update was refused for an offence; it is not asked again in this run. "
+    "Offenders and devices that cannot take part never reduce the updates needed from two or more to one.",
+    "Missing devices that a run has waited for in vain, 60 s or `wait_s` if that is less, do not count until they are back. "
+    "Neither do absent devices, which missed the last round in which they were asked. "
+    "But if they are half of the fleet or more, all of them count: a minority never makes the model.",
+    "A round reaches `target_ua` only if it succeeds and as many devices as its quorum measured a user accuracy.",
+)
+"""The rule, as paragraphs."""
+
+
+HELP = {
+    "devices": "Devices to wait for before the first round; the fleet never counts as fewer.",
+    "participation": "Share of the fleet that a round is meant for.",
+    "min_cohort": "Devices that a round is meant for and that must report, whatever participation and quorum say.",
+    "quorum": "Share of the devices that a round is meant for that must report, else the round fails.",
+    "max_failed_rounds": "Failed rounds in a row after which the run fails; those within recruit_deadline_s count as one.",
+}
+"""What the settings mean, in short, for help texts."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How many devices a run counts.
+
+    `fleet` are all but those that are held back, `left` of them have left the count for good, and `missing` are
+    those of the others that were waited for in vain.
+    """
+
+    fleet: int
+    left: int = 0
+    missing: int = 0
+
+    @property
+    def counted(self) -> int:
+        """Devices of which a round is a share."""
+        rest = self.fleet - self.left
+        return rest if 2 * self.missing >= rest else rest - self.missing
+
+
+def updates_needed(meant: int, quorum: float, min_cohort: int) -> int:
+    """Updates that make the quorum of a round that is meant for `meant` devices."""
+    return max(min_cohort, _share(meant, quorum))
+
+
+def without(meant: int, left: int, quorum: float) -> int:
+    """Devices that a round is meant for after `left` of `meant` have left the count.
+
+    It never becomes so few that one update would be enough where two or more were needed before.
+    """
+    least = min(2, _share(meant, quorum))
+    rest = max(0, meant - max(0, left))
+    while _share(rest, quorum) < least:
+        rest += 1
+    return rest
+
+
+def devices_meant(standing: Standing, participation: float, quorum: float, min_cohort: int) -> int:
+    """Devices that the next round is meant for.
+
+    Args:
+        standing: The devices that count.
+        participation: Share of them that a round is meant for, above 0 and at most 1.
+        quorum: Share of those that must report, above 0 and at most 1.
+        min_cohort: Devices that must report in any case, 1 or more.
+
+    Returns:
+        A number of devices, which may be more than can be asked now.
+    """
+    all_of_them = int(participation * standing.fleet + ROUNDING)
+    counted = int(participation * standing.counted + ROUNDING)
+    return max(min_cohort, without(all_of_them, all_of_them - counted, quorum))
+
+
+def _share(devices: int, quorum: float) -> int:
+    return math.ceil(quorum * devices - ROUNDING)

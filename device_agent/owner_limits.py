@@ -1,0 +1,177 @@
+"""The owner's limits to a work request: what stays private at least, and how much training one request may ask for.
+
+The agent asks here before it accepts, before anything is downloaded, and once more before an update is offered. The training
+process checks the floor a second time by itself (device_agent.local_update).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from device_agent.admission import Verdict
+from device_agent.plans import why_too_long
+from device_agent.private_floor import LEAST, Floor, Kept, PrivateFloor, public_schema, tasks_with_records, undercut
+from device_agent.training_channel import Ready
+from shared.errors import FedpatchError, StateError, WireError
+from shared.files import stamp_of
+from shared.messages import Manifest, WorkRequest
+from shared.reasons import DeclineReason
+from shared.schema import Schema, listing
+
+_log = logging.getLogger("fedpatch.owner")
+
+
+DAMAGED = "damaged"
+UNKNOWN_FLOOR = Verdict(
+    False, "the device's record of what stayed private is damaged", reason=DeclineReason.PRIVATE_POLICY
+)
+"""The answer to every request where it is not known what stayed private, until the owner decides."""
+
+
+@dataclass(frozen=True)
+class _Model:
+    """The device's model as its training process reports it."""
+
+    task: str
+    schema: Schema
+    num_examples: int
+    floor: PrivateFloor
+
+
+class OwnerLimits:
+    """The limits of one agent with its patches in `patch_dir`.
+
+    `private` is the owner's setting, a policy's text or "" for the default; `max_steps` and `max_epochs` bound one request.
+    """
+
+    def __init__(self, patch_dir: Path, *, private: str = "", max_steps: int, max_epochs: int) -> None:
+        self._patch_dir = patch_dir
+        self._private = private
+        self._max_steps = max_steps
+        self._max_epochs = max_epochs
+        self._model: _Model | None = None
+        self._told: tuple[object, dict[str, Any]] = None, {}
+
+    def take(self, ready: Ready) -> None:
+        """The model and data that the training process has. UsageError where the setting does not fit the model."""
+        schema = Schema(ready.tensors)
+        if schema.digest != ready.schema:
+            raise WireError("training channel: the digest of the schema is not that of its tensors")
+        floor = PrivateFloor(self._patch_dir, ready.task, self._private)
+        floor.check(schema)
+        known, self._model = self._model, _Model(ready.task, schema, ready.num_examples, floor)
+        if known is None:
+            _log.info("private: %s", self.told()["words"])
+
+    def refusal(self, task: str, request: WorkRequest) -> Verdict | None:
+        """Why a request is beyond the owner's limits; None where it is within, or about another model than this device's."""
+        model = self._model
+        if model is None or (task, request.schema) != (model.task, model.schema.digest):
+            return None
+        try:
+            lacking = undercut(self._floor(model), request.private, model.schema)
+        except StateError as error:
+            _log.error("%s", error)
+            return UNKNOWN_FLOOR
+        except FedpatchError as error:
+            return _no(DeclineReason.UNSUPPORTED, f"private {request.private}: {error}")
+        if lacking:
+            least = self._floor(model).words
+            _log.warning("private: a request with %s would publish %s", request.private, listing(lacking))
+            why = f"the request keeps {request.private} private, the owner of this device at least {least}"
+            return _no(DeclineReason.PRIVATE_POLICY, f"{why}; {listing(lacking)} would leave it")
+        limits = {"max_steps": self._max_steps, "max_epochs": self._max_epochs}
+        why = why_too_long(request.plan, model.num_examples, **limits)
+        return _no(DeclineReason.PLAN_LIMIT, why) if why else None
+
+    def why_not_send(self, request: WorkRequest | None, manifest: Manifest) -> str:
+        """Why an update must not leave the device, in words; "" where it holds just what may.
+
+        `request` is the one that it answers, None where that is not known: then nobody can tell what it holds.
+        """
+        model = self._model
+        if model is None or request is None:
+            return "the update does not tell which request it answers"
+        try:
+            floor = self._floor(model)
+            lacking = undercut(floor, request.private, model.schema)
+            allowed = public_schema(floor, request.private, model.schema, request.plan.moments)
+        except FedpatchError as error:
+            return str(error)
+        if lacking:
+            return f"the owner keeps {floor.words} private at least, and the update holds {listing(lacking)}"
+        if manifest.schema != allowed.digest:
+            return "the update does not hold just the tensors that may leave this device"
+        return ""
+
+    def told(self) -> dict[str, Any]:
+        """The floor for `status.json`; empty until the model is known."""
+        if self._model is None:
+            return {}
+        now = (self._model, stamp_of(self._model.floor.path))
+        if now != self._told[0]:
+            self._told = now, self._look(self._model)
+        return self._told[1]
+
+    def _look(self, model: _Model) -> dict[str, Any]:
+        try:
+            return told_of(self._floor(model), model.schema)
+        except StateError as error:
+            return _damaged(error)
+
+    @staticmethod
+    def _floor(model: _Model) -> Floor:
+        return model.floor.of(model.schema)
+
+
+def told_of(floor: Floor, schema: Schema) -> dict[str, Any]:
+    """A floor for people and programs of the same device; `below_default`: the owner lets more travel than the default."""
+    of = len([one for one in schema.specs if one.role != "moment"])
+    words = f"at least {floor.words}: {len(floor.names)} of {of} tensors of the model never leave this device"
+    below = not LEAST.keeps(schema) <= floor.names
+    words = f"{words} ({SOURCES[floor.source]})"
+    return _told(floor.words, floor.source, words, tensors=sorted(floor.names), below=below)
+
+
+def least_without_model(setting: str, patch_dir: Path, task: str = "") -> dict[str, Any]:
+    """The floor of a task as far as it is known without the model, as `told_of` gives it; `tensors` stayed in earlier rounds.
+
+    Without a task, what stayed in the rounds of any task of this device.
+    """
+    if setting:
+        return _told(
+            setting, "setting", f"at least {setting} ({SOURCES['setting']})", below=setting in ("none", "stats")
+        )
+    kept = Kept()
+    try:
+        for one in [task] if task else tasks_with_records(patch_dir):
+            kept = kept.or_also(PrivateFloor(patch_dir, one).kept())
+    except StateError as error:
+        return _damaged(error)
+    if kept == Kept():
+        return _told(str(LEAST), "default", f"at least {LEAST} ({SOURCES['default']})")
+    words = f"at least {LEAST}, and what stayed in earlier rounds: {kept}"
+    return _told(str(LEAST), "earlier rounds", words, tensors=sorted(kept.names))
+
+
+def _damaged(error: StateError) -> dict[str, Any]:
+    return _told("", DAMAGED, str(error))
+
+
+def _told(least: str, source: str, words: str, *, tensors: Sequence[str] = (), below: bool = False) -> dict[str, Any]:
+    return {"least": least, "source": source, "tensors": list(tensors), "below_default": below, "words": words}
+
+
+SOURCES = {
+    "setting": "the owner's setting",
+    "default": "the default",
+    "earlier rounds": "it stayed in earlier rounds",
+}
+
+
+def _no(reason: DeclineReason, why: str) -> Verdict:
+    return Verdict(False, why, reason=reason)

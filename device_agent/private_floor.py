@@ -1,0 +1,177 @@
+"""What at least stays private on this device, whatever a work request says: the owner's decision, and its record on disk.
+
+The floor is a set of the model's tensors. The owner's setting `private` names it. Without the setting it is every tensor that
+stayed private in any earlier round of the task, and the policy `affine` at least. Requests are compared with it by names, never
+by the texts of policies: the moments of a tensor belong to the tensor.
+
+The record of earlier rounds lies beside the patches, one file a task. It holds names, and the roles of which every tensor
+stayed, so that it covers new layers of a task's next version too. It grows before a patch is saved, and nothing here makes it
+smaller. Where it is damaged, nothing is known, and every request is declined until the owner decides.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgpack
+
+from device_agent.patch_store import kept_in_patches
+from shared.errors import StateError, UsageError
+from shared.files import refusals_of, write_atomic
+from shared.policies import ROLES_OF, PatchPolicy, parse_policy
+from shared.schema import Schema, base_name, listing
+from shared.sealed import read_header, seal, unseal
+
+SUFFIX = ".private"
+LEAST = PatchPolicy("affine")
+"""The floor of an owner who has set none, and of a device that has taken part in no round."""
+_MAGIC = b"fedpatch private 1\n"
+_FIELDS = {"task": str, "roles": list, "names": list}
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What stayed private in earlier rounds: `roles` of which every tensor did, and `names` of the model's tensors."""
+
+    roles: frozenset[str] = frozenset()
+    names: frozenset[str] = frozenset()
+
+    def names_in(self, schema: Schema) -> frozenset[str]:
+        """Names of the model's tensors of `schema` that are in it."""
+        return frozenset(one.name for one in schema.specs if one.role in self.roles or one.name in self.names)
+
+    def plus(self, names: Iterable[str], schema: Schema) -> Kept:
+        """This, and what stayed private in a round on a model of `schema`."""
+        bases = {base_name(name) for name in names}
+        known = {spec.role for spec in schema.specs if spec.role != "moment"}
+        whole = {role for role in known if all(one.name in bases for one in schema.specs if one.role == role)}
+        return Kept(self.roles | whole, self.names | bases)
+
+    def or_also(self, other: Kept) -> Kept:
+        """What is in either."""
+        return Kept(self.roles | other.roles, self.names | other.names)
+
+    def __str__(self) -> str:
+        """In words, short."""
+        kinds = [kind for kind, roles in ROLES_OF.items() if roles and roles <= self.roles]
+        tensors = f"{len(self.names)} tensors, {listing(self.names, 3)}"
+        return f"{kinds[-1]} ({tensors})" if kinds else tensors
+
+
+@dataclass(frozen=True)
+class Floor:
+    """What stays at least of one model. `words` is its policy where one names just this, `source` why it is so."""
+
+    names: frozenset[str]
+    words: str
+    source: str
+
+
+class PrivateFloor:
+    """The floor of one task on a device with its patches in `directory`. `setting` is the owner's: a policy's text, or ""."""
+
+    def __init__(self, directory: Path, task: str, setting: str = "") -> None:
+        self.path = directory / f"{task}{SUFFIX}"
+        self._directory = directory
+        self._task = task
+        self._policy = parse_policy(setting) if setting else None
+
+    def check(self, schema: Schema) -> None:
+        """Raise UsageError where the owner's setting names tensors that the model does not have, or all that it has."""
+        if self._policy is not None and self._policy.kind == "names":
+            try:
+                self._policy.private_names(schema)
+            except UsageError as error:
+                raise UsageError(f"private = {self._policy}: {error}") from error
+
+    def of(self, schema: Schema) -> Floor:
+        """What stays at least of a model. Raises StateError where the record is damaged and the owner has set nothing."""
+        if self._policy is not None:
+            return Floor(self._policy.keeps(schema), str(self._policy), "setting")
+        least, earlier = LEAST.keeps(schema), self.kept().names_in(schema)
+        names = least | earlier
+        return Floor(names, _in_words(names, schema), "earlier rounds" if earlier - least else "default")
+
+    def kept(self) -> Kept:
+        """What stayed private in earlier rounds. Raises StateError where that cannot be known.
+
+        A device that has patches and no record was at work before there were records: its patches tell.
+        """
+        try:
+            with refusals_of(self.path):
+                data = self.path.read_bytes() if self.path.exists() else None
+            return self._of_patches() if data is None else _decode(self.path, data, self._task)
+        except StateError as error:
+            raise StateError(
+                f"{error}; what stayed private in earlier rounds is not known, so every request is declined. Set `private` to"
+                f" what is to stay at least, or delete {self.path} to begin with the patches that are there"
+            ) from error
+
+    def note(self, names: Iterable[str], schema: Schema) -> None:
+        """From now on `names` are among what stayed private: durable once this returns.
+
+        Raises StateError where the disk refuses. A damaged record stays as it is, which keeps the strict side: only an owner's
+        setting lets a round come this far then.
+        """
+        try:
+            known = self.kept()
+        except StateError:
+            if self._policy is None:
+                raise
+            return
+        now = known.plus(names, schema)
+        if now == known and self.path.exists():
+            return
+        header = {"task": self._task, "roles": sorted(now.roles), "names": sorted(now.names)}
+        with refusals_of(self.path):
+            write_atomic(self.path, seal(_MAGIC, msgpack.packb(header)))
+
+    def _of_patches(self) -> Kept:
+        kept = Kept()
+        for policy, names in kept_in_patches(self._directory, self._task):
+            kept = kept.or_also(Kept(frozenset(ROLES_OF.get(policy, ())), names))
+        return kept
+
+
+def undercut(floor: Floor, private: str, schema: Schema) -> frozenset[str]:
+    """Names of the floor that a policy would let travel. UsageError for a policy that the model does not fit."""
+    return floor.names - {base_name(name) for name in parse_policy(private).private_names(schema)}
+
+
+def public_schema(floor: Floor, private: str, schema: Schema, moments: tuple[str, ...]) -> Schema:
+    """What may leave the device in a round: neither what the request keeps private, nor what the floor does, nor their moments.
+
+    Args:
+        floor: What the owner keeps at least.
+        private: The request's policy, as text.
+        schema: That of the whole model, without moments.
+        moments: Optimizer moments that the request's plan lets travel.
+    """
+    stays = floor.names | parse_policy(private).private_names(schema)
+    whole = schema.with_moments(moments)
+    return whole.subset(name for name in whole.names if base_name(name) not in stays)
+
+
+def tasks_with_records(directory: Path) -> list[str]:
+    """Tasks of which a record or a patch lies in `directory`."""
+    if not directory.is_dir():
+        return []
+    records = {path.name.removesuffix(SUFFIX) for path in directory.glob(f"*{SUFFIX}")}
+    patches = (re.fullmatch(r"(.+)-[0-9a-f]{16}\.patch(\.previous)?", path.name) for path in directory.iterdir())
+    return sorted(records | {found[1] for found in patches if found})
+
+
+def _in_words(names: frozenset[str], schema: Schema) -> str:
+    kinds = (PatchPolicy(kind) for kind in ROLES_OF)
+    return next((str(one) for one in kinds if one.keeps(schema) == names), f"names {listing(names, 3)}")
+
+
+def _decode(path: Path, data: bytes, task: str) -> Kept:
+    content = unseal(path, _MAGIC, data, "a record of what stayed private")
+    header, _ = read_header(path, content, _FIELDS)
+    if header["task"] != task or not all(isinstance(one, str) for one in (*header["roles"], *header["names"])):
+        raise StateError(f"{path}: is not the record of task {task!r}")
+    return Kept(frozenset(header["roles"]), frozenset(header["names"]))

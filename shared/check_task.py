@@ -1,0 +1,288 @@
+"""`fedpatch check-task`: whether a task and the data of a device fit each other, check by check. Needs torch.
+
+An agent and a simulation refuse to begin with data that fail here; the checks that only warn are made by the command alone.
+"""
+
+from __future__ import annotations
+
+import resource
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from torch import nn
+
+from shared.checkup import Checkup, in_words
+from shared.errors import ExportRefused, FedpatchError, UsageError
+from shared.host_checkup import check_memory
+from shared.input_statistics import statistics_of
+from shared.model import floating_dtype, schema_of
+from shared.patches import parse_policy
+from shared.prepare import prepared
+from shared.quantities import duration, size
+from shared.task import DeviceData, Task
+from shared.task_checks import INPUTS, Fitted, arrays_of, fit, problems_of
+from shared.task_trial import (
+    begins_with_batch_norm,
+    require_repeatable,
+    same_values_for_a_seed,
+    step_seconds,
+    trial_metric,
+    trial_step,
+)
+from shared.tensors import Array
+
+_MOSTLY = 0.9
+_LARGE = 100.0
+_SLOW_ROUND_S = 60.0
+_SHOWN = 5
+_EXPORTED = 16
+_FEW_FEATURES = 32  # of more, such as the pixels of an image, some are usually constant
+# Model, gradients, both moments of Adam, the update and what is packed of it, beside what is loaded already.
+_MODELS_IN_MEMORY = 8
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is checked: a task with the data of one device, `spec` below `root`, and the patch policy of the run."""
+
+    task: Task
+    spec: str
+    root: Path
+    private: str = "affine"
+
+    @property
+    def holder(self) -> str:
+        """Whose data they are, for messages."""
+        return f"data {self.spec!r}"
+
+
+def data_of(task: Task, spec: str) -> str:
+    """The data spec to check: the one that is given, else device 0 of the task's demo. Raises UsageError without either."""
+    template = task.demo_data or task.simulation_data
+    if not spec and not template:
+        raise UsageError(f"task {task.name!r} has no demo_data to check; name a device's data with --data")
+    return spec or template.format(index=0, count=10, seed=0)
+
+
+def examine_task(question: Question, checkup: Checkup) -> None:
+    """Make all checks that can be made."""
+    task = question.task
+    checkup.good("task", f"{task.name}: {task.description}")
+    module = _check_model(task, question.private, checkup)
+    data = _load(question, checkup)
+    if data is None:
+        return
+    _check_prepare(question, data, checkup)
+    fitted = _check_arrays(question, data, checkup)
+    if fitted is None or module is None:
+        return
+    _check_inputs(question, fitted.data, module, checkup)
+    if _check_step(question, fitted.data, module, checkup):
+        _check_export(fitted.data, module, checkup)
+
+
+def _check_model(task: Task, private: str, checkup: Checkup) -> nn.Module | None:
+    policy = parse_policy(private)
+    try:
+        module = require_repeatable(task)
+        schema = schema_of(module)
+    except FedpatchError as error:
+        checkup.fail("model", in_words(error), "correct build_model in the task")
+        return None
+    values = sum(int(np.prod(spec.shape)) for spec in schema.specs)
+    built = f"{len(schema.names)} tensors with {values} values, schema {schema.digest[:12]}"
+    if same_values_for_a_seed(task):
+        checkup.good("model", f"built twice with the same names: {built}")
+    else:
+        text = f"built twice with the same names but other values for one seed: {built}"
+        checkup.warn("model", text, "let build_model draw its values from torch's random state alone")
+    try:
+        names = policy.private_names(schema)
+    except UsageError as error:
+        mend = "put a batch norm into the model, or choose --private none or names:GLOB,..., here and for the run"
+        checkup.fail("patch", in_words(error), mend)
+        return module
+    kept = (
+        f"{len(names)} of {len(schema.names)} tensors stay on the device" if names else "no tensor stays on the device"
+    )
+    checkup.good("patch", f"with private {private}, {kept}")
+    return module
+
+
+def _load(question: Question, checkup: Checkup) -> DeviceData | None:
+    task = question.task
+    try:
+        data = task.load_data(question.spec, question.root)
+    except FedpatchError as error:
+        mend = f"correct --data, or put the files below {question.root} (--data-root names another place)"
+        checkup.fail("data", in_words(error), mend)
+        return None
+    except Exception as error:  # the task is the user's
+        frame = next(reversed(traceback.extract_tb(error.__traceback__)))
+        text = " ".join(f"load_data failed for {question.holder}: {type(error).__name__}: {error}".split())
+        checkup.fail("data", text, f"correct load_data ({Path(frame.filename).name}, line {frame.lineno})")
+        return None
+    counts = ", ".join(f"{len(array)} in {name}" for name, array in arrays_of(data, INPUTS).items())
+    if len(data.train_x) < task.batch_size:
+        text = f"{counts}; a minibatch has {task.batch_size}"
+        checkup.warn("data", text, "collect more examples, or lower the task's batch_size")
+    else:
+        checkup.good("data", f"{question.holder} below {question.root}: {counts}")
+    return data
+
+
+def _check_prepare(question: Question, data: DeviceData, checkup: Checkup) -> None:
+    if question.task.prepare is None:
+        checkup.skip("prepare", "the task has no prepare: an application gives the model what load_data returns")
+        return
+    raw = np.asarray(data.train_x[: min(len(data.train_x), 64)])
+    if raw.dtype.kind not in "fiub":
+        checkup.skip("prepare", "train_x holds no numbers")
+        return
+    try:
+        together, alone = (
+            prepared(question.task, raw, "train_x"),
+            prepared(question.task, raw[:1], "one row of train_x"),
+        )
+    except FedpatchError as error:
+        checkup.fail("prepare", in_words(error), "correct prepare in the task; it gets float32 and uses NumPy alone")
+        return
+    if np.allclose(together[:1], alone, rtol=1e-4, atol=1e-5, equal_nan=True):
+        checkup.good("prepare", f"makes inputs of shape {together.shape[1:]} of raw ones of shape {raw.shape[1:]}")
+    else:
+        text = "prepare gives one example other values alone than among others"
+        checkup.fail("prepare", text, "scale by constants, not by the mean or the range of the rows at hand")
+
+
+def _check_arrays(question: Question, data: DeviceData, checkup: Checkup) -> Fitted | None:
+    task = question.task
+    try:
+        fitted = fit(task, data, question.holder, lambda: floating_dtype(task))
+    except FedpatchError as error:
+        checkup.fail("dtype", in_words(error), "return arrays of float32, and int64 for class numbers, from load_data")
+        return None
+    kinds = ", ".join(f"{name} {array.dtype}" for name, array in arrays_of(fitted.data).items())
+    checkup.good("dtype", "; ".join(fitted.casts) or kinds)
+    problems = list(problems_of(task, fitted.data, question.holder))
+    for one in problems:
+        checkup.fail(one.check, one.text, one.remedy)
+    failed = {one.check for one in problems}
+    shapes = f"examples of shape {fitted.data.train_x.shape[1:]}, targets of shape {fitted.data.train_y.shape[1:]}"
+    for name, words in (("shapes", shapes), ("values", "all are finite")):
+        if name not in failed:
+            checkup.good(name, words)
+    if "labels" not in failed and "values" not in failed:
+        _check_balance(task, fitted.data, checkup)
+    return None if problems else fitted
+
+
+def _check_balance(task: Task, data: DeviceData, checkup: Checkup) -> None:
+    targets, tested = data.train_y, data.test_y
+    if not (task.class_names and targets.ndim == 1 and targets.dtype.kind in "iu"):
+        checkup.skip("classes", "the task declares no class_names, or its targets are no class numbers")
+        return
+    names = task.class_names
+    counts = np.bincount(targets, minlength=len(names))
+    shown = ", ".join(
+        f"{names[one]} {counts[one]}" for one in np.argsort(-counts, kind="stable")[:_SHOWN] if counts[one]
+    )
+    text = f"{np.count_nonzero(counts)} of {len(names)} classes in training: {shown}"
+    most = int(counts.argmax())
+    unseen = sorted(set(np.unique(tested).tolist()) - set(np.flatnonzero(counts).tolist()))
+    if np.count_nonzero(counts) == 1:
+        checkup.warn("classes", text, "collect examples of other classes too; one class teaches nothing")
+    elif unseen:
+        text = f"{text}; tested on {', '.join(names[one] for one in unseen[:_SHOWN])} without training on it"
+        checkup.warn("classes", text, "split by class (shared.splits.stratified_split), or collect more examples")
+    elif counts[most] > _MOSTLY * len(targets):
+        text = f"{text}; to answer {names[most]!r} always is right in {counts[most] / len(targets):.0%}"
+        checkup.warn("classes", text, "measure with shared.metrics.macro_f1, or collect more of the other classes")
+    else:
+        checkup.good("classes", text)
+
+
+def _check_inputs(question: Question, data: DeviceData, module: nn.Module, checkup: Checkup) -> None:
+    """The scale of the inputs, and test examples that are training examples too."""
+    if data.train_x.dtype.kind == "f":
+        known = statistics_of(data.train_x)
+        largest = float(max(np.abs(known.mean).max(), max(known.std)))
+        constant = np.flatnonzero(np.asarray(known.std) == 0)
+        if largest > _LARGE and not begins_with_batch_norm(module):
+            text = f"inputs are as large as {largest:.3g} on average, which makes training slow or diverge"
+            checkup.warn("inputs", text, "scale them in the task's `prepare`, or begin the model with a batch norm")
+        elif len(constant) and 1 < len(known.std) <= _FEW_FEATURES:
+            text = f"feature {', '.join(map(str, constant[:_SHOWN]))} has one value in all of train_x"
+            checkup.warn("inputs", text, "look whether that sensor works, or leave the feature out")
+        else:
+            per = "each feature" if len(known.std) > 1 else "all values"
+            checkup.good("inputs", f"mean and deviation of {per} are at most {largest:.3g}")
+    twice = _shared_rows(data.train_x, data.test_x)
+    if twice:
+        text = (
+            f"{twice} of {len(data.test_x)} test examples are training examples too, so that the accuracy is too good"
+        )
+        checkup.warn("split", text, "remove duplicates before splitting; shared.splits splits by time, block or group")
+    else:
+        checkup.good("split", "no test example is a training example")
+
+
+def _shared_rows(train: Array, test: Array) -> int:
+    known = {hash(np.ascontiguousarray(row).tobytes()) for row in train}
+    return sum(hash(np.ascontiguousarray(row).tobytes()) in known for row in test)
+
+
+def _check_step(question: Question, data: DeviceData, module: nn.Module, checkup: Checkup) -> bool:
+    task = question.task
+    try:
+        loss = trial_step(task, module, data, question.holder)
+    except FedpatchError as error:
+        checkup.fail("step", in_words(error), "correct the task, then check again")
+        return False
+    if not np.isfinite(loss):
+        checkup.fail("step", f"the loss of the first step is {loss}", "scale inputs and targets, or correct the loss")
+        return False
+    step_s = step_seconds(task, module, data)
+    steps = max(1, round(len(data.train_x) / task.batch_size))
+    text = f"{1e3 * step_s:.3g} ms a minibatch of {task.batch_size}, {_time(steps * step_s)} a round of one pass, here"
+    if steps * step_s > _SLOW_ROUND_S:
+        checkup.warn("step", text, "make the model smaller, or let runs take fewer minibatches with --steps")
+    else:
+        checkup.good("step", text)
+    try:
+        measured = trial_metric(task, module, data, question.holder)
+        checkup.good("metric", f"{task.metric_name} {measured:.4g} before any training")
+    except FedpatchError as error:
+        checkup.fail("metric", in_words(error), "correct the metric, then check again")
+    _check_memory(data, module, checkup)
+    return True
+
+
+def _time(seconds: float) -> str:
+    return duration(seconds) if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
+
+
+def _check_memory(data: DeviceData, module: nn.Module, checkup: Checkup) -> None:
+    arrays = sum(array.nbytes for array in arrays_of(data).values())
+    model = sum(value.nbytes for value in module.state_dict().values())
+    held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    what = f"beside this process, which held {size(held)}, of it data {size(arrays)}, a round with a model of {size(model)}"
+    check_memory(_MODELS_IN_MEMORY * model, what, checkup)
+
+
+def _check_export(data: DeviceData, module: nn.Module, checkup: Checkup) -> None:
+    from shared.onnx_export import export_onnx, torch_outputs
+    from shared.onnx_model import OnnxModel, require_parity
+
+    samples = data.test_x[:_EXPORTED]
+    try:
+        exported = export_onnx(module, samples[:1])
+        model = OnnxModel(exported.model, "the exported model")
+        parity = require_parity(model, samples, torch_outputs(module, samples))
+    except ExportRefused as error:
+        checkup.warn("onnx", in_words(error), "use other layers; without ONNX a device has no personal model")
+    except FedpatchError as error:
+        checkup.skip("onnx", in_words(error))
+    else:
+        checkup.good("onnx", f"{size(len(exported.model))}, as exact as {parity:.1g}: a device gets a personal model")

@@ -1,0 +1,48 @@
+"""The command `check-task` of `fedpatch` and of `fedpatch-agent`; what it needs is imported when it runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shared.command import AsJson, command
+from shared.signals import interruptible
+
+
+def add_check_task(app: typer.Typer, program: str) -> None:
+    """Give `app`, the command line of `program`, the command."""
+
+    @command(app, "check-task", example=f"{program} check-task room_task:TASK --data kitchen --data-root .")
+    def check_task(
+        task: Annotated[str, typer.Argument(metavar="TASK", help="Task to check, by name or as module:attribute.")],
+        data: Annotated[
+            str, typer.Option(metavar="SPEC", help="Data of a device; unless given, device 0 of the task's demo.")
+        ] = "",
+        data_root: Annotated[
+            Path | None,
+            typer.Option(
+                metavar="DIR", help="Directory of data sets; unless given, FEDPATCH_DATA, else the user's cache."
+            ),
+        ] = None,
+        private: Annotated[
+            str, typer.Option(metavar="POLICY", help="Patch policy of the runs to come, as of fedpatch run.")
+        ] = "affine",
+        as_json: AsJson = False,
+    ) -> None:
+        """Check a task of your own with a device's data, and say what to change; nothing is trained or sent."""
+        from shared.patches import parse_policy
+        from shared.task import data_root as usual_root
+        from shared.task import find_task
+
+        found = find_task(task)
+        parse_policy(private)
+        root = usual_root() if data_root is None else data_root.expanduser()
+
+        from shared.check_task import Question, data_of, examine_task
+        from shared.checkup import conduct
+
+        question = Question(found, data_of(found, data), root, private)
+        with interruptible():
+            raise typer.Exit(conduct(lambda checkup: examine_task(question, checkup), as_json=as_json))

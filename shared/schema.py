@@ -1,0 +1,213 @@
+"""The schema that coordinator and device agree on: name, shape, dtype and role of each tensor. No array, so no numpy.
+
+A model and the moments of its optimizer are one flat mapping from names to arrays (shared.tensors).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from shared.errors import SchemaMismatch, WireError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+Role = Literal["weight", "affine", "stats", "buffer", "moment"]
+"""weight: trainable, outside batch norm; affine: trainable, of a batch norm; stats: what a batch norm tracks; buffer:
+any other value that is not trained; moment: of a weight or affine, kept by the optimizer."""
+
+ROLES: tuple[Role, ...] = get_args(Role)
+TRAINABLE: frozenset[Role] = frozenset({"weight", "affine"})
+_ITEM_BYTES = {
+    "float16": 2,
+    "float32": 4,
+    "float64": 8,
+    "int8": 1,
+    "int16": 2,
+    "int32": 4,
+    "int64": 8,
+    "uint8": 1,
+    "bool": 1,
+}
+DTYPES = tuple(_ITEM_BYTES)
+MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+
+MAX_TENSORS = 65_536
+MAX_NAME_BYTES = 256
+MAX_RANK = 8
+MAX_SCHEMA_BYTES = 2**31
+
+
+class UnexpectedTensors(SchemaMismatch):
+    """There are tensors that the schema does not have; `names` are theirs, sorted."""
+
+    def __init__(self, names: Sequence[str], message: str) -> None:
+        self.names = tuple(names)
+        super().__init__(message)
+
+
+def moment_name(parameter: str, moment: str) -> str:
+    """Name of an optimizer moment: `fc1.weight`, `exp_avg` -> `fc1.weight:exp_avg`."""
+    return f"{parameter}:{moment}"
+
+
+def base_name(name: str) -> str:
+    """Name of the model's tensor that `name` belongs to: `fc1.weight:exp_avg` -> `fc1.weight`."""
+    return name.partition(":")[0]
+
+
+def listing(names: Iterable[str], limit: int = 5) -> str:
+    """Names for an error message: sorted, quoted, and never a screenful."""
+    ordered = sorted(names)
+    shown = ", ".join(repr(name) for name in ordered[:limit])
+    return shown if len(ordered) <= limit else f"{shown} and {len(ordered) - limit} more"
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """What is agreed about one tensor. Raises SchemaMismatch if that is not something fedpatch can carry."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    role: Role
+
+    def __post_init__(self) -> None:
+        if not self.name.isprintable() or not 1 <= len(self.name.encode()) <= MAX_NAME_BYTES:
+            raise SchemaMismatch(f"tensor name {self.name[:40]!r} must have 1 to {MAX_NAME_BYTES} printable bytes")
+        if self.role not in ROLES:
+            raise SchemaMismatch(f"{self.name}: unknown role {self.role!r} (known: {', '.join(ROLES)})")
+        if self.dtype not in DTYPES:
+            raise SchemaMismatch(f"{self.name}: dtype {self.dtype!r} cannot travel; use one of {', '.join(DTYPES)}")
+        if len(self.shape) > MAX_RANK or any(size < 0 for size in self.shape):
+            raise SchemaMismatch(f"{self.name}: shape {self.shape} must have at most {MAX_RANK} sizes, none negative")
+        if (self.role == "moment") != (":" in self.name):
+            raise SchemaMismatch(f"{self.name}: ':' separates a parameter from its moment and may stand nowhere else")
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the values, uncompressed."""
+        return math.prod(self.shape) * _ITEM_BYTES[self.dtype]
+
+    @property
+    def trainable(self) -> bool:
+        """Whether an optimizer steps it."""
+        return self.role in TRAINABLE
+
+
+@dataclass(frozen=True)
+class Schema:
+    """What is agreed about all tensors; kept sorted by name. Raises SchemaMismatch for a name that appears twice."""
+
+    specs: tuple[TensorSpec, ...]
+
+    def __post_init__(self) -> None:
+        ordered = tuple(sorted(self.specs, key=lambda spec: spec.name))
+        twice = [spec.name for spec, after in pairwise(ordered) if spec.name == after.name]
+        if twice:
+            raise SchemaMismatch(f"the schema has {listing(set(twice))} twice")
+        object.__setattr__(self, "specs", ordered)
+
+    def __len__(self) -> int:
+        """Number of tensors."""
+        return len(self.specs)
+
+    @cached_property
+    def _by_name(self) -> dict[str, TensorSpec]:
+        return {spec.name: spec for spec in self.specs}
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """All names, sorted."""
+        return tuple(self._by_name)
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Bytes of all values, uncompressed."""
+        return sum(spec.nbytes for spec in self.specs)
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 hex; equal if and only if both sides agree on every name, shape, dtype and role."""
+        canonical = json.dumps(self.to_lists(), separators=(",", ":"), ensure_ascii=True)
+        return hashlib.sha256(canonical.encode()).hexdigest()
+
+    def __contains__(self, name: object) -> bool:
+        """Whether there is a tensor of this name."""
+        return name in self._by_name
+
+    def spec(self, name: str) -> TensorSpec:
+        """Return the agreement on one tensor; UnexpectedTensors if there is none."""
+        if name not in self._by_name:
+            raise UnexpectedTensors([name], f"{name!r} is not in the schema (it has {listing(self.names)})")
+        return self._by_name[name]
+
+    def subset(self, names: Iterable[str]) -> Schema:
+        """Only the tensors of these names; UnexpectedTensors if one is not in the schema."""
+        return Schema(tuple(self.spec(name) for name in set(names)))
+
+    def with_moments(self, moments: Sequence[str]) -> Schema:
+        """Return this and, for every trainable tensor, one tensor per moment; SchemaMismatch for an unknown moment."""
+        unknown = set(moments) - set(MOMENTS)
+        if unknown:
+            raise SchemaMismatch(f"unknown optimizer moment {listing(unknown)} (known: {', '.join(MOMENTS)})")
+        added = [_moment_spec(spec, moment) for spec in self.specs if spec.trainable for moment in moments]
+        return Schema((*self.specs, *added))
+
+    def check_names(self, names: Iterable[str]) -> None:
+        """Raise SchemaMismatch (UnexpectedTensors where there are too many) unless these are exactly the names."""
+        found = set(names)
+        unexpected, missing = found - set(self.names), set(self.names) - found
+        problems = [f"unexpected tensors {listing(unexpected)}"] if unexpected else []
+        problems += [f"missing tensors {listing(missing)}"] if missing else []
+        message = f"{'; '.join(problems)}: both sides need the same task, model and patch policy"
+        if unexpected:
+            raise UnexpectedTensors(sorted(unexpected), message)
+        if missing:
+            raise SchemaMismatch(message)
+
+    def check(self, tensors: Mapping[str, np.ndarray[Any, np.dtype[Any]]]) -> None:
+        """Raise SchemaMismatch unless names, shapes and dtypes (in native byte order) are exactly as agreed."""
+        self.check_names(tensors)
+        for spec in self.specs:
+            array = tensors[spec.name]
+            if array.shape != spec.shape:
+                raise SchemaMismatch(f"{spec.name}: shape {array.shape}, agreed {spec.shape}")
+            if array.dtype != spec.dtype:
+                raise SchemaMismatch(f"{spec.name}: dtype {array.dtype}, agreed {spec.dtype}")
+
+    def to_lists(self) -> list[list[Any]]:
+        """Plain lists for msgpack and JSON: [name, shape, dtype, role] by name."""
+        return [[spec.name, list(spec.shape), spec.dtype, spec.role] for spec in self.specs]
+
+    @classmethod
+    def from_lists(cls, lists: Any) -> Schema:
+        """Undo `to_lists`. Raises WireError for anything else, or more than this program is willing to hold."""
+        if not isinstance(lists, list) or len(lists) > MAX_TENSORS:
+            raise WireError(f"a schema must be a list of at most {MAX_TENSORS} tensors")
+        try:
+            schema = cls(tuple(_spec_from_list(entry) for entry in lists))
+        except SchemaMismatch as error:
+            raise WireError(f"schema: {error}") from error
+        if schema.nbytes > MAX_SCHEMA_BYTES:
+            raise WireError(f"a schema of {schema.nbytes} bytes is more than the limit of {MAX_SCHEMA_BYTES}")
+        return schema
+
+
+def _moment_spec(spec: TensorSpec, moment: str) -> TensorSpec:
+    shape, dtype = ((), "float32") if moment == "step" else (spec.shape, spec.dtype)
+    return TensorSpec(moment_name(spec.name, moment), shape, dtype, "moment")
+
+
+def _spec_from_list(entry: Any) -> TensorSpec:
+    match entry:
+        case [str(name), list(shape), str(dtype), str(role)] if all(type(size) is int for size in shape):
+            return TensorSpec(name, tuple(shape), dtype, role)  # type: ignore[arg-type]  # __post_init__ checks the role
+    raise WireError("a tensor of a schema must be [name, shape, dtype, role]")

@@ -1,0 +1,190 @@
+"""Splits of a device's examples into training and test data, and shards of a data set for many devices.
+
+Each split returns a boolean mask over the examples: True where an example is for testing. `train_x = x[~test]`,
+`test_x = x[test]`. A split that leaves one part empty is a DataError.
+
+    examples                                        split
+    independent of each other                       random_split, stratified_split (rare classes)
+    readings in order of time, all there already    time_split
+    readings in order of time, in files that grow   block_split
+    several of one person, session or machine       group_split
+
+Neighbours in time, or several examples of one person, are alike. Where one of them is for training and the other for testing,
+a model is measured on what it has seen, and its accuracy is too good: that is why the last three exist.
+
+Each shard function returns, for each device, the positions of its examples.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from shared.errors import DataError, UsageError
+
+Mask = NDArray[np.bool_]
+Positions = NDArray[np.int64]
+
+
+def random_split(count: int, test_share: float = 0.2, seed: int = 0) -> Mask:
+    """Draw test examples at random, for examples that are independent of each other.
+
+    Args:
+        count: Number of examples.
+        test_share: Share of them that is for testing, above 0 and below 1.
+        seed: The same seed gives the same split.
+    """
+    test = np.zeros(count, bool)
+    test[np.random.default_rng(seed).permutation(count)[: _test_count(count, test_share)]] = True
+    return _both_parts(test)
+
+
+def stratified_split(labels: ArrayLike, test_share: float = 0.2, seed: int = 0) -> Mask:
+    """Draw the same share of each class, so that a rare one is in both parts; a class of one example is for training.
+
+    Args:
+        labels: Class of each example.
+        test_share: Share of each class that is for testing, above 0 and below 1.
+        seed: The same seed gives the same split.
+    """
+    found = np.asarray(labels)
+    test = np.zeros(len(found), bool)
+    rng = np.random.default_rng(seed)
+    for label in np.unique(found):
+        members = rng.permutation(np.flatnonzero(found == label))
+        if len(members) > 1:
+            test[members[: _test_count(len(members), test_share)]] = True
+    return _both_parts(test)
+
+
+def time_split(times: ArrayLike, test_share: float = 0.2, gap: float = 0.0) -> tuple[Mask, Mask]:
+    """Train on the past and test on what came after it.
+
+    Args:
+        times: Time of each example, in any order and unit; equal times stay in one part.
+        test_share: Share of the examples, the latest ones, that is for testing.
+        gap: Training examples that are nearer than this to the first test example, in the unit of `times`, are left out.
+
+    Returns:
+        Masks of the training and of the test examples; an example in the gap is in neither.
+    """
+    when = np.asarray(times)
+    cut = np.sort(when)[len(when) - _test_count(len(when), test_share)]
+    test = _both_parts(when >= cut)
+    train = when < cut - gap if gap else when < cut
+    if not train.any():
+        raise DataError(f"a gap of {gap:g} leaves no training example; take a smaller one, or collect more examples")
+    return train, test
+
+
+def block_split(count: int, block: int, every: int = 5, gap: int = 0, name: str = "") -> tuple[Mask, Mask]:
+    """Test on whole blocks of consecutive examples; the split of an example never changes while more are added after it.
+
+    Args:
+        count: Number of examples, in order of time.
+        block: Examples in a block: longer than consecutive examples are alike.
+        every: One block of so many, at a place that `name` draws, is for testing; at least 2.
+        gap: So many training examples on each side of a test block are left out.
+        name: Name of the file or session; other names have their test blocks elsewhere.
+
+    Returns:
+        Masks of the training and of the test examples. One of both may be empty where there are few examples.
+    """
+    if block < 1 or every < 2 or gap < 0:
+        raise UsageError(
+            f"block {block}, every {every}, gap {gap}: use a block of 1 or more, every 2 or more, gap 0 or more"
+        )
+    places = np.arange(count)
+    offset = zlib.crc32(name.encode()) % every
+
+    def is_test(place: Positions) -> Mask:
+        found: Mask = (place >= 0) & ((place // block + offset) % every == 0)
+        return found
+
+    test = is_test(places)
+    near = test.copy()
+    for distance in range(1, gap + 1):
+        near |= is_test(places - distance) | is_test(places + distance)  # also of a block that is yet to come
+    return ~near, test
+
+
+def group_split(groups: Sequence[Any] | ArrayLike, test_share: float = 0.2, seed: int = 0) -> Mask:
+    """Keep all examples of a group (a person, a session, a machine) in one part.
+
+    Args:
+        groups: Group of each example.
+        test_share: Share of the *groups* that is for testing; at least one group.
+        seed: The same seed gives the same split.
+    """
+    found = np.asarray(groups)
+    names = np.unique(found)
+    if len(names) < 2:
+        raise DataError(
+            f"there are {len(names)} groups, and a split by group needs two; split by time or by block instead"
+        )
+    chosen = np.random.default_rng(seed).permutation(names)[: _test_count(len(names), test_share)]
+    return _both_parts(np.isin(found, chosen))
+
+
+def equal_shards(count: int, devices: int, seed: int = 0) -> list[Positions]:
+    """Share examples out at random, in equal parts; the same seed gives the same shards.
+
+    Raises:
+        DataError: there are fewer examples than devices.
+    """
+    if not 1 <= devices <= count:
+        raise DataError(f"{count} examples cannot be shared among {devices} devices; take from 1 to {count}")
+    return [np.sort(part) for part in np.array_split(np.random.default_rng(seed).permutation(count), devices)]
+
+
+def label_shards(labels: ArrayLike, devices: int, per_device: int = 2, seed: int = 0) -> list[Positions]:
+    """Share examples out so that each device has few classes: `per_device` shards of the examples sorted by class.
+
+    Args:
+        labels: Class of each example.
+        devices: Number of devices.
+        per_device: Shards of each device; the paper has 2.
+        seed: The same seed gives the same shards.
+
+    Raises:
+        DataError: there are fewer examples than shards.
+    """
+    found = np.asarray(labels)
+    shards = devices * per_device
+    if devices < 1 or per_device < 1 or len(found) < shards:
+        raise DataError(f"{len(found)} examples cannot be cut into {shards} shards; share them among fewer devices")
+    parts = np.array_split(np.argsort(found, kind="stable"), shards)
+    drawn = np.random.default_rng(seed).permutation(shards).reshape(devices, per_device)
+    return [np.sort(np.concatenate([parts[one] for one in mine])) for mine in drawn]
+
+
+def group_shards(groups: Sequence[Any] | ArrayLike, devices: int, seed: int = 0) -> list[Positions]:
+    """Give each device all examples of some groups (persons, machines); numbers of groups differ by one at most.
+
+    Raises:
+        DataError: there are fewer groups than devices.
+    """
+    found = np.asarray(groups)
+    names = np.unique(found)
+    if not 1 <= devices <= len(names):
+        raise DataError(f"{len(names)} groups cannot be shared among {devices} devices; take from 1 to {len(names)}")
+    parts = np.array_split(np.random.default_rng(seed).permutation(names), devices)
+    return [np.flatnonzero(np.isin(found, part)) for part in parts]
+
+
+def _test_count(count: int, share: float) -> int:
+    if not 0.0 < share < 1.0:
+        raise UsageError(f"test_share is {share:g}; it must be above 0 and below 1")
+    return min(max(1, round(count * share)), max(1, count - 1))
+
+
+def _both_parts(test: Mask) -> Mask:
+    if not test.any() or test.all():
+        raise DataError(
+            f"{len(test)} examples cannot be split into training and test data; collect more, or other groups"
+        )
+    return test

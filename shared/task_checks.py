@@ -1,0 +1,278 @@
+"""Checks of a device's arrays against the declaration of its task, and the casts that need no decision. No torch.
+
+`load_checked` is what an agent, a simulation and an evaluation load data by; `fedpatch check-task` (shared.task_check_up) makes
+the same checks, and more. Each message names the array, whose it is, the row, and what to change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shared.errors import DataError
+from shared.prepare import prepared
+from shared.task import DeviceData, Task
+from shared.tensors import Array
+
+INPUTS = ("train_x", "val_x", "test_x")
+TARGETS = ("train_y", "val_y", "test_y")
+
+_ROWS_AT_ONCE = 4096
+_SHOWN = 3
+_NUMBERS = "fiub"
+
+
+@dataclass(frozen=True)
+class DataProblem:
+    """What is wrong with a device's arrays; `check` is the name of the check, `remedy` what to change."""
+
+    check: str
+    text: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.text}; {self.remedy}"
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A device's data as the model takes them.
+
+    Attributes:
+        data: Prepared by the task's `prepare`, in the dtypes that the model and its loss take.
+        raw_shape: Shape of one input before `prepare`.
+        casts: One sentence for each array that was cast.
+    """
+
+    data: DeviceData
+    raw_shape: tuple[int, ...]
+    casts: tuple[str, ...] = ()
+
+
+ModelDtype = Callable[[], str]
+"""Gives the floating dtype of a model's own values; called only where the data leave it open."""
+
+
+def load_checked(task: Task, spec: str, root: Path, holder: str, model_dtype: ModelDtype | None = None) -> Fitted:
+    """Load the data of one device, prepare and cast them, and check them.
+
+    Args:
+        task: The task.
+        spec: The device's data spec.
+        root: Folder for data files.
+        holder: Whose data they are, for messages, such as "device pi-7".
+        model_dtype: Asked for the floating dtype of the model where the task does not declare its inputs.
+
+    Raises:
+        DataError: the arrays cannot be used, with the first problems and what to change.
+        Exception: whatever the task's `load_data` raises.
+    """
+    return checked(task, task.load_data(spec, root), holder, model_dtype)
+
+
+def checked(task: Task, data: DeviceData, holder: str, model_dtype: ModelDtype | None = None) -> Fitted:
+    """Prepare, cast and check data that were loaded; arguments and errors as of `load_checked`."""
+    fitted = fit(task, data, holder, model_dtype)
+    if problems := list(problems_of(task, fitted.data, holder)):
+        more = f". Problems beside these: {len(problems) - _SHOWN}" if len(problems) > _SHOWN else ""
+        raise DataError(". ".join(map(str, problems[:_SHOWN])) + more)
+    return fitted
+
+
+def arrays_of(data: DeviceData, names: tuple[str, ...] = (*INPUTS, *TARGETS)) -> dict[str, Array]:
+    """Those arrays of a device that are there, by name."""
+    found = {name: getattr(data, name, None) for name in names}
+    return {name: array for name, array in found.items() if array is not None}
+
+
+def fit(task: Task, data: DeviceData, holder: str, model_dtype: ModelDtype | None = None) -> Fitted:
+    """Apply the task's `prepare`, and cast arrays to the dtypes that the model and its loss take.
+
+    Floating inputs are cast to the task's `input_dtype`, as are small integers, and all integers where the task declares its
+    `input_shape`. Class numbers become int64, other floating targets the model's floating dtype.
+
+    Raises:
+        DataError: an array holds no numbers, or numbers beyond its new dtype; or `prepare` fails.
+    """
+    if model_dtype is not None and _is_open(task, data):
+        task = replace(task, input_dtype=model_dtype())
+    changed: dict[str, Any] = {}
+    casts: list[str] = []
+    raw_shape: tuple[int, ...] = np.shape(data.train_x)[1:]
+    for name, array in arrays_of(data).items():
+        what = f"{name} of {holder}"
+        numbers = _numbers(name, array, what, data)
+        if name in INPUTS:
+            ready = prepared(task, numbers, what)
+            wanted = _input_dtype(task, ready)
+        else:
+            ready = numbers
+            wanted = _target_dtype(task, ready)
+        if ready.dtype != wanted:
+            casts.append(f"{what} is {ready.dtype} and is cast to {wanted}")
+            ready = _cast(ready, wanted, name, what, data)
+        if ready is not array:
+            changed[name] = ready
+    return Fitted(replace(data, **changed) if changed else data, raw_shape, tuple(casts))
+
+
+def _is_open(task: Task, data: DeviceData) -> bool:
+    """Whether the task does not say what its model takes, and the data suggest something else than the usual float32."""
+    declared = bool(task.input_shape) or task.input_dtype != "float32"
+    return not declared and any(array.dtype == np.float64 for array in map(np.asarray, arrays_of(data).values()))
+
+
+def _numbers(name: str, array: Any, what: str, data: DeviceData) -> Array:
+    found = np.asarray(array)
+    if found.dtype.kind in _NUMBERS:
+        return found
+    row = _first_without_numbers(found)
+    where = "" if row is None else f" ({_place(name, row, data)} holds {_shown(found[row])})"
+    raise DataError(
+        f"{what} is of dtype {found.dtype}{where}, no numbers; make it numbers in load_data, with "
+        f"`numpy.asarray({name}, numpy.float32)`, words as class numbers, a missing value as NaN for `prepare` to fill"
+    )
+
+
+def _first_without_numbers(found: Array) -> int | None:
+    for row, value in enumerate(found):
+        try:
+            np.asarray(value, np.float64)
+        except (TypeError, ValueError):
+            return row
+    return None
+
+
+def _shown(value: Any) -> str:
+    text = repr(value.tolist() if isinstance(value, np.ndarray | np.generic) else value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _input_dtype(task: Task, inputs: Array) -> str:
+    """Integers of 32 bits and more may be numbers of words: they stay unless the task says what its model takes."""
+    large_integers = inputs.dtype.kind in "iu" and inputs.dtype.itemsize >= 4
+    return str(inputs.dtype) if large_integers and not task.input_shape else task.input_dtype
+
+
+def _target_dtype(task: Task, targets: Array) -> str:
+    if targets.dtype.kind in "iu" or (targets.dtype.kind == "b" and task.class_names):
+        return "int64"
+    if targets.dtype.kind == "f" and task.class_names and targets.ndim == 1:
+        whole = bool(np.isfinite(targets).all() and (targets == np.round(targets)).all())
+        return "int64" if whole else str(targets.dtype)
+    if targets.dtype.kind == "f":
+        return "float64" if task.input_dtype == "float64" else "float32"
+    return str(targets.dtype)
+
+
+def _cast(array: Array, dtype: str, name: str, what: str, data: DeviceData) -> Array:
+    with np.errstate(all="ignore"):
+        found = array.astype(dtype)
+    if array.dtype.kind == "f" and found.dtype.kind == "f":
+        lost = np.isfinite(array) & ~np.isfinite(found)
+    elif array.dtype.kind != "b" and found.dtype.kind in "iu":
+        lost = found != array
+    else:
+        return found
+    if not lost.any():
+        return found
+    row = int(np.argwhere(lost)[0][0])
+    raise DataError(
+        f"{what} is {array.dtype} and holds {_shown(array[lost][0].item())} in {_place(name, row, data)}, which {dtype} cannot "
+        f"hold; scale it, or declare the input_dtype that the model takes"
+    )
+
+
+def problems_of(task: Task, data: DeviceData, holder: str) -> Iterator[DataProblem]:
+    """Yield what is wrong with arrays that `fit` gave: shapes, values, labels."""
+    yield from _shapes(task, data, holder)
+    yield from _values(data, holder)
+    if task.class_names:
+        for name, targets in arrays_of(data, TARGETS).items():
+            yield from _labels(task, name, targets, data, holder)
+
+
+def _shapes(task: Task, data: DeviceData, holder: str) -> Iterator[DataProblem]:
+    for names in (INPUTS, TARGETS):
+        first, *others = arrays_of(data, names).items()
+        for name, array in others:
+            if array.shape[1:] != first[1].shape[1:]:
+                yield DataProblem(
+                    "shapes",
+                    f"{name} of {holder} has examples of shape {array.shape[1:]}, {first[0]} of shape {first[1].shape[1:]}",
+                    "give both parts one shape in load_data",
+                )
+    if task.input_shape and data.train_x.shape[1:] != tuple(task.input_shape):
+        remedy = "reshape them in load_data, or correct input_shape"
+        if np.prod(data.train_x.shape[1:]) == np.prod(task.input_shape):
+            remedy = f"reshape them in load_data with `x.reshape(len(x), {', '.join(map(str, task.input_shape))})`"
+        made = " after `prepare`" if task.prepare else ""
+        yield DataProblem(
+            "shapes",
+            f"train_x of {holder} has examples of shape {data.train_x.shape[1:]}{made}, task {task.name!r} declares "
+            f"input_shape {tuple(task.input_shape)}",
+            remedy,
+        )
+
+
+def _values(data: DeviceData, holder: str) -> Iterator[DataProblem]:
+    for name, array in arrays_of(data).items():
+        bad = _not_finite(array)
+        if not len(bad):
+            continue
+        row = int(bad[0])
+        values = np.atleast_1d(array[row]).ravel()
+        value = values[~np.isfinite(values)][0]
+        word = "NaN" if np.isnan(value) else "inf"
+        more = f", and in {len(bad) - 1} more" if len(bad) > 1 else ""
+        fill = "remove or fill it (a task's `prepare` can)" if name in INPUTS else "remove the example or correct it"
+        yield DataProblem("values", f"{name} of {holder} holds {word} in {_place(name, row, data)}{more}", fill)
+
+
+def _not_finite(array: Array) -> Array:
+    """Rows that hold NaN or an infinity."""
+    if array.dtype.kind != "f":
+        return np.empty(0, np.int64)
+    found = []
+    for start in range(0, len(array), _ROWS_AT_ONCE):
+        part = array[start : start + _ROWS_AT_ONCE]
+        whole = np.isfinite(part.reshape(len(part), -1)).all(axis=1)
+        found.append(start + np.flatnonzero(~whole))
+    return np.concatenate(found) if found else np.empty(0, np.int64)
+
+
+def _labels(task: Task, name: str, targets: Array, data: DeviceData, holder: str) -> Iterator[DataProblem]:
+    """Class numbers, one for each example; targets with further axes, such as probabilities, are the task's business."""
+    count = len(task.class_names)
+    if targets.ndim == 2 and targets.shape[1] == 1 and count > 1:
+        text = f"{name} of {holder} has shape {targets.shape}"
+        yield DataProblem("labels", text, f"give one class number for each example, with `{name}[:, 0]`")
+    if targets.ndim != 1:
+        return
+    numbers = f"number the {count} classes from 0 to {count - 1} in load_data, or correct class_names"
+    if targets.dtype.kind == "f":
+        broken = np.flatnonzero(np.isfinite(targets) & (targets != np.round(targets)))
+        if len(broken):
+            row = int(broken[0])
+            text = f"{name} of {holder} holds {targets[row]:g} in {_place(name, row, data)}, which is no class number"
+            yield DataProblem("labels", text, numbers)
+        return
+    wrong = np.flatnonzero((targets < 0) | (targets >= count))
+    if len(wrong):
+        row = int(wrong[0])
+        more = f", and {len(wrong) - 1} more such labels" if len(wrong) > 1 else ""
+        text = f"{name} of {holder} holds label {targets[row]} in {_place(name, row, data)}{more}; there are {count} classes"
+        yield DataProblem("labels", text, numbers)
+
+
+def _place(name: str, row: int, data: DeviceData) -> str:
+    """A row, and where it came from if the data can say it."""
+    try:
+        origin = data.origin(name, row) if data.origin else ""
+    except Exception:  # the user's code, and only a message depends on it
+        origin = ""
+    return f"row {row} ({origin})" if origin else f"row {row}"

@@ -1,0 +1,255 @@
+"""One training step and one measurement on trial: whether a task's model, loss and metric fit its data. Needs torch.
+
+Each error names the part that failed, the arrays with their shapes and dtypes, and what to change. The trial uses a model of
+its own and leaves torch's random state as it was.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from shared.errors import DataError, FedpatchError, UsageError
+from shared.model import evaluating, initial_tensors, schema_of
+from shared.task import DeviceData, Task
+from shared.tensors import Array, Schema, listing
+
+_MEASURED = 256
+_TIMED_STEPS = 5
+
+
+def require_trainable(task: Task, data: DeviceData, holder: str) -> None:
+    """Make one training step and one measurement on trial.
+
+    Args:
+        task: The task.
+        data: A device's data, as `shared.task_checks.fit` gives them.
+        holder: Whose data they are, for messages, such as "device pi-7".
+
+    Raises:
+        DataError: the model does not take the inputs, the loss not the targets, or the metric gives no allowed number.
+        UsageError: two calls of `build_model` give different models.
+    """
+    with _trial():
+        module = require_repeatable(task)
+        trial_step(task, module, data, holder)
+        trial_metric(task, module, data, holder)
+
+
+def require_repeatable(task: Task) -> nn.Module:
+    """Build the model twice and return it; UsageError where names, shapes, dtypes or roles differ."""
+    first, second = _build(task), _build(task)
+    one, other = schema_of(first), schema_of(second)
+    if one.digest != other.digest:
+        raise UsageError(
+            f"task {task.name!r}: two calls of build_model give different models ({_difference(one, other)}), so that devices "
+            "and coordinator could not agree on one; give every layer a fixed name and size"
+        )
+    return first
+
+
+def same_values_for_a_seed(task: Task) -> bool:
+    """Whether `build_model` draws its initial values from torch's seed alone, as the coordinator and the devices need it."""
+    one, other = initial_tensors(task, 1), initial_tensors(task, 1)
+    return all(np.array_equal(one[name], other[name], equal_nan=True) for name in one)
+
+
+def trial_step(task: Task, module: nn.Module, data: DeviceData, holder: str) -> float:
+    """Make one step of training and return the loss; DataError where it fails. Rows with extreme labels are among its batch."""
+    rows = _telling_rows(data.train_y, task.batch_size)
+    x, y = _tensor(data.train_x[rows], "train_x", holder), _tensor(data.train_y[rows], "train_y", holder)
+    module.train()
+    outputs = _outputs(task, module, x, f"train_x of {holder}")
+    _check_classes(task, outputs)
+    try:
+        loss: Any = task.loss(outputs, y)
+    except FedpatchError:
+        raise
+    except Exception as error:
+        raise DataError(_loss_failed(task, outputs, data, holder, error)) from error
+    if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
+        found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+        raise DataError(
+            f"task {task.name!r}: its loss returned {found}, not a single number that depends on the outputs; return the mean "
+            "over the minibatch as a tensor"
+        )
+    try:
+        loss.backward()  # type: ignore[no-untyped-call]
+    except Exception as error:
+        raise DataError(
+            f"task {task.name!r}: the gradient of its loss failed for {_kind(outputs)} outputs and {_kind(y)} targets of "
+            f"{holder}: {_words(error)}; return targets of the dtype that the loss takes"
+        ) from error
+    return float(loss.item())
+
+
+def trial_metric(task: Task, module: nn.Module, data: DeviceData, holder: str) -> float:
+    """Measure test examples and return the metric; DataError where it fails or gives a number beyond its range."""
+    x = _tensor(data.test_x[:_MEASURED], "test_x", holder)
+    y = _tensor(data.test_y[:_MEASURED], "test_y", holder)
+    with evaluating(module), torch.inference_mode():
+        outputs = _outputs(task, module, x, f"test_x of {holder}")
+    try:
+        measured = float(task.metric(outputs, y))
+    except FedpatchError:
+        raise
+    except Exception as error:
+        raise DataError(
+            f"task {task.name!r}: its metric failed for {_kind(outputs)} outputs and {_kind(y)} targets of {holder}: "
+            f"{_words(error)}; correct the metric, or the targets"
+        ) from error
+    terms = task.metric_terms
+    if math.isfinite(measured) and not terms.allows(measured):
+        raise DataError(
+            f"task {task.name!r}: its metric gave {measured:g} for test data of {holder}; `metric` must return "
+            f"{terms.range_words}, or declare metric_name and metric_range"
+        )
+    return measured
+
+
+def step_seconds(task: Task, module: nn.Module, data: DeviceData) -> float:
+    """Median time of a training step, after one that is not counted."""
+    optimizer = torch.optim.SGD(module.parameters(), lr=1e-6)
+    rows = np.resize(np.arange(len(data.train_x)), min(task.batch_size, len(data.train_x)))
+    x, y = torch.from_numpy(np.array(data.train_x[rows])), torch.from_numpy(np.array(data.train_y[rows]))
+    times = []
+    module.train()
+    for _ in range(1 + _TIMED_STEPS):
+        began = time.perf_counter()
+        optimizer.zero_grad()
+        task.loss(module(x), y).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        times.append(time.perf_counter() - began)
+    return median(times[1:])
+
+
+def begins_with_batch_norm(module: nn.Module) -> bool:
+    """Whether the first layer that has values is a batch norm, so that the scale of inputs does not matter."""
+    first = next((part for part in module.modules() if next(part.parameters(recurse=False), None) is not None), None)
+    return isinstance(first, nn.modules.batchnorm._BatchNorm)
+
+
+@contextmanager
+def _trial() -> Iterator[None]:
+    with torch.random.fork_rng(devices=[]):
+        yield
+
+
+def _build(task: Task) -> nn.Module:
+    try:
+        found: Any = task.build_model()
+    except FedpatchError:
+        raise
+    except Exception as error:
+        raise UsageError(f"task {task.name!r}: build_model failed: {_words(error)}; correct it in the task") from error
+    if not isinstance(found, nn.Module):
+        raise UsageError(f"task {task.name!r}: build_model returned a {type(found).__name__}; return a torch.nn.Module")
+    return found
+
+
+def _difference(one: Schema, other: Schema) -> str:
+    ours, theirs = ({spec.name: spec for spec in schema.specs} for schema in (one, other))
+    if only := sorted(ours.keys() ^ theirs.keys()):
+        return f"{listing(only)} in one of them only"
+    changed = [name for name in ours if ours[name] != theirs[name]]
+    if changed:
+        name = changed[0]
+        return f"{name} is {ours[name].dtype} {ours[name].shape} in one, {theirs[name].dtype} {theirs[name].shape} in the other"
+    return "their tensors stand in another order"
+
+
+def _telling_rows(targets: Array, batch_size: int) -> Array:
+    rows = list(range(min(len(targets), max(2, batch_size))))
+    if targets.ndim == 1:
+        rows += [int(targets.argmax()), int(targets.argmin())]
+    return np.array(sorted(set(rows)))
+
+
+def _tensor(array: Array, name: str, holder: str) -> Tensor:
+    try:
+        return torch.from_numpy(np.array(array))
+    except TypeError as error:
+        raise DataError(
+            f"{name} of {holder} is {array.dtype}, which no tensor can hold; return float32 or int64 from load_data"
+        ) from error
+
+
+def _outputs(task: Task, module: nn.Module, x: Tensor, what: str) -> Tensor:
+    try:
+        outputs: Any = module(x)
+    except FedpatchError:
+        raise
+    except Exception as error:
+        if len(x) == 1 and "more than 1 value per channel" in str(error):
+            raise DataError(
+                f"task {task.name!r}: batch norm cannot learn from one example; give the device training data of at least 2"
+            ) from error
+        raise DataError(
+            f"the model of task {task.name!r} does not take {what}, {_kind(x)}: {_words(error)}; "
+            f"{_input_remedy(task, module, x)}"
+        ) from error
+    if not isinstance(outputs, Tensor) or outputs.shape[:1] != x.shape[:1]:
+        found = (
+            f"a tensor of shape {tuple(outputs.shape)}"
+            if isinstance(outputs, Tensor)
+            else f"a {type(outputs).__name__}"
+        )
+        raise DataError(
+            f"the model of task {task.name!r} made {found} of {len(x)} examples; return one tensor with a row for each example"
+        )
+    return outputs
+
+
+def _input_remedy(task: Task, module: nn.Module, x: Tensor) -> str:
+    floating = next((value.dtype for value in module.parameters() if value.is_floating_point()), None)
+    if floating is not None and x.is_floating_point() and x.dtype != floating:
+        name = str(floating).removeprefix("torch.")
+        return f"the model's own values are {name}: declare input_dtype={name!r}, or build it in {x.dtype}"
+    if not x.is_floating_point() and not task.input_shape:
+        return "declare input_shape and input_dtype, to which inputs are then cast, or return float32 from load_data"
+    return "make the first layer and the shape of the inputs agree, and declare input_shape"
+
+
+def _check_classes(task: Task, outputs: Tensor) -> None:
+    if task.class_names and outputs.ndim >= 2 and outputs.shape[1] not in (1, len(task.class_names)):
+        raise DataError(
+            f"task {task.name!r} names {len(task.class_names)} classes, but its model gives {outputs.shape[1]} outputs for "
+            "each example; make the last layer and class_names agree"
+        )
+
+
+def _loss_failed(task: Task, outputs: Tensor, data: DeviceData, holder: str, error: Exception) -> str:
+    targets = data.train_y
+    if outputs.ndim == 2 and targets.ndim == 1 and targets.dtype.kind in "iu":
+        wrong = np.flatnonzero((targets < 0) | (targets >= outputs.shape[1]))
+        if len(wrong):
+            count = outputs.shape[1]
+            return (
+                f"train_y of {holder} holds label {targets[wrong[0]]} in row {wrong[0]}, and the model of task {task.name!r} "
+                f"has {count} outputs; number the classes from 0 to {count - 1}, or give the last layer more outputs"
+            )
+    remedy = "make the loss and the shape of the targets agree"
+    if outputs.ndim == 2 and targets.ndim == 1 and targets.dtype.kind == "f":
+        remedy = (
+            "for class numbers return int64 targets or declare class_names, for a number from a model with one output take "
+            "outputs[:, 0] in the loss"
+        )
+    kind = f"{targets.dtype} of shape {tuple(targets.shape)}"
+    made = f"{_kind(outputs)} outputs and train_y of {holder}, {kind}"
+    return f"task {task.name!r}: its loss failed for {made}: {_words(error)}; {remedy}"
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}"
+
+
+def _words(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]

@@ -1,0 +1,84 @@
+"""The validation part of a device's data: examples to choose a model on, so that test data are left to report on.
+
+A model that is chosen on test data looks better on them than it is. So the agent compares personal models on validation
+data, which nothing trains on, and reports the chosen one on test data.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+
+import numpy as np
+
+from shared.task import DeviceData, Task
+
+MIN_VALIDATION_EXAMPLES = 5
+"""Where the share gives fewer, none are held out: they would say little about a model, and training needs them more."""
+
+_SEED = b"fedpatch-val"
+_HASH_BYTES = 8
+
+
+def validation_mask(inputs: np.ndarray, share: float, *, ordered: bool = False) -> np.ndarray:
+    """Choose the examples that are held out of `inputs` for validation.
+
+    Args:
+        inputs: Training inputs, examples along the first axis; in order of time where `ordered`.
+        share: Share of the examples to hold out, from 0 to 0.5.
+        ordered: Hold the last examples out. Otherwise a hash of an example's own bytes decides, so that it keeps its side
+            when the program restarts, when data grow, and in whatever order they are read; equal inputs share a side.
+
+    Returns:
+        Booleans of shape (n,), True for validation. All False where `share` of n is less than MIN_VALIDATION_EXAMPLES, and
+        where every example, or none, would be held out.
+    """
+    count = len(inputs)
+    mask = np.zeros(count, bool)
+    if count * share < MIN_VALIDATION_EXAMPLES:
+        return mask
+    if ordered:
+        mask[count - int(count * share) :] = True
+        return mask
+    limit = int(share * 2 ** (8 * _HASH_BYTES))
+    mask = np.fromiter((_hash(example) < limit for example in inputs), bool, count)
+    return np.zeros(count, bool) if mask.all() else mask
+
+
+def with_validation(data: DeviceData, share: float, *, ordered: bool = False) -> DeviceData:
+    """Return `data` with a validation part, which may be empty.
+
+    Args:
+        data: Data of one device. Where they have a validation part, they are returned as they are.
+        share: As for `validation_mask`; what is held out no longer is training data.
+        ordered: As for `validation_mask`.
+
+    Returns:
+        The same test data; training and validation data in the order of the training data before.
+    """
+    if data.val_x is not None:
+        return data
+    x, y = np.asarray(data.train_x), np.asarray(data.train_y)
+    held_out = validation_mask(x, share, ordered=ordered)
+    train, validation = (_first_and_last if ordered else _chosen)(held_out)
+    return replace(data, train_x=x[train], train_y=y[train], val_x=x[validation], val_y=y[validation])
+
+
+def _first_and_last(held_out: np.ndarray) -> tuple[slice, slice]:
+    """Slices, so that nothing is copied."""
+    cut = int((~held_out).sum())
+    return slice(cut), slice(cut, None)
+
+
+def _chosen(held_out: np.ndarray) -> tuple[np.ndarray | slice, np.ndarray | slice]:
+    return (~held_out, held_out) if held_out.any() else _first_and_last(held_out)
+
+
+def split_for(task: Task, data: DeviceData) -> DeviceData:
+    """Return what `task.load_data` returned with the validation part that the task wants: its own, else a split one."""
+    return with_validation(data, task.validation_share, ordered=task.ordered)
+
+
+def _hash(example: np.ndarray) -> int:
+    content = np.asarray(example).tobytes()
+    return int.from_bytes(hashlib.blake2b(content, digest_size=_HASH_BYTES, person=_SEED).digest(), "big")

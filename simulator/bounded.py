@@ -1,0 +1,103 @@
+"""Updates within the bounds of a run: each is kept by itself, and the coordinator's own fold makes the mean of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from coordinator.folding import Folded, fold
+from coordinator.limits import Limits
+from coordinator.strategies import ServerState
+from shared.messages import TrainPlan
+from shared.tensors import Array, Schema
+from simulator.draws import Turn
+from simulator.study import client_id
+
+if TYPE_CHECKING:
+    from simulator.cohort import Learner
+
+
+class SpooledLearner:
+    """Lets another learner train, and writes each update to a file instead of adding it up; see simulator.cohort.Learner."""
+
+    def __init__(self, learner: Learner, travelling: Schema, folder: Path) -> None:
+        self._learner, self._travelling, self._folder = learner, travelling, folder
+
+    def begin(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take the global model (and moments) of the round, by name."""
+        self._learner.begin(tensors)
+
+    def measure(self, client: int) -> float:
+        """User accuracy of the global model with this client's patch."""
+        return self._learner.measure(client)
+
+    def expect(self, turns: Sequence[Turn]) -> None:
+        """See simulator.cohort.Learner."""
+        self._learner.expect(turns)
+
+    def train(self, client: int, first_batch: int, weight: float) -> float:
+        """LocalUpdate; the patch is kept, the rest is written. Returns the mean loss over the steps."""
+        loss = self._learner.train(client, first_batch, 1.0)
+        # The sum of one client with a weight of one is what it trained, to the last bit.
+        trained = self._learner.tensors_of(self._learner.result())
+        arrays = {spec.name: trained[spec.name].numpy().astype(spec.dtype) for spec in self._travelling.specs}
+        write_spooled(self._folder, client, arrays)
+        return loss
+
+    def result(self) -> Tensor:
+        """Nothing: no update is added up."""
+        return torch.zeros(0, dtype=torch.float64)
+
+    def tensors_of(self, total: Tensor) -> dict[str, Tensor]:
+        """Nothing, too."""
+        return {}
+
+
+def fold_spooled(
+    folder: Path,
+    clients: Sequence[int],
+    num_examples: Sequence[int],
+    *,
+    schema: Schema,
+    state: ServerState,
+    base: Mapping[str, Array],
+    limits: Limits,
+    plan: TrainPlan,
+) -> Folded:
+    """The mean of what these clients wrote to `folder`, as the coordinator makes it; nothing of it is left there.
+
+    `base` is the global model as clients read it, `num_examples` are those of all clients.
+    """
+    numbers = {client_id(client): client for client in clients}
+
+    def read(device: str) -> dict[str, Array]:
+        return read_spooled(folder, numbers[device])
+
+    counted = {device: num_examples[client] for device, client in numbers.items()}
+    folded = fold(
+        list(numbers), counted, read, schema=schema, base=base, limits=limits, plan=plan, past=state.references
+    )
+    for client in clients:
+        _file_of(folder, client).unlink()
+    return folded
+
+
+def write_spooled(folder: Path, client: int, arrays: Mapping[str, Array]) -> None:
+    """A client's update, in place of one that is there."""
+    with _file_of(folder, client).open("wb") as file:
+        np.savez(file, **arrays)  # type: ignore[arg-type]  # its stub takes the names for its own options
+
+
+def read_spooled(folder: Path, client: int) -> dict[str, Array]:
+    """What `write_spooled` wrote."""
+    with np.load(_file_of(folder, client), allow_pickle=False) as file:
+        return {name: file[name] for name in file.files}
+
+
+def _file_of(folder: Path, client: int) -> Path:
+    return folder / f"{client}.npz"

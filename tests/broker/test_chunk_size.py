@@ -1,0 +1,58 @@
+"""The size of chunks is found before a run begins, also where the broker does not state its limit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from coordinator.chunk_size import find_chunk_bytes
+from coordinator.settings import RunSettings
+from shared.errors import BrokerError
+from shared.transfer import MIN_CHUNK_BYTES
+from tests.broker.relay import Relay
+from tests.brokers import Mosquitto
+
+pytestmark = pytest.mark.broker
+
+LIMIT_BYTES = 30_000
+CONFIGURED_BYTES = 96 * 1024
+
+
+def found(url: str) -> int:
+    """Data bytes per chunk for the default `chunk_kib`."""
+    return find_chunk_bytes(RunSettings(broker=url, fleet="home", state_dir=Path("nowhere")), boot="b007")
+
+
+@pytest.mark.parametrize("old", [False, True], ids=["mqtt-5", "mqtt-3.1.1"])
+@pytest.mark.parametrize("option", ["message_size_limit", "max_packet_size"])
+def test_limit_below_chunk_kib_gives_chunks_that_pass(option: str, old: bool, caplog: pytest.LogCaptureFixture):
+    """At least half of the room is used, and a warning names the size unless the broker stated the limit itself."""
+    with Mosquitto(f"{option} {LIMIT_BYTES}") as broker, Relay(broker.port, old=old) as relay:
+        assert LIMIT_BYTES // 2 - MIN_CHUNK_BYTES < found(relay.url) < LIMIT_BYTES
+    stated = option == "max_packet_size" and not old
+    assert stated or "raise its limit (mosquitto: message_size_limit)" in caplog.text
+
+
+@pytest.mark.parametrize("old", [False, True], ids=["mqtt-5", "mqtt-3.1.1"])
+def test_no_limit_gives_chunk_kib(old: bool):
+    """The configured size is kept."""
+    with Mosquitto() as broker, Relay(broker.port, old=old) as relay:
+        assert found(relay.url) == CONFIGURED_BYTES
+
+
+@pytest.mark.parametrize("option", ["message_size_limit", "max_packet_size"])
+def test_limit_below_the_smallest_chunk_names_the_broker_setting(option: str):
+    """No run begins, and the error names the setting to raise."""
+    with Mosquitto(f"{option} 5000") as broker, pytest.raises(BrokerError, match=option):
+        found(broker.url)
+
+
+def test_broker_without_read_rights_is_tried_by_its_answer_alone():
+    """With the generated access rules the coordinator cannot read chunks; MQTT 5 still answers whether it takes them."""
+    rules = "user coordinator\ntopic write fedpatch/1/home/#\n"
+    with Mosquitto(f"message_size_limit {LIMIT_BYTES}", passwords={"coordinator": "secret"}, acl=rules) as broker:
+        settings = RunSettings(
+            broker=broker.url, fleet="home", state_dir=Path("nowhere"), username="coordinator", password="secret"
+        )
+        assert find_chunk_bytes(settings, boot="b007") < LIMIT_BYTES

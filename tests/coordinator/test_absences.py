@@ -1,0 +1,232 @@
+"""Devices that are asked and do not report are asked less and less, and no round depends on them."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.absences import LONGEST_PERIOD, MAX_ABSENT, Absences, period_of
+from coordinator.records import RoundRecord
+from coordinator.selection import Selection, select
+from shared.messages import Accept, Decline, Failed, Progress
+from shared.reasons import DeclineReason, FailReason, JobPhase
+from tests.coordinator.engines import asking, engine, report_of, send
+from tests.specs import gone, model, there
+
+
+def drawn(absences: Absences, devices: str, number: int, participation: float = 1.0) -> Selection:
+    """The cohort of a round."""
+    draw = partial(_draw, number=number, participation=participation)
+    return absences.choose(list(devices), draw, number)
+
+
+def _draw(devices, number, participation):
+    return select(devices, participation, 1.0, 1, 7, number)
+
+
+class TestAbsences:
+    def test_nobody_absent_all_are_drawn_as_ever(self):
+        """The same cohort as without any of this."""
+        assert drawn(Absences(), "abcd", 3) == _draw("abcd", 3, 1.0)
+
+    def test_device_that_missed_one_round_is_asked_next_but_not_counted(self):
+        """It cannot keep the round from its quorum."""
+        absences = Absences()
+        assert absences.note(1, ["d"], ["a", "b", "c"]) == {"d": 1}
+        chosen = drawn(absences, "abcd", 2)
+        assert (chosen.target, sorted(chosen.invited)) == (3, ["a", "b", "c", "d"])
+
+    def test_device_that_stays_absent_is_asked_less_and_less(self):
+        """In the next round, in every 2nd, 4th, 8th, and at last every 16th."""
+        absences, asked = Absences(), []
+        for number in range(1, 100):
+            if "d" in drawn(absences, "abcd", number).invited:
+                asked.append(number)
+                absences.note(number, ["d"], ["a", "b", "c"])
+        assert asked == [1, 2, 4, 8, 16, 32, 48, 64, 80, 96]
+        assert [period_of(missed) for missed in (1, 2, 3, 4, 5, 6, 1000)] == [1, 2, 4, 8, 16, 16, 16]
+        assert LONGEST_PERIOD == 16
+
+    def test_device_that_reports_counts_again(self):
+        """Whatever it missed before."""
+        absences = Absences()
+        for number in range(1, 5):
+            absences.note(number, ["d"], ["a", "b", "c"])
+        assert absences.note(8, [], ["d"]) == {}
+        assert drawn(absences, "abcd", 9).target == 4
+
+    def test_device_that_restarts_is_asked_in_the_next_round(self):
+        """Somebody may have repaired it; it counts when it reports."""
+        absences = Absences()
+        for number in range(1, 5):
+            absences.note(number, ["d"], ["a", "b", "c"])
+        assert "d" not in drawn(absences, "abcd", 5).invited
+        absences.restarted("d")
+        chosen = drawn(absences, "abcd", 5)
+        assert (chosen.target, "d" in chosen.invited) == (3, True)
+
+    @pytest.mark.parametrize(
+        ("devices", "absent"), [("ab", "b"), ("abcd", "cd"), ("abcdefghij", "bcdefghij"), ("a", "a")]
+    )
+    def test_half_of_the_devices_absent_all_are_asked_and_count(self, devices, absent):
+        """A minority of the fleet makes no model because the others are silent."""
+        absences = Absences()
+        for number in (1, 2, 3):
+            absences.note(number, list(absent), [])
+        chosen = drawn(absences, devices, 4)
+        assert (chosen.target, sorted(chosen.invited)) == (len(devices), list(devices))
+
+    def test_coordinator_that_takes_up_the_run_knows_them(self):
+        """From the records of the rounds."""
+        absences, records = Absences(), []
+        for number, missed in enumerate((["d"], ["d"], [], ["d"], ["c"], []), 1):
+            reported = ["a", "b"] + ["c"] * (number == 6)
+            kept = absences.note(number, missed, reported)
+            records.append(RoundRecord(number, "aggregated", 4, 4, 0, 3, absent=kept))
+        again = Absences([RoundRecord.from_dict(record.to_dict()) for record in records])
+        for number in range(7, 40):
+            assert drawn(again, "abcd", number) == drawn(absences, "abcd", number)
+
+    def test_no_more_are_kept_than_fit_into_a_record(self):
+        """Those that missed most."""
+        absences = Absences()
+        absences.note(1, [f"pi-{i:04}" for i in range(500)], [])
+        kept = absences.note(2, ["pi-0007"], [])
+        assert (len(kept), kept["pi-0007"]) == (MAX_ABSENT, 2)
+
+    @given(st.lists(st.tuples(st.sets(st.sampled_from("abcdefg")), st.sets(st.sampled_from("abcdefg"))), max_size=30))
+    def test_target_is_a_majority_of_the_devices_whatever_happened(self, rounds):
+        """And at least the target is invited."""
+        absences = Absences()
+        for number, (missed, reported) in enumerate(rounds, 1):
+            absences.note(number, missed - reported, reported)
+            chosen = drawn(absences, "abcdefg", number + 1)
+            assert 2 * chosen.target > 7
+            assert len(chosen.invited) >= chosen.target
+
+
+class TestRounds:
+    def play(self, made, reporters: str, now: float, silent: str = "") -> float:
+        """A round in which these report, those accept and say nothing, and time goes on until it is over."""
+        number = made.last_round
+        for device in silent:
+            if device in made.open.round.participants:
+                send(made, device, Accept(10), now, number)
+        for device in reporters:
+            report_of(made, device, now + 1.0)
+        now += 1.0
+        while made.open is not None and made.open.round.number == number and not made.open.dismissed:
+            now = made.next_deadline()
+            made.tick(now)
+        if made.open is not None and made.open.dismissed:
+            made.aggregated(now)
+        while made.open is None and made.stopped is None:
+            now = made.next_deadline()
+            made.tick(now)
+        if made.open is not None:
+            made.model_published(model(), now)
+        return now
+
+    def test_mute_device_among_four_fails_one_round_and_no_other(self):
+        """It is found out after a minute of silence; from then on the three others are enough."""
+        made = asking("abcd", quorum=0.8, deadline_s=600.0, auto_deadline=True, grace_s=10.0, rejoin_s=10.0, rounds=40)
+        now = self.play(made, "abc", 0.0, "d")
+        assert (made.records[0].outcome, made.records[0].absent) == ("failed", {"d": 1})
+        assert made.records[0].failures == {"silent": 1}
+        assert now < 100.0
+        asked = []
+        while made.stopped is None:
+            assert made.open is not None
+            asked += [made.last_round] if "d" in made.open.round.participants else []
+            now = self.play(made, "abc", now, "d")
+        assert {record.outcome for record in made.records[1:]} == {"aggregated"}
+        assert asked == [2, 4, 8, 16, 32]
+        assert now < 100.0 + 40 * 2.0 + len(asked) * 11.0
+
+    def test_mute_device_among_six_costs_the_grace_less_and_less(self):
+        """After the quorum it is asked whether it is there, and has not answered when the round closes."""
+        made = asking("abcdef", quorum=0.8, deadline_s=600.0, auto_deadline=True, grace_s=10.0, rounds=10)
+        now = 0.0
+        for _ in range(10):
+            now = self.play(made, "abcde", now, "f")
+        assert [record.outcome for record in made.records] == ["aggregated"] * 10
+        assert made.records[-1].absent == {"f": 4}
+        assert now == pytest.approx(4 * 11.0 + 6 * 1.0)
+
+    def test_coordinator_that_takes_up_the_run_leaves_them_alone(self):
+        """That it sees a device for the first time does not mean that the device restarted."""
+        record = RoundRecord(4, "aggregated", 3, 3, 0, 2, absent={"c": 3})
+        for boots, invited in (("1", "ab"), ("12", "abc")):
+            made = engine([record], epoch=2, devices=3, rounds=9)
+            for device, boot in (("c", boots[0]), ("c", boots[-1]), ("a", "1"), ("b", "1")):
+                made.on_state(device, there(boot), 1.0)
+            made.model_published(model(), 2.0)
+            assert made.open is not None
+            assert sorted(made.open.round.participants) == list(invited)
+
+    def test_slow_device_that_answers_is_not_absent(self):
+        """The round went on without it after the quorum, and it was at work."""
+        made = asking("abcdef", quorum=0.8, grace_s=10.0)
+        for device in "abcdef":
+            send(made, device, Accept(10), 0.5)
+        for device in "abcde":
+            report_of(made, device, 1.0)
+        send(made, "f", Progress(JobPhase.TRAINING, 1, 9), 2.0)
+        made.tick(11.0)
+        made.aggregated(11.0)
+        assert (made.records[0].late, made.records[0].absent) == (1, {})
+
+    @pytest.mark.parametrize(
+        "answer", [Decline(DeclineReason.UNWILLING), Failed(FailReason.TRAINING), Failed(FailReason.STORAGE)]
+    )
+    def test_device_that_answers_is_not_absent(self, answer):
+        """It declines, or says how it failed."""
+        made = asking("abc", quorum=0.5)
+        send(made, "c", answer, 0.5)
+        for device in "ab":
+            report_of(made, device, 1.0)
+        made.aggregated(2.0)
+        assert made.records[0].absent == {}
+
+    def test_device_that_never_answers_is_absent(self):
+        """Nor said that it takes part."""
+        made = asking("abc", quorum=0.5, grace_s=100.0)
+        for device in "ab":
+            report_of(made, device, 1.0)
+        made.tick(10.0)
+        made.aggregated(10.0)
+        assert made.records[0].absent == {"c": 1}
+
+    def test_device_that_is_gone_for_too_long_is_absent(self):
+        """And counts again with its next update."""
+        made = asking("abc", quorum=0.5, rejoin_s=30.0, grace_s=100.0)
+        for device in "abc":
+            send(made, device, Accept(10), 0.5)
+        made.on_state("c", gone(), 1.0)
+        for device in "ab":
+            report_of(made, device, 2.0)
+        made.tick(31.0)
+        made.aggregated(31.0)
+        assert made.records[0].absent == {"c": 1}
+        made.on_state("c", there(), 32.0)
+        made.model_published(model(), 33.0)
+        for device in "abc":
+            if made.open is not None and made.open.round.awaits(device):
+                report_of(made, device, 34.0)
+        made.tick(200.0)
+        assert made.open is None or made.open.dismissed
+
+    def test_device_that_is_at_work_at_the_deadline_is_absent(self):
+        """The round waited for it in vain, alive as it was."""
+        made = asking("abc", quorum=1.0, deadline_s=40.0, max_failed_rounds=9)
+        for device in "abc":
+            send(made, device, Accept(10), 0.5)
+        for device in "ab":
+            report_of(made, device, 1.0)
+        for second in range(2, 41):
+            send(made, "c", Progress(JobPhase.TRAINING, second, 1000), float(second))
+            made.tick(float(second))
+        assert (made.records[0].failure, made.records[0].absent) == ("quorum_missed", {"c": 1})

@@ -1,0 +1,163 @@
+"""The deadline that follows from the rounds before."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.auto_deadline import (
+    DEADLINE_WINDOW,
+    FIRST_DEADLINE_S,
+    LONGEST_DEADLINE_S,
+    SHORTEST_DEADLINE_S,
+    auto_deadline_s,
+    policy_of,
+)
+from coordinator.records import PhaseSeconds, RoundRecord
+from shared.messages import Accept, Progress, WorkRequest
+from shared.reasons import JobPhase
+from tests.coordinator.engines import asking, engine, report_of, send
+from tests.specs import model, run_spec, there, told
+
+
+def good(number: int = 1, p90_s: float | None = 100.0, deadline_s: float = 600.0) -> RoundRecord:
+    """A round that made a model."""
+    return RoundRecord(number, "aggregated", 4, 4, 0, 4, deadline_s=deadline_s, report_p90_s=p90_s)
+
+
+def failed(deadline_s: float, took_s: float, p90_s: float | None = None) -> RoundRecord:
+    """A round that missed its quorum after so many seconds."""
+    seconds = PhaseSeconds(select=1.0, recruit=2.0, train=took_s - 2.0)
+    return RoundRecord(
+        2,
+        "failed",
+        4,
+        4,
+        0,
+        3,
+        phase_seconds=seconds,
+        failure="quorum_missed",
+        deadline_s=deadline_s,
+        report_p90_s=p90_s,
+    )
+
+
+class TestAutoDeadline:
+    def test_first_round_has_600_seconds(self):
+        """Nothing is known of the fleet yet."""
+        assert auto_deadline_s([], 10.0) == FIRST_DEADLINE_S == 600.0
+
+    def test_later_round_has_three_times_what_the_devices_took(self):
+        """The time by which nine of ten updates were in."""
+        assert auto_deadline_s([good(p90_s=100.0)], 10.0) == 300.0
+
+    def test_one_odd_round_changes_nothing(self):
+        """The median of the rounds counts."""
+        assert auto_deadline_s([good(p90_s=s) for s in (100.0, 5000.0, 110.0)], 10.0) == 330.0
+
+    def test_old_rounds_are_forgotten(self):
+        """A fleet that became slower is judged by its last rounds."""
+        times = [10.0] * 50 + [200.0] * DEADLINE_WINDOW
+        assert auto_deadline_s([good(p90_s=s) for s in times], 10.0) == 600.0
+
+    def test_fast_fleet_keeps_a_minute(self):
+        """A device that pauses for a moment is not thrown out."""
+        assert auto_deadline_s([good(p90_s=0.2)], 10.0) == SHORTEST_DEADLINE_S == 60.0
+
+    def test_long_recruiting_leaves_as_long_for_the_work(self):
+        """However fast the rounds before were."""
+        assert auto_deadline_s([good(p90_s=0.2)], 100.0) == 200.0
+
+    def test_round_that_used_up_its_deadline_doubles_the_next(self):
+        """A fleet that needs longer than the first deadline gets there within three rounds."""
+        assert auto_deadline_s([failed(600.0, took_s=600.0)], 10.0) == 1200.0
+        assert auto_deadline_s([failed(600.0, 600.0), failed(1200.0, 1215.0)], 10.0) == 2400.0
+
+    def test_round_that_failed_early_does_not(self):
+        """More time would not have helped."""
+        assert auto_deadline_s([failed(600.0, took_s=60.0)], 10.0) == 600.0
+        assert auto_deadline_s([good(), failed(300.0, took_s=20.0)], 10.0) == 300.0
+
+    def test_round_that_succeeds_ends_the_doubling(self):
+        """From then on the times count again."""
+        assert auto_deadline_s([failed(600.0, 600.0, p90_s=50.0), good(p90_s=40.0, deadline_s=1200.0)], 10.0) == 135.0
+
+    def test_records_of_an_earlier_version_count_as_none(self):
+        """They do not say what the devices took."""
+        assert auto_deadline_s([RoundRecord(1, "aggregated", 4, 4, 0, 4)], 10.0) == 600.0
+
+    @given(
+        times=st.lists(st.none() | st.floats(0.0, 1e7), max_size=30),
+        recruit_s=st.floats(0.01, 1e6),
+        last_s=st.floats(1.0, 1e6),
+    )
+    def test_bounds_hold_whatever_the_records_say(self, times, recruit_s, last_s):
+        """And there is always time left after recruiting."""
+        records = [*(good(p90_s=s) for s in times), failed(last_s, took_s=last_s)]
+        deadline_s = auto_deadline_s(records, recruit_s)
+        assert max(SHORTEST_DEADLINE_S, 2 * recruit_s) <= deadline_s <= max(LONGEST_DEADLINE_S, 2 * recruit_s)
+
+
+class TestPolicy:
+    def test_deadline_that_was_set_holds(self):
+        """Whatever the rounds took."""
+        assert policy_of(run_spec(deadline_s=300.0), [good(p90_s=1.0)]).deadline_s == 300.0
+
+    def test_auto_deadline_is_that_of_the_records(self):
+        """Everything else of the policy stays."""
+        spec = run_spec(deadline_s=600.0, auto_deadline=True, quorum=0.5)
+        assert (policy_of(spec, []).deadline_s, policy_of(spec, [good()]).deadline_s) == (600.0, 300.0)
+        assert policy_of(spec, [good()]).quorum == 0.5
+
+
+class TestRounds:
+    def test_deadline_of_the_second_round_follows_from_the_first(self):
+        """Devices are told so, the record keeps it, and it is the round's end."""
+        made = asking("ab", deadline_s=600.0, auto_deadline=True, quorum=0.5, grace_s=100.0)
+        for device, second in (("a", 20.0), ("b", 50.0)):
+            send(made, "b", Accept(10), 1.0)
+            report_of(made, device, second)
+        made.aggregated(50.0)
+        assert (made.records[0].deadline_s, made.records[0].report_p90_s) == (600.0, 50.0)
+        requests = [body for _, body in told(made.model_published(model(), 51.0)) if isinstance(body, WorkRequest)]
+        assert [request.deadline_s for request in requests] == [150.0, 150.0]
+
+    def test_time_limit_of_the_run_is_the_end_all_the_same(self):
+        """The rest of the run's time, where that is less."""
+        made = asking("a", deadline_s=600.0, auto_deadline=True, time_limit_s=45.0)
+        assert made.open is not None
+        assert made.open.round.policy.deadline_s == 45.0
+
+    def test_coordinator_that_takes_up_the_run_goes_on_with_the_same_deadline(self):
+        """The records of the rounds before are all that it needs."""
+        made = engine([good(p90_s=100.0)], epoch=2, devices=1, deadline_s=600.0, auto_deadline=True)
+        made.on_state("a", there(), 0.0)
+        made.model_published(model(), 0.0)
+        assert made.open is not None
+        assert made.open.round.policy.deadline_s == 300.0
+
+    @pytest.mark.parametrize("work_s", [900.0, 2000.0])
+    def test_fleet_that_needs_longer_than_the_first_deadline_gets_there(self, work_s):
+        """Alive all the time, and no run fails for it with the default number of failed rounds."""
+        made = asking("a", deadline_s=600.0, auto_deadline=True, grace_s=10.0, rounds=9, wait_s=60.0)
+        now = begun = 0.0
+        while not any(record.outcome == "aggregated" for record in made.records):
+            assert made.stopped is None
+            number = made.last_round
+            if made.open is None:
+                now += 1.0
+                made.tick(now)
+                if made.open is not None:
+                    made.model_published(model(), now)
+                    begun = now
+                continue
+            send(made, "a", Accept(10), now, number)
+            if now - begun >= work_s:
+                report_of(made, "a", now)
+                made.aggregated(now)
+                break
+            now += 5.0
+            send(made, "a", Progress(JobPhase.TRAINING, 1, 2), now, number)
+            made.tick(now)
+        assert made.records[-1].outcome == "aggregated"

@@ -1,0 +1,79 @@
+"""The rule of quorum and target: its arithmetic, and its words wherever they are repeated."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.quorum import RULE, Standing, devices_meant, updates_needed, without
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = ("concepts.md", "protocol.md", "configuration.md")
+
+shares = st.sampled_from((0.01, 0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 1.0))
+counts = st.integers(0, 60)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_pages_say_the_rule_in_the_same_words(page):
+    """Paragraph by paragraph; how lines are broken makes no difference."""
+    text = " ".join((DOCS / page).read_text("utf-8").split())
+    assert [paragraph for paragraph in RULE if paragraph not in text] == []
+
+
+@pytest.mark.parametrize(
+    ("fleet", "left", "missing", "meant", "needed"),
+    [
+        (10, 0, 0, 10, 8),
+        (4, 0, 0, 4, 4),
+        (4, 1, 0, 3, 3),  # an offender among four
+        (4, 2, 0, 2, 2),  # two of them
+        (4, 3, 0, 2, 2),  # one device is left, and does not decide alone
+        (2, 1, 0, 2, 2),
+        (1, 0, 0, 1, 1),
+        (1, 1, 0, 1, 1),
+        (4, 0, 1, 3, 3),  # one is away for long
+        (4, 0, 2, 4, 4),  # half of them are: all count
+        (4, 0, 3, 4, 4),
+        (10, 0, 4, 6, 5),
+        (10, 0, 5, 10, 8),
+        (10, 4, 3, 6, 5),  # half of those that are left are away
+    ],
+)
+def test_a_round_with_the_default_quorum(fleet, left, missing, meant, needed):
+    """Full participation: the devices that count, and 80 % of them."""
+    assert devices_meant(Standing(fleet, left, missing), 1.0, 0.8, 1) == meant
+    assert updates_needed(meant, 0.8, 1) == needed
+
+
+@given(counts, st.data(), shares, shares, st.integers(1, 5))
+def test_the_needed_updates_follow_from_the_count(fleet, data, participation, quorum, min_cohort):
+    """No fewer than the minimum, no more than the round is meant for; a smaller count never needs more."""
+    left = data.draw(st.integers(0, fleet))
+    missing = data.draw(st.integers(0, fleet - left))
+    meant = devices_meant(Standing(fleet, left, missing), participation, quorum, min_cohort)
+    needed = updates_needed(meant, quorum, min_cohort)
+    assert min_cohort <= needed <= meant <= max(min_cohort, fleet)
+    assert needed <= updates_needed(
+        devices_meant(Standing(fleet), participation, quorum, min_cohort), quorum, min_cohort
+    )
+
+
+@given(st.integers(1, 60), counts, counts, shares)
+def test_leaving_the_count_never_lets_one_device_decide(meant, first, then, quorum):
+    """Where two updates were needed, two are; otherwise a device that leaves is a device less. All at once or in turn."""
+    whole, rest = math.ceil(quorum * meant - 1e-9), without(meant, first, quorum)
+    assert math.ceil(quorum * rest - 1e-9) >= min(2, whole)
+    assert rest <= meant
+    assert rest == max(0, meant - first) or math.ceil(quorum * (rest - 1) - 1e-9) < min(2, whole)
+    assert without(rest, then, quorum) == without(meant, first + then, quorum)
+
+
+@given(st.integers(1, 60), counts)
+def test_a_minority_never_makes_the_count(fleet, missing):
+    """However many are away, more than half of the fleet is counted."""
+    assert 2 * Standing(fleet, 0, min(missing, fleet)).counted > fleet

@@ -1,0 +1,295 @@
+"""Runs whose devices decline, vanish or offend: which rounds there are, and what the run says of those that there are not."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from coordinator.effects import Aggregate, Effect, Finish, PublishModel
+from coordinator.engine import Engine
+from coordinator.fleet import DRAINED
+from coordinator.records import RoundRecord
+from coordinator.round import RETURN_S
+from coordinator.run_spec import Stopped
+from shared.messages import Accept, Decline, WorkRequest
+from shared.reasons import DeclineReason, RefuseReason
+from tests.coordinator.engines import DIGEST, engine, report_of, send
+from tests.specs import gone, model, run_spec, there, told
+
+DEFAULTS: dict[str, Any] = {"quorum": 0.8, "rounds": 30, "max_failed_rounds": 3, "wait_s": 120.0}
+
+
+def fleet_of(devices: str, **changes) -> Engine:
+    """A run with default terms whose first round has invited these devices, all that it was told to wait for."""
+    made = engine(devices=len(devices), **{**DEFAULTS, **changes})
+    for device in devices:
+        made.on_state(device, there(), 0.0)
+    made.model_published(model(), 0.0)
+    return made
+
+
+def next_round(made: Engine, now: float) -> list[str]:
+    """Lets the pause pass; the devices that the next round invites."""
+    if made.open is None:
+        made.tick(now)
+    effects = made.model_published(model(), now)
+    return sorted(device for device, body in told(effects) if isinstance(body, WorkRequest))
+
+
+def all_report(made: Engine, devices: Iterable[str], now: float, accuracy: float = 0.5) -> list[Effect]:
+    """Everything of one round up to its aggregate, and what follows from that."""
+    effects: list[Effect] = []
+    for device in devices:
+        effects = report_of(made, device, now, accuracy)
+    assert Aggregate(made.last_round, tuple(sorted(devices))) in effects, effects
+    return made.aggregated(now)
+
+
+def offend(made: Engine, device: str, now: float, reason: RefuseReason = RefuseReason.NOT_FINITE) -> list[Effect]:
+    """The device's update is refused."""
+    send(made, device, Accept(10), now, made.last_round)
+    return made.refused(device, DIGEST, reason, "NaN", now)
+
+
+def finish(effects: list[Effect]) -> Finish | None:
+    """The end of the run, if it came."""
+    return next((effect for effect in effects if isinstance(effect, Finish)), None)
+
+
+class TestDecline:
+    def test_one_of_ten_accepts_no_round(self):
+        """Nine decline, and one device of ten neither makes a model nor reaches the target."""
+        made = fleet_of("abcdefghij", target_ua=0.4)
+        for device in "bcdefghij":
+            send(made, device, Decline(DeclineReason.UNWILLING))
+        send(made, "a", Accept(10))
+        [record] = made.records
+        assert (record.failure, record.needed, made.stopped) == ("too_few_accepted", 8, None)
+
+    def test_nine_of_ten_are_silent_no_round(self):
+        """As soon as the time to answer is over; until the run ends, and it ends as failed."""
+        made = fleet_of("abcdefghij", target_ua=0.4)
+        now = 0.0
+        while made.stopped is None:
+            send(made, "a", Accept(10), now, made.last_round)
+            now = made.next_deadline() or now
+            if any(isinstance(effect, PublishModel) for effect in made.tick(now)):
+                made.model_published(model(), now)
+        assert {record.outcome for record in made.records} == {"failed"}
+        assert made.stopped is Stopped.FAILED
+
+    def test_a_device_that_cannot_take_part_leaves_the_count(self):
+        """Its version of the task is another one: the other three make the rounds."""
+        made = fleet_of("abcd")
+        send(made, "d", Decline(DeclineReason.SCHEMA_MISMATCH, "another version"))
+        all_report(made, "abc", 5.0)
+        assert (made.records[0].needed, made.wanted()) == (3, 3)
+
+
+class TestVanish:
+    def test_three_of_four_vanish_no_round_and_the_run_says_what_it_waits_for(self):
+        """No target either. After `wait_s` the run fails and names them."""
+        made = fleet_of("abcd", target_ua=0.9)
+        all_report(made, "abcd", 5.0, 0.5)
+        for device in "bcd":
+            made.on_state(device, gone(), 6.0)
+        made.model_published(model(), 6.0)
+        send(made, "a", Accept(10), 7.0, 2)
+        assert made.open is not None
+        now = 7.0
+        while made.open is not None:
+            now = made.next_deadline() or now
+            made.tick(now)
+        assert made.records[1].outcome == "failed"
+        assert (made.wanted(), made.fleet.present) == (4, 1)
+        assert made.fleet.missing_words() == "b (offline), c (offline), d (offline)"
+        end = None
+        while end is None:
+            now = made.next_deadline() or now
+            end = finish(made.tick(now))
+        assert end.reason is Stopped.FAILED
+        assert end.detail == (
+            "1 of 4 devices came within 120 s; missing: b (offline), c (offline), d (offline); "
+            "`fedpatch devices drain DEVICE` takes one out of the count"
+        )
+
+    def test_drained_devices_do_not_count_and_the_run_goes_on_at_once(self):
+        """The operator knows that they are gone for good."""
+        made = fleet_of("abcd", round_interval_s=10.0)
+        all_report(made, "abcd", 5.0)
+        for device in "bcd":
+            made.on_state(device, gone(), 6.0)
+        assert made.tick(10.0) == made.tick(70.0) == []
+        assert made.on_holds(dict.fromkeys("bcd", DRAINED), 71.0) == [PublishModel(2)]
+        assert next_round(made, 71.0) == ["a"]
+        all_report(made, "a", 72.0)
+        assert made.records[-1].outcome == "aggregated"
+
+    def test_a_minority_that_was_waited_for_in_vain_does_not_count_until_it_is_back(self):
+        """One of four: after a minute the other three go on, and when it is back it is asked and counts."""
+        made = fleet_of("abcd", round_interval_s=10.0)
+        all_report(made, "abcd", 5.0)
+        made.on_state("d", gone(), 6.0)
+        assert made.tick(10.0) == []
+        assert made.wanted() == 4
+        assert made.tick(6.0 + RETURN_S - 0.1) == []
+        assert made.tick(6.0 + RETURN_S) == [PublishModel(2)]
+        assert next_round(made, 71.0) == list("abc")
+        all_report(made, "abc", 75.0)
+        assert made.wanted() == 3
+        assert made.on_state("d", there("b2"), 76.0) == [PublishModel(3)]
+        assert next_round(made, 76.0) == list("abcd")
+
+    def test_half_of_the_fleet_is_no_minority(self):
+        """Two of four are away: both count, however long they are waited for."""
+        made = fleet_of("abcd", round_interval_s=10.0)
+        all_report(made, "abcd", 5.0)
+        for device in "cd":
+            made.on_state(device, gone(), 6.0)
+        made.tick(10.0)
+        assert made.tick(6.0 + RETURN_S) == []
+        assert finish(made.tick(6.0 + 120.0)) is not None
+
+    def test_devices_of_earlier_epochs_count_when_the_run_is_taken_up(self):
+        """More than `devices` had come; a coordinator that begins anew does not forget them."""
+        before = [RoundRecord(1, "aggregated", 4, 4, 0, 4)]
+        made = Engine(run_spec(epoch=2, devices=1, **DEFAULTS), records=before, jitter=random.Random(1))
+        made.fleet.remember("abcd")
+        made.start(0.0)
+        made.on_state("a", there(), 0.0)
+        assert made.open is not None  # `devices` are there, but
+        assert made.open.round.policy.target == 4
+
+    def test_a_share_of_the_fleet_may_be_had_while_half_of_it_is_away(self):
+        """Rounds are meant for half of ten: five there are enough, and three are not."""
+        made = fleet_of("abcdefghij", participation=0.5, round_interval_s=10.0)
+        assert made.open is not None
+        all_report(made, sorted(made.open.round.participants), 5.0)
+        for device in "fghij":
+            made.on_state(device, gone(), 6.0)
+        assert (made.wanted(), made.tick(10.0)) == (4, [PublishModel(2)])
+        assert next_round(made, 10.0) == list("abcde")
+        all_report(made, "abcde", 15.0)
+        for device in "cde":
+            made.on_state(device, gone(), 16.0)
+        assert made.tick(20.0) == []
+
+
+def again(made: Engine, devices: str) -> Engine:
+    """The run in its next epoch, as the registry lets it be taken up."""
+    spec = run_spec(**{**DEFAULTS, "epoch": made.spec.epoch + 1, "devices": len(devices)})
+    resumed = Engine(spec, records=made.records, jitter=random.Random(1))
+    resumed.fleet.remember(devices)
+    resumed.start(0.0)
+    return resumed
+
+
+class TestOffenders:
+    @pytest.mark.parametrize("devices", ["abc", "abcd"])
+    def test_one_does_not_end_the_run_of_a_small_fleet(self, devices):
+        """Its first offence takes it out of the count: this round and all others are made by the honest devices."""
+        honest = devices[:-1]
+        made = fleet_of(devices)
+        offend(made, devices[-1], 0.2)
+        for number in range(1, 6):
+            all_report(made, honest, 5.0 * number)
+            assert next_round(made, 5.0 * number) == list(honest)
+        assert [record.outcome for record in made.records] == ["aggregated"] * 5
+        assert made.records[0].offenders == {devices[-1]: "not_finite"}
+        assert made.records[1].offenders == {}
+
+    def test_one_of_two_leaves_the_other_waiting(self):
+        """One device alone does not make the model of two; the end of the run says why."""
+        made = fleet_of("ab")
+        send(made, "a", Accept(10), 0.1)
+        offend(made, "b", 0.2)
+        now, end = 0.2, None
+        while end is None:
+            now = made.next_deadline() or now
+            end = finish(made.tick(now))
+        assert [record.failure for record in made.records] == ["quorum_missed"]
+        assert end.detail.startswith(
+            "1 of 2 devices came within 120 s; 1 are not asked again in this run, as b: not_finite"
+        )
+
+    def test_one_is_not_asked_again_after_the_run_was_taken_up(self):
+        """The record of its round says who it was."""
+        made = fleet_of("abcd")
+        offend(made, "d", 0.2)
+        all_report(made, "abc", 5.0)
+        made = again(made, "abcd")
+        for device in "abcd":
+            made.on_state(device, there("b2"), 0.0)
+        made.tick(RETURN_S)
+        assert next_round(made, RETURN_S) == list("abc")
+
+    def test_a_refused_update_without_an_offence_leaves_the_count_as_it_is(self):
+        """What is no device's fault benches nobody."""
+        made = fleet_of("abcd")
+        offend(made, "d", 0.2, RefuseReason.NORM_BOUND)
+        assert made.open is not None
+        assert (made.open.round.needed, made.fleet.benched) == (4, {})
+
+    def test_rounds_that_end_by_offences_do_not_use_up_the_failed_rounds(self):
+        """Rounds for one device of ten, and four offenders come first: each of those rounds failed, and was not in vain."""
+        made = fleet_of("abcdefghij", participation=0.1, max_failed_rounds=1)
+        now = 0.0
+        for _ in range(4):
+            assert made.open is not None
+            [device] = made.open.round.participants
+            offend(made, device, now)
+            assert (made.records[-1].failure, made.stopped) == ("quorum_missed", None)
+            now += 100.0
+            next_round(made, now)
+        assert made.open is not None
+        [device] = made.open.round.participants
+        all_report(made, device, now)
+        assert made.records[-1].outcome == "aggregated"
+
+
+class TestTarget:
+    def test_is_not_reached_by_a_failed_round(self):
+        """Two of four report 0.95, and the quorum is missed: the run goes on."""
+        made = fleet_of("abcd", target_ua=0.9)
+        for device in "abcd":
+            send(made, device, Accept(10))
+        for device in "ab":
+            report_of(made, device, 5.0, 0.95)
+        made.tick(301.0)
+        [record] = made.records
+        assert (record.outcome, record.user_accuracy, made.stopped) == ("failed", 0.95, None)
+
+    def test_needs_a_quorum_of_measured_devices(self):
+        """Four report, one of them measured 0.95: that is not the fleet's accuracy."""
+        made = fleet_of("abcd", target_ua=0.9)
+        for device in "bcd":
+            report_of(made, device, 5.0, None)
+        report_of(made, "a", 5.0, 0.95)
+        assert finish(made.aggregated(6.0)) is None
+        [record] = made.records
+        assert (record.outcome, record.measured, record.needed, made.stopped) == ("aggregated", 1, 4, None)
+        made.model_published(model(), 6.0)
+        assert finish(all_report(made, "abcd", 7.0, 0.95)) == Finish(Stopped.TARGET_UA, "")
+
+
+class TestEnd:
+    def test_of_a_run_whose_rounds_all_failed_says_so(self):
+        """At its last round, or its time limit."""
+        made = fleet_of("abcd", rounds=1)
+        offend(made, "a", 1.0, RefuseReason.NORM_BOUND)
+        end = finish(made.tick(301.0))
+        assert end is not None
+        assert end.reason is Stopped.MAX_ROUNDS
+        why = "the last one: too_few_accepted, with 0 of the 4 updates needed"
+        assert end.detail == f"no round succeeded, so the model is as it was; {why}"
+
+    def test_of_a_run_that_never_saw_a_device_says_so(self):
+        """The time limit comes before the devices."""
+        made = engine(devices=2, **{**DEFAULTS, "time_limit_s": 30.0})
+        end = finish(made.tick(30.0))
+        assert end is not None
+        assert end.reason is Stopped.DEADLINE
+        assert end.detail.startswith("no round began: 0 of 2 devices came within 30 s; are the agents running")

@@ -1,0 +1,152 @@
+"""The owner's limits where the agent asks for them: before it accepts, and before an update leaves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from device_agent.admission import Verdict
+from device_agent.job import Job
+from device_agent.owner_limits import OwnerLimits, least_without_model
+from device_agent.plans import why_too_long
+from device_agent.training_channel import Ready
+from shared.errors import UsageError, WireError
+from shared.messages import COORDINATOR_FEATURES, Decline, TrainPlan
+from shared.reasons import DeclineReason
+from shared.transfer import describe
+from tests.device_agent.jobs import REQUEST, said_back
+from tests.device_agent.owners import READY, limits_of
+from tests.specs import MODEL_SCHEMA, SCHEMA, TASK, TASKS, said, update
+
+PLAN = TrainPlan("sgd", 0.1, 5)
+
+
+@pytest.mark.parametrize("private", ["none", "names:fc.weight"])
+def test_a_request_that_keeps_less_is_declined_with_a_word_of_its_own(tmp_path, private):
+    """Before anything is fetched, with both policies and the names that would leave."""
+    request = replace(REQUEST, private=private, features=COORDINATOR_FEATURES)
+    verdict = limits_of(tmp_path).refusal(TASK, request)
+    assert verdict is not None
+    [answer] = said_back(Job(max_blob_bytes=10_000).on_request(said(request), TASKS, verdict, 0.0))
+    why = f"the request keeps {private} private, the owner of this device at least affine; 'bn.weight' would leave it"
+    assert answer == Decline(DeclineReason.PRIVATE_POLICY, why)
+
+
+@pytest.mark.parametrize("reason", [DeclineReason.PRIVATE_POLICY, DeclineReason.PLAN_LIMIT])
+def test_an_older_coordinator_gets_a_word_that_it_knows(reason):
+    """It would ignore the message, and ask again and again; the detail says the same."""
+    verdict = Verdict(False, "beyond a limit", reason=reason)
+    [answer] = said_back(Job(max_blob_bytes=10_000).on_request(said(REQUEST), TASKS, verdict, 0.0))
+    assert answer == Decline(DeclineReason.UNSUPPORTED, "beyond a limit")
+
+
+def test_a_request_that_keeps_as_much_or_more_is_not_declined(tmp_path):
+    """Exceeding the floor is the coordinator's to ask."""
+    assert limits_of(tmp_path).refusal(TASK, REQUEST) is None
+    assert limits_of(tmp_path).refusal(TASK, replace(REQUEST, private="names:bn.*")) is None
+
+
+def test_another_task_or_schema_is_none_of_the_limits_business(tmp_path):
+    """Those have answers of their own."""
+    limits = limits_of(tmp_path)
+    assert limits.refusal("another", replace(REQUEST, private="none")) is None
+    assert limits.refusal(TASK, replace(REQUEST, private="none", schema="7e" * 32)) is None
+
+
+@pytest.mark.parametrize("private", ["names:fc9.*", "afine", "names:*"])
+def test_a_policy_that_the_model_does_not_fit_is_declined_before_a_download(tmp_path, private):
+    """It failed in training before."""
+    verdict = limits_of(tmp_path).refusal(TASK, replace(REQUEST, private=private))
+    assert verdict is not None
+    assert verdict.reason is DeclineReason.UNSUPPORTED
+
+
+def test_a_damaged_record_declines_every_request(tmp_path):
+    """Also one that keeps as much as the default."""
+    limits = limits_of(tmp_path)
+    (tmp_path / "patches").mkdir()
+    (tmp_path / "patches" / f"{TASK}.private").write_bytes(b"?")
+    verdict = limits.refusal(TASK, REQUEST)
+    assert verdict is not None
+    assert verdict.reason is DeclineReason.PRIVATE_POLICY
+    assert limits.told()["source"] == "damaged"
+    assert least_without_model("", tmp_path / "patches", TASK)["source"] == "damaged"
+    assert limits_of(tmp_path, private="affine").refusal(TASK, REQUEST) is None
+
+
+class TestUpdate:
+    def test_one_that_holds_just_what_may_leave_is_sent(self, tmp_path):
+        """The digest of its schema is computed here once more, not taken from who made it."""
+        assert limits_of(tmp_path).why_not_send(REQUEST, update()) == ""
+
+    def test_one_that_holds_other_tensors_is_not_sent(self, tmp_path):
+        """Whatever the training process says of it."""
+        whole = describe(b"u", chunk_bytes=1, encoding="fp32", raw_bytes=1, schema=SCHEMA)
+        assert "just the tensors that may leave" in limits_of(tmp_path).why_not_send(REQUEST, whole)
+
+    def test_one_from_before_the_owner_became_stricter_is_not_sent(self, tmp_path):
+        """It waited on the disk while the agent was restarted with another setting."""
+        request = replace(REQUEST, private="none")
+        whole = describe(b"u", chunk_bytes=1, encoding="fp32", raw_bytes=1, schema=SCHEMA)
+        assert limits_of(tmp_path, private="none").why_not_send(request, whole) == ""
+        assert "'bn.weight'" in limits_of(tmp_path).why_not_send(request, whole)
+
+    def test_one_without_its_request_or_model_is_not_sent(self, tmp_path):
+        """Nobody can tell what it holds."""
+        assert limits_of(tmp_path).why_not_send(None, update())
+        assert limits_of(tmp_path, known=False).why_not_send(REQUEST, update())
+
+
+@pytest.mark.parametrize(
+    ("plan", "limit"),
+    [
+        (replace(PLAN, steps=100_000_000), "max_steps = 100000"),
+        (replace(PLAN, steps=100_001), "max_steps = 100000"),
+        (replace(PLAN, steps=100_000), ""),
+        (replace(PLAN, epochs=101), "max_epochs = 100"),
+        (replace(PLAN, batch_size=10, epochs=100), ""),
+        (replace(PLAN, steps=5, epochs=101), ""),
+        (replace(PLAN, batch_size=1, epochs=100), "max_steps = 100000"),
+    ],
+)
+def test_a_plan_is_within_the_owners_limits_or_names_the_one_it_exceeds(plan, limit):
+    """Of 6,000 examples."""
+    assert limit in why_too_long(plan, 6000, max_steps=100_000, max_epochs=100)
+    assert bool(limit) == bool(why_too_long(plan, 6000, max_steps=100_000, max_epochs=100))
+
+
+def test_a_plan_without_end_is_declined_before_a_download(tmp_path):
+    """10^8 steps in one request were accepted once."""
+    request = replace(REQUEST, plan=replace(REQUEST.plan, steps=100_000_000), features=COORDINATOR_FEATURES)
+    verdict = limits_of(tmp_path).refusal(TASK, request)
+    assert verdict is not None
+    [answer] = said_back(Job(max_blob_bytes=10_000).on_request(said(request), TASKS, verdict, 0.0))
+    why = "100000000 training steps are asked for; the owner's limit is max_steps = 1000"
+    assert answer == Decline(DeclineReason.PLAN_LIMIT, why)
+
+
+def test_a_setting_that_the_model_does_not_fit_ends_the_agent(tmp_path):
+    """Its owner has to correct it first."""
+    limits = OwnerLimits(tmp_path, private="names:fc9", max_steps=1, max_epochs=1)
+    with pytest.raises(UsageError, match=r"private = names:fc9: .*matches no tensor"):
+        limits.take(READY)
+
+
+def test_a_schema_that_is_not_that_of_its_digest_is_refused(tmp_path):
+    """Comparisons by names would be worth nothing."""
+    with pytest.raises(WireError, match="digest"):
+        limits_of(tmp_path, known=False).take(Ready(TASK, "5c" * 32, 10, MODEL_SCHEMA.specs))
+
+
+def test_status_tells_policy_source_and_tensors(tmp_path):
+    """The same words as long as nothing changes."""
+    told = limits_of(tmp_path).told()
+    assert told == {
+        "least": "affine",
+        "source": "default",
+        "tensors": ["bn.weight"],
+        "below_default": False,
+        "words": "at least affine: 1 of 2 tensors of the model never leave this device (the default)",
+    }
+    assert limits_of(tmp_path, private="none").told()["below_default"]

@@ -1,0 +1,40 @@
+"""The page of guarantees names tests that exist, so that no guarantee stands there without one."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+ROWS = re.findall(r"^\| (.+?) \| `(tests/[^`]+)` \|$", (ROOT / "docs" / "promises.md").read_text("utf-8"), re.MULTILINE)
+
+
+def has_test(test: str) -> bool:
+    """Whether pytest would find a test of this id; of a file or a class, any test in it."""
+    file, *names = test.split("::")
+    found: list[ast.stmt] = ast.parse((ROOT / file).read_text("utf-8")).body
+    for name in names:
+        kinds = (one for one in found if isinstance(one, ast.ClassDef | ast.FunctionDef))
+        match = next((one for one in kinds if one.name == name), None)
+        if match is None:
+            return False
+        if isinstance(match, ast.FunctionDef):
+            return name.startswith("test_")
+        found = match.body
+    return any("def test_" in ast.unparse(one) for one in found)
+
+
+@pytest.mark.parametrize(("guarantee", "test"), ROWS, ids=[test for _, test in ROWS])
+def test_guarantee_has_its_test(guarantee: str, test: str):
+    """By its id, which pytest takes."""
+    assert has_test(test), f"no test {test} for: {guarantee}"
+
+
+def test_each_row_of_the_page_is_read():
+    """A row of another shape would not be checked."""
+    lines = (ROOT / "docs" / "promises.md").read_text("utf-8").splitlines()
+    rows = [line for line in lines if line.startswith("| ") and line != "| guarantee | test |"]
+    assert len(rows) == len(ROWS) > 40

@@ -1,0 +1,57 @@
+"""The table of docs/threat-model.md that says what stays on a device under which policy, made from a bundled task's schema.
+
+python -m tests.docs.what_stays
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+
+from shared.model import schema_of
+from shared.patches import parse_policy
+from shared.task import find_task
+from shared.tensors import MOMENTS, Schema
+
+TASK = "digits"
+WORDS = {
+    "none": "nothing",
+    "stats": "the statistics μ and σ that batch norm tracks, and their counter",
+    "affine": "γ and β of batch norm, and their moments",
+    "all": "γ, β and the statistics of batch norm, and the moments of γ and β",
+    "names:fc3.*": "what is named, and its moments",
+}
+DEFAULT = "affine"
+
+
+def schema() -> Schema:
+    """Schema of the task's model, without moments."""
+    return schema_of(find_task(TASK).build_model())
+
+
+def split(policy: str) -> tuple[set[str], set[str]]:
+    """Names of the model's tensors and of their moments: (those that stay, those that travel)."""
+    whole = schema().with_moments(MOMENTS)
+    stays = parse_policy(policy).private_names(whole)
+    return set(stays), set(whole.names) - stays
+
+
+def markdown() -> str:
+    """The table."""
+    lines = [
+        "| policy | stays on the device | tensors of `digits` that stay | tensors of `digits` that travel |",
+        "|---|---|---|---|",
+    ]
+    for policy, words in WORDS.items():
+        stays, travels = split(policy)
+        shown = f"`{policy}`, the default" if policy == DEFAULT else f"`{policy}`"
+        lines.append(f"| {shown} | {words} | {_listed(stays)} | {_listed(travels)} |")
+    return "\n".join(lines)
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in sorted(names) if ":" not in name) or "none"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(f"{markdown()}\n")

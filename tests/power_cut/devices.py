@@ -1,0 +1,168 @@
+"""A device in one process: the real job, performer, stores and LocalUpdate, of a small task; its link is played."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgpack
+
+from device_agent.admission import Verdict
+from device_agent.allowance import Spent
+from device_agent.held_model import DIRECTORY as HELD
+from device_agent.held_model import HeldModel
+from device_agent.job import Job
+from device_agent.local_update import LocalUpdate
+from device_agent.meter import Meter
+from device_agent.model_store import DIRECTORY as MODELS
+from device_agent.model_store import ModelStore
+from device_agent.owner_limits import OwnerLimits
+from device_agent.patch_store import PatchKey, PatchStore
+from device_agent.performing import Identity, Performer
+from device_agent.presence import lock_state_dir
+from device_agent.residuals import ResidualOf, ResidualStore
+from device_agent.spool import Spool
+from device_agent.training import LocalTrainer
+from device_agent.training_channel import Ready, TrainCommand
+from device_agent.usage import UsageLedger
+from shared import topics
+from shared.codec import decode
+from shared.compression import pack
+from shared.messages import Committed, Envelope, Offer, Refused, TaskCapability, WorkRequest
+from shared.reasons import RefuseReason
+from shared.tensors import Tensors
+from shared.transfer import cut
+from tests.device_agent.models import RUN, describe
+from tests.device_agent.rounds import SGD, Scene
+from tests.device_agent.toy_tasks import TOY, random_data
+from tests.device_agent.wire import Wire
+
+ENCODING = "delta-int4"  # leaves out most, so that there is a residual
+CHUNK_BYTES = 512
+
+
+def scene() -> Scene:
+    """Task, plan and policy; the folder is nobody's."""
+    return Scene(Path(tempfile.gettempdir()), TOY, SGD, "affine")
+
+
+def patch_key() -> PatchKey:
+    """Of the one patch there is."""
+    return PatchKey(TOY.name, scene().model.digest, "affine")
+
+
+def digest_of(values: Tensors) -> str:
+    """Of named tensors."""
+    parts = [(name, array.tobytes()) for name, array in sorted(values.items())]
+    return hashlib.sha256(msgpack.packb(parts)).hexdigest()
+
+
+def kept(state: Path, round_number: int) -> dict[str, str]:
+    """What round `round_number` left of patch and residual, as the round after it finds it."""
+    patch = PatchStore(state / "patches").load(patch_key(), RUN, round_number + 1)
+    of = ResidualOf(ENCODING, scene().public.digest, RUN, round_number + 1)
+    residual = ResidualStore(state / "patches").load(patch_key(), of, scene().public)
+    return {"patch": digest_of(patch.values), "batches": str(patch.batches_done), "residual": digest_of(residual)}
+
+
+def _limits(state: Path) -> OwnerLimits:
+    """Limits of an owner who has set none, for the model of the scene."""
+    limits = OwnerLimits(state / "patches", private="", max_steps=1000, max_epochs=100)
+    model = scene().model
+    limits.take(Ready(TOY.name, model.digest, 20, model.specs))
+    return limits
+
+
+class MarkedWire(Wire):
+    """Calls `offered` at the moment at which an update is offered to the coordinator."""
+
+    def __init__(self, offered: Callable[[Envelope], None]) -> None:
+        super().__init__()
+        self._offered = offered
+
+    def publish(self, topic: str, payload: bytes, *, qos: int = 1, retain: bool = False) -> bool:
+        """Keep it, and mark it."""
+        if topic == topics.up("lab", "pi") and isinstance(decode(payload).body, Offer):
+            self._offered(decode(payload))
+        return super().publish(topic, payload, qos=qos, retain=retain)
+
+
+class _Training:
+    """Stands for the training process: trains when it is told to, and keeps the answer."""
+
+    def __init__(self, local_update: LocalUpdate) -> None:
+        self._local_update = local_update
+        self.answer: Any = None
+
+    def train(self, command: TrainCommand) -> None:
+        """At once."""
+        self.answer = command.key, self._local_update.run(command, lambda done, total: None, lambda: False)
+
+
+class DeviceStory:
+    """Device `pi` of fleet `lab`, with all it keeps in `state`."""
+
+    def __init__(self, state: Path, mark: Callable[..., None]) -> None:
+        self._state, self._mark = state, mark
+        self._lock = lock_state_dir(state)
+        self._usage = UsageLedger(state)
+        self._models = ModelStore(state / MODELS, 2)
+        data = random_data("pi", 20)
+        local_update = LocalUpdate(
+            LocalTrainer(TOY, data), PatchStore(state / "patches"), "pi", held=HeldModel(state / HELD)
+        )
+        self._training = _Training(local_update)
+        self._tasks = (TaskCapability(TOY.name, scene().model.digest, 20),)
+        self._job = Job(max_blob_bytes=2**20)
+        self.wire = MarkedWire(self._offered)
+        trainer: Any = self._training
+        self.performer = Performer(
+            Identity("lab", "pi", "b1"),
+            self._job,
+            link=self.wire,
+            trainer=trainer,
+            meter=Meter(),
+            limits=_limits(state),
+            directory=state,
+            models=self._models,
+        )
+        self.performer.take_up_spooled()
+
+    def round(self, number: int, *, committed: bool) -> None:
+        """From the request to `committed`, or to a refusal."""
+        packed = pack(scene().initial(), scene().public, {}, "fp32+zstd")
+        manifest = packed.manifest(CHUNK_BYTES, scene().public)
+        request = WorkRequest(scene().model.digest, "affine", SGD, manifest, ENCODING, CHUNK_BYTES, 300.0)
+
+        def said(body: Any) -> Envelope:
+            return Envelope(body, task=TOY.name, run=RUN, epoch=1, round=number)
+
+        self.performer.perform(self._job.on_request(said(request), self._tasks, Verdict(True), 0.0))
+        for index in range(manifest.chunk_count):
+            self.performer.perform(self._job.on_chunk(cut(packed.blob, manifest, index), 0.0))
+        key, (update, _) = self._training.answer
+        content = f"model of round {number}".encode() * 100
+        self._models.stage(content, describe(number, content))
+        self.performer.perform(self._job.trained(key, update, 0.0))
+        self._mark("settled", round=number)
+        answer = Committed(update.digest) if committed else Refused(update.digest, RefuseReason.LATE, "")
+        self.performer.perform(self._job.on_message(said(answer), 0.0))
+        if committed:
+            self._mark("published", round=number)
+        self._usage.note(Spent(1, 1000, 1.0))
+        self._mark("spent", rounds=number)
+
+    def _offered(self, envelope: Envelope) -> None:
+        offer = envelope.body
+        assert isinstance(offer, Offer)
+        digest = offer.manifest.digest
+        self._mark("offered", round=envelope.round, digest=digest, **kept(self._state, envelope.round))
+
+
+def spooled(state: Path) -> tuple[int, str] | None:
+    """Round and digest of the update that waits."""
+    waiting = Spool(state / "spool").load()
+    return (waiting.key.round, waiting.manifest.digest) if waiting else None

@@ -1,0 +1,147 @@
+"""What must be there after a power cut, by what had been said before it. Each judge returns what is missing, in words."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from coordinator.checkpoint import load_checkpoint
+from coordinator.preparation import Prepared, prepare
+from coordinator.registry import REGISTRY_FILE, Registry
+from coordinator.runs import run_directory
+from coordinator.settings import RunSettings
+from device_agent.model_store import DIRECTORY as MODELS
+from device_agent.usage import read_today
+from shared.errors import FedpatchError
+from tests.device_agent.models import present
+from tests.power_cut.devices import kept, spooled
+from tests.power_cut.disk import Image, Record, Said
+from tests.power_cut.stories import FLEET, TERMS, MarkedBench, outcome, unmarked
+
+_SEALED = (".fp", ".patch", ".residual", ".previous", ".model")
+_DIGEST_BYTES = hashlib.sha256().digest_size
+
+Mark = dict[str, Any]
+Marks = list[Mark]
+Judge = Callable[[Path, Marks, Mark], Iterator[str]]
+
+
+def said_in(image: Image) -> Marks:
+    """The marks up to the cut."""
+    return [json.loads(line) for one in image.said for line in one.data.splitlines()]
+
+
+def problems(record: Record, judge: Judge, directory: Path, every: int = 1) -> Iterator[str]:
+    """Of every disk that a power cut may leave, or of one in `every`. `judge` gets the marks up to the cut, and the last."""
+    end = [json.loads(step.what.data) for step in record.steps if isinstance(step.what, Said)][-1]
+    for number, image in enumerate(record.images()):
+        if number % every:
+            continue
+        place = image.put(directory / str(number))
+        for problem in judged(judge, place / "state", said_in(image), end):
+            yield f"{image.label}: {problem}"
+        shutil.rmtree(place)
+
+
+def judged(judge: Judge, state: Path, said: Marks, end: Mark) -> Iterator[str]:
+    """An error of ours, too, is a promise that was not kept: a power cut damages nothing."""
+    try:
+        yield from damaged_files(state)
+        yield from judge(state, said, end)
+    except (FedpatchError, OSError, AssertionError, msgspec.DecodeError) as error:
+        yield f"{type(error).__name__}: {error}"
+
+
+def damaged_files(state: Path) -> Iterator[str]:
+    """Sealed files under their own names are whole, from before or from after; a step of the global model is only a cache."""
+    for path in state.rglob("*"):
+        if path.name.endswith(_SEALED) and not path.name.startswith((".", "delta-")):
+            content = path.read_bytes().partition(b"\n")[2]
+            if hashlib.sha256(content[_DIGEST_BYTES:]).digest() != content[:_DIGEST_BYTES]:
+                yield f"{path.name} is damaged"
+
+
+def coordinator_keeps(state: Path, said: Marks, end: Mark) -> Iterator[str]:
+    """Whoever goes on with the run finds all that devices and people were told, and comes to its end."""
+    begun = [one for one in said if one["what"] == "begun"]
+    if not begun:
+        return
+    run = begun[0]["run"]
+    committed, asked = by_round(said, "committed"), by_round(said, "asked")
+    prepared = _prepared()
+    with Registry(state / REGISTRY_FILE) as registry:
+        info = registry.run(run)
+        if any(one["what"] == "finished" for one in said) and info.status != "finished":
+            yield f"the run had finished, and is {info.status}"
+        told = max((one["epoch"] for one in said if "epoch" in one), default=0)
+        if info.epoch < told:
+            yield f"epoch {told} had been told, and the registry is at {info.epoch}"
+        held = {device for one in said if one["what"] == "held" for device in one["devices"]}
+        if not held <= registry.holds.held(FLEET).keys():
+            yield f"{held} were held back"
+        terms = {**TERMS, "encoding": begun[0]["encoding"]}
+        bench = MarkedBench(run_directory(state, run), prepared, registry, unmarked, run, **terms)
+        round_now = load_checkpoint(run_directory(state, run))[0].round
+        if round_now < max(asked, default=1) - 1:
+            yield f"devices had been asked for round {max(asked)}, and the model is that after {round_now}"
+        records = {record.round: record for record in registry.rounds.records(run)}
+        for number, devices in committed.items():
+            if number in records:
+                lost = {device for device in devices if records[number].reported < len(devices)}
+            else:
+                lost = devices - bench.reported(number)
+            if lost:
+                yield f"round {number}: {sorted(lost)} had been told `committed`"
+        bench.play(committed)
+        came_to = outcome(bench)
+        if came_to != {name: end[name] for name in came_to}:
+            yield f"the run comes to {came_to}, and would have come to {end}"
+
+
+def device_keeps(state: Path, said: Marks, end: Mark) -> Iterator[str]:
+    """An update that was offered waits until it is settled, with the patch and the residual that belong to it."""
+    offered = [one for one in said if one["what"] == "offered"]
+    settled = {one["round"] for one in said if one["what"] == "settled"}
+    for one in offered:
+        if one["round"] not in settled and spooled(state) != (one["round"], one["digest"]):
+            yield f"the update of round {one['round']} had been offered, and what waits is {spooled(state)}"
+    if offered:
+        last = offered[-1]
+        found = kept(state, last["round"])
+        for name, value in found.items():
+            if value != last[name]:
+                yield f"round {last['round']} had been offered, and its {name} is not there"
+    model = present(state / MODELS) or 0
+    published = max((one["round"] for one in said if one["what"] == "published"), default=0)
+    if model < published:
+        yield f"the personal model of round {published} was in use, and {model} is"
+    if model and model not in settled:
+        yield f"the personal model of round {model} is in use, whose update was not committed"
+    spent = max((one["rounds"] for one in said if one["what"] == "spent"), default=0)
+    if spent and read_today(state).rounds < spent:
+        yield f"{spent} rounds were spent, and {read_today(state).rounds} are known"
+
+
+def by_round(said: Iterable[dict[str, Any]], what: str) -> dict[int, set[str]]:
+    """Which devices a kind of message went to."""
+    found: dict[int, set[str]] = defaultdict(set)
+    for one in said:
+        if one["what"] == what:
+            found[one["round"]].add(one["device"])
+    return found
+
+
+_KNOWN: list[Prepared] = []
+
+
+def _prepared() -> Prepared:
+    if not _KNOWN:
+        _KNOWN.append(prepare(RunSettings(strategy="fedavg", private="none")))
+    return _KNOWN[0]

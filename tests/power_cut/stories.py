@@ -1,0 +1,125 @@
+"""A coordinator and a device, each in a process that is recorded: `python -m tests.power_cut.stories NAME STATE MARKS`.
+
+Whatever somebody else relies on from a moment on is written to MARKS as a line of JSON, at that moment.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from coordinator.checkpoint import load_checkpoint
+from coordinator.preparation import Prepared, prepare
+from coordinator.registry import REGISTRY_FILE, Registry
+from coordinator.runs import run_directory
+from coordinator.settings import RunSettings
+from shared.messages import Committed, Envelope, Offer, WorkRequest
+from shared.tensors import values_digest
+from tests.coordinator.performers import Bench
+
+Mark = Callable[..., None]
+
+ROUNDS = 2
+TERMS: dict[str, Any] = {"rounds": ROUNDS, "quorum": 0.5, "norm_bound": "auto:0.5", "quarantine_after": 1}
+VALUES = {"a": 0.1, "b": 0.7}
+FLEET = "demo"
+
+
+class MarkedBench(Bench):
+    """A coordinator whose messages are marked. A device whose update was committed gives none again: it has forgotten it."""
+
+    def __init__(
+        self, directory: Path, prepared: Prepared, registry: Registry, mark: Mark, run: str, **terms: Any
+    ) -> None:
+        self._mark = mark
+        super().__init__(directory, prepared, registry, run, **terms)
+
+    def _send(self, device: str, envelope: Envelope) -> None:
+        super()._send(device, envelope)
+        at = {"device": device, "round": envelope.round, "epoch": envelope.epoch}
+        if isinstance(envelope.body, Committed):
+            self._mark("committed", **at)
+        elif isinstance(envelope.body, WorkRequest):
+            self._mark("asked", **at)
+
+    def play(self, committed: dict[int, set[str]] | None = None) -> None:
+        """To the end of the run. Device c offers nonsense and is held back; `committed` are of an earlier process."""
+        for _ in range(4 * ROUNDS):
+            if self.engine.stopped:
+                return
+            self.begin("cab")
+            number = self.engine.last_round
+            self.hear("c", Offer(replace(self.update(1.0)[1], schema="0" * 64)))
+            self.look()
+            if self.warden.held:
+                self._mark("held", devices=sorted(self.warden.held))
+            for device, value in VALUES.items():
+                if device not in self.reported(number) | (committed or {}).get(number, set()):
+                    self.upload(device, value * number)
+        raise AssertionError(
+            f"the run does not end; round {self.engine.last_round} waits for an update that was committed"
+        )
+
+
+def outcome(bench: Bench) -> dict[str, Any]:
+    """What a run came to: its model, and what its records say."""
+    tensors = load_checkpoint(bench.directory)[0].tensors
+    records = bench.registry.rounds.records(bench.engine.spec.run)
+    books = [[one.round, one.outcome, one.reported, one.num_examples, list(one.bounded)] for one in records]
+    return {"model": values_digest(tensors, bench.prepared.travelling), "books": books}
+
+
+def coordinate(state: Path, mark: Mark, encoding: str = "fp32+zstd") -> None:
+    """Two rounds; the run's end is marked when the registry knows it."""
+    prepared = prepare(RunSettings(strategy="fedavg", private="none"))
+    terms: Any = {"task": "digits", "strategy": "fedavg", "private": "none", "settings": {}}
+    with Registry(state / REGISTRY_FILE) as registry:
+        run = registry.create_run(created_at=0.0, schema=prepared.schema.digest, **terms).id
+        mark("begun", run=run, encoding=encoding)
+        bench = MarkedBench(run_directory(state, run), prepared, registry, mark, run, encoding=encoding, **TERMS)
+        bench.play()
+        registry.finish_run(run, stopped_because="rounds", user_accuracy=0.5, model=None)
+        mark("finished", **outcome(bench))
+
+
+def coordinate_by_differences(state: Path, mark: Mark) -> None:
+    """The same where steps travel."""
+    coordinate(state, mark, "delta-int4")
+
+
+def attend(state: Path, mark: Mark) -> None:
+    """A device: three rounds, of which the second is refused."""
+    from tests.power_cut.devices import DeviceStory
+
+    story = DeviceStory(state, mark)
+    for number, committed in ((1, True), (2, False), (3, True)):
+        story.round(number, committed=committed)
+
+
+def marker(path: Path) -> Mark:
+    """Writes each mark in one call."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+    def mark(what: str, **fields: Any) -> None:
+        os.write(fd, json.dumps({"what": what, **fields}).encode() + b"\n")
+
+    return mark
+
+
+def unmarked(what: str, **fields: Any) -> None:
+    """For those that play on after a cut."""
+
+
+STORIES: dict[str, Callable[[Path, Mark], None]] = {
+    "coordinator": coordinate,
+    "coordinator-by-differences": coordinate_by_differences,
+    "device": attend,
+}
+
+if __name__ == "__main__":
+    STORIES[sys.argv[1]](Path(sys.argv[2]), marker(Path(sys.argv[3])))

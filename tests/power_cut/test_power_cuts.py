@@ -1,0 +1,146 @@
+"""A power cut takes all that was not synced; a coordinator and a device lose nothing that anybody had been told.
+
+Each story runs once under strace; then the disks are built that a cut at any moment may have left (tests.power_cut.disk).
+The real code goes on from each. That this finds what it should is shown on records in which syncs are missing or late.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.power_cut.disk import Names, Record, Step, Sync, Write
+from tests.power_cut.judging import Judge, coordinator_keeps, device_keeps, problems
+from tests.power_cut.tracing import read_calls, traced
+from tests.system.fleet import ROOT
+
+JUDGES: dict[str, Judge] = {
+    "coordinator": coordinator_keeps,
+    "coordinator-by-differences": coordinator_keeps,
+    "device": device_keeps,
+}
+SQLITE = ".sqlite3"
+_SAMPLE = 1 if os.environ.get("CI") else 7
+"""Of so many disks of a coordinator one is tried: each of them is a run to its end."""
+
+
+@pytest.fixture(scope="module")
+def record_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Record]:
+    """What a story did to its disk; each is played once."""
+    known: dict[str, Record] = {}
+
+    def record(name: str) -> Record:
+        if name not in known:
+            known[name] = _played(name, tmp_path_factory.mktemp(name))
+        return known[name]
+
+    return record
+
+
+def _played(name: str, folder: Path) -> Record:
+    root, log, marks = folder.resolve() / "disk", folder / "log", folder.resolve() / "marks"
+    root.mkdir()
+    story = [sys.executable, "-m", "tests.power_cut.stories", name, str(root / "state"), str(marks)]
+    done = subprocess.run(traced(story, log), cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return Record.of(read_calls(log), root, marks)
+
+
+@pytest.fixture
+def disks() -> Iterator[Path]:
+    """Where disks are built: in memory, if there is such a place."""
+    shared = Path("/dev/shm")
+    folder = Path(tempfile.mkdtemp(prefix="fedpatch-power-", dir=shared if os.access(shared, os.W_OK) else None))
+    yield folder
+    shutil.rmtree(folder)
+
+
+def test_device_after_any_power_cut_has_what_it_had_told(record_of, disks):
+    """Its update, patch, residual, personal model and what it spent, wherever the power fails in three rounds."""
+    record = record_of("device")
+    assert len(record.steps) > 100
+    assert list(problems(record, device_keeps, disks)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["coordinator", "coordinator-by-differences"])
+def test_coordinator_after_any_power_cut_goes_on_to_the_same_end(record_of, disks, name):
+    """Nothing committed is lost, no epoch is used twice, a held device stays held; the model is that of a whole run."""
+    record = record_of(name)
+    assert len(record.steps) > 300
+    assert list(problems(record, coordinator_keeps, disks, every=_SAMPLE)) == []
+
+
+def _forgets(what: str, sync: Sync) -> bool:
+    in_sqlite = SQLITE in sync.path
+    return {
+        "files": not sync.is_directory and not in_sqlite,
+        "directories": sync.is_directory,
+        "sqlite": in_sqlite,  # as with PRAGMA synchronous=OFF
+    }[what]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        *itertools.product(("device", "coordinator"), ("files", "directories", "late")),
+        ("coordinator", "sqlite"),
+    ],
+)
+def test_program_that_does_not_sync_is_found_out(record_of, disks, name, what):
+    """Without fsync of files, of directories, of SQLite's files, or with a file's fsync after its rename, something is lost."""
+    record = record_of(name)
+    careless = record.with_late_syncs() if what == "late" else record.without(partial(_forgets, what))
+    assert next(problems(careless, JUDGES[name], disks), None) is not None
+
+
+# ---- the disk itself
+
+
+def _disks(*steps: Write | Names | Sync) -> set[tuple[tuple[str, bytes | str | None], ...]]:
+    record = Record(Path("/"), [Step(what, at, at) for at, what in enumerate(steps)], frozenset({0, 1}))
+    return {tuple(sorted(image.files.items())) for image in record.images(len(steps))}
+
+
+def _made(directory: int, name: str, inode: int) -> Names:
+    return Names(((directory, name, inode),), name)
+
+
+def test_disk_keeps_of_a_new_file_what_was_synced_and_any_part_of_the_rest():
+    """A name without bytes, no name, both; once file and directory are synced, nothing else."""
+    new = _made(0, "a", 2), Write(2, 0, b"x" * 9, "a")
+    nothing, empty, whole = (), (("a", b""),), (("a", b"x" * 9),)
+    assert _disks(*new) == {nothing, empty, whole}
+    assert _disks(*new, Sync(2, "a", False)) == {nothing, whole}
+    assert _disks(*new, Sync(0, "", True)) == {empty, whole}
+    assert _disks(*new, Sync(2, "a", False), Sync(0, "", True)) == {whole}
+
+
+def test_disk_loses_a_directory_whose_name_was_not_synced_with_all_that_is_in_it():
+    """However well that was synced itself."""
+    inside = _made(0, "d", 1), _made(1, "a", 2), Write(2, 0, b"x", "d/a"), Sync(2, "d/a", False), Sync(1, "d", True)
+    assert () in _disks(*inside)
+    assert () not in _disks(*inside, Sync(0, "", True))
+
+
+def test_disk_has_a_rename_or_has_it_not():
+    """Never neither name, never both."""
+    begun = _made(0, ".new", 2), Write(2, 0, b"x", ".new"), Sync(2, ".new", False), Sync(0, "", True)
+    renamed = _disks(*begun, Names(((0, ".new", None), (0, "a", 2)), "a"))
+    assert renamed == {((".new", b"x"),), (("a", b"x"),)}
+
+
+def test_disk_may_lose_part_of_a_write():
+    """Sectors are written one by one."""
+    written = _disks(_made(0, "a", 2), Sync(0, "", True), Write(2, 0, b"x" * 2048, "a"))
+    assert {len(dict(files)["a"] or b"") for files in written} == {0, 1024, 2048}

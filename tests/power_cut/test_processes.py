@@ -1,0 +1,226 @@
+"""Power cuts of real processes: a run over mosquitto with two agents, recorded by strace, and what is left of it on each host.
+
+Every process keeps all that it had told others, wherever its host's power fails; and from disks after a cut of everything
+at once, the run goes on to its end.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from coordinator.checkpoint import load_update
+from coordinator.preparation import prepare
+from coordinator.recovery import reconcile
+from coordinator.registry import REGISTRY_FILE, Registry
+from coordinator.runs import run_directory
+from coordinator.settings import RunSettings
+from device_agent.model_store import DIRECTORY as MODELS
+from device_agent.model_store import ModelStore
+from device_agent.patch_store import SUFFIX, _header
+from device_agent.spool import Spool
+from tests.brokers import Mosquitto
+from tests.power_cut.disk import Image, Record, Sync
+from tests.power_cut.judging import Mark, Marks, by_round, problems, said_in
+from tests.power_cut.messages import with_marks
+from tests.power_cut.tracing import read_calls, traced, wait_written
+from tests.system.commands import Command
+from tests.system.fleet import AgentProcess, Fleet
+
+pytestmark = [pytest.mark.broker, pytest.mark.system, pytest.mark.slow]
+
+ROUNDS = 2
+DEVICES = ("ann", "bob")
+TERMS = {
+    "fleet": "demo",
+    "task": "digits",
+    "devices": 2,
+    "rounds": ROUNDS,
+    "quorum": 1.0,
+    "wait_s": 200,
+    "deadline_s": 200,
+}
+NOTHING_ELSE = "nothing unsynced is there"
+
+
+@dataclass(frozen=True)
+class Played:
+    """The records of a run: of its coordinator and of each device."""
+
+    coordinator: Record
+    devices: dict[str, Record]
+
+
+def _options(broker: str) -> list[str]:
+    return [f"--{name.replace('_', '-')}={value}" for name, value in {**TERMS, "broker": broker}.items()]
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
+    """A run of two rounds, to its end."""
+    folder = tmp_path_factory.mktemp("played").resolve()
+    logs: list[Path] = []
+
+    def wrap(command: Sequence[str]) -> list[str]:
+        logs.append(folder / f"strace-{len(logs)}")
+        return traced(command, logs[-1])
+
+    coordinator, hosts = folder / "coordinator", folder / "hosts"
+    coordinator.mkdir()
+    with Mosquitto() as broker, Fleet(broker.url, hosts, wrap=wrap) as fleet:
+        for number, device in enumerate(DEVICES):
+            fleet.start(device, "digits", f"shard:{number}/2")
+        fleet.wait_ready()
+        command = Command("fedpatch", "run", "--json", *_options(broker.url), f"--state-dir={coordinator / 'state'}")
+        command.line = wrap(command.line)
+        with command:
+            assert command.done(patience_s=100).code == 0, command.err
+        for agent in fleet.agents.values():
+            agent.terminate()
+    for log in logs:
+        wait_written(log)
+    devices = {
+        device: with_marks(Record.of(read_calls(log), hosts, hosts / f"{device}.log"))
+        for device, log in zip(DEVICES, logs, strict=False)
+    }
+    return Played(with_marks(Record.of(read_calls(logs[-1]), coordinator)), devices)
+
+
+@pytest.fixture
+def disks() -> Iterator[Path]:
+    """Where disks are built: in memory, if there is such a place."""
+    shared = Path("/dev/shm")
+    folder = Path(tempfile.mkdtemp(prefix="fedpatch-power-", dir=shared if os.access(shared, os.W_OK) else None))
+    yield folder
+    shutil.rmtree(folder)
+
+
+def _coordinator_keeps(state: Path, said: Marks, end: Mark) -> Iterator[str]:
+    committed, asked = by_round(said, "committed"), by_round(said, "asked")
+    if not asked:
+        return
+    with Registry(state / REGISTRY_FILE) as registry:
+        run = registry.run("last")
+        if run.epoch < max(one["epoch"] for one in said):
+            yield f"an epoch had been told, and the registry is at {run.epoch}"
+        directory = run_directory(state, run.id)
+        reconcile(registry, run.id, directory, prepare(RunSettings(task="digits")), lambda line: None)
+        records = {record.round: record for record in registry.rounds.records(run.id)}
+        if len(records) < max(asked) - 1:
+            yield f"devices had been asked for round {max(asked)}, and {len(records)} are recorded"
+        for number, devices in committed.items():
+            if number in records:
+                lost = devices if records[number].reported < len(devices) else set()
+            else:
+                lost = devices - {update.device for update in registry.rounds.updates(run.id, number)}
+                for device in devices - lost:
+                    load_update(directory, number, device)
+            if lost:
+                yield f"round {number}: {sorted(lost)} had been told `committed`"
+
+
+def _device_keeps(device: str, place: Path, said: Marks) -> Iterator[str]:
+    state = place / device
+    offers = {one["round"]: one["digest"] for one in said if one["what"] == "offered"}
+    settled = {one["round"] for one in said if one["what"] == "settled"}
+    waiting = Spool(state / "spool").load() if offers else None
+    for number, digest in offers.items():
+        if number not in settled and (
+            waiting is None or (waiting.key.round, waiting.manifest.digest) != (number, digest)
+        ):
+            yield f"the update of round {number} had been offered, and {waiting} waits"
+    if offers:
+        # In the middle of a replacement there is none but the one before.
+        rounds = [_header(path, path.read_bytes())[0]["round"] for path in (state / "patches").glob(f"[!.]*{SUFFIX}*")]
+        if max(rounds, default=0) < max(offers):
+            yield f"round {max(offers)} had been offered, and there are patches of rounds {rounds}"
+    published = max((one["round"] for one in said if one["what"] == "published"), default=0)
+    models = ModelStore(state / MODELS)
+    present = [
+        one.metadata.round for task in models.tasks() for one in models.versions(task) if one.current and one.metadata
+    ]
+    if max(present, default=0) < published:
+        yield f"the personal model of round {published} was in use, and there is {present}"
+    if not set(present) <= offers.keys():
+        yield f"the personal model of round {present} is in use, and no such update was offered"
+
+
+def test_coordinator_keeps_what_it_told_devices(played, disks):
+    """Each `committed`, each epoch, each round that it went on from; so it is not where syncs are left out."""
+    assert (
+        len(by_round([one for one in _marks(played.coordinator) if one["what"] == "committed"], "committed")) == ROUNDS
+    )
+    assert list(problems(played.coordinator, _coordinator_keeps, disks, every=3)) == []
+    careless = played.coordinator.without(lambda sync: ".sqlite3" in sync.path)
+    assert next(problems(careless, _coordinator_keeps, disks / "careless"), None)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_device_keeps_what_it_told_its_coordinator(played, disks, device):
+    """Each update that it offered, its patch, and the personal model that applications use."""
+
+    def keeps(state: Path, said: Marks, end: Mark) -> Iterator[str]:
+        return _device_keeps(device, state.parent, said)
+
+    record = played.devices[device]
+    whats = Counter(one["what"] for one in _marks(record))
+    assert (whats["settled"], whats["published"]) == (ROUNDS, ROUNDS)
+    assert list(problems(record, keeps, disks)) == []
+    for directories in (True, False):
+        careless = record.without(lambda sync, left_out=directories: sync.is_directory == left_out)
+        assert next(problems(careless, keeps, disks / str(directories)), None)
+
+
+def test_status_is_written_without_waiting_for_the_disk(played):
+    """It changes several times in a round; each flush wears a card."""
+    for record in played.devices.values():
+        synced = [step.what.path for step in record.steps if isinstance(step.what, Sync)]
+        assert synced
+        assert not [path for path in synced if "status.json" in path]
+
+
+def test_power_fails_everywhere_and_the_run_goes_on(played, tmp_path):
+    """The coordinator has just told one device `committed`, the devices wait for that; the broker forgets everything."""
+    coordinator = _last(played.coordinator, lambda said: not _has(said, "asked", 2) and _has(said, "committed", 1))
+    coordinator.put(tmp_path / "coordinator")
+    for device, record in played.devices.items():
+        waiting = _last(record, lambda said: _has(said, "offered", 1) and not _has(said, "settled", 1))
+        (waiting.put(tmp_path / device) / device).rename(tmp_path / f"host-{device}")
+    hosts = tmp_path / "hosts"
+    hosts.mkdir()
+    for device in DEVICES:
+        (tmp_path / f"host-{device}").rename(hosts / device)
+    with Mosquitto() as broker, Fleet(broker.url, hosts) as fleet:
+        agents: list[AgentProcess] = [
+            fleet.start(device, "digits", f"shard:{number}/2") for number, device in enumerate(DEVICES)
+        ]
+        fleet.wait_ready()
+        state = tmp_path / "coordinator" / "state"
+        with Command(
+            "fedpatch", "resume", "last", "--json", f"--state-dir={state}", f"--broker={broker.url}"
+        ) as command:
+            done = command.done()
+        assert done.code == 0, done.err
+        assert [(one["round"], one["reported"]) for one in done.document["rounds"]] == [(1, 2), (2, 2)]
+        for agent in agents:
+            assert "round 1 waits to be committed" in agent.log
+            assert "round 1: training" not in agent.log  # it is not trained again
+
+
+def _marks(record: Record) -> Marks:
+    return said_in(next(image for image in reversed(list(record.images(len(record.steps))))))
+
+
+def _has(said: Marks, what: str, number: int) -> bool:
+    return any(one["what"] == what and one["round"] == number for one in said)
+
+
+def _last(record: Record, fits: Callable[[Marks], bool]) -> Image:
+    return [image for image in record.images() if NOTHING_ELSE in image.label and fits(said_in(image))][-1]

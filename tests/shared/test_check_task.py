@@ -1,0 +1,186 @@
+"""`fedpatch check-task` and `fedpatch-agent check-task`: every check, what it says, and the exit code."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torch import nn
+
+from shared import metrics
+from shared.check_task import Question, examine_task
+from shared.checkup import Checkup, Finding
+from shared.task import Task
+from tests.shared.prepared_task import REFERENCE, TASK, build_model
+
+
+def _fail() -> Any:
+    raise KeyError("x")
+
+
+def _findings(task: Task, spec: str = "good", private: str = "affine") -> dict[str, Finding]:
+    checkup = Checkup(lambda _: None, lambda _: None)
+    examine_task(Question(task, spec, Path("/nonexistent"), private), checkup)
+    for one in checkup.findings:
+        assert not one.mend or one.mend != one.detail
+    return {one.name: one for one in checkup.findings}
+
+
+def test_a_task_that_fits_passes_every_check():
+    """Each is made, none warns."""
+    found = _findings(TASK)
+    assert {one.verdict for one in found.values()} == {"ok"}
+    assert set(found) == {
+        *("task", "model", "patch", "data", "prepare", "dtype", "shapes", "values", "classes"),
+        *("inputs", "split", "step", "metric", "memory", "onnx"),
+    }
+    assert "built twice with the same names" in found["model"].detail
+    assert "ms a minibatch of 20" in found["step"].detail
+    assert "low" in found["classes"].detail and "high" in found["classes"].detail
+
+
+@pytest.mark.parametrize(
+    ("spec", "check", "words", "mend"),
+    [
+        (
+            "inf",
+            "values",
+            "train_x of data 'inf' holds inf in row 12 (file readings.csv, line 13)",
+            "remove or fill it",
+        ),
+        ("labels", "labels", "holds label 5 in row 7 (file readings.csv, line 8); there are 2 classes", "number the 2"),
+        ("shape", "prepare", "prepare of task 'prepared' failed", "correct prepare"),
+        ("words", "dtype", "no numbers", "return arrays of float32"),
+        ("bug", "data", "load_data failed for data 'bug': KeyError", "(prepared_task.py, line "),
+        ("shape of the plain", "shapes", "declares input_shape (3,)", "reshape them in load_data"),
+    ],
+)
+def test_data_that_do_not_fit_fail_the_check_of_that_name(spec, check, words, mend):
+    """With the array, the row, the place in the file, and what to change."""
+    task = TASK
+    if spec == "inf":
+        task = replace(TASK, prepare=None)
+    if spec == "shape of the plain":
+        task, spec = replace(TASK, prepare=None), "shape"
+    one = _findings(task, spec)[check]
+    assert one.verdict == "fail"
+    assert words in one.detail
+    assert mend in one.mend
+
+
+@pytest.mark.parametrize(
+    ("spec", "check", "words"),
+    [
+        ("one class", "classes", "1 of 2 classes in training: high 120"),
+        ("rare", "classes", "to answer 'low' always is right in 97%"),
+        ("twice", "split", "9 of 60 test examples are training examples too"),
+    ],
+)
+def test_data_that_mislead_warn(spec, check, words):
+    """They can be trained on; the accuracy would say little."""
+    one = _findings(TASK, spec)[check]
+    assert one.verdict == "warn"
+    assert words in one.detail and one.mend
+
+
+def test_a_test_class_that_is_never_trained_on_warns():
+    """As a split by time may leave it."""
+
+    def load(spec: str, root: Path) -> Any:
+        data = TASK.load_data(spec, root)
+        return replace(data, train_y=np.zeros_like(data.train_y))
+
+    found = _findings(replace(TASK, load_data=load, class_names=("low", "high")))
+    assert found["classes"].verdict == "warn"
+
+
+def test_a_cast_is_named():
+    """float64 is the dtype of NumPy, and no fault."""
+    one = _findings(replace(TASK, prepare=None), "float64")["dtype"]
+    assert one.verdict == "ok"
+    assert "train_x of data 'float64' is float64 and is cast to float32" in one.detail
+
+
+def test_raw_inputs_before_a_model_without_batch_norm_warn():
+    """With what to do: scale them, or begin with a batch norm."""
+    raw = replace(TASK, prepare=None)
+    assert "scale them in the task's `prepare`" in _findings(raw)["inputs"].mend
+    normed = replace(raw, build_model=lambda: nn.Sequential(nn.BatchNorm1d(3), build_model()))
+    assert _findings(normed)["inputs"].verdict == "ok"
+
+
+def test_a_prepare_that_looks_at_other_rows_fails():
+    """In prediction there may be one row alone."""
+    task = replace(TASK, prepare=lambda raw: (raw - raw.mean(axis=0)) / (raw.std(axis=0) + 1))
+    one = _findings(task)["prepare"]
+    assert one.verdict == "fail" and "scale by constants" in one.mend
+
+
+@pytest.mark.parametrize(
+    ("private", "verdict", "words"),
+    [
+        ("all", "ok", "tensors stay on the device"),
+        ("none", "ok", "no tensor stays on the device"),
+        ("names:fc2.*", "ok", "2 of 9 tensors stay on the device"),
+        ("names:fc9.*", "fail", "matches no tensor"),
+    ],
+)
+def test_the_patch_policy_is_compared_with_the_model(private, verdict, words):
+    """As the run would."""
+    one = _findings(TASK, private=private)["patch"]
+    assert (one.verdict, words in one.detail) == (verdict, True), one
+
+
+def test_a_model_without_batch_norm_fails_a_policy_of_batch_norm():
+    """With the two ways out."""
+    task = replace(TASK, build_model=lambda: nn.Linear(3, 2))
+    one = _findings(task)["patch"]
+    assert one.verdict == "fail" and "no batch norm" in one.detail
+    assert "put a batch norm into the model, or choose --private none or names:" in one.mend
+    assert _findings(task, private="none")["patch"].verdict == "ok"
+
+
+def test_a_loss_and_a_metric_that_fail_are_named():
+    """And the checks after them are left out."""
+    found = _findings(replace(TASK, loss=lambda outputs, targets: _fail()))
+    assert found["step"].verdict == "fail" and "onnx" not in found
+    found = _findings(replace(TASK, metric=metrics.mae))
+    assert found["metric"].verdict == "fail"
+
+
+def test_both_commands_check_alike(agent, tmp_path):
+    """A laptop and a device; as one document for programs, with exit code 0."""
+    told = agent("check-task", REFERENCE, "--json")
+    document = json.loads(told.out)
+    assert (told.code, document["ok"]) == (0, True), told
+    assert "step" in [one["name"] for one in document["findings"]]
+
+
+def test_a_failed_check_ends_with_1_and_wrong_usage_with_2(agent):
+    """And with neither a traceback nor words on stdout that are no result."""
+    failed = agent("check-task", REFERENCE, "--data", "labels")
+    assert failed.code == 1 and "fail  labels" in failed.out and "mend: number the 2 classes" in failed.out
+    assert "Traceback" not in failed.out + failed.err
+    for arguments in (("no_such_task",), (REFERENCE, "--private", "nonsense")):
+        wrong = agent("check-task", *arguments)
+        assert (wrong.code, wrong.out) == (2, "")
+
+
+def test_fedpatch_has_the_command_too(fedpatch):
+    """With the same checks."""
+    ended = fedpatch("check-task", REFERENCE, "--data", "bug", "--json")
+    assert ended.code == 1
+    assert [one["verdict"] for one in json.loads(ended.out)["findings"] if one["name"] == "data"] == ["fail"]
+
+
+def test_a_task_without_a_demo_needs_data(agent, monkeypatch):
+    """There is nothing to check otherwise."""
+    module = sys.modules["tests.shared.prepared_task"]
+    monkeypatch.setattr(module, "TASK", replace(TASK, demo_data=""))
+    ended = agent("check-task", REFERENCE)
+    assert ended.code == 2 and "name a device's data with --data" in ended.err

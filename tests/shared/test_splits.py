@@ -1,0 +1,159 @@
+"""Splits and shards: complete, repeatable, and without the leak that each of them is for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.errors import DataError, UsageError
+from shared.splits import (
+    block_split,
+    equal_shards,
+    group_shards,
+    group_split,
+    label_shards,
+    random_split,
+    stratified_split,
+    time_split,
+)
+
+SHARES = st.floats(0.05, 0.95)
+
+
+@given(st.integers(2, 300), SHARES, st.integers(0, 5))
+def test_a_random_split_has_both_parts_in_the_share_that_was_asked(count, share, seed):
+    """To one example; the same seed gives the same split."""
+    test = random_split(count, share, seed)
+    assert len(test) == count and 1 <= test.sum() < count
+    assert abs(test.sum() - count * share) <= 1
+    np.testing.assert_array_equal(test, random_split(count, share, seed))
+
+
+@given(st.lists(st.integers(0, 4), min_size=4, max_size=200), SHARES)
+def test_a_stratified_split_has_every_class_of_two_in_both_parts(labels, share):
+    """So no class is tested that was not trained on."""
+    found = np.array(labels)
+    if all(np.bincount(found) < 2):
+        return
+    test = stratified_split(found, share)
+    for label in np.unique(found):
+        members = test[found == label]
+        assert (members.any() and not members.all()) if len(members) > 1 else not members.any()
+
+
+@given(st.lists(st.integers(0, 50), min_size=2, max_size=100), SHARES, st.integers(0, 5))
+def test_a_time_split_tests_on_what_comes_after_training(times, share, gap):
+    """With a gap between both, and equal times in one part; times may be in any order."""
+    when = np.array(times)
+    try:
+        train, test = time_split(when, share, gap)
+    except DataError:
+        return
+    assert not (train & test).any() and train.any() and test.any()
+    assert when[train].max() < when[test].min()
+    assert when[test].min() - when[train].max() > gap or not gap or when[test].min() - when[train].max() >= gap
+
+
+@given(st.integers(1, 300), st.integers(1, 20), st.integers(2, 6), st.integers(0, 5), st.text(max_size=4))
+def test_a_block_split_keeps_neighbours_of_test_examples_out_of_training(count, block, every, gap, name):
+    """And what was decided stays decided while examples are added."""
+    train, test = block_split(count, block, every, gap, name)
+    assert not (train & test).any()
+    places = np.flatnonzero(test)
+    for place in np.flatnonzero(train):
+        assert not len(places) or np.abs(places - place).min() > gap
+    more_train, more_test = block_split(count + 57, block, every, gap, name)
+    np.testing.assert_array_equal(more_train[:count], train)
+    np.testing.assert_array_equal(more_test[:count], test)
+
+
+def test_a_block_split_tests_on_one_block_in_so_many():
+    """Elsewhere for another name."""
+    masks = {name: block_split(1000, 10, 5, 2, name) for name in ("a", "b", "c", "d", "e", "f")}
+    assert {int(test.sum()) for _, test in masks.values()} == {200}
+    assert len({test.tobytes() for _, test in masks.values()}) > 1
+
+
+def test_neighbours_leak_through_a_random_split_and_not_through_blocks():
+    """A model that knows nothing but the nearest training reading seems good by the one, and is none by the other."""
+    rng = np.random.default_rng(5)
+    values = np.cumsum(rng.normal(size=2000))
+    labels = np.repeat(rng.integers(0, 2, 50), 40)  # a state that lasts for forty readings, and has no other rule
+
+    def nearest(train, test):
+        known = np.flatnonzero(train)
+        found = [known[np.abs(known - place).argmin()] for place in np.flatnonzero(test)]
+        return float((labels[found] == labels[test]).mean())
+
+    drawn = random_split(len(values))
+    assert nearest(~drawn, drawn) > 0.95
+    assert nearest(*block_split(len(values), 80, 5, 40)) < 0.75
+
+
+@given(st.lists(st.sampled_from("abcdef"), min_size=2, max_size=100), SHARES)
+def test_a_group_split_keeps_each_group_in_one_part(groups, share):
+    """A person whose readings are trained on is not tested."""
+    found = np.array(groups)
+    if len(set(groups)) < 2:
+        with pytest.raises(DataError, match="needs two"):
+            group_split(groups, share)
+        return
+    test = group_split(groups, share)
+    assert not set(found[test]) & set(found[~test])
+    assert test.any() and not test.all()
+
+
+@given(st.integers(1, 100), st.integers(1, 20), st.integers(0, 3))
+def test_equal_shards_give_each_example_to_one_device(count, devices, seed):
+    """In numbers that differ by one at most."""
+    if devices > count:
+        with pytest.raises(DataError, match="cannot be shared"):
+            equal_shards(count, devices, seed)
+        return
+    shards = equal_shards(count, devices, seed)
+    assert sorted(np.concatenate(shards).tolist()) == list(range(count))
+    assert max(map(len, shards)) - min(map(len, shards)) <= 1
+
+
+@given(st.lists(st.integers(0, 9), min_size=20, max_size=200), st.integers(1, 10))
+def test_label_shards_give_each_example_to_one_device(labels, devices):
+    """And to each device a few classes."""
+    shards = label_shards(labels, devices)
+    assert sorted(np.concatenate(shards).tolist()) == list(range(len(labels)))
+    assert len(shards) == devices
+
+
+def test_label_shards_give_a_device_few_classes():
+    """Two shards of a sorted data set hold two classes, where the classes are as long as shards."""
+    labels = np.repeat(np.arange(10), 20)
+    assert all(len(np.unique(labels[one])) <= 2 for one in label_shards(labels, 5))
+
+
+@given(st.lists(st.sampled_from("abcdef"), min_size=1, max_size=60), st.integers(1, 6))
+def test_group_shards_give_each_group_to_one_device(groups, devices):
+    """A person is one device's."""
+    if devices > len(set(groups)):
+        with pytest.raises(DataError, match="cannot be shared"):
+            group_shards(groups, devices)
+        return
+    owners = [set(np.array(groups)[one]) for one in group_shards(groups, devices)]
+    assert sum(map(len, owners)) == len(set(groups)) and all(owners)
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0, -1.0, float("nan")])
+def test_a_share_that_leaves_nothing_is_refused(share):
+    """With the limits."""
+    with pytest.raises(UsageError, match="must be above 0 and below 1"):
+        random_split(10, share)
+
+
+def test_too_few_examples_are_refused():
+    """One example is for one part only."""
+    with pytest.raises(DataError, match="cannot be split"):
+        random_split(1)
+    with pytest.raises(DataError, match="a gap of 100 leaves no training example"):
+        time_split(range(10), gap=100)
+    with pytest.raises(UsageError, match="use a block of 1 or more"):
+        block_split(10, 0)

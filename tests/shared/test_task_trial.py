@@ -1,0 +1,139 @@
+"""A step on trial: what does not fit is named in words of ours, before any round."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from shared.errors import DataError, UsageError
+from shared.task import DeviceData
+from shared.task_checks import load_checked
+from shared.task_trial import begins_with_batch_norm, require_repeatable, require_trainable, same_values_for_a_seed
+from shared.tasks import digits
+from tests.shared.prepared_task import TASK, build_model
+
+DATA = load_checked(TASK, "good", Path(), "device pi-7").data
+
+
+def _fail() -> Any:
+    raise KeyError("x")
+
+
+def _problem(task: Any, data: DeviceData = DATA) -> str:
+    with pytest.raises(DataError) as caught:
+        require_trainable(task, data, "device pi-7")
+    return str(caught.value)
+
+
+def test_tasks_that_fit_pass_and_leave_torchs_random_state_alone():
+    """The task of the tests, and one that ships."""
+    before = torch.random.get_rng_state()
+    require_trainable(TASK, DATA, "device pi-7")
+    require_trainable(digits.TASK, digits.TASK.load_data("shard:0/10", Path()), "device pi-7")
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_inputs_that_the_model_does_not_take_are_named_with_shape_and_remedy():
+    """The words of torch stand between them."""
+    text = _problem(replace(TASK, build_model=lambda: nn.Linear(5, 2), input_shape=()))
+    assert "the model of task 'prepared' does not take train_x of device pi-7, float32 of shape (" in text
+    assert "declare input_shape" in text
+
+
+def test_a_model_in_another_dtype_is_named_with_the_declaration_that_it_needs():
+    """In place of "mat1 and mat2 must have the same dtype" alone."""
+    assert "the model's own values are float64: declare input_dtype='float64'" in _problem(
+        replace(TASK, build_model=lambda: build_model().to(torch.float64))
+    )
+
+
+def test_a_label_beyond_the_outputs_is_named_where_the_task_names_no_classes():
+    """The row with the largest label is among those tried, wherever it is."""
+    y = DATA.train_y.copy()
+    y[100] = 7
+    text = _problem(replace(TASK, class_names=(), batch_size=5), replace(DATA, train_y=y))
+    assert "train_y of device pi-7 holds label 7 in row 100, and the model of task 'prepared' has 2 outputs" in text
+
+
+def test_class_names_and_outputs_must_agree():
+    """Otherwise no class could be named by a prediction."""
+    text = _problem(replace(TASK, class_names=("a", "b", "c")))
+    assert "names 3 classes, but its model gives 2 outputs" in text
+
+
+def test_floating_targets_of_a_loss_for_classes_are_named():
+    """In torch's words it is "expected scalar type Long but found Float"."""
+    data = replace(DATA, train_y=DATA.train_y.astype(np.float32))
+    assert "for class numbers return int64 targets or declare class_names" in _problem(
+        replace(TASK, class_names=()), data
+    )
+
+
+@pytest.mark.parametrize(
+    ("loss", "problem"),
+    [
+        (
+            lambda outputs, targets: F.cross_entropy(outputs, targets, reduction="none"),
+            "returned a tensor of shape (20,)",
+        ),
+        (lambda outputs, targets: 0.5, "returned a float"),
+        (lambda outputs, targets: _fail(), "its loss failed for float32 of shape (20, 2) outputs"),
+    ],
+    ids=["vector", "number", "error"],
+)
+def test_a_loss_that_gives_no_mean_is_named(loss, problem):
+    """A vector, a number without a gradient, an error of the user's code."""
+    assert problem in _problem(replace(TASK, loss=loss, batch_size=20), replace(DATA, train_y=np.zeros(120, np.int64)))
+
+
+@pytest.mark.parametrize(
+    ("metric", "problem"),
+    [(lambda *_: 93.0, "gave 93 .* must return a fraction from 0 to 1"), (lambda *_: _fail(), "its metric failed for")],
+)
+def test_a_metric_beyond_its_range_is_named(metric, problem):
+    """A percentage, and an error."""
+    with pytest.raises(DataError, match=problem):
+        require_trainable(replace(TASK, metric=metric), DATA, "device pi-7")
+
+
+def test_a_model_with_other_names_at_each_call_is_refused():
+    """Coordinator and devices could not agree on it."""
+    count = iter(range(10))
+
+    def build() -> nn.Module:
+        return nn.Sequential(OrderedDict[str, nn.Module]({f"fc{next(count)}": nn.Linear(3, 2)}))
+
+    with pytest.raises(UsageError, match=r"two calls of build_model give different models \('fc0.*in one of them only"):
+        require_repeatable(replace(TASK, build_model=build))
+    sizes = iter((4, 5))
+    with pytest.raises(UsageError, match=r"bias is float32 \(4,\) in one, float32 \(5,\) in the other"):
+        require_repeatable(replace(TASK, build_model=lambda: nn.Linear(3, next(sizes))))
+    with pytest.raises(UsageError, match="returned a int; return a"):
+        require_repeatable(replace(TASK, build_model=lambda: 3))  # type: ignore[arg-type,return-value]
+
+
+def test_initial_values_that_ignore_the_seed_are_found():
+    """Devices would begin with other private values than the run's seed says."""
+    numbers = iter(range(100))
+
+    def build() -> nn.Module:
+        model = build_model()
+        nn.init.constant_(model.get_submodule("fc2").bias, next(numbers))  # type: ignore[arg-type]
+        return model
+
+    assert same_values_for_a_seed(TASK)
+    assert not same_values_for_a_seed(replace(TASK, build_model=build))
+
+
+def test_a_batch_norm_at_the_beginning_is_found_behind_layers_without_values():
+    """Then the scale of inputs does not matter."""
+    assert begins_with_batch_norm(nn.Sequential(nn.Flatten(), nn.BatchNorm1d(3), nn.Linear(3, 2)))
+    assert not begins_with_batch_norm(build_model())

@@ -1,0 +1,66 @@
+"""Simulations with the bounds of a run: the coordinator's own, whoever computes them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from shared.errors import UsageError
+from shared.task import find_task
+from simulator.simulate import simulate
+from simulator.study import Study
+from simulator.terms import make_study
+from tests.simulator.studies import STRATEGIES, Deployed, assert_close, simulation_of, study_of
+
+TIGHT = "auto:0.8"
+
+
+@pytest.mark.parametrize("encoding", ["fp32", "fp16"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_bounded_rounds_are_those_of_the_coordinator(strategy, encoding):
+    """The same updates are pulled back to the same bounds, of which the rounds before are a part."""
+    study = study_of(strategy, "affine", participation=0.3, norm_bound=TIGHT, max_num_examples="auto:1.2")
+    simulation, deployed = simulation_of(replace(study, encoding=encoding)), Deployed(study)
+    simulation.step()
+    for _ in range(3):
+        deployed.play()
+        simulation.step()
+    assert deployed.clipped
+    if encoding == "fp32":
+        assert_close(simulation.server.tensors, deployed.state.tensors)
+        assert simulation.server.references.keys() == deployed.state.references.keys()
+    simulation.close()
+
+
+@pytest.mark.slow
+def test_workers_give_the_same_bits():
+    """Whoever writes the updates, they are folded by one."""
+    study = study_of("fedavg-adam", "affine", norm_bound=TIGHT, rounds=3)
+    one, two = (simulate(study, workers=count) for count in (1, 2))
+    assert [replace(point, seconds=0) for point in one.points] == [replace(point, seconds=0) for point in two.points]
+
+
+def test_a_simulation_that_goes_on_gives_the_same_bits(tmp_path):
+    """The references of the rounds before are saved with the model."""
+    study = study_of("fedavg-adam", "affine", participation=0.3, norm_bound=TIGHT, rounds=4)
+    whole = simulate(study)
+    stops = iter([False, False, True])
+    assert not simulate(study, saved=tmp_path, stopped=lambda: next(stops)).complete
+    again = simulate(study, saved=tmp_path)
+    assert [point.user_accuracy for point in again.points] == [point.user_accuracy for point in whole.points]
+
+
+def test_terms_of_a_study_keep_its_bounds_and_old_results_are_read():
+    """Files of studies without bounds are as they were."""
+    plain, bounded = study_of(), study_of(norm_bound=TIGHT, max_num_examples="auto:2")
+    assert not {"norm_bound", "max_num_examples"} & plain.to_dict().keys()
+    assert Study.from_dict(plain.to_dict()) == plain
+    assert Study.from_dict(bounded.to_dict()) == bounded
+
+
+@pytest.mark.parametrize("terms", [{"norm_bound": "auto"}, {"max_num_examples": "many"}])
+def test_bounds_that_mean_nothing_are_refused(terms):
+    """With the forms that there are."""
+    with pytest.raises(UsageError, match="write off"):
+        make_study(task=find_task("digits"), task_ref="digits", clients=2, strategy="fedavg", **terms)

@@ -1,0 +1,115 @@
+"""Real agents over a real broker: one device of four is mute, others load their task for long."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+
+from shared import topics
+from shared.codec import decode, encode
+from shared.link import Received
+from shared.messages import ENCODINGS, Accept, DeviceState, Envelope, TaskCapability, WorkRequest
+from shared.model import schema_of
+from tests.brokers import Client, Mosquitto, client
+from tests.system import slow_start_task
+from tests.system.commands import Command
+from tests.system.fleet import Fleet
+from tests.system.oracle_task import REFERENCE, TASK, build_model
+
+pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.timeout(900)]
+
+
+@contextmanager
+def mute(broker: Mosquitto, fleet: str, device: str) -> Iterator[list[int]]:
+    """A device that accepts once whatever round it is asked for, and says nothing else; the rounds that it accepted."""
+    accepted: list[int] = []
+    over = threading.Event()
+    with client(broker.url, device, topics.down(fleet, device)) as voice:
+        state = DeviceState(
+            True, "1", tasks=(TaskCapability(TASK.name, schema_of(build_model()).digest, 10),), encodings=ENCODINGS
+        )
+        voice.settle()
+        voice.link.publish(topics.device_state(fleet, device), encode(Envelope(state)), retain=True)
+        thread = threading.Thread(target=_accept, args=(voice, fleet, device, accepted, over))
+        thread.start()
+        try:
+            yield accepted
+        finally:
+            over.set()
+            thread.join()
+
+
+def _accept(voice: Client, fleet: str, device: str, accepted: list[int], over: threading.Event) -> None:
+    while not over.is_set():
+        try:
+            event = voice.wait(Received, lambda event: event.topic == topics.down(fleet, device), patience_s=0.5)
+        except TimeoutError:
+            continue
+        asked = decode(event.payload)
+        if isinstance(asked.body, WorkRequest) and asked.round not in accepted:
+            accepted.append(asked.round)
+            voice.link.publish(topics.up(fleet, device), encode(replace(asked, body=Accept(10))))
+
+
+@pytest.mark.slow
+def test_mute_device_among_four_with_default_settings_holds_no_round_for_its_deadline(tmp_path):
+    """It costs one round a good minute, and the others at most the grace period; it is asked less and less, and named."""
+    with Mosquitto() as broker, Fleet(broker.url, tmp_path / "devices") as fleet:
+        for number, device in enumerate(("ann", "bob", "cyd")):
+            fleet.start(device, REFERENCE, f"n=20,test=10,seed={number}")
+        fleet.wait_ready()
+        with mute(broker, fleet.name, "mute") as accepted:
+            given = {"broker": broker.url, "fleet": fleet.name, "state-dir": tmp_path / "c", "task": REFERENCE}
+            given |= {"devices": 4, "rounds": 7}
+            with Command("fedpatch", "run", "--json", *(f"--{key}={value}" for key, value in given.items())) as run:
+                done = run.done(600.0)
+    rounds = done.document["rounds"]
+    assert done.code == 0
+    assert [one["outcome"] for one in rounds] == ["failed", *["aggregated"] * 6]
+    assert accepted == [1, 2, 4]
+    assert rounds[0]["failures"] == {"silent": 1}
+    assert rounds[-1]["absent"] == {"mute": 3}
+    assert rounds[0]["deadline_s"] == 600.0
+    for one in rounds:
+        assert sum(one["phase_seconds"].values()) < one["deadline_s"] / 2
+    assert rounds[-1]["deadline_s"] < 600.0
+    assert "absent: mute (3 in a row)" in done.err
+
+
+def test_run_waits_for_agents_that_say_that_they_are_starting(tmp_path):
+    """However short `wait_s` is: they say so as soon as they are connected, long before their task is loaded."""
+    go = tmp_path / "go"
+    with Mosquitto() as broker, Fleet(broker.url, tmp_path / "devices") as fleet:
+        for device in ("ann", "bob"):
+            fleet.start(device, slow_start_task.REFERENCE, f"n=20,test=10,seed=1;{go}")
+        told = {device: topics.device_state(fleet.name, device) for device in fleet.agents}
+        with client(broker.url, "looks", *told.values()) as looking:
+            for topic in told.values():
+                if topic not in looking.topics:
+                    looking.received(topic)
+                [payload] = [
+                    event.payload for event in looking.seen if isinstance(event, Received) and event.topic == topic
+                ]
+                state = decode(payload).body
+                assert isinstance(state, DeviceState)
+                assert (state.online, state.tasks) == (True, ())
+        given = {
+            "broker": broker.url,
+            "fleet": fleet.name,
+            "state-dir": tmp_path / "c",
+            "task": slow_start_task.REFERENCE,
+        }
+        given |= {"devices": 2, "rounds": 1, "wait-s": 1}
+        with Command("fedpatch", "run", "--json", *(f"--{key}={value}" for key, value in given.items())) as run:
+            run.wait(lambda: re.search("0 of 2 are there; [12] starting", run.err), "says that agents are starting")
+            with pytest.raises(TimeoutError, match="still runs"):
+                run.wait(lambda: False, "longer than wait_s", patience_s=3.0)
+            go.touch()
+            done = run.done()
+    assert done.code == 0
+    assert [(one["outcome"], one["reported"]) for one in done.document["rounds"]] == [("aggregated", 2)]

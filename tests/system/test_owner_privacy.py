@@ -1,0 +1,160 @@
+"""What is private is the owner's decision: a coordinator that asks for less gets nothing, over a real broker."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator.records import RunSummary
+from coordinator.run_spec import Stopped
+from coordinator.runs import start_run
+from coordinator.settings import RunSettings
+from device_agent.patch_store import PatchKey, PatchStore
+from shared.model import schema_of
+from shared.patches import parse_policy
+from shared.tensors import MOMENTS, Array
+from tests.brokers import Mosquitto
+from tests.system.commands import run as command
+from tests.system.fleet import AgentProcess, Fleet
+from tests.system.oracle_task import REFERENCE, TASK, build_model
+from tests.system.recording import Haystack, Recorder
+from tests.system.views import Silent
+
+pytestmark = [pytest.mark.system, pytest.mark.broker]
+
+DEVICES = {"ann": "n=37,test=30,seed=1", "bob": "n=24,test=30,seed=2"}
+SCHEMA = schema_of(build_model())
+BATCH_NORM = parse_policy("all").private_names(SCHEMA.with_moments(MOMENTS))
+
+
+@dataclass
+class Scene:
+    """Two agents with default settings, which have taken part in rounds with `affine`."""
+
+    broker: Mosquitto
+    fleet: Fleet
+
+
+class Told(Silent):
+    """A view that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, line: str) -> None:
+        """One more."""
+        self.lines.append(line)
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        return "\n".join(self.lines)
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    """After two rounds of learning."""
+    with Mosquitto("max_queued_messages 0") as broker, Fleet(broker.url, tmp_path / "fleet") as fleet:
+        for device, data in DEVICES.items():
+            fleet.start(device, REFERENCE, data)
+        fleet.wait_ready()
+        scene = Scene(broker, fleet)
+        summary, _ = play(scene, tmp_path / "learning", "affine")
+        assert [record.reported for record in summary.rounds] == [2, 2]
+        yield scene
+
+
+def play(scene: Scene, state_dir: Path, private: str, **changes: Any) -> tuple[RunSummary, Told]:
+    """A run whose moments travel, by a coordinator of its own, and what it says."""
+    terms: dict[str, Any] = {"rounds": 2, "devices": len(DEVICES), "quorum": 1.0, "recruit_deadline_s": 100.0}
+    settings = RunSettings(
+        metrics=None,
+        broker=scene.broker.url,
+        fleet=scene.fleet.name,
+        state_dir=state_dir,
+        task=REFERENCE,
+        strategy="fedavg-adam",
+        private=private,
+        encoding="fp32",
+        **(terms | changes),
+    )
+    told = Told()
+    return start_run(settings, told), told
+
+
+def recorded(scene: Scene, folder: Path, private: str, **changes: Any) -> tuple[RunSummary, Told, Recorder]:
+    """Such a run, and every message on the broker meanwhile."""
+    folder.mkdir()
+    with Recorder(scene.broker.port, folder) as recorder:
+        summary, told = play(scene, folder / "state", private, **changes)
+    return summary, told, recorder
+
+
+def patch(agent: AgentProcess, folder: Path) -> dict[str, Array]:
+    """What the device learned in the rounds with `affine` and keeps."""
+    shutil.copytree(agent.patches, folder)
+    key = PatchKey(TASK.name, SCHEMA.digest, "affine")
+    return dict(PatchStore(folder).load(key, "another run", 0).values)
+
+
+def assert_declined(summary: RunSummary, told: Told, recorder: Recorder, word: str) -> None:
+    """Both devices declined with the word, the run says so with what to do, and no device sent a byte of an update."""
+    assert summary.stopped_because == Stopped.FAILED
+    assert [record.decline_reasons for record in summary.rounds] == [{word: 2}]
+    assert f"2 declined with {word}: " in told.text
+    assert not [topic for topic, _ in recorder.messages if "/dev/" in topic and "/blob/" in topic]
+
+
+def test_no_run_gets_gamma_beta_or_their_moments_after_rounds_that_kept_them(scene, tmp_path):
+    """With `none`, with another tensor's name, with `stats`, also after a restart; `affine` goes on, and learns on."""
+    kept = {device: patch(agent, tmp_path / device) for device, agent in scene.fleet.agents.items()}
+    assert all("bn1.weight:exp_avg" in values for values in kept.values())
+    for number, private in enumerate(("none", "names:fc3.bias", "stats")):
+        if number == 2:
+            for agent in scene.fleet.agents.values():
+                agent.restart()
+            scene.fleet.wait_ready()
+        summary, told, recorder = recorded(scene, tmp_path / f"attack-{number}", private, wait_s=15.0)
+        assert_declined(summary, told, recorder, "private_policy")
+        assert all(Haystack(recorder.messages).values_of(values) == set() for values in kept.values())
+        assert f"ann declined: private_policy the request keeps {private} private" in told.text
+    summary, _, recorder = recorded(scene, tmp_path / "again", "names:*bn*.weight,*bn*.bias")
+    assert [record.reported for record in summary.rounds] == [2, 2]
+    haystack = Haystack(recorder.messages)
+    stays = parse_policy("affine").private_names(SCHEMA.with_moments(MOMENTS))
+    for device, agent in scene.fleet.agents.items():
+        assert haystack.values_of(patch(agent, tmp_path / f"{device}-again")) == set()
+    assert haystack.names_of(stays) == set()
+    assert haystack.names_of(BATCH_NORM) == BATCH_NORM - stays
+
+
+def test_an_owner_who_allows_it_is_obeyed_and_status_says_so(scene, tmp_path):
+    """`--private none` is the explicit act; the same search finds what travels then."""
+    agent = scene.fleet.agents["ann"]
+    told = command("fedpatch-agent", "status", "--state-dir", agent.state_dir, "--json").document["private"]
+    assert (told["least"], told["source"]) == ("affine", "default")
+    assert set(told["tensors"]) == parse_policy("affine").private_names(SCHEMA)
+    for device, data in DEVICES.items():
+        scene.fleet.agents[device].terminate()
+        scene.fleet.start(device, REFERENCE, data, options=["--private", "none"])
+    scene.fleet.wait_ready()
+    shown = command("fedpatch-agent", "status", "--state-dir", agent.state_dir).out
+    assert "private: at least none: 0 of" in shown
+    summary, _, recorder = recorded(scene, tmp_path / "open", "none")
+    assert [record.reported for record in summary.rounds] == [2, 2]
+    assert Haystack(recorder.messages).names_of(BATCH_NORM) == BATCH_NORM
+
+
+def test_a_request_for_training_without_end_is_declined(scene, tmp_path):
+    """10^8 steps are more than an owner allows who has set nothing; nothing is downloaded for it."""
+    summary, told, recorder = recorded(scene, tmp_path / "endless", "affine", steps=100_000_000, wait_s=15.0)
+    assert_declined(summary, told, recorder, "plan_limit")
+    assert (
+        "ann declined: plan_limit 100000000 training steps are asked for; the owner's limit is max_steps = 100000"
+        in (told.text)
+    )
