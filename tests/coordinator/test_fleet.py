@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.answers import lasts
 from coordinator.fleet import Fleet
 from shared.messages import Decline, TaskCapability
 from shared.reasons import Condition, DeclineReason
@@ -140,13 +139,27 @@ def test_those_that_are_gone_or_barred_do_not_count_as_unwilling():
     assert known.unwilling() == {"metered": 1}
 
 
-@pytest.mark.parametrize("reason", [r for r in DeclineReason if lasts(Decline(r))], ids=str)
+PASSING = {DeclineReason.UNWILLING, DeclineReason.STORAGE}
+
+
+@pytest.mark.parametrize("reason", [reason for reason in DeclineReason if reason not in PASSING], ids=str)
 def test_a_lasting_reason_bars_the_device(reason):
     """Asking again cannot help until the device changes."""
     known = fleet()
     known.declined("a", Decline(reason, "why"), 0.0)
     known.wake(1e9)
     assert known.eligible() == []
+
+
+@pytest.mark.parametrize("reason", sorted(PASSING), ids=str)
+def test_decline_that_passes_lets_the_device_rest(reason):
+    """Files that a person moves away change neither its boot nor its tasks."""
+    known = fleet()
+    known.declined("a", Decline(reason, "why", retry_after_s=300.0), 0.0)
+    known.wake(299.0)
+    assert known.eligible() == []
+    known.wake(301.0)
+    assert known.eligible() == ["a"]
 
 
 def test_unwillingness_without_a_time_bars_nobody():

@@ -13,13 +13,14 @@ from typing import Any
 
 import pytest
 
-from coordinator import checkpoint
+from coordinator import checkpoint, run_journal
 from coordinator.checkpoint import load_checkpoint
 from coordinator.fleet import QUARANTINED
 from coordinator.preparation import Prepared
 from coordinator.registry import REGISTRY_FILE, Registry
+from coordinator.run_journal import read_journal
 from coordinator.tables import Tables
-from shared.files import write_atomic
+from shared.files import append_durably, write_atomic
 from shared.messages import Offer
 from tests.coordinator.performers import Bench
 
@@ -52,6 +53,7 @@ class Guillotine:
     def installed(self, patch: pytest.MonkeyPatch) -> None:
         """At every transaction, before it and at its commit, at every file that is written, renamed or deleted."""
         patch.setattr(checkpoint, "write_atomic", self.before(write_atomic))
+        patch.setattr(run_journal, "append_durably", self.before(append_durably))
         patch.setattr(Path, "unlink", self.before(Path.unlink))
         patch.setattr(Path, "rmdir", self.before(Path.rmdir))
         patch.setattr(os, "replace", self.before(os.replace))
@@ -121,6 +123,7 @@ def play_with_kills(
     model = {name: array.tobytes() for name, array in load_checkpoint(directory)[0].tensors.items()}
     with Registry(directory / REGISTRY_FILE) as registry:
         assert registry.holds.held("demo") == ({} if played is play else {"c": QUARANTINED})
+        assert list(read_journal(registry.journal.path(run)).records.values()) == registry.rounds.records(run)
     books = [
         (one.round, one.outcome, one.reported, one.num_examples, one.bounded, one.bounded_devices) for one in records
     ]

@@ -13,6 +13,7 @@ import torch
 
 from coordinator.checkpoint import save_checkpoint
 from coordinator.preparation import Prepared, prepare
+from coordinator.records import RoundRecord
 from coordinator.registry import REGISTRY_FILE, Registry
 from coordinator.settings import RunSettings
 from coordinator.strategies import ServerState
@@ -136,3 +137,36 @@ def test_a_task_without_an_input_shape_says_what_is_missing(fedpatch, tmp_path, 
         assert problem in told.err
         assert not (tmp_path / "runs" / run.id / "model.onnx").exists()
     assert tasks.find_task("digits") is found
+
+
+def test_damaged_newest_checkpoint_gives_the_round_before_by_name_and_exit_code(fedpatch, tmp_path):
+    """Not as if all were well: scripts see it, and so do people."""
+    run = begin(tmp_path, "none")
+    newest = max((tmp_path / "runs" / run.id).glob("checkpoint-*.fp"))
+    whole = newest.read_bytes()
+    newest.write_bytes(whole[:-1])
+    done = fedpatch("export", "last", "--state-dir", tmp_path, "--json")
+    known = json.loads(done.out)
+    assert done.code == 4
+    assert (known["round"], known["asked_round"]) == (2, 3)
+    assert f"{newest}: is damaged" in known["problem"]
+    assert f"this is the model of round 2, not of round 3: {newest}: is damaged" in done.err
+    assert OnnxModel((tmp_path / "runs" / run.id / "model.onnx").read_bytes(), "m").run(INPUTS) == pytest.approx(
+        outputs(run, 2), rel=1e-4, abs=1e-5
+    )
+    before = fedpatch("export", "last", "--state-dir", tmp_path, "--round", 2)
+    assert before.code == 0
+    newest.write_bytes(whole)
+    good = fedpatch("export", "last", "--state-dir", tmp_path, "--json")
+    assert (good.code, json.loads(good.out)["problem"]) == (0, "")
+
+
+def test_newest_checkpoint_that_is_gone_is_known_from_the_registry(fedpatch, tmp_path):
+    """Its round was aggregated, and there is no file of it."""
+    run = begin(tmp_path, "none")
+    with Registry(tmp_path / REGISTRY_FILE) as registry:
+        registry.rounds.finish(run.id, RoundRecord(3, "aggregated", 2, 2, 0, 2))
+    max((tmp_path / "runs" / run.id).glob("checkpoint-*.fp")).unlink()
+    done = fedpatch("export", "last", "--state-dir", tmp_path)
+    assert done.code == 4
+    assert "not of round 3" in done.err

@@ -12,7 +12,7 @@ from coordinator.registry import REGISTRY_FILE
 from coordinator.runs import run_directory
 from tests.brokers import Mosquitto
 from tests.disks import SmallDisk, small_disk
-from tests.system.commands import run
+from tests.system.commands import Command, run
 from tests.system.fleet import Fleet
 from tests.system.stage import (
     DEVICES,
@@ -176,3 +176,22 @@ def test_device_whose_patches_are_damaged_declines_and_the_others_go_on(stage: S
     assert ".patch.previous away to begin again" in bob.status["problem"]
     shown = run("fedpatch-agent", "status", "--state-dir", bob.state_dir)
     assert ".patch.previous away to begin again" in shown.out
+
+
+def test_run_whose_registry_and_copy_are_damaged_is_rebuilt_and_goes_on(stage: Stage):
+    """The message names the command; after it, the run plays its next round as if nothing had happened, and can be shown."""
+    stage.start_agents()
+    with stage.begin(rounds=2) as coordinator:
+        played = coordinator.done().document
+    state_dir = stage.state_dir
+    for name in (REGISTRY_FILE, f"{REGISTRY_FILE}.before"):
+        (state_dir / name).write_bytes(b"garbage" * 1000)
+    stopped = run("fedpatch", "resume", "last", "--state-dir", state_dir)
+    assert stopped.code == 1
+    assert f"`fedpatch runs --rebuild --state-dir {state_dir}`" in stopped.err
+    assert run("fedpatch", "runs", "--rebuild", "--state-dir", state_dir).code == 0
+    assert run("fedpatch", "show", "last", "--state-dir", state_dir, "--json").document == played
+    with Command("fedpatch", "resume", "last", "--state-dir", state_dir, "--rounds=3", "--json") as coordinator:
+        done = coordinator.done()
+    assert outcomes(done.document) == all_went_well(3)
+    assert_like_oracle(stage, done.document, [tuple(DEVICES)] * 3)
