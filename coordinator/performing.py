@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
@@ -51,7 +52,10 @@ Kept = tuple[UpdateReport, dict[str, Array]]
 """Of an update that is on the disk."""
 
 _TOLD = ("declined", "failed", "refused")
+_log = logging.getLogger("fedpatch.coordinator")
 _TOLD_BOUNDED = 4
+FAR_BEYOND = 10.0
+"""Times its bound: an update that is so far beyond it is shown to the operator as it comes."""
 _IF_OFTEN = (
     ". A device that is far beyond it in each round: look at its data, or fedpatch devices quarantine; honest ones that "
     "are held back: raise norm_bound"
@@ -299,10 +303,13 @@ class Performer:
             words = [f"{device}: {_parts_words(times)}" for device, times in farthest[:_TOLD_BOUNDED]]
             if more := len(farthest) - len(words):
                 words.append(f"{more} more, see fedpatch show")
-            self._tell(
-                f"updates pulled back to norm_bound: {'; '.join(words)}{_IF_OFTEN if self._bounds_are_new else ''}"
-            )
-            self._bounds_are_new = False
+            text = f"updates pulled back to norm_bound: {'; '.join(words)}"
+            # Honest devices are a little beyond it now and then; the record of the round names them all the same.
+            if max(farthest[0][1].values()) < FAR_BEYOND:
+                _log.info("%s", text)
+            else:
+                self._tell(f"{text}{_IF_OFTEN if self._bounds_are_new else ''}")
+                self._bounds_are_new = False
         for device, weight in folded.capped.items():
             count = stored[device].num_examples
             self._tell(

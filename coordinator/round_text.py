@@ -23,7 +23,7 @@ def troubles(record: RoundRecord) -> list[str]:
         ("declined", record.decline_reasons),
         ("failed", record.failures),
         ("refused", record.refused),
-        ("bounded", record.bounded),
+        ("bounded", {} if record.bounded_devices else record.bounded),
     )
     words = [f"{word}: {counted(reasons)}" for word, reasons in counts if reasons]
     words += [_bounded_words(record)] if record.bounded_devices else []
@@ -51,9 +51,11 @@ def _named(offenders: Mapping[str, str]) -> str:
 
 
 def _bounded_words(record: RoundRecord) -> str:
-    """Whose updates count for less, and what of them: `bounded devices: pi-3 (weights, exp_avg_sq)`."""
-    named = ", ".join(f"{device} ({', '.join(parts)})" for device, parts in sorted(record.bounded_devices.items()))
-    return f"bounded devices: {named}"
+    """Whose updates count for less, and what of them: `bounded: pi-3 (weights, exp_avg_sq)`."""
+    known = sorted(record.bounded_devices.items())
+    named = ", ".join(f"{device} ({', '.join(parts)})" for device, parts in known[:_MAX_NAMED])
+    more = sum(record.bounded.values()) - len(known[:_MAX_NAMED])
+    return f"bounded: {named}" + (f" and {more} more" if more > 0 else "")
 
 
 def round_line(record: RoundRecord, rounds: int) -> str:

@@ -55,11 +55,22 @@ def test_bounded_devices_are_named_in_record_and_log_with_the_remedy(tmp_path, p
     assert list(record.bounded_devices) == ["b"]
     assert "weights" in record.bounded_devices["b"]
     assert record == RoundRecord.from_dict(json.loads(json.dumps(record.to_dict())))
-    assert any("b" in line for line in troubles(record) if line.startswith("bounded devices: "))
+    assert any("b" in line for line in troubles(record) if line.startswith("bounded: "))
     [line] = [line for line in bench.said if "pulled back" in line]
     assert "b: " in line
     assert "fedpatch devices quarantine" in line
     assert load_checkpoint(tmp_path)[0].references["weights"] == bench.performer.state.references["weights"]
+
+
+def test_device_a_little_beyond_its_bound_is_in_the_record_and_no_warning(tmp_path, prepared):
+    """Honest devices are now and then; ten times the bound is shown as it comes."""
+    with Registry(tmp_path / REGISTRY_FILE) as registry:
+        bench = Bench(tmp_path, prepared, registry, norm_bound="auto:2").begin()
+        bench.upload("a", 2.0)
+        bench.upload("b", 5.0)
+        [record] = registry.rounds.records(bench.engine.spec.run)
+    assert list(record.bounded_devices) == ["b"]
+    assert [line for line in bench.said if "pulled back" in line] == []
 
 
 def test_model_and_record_are_saved_together(bench):
