@@ -244,7 +244,8 @@ def norm_bounds(
     if show is not None:
         deliver(read_document(show, BENCHMARK), tables, None, as_json)
         return
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
+    line = ["git", "rev-parse", "HEAD"]
+    commit = subprocess.run(line, capture_output=True, text=True, check=False).stdout.strip()  # nosec B607
     document: Document = begun(BENCHMARK, 1) | {"commit": commit}
     runs = []
     for run in played(toy=toy, jobs=jobs):
