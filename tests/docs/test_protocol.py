@@ -14,6 +14,7 @@ from coordinator.open_round import REINVITE_S, UPLOAD_IDLE_S
 from coordinator.repairs import REPUBLISH_S
 from coordinator.round_states import TABLE, Event, State
 from coordinator.status_feed import LEAST_S, REPEAT_S
+from device_agent.training import CLIENT_OPTIMIZERS
 from device_agent.vitals import CHANGE_BATTERY, CHANGE_C
 from device_agent.vitals import LEAST_S as LEAST_S_OF_VITALS
 from device_agent.vitals import REPEAT_S as REPEAT_S_OF_VITALS
@@ -31,9 +32,12 @@ from shared.messages import (
     TrainPlan,
     UpdateReport,
 )
+from shared.quantise import _OCTAVE
+from shared.reasons import RefuseReason
 from shared.run_status import DeviceStatus, ReasonCount, RoundStatus, StateCount
+from shared.tensors import MOMENTS
 from shared.topics import TOPICS
-from shared.transfer import CHUNK_OVERHEAD_BYTES, MAX_QUIET_S
+from shared.transfer import ASK_QUIET_S, CHUNK_OVERHEAD_BYTES, GRANTED_QUIET_S, MAX_QUIET_S, OFFER_QUIET_S
 from shared.vitals import LastRound
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "protocol.md").read_text("utf-8")
@@ -126,6 +130,10 @@ def test_figures_are_those_of_the_code():
         f"within {REPUBLISH_S:g} s",
         f"silent for {UPLOAD_IDLE_S:g} s",
         f"up to {MAX_QUIET_S:g} s",
+        f"up\nto {GRANTED_QUIET_S:g} s",
+        f"offers again after {OFFER_QUIET_S:g} s",
+        f"nothing new has come for {ASK_QUIET_S:g} s",
+        *map(str, _OCTAVE[:-1]),
         f"then every {REPEAT_S_OF_VITALS:g} s, and where",
         f"no more than one in {LEAST_S_OF_VITALS:g} s.",
         f"the temperature by {CHANGE_C:g} °C or the battery by {CHANGE_BATTERY:.0%}".replace("%", " %"),
@@ -134,3 +142,21 @@ def test_figures_are_those_of_the_code():
         ", ".join(f"`{encoding}`" for encoding in ENCODINGS[:-1]),
     ):
         assert figure in TEXT
+
+
+def test_client_optimizers_and_moments_are_those_that_a_device_knows():
+    """A client of another make needs their names."""
+    assert set(re.findall(r"`(\w+)`", row("TrainPlan", "client_optimizer").split("|")[3])) == set(CLIENT_OPTIMIZERS)
+    assert set(re.findall(r"`(\w+)`", row("TrainPlan", "moments").split("|")[3])) == set(MOMENTS)
+
+
+def test_refusals_of_an_update_that_has_come_are_documented():
+    """Each word of the table exists, and those that the bytes of an update can earn are there."""
+    told = set(re.findall(r"`(\w+)`", "".join(re.findall(r"\|([^|]*)\|$", checks(), re.MULTILINE))))
+    late = {"late", "stale_epoch", "not_invited", "already_committed", "quarantined"}
+    assert told == {str(reason) for reason in RefuseReason} - late
+
+
+def checks() -> str:
+    """The rows on what the bytes of an update are checked for."""
+    return TEXT.partition("| check | `refused` |\n|---|---|\n")[2].partition("\n\n")[0]
