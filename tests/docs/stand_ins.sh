@@ -54,6 +54,7 @@ fedpatch() {
             rm -f "$(option --out "$@")"; ours fedpatch "$@" ;;
         "simulate fleet "*) ours fedpatch "$@" --devices 30 --rounds 2 ;;
         "simulate paper fig3"* | "simulate paper fig4"*) ours fedpatch "${@/--rounds/--seeds}" --seeds 1 --summary ;;
+        "simulate compare "*) ours fedpatch "$@" --clients 4 --rounds 2 --seeds 1 --task "$(small_task "$@")" --workers 1 ;;
         "simulate paper "*) ours fedpatch "$@" --seeds 1 ;;  # what is there is not computed again
         "simulate "*) ours fedpatch "$@" --clients 4 --rounds 2 --task "$(small_task "$@")" --target-ua 0.2 --workers 1 ;;
         "watch "*--once* ) ours fedpatch "$@" ;;
@@ -83,6 +84,7 @@ agent() {
             [ ! -e "$place/status.json" ] || stop_agent "$place"
             ours fedpatch-agent "$@" --admission always --nice 0 >> agents.log 2>&1 &
             await ready "$place" $! ;;
+        "status"*) ours fedpatch-agent "$@" || [ $? = 1 ] ;;  # 1: of an agent that does not run
         *) ours fedpatch-agent "$@" ;;
     esac
 }

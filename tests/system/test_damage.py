@@ -14,6 +14,7 @@ from tests.brokers import Mosquitto
 from tests.disks import SmallDisk, small_disk
 from tests.system.commands import Command, run
 from tests.system.fleet import Fleet
+from tests.system.held_task import REFERENCE
 from tests.system.stage import (
     DEVICES,
     ROUNDS,
@@ -157,7 +158,8 @@ def test_a_checkpoint_that_is_damaged_costs_its_round(stage: Stage):
 def test_device_whose_patches_are_damaged_declines_and_the_others_go_on(stage: Stage):
     """It does not accept each round and fail it, which at a quorum of 1 ends the run; its status and doctor say what to do."""
     stage.start_agents()
-    with stage.begin(rounds=2) as coordinator:
+    stage.fleet.start("cat", REFERENCE, f"n=29,test=20,seed=3;{stage.directory / 'cat.hold'}")
+    with stage.begin(rounds=2, devices=3) as coordinator:
         assert coordinator.done().code == 0
     bob = stage.fleet.agents["bob"]
     bob.kill()
@@ -165,10 +167,10 @@ def test_device_whose_patches_are_damaged_declines_and_the_others_go_on(stage: S
         path.write_bytes(path.read_bytes()[:-1])
     stage.start_agent("bob")
     stage.wait_back("bob")
-    with stage.begin(rounds=3, devices=1, wait_s=20, max_failed_rounds=3) as coordinator:
+    with stage.begin(rounds=3, devices=2, wait_s=20, max_failed_rounds=3) as coordinator:
         document = coordinator.done().document
     last = document["rounds"][-1]
-    assert (last["outcome"], last["reported"]) == ("aggregated", 1)
+    assert (last["outcome"], last["reported"]) == ("aggregated", 2)
     assert sum(one["decline_reasons"].get("storage", 0) for one in document["rounds"]) >= 1
     assert not any(one["failures"] for one in document["rounds"])
     bob = stage.fleet.agents["bob"]

@@ -31,4 +31,11 @@ def load_many(specs: Sequence[str], root: Path) -> list[DeviceData]:
     ]
 
 
-TASK = replace(digits.TASK, name="wide-digits", build_model=build_model, load_data=load_data, load_many=load_many)
+TASK = replace(
+    digits.TASK,
+    name="wide-digits",
+    build_model=build_model,
+    load_data=load_data,
+    load_many=load_many,
+    input_dtype="float64",
+)
