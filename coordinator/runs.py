@@ -164,6 +164,8 @@ def _same_terms(run: RunInfo, settings: RunSettings) -> bool:
     """Whether a run was begun with these settings, but for how things travel, where they are reached, and who is waited for."""
     anywhere = {one.name for one in fields(BrokerSettings)} | {"encoding", "state_dir", "ca_dir"}
     anywhere |= {"metrics", "metrics_max_devices", "devices", "wait_s", "deadline_s", "independent_every"}
+    # A protection whose default has changed: a run of an earlier version goes on, protected from now on.
+    anywhere |= {"norm_bound"}
     now = public_values(settings)
     return all(run.settings[name] == now[name] for name in now.keys() & run.settings.keys() - anywhere)
 
