@@ -1,8 +1,8 @@
 """Devices that are asked and do not report: they are asked less and less, and a round does not depend on them meanwhile.
 
-A device *misses* a round if it gives no answer to the invitation, falls silent, loses its connection for longer than
-`rejoin_s`, or is not done at the deadline. A device that declines or fails with a reason has answered, and one that a round
-left behind at work after the quorum has missed nothing. After n missed rounds in a row a device
+A device *misses* a round if it declines or gives no answer to the invitation, falls silent, loses its connection for longer
+than `rejoin_s`, or is not done at the deadline. A device that fails with a reason has worked, and one that a round left behind
+at work after the quorum has missed nothing. After n missed rounds in a row a device
 
 - does not count (coordinator.quorum), so that it cannot keep a round from its quorum, and
 - is asked again in the next round (n = 1), then in every 2nd, 4th, 8th and at last every 16th round.

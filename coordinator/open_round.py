@@ -282,7 +282,9 @@ class OpenRound:
         )
 
     def _has_missed(self, device: str, one: Participant) -> bool:
-        """Whether it did not report and did not say why, as coordinator.absences counts it, when collecting ended."""
+        """Whether it missed the round, as coordinator.absences counts it, when collecting ended."""
+        if one.state is State.DECLINED:
+            return True
         if one.state is State.FAILED:
             return one.reason in ("lost", SILENT, FailReason.DEADLINE)
         if one.state is not State.LATE or one.reason in ("lost", NO_ANSWER):

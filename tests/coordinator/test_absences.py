@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from coordinator.absences import LONGEST_PERIOD, MAX_ABSENT, Absences, period_of
 from coordinator.records import RoundRecord
+from coordinator.round_states import State
 from coordinator.selection import Selection, select
 from shared.messages import Accept, Decline, Failed, Progress
 from shared.reasons import DeclineReason, FailReason, JobPhase
@@ -179,17 +180,35 @@ class TestRounds:
         made.aggregated(11.0)
         assert (made.records[0].late, made.records[0].absent) == (1, {})
 
-    @pytest.mark.parametrize(
-        "answer", [Decline(DeclineReason.UNWILLING), Failed(FailReason.TRAINING), Failed(FailReason.STORAGE)]
-    )
-    def test_device_that_answers_is_not_absent(self, answer):
-        """It declines, or says how it failed."""
+    @pytest.mark.parametrize("answer", [Failed(FailReason.TRAINING), Failed(FailReason.STORAGE)])
+    def test_device_that_fails_with_a_reason_is_not_absent(self, answer):
+        """It has worked for the round."""
         made = asking("abc", quorum=0.5)
         send(made, "c", answer, 0.5)
         for device in "ab":
             report_of(made, device, 1.0)
         made.aggregated(2.0)
         assert made.records[0].absent == {}
+
+    def test_device_that_declines_keeps_one_round_from_its_quorum_and_no_other(self):
+        """An owner who says never must not stop the devices of others."""
+        made, now = asking("abcd", quorum=0.8, deadline_s=600.0, rounds=4), 0.0
+        for device in "abc":
+            send(made, device, Accept(10), now)
+        send(made, "d", Decline(DeclineReason.UNWILLING), now)
+        while made.stopped is None:
+            if made.open is None:
+                now = made.next_deadline() or now
+                made.tick(now)
+                if made.open is not None:
+                    made.model_published(model(), now)
+                continue
+            asked = made.open.round.participants.get("d")
+            if asked is not None and asked.state is State.INVITED:
+                send(made, "d", Decline(DeclineReason.UNWILLING), now, made.last_round)
+            now = self.play(made, "abc", now)
+        assert [record.outcome for record in made.records] == ["failed", *["aggregated"] * 3]
+        assert made.records[0].absent == {"d": 1}
 
     def test_device_that_never_answers_is_absent(self):
         """Nor said that it takes part."""

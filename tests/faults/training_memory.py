@@ -26,7 +26,7 @@ import typer
 
 from benchmarks.report import machine
 from device_agent.trainer import Trainer, TrainerEvent
-from device_agent.training_channel import Ready, Setup, Trained, TrainProgress
+from device_agent.training_channel import ModelMade, Ready, Setup, Trained, TrainProgress
 from shared.files import write_atomic
 from shared.tasks.digits import TASK
 from shared.tensors import Array
@@ -78,7 +78,9 @@ def _training_process(folder: Path, models: bool) -> Iterator[tuple[Trainer, Sim
 
 
 def _outcome(events: SimpleQueue[TrainerEvent], kind: type) -> TrainerEvent:
-    while isinstance(event := events.get(), TrainProgress) or (isinstance(event, Ready) and kind is not Ready):
+    while isinstance(event := events.get(), TrainProgress | ModelMade) or (
+        isinstance(event, Ready) and kind is not Ready
+    ):
         pass
     if not isinstance(event, kind):
         raise RuntimeError(f"the training process answered {event}")

@@ -124,7 +124,7 @@ def test_a_coordinator_killed_between_two_rounds_goes_on_with_the_next(stage: St
             stage.wait_held(device, coordinator)
         ann.kill()
         bob.kill()
-        coordinator.wait_err("waiting for devices: 0 of 1")
+        coordinator.wait_err("waiting for devices: 0 of 2 are there; missing: ")
         coordinator.kill()
     for device, agent in stage.fleet.agents.items():
         stage.holds[device].release()
