@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from device_agent.ways import Way
@@ -64,7 +64,7 @@ class Train:
     request: WorkRequest
     download_s: float
     way: Way
-    left_s: float = 0.0
+    left_s: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True)
