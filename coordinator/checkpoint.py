@@ -248,7 +248,15 @@ def _load(path: Path) -> tuple[ServerState, Schema, dict[str, Any]]:
         past = {part: tuple(map(float, values)) for part, values in content.get("references", {}).items()}
         state = ServerState(content["round"], parts[0], parts[1], past)
         return state, Schema.from_lists(content["schema"]), content["meta"]
-    except (ValueError, TypeError, KeyError, msgpack.UnpackException, WireError, SchemaMismatch) as error:
+    except (
+        ValueError,
+        TypeError,
+        KeyError,
+        AttributeError,
+        msgpack.UnpackException,
+        WireError,
+        SchemaMismatch,
+    ) as error:
         raise StateError(f"{path}: cannot be read back ({error})") from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sqlite3
 import tempfile
@@ -12,7 +13,7 @@ from shutil import rmtree
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from coordinator.database import keep_copy, must_exist
@@ -149,6 +150,11 @@ def doctor_finds(path: Path) -> list[str]:
     return [one.detail for one in found if "holds no checkpoint" not in one.detail]
 
 
+def read_records(rounds: Any) -> list[tuple[Any, ...]]:
+    """Rows of the table of rounds, as the product reads them."""
+    return [(*row[:-1], RoundRecord.from_dict(json.loads(row[-1]))) for row in rounds]
+
+
 def assert_whole_or_known(story: Story, path: Path) -> None:
     """All is there; or the copy and the journals made up for it, which was logged; or the doctor names it; or it is harmless.
 
@@ -159,6 +165,9 @@ def assert_whole_or_known(story: Story, path: Path) -> None:
     found, lines = opened(path)
     if not lines:
         changed = {name for name in story.full if found[name] != story.full[name]}
+        # A key whose name is damaged is read as its default, which harms nobody where that was its value.
+        if "rounds" in changed and read_records(found["rounds"]) == read_records(story.full["rounds"]):
+            changed.remove("rounds")
         assert changed <= {"devices", "updates"} or found_before
         return
     assert (found["rounds"], found["runs"]) == (story.copied["rounds"], story.copied["runs"])
@@ -171,6 +180,7 @@ def assert_whole_or_known(story: Story, path: Path) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(damage=damages())
+@example(damage=(0.21875, b"\x01"))
 def test_damage_anywhere_in_the_file_is_made_up_for_or_named(story: Story, damage: tuple[float, bytes]):
     """A bit turned over, a page of zeros or noise, an end that is missing: what a dying SD card does."""
     with laid_out(story.ended) as path:

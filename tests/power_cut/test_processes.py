@@ -223,4 +223,7 @@ def _has(said: Marks, what: str, number: int) -> bool:
 
 
 def _last(record: Record, fits: Callable[[Marks], bool]) -> Image:
-    return [image for image in record.images() if NOTHING_ELSE in image.label and fits(said_in(image))][-1]
+    found = [image for image in record.images() if NOTHING_ELSE in image.label and fits(said_in(image))]
+    if not found:
+        pytest.skip("in this recording no sync fell between the two messages, so there is no such disk")
+    return found[-1]
