@@ -66,11 +66,11 @@ class Downlink:
 
     def state(self) -> dict[str, Any]:
         """Plain data, to go on from later."""
-        return {"held": self._held, "steps": self._steps}
+        return {"held": self._held, "steps": self._steps, "whole": self._whole}
 
     def restore(self, before: Mapping[str, Any]) -> None:
         """Go on where `state` was taken. Raises UsageError where it is none of as many clients."""
         held, steps = before.get("held"), before.get("steps")
         if not isinstance(held, list) or not isinstance(steps, list) or len(held) != len(self._held):
             raise UsageError("what was saved does not say which model each client holds; delete it to begin anew")
-        self._held, self._steps = list(held), list(steps)
+        self._held, self._steps, self._whole = list(held), list(steps), before.get("whole")

@@ -45,9 +45,9 @@ def _series(metrics: Metrics) -> dict[str, set[str]]:
     return found
 
 
-def _play(devices: int, directory, max_devices: int, **terms) -> tuple[MeteredFleet, Metrics]:
+def _play(devices: int, directory, max_devices: int, rounds: int = 2, **terms) -> tuple[MeteredFleet, Metrics]:
     metrics = Metrics()
-    drawn = FleetTerms(devices=devices, rounds=2, participation=1.0, over_select=1.0, **terms)
+    drawn = FleetTerms(devices=devices, rounds=rounds, participation=1.0, over_select=1.0, **terms)
     fleet = MeteredFleet(drawn, metrics, directory, max_devices=max_devices)
     fleet.run()
     fleet.agenda.now += 10.0
@@ -105,7 +105,7 @@ def test_with_no_series_allowed_no_device_has_any(tmp_path):
 
 def test_what_devices_do_is_counted_in_the_fleet_and_for_each(tmp_path):
     """The sums over single devices are the numbers of the fleet."""
-    _, metrics = _play(40, tmp_path, 40, unwilling=0.2, dropout_training=0.2)
+    _, metrics = _play(40, tmp_path, 40, rounds=5, unwilling=0.2, dropout_training=0.2)
 
     def total(name: str) -> float:
         return sum(

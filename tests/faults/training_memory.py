@@ -54,6 +54,7 @@ def play(folder: Path, rounds: int, every: int, models: bool) -> tuple[list[dict
             trained = _outcome(events, Trained)
             assert isinstance(trained, Trained)
             if models:
+                _outcome(events, ModelMade)
                 _publish(folder, number)
             if number % every == 0:
                 _, model = scene.update(trained.manifest, model)
@@ -78,9 +79,7 @@ def _training_process(folder: Path, models: bool) -> Iterator[tuple[Trainer, Sim
 
 
 def _outcome(events: SimpleQueue[TrainerEvent], kind: type) -> TrainerEvent:
-    while isinstance(event := events.get(), TrainProgress | ModelMade) or (
-        isinstance(event, Ready) and kind is not Ready
-    ):
+    while isinstance(event := events.get(), TrainProgress | Ready | ModelMade) and not isinstance(event, kind):
         pass
     if not isinstance(event, kind):
         raise RuntimeError(f"the training process answered {event}")

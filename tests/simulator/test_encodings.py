@@ -195,6 +195,19 @@ def test_who_was_away_takes_the_steps_it_missed_or_the_whole_model():
     assert down.take([1]) == min(down.take([2]), sum(sizes))
 
 
+def test_a_resumed_simulation_counts_as_many_bytes_of_a_whole_model_as_before():
+    """The number of the round is in the blob, and takes more bytes from round 127 on."""
+    simulation = simulation_of(study_of())
+    schema = simulation.strategy.travelling(simulation.public)
+    alone, resumed = (Downlink("fp32", schema, 1, 0) for _ in range(2))
+    alone.read(simulation.server)
+    resumed.restore(alone.state())
+    late = replace(simulation.server, round=140)
+    alone.read(late)
+    resumed.read(late)
+    assert resumed.take([0]) == alone.take([0])
+
+
 def test_bytes_to_the_target_are_all_of_the_way():
     """Every update and every download of all clients up to the target; none where it was not reached."""
     study = study_of("fedavg-adam", "affine", participation=1.0, rounds=30, target_ua=0.6, encoding="delta-int8")
