@@ -145,7 +145,9 @@ parts = tomllib.load(open(f"{sys.argv[1]}/pyproject.toml", "rb"))["project"]["op
 assert set(re.search(r"^fedpatch\[(.*)\]$", sys.argv[-1])[1].split(",")) <= set(parts), sys.argv
 END
         ln -sf "$READER_BIN/fedpatch-agent" "${0%/*}/" ;;
-    make) elsewhere make -n "$@" > made ;;
+    make)
+        elsewhere make -n "$@" > made
+        [ "$*" != demo ] || fedpatch demo --out demo-out ;;
     sudo)
         [ "$1" != -n ] || shift
         [ "$1" != -u ] || { elsewhere id "$2" > /dev/null; shift 2; }
