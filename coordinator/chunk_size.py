@@ -12,12 +12,14 @@ import logging
 from coordinator.claim import client_id
 from coordinator.settings import RunSettings
 from shared.errors import BrokerError
-from shared.probe import Probe
+from shared.probe import ANSWER_TIMEOUT_S, Probe
 from shared.topics import model_chunk
 from shared.transfer import CHUNK_OVERHEAD_BYTES, MIN_CHUNK_BYTES, chunk_bytes_within
 
 # A broker that lets the coordinator read this topic echoes within this time; most access rules do not.
 _ECHO_S = 1.0
+# A link to the broker that is slower than this gets smaller chunks.
+_SLOWEST_BYTES_PER_S = 8_000
 
 _log = logging.getLogger("fedpatch.coordinator")
 
@@ -36,16 +38,21 @@ def find_chunk_bytes(settings: RunSettings, boot: str) -> int:
         Data bytes per chunk, at least MIN_CHUNK_BYTES.
 
     Raises:
-        BrokerError: The broker cannot be reached, or takes no chunk of MIN_CHUNK_BYTES.
+        BrokerError: The broker cannot be reached, refuses the topic of chunks, or takes no chunk of MIN_CHUNK_BYTES.
 
     Example:
         >>> find_chunk_bytes(RunSettings(broker="mqtt://127.0.0.1"), boot="c0ffee")  # doctest: +SKIP
         98304
     """
-    wanted = settings.chunk_kib * 1024
-    with Probe(settings, f"{client_id(settings.fleet)}.{boot}") as probe:
-        size = wanted = chunk_bytes_within(wanted, probe.connected.max_packet_bytes)
-    while not _passes(settings, boot, size):
+    topic = model_chunk(settings.fleet, hashlib.sha256(boot.encode()).hexdigest(), 0)
+    wanted = size = settings.chunk_kib * 1024
+    while True:
+        # A broker may close the connection at a message that is too large, so each size has its own connection.
+        with Probe(settings, f"{client_id(settings.fleet)}.{boot}") as probe:
+            wanted = chunk_bytes_within(wanted, probe.connected.max_packet_bytes)
+            size = min(size, wanted)
+            if _passes(probe, topic, size):
+                break
         if size <= MIN_CHUNK_BYTES:
             raise BrokerError(
                 f"the broker takes no messages of {MIN_CHUNK_BYTES + CHUNK_OVERHEAD_BYTES} bytes; raise its limit "
@@ -63,14 +70,22 @@ def find_chunk_bytes(settings: RunSettings, boot: str) -> int:
     return size
 
 
-def _passes(settings: RunSettings, boot: str, size: int) -> bool:
-    """Whether a chunk of `size` data bytes passes. A broker may close the connection at it, so each has its own."""
-    topic = model_chunk(settings.fleet, hashlib.sha256(boot.encode()).hexdigest(), 0)
-    with Probe(settings, f"{client_id(settings.fleet)}.{boot}") as probe:
-        echoes = False
-        if probe.connected.protocol == "3.1.1":
-            echoes = not probe.subscribe(topic) and probe.publish(topic, b"") == "taken"
-            echoes = echoes and probe.gets(topic, b"", timeout_s=_ECHO_S) is not None
-        payload = bytes(size + CHUNK_OVERHEAD_BYTES)
-        taken = probe.publish(topic, payload) == "taken"
-        return taken and (not echoes or probe.gets(topic, payload) is not None)
+def _passes(probe: Probe, topic: str, size: int) -> bool:
+    """Publish a chunk of `size` data bytes; return whether the broker takes it.
+
+    An empty message comes first: a broker that refuses this one too does not refuse the size. Raises BrokerError for it.
+    """
+    if probe.publish(topic) != "taken":
+        raise BrokerError(
+            f"the broker refuses messages on {topic!r} ({probe.fault or 'not allowed'}); "
+            "give the coordinator's user the right to write there (`fedpatch broker acl` prints the rules)"
+        )
+    echoes = False
+    if probe.connected.protocol == "3.1.1":
+        echoes = not probe.subscribe(topic) and probe.publish(topic) == "taken"
+        echoes = echoes and probe.gets(topic, b"", timeout_s=_ECHO_S) is not None
+    payload = bytes(size + CHUNK_OVERHEAD_BYTES)
+    timeout_s = ANSWER_TIMEOUT_S + len(payload) / _SLOWEST_BYTES_PER_S
+    if probe.publish(topic, payload, timeout_s=timeout_s) != "taken":
+        return False
+    return not echoes or probe.gets(topic, payload, timeout_s=timeout_s) is not None

@@ -86,10 +86,12 @@ class Probe:
         """Publish without waiting. BrokerError above the packet limit that the broker stated."""
         self._link.publish(topic, payload, retain=retain)
 
-    def publish(self, topic: str, payload: bytes = b"", *, retain: bool = False) -> Taken:
-        """Publish and wait for what the broker says; `lost` when it closes the connection, or says nothing."""
+    def publish(
+        self, topic: str, payload: bytes = b"", *, retain: bool = False, timeout_s: float = ANSWER_TIMEOUT_S
+    ) -> Taken:
+        """Publish and wait for the broker's answer; `lost` when it closes the connection, or does not answer in time."""
         self.send(topic, payload, retain=retain)
-        return self._answer(topic)
+        return self._answer(topic, timeout_s)
 
     def subscribe(self, *filters: str) -> list[str]:
         """Subscribe and wait; returns the filters that the broker refused."""
@@ -111,10 +113,10 @@ class Probe:
         while self._next(seconds) is not None:
             pass
 
-    def _answer(self, what: str) -> Taken:
-        found = self._wait(lambda event: isinstance(event, _Answered) and event.what == what, ANSWER_TIMEOUT_S)
+    def _answer(self, what: str, timeout_s: float = ANSWER_TIMEOUT_S) -> Taken:
+        found = self._wait(lambda event: isinstance(event, _Answered) and event.what == what, timeout_s)
         if not isinstance(found, _Answered):
-            self.fault = self.fault or f"no answer within {ANSWER_TIMEOUT_S:g} s"
+            self.fault = self.fault or f"no answer within {timeout_s:g} s"
             return "lost"
         return "refused" if found.refused else "taken"
 

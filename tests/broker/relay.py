@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
 from types import TracebackType
 
 from tests.brokers import HOST
@@ -23,10 +24,12 @@ class Relay:
 
     With `old` it refuses MQTT 5, in the words of brokers that know 3.1.1 only. With `forgetful` it takes the wish to
     retain out of every message and every last will, as a broker does that drops it without a word; for 3.1.1 only.
+    Packets of clients pass at `bytes_per_s`, where that is not 0.
     """
 
-    def __init__(self, port: int, *, old: bool = False, forgetful: bool = False) -> None:
+    def __init__(self, port: int, *, old: bool = False, forgetful: bool = False, bytes_per_s: int = 0) -> None:
         self._broker_port = port
+        self._bytes_per_s = bytes_per_s
         self._old, self._forgetful = old, forgetful
         self._listener = socket.create_server((HOST, 0), backlog=128)
         self.port = int(self._listener.getsockname()[1])
@@ -107,6 +110,8 @@ class Relay:
                     return
                 if self._forgetful:
                     _forget(packet, kind)
+                if self._bytes_per_s:
+                    time.sleep(len(packet) / self._bytes_per_s)
                 broker.sendall(packet)
 
 

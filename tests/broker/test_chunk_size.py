@@ -56,3 +56,20 @@ def test_broker_without_read_rights_is_tried_by_its_answer_alone():
             broker=broker.url, fleet="home", state_dir=Path("nowhere"), username="coordinator", password="secret"
         )
         assert find_chunk_bytes(settings, boot="b007") < LIMIT_BYTES
+
+
+def test_broker_that_refuses_the_topic_is_named_as_the_cause_and_not_its_size_limit():
+    """Access rules that forbid the topic of chunks say nothing about the size."""
+    rules = "user coordinator\ntopic write elsewhere/#\n"
+    with Mosquitto(passwords={"coordinator": "secret"}, acl=rules) as broker:
+        settings = RunSettings(
+            broker=broker.url, fleet="home", state_dir=Path("nowhere"), username="coordinator", password="secret"
+        )
+        with pytest.raises(BrokerError, match="the right to write there"):
+            find_chunk_bytes(settings, boot="b007")
+
+
+def test_slow_link_keeps_the_configured_size():
+    """At 12 kB/s a chunk of 96 KiB takes eight seconds, and no answer is no refusal before."""
+    with Mosquitto() as broker, Relay(broker.port, bytes_per_s=12_000) as relay:
+        assert found(relay.url) == CONFIGURED_BYTES
