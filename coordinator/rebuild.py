@@ -123,9 +123,11 @@ def _rows(db: sqlite3.Connection, table: str) -> Iterator[dict[str, object]]:
 
 
 def _make_way(path: Path) -> Iterator[Path]:
+    """Set both aside, with a log that lies where its file is gone: SQLite would replay it into the new registry."""
     for one in (path, copy_of(path)):
-        if one.exists():
-            set_aside(one)
+        there = one.exists()
+        set_aside(one)
+        if there:
             yield damaged_of(one)
 
 

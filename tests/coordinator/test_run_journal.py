@@ -83,6 +83,23 @@ def test_registry_and_copy_damaged_or_gone_is_rebuilt_with_all_runs(path: Path, 
     assert copy_of(path).is_file()
 
 
+def test_log_left_behind_by_a_registry_that_is_gone_stays_out_of_the_rebuilt_one(path: Path):
+    """SQLite replays any whole log that lies beside a file of its name."""
+    left = path.with_name(f"{path.name}-wal")
+    with Registry(path) as registry:
+        run = registry.run("last").id
+        registry.rounds.finish(run, record_of(ROUNDS + 1))
+        log = left.read_bytes()
+        for number in range(ROUNDS + 2, 40):
+            registry.rounds.finish(run, record_of(number))
+    wanted = known(path)
+    delete(path, copy_of(path))
+    left.write_bytes(log)
+    assert rebuild_registry(path).set_aside == ()
+    assert known(path) == wanted
+    assert damaged_of(path).with_name(f"{damaged_of(path).name}-wal").read_bytes() == log
+
+
 def test_rebuilt_registry_takes_devices_and_holds_from_the_copy(path: Path):
     """They are in no journal."""
     wanted = known(path)
