@@ -107,7 +107,8 @@ class RunJournal:
     def _write(self, run: str, entry: Mapping[str, Any]) -> None:
         path = self.path(run)
         try:
-            make_directory(path.parent, 0o777)
+            for directory in (self.directory, path.parent):
+                make_directory(directory)
             append_durably(path, _encoded(entry))
         except (OSError, FedpatchError) as error:
             words = f"{error.strerror}; {mend_of(error, 'make it writable')}" if isinstance(error, OSError) else error

@@ -301,3 +301,15 @@ def test_registry_is_readable_by_its_owner_alone(tmp_path):
         os.umask(before)
     assert {"registry.sqlite3", "registry.sqlite3-wal"} <= modes.keys()
     assert set(modes.values()) == {0o600}, modes
+
+
+@pytest.mark.parametrize("umask", [0, 0o002])
+def test_run_directory_made_for_a_journal_is_its_owners_alone(tmp_path, umask):
+    """The registry makes it before anything else of the run is written, whatever the umask."""
+    before = os.umask(umask)
+    try:
+        with Registry(tmp_path / REGISTRY_FILE) as registry:
+            journal = registry.journal.path(new_run(registry).id)
+    finally:
+        os.umask(before)
+    assert [one.stat().st_mode & 0o777 for one in (journal.parent, journal.parent.parent)] == [0o700, 0o700]
