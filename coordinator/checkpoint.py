@@ -125,7 +125,7 @@ def checkpoints(directory: Path) -> list[Checkpoint]:
             problem = None if state.round == number else f"{path}: holds the state after round {state.round}"
             model = model_bytes({name: state.tensors[name] for name in public.names})
             found.append(Checkpoint(path, number, record, hashlib.sha256(model).hexdigest(), problem))
-        except (StateError, KeyError, TypeError, AttributeError) as error:
+        except (StateError, KeyError, TypeError, AttributeError, ValueError) as error:
             if path in _checkpoints(directory):
                 found.append(Checkpoint(path, number, problem=str(error)))
     return found

@@ -13,6 +13,15 @@ from shared.messages import UpdateReport
 from shared.metric_terms import MetricTerms
 from shared.quantities import accuracy
 
+_ALWAYS = frozenset({"measured", "user_accuracy", "gaining", "losing", "gain"})
+
+
+def check_figures(independent: Mapping[str, float]) -> None:
+    """Raise ValueError where some of the figures are there and others are missing."""
+    missing = _ALWAYS - independent.keys()
+    if independent and missing:
+        raise ValueError(f"independent lacks {', '.join(sorted(missing))}")
+
 
 def figures(reports: Iterable[UpdateReport], metric: MetricTerms) -> dict[str, float]:
     """Compare the reports of a round with learning alone.

@@ -8,10 +8,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, field, fields
+from dataclasses import asdict, astuple, dataclass, field
 from typing import Any
 
-from coordinator.gains import fleet_loses, gain_words
+import msgspec
+
+from coordinator.gains import check_figures, fleet_loses, gain_words
+from shared.field_types import Count, Measure, Positive
 from shared.metric_terms import ACCURACY, Goal, MetricTerms
 
 
@@ -19,12 +22,12 @@ from shared.metric_terms import ACCURACY, Goal, MetricTerms
 class PhaseSeconds:
     """Seconds a round spent in each phase, as the coordinator's clock saw it."""
 
-    select: float = 0.0
-    recruit: float = 0.0
-    download: float = 0.0
-    train: float = 0.0
-    upload: float = 0.0
-    aggregate: float = 0.0
+    select: Measure = 0.0
+    recruit: Measure = 0.0
+    download: Measure = 0.0
+    train: Measure = 0.0
+    upload: Measure = 0.0
+    aggregate: Measure = 0.0
 
 
 @dataclass(frozen=True)
@@ -48,38 +51,38 @@ class RoundRecord:
     (coordinator.gains), and is empty in rounds that did not measure it.
     """
 
-    round: int
+    round: Positive
     outcome: str
-    cohort: int
-    accepted: int
-    declined: int
-    reported: int
-    user_accuracy: float | None = None
-    user_accuracy_min: float | None = None
-    user_accuracy_after: float | None = None
+    cohort: Count
+    accepted: Count
+    declined: Count
+    reported: Count
+    user_accuracy: Measure | None = None
+    user_accuracy_min: Measure | None = None
+    user_accuracy_after: Measure | None = None
     phase_seconds: PhaseSeconds = PhaseSeconds()
-    bytes_down: int = 0
-    bytes_up: int = 0
-    num_examples: int = 0
-    decline_reasons: Mapping[str, int] = field(default_factory=dict)
-    failures: Mapping[str, int] = field(default_factory=dict)
-    refused: Mapping[str, int] = field(default_factory=dict)
-    late: int = 0
+    bytes_down: Count = 0
+    bytes_up: Count = 0
+    num_examples: Count = 0
+    decline_reasons: Mapping[str, Count] = field(default_factory=dict)
+    failures: Mapping[str, Count] = field(default_factory=dict)
+    refused: Mapping[str, Count] = field(default_factory=dict)
+    late: Count = 0
     failure: str = ""
     metric: str = ACCURACY
     metric_goal: Goal = "max"
-    user_accuracy_p10: float | None = None
-    user_accuracies: Mapping[str, float] = field(default_factory=dict)
-    bounded: Mapping[str, int] = field(default_factory=dict)
-    downloads: int = 0
-    deadline_s: float = 0.0
-    report_p90_s: float | None = None
-    absent: Mapping[str, int] = field(default_factory=dict)
-    needed: int = 0
-    measured: int = 0
+    user_accuracy_p10: Measure | None = None
+    user_accuracies: Mapping[str, Measure | None] = field(default_factory=dict)
+    bounded: Mapping[str, Count] = field(default_factory=dict)
+    downloads: Count = 0
+    deadline_s: Measure = 0.0
+    report_p90_s: Measure | None = None
+    absent: Mapping[str, Count] = field(default_factory=dict)
+    needed: Count = 0
+    measured: Count = 0
     offenders: Mapping[str, str] = field(default_factory=dict)
     bounded_devices: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    independent: Mapping[str, float] = field(default_factory=dict)
+    independent: Mapping[str, Measure] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON; `failure` only where there is one."""
@@ -105,11 +108,16 @@ class RoundRecord:
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> RoundRecord:
-        """Undo `to_dict`; keys that this version does not know are left out. TypeError if one is missing."""
-        known = {one.name for one in fields(cls)} - {"phase_seconds"}
-        phases = {one.name for one in fields(PhaseSeconds)}
-        seconds = {name: value for name, value in plain["phase_seconds"].items() if name in phases}
-        return cls(**{k: v for k, v in plain.items() if k in known}, phase_seconds=PhaseSeconds(**seconds))
+        """Undo `to_dict`; keys that this version does not know are left out.
+
+        Raises ValueError where one is missing, or has a value that is not of its field's type.
+        """
+        try:
+            record = msgspec.convert(plain, cls)
+        except msgspec.ValidationError as error:
+            raise ValueError(str(error)) from error
+        check_figures(record.independent)
+        return record
 
 
 def last_user_accuracy(records: Sequence[RoundRecord]) -> float | None:

@@ -148,7 +148,7 @@ class RoundLedger(Tables):
         rows = self._read("SELECT record FROM rounds WHERE run = ? ORDER BY round", (run,))
         try:
             return [RoundRecord.from_dict(self._json(row["record"], dict)) for row in rows]
-        except (KeyError, TypeError, AttributeError) as error:
+        except ValueError as error:
             raise damaged(self.path, error) from error
 
 

@@ -289,6 +289,40 @@ def test_values_that_were_never_written_are_named_and_made_up_for(story: Story, 
         assert (found["rounds"], found["runs"]) == (story.full["rounds"], story.full["runs"])
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("absent", "null"),
+        ("report_p90_s", '"x"'),
+        ("report_p90_s", "1e999"),
+        ("offenders", "[1]"),
+        ("offenders", '{"pi-1": 1}'),
+        ("needed", '"3"'),
+        ("downloads", "-1"),
+        ("measured", "1.5"),
+        ("deadline_s", "null"),
+        ("bounded_devices", "7"),
+        ("bounded_devices", '{"pi-1": "norm"}'),
+        ("independent", '{"gaining": 1}'),
+        ("metric", "null"),
+        ("metric_goal", '"most"'),
+        ("phase_seconds", "[]"),
+    ],
+)
+def test_record_with_a_field_of_another_type_is_damaged(story: Story, key: str, value: str):
+    """JSON that another program has written is checked by the types of the record's fields."""
+    with laid_out(story.ended) as path:
+        with closing(sqlite3.connect(path)) as db:
+            (text,) = db.execute("SELECT record FROM rounds WHERE round = 2").fetchone()
+            changed = json.dumps({**json.loads(text), key: "PLACE"}).replace('"PLACE"', value)
+            db.execute("UPDATE rounds SET record = ? WHERE round = 2", (changed,))
+            db.commit()
+        with pytest.raises(StateError, match=rf"{path}: is damaged \(a row of rounds does not hold what was written"):
+            Registry(path, readonly=True)
+        found, _ = opened(path)
+        assert found["rounds"] == story.full["rounds"]
+
+
 def test_copy_is_not_replaced_by_one_of_a_damaged_registry(story: Story, caplog: pytest.LogCaptureFixture):
     """It is checked before it takes the place of the one before, which stays."""
     with laid_out(story.ended) as path, Registry(path) as registry:
