@@ -54,7 +54,8 @@ def _check_registry(path: Path, checkup: Checkup) -> _Runs | None:
         checkup.fail("registry", text or in_words(error), mend or rebuild_hint(path))
         return None
     copy = copy_of(path)
-    problem = problem_of(copy) if copy.is_file() else None
+    kept = copy.is_file()
+    problem = problem_of(copy) if kept else None
     if problem is not None:
         checkup.warn(
             "registry", f"{copy}: is damaged ({problem})", "it is made again when a round or a run ends; or delete it"
@@ -63,7 +64,8 @@ def _check_registry(path: Path, checkup: Checkup) -> _Runs | None:
         text = f"{path}: holds back devices that it has never seen: {', '.join(strangers[:_SHOWN])}"
         checkup.warn("registry", text, "release them, and hold back whom you mean (fedpatch devices)")
     else:
-        checkup.good("registry", f"{path.name} can be read: {len(runs)} runs; and so can its copy")
+        of_copy = "and so can its copy" if kept else f"its copy {copy.name} is not there yet"
+        checkup.good("registry", f"{path.name} can be read: {len(runs)} runs; {of_copy}")
     return runs
 
 

@@ -96,6 +96,15 @@ def test_stored_content_that_is_whole_is_good(state_dir: Path):
     assert found(state_dir.parent / "elsewhere") == []
 
 
+def test_registry_without_a_copy_is_good_and_the_copy_is_named_as_absent(state_dir: Path):
+    """Nothing is said of a file that was not read."""
+    assert "and so can its copy" in found(state_dir)[0].detail
+    copy_of(state_dir / REGISTRY_FILE).unlink()
+    registry = found(state_dir)[0]
+    assert (registry.verdict, "so can its copy" in registry.detail) == ("ok", False)
+    assert f"its copy {REGISTRY_FILE}.before is not there yet" in registry.detail
+
+
 @pytest.mark.parametrize(
     ("statement", "verdict", "word"),
     [
