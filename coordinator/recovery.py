@@ -58,7 +58,7 @@ def reconcile(registry: Registry, run: str, directory: Path, prepared: Prepared,
         again = f"going back to that of round {last}, to play again what came after"
         say(f"the model of round {lost[-1]} is damaged or lost; {again}")
     # A crash or a full disk may have left the journal behind.
-    registry.journal.bring_up_to_date(registry.run(run), registry.rounds.records(run))
+    registry.journal.bring_up_to_date(run)
 
 
 def take_up_round(

@@ -21,8 +21,8 @@ from coordinator.fleet import DRAINED, QUARANTINED
 from coordinator.records import DeviceInfo, RoundRecord, RunInfo
 from coordinator.registry_tables import COUNTERS
 from coordinator.round_ledger import RoundLedger
-from coordinator.run_journal import RunJournal, journals, read_journal
-from coordinator.tables import Tables
+from coordinator.run_journal import Known, RunHistory, RunJournal, journals, read_journal
+from coordinator.tables import Tables, count_change
 from shared.errors import UsageError, unknown_name
 
 REGISTRY_FILE = "registry.sqlite3"
@@ -65,7 +65,7 @@ class Registry(Tables):
     def __init__(self, path: Path, *, readonly: bool = False) -> None:
         db = open_database(path, readonly)
         super().__init__(db, path)
-        self.journal = RunJournal(path.parent)
+        self.journal = RunJournal(path.parent, self.known)
         self.rounds = RoundLedger(self._db, path, self.journal)
         self.holds = DeviceHolds(self._db, path)
         if not readonly:
@@ -92,8 +92,8 @@ class Registry(Tables):
         row = (run, created_at, task, strategy, private, json.dumps(dict(settings), allow_nan=False), schema)
         with self._change() as db:
             db.execute(
-                "INSERT INTO runs (id, created_at, task, strategy, private, settings, schema, epoch, status)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?, 1, 'running')",
+                "INSERT INTO runs (id, created_at, task, strategy, private, settings, schema, epoch, status, changes)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, 1, 'running', 1)",
                 row,
             )
         keep_copy(self._db, self.path)
@@ -123,7 +123,7 @@ class Registry(Tables):
     def restore(self) -> list[str]:
         """Take over what the journals know and this registry does not: runs, records, epochs, ends; returns the runs' ids.
 
-        For a registry that was rebuilt, or replaced by its copy: nothing in it is newer than what the journals have of a run.
+        For a registry that was rebuilt, or replaced by its copy. What it has of a run whose journal lags is newer, and stays.
         """
         found = []
         for path in journals(self.path.parent):
@@ -136,10 +136,10 @@ class Registry(Tables):
                 lines = ", ".join(map(str, history.damaged_lines))
                 _log.warning("%s: damaged in line %s, which is left out", path, lines)
             if history.run is not None and history.run.id == path.parent.name:
-                found.append((history.run, history.records))
+                found.append((history.run, history))
         # Runs are listed by the order in which they were written down.
-        for run, records in sorted(found, key=lambda one: (one[0].created_at, one[0].id)):
-            self._restore_run(run, records.values())
+        for run, history in sorted(found, key=lambda one: (one[0].created_at, one[0].id)):
+            self._restore_run(run, history)
         keep_copy(self._db, self.path)
         return [run.id for run, _ in found]
 
@@ -151,8 +151,8 @@ class Registry(Tables):
         """Runs of a fleet that were cut short are over; called by whoever holds the fleet, so none is at work."""
         left = [(run.id,) for run in self.runs() if run.status == "running" and run.settings.get("fleet") == fleet]
         with self._change() as db:
-            sql = "UPDATE runs SET status = 'interrupted', stopped_because = 'interrupted' WHERE id = ?"
-            db.executemany(sql, left)
+            sql = "UPDATE runs SET status = 'interrupted', stopped_because = 'interrupted', changes = changes + 1"
+            db.executemany(f"{sql} WHERE id = ?", left)
         for (run,) in left:
             self._note_run(run)
 
@@ -175,15 +175,18 @@ class Registry(Tables):
     def records_as_written(self, run: str) -> list[RoundRecord]:
         """The records of a run, by round; where the registry's differ from those of the journal, which have checksums, those.
 
-        Each difference is logged as a warning.
+        Each difference is logged as a warning. A journal that lags is not asked.
         """
-        records = {one.round: one for one in self.rounds.records(run)}
+        known = self.known(run)
+        records = {one.round: one for one in known.records}
         try:
-            written = read_journal(self.journal.path(run)).records
+            history = read_journal(self.journal.path(run))
         except OSError:
             return list(records.values())
+        if history.changes < known.changes:
+            return list(records.values())
         last = max(records, default=0)
-        for number, record in sorted(written.items()):
+        for number, record in sorted(history.records.items()):
             if number <= last and records.get(number) != record:
                 _log.warning(
                     "%s: the record of round %d is not what was written; shown is that of %s. %s",
@@ -249,45 +252,61 @@ class Registry(Tables):
         left = {run.id for run in self.runs() if run.status != "finished" and run.settings.get("fleet") == fleet}
         return {row["run"]: row["round"] for row in rows if row["run"] in left}
 
-    def _restore_run(self, run: RunInfo, records: Iterable[RoundRecord]) -> None:
-        """All of a run, as its journal has it; an open round that is over by now is forgotten."""
-        values = {**asdict(run), "settings": json.dumps(dict(run.settings), allow_nan=False)}
-        rows = [(run.id, one.round, json.dumps(one.to_dict(), allow_nan=False)) for one in records]
-        columns = _RUN.split(", ")
-        placeholders = ", ".join(f":{name}" for name in columns)
-        changed = ", ".join(f"{name} = excluded.{name}" for name in columns if name not in ("id", "epoch"))
+    def changes(self, run: str) -> int:
+        """The number of a run's last change; 0 for a run that is not here."""
+        return next((int(row["changes"]) for row in self._read("SELECT changes FROM runs WHERE id = ?", (run,))), 0)
+
+    def known(self, run: str) -> Known:
+        """All of a run; `run` is its id."""
+        return Known(self.run(run), self.rounds.records(run), self.changes(run))
+
+    def _restore_run(self, run: RunInfo, history: RunHistory) -> None:
+        """All of a run, as its journal has it; an open round that is over by now is forgotten.
+
+        Of a journal that lags only records are taken that the registry lacks before its last one.
+        """
+        lags = history.changes < self.changes(run.id)
+        values = {
+            **asdict(run),
+            "settings": json.dumps(dict(run.settings), allow_nan=False),
+            "changes": history.changes,
+        }
+        changed = ", ".join(f"{name} = excluded.{name}" for name in values if name not in ("id", "epoch"))
+        rows = [(run.id, one.round, json.dumps(one.to_dict(), allow_nan=False)) for one in history.records.values()]
+        last = "(SELECT max(round) FROM rounds WHERE run = ?1)"
         with self._change() as db:
             db.execute(
-                f"INSERT INTO runs ({_RUN}) VALUES ({placeholders})"  # our columns  # nosec B608
-                f" ON CONFLICT (id) DO UPDATE SET {changed}, epoch = max(epoch, excluded.epoch)",
+                f"INSERT INTO runs ({', '.join(values)}) VALUES (:{', :'.join(values)})"  # our columns  # nosec B608
+                f" ON CONFLICT (id) DO UPDATE SET {changed}, epoch = max(epoch, excluded.epoch)"
+                " WHERE excluded.changes >= changes",
                 values,
             )
-            sql = (
-                "INSERT INTO rounds (run, round, record) VALUES (?, ?, ?)"
-                " ON CONFLICT (run, round) DO UPDATE SET record = excluded.record"
-            )
-            db.executemany(sql, rows)
-            last = max((number for _, number, _ in rows), default=0)
-            over = "(SELECT 1 FROM open_rounds WHERE run = :run AND round <= :last)"
+            if lags:
+                db.executemany(f"INSERT OR IGNORE INTO rounds SELECT ?1, ?2, ?3 WHERE ?2 < {last}", rows)  # nosec B608
+            else:
+                sql = (
+                    "INSERT INTO rounds (run, round, record) VALUES (?, ?, ?)"
+                    " ON CONFLICT (run, round) DO UPDATE SET record = excluded.record"
+                )
+                db.executemany(sql, rows)
+            over = f"(SELECT 1 FROM open_rounds WHERE run = ?1 AND round <= {last})"  # nosec B608
             for table in ("acceptances", "updates", "open_rounds"):
-                db.execute(f"DELETE FROM {table} WHERE run = :run AND EXISTS {over}", {"run": run.id, "last": last})  # nosec B608
+                db.execute(f"DELETE FROM {table} WHERE run = ?1 AND EXISTS {over}", (run.id,))  # nosec B608
 
     def _begin_journals(self) -> None:
         """Give a run that has none its journal: one of an earlier version, or whose journal was deleted."""
         for run in self.runs():
             journal = self.journal.path(run.id)
             if journal.parent.is_dir() and not journal.exists():
-                self.journal.bring_up_to_date(run, self.rounds.records(run.id))
+                self.journal.bring_up_to_date(run.id)
 
     def _note_run(self, run: str) -> None:
         """Write the run's row into its journal."""
-        self.journal.write_run(next(one for one in self.runs() if one.id == run))
+        self.journal.write_run(self.run(run), self.changes(run))
 
     def _change_run(self, run: str, columns: str, *values: object) -> int:
         """Sets `columns` of the run, and returns its epoch; UsageError for one that is not here."""
         with self._change() as db:
+            count_change(db, run)
             sql = f"UPDATE runs SET {columns} WHERE id = ? RETURNING epoch"  # our columns  # nosec B608
-            rows = db.execute(sql, (*values, run)).fetchall()
-        if not rows:
-            raise UsageError(f"unknown run {run!r}")
-        return int(rows[0][0])
+            return int(db.execute(sql, (*values, run)).fetchone()[0])

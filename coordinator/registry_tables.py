@@ -109,11 +109,15 @@ ALTER TABLE open_rounds ADD COLUMN negotiated TEXT NOT NULL DEFAULT '{}';
 _VERSION_5 = """
 DROP TABLE sums;
 """
+# The number of the last change of a run: a journal whose last line has a lower one lags behind the registry.
+_VERSION_6 = """
+ALTER TABLE runs ADD COLUMN changes INTEGER NOT NULL DEFAULT 0;
+"""
 # Entry i brings version i + 1 to i + 2, in one transaction and after a copy was kept. What was released is not changed.
-_MIGRATIONS: tuple[str, ...] = (_VERSION_2, _VERSION_3, _VERSION_4, _VERSION_5)
+_MIGRATIONS: tuple[str, ...] = (_VERSION_2, _VERSION_3, _VERSION_4, _VERSION_5, _VERSION_6)
 SCHEMA_VERSION = 1 + len(_MIGRATIONS)
 VALUES_SINCE = 4
-"""The first version with the columns of the present one: rows of earlier ones are not checked before they are migrated."""
+"""The first version whose rows can be checked as they are: rows of earlier ones are not, before they are migrated."""
 
 
 def script(before: int, version: int = SCHEMA_VERSION) -> str:

@@ -77,6 +77,7 @@ def check_record(record: RoundRecord, number: int) -> None:
 def _check_run_row(row: Row) -> None:
     known = {name: value for name, value in row.items() if name in RunInfo.__dataclass_fields__}
     check_run(RunInfo(**{**known, "settings": _loaded(row["settings"], dict)}))
+    _require_count(row.get("changes", 0), "changes")  # not there before version 6
 
 
 def _check_round_row(row: Row) -> None:

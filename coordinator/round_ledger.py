@@ -17,7 +17,7 @@ from coordinator.ledger import Ledger
 from coordinator.moments import Moment
 from coordinator.records import RoundRecord, StoredUpdate
 from coordinator.run_journal import RunJournal
-from coordinator.tables import Tables
+from coordinator.tables import Tables, count_change
 from shared.errors import UpdateRefused
 from shared.reasons import RefuseReason
 
@@ -131,7 +131,8 @@ class RoundLedger(Tables):
                 " ON CONFLICT (run, round) DO UPDATE SET record = excluded.record",
                 (run, record.round, json.dumps(record.to_dict(), allow_nan=False)),
             )
-        self._journal.write_round(run, record)
+            change = count_change(db, run)
+        self._journal.write_round(run, record, change)
         # Of a long run not after each round: all copies together are to be no more than a few times its rounds.
         if record.round % max(1, record.round // 50) == 0:
             keep_copy(self._db, self.path)
@@ -141,7 +142,8 @@ class RoundLedger(Tables):
         with self._change() as db:
             _forget(db, run)
             db.execute("DELETE FROM rounds WHERE run = ? AND round > ?", (run, round))
-        self._journal.write_back_to(run, round)
+            change = count_change(db, run)
+        self._journal.write_back_to(run, round, change)
 
     def records(self, run: str) -> list[RoundRecord]:
         """Of the rounds that are over, by round."""

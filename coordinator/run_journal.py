@@ -10,6 +10,11 @@ Each line is the first 16 hex digits of a SHA-256, a space, and the JSON that th
 
 Lines are only added. So a registry can be rebuilt from journals, and the doctor can compare the two. A line that is damaged, or
 was cut off by a power cut, is left out and named.
+
+Every change of a run has a number (`changes` of its row in the registry), and its line carries that number as "change". A
+journal whose last number is below the registry's lags: a line could not be written, and the registry is right. The next line
+is then written with all that is missing before it. Where the numbers are equal and values differ, the journal is right: its
+lines have checksums.
 """
 
 from __future__ import annotations
@@ -18,7 +23,7 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -44,9 +49,12 @@ class RunHistory:
     run: RunInfo | None = None
     records: dict[int, RoundRecord] = field(default_factory=dict)
     damaged_lines: list[int] = field(default_factory=list)
+    changes: int = 0
+    """The number of the last change that it has; 0 where no line carries one, as in journals of earlier versions."""
 
     def take(self, entry: Mapping[str, Any]) -> None:
         """Follow one line. ValueError, TypeError or KeyError where it is none that `RunJournal` writes."""
+        changes = _count(entry.get("change", self.changes))
         if "run" in entry:
             run = RunInfo(**entry["run"])
             check_run(run)
@@ -56,63 +64,99 @@ class RunHistory:
             check_record(record, record.round)
             self.records[record.round] = record
         else:
-            last = int(entry["back_to"])
+            last = _count(entry["back_to"])
             self.records = {number: record for number, record in self.records.items() if number <= last}
+        self.changes = changes
+
+
+@dataclass(frozen=True)
+class Known:
+    """What the registry has of a run: its row, its records, and the number of its last change."""
+
+    run: RunInfo
+    records: Sequence[RoundRecord]
+    changes: int
 
 
 class RunJournal:
-    """The journals of all runs of a state directory. What the disk refuses is logged: it ends no run."""
+    """The journals of all runs of a state directory. What the disk refuses is logged: it ends no run.
 
-    def __init__(self, state_dir: Path) -> None:
+    `known` returns what the registry has of a run. `change` is the number of the change that a line is of.
+    """
+
+    def __init__(self, state_dir: Path, known: Callable[[str], Known]) -> None:
         self.directory = state_dir / RUNS
+        self._known = known
+        self._reached: dict[str, int] = {}
 
     def path(self, run: str) -> Path:
         """Where the journal of a run is."""
         return self.directory / run / FILE
 
-    def write_run(self, run: RunInfo) -> None:
+    def write_run(self, run: RunInfo, change: int) -> None:
         """The run's row has changed."""
-        self._write(run.id, {"run": _run_to_dict(run)})
+        self._write(run.id, {"run": _run_to_dict(run)}, change)
 
-    def write_round(self, run: str, record: RoundRecord) -> None:
+    def write_round(self, run: str, record: RoundRecord, change: int) -> None:
         """A round is over."""
-        self._write(run, {"round": record.to_dict()})
+        self._write(run, {"round": record.to_dict()}, change)
 
-    def write_back_to(self, run: str, last: int) -> None:
+    def write_back_to(self, run: str, last: int, change: int) -> None:
         """The rounds after `last` are forgotten."""
-        self._write(run, {"back_to": last})
+        self._write(run, {"back_to": last}, change)
 
-    def bring_up_to_date(self, run: RunInfo, records: Iterable[RoundRecord]) -> None:
+    def bring_up_to_date(self, run: str) -> None:
         """Add what the registry knows and the journal lacks: all of it for a run that has none yet.
 
-        A record that the journal holds is not replaced: of two that differ, the one with a checksum is right.
+        A record that the journal holds is replaced only where the journal lags.
         """
-        try:
-            known = read_journal(self.path(run.id))
-        except FileNotFoundError:
-            known = RunHistory()
-        except OSError as error:
-            _log.warning("%s: cannot be read: %s", self.path(run.id), error.strerror)
+        history = self._read(run)
+        if history is None:
             return
-        if known.run != run:
-            self.write_run(run)
-        kept = {record.round: record for record in records}
+        known = self._known(run)
+        kept = {record.round: record for record in known.records}
         last = max(kept, default=0)
-        if any(number > last for number in known.records):
-            self.write_back_to(run.id, last)
+        entries: list[dict[str, Any]] = []
+        if any(number > last for number in history.records):
+            entries.append({"back_to": last})
         for number, record in sorted(kept.items()):
-            if number not in known.records:
-                self.write_round(run.id, record)
+            written = history.records.get(number)
+            if written is None or (history.changes < known.changes and written != record):
+                entries.append({"round": record.to_dict()})
+        if entries or (history.run, history.changes) != (known.run, known.changes):
+            # Last, since it carries the number: a journal that is cut short before it still lags.
+            self._append(run, [*entries, {"run": _run_to_dict(known.run)}], known.changes)
 
-    def _write(self, run: str, entry: Mapping[str, Any]) -> None:
+    def _write(self, run: str, entry: Mapping[str, Any], change: int) -> None:
+        if run not in self._reached and (history := self._read(run)) is not None:
+            self._reached[run] = history.changes
+        if self._reached.get(run) == change - 1:
+            self._append(run, [entry], change)
+        else:
+            self.bring_up_to_date(run)
+
+    def _read(self, run: str) -> RunHistory | None:
+        try:
+            return read_journal(self.path(run))
+        except FileNotFoundError:
+            return RunHistory()
+        except OSError as error:
+            _log.warning("%s: cannot be read: %s", self.path(run), error.strerror)
+            return None
+
+    def _append(self, run: str, entries: Sequence[Mapping[str, Any]], change: int) -> None:
         path = self.path(run)
+        lines = [*entries[:-1], {**entries[-1], "change": change}]
         try:
             for directory in (self.directory, path.parent):
                 make_directory(directory)
-            append_durably(path, _encoded(entry))
+            append_durably(path, b"".join(map(_encoded, lines)))
+            self._reached[run] = change
         except (OSError, FedpatchError) as error:
             words = f"{error.strerror}; {mend_of(error, 'make it writable')}" if isinstance(error, OSError) else error
-            _log.warning("%s: not written: %s; the registry alone has it until the run is taken up again", path, words)
+            _log.warning(
+                "%s: not written: %s; the registry alone has it until a later line can be written", path, words
+            )
 
 
 def read_journal(path: Path) -> RunHistory:
@@ -134,6 +178,12 @@ def read_journal(path: Path) -> RunHistory:
 def journals(state_dir: Path) -> list[Path]:
     """Of all runs of a state directory, by run."""
     return sorted((state_dir / RUNS).glob(f"*/{FILE}"))
+
+
+def _count(value: object) -> int:
+    if not isinstance(value, int) or value < 0:
+        raise ValueError(f"{value!r:.100} is no count")
+    return value
 
 
 def _encoded(entry: Mapping[str, Any]) -> bytes:

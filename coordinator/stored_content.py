@@ -18,7 +18,7 @@ from coordinator.delta_files import step_problem
 from coordinator.records import RoundRecord, RunInfo, StoredUpdate
 from coordinator.registry import REGISTRY_FILE, Registry
 from coordinator.registry_copy import copy_of
-from coordinator.run_journal import RUNS, RunHistory, RunJournal, journals, read_journal
+from coordinator.run_journal import FILE, RUNS, Known, RunHistory, journals, read_journal
 from shared.checkup import Checkup, in_words
 from shared.errors import FedpatchError, StateError
 from shared.model_metadata import MODEL_FILE, from_json
@@ -38,16 +38,14 @@ def check_stored(state_dir: Path, checkup: Checkup) -> None:
         _check_runs(state_dir, runs, checkup)
 
 
-_Runs = list[tuple[RunInfo, list[RoundRecord], list[StoredUpdate]]]
+_Runs = list[tuple[Known, list[StoredUpdate]]]
 
 
 def _check_registry(path: Path, checkup: Checkup) -> _Runs | None:
     """The runs that it holds; None where it cannot be read."""
     try:
         with Registry(path, readonly=True) as registry:
-            runs = [
-                (run, registry.rounds.records(run.id), registry.rounds.open_updates(run.id)) for run in registry.runs()
-            ]
+            runs = [(registry.known(run.id), registry.rounds.open_updates(run.id)) for run in registry.runs()]
             strangers = registry.holds.of_nobody()
     except FedpatchError as error:
         text, _, mend = in_words(error).rpartition("; ")
@@ -70,9 +68,8 @@ def _check_registry(path: Path, checkup: Checkup) -> _Runs | None:
 
 
 def _check_runs(state_dir: Path, runs: _Runs, checkup: Checkup) -> None:
-    journal = RunJournal(state_dir)
     problems = 0
-    for fails, text, mend in _problems(state_dir, runs, journal):
+    for fails, text, mend in _problems(state_dir, runs):
         problems += 1
         (checkup.fail if fails else checkup.warn)("runs", text, mend)
     if not problems:
@@ -85,24 +82,26 @@ _Problem = tuple[bool, str, str]
 """Whether it is a failure, what is wrong, the mend."""
 
 
-def _problems(state_dir: Path, runs: _Runs, journal: RunJournal) -> Iterator[_Problem]:
-    known = {run.id for run, _, _ in runs}
+def _problems(state_dir: Path, runs: _Runs) -> Iterator[_Problem]:
+    ids = {known.run.id for known, _ in runs}
     path = state_dir / REGISTRY_FILE
     for stray in journals(state_dir):
-        if stray.parent.name not in known:
+        if stray.parent.name not in ids:
             yield True, f"{stray.parent} is not in the registry", rebuild_hint(path)
-    for run, records, updates in runs:
+    for known, updates in runs:
+        run, records = known.run, known.records
         directory = state_dir / RUNS / run.id
         if not directory.is_dir():
             continue  # somebody deleted it, or it was never begun
-        yield from _journal_problems(run, records, journal.path(run.id), rebuild_hint(path))
+        yield from _journal_problems(known, directory / FILE, rebuild_hint(path))
         kept = checkpoints(directory)
         yield from _checkpoint_problems(run, records, directory, kept)
         yield from _file_problems(run, directory, kept)
         yield from _update_problems(directory, updates)
 
 
-def _journal_problems(run: RunInfo, records: Sequence[RoundRecord], path: Path, mend: str) -> Iterator[_Problem]:
+def _journal_problems(known: Known, path: Path, mend: str) -> Iterator[_Problem]:
+    run, records = known.run, known.records
     go_on = f"`fedpatch resume {run.id}` writes it again when the run goes on; `fedpatch report {run.id}` keeps what there is"
     try:
         history = read_journal(path)
@@ -116,6 +115,10 @@ def _journal_problems(run: RunInfo, records: Sequence[RoundRecord], path: Path, 
     if history.damaged_lines:
         lines = ", ".join(map(str, history.damaged_lines[:_SHOWN]))
         yield False, f"{path}: line {lines} is damaged", go_on
+    if history.changes < known.changes:
+        if not history.damaged_lines:
+            yield False, f"{path}: lags behind the registry, which has what could not be written there", go_on
+        return
     differing = differing_rounds(records, history)
     if differing:
         rounds = ", ".join(map(str, differing[:_SHOWN]))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from coordinator.database import damaged, told
+from shared.errors import UsageError
 
 T = TypeVar("T")
 
@@ -49,3 +50,14 @@ class Tables:
         if not isinstance(value, kind):
             raise damaged(self.path, f"there is no {kind.__name__} where one was written")
         return value
+
+
+def count_change(db: sqlite3.Connection, run: str) -> int:
+    """Count a change of a run, in the transaction that makes it; returns its number, for the run's journal.
+
+    Raises UsageError for a run that is not in the registry.
+    """
+    rows = db.execute("UPDATE runs SET changes = changes + 1 WHERE id = ? RETURNING changes", (run,)).fetchall()
+    if not rows:
+        raise UsageError(f"unknown run {run!r}")
+    return int(rows[0][0])

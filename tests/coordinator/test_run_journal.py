@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import sqlite3
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coordinator import run_journal
 from coordinator.rebuild import rebuild_registry
 from coordinator.records import PhaseSeconds, RoundRecord
 from coordinator.registry import REGISTRY_FILE, Registry
@@ -208,3 +212,107 @@ def test_rounds_that_are_played_again_replace_those_of_before(path: Path):
         journal = registry.journal.path(run)
     assert journal.name == FILE
     assert list(read_journal(journal).records.values()) == wanted == [record_of(1), record_of(2), record_of(3)]
+
+
+@contextmanager
+def journals_refused() -> Iterator[None]:
+    """The disk takes no line of a journal."""
+
+    def refuse(path: Path, line: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run_journal, "append_durably", refuse)
+        yield
+
+
+def play_again_unwritten(path: Path) -> str:
+    """Roll the last run back to round 1 and play round 2 with another result, of which its journal gets nothing."""
+    with Registry(path) as registry, journals_refused():
+        run = registry.run("last").id
+        registry.rounds.roll_back(run, 1)
+        registry.rounds.finish(run, replace(record_of(2), user_accuracy=0.9))
+    return run
+
+
+def test_records_as_written_where_the_journal_lags_are_the_registrys(path: Path, caplog: pytest.LogCaptureFixture):
+    """The journal still has the round as it was before it was played again."""
+    run = play_again_unwritten(path)
+    caplog.clear()
+    with Registry(path, readonly=True) as registry:
+        assert [one.user_accuracy for one in registry.records_as_written(run)] == [0.51, 0.9]
+    assert caplog.messages == []
+
+
+def test_rebuild_where_the_journal_lags_keeps_the_registrys_records(path: Path):
+    """Also what was rolled back does not return."""
+    play_again_unwritten(path)
+    wanted = known(path)
+    assert rebuild_registry(path).source == path
+    assert known(path) == wanted
+
+
+def test_rebuild_where_the_journal_lacks_the_end_of_a_run_keeps_the_end(path: Path):
+    """The row of the run in the registry is newer than the one in its journal."""
+    with Registry(path) as registry, journals_refused():
+        registry.finish_run(registry.run("last").id, stopped_because="max_rounds", user_accuracy=0.5, model=None)
+    wanted = known(path)
+    rebuild_registry(path)
+    assert known(path) == wanted
+
+
+def test_rebuild_where_the_journal_lags_takes_the_record_that_the_registry_lost(path: Path):
+    """A row that cannot be read is made up for, as far as the journal goes."""
+    with Registry(path) as registry, journals_refused():
+        registry.rounds.finish(registry.run("last").id, record_of(ROUNDS + 1))
+    wanted = known(path)
+    for one in (path, copy_of(path)):
+        with closing(sqlite3.connect(one)) as db:
+            db.execute("UPDATE rounds SET record = '{}' WHERE round = 2")
+            db.commit()
+    rebuild_registry(path)
+    assert known(path) == wanted
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_journal_that_lags_has_everything_after_the_next_line(path: Path, restarts: bool):
+    """In the process whose line was refused, and in the one after it."""
+    with Registry(path) as registry:
+        run = registry.run("last").id
+        with journals_refused():
+            registry.rounds.roll_back(run, 1)
+            registry.rounds.finish(run, replace(record_of(2), user_accuracy=0.9))
+        if not restarts:
+            registry.next_epoch(run)
+    if restarts:
+        with Registry(path) as registry:
+            registry.next_epoch(run)
+    with Registry(path, readonly=True) as registry:
+        history = read_journal(registry.journal.path(run))
+        assert (history.run, list(history.records.values())) == (registry.run(run), registry.rounds.records(run))
+        assert history.changes == registry.changes(run)
+
+
+@settings(max_examples=40, deadline=None)
+@given(at=st.floats(0, 1, exclude_max=True))
+def test_catching_up_that_is_cut_short_leaves_a_journal_that_lags(at: float):
+    """The number of the last change is in the last line: what comes before it is not taken for all."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / REGISTRY_FILE
+        with Registry(path) as registry:
+            run = registry.create_run(
+                created_at=0.0, task="digits", strategy="fedavg", private="none", settings={}, schema=""
+            ).id
+            for number in range(1, ROUNDS + 1):
+                registry.rounds.finish(run, record_of(number))
+        journal = registry.journal.path(run)
+        before = journal.stat().st_size
+        play_again_unwritten(path)
+        with Registry(path) as registry:
+            registry.journal.bring_up_to_date(run)
+            data = journal.read_bytes()
+            journal.write_bytes(data[: before + int(at * (len(data) - 1 - before))])
+            assert read_journal(journal).changes < registry.changes(run)
+            assert [one.user_accuracy for one in registry.records_as_written(run)] == [0.51, 0.9]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import shutil
@@ -14,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coordinator import run_journal
 from coordinator.checkpoint import export_model, save_checkpoint, store_update
 from coordinator.delta_chain import Step
 from coordinator.delta_files import save_step
@@ -148,6 +150,22 @@ def test_damaged_newest_checkpoint_fails_and_the_one_before_warns(state_dir: Pat
         assert str(path) in one.detail
         assert back in one.mend
         path.write_bytes(data)
+
+
+def test_journal_that_could_not_be_written_warns_and_the_registry_is_right(
+    state_dir: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The mend is to go on with the run, and not to rebuild the registry from what is older."""
+
+    def refuse(path: Path, line: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    with Registry(state_dir / REGISTRY_FILE) as registry:
+        monkeypatch.setattr(run_journal, "append_durably", refuse)
+        registry.rounds.finish(registry.run("last").id, RoundRecord(2, "aggregated", 2, 2, 0, 2, 0.9))
+    told = [one for one in bad(state_dir) if "checkpoint-000002" not in one.detail]
+    assert [(one.verdict, "lags behind the registry" in one.detail) for one in told] == [("warn", True)]
+    assert "fedpatch resume" in told[0].mend and "--rebuild" not in told[0].mend
 
 
 def test_run_that_is_not_in_the_registry_fails_with_the_command_that_brings_it_back(state_dir: Path):
