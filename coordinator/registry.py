@@ -261,9 +261,10 @@ class Registry(Tables):
         return Known(self.run(run), self.rounds.records(run), self.changes(run))
 
     def _restore_run(self, run: RunInfo, history: RunHistory) -> None:
-        """All of a run, as its journal has it; an open round that is over by now is forgotten.
+        """All of a run, as its journal has it; an open round that is over by now, and rounds rolled back, are forgotten.
 
-        Of a journal that lags only records are taken that the registry lacks before its last one.
+        A journal with damaged lines makes no round forgotten. Of a journal that lags only records are taken that the registry
+        lacks before its last one.
         """
         lags = history.changes < self.changes(run.id)
         values = {
@@ -289,6 +290,8 @@ class Registry(Tables):
                     " ON CONFLICT (run, round) DO UPDATE SET record = excluded.record"
                 )
                 db.executemany(sql, rows)
+                if history.forgotten_after is not None and not history.damaged_lines:
+                    db.execute("DELETE FROM rounds WHERE run = ? AND round > ?", (run.id, history.forgotten_after))
             over = f"(SELECT 1 FROM open_rounds WHERE run = ?1 AND round <= {last})"  # nosec B608
             for table in ("acceptances", "updates", "open_rounds"):
                 db.execute(f"DELETE FROM {table} WHERE run = ?1 AND EXISTS {over}", (run.id,))  # nosec B608

@@ -144,6 +144,7 @@ class RoundLedger(Tables):
             db.execute("DELETE FROM rounds WHERE run = ? AND round > ?", (run, round))
             change = count_change(db, run)
         self._journal.write_back_to(run, round, change)
+        keep_copy(self._db, self.path)
 
     def records(self, run: str) -> list[RoundRecord]:
         """Of the rounds that are over, by round."""

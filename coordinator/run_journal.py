@@ -51,6 +51,8 @@ class RunHistory:
     damaged_lines: list[int] = field(default_factory=list)
     changes: int = 0
     """The number of the last change that it has; 0 where no line carries one, as in journals of earlier versions."""
+    forgotten_after: int | None = None
+    """The rounds after that one were rolled back and not played again since; None where no round was rolled back."""
 
     def take(self, entry: Mapping[str, Any]) -> None:
         """Follow one line. ValueError, TypeError or KeyError where it is none that `RunJournal` writes."""
@@ -63,9 +65,12 @@ class RunHistory:
             record = RoundRecord.from_dict(entry["round"])
             check_record(record, record.round)
             self.records[record.round] = record
+            if self.forgotten_after is not None:
+                self.forgotten_after = max(self.forgotten_after, record.round)
         else:
             last = _count(entry["back_to"])
             self.records = {number: record for number, record in self.records.items() if number <= last}
+            self.forgotten_after = last if self.forgotten_after is None else min(self.forgotten_after, last)
         self.changes = changes
 
 

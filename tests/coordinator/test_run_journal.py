@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -316,3 +316,69 @@ def test_catching_up_that_is_cut_short_leaves_a_journal_that_lags(at: float):
             journal.write_bytes(data[: before + int(at * (len(data) - 1 - before))])
             assert read_journal(journal).changes < registry.changes(run)
             assert [one.user_accuracy for one in registry.records_as_written(run)] == [0.51, 0.9]
+
+
+def records_of(path: Path) -> list[int]:
+    """The rounds of the last run, of a registry that is opened to write."""
+    with Registry(path) as registry:
+        return [one.round for one in registry.rounds.records(registry.run("last").id)]
+
+
+def damage_after_going_back(path: Path, *, unreadable_line: bool = False) -> None:
+    """The last run goes back to round 1, and its registry is damaged; the copy is of before that."""
+    older = copy_of(path).read_bytes()
+    with Registry(path) as registry:
+        journal = registry.journal.path(registry.run("last").id)
+        registry.rounds.roll_back(registry.run("last").id, 1)
+    copy_of(path).write_bytes(older)
+    garble(path)
+    if unreadable_line:
+        journal.write_bytes(b"garbage\n" + journal.read_bytes())
+
+
+@pytest.mark.parametrize("restore", [records_of, rebuild_registry])
+def test_rounds_rolled_back_stay_forgotten_where_an_older_copy_is_used(path: Path, restore: Callable):
+    """The journal has them rolled back, and no line of it is damaged."""
+    damage_after_going_back(path)
+    restore(path)
+    assert records_of(path) == [1]
+
+
+def test_rounds_played_again_after_going_back_are_restored_over_an_older_copy(path: Path):
+    """Those that were not played again are forgotten."""
+    older = copy_of(path).read_bytes()
+    with Registry(path) as registry:
+        run = registry.run("last").id
+        registry.rounds.roll_back(run, 1)
+        registry.rounds.finish(run, replace(record_of(2), user_accuracy=0.9))
+        wanted = registry.rounds.records(run)
+    copy_of(path).write_bytes(older)
+    garble(path)
+    with Registry(path) as registry:
+        assert registry.rounds.records(run) == wanted
+
+
+def test_journal_with_a_damaged_line_makes_no_round_forgotten(path: Path):
+    """The line may have been the record of a round that was played again."""
+    damage_after_going_back(path, unreadable_line=True)
+    assert records_of(path) == [1, 2, 3, 4]
+
+
+def test_journal_that_was_deleted_in_mid_run_makes_no_round_forgotten(path: Path):
+    """It has only what came later."""
+    with Registry(path) as registry:
+        run = registry.run("last").id
+        registry.next_epoch(run)
+        delete(registry.journal.path(run))
+        registry.finish_run(run, stopped_because="max_rounds", user_accuracy=0.5, model=None)
+    garble(path)
+    assert records_of(path) == [1, 2, 3, 4]
+
+
+def test_copy_made_when_rounds_are_rolled_back_lacks_them(path: Path):
+    """So they do not come back with it, whatever becomes of the journal."""
+    with Registry(path) as registry:
+        run = registry.run("last").id
+        registry.rounds.roll_back(run, 1)
+    with closing(sqlite3.connect(copy_of(path))) as db:
+        assert db.execute("SELECT round FROM rounds WHERE run = ?", (run,)).fetchall() == [(1,)]
