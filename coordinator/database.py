@@ -129,10 +129,7 @@ def told(path: Path) -> Iterator[None]:
 
 def damaged(path: Path, why: object) -> StateError:
     """Error for a file that cannot be read back."""
-    copy = copy_of(path)
-    mend = f"`fedpatch run` or `fedpatch resume` puts its copy {copy.name} in its place"
-    use_copy = copy.is_file() and _problem(copy) is None
-    return StateError(f"{path}: is damaged ({why}); {mend if use_copy else rebuild_hint(path)}")
+    return _unusable(path, _damage(why))
 
 
 def rebuild_hint(path: Path) -> str:
@@ -143,15 +140,15 @@ def rebuild_hint(path: Path) -> str:
 
 
 def problem_of(path: Path) -> str | None:
-    """What is wrong with a registry or a copy of one, or None, also where nothing is there; StateError as `open_database`."""
+    """What is wrong with a registry or a copy of one, as `_problem` says it; StateError as `open_database`."""
     with told(path):
         return _problem(path)
 
 
 def _open_to_read(path: Path) -> Database:
     must_exist(path)
-    if problem := _missing(path) or _header_problem(path):
-        raise damaged(path, problem)
+    if problem := _absence(path) or _header_problem(path):
+        raise _unusable(path, problem)
     db = _connect(path, "mode=ro")
     try:
         try:
@@ -161,8 +158,8 @@ def _open_to_read(path: Path) -> Database:
                 raise
             db = _read_elsewhere(db, path)
             version = _version(db, path)
-        if problem := _check(db, path):
-            raise damaged(path, problem)
+        if why := _check(db, path):
+            raise damaged(path, why)
         if version < SCHEMA_VERSION:
             db = _in_memory(db)
             migrate(db, version)
@@ -197,7 +194,7 @@ def _open_to_write(path: Path) -> Database:
             remove_unfinished(path.parent)  # nobody else is at work here, so nobody is writing them
             is_copy = _mend(path)
         elif problem := _problem(path):
-            raise damaged(path, problem)
+            raise _unusable(path, problem)
         if not path.exists():
             path.touch(0o600)
         db = stack.enter_context(closing(_connect(path, "mode=rwc")))
@@ -256,35 +253,48 @@ def _mend(path: Path) -> bool:
     if problem is None:
         return False
     if not copy.is_file():
-        raise StateError(f"{path}: is damaged ({problem}); {rebuild_hint(path)}")
-    unusable = _problem(copy)
-    if unusable is not None:
+        raise StateError(f"{path}: {problem}; {rebuild_hint(path)}")
+    of_copy = _problem(copy)
+    if of_copy is not None:
         hint = rebuild_hint(path) if journals(path.parent) else "move both away"
-        raise StateError(f"{path}: is damaged ({problem}), and so is its copy {copy} ({unusable}); {hint}")
+        raise StateError(f"{path}: {problem}, and its copy {copy} {of_copy}; {hint}")
+    kept = f"it is now {damaged_of(path).name}, and " if path.is_file() else ""
     put_copy_in_place(path)
-    _log.warning(
-        "%s: is damaged (%s); it is now %s, and its copy %s is in its place",
-        *(path, problem, damaged_of(path).name, copy.name),
-    )
+    _log.warning("%s: %s; %sits copy %s is in its place", path, problem, kept, copy.name)
     return True
 
 
+def _unusable(path: Path, problem: str) -> StateError:
+    copy = copy_of(path)
+    mend = f"`fedpatch run` or `fedpatch resume` puts its copy {copy.name} in its place"
+    use_copy = copy.is_file() and _problem(copy) is None
+    return StateError(f"{path}: {problem}; {mend if use_copy else rebuild_hint(path)}")
+
+
+def _damage(why: object) -> str:
+    return f"is damaged ({why})"
+
+
 def _problem(path: Path) -> str | None:
-    """What is wrong with a registry, or None; one that is not there, and has no copy, may be made."""
-    missing = _missing(path)
-    if missing or not path.is_file() or not path.stat().st_size:
-        return missing
+    """That a registry is not there, is empty or is damaged, or None if it is whole.
+
+    Where there is neither a copy nor a journal, one that is not there or empty may be made: None, too.
+    """
+    absence = _absence(path)
+    if absence or not path.is_file() or not path.stat().st_size:
+        return absence
     if problem := _header_problem(path):
         return problem
     try:
         with closing(_connect(path, "mode=ro")) as db:
-            return _check(db, path)
+            why = _check(db, path)
     except sqlite3.DatabaseError as error:
         if isinstance(error, sqlite3.OperationalError) and _code(error) not in _SUSPICIOUS:
             raise
-        return str(error)
+        why = str(error)
     except (UnicodeError, MemoryError) as error:  # a name, or the length of something, is not what it was
-        return type(error).__name__
+        why = type(error).__name__
+    return None if why is None else _damage(why)
 
 
 def _header_problem(path: Path) -> str | None:
@@ -293,14 +303,14 @@ def _header_problem(path: Path) -> str | None:
         header = file.read(100)
     if not header or (header[:16] == _MAGIC and set(header[_VERSION_BYTES]) <= {1, 2}):
         return None
-    return "file is not a database"
+    return _damage("file is not a database")
 
 
-def _missing(path: Path) -> str | None:
+def _absence(path: Path) -> str | None:
     known = copy_of(path).is_file() or journals(path.parent)
     if not known or (path.is_file() and path.stat().st_size):
         return None
-    return "it is empty" if path.is_file() else "it is not there"
+    return "is empty" if path.is_file() else "is not there"
 
 
 def _check(db: sqlite3.Connection, path: Path) -> str | None:

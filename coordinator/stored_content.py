@@ -55,9 +55,7 @@ def _check_registry(path: Path, checkup: Checkup) -> _Runs | None:
     kept = copy.is_file()
     problem = problem_of(copy) if kept else None
     if problem is not None:
-        checkup.warn(
-            "registry", f"{copy}: is damaged ({problem})", "it is made again when a round or a run ends; or delete it"
-        )
+        checkup.warn("registry", f"{copy}: {problem}", "it is made again when a round or a run ends; or delete it")
     elif strangers:
         text = f"{path}: holds back devices that it has never seen: {', '.join(strangers[:_SHOWN])}"
         checkup.warn("registry", text, "release them, and hold back whom you mean (fedpatch devices)")

@@ -172,7 +172,7 @@ def assert_whole_or_known(story: Story, path: Path) -> None:
         return
     assert (found["rounds"], found["runs"]) == (story.copied["rounds"], story.copied["runs"])
     assert found_before
-    assert lines[0].startswith(f"{path}: is damaged (")
+    assert lines[0].startswith((f"{path}: is damaged (", f"{path}: is empty; "))
     assert f"it is now {REGISTRY_FILE}.damaged, and its copy {REGISTRY_FILE}.before is in its place" in lines[0]
     assert path.with_name(f"{REGISTRY_FILE}.damaged").read_bytes() == bytes_before
     assert opened(path)[1] == []
@@ -239,7 +239,7 @@ def test_row_changed_by_another_program_while_open_stays_changed(story: Story, s
         assert opened(path) == (changed, [])
         path.unlink()
         found, (line, *_) = opened(path)
-        assert "it is not there" in line
+        assert line == f"{path}: is not there; its copy {copy_of(path).name} is in its place"
         assert found["rounds"] == story.full["rounds"]
 
 
@@ -363,7 +363,9 @@ def test_a_file_that_is_gone_is_replaced_by_its_copy(story: Story, left: bytes |
         path.unlink() if left is None else path.write_bytes(left)
         found, (line,) = opened(path)
         assert found == story.copied
-        assert ("it is empty" if left is not None else "it is not there") in line
+        assert line.startswith(
+            f"{path}: is empty; it is now " if left is not None else f"{path}: is not there; its copy "
+        )
 
 
 def test_being_stopped_in_the_middle_of_the_mend_costs_nothing(story: Story):
@@ -372,7 +374,7 @@ def test_being_stopped_in_the_middle_of_the_mend_costs_nothing(story: Story):
         path.rename(path.with_name(f"{REGISTRY_FILE}.damaged"))
         found, (line,) = opened(path)
         assert found == story.copied
-        assert "it is not there" in line
+        assert line == f"{path}: is not there; its copy {copy_of(path).name} is in its place"
 
 
 def test_without_a_copy_the_file_is_left_alone(story: Story):
@@ -396,7 +398,9 @@ def test_a_damaged_copy_takes_no_ones_place(story: Story):
     with laid_out(story.ended) as path:
         for one in (path, copy_of(path)):
             one.write_bytes(one.read_bytes()[:5000])
-        with pytest.raises(StateError, match=rf"{path}: is damaged .* so is its copy {copy_of(path)} .*runs --rebuild"):
+        with pytest.raises(
+            StateError, match=rf"{path}: is damaged .* its copy {copy_of(path)} is damaged .*runs --rebuild"
+        ):
             Registry(path)
         assert len(path.read_bytes()) == 5000
 
@@ -405,10 +409,11 @@ def test_those_who_only_read_are_told_who_mends_it(story: Story):
     """`fedpatch runs` changes nothing on the disk."""
     with laid_out(story.ended) as path:
         mend = "`fedpatch run` or `fedpatch resume` puts its copy registry.sqlite3.before in its place"
-        for data, why in ((b"?" * 5000, "file is not a database"), (b"", "it is empty"), (None, "it is not there")):
+        damage = r"is damaged \(file is not a database\)"
+        for data, why in ((b"?" * 5000, damage), (b"", "is empty"), (None, "is not there")):
             path.unlink() if data is None else path.write_bytes(data)
             before = files_of(path.parent)
-            with pytest.raises(StateError, match=rf"{path}: is damaged \({why}\); {mend}"):
+            with pytest.raises(StateError, match=rf"^{path}: {why}; {mend}"):
                 Registry(path, readonly=True)
             assert files_of(path.parent) == before
             must_exist(path)
@@ -417,6 +422,16 @@ def test_those_who_only_read_are_told_who_mends_it(story: Story):
         rmtree(path.parent / RUNS)
         with pytest.raises(UsageError, match="no runs in"):
             must_exist(path)
+
+
+@pytest.mark.parametrize("readonly", [False, True])
+def test_registry_and_copy_that_are_gone_beside_journals_are_told_as_absent(story: Story, readonly: bool):
+    """Nothing is damaged; the runs can be put into a registry again."""
+    with laid_out(story.ended) as path:
+        path.unlink()
+        copy_of(path).unlink()
+        with pytest.raises(StateError, match=rf"^{path}: is not there; `fedpatch runs --rebuild"):
+            Registry(path, readonly=readonly)
 
 
 def test_nothing_is_put_in_the_place_of_a_file_that_is_in_use(story: Story):

@@ -131,7 +131,8 @@ def test_a_registry_that_is_damaged_is_replaced_by_its_copy(stage: Stage, damage
     with stage.resume() as coordinator:
         done = coordinator.done()
     assert done.code == 0
-    assert f"{path}: is damaged" in done.err
+    told = {"noise": "is damaged", "empty": "is empty", "absent": "is not there"}[damage]
+    assert f"{path}: {told}" in done.err
     assert f"its copy {REGISTRY_FILE}.before is in its place" in done.err
     assert outcomes(done.document) == all_went_well()
     assert_like_oracle(stage, done.document, [["ann", "bob"]] * ROUNDS)
