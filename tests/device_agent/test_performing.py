@@ -64,6 +64,10 @@ class Device(PlayedDevice):
         """A chunk of the global model arrives."""
         return self.perform(self.job.on_chunk(cut(BLOB, model(), index), 0.0))
 
+    def download(self) -> list[Body]:
+        """All chunks of the global model arrive; what was said meanwhile."""
+        return [body for index in range(3) for body in self.chunk(index)]
+
     def upload(self) -> None:
         """An update from before a restart waits to be committed."""
         spool = self.directory / "spool"
@@ -187,7 +191,7 @@ def test_a_training_process_that_cannot_be_started_is_no_matter_of_the_disk(devi
     """The system may have no memory for another process."""
     monkeypatch.setattr(sys, "executable", str(device.directory / "gone"))
     device.ask()
-    said_at_the_end = [body for index in range(3) for body in device.chunk(index)][-1]
+    said_at_the_end = device.download()[-1]
     assert said_at_the_end == Failed(FailReason.TRAINING)
     assert device.ask(2) == [Accept(10)]
 
@@ -312,8 +316,7 @@ class TestPersonalModelInTheMaking:
         device, models = self.upload(tmp_path)
         device.perform(device.job.on_message(self.COMMITTED, 1.0))
         device.ask(2)
-        for index in range(3):
-            device.chunk(index)
+        device.download()
         assert (device.job.state, device.trainer.given) == (JobState.TRAINING, [])
         self.stage(models)
         device.performer.model_made()
@@ -325,8 +328,7 @@ class TestPersonalModelInTheMaking:
         device, _ = self.upload(tmp_path)
         device.perform(device.job.on_message(self.COMMITTED, 1.0))
         device.ask(2)
-        for index in range(3):
-            device.chunk(index)
+        device.download()
         device.perform(device.job.on_message(said(Cancel("late"), 2), 2.0))
         assert (tmp_path / "spool" / "update.bin").exists()
         device.performer.model_made()
