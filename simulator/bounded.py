@@ -15,37 +15,23 @@ from coordinator.limits import Limits
 from coordinator.strategies import ServerState
 from shared.messages import TrainPlan
 from shared.tensors import Array, Schema
-from simulator.draws import Turn
 from simulator.study import client_id
+from simulator.uplink import SingleUpdates
 
 if TYPE_CHECKING:
     from simulator.cohort import Learner
 
 
-class SpooledLearner:
+class SpooledLearner(SingleUpdates):
     """Lets another learner train, and writes each update to a file instead of adding it up; see simulator.cohort.Learner."""
 
     def __init__(self, learner: Learner, travelling: Schema, folder: Path) -> None:
-        self._learner, self._travelling, self._folder = learner, travelling, folder
-
-    def begin(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take the global model (and moments) of the round, by name."""
-        self._learner.begin(tensors)
-
-    def measure(self, client: int) -> float:
-        """User accuracy of the global model with this client's patch."""
-        return self._learner.measure(client)
-
-    def expect(self, turns: Sequence[Turn]) -> None:
-        """See simulator.cohort.Learner."""
-        self._learner.expect(turns)
+        super().__init__(learner, travelling)
+        self._folder = folder
 
     def train(self, client: int, first_batch: int, weight: float) -> float:
         """LocalUpdate; the patch is kept, the rest is written. Returns the mean loss over the steps."""
-        loss = self._learner.train(client, first_batch, 1.0)
-        # The sum of one client with a weight of one is what it trained, to the last bit.
-        trained = self._learner.tensors_of(self._learner.result())
-        arrays = {spec.name: trained[spec.name].numpy().astype(spec.dtype) for spec in self._travelling.specs}
+        loss, arrays = self._update_of(client, first_batch)
         write_spooled(self._folder, client, arrays)
         return loss
 

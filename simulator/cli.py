@@ -20,7 +20,19 @@ from shared.command_groups import Group
 from shared.errors import FedpatchError, UsageError
 from shared.signals import EXIT_INTERRUPTED, stoppable
 from simulator.compare_command import compare
-from simulator.computing import STOPPING, device_name, worker_count
+from simulator.computing import (
+    STOPPING,
+    Clients,
+    Data,
+    DataRoot,
+    Device,
+    Epochs,
+    Participation,
+    TaskName,
+    Workers,
+    device_name,
+    worker_count,
+)
 from simulator.fleet_command import fleet
 from simulator.paper_command import paper
 from simulator.study import STRATEGIES_OF_MTFL, Outcome, Point, Study
@@ -35,9 +47,6 @@ EXAMPLE = "fedpatch simulate --task mnist --clients 200 --participation 0.5 --pr
 
 app = typer.Typer(cls=Group, invoke_without_command=True, add_completion=False, epilog=f"Example: {EXAMPLE}")
 
-TaskName = Annotated[str, typer.Option(metavar="NAME", help="Task to train, by name or as module:attribute.")]
-Clients = Annotated[int, typer.Option(metavar="W", help="Clients that share the data out.")]
-Participation = Annotated[float, typer.Option(metavar="C", help="Share of the clients that each round selects.")]
 Strategy = Annotated[
     str,
     typer.Option(
@@ -68,19 +77,7 @@ Proximity = Annotated[
     float | None, typer.Option(metavar="NUMBER", help="pFedMe's lambda, instead of the published one.")
 ]
 BatchSize = Annotated[int | None, typer.Option(metavar="N", help="Size of a minibatch, instead of the task's.")]
-Epochs = Annotated[int, typer.Option(metavar="N", help="Passes over its data a client makes per round.")]
 Steps = Annotated[int, typer.Option(metavar="N", help="Minibatches a client takes per round; 0: as epochs says.")]
-Data = Annotated[
-    str,
-    typer.Option(
-        metavar="TEMPLATE",
-        help="Data spec of client {index} of {count}, with {seed} where it belongs, instead of the task's.",
-    ),
-]
-DataRoot = Annotated[
-    Path | None,
-    typer.Option(metavar="DIR", help="Directory of data sets; unless given, FEDPATCH_DATA, else the user's cache."),
-]
 NoisyFraction = Annotated[
     float, typer.Option(metavar="SHARE", help="Share of the clients that train on noisy data and do not count in UA.")
 ]
@@ -104,10 +101,6 @@ MaxNumExamples = Annotated[
         metavar="CAP", help="Examples that an update weighs at most, as of fedpatch run: off, a number or auto:F."
     ),
 ]
-Workers = Annotated[
-    int | None, typer.Option(metavar="N", help="Processes to compute with; unless given, one per CPU core at hand.")
-]
-Device = Annotated[str, typer.Option(metavar="DEVICE", help="What computes: cpu or cuda.")]
 Out = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="Folder for outcome and curve; there an interrupted study can go on."),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,37 +10,29 @@ import typer
 from shared.command import AsJson, say
 from shared.errors import FedpatchError, UsageError, unknown_name
 from shared.signals import EXIT_INTERRUPTED, stoppable
-from simulator.computing import STOPPING, worker_count
+from simulator.computing import (
+    STOPPING,
+    Clients,
+    Data,
+    DataRoot,
+    Epochs,
+    Participation,
+    TaskName,
+    Workers,
+    worker_count,
+)
 from simulator.study import EVERYTHING, STRATEGIES_OF_MTFL, Study
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from simulator.compare import Arm, Row
 
-TaskName = Annotated[str, typer.Option(metavar="NAME", help="Task to train, by name or as module:attribute.")]
-Clients = Annotated[int, typer.Option(metavar="W", help="Clients that share the data out.")]
 Rounds = Annotated[int, typer.Option(metavar="N", help="Rounds of each simulation.")]
 Seeds = Annotated[int, typer.Option(min=1, metavar="N", help="How many seeds to compute, from 0 on.")]
 Strategy = Annotated[str, typer.Option(metavar="NAME", help="Algorithm: fedavg, fedadam or fedavg-adam.")]
-Participation = Annotated[float, typer.Option(metavar="C", help="Share of the clients that each round selects.")]
 LearningRate = Annotated[float | None, typer.Option(metavar="RATE", help="Of the clients, instead of the task's.")]
-Epochs = Annotated[int, typer.Option(metavar="N", help="Passes over its data a client makes per round.")]
-Data = Annotated[
-    str,
-    typer.Option(
-        metavar="TEMPLATE",
-        help="Data spec of client {index} of {count}, with {seed} where it belongs, instead of the task's.",
-    ),
-]
-DataRoot = Annotated[
-    Path | None,
-    typer.Option(metavar="DIR", help="Directory of data sets; unless given, FEDPATCH_DATA, else the user's cache."),
-]
-Workers = Annotated[
-    int | None,
-    typer.Option(metavar="N", help="Processes to compute with; unless given, one per CPU core at hand."),
-]
 
 
 def compare(  # noqa: PLR0913  (a command has as many arguments as it has options)

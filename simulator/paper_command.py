@@ -17,7 +17,7 @@ from shared.command import AsJson, say
 from shared.errors import FedpatchError, UpdateRefused, UsageError, unknown_name
 from shared.quantities import accuracy, duration
 from shared.signals import EXIT_INTERRUPTED, interruptible, stoppable
-from simulator.computing import STOPPING, device_name, worker_count
+from simulator.computing import STOPPING, Device, device_name, worker_count
 from simulator.paper import Cell, select_cells, study_of
 from simulator.paper_run import Sum, Watcher, run_paper
 from simulator.plots import require_matplotlib
@@ -46,7 +46,6 @@ Workers = Annotated[
     int | None,
     typer.Option(min=1, metavar="N", help="Processes to compute with; unless given, one per CPU core at hand."),
 ]
-Device = Annotated[str, typer.Option(metavar="DEVICE", help="What computes: cpu or cuda.")]
 Folder = Annotated[
     Path,
     typer.Option(

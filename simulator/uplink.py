@@ -64,21 +64,15 @@ class Uplink:
             block.copy_(torch.from_numpy(residuals[name]))
 
 
-class EncodedLearner:
-    """Lets another learner train, and adds up what the coordinator would read of each update; see simulator.cohort.Learner."""
+class SingleUpdates:
+    """The part of a learner that lets another one train, and takes each update by itself; see simulator.cohort.Learner."""
 
-    def __init__(self, learner: Learner, uplink: Uplink, plan: TrainPlan, num_examples: Sequence[int]) -> None:
-        self._learner, self._uplink = learner, uplink
-        self._plan, self._num_examples = plan, num_examples
-        self._specs = uplink.travelling.specs
-        self._base: dict[str, Array] = {}
-        self._sums = self._nothing()
+    def __init__(self, learner: Learner, travelling: Schema) -> None:
+        self._learner, self._specs = learner, travelling.specs
 
     def begin(self, tensors: Mapping[str, Tensor]) -> None:
         """Take the global model (and moments) of the round, by name."""
         self._learner.begin(tensors)
-        self._base = {spec.name: tensors[spec.name].numpy().copy() for spec in self._specs}
-        self._sums = self._nothing()
 
     def measure(self, client: int) -> float:
         """User accuracy of the global model with this client's patch."""
@@ -88,12 +82,32 @@ class EncodedLearner:
         """See simulator.cohort.Learner."""
         self._learner.expect(turns)
 
-    def train(self, client: int, first_batch: int, weight: float) -> float:
-        """LocalUpdate; the patch is kept, the rest is sent and added to the sums. Returns the mean loss over the steps."""
+    def _update_of(self, client: int, first_batch: int) -> tuple[float, dict[str, Array]]:
+        """LocalUpdate; the patch is kept. Returns the mean loss over the steps, and what was trained besides."""
         loss = self._learner.train(client, first_batch, 1.0)
         # The sum of one client with a weight of one is what it trained, to the last bit.
         trained = self._learner.tensors_of(self._learner.result())
-        tensors = {spec.name: trained[spec.name].numpy().astype(spec.dtype) for spec in self._specs}
+        return loss, {spec.name: trained[spec.name].numpy().astype(spec.dtype) for spec in self._specs}
+
+
+class EncodedLearner(SingleUpdates):
+    """Lets another learner train, and adds up what the coordinator would read of each update; see simulator.cohort.Learner."""
+
+    def __init__(self, learner: Learner, uplink: Uplink, plan: TrainPlan, num_examples: Sequence[int]) -> None:
+        super().__init__(learner, uplink.travelling)
+        self._uplink, self._plan, self._num_examples = uplink, plan, num_examples
+        self._base: dict[str, Array] = {}
+        self._sums = self._nothing()
+
+    def begin(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take the global model (and moments) of the round, by name."""
+        super().begin(tensors)
+        self._base = {spec.name: tensors[spec.name].numpy().copy() for spec in self._specs}
+        self._sums = self._nothing()
+
+    def train(self, client: int, first_batch: int, weight: float) -> float:
+        """LocalUpdate; the patch is kept, the rest is sent and added to the sums. Returns the mean loss over the steps."""
+        loss, tensors = self._update_of(client, first_batch)
         seed = update_seed(self._plan.seed, client_id(client), first_batch)
         sent = self._uplink.send(client, tensors, self._base, self._report(client, loss), seed)
         for name, total in self._sums.items():

@@ -1,7 +1,9 @@
-"""Runs a command line of ours in this process, as its entry point would, and installs what it could find."""
+"""Runs a command line of ours, as its entry point would, and installs what it could find."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +21,7 @@ class Ended:
 
 
 class Program:
-    """A command line."""
+    """A command line, in this process."""
 
     def __init__(
         self, main: Callable[[], object], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -37,6 +39,18 @@ class Program:
         written = self._capsys.readouterr()
         assert isinstance(end.value.code, int)
         return Ended(end.value.code, written.out, written.err)
+
+
+def agent_leaves(expression: str, *argv: object) -> str:
+    """What an expression gives, printed, in a process of its own that ran `fedpatch-agent` with these arguments."""
+    program = (
+        "import sys; from device_agent import cli\n"
+        f"sys.argv = {['fedpatch-agent', *map(str, argv)]}\n"
+        "try: cli.main()\n"
+        f"finally: print({expression})"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()[-1]
 
 
 def install(entry_points: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

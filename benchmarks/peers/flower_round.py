@@ -11,17 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from benchmarks.peers.flower_simulation import FOREVER, StdinEnded, play
 from benchmarks.peers.work import PeerWork, read_work, say, told_to_go_on
-
-os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-os.environ.setdefault("RAY_worker_niceness", "0")  # its 15 would put the clients behind whatever else runs
-
-FOREVER = 1_000_000
-
-
-class _StdinEnded(Exception):
-    """Nobody wants another round."""
 
 
 def make_server(work: PeerWork) -> Any:
@@ -45,7 +36,7 @@ def make_server(work: PeerWork) -> Any:
             return
         say(losses[-1] if server_round > 1 else "ready")
         if not told_to_go_on():
-            raise _StdinEnded
+            raise StdinEnded
 
     @server.main()  # type: ignore[untyped-decorator]  # flwr has no types where mypy runs
     def serve(grid: Grid, context: Context) -> None:
@@ -65,24 +56,11 @@ def make_server(work: PeerWork) -> Any:
 def main() -> None:
     """Plays rounds until stdin ends."""
     folder, processes = Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 1
-    from flwr.simulation import run_simulation
-
     from benchmarks.peers import flower_client
 
     os.environ[flower_client.FOLDER] = str(folder.resolve())
     work = read_work(folder)
-    try:
-        run_simulation(
-            server_app=make_server(work),
-            client_app=flower_client.app,
-            num_supernodes=work.clients,
-            backend_config={
-                "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
-                "init_args": {"num_cpus": processes, "include_dashboard": False, "log_to_driver": False},
-            },
-        )
-    except _StdinEnded:
-        return
+    play(make_server(work), flower_client.app, work.clients, processes)
 
 
 if __name__ == "__main__":

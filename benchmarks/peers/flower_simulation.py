@@ -19,7 +19,7 @@ os.environ.setdefault("RAY_worker_niceness", "0")  # its 15 would put the client
 FOREVER = 1_000_000
 
 
-class _StdinEnded(Exception):
+class StdinEnded(Exception):
     """No further round is wanted."""
 
 
@@ -47,7 +47,7 @@ def make_server(clients: int, shapes: dict[str, list[int]]) -> Any:
         sys.stdout.write(json.dumps({"round": server_round}) + "\n")
         sys.stdout.flush()
         if not sys.stdin.readline():
-            raise _StdinEnded
+            raise StdinEnded
 
     @server.main()  # type: ignore[untyped-decorator]  # flwr has no types where mypy runs
     def serve(grid: Grid, context: Context) -> None:
@@ -60,25 +60,37 @@ def make_server(clients: int, shapes: dict[str, list[int]]) -> Any:
     return server
 
 
-def main() -> None:
-    """Play rounds until stdin ends."""
-    clients, shapes, processes = int(sys.argv[1]), json.loads(sys.argv[2]), int(sys.argv[3])
-    from flwr.simulation import run_simulation
+def play(server: Any, client: Any, clients: int, processes: int) -> None:
+    """Play rounds of a ServerApp with a ClientApp until the server raises StdinEnded.
 
-    from benchmarks.peers import flower_app
+    Args:
+        server: flwr.serverapp.ServerApp.
+        client: flwr.clientapp.ClientApp that stands for each client.
+        clients: Number of simulated clients.
+        processes: Number of Ray's actors, each with one CPU.
+    """
+    from flwr.simulation import run_simulation
 
     try:
         run_simulation(
-            server_app=make_server(clients, shapes),
-            client_app=flower_app.client,
+            server_app=server,
+            client_app=client,
             num_supernodes=clients,
             backend_config={
                 "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
                 "init_args": {"num_cpus": processes, "include_dashboard": False, "log_to_driver": False},
             },
         )
-    except _StdinEnded:
+    except StdinEnded:
         return
+
+
+def main() -> None:
+    """Play rounds until stdin ends."""
+    clients, shapes, processes = int(sys.argv[1]), json.loads(sys.argv[2]), int(sys.argv[3])
+    from benchmarks.peers import flower_app
+
+    play(make_server(clients, shapes), flower_app.client, clients, processes)
 
 
 if __name__ == "__main__":

@@ -13,12 +13,9 @@ import numpy as np
 import pytest
 
 from device_agent.admission import Verdict
-from device_agent.effects import Effect, JobState
-from device_agent.job import Job
+from device_agent.effects import JobState
 from device_agent.local_update import LocalUpdate
-from device_agent.meter import Meter
 from device_agent.patch_store import PatchKey, PatchRecord, PatchState, PatchStore
-from device_agent.performing import Identity, Performer
 from device_agent.presence import StatusFile
 from device_agent.spool import Spool, Spooled
 from device_agent.trainer import Trainer
@@ -29,10 +26,9 @@ from shared.messages import Accept, Body, Failed, Manifest, Offer, Progress
 from shared.reasons import FailReason, JobPhase
 from shared.transfer import cut, describe
 from tests.device_agent.jobs import KEY, REQUEST
-from tests.device_agent.owners import limits_of
+from tests.device_agent.performers import PlayedDevice
 from tests.device_agent.rounds import SGD, Scene
 from tests.device_agent.toy_tasks import TOY, random_data
-from tests.device_agent.wire import Wire
 from tests.disks import SmallDisk, small_disk
 from tests.specs import PUBLIC_SCHEMA, TASKS, said, update
 
@@ -54,30 +50,13 @@ def manifest() -> Manifest:
     return describe(BLOB, chunk_bytes=PAGE_BYTES, encoding="fp32", raw_bytes=len(BLOB), schema=PUBLIC_SCHEMA)
 
 
-class Device:
+class Device(PlayedDevice):
     """A job and its performer, whose training process never says a word."""
 
     def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.wire = Wire()
-        self.job = Job(max_blob_bytes=SIZE_BYTES)
         trainer = Trainer(Setup("none", "", "", "", "pi"), lambda event: None)
         trainer.train = lambda command: None  # type: ignore[method-assign]
-        self.performer = Performer(
-            Identity("lab", "pi", "b1"),
-            self.job,
-            link=self.wire,
-            trainer=trainer,
-            meter=Meter(),
-            limits=limits_of(directory),
-            directory=directory,
-        )
-
-    def perform(self, effects: list[Effect]) -> list[Body]:
-        """What was said meanwhile."""
-        before = len(self.wire.up)
-        self.performer.perform(effects)
-        return self.wire.up[before:]
+        super().__init__(directory, trainer, max_blob_bytes=SIZE_BYTES)
 
     def ask(self, round_number: int = 1, epoch: int = 1) -> list[Body]:
         """A work request; what the device answers."""

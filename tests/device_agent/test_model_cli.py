@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +15,7 @@ from device_agent.presence import StatusFile, lock_state_dir
 from shared.model_metadata import METADATA_FILE, MODEL_FILE
 from shared.tasks import digits
 from tests.device_agent.models import RUN, onnx_of, publish
-from tests.programs import Ended
+from tests.programs import Ended, agent_leaves
 
 DATA = "shard:0/10"
 FIGURES = "accuracy 0.5 on 20 test examples (chosen by 0.75 on 12 validation examples)"
@@ -170,14 +169,9 @@ def test_evaluate_tells_what_a_tasks_own_code_does_wrong(agent, tmp_path):
 def test_no_command_imports_torch(state_dir, inputs, command):
     """A Pi has no memory for it beside what the application needs; the tasks that ship do not need it either."""
     arguments = {"predict": [str(inputs)], "evaluate": ["--data", DATA]}.get(command, [])
-    program = (
-        "import sys; from device_agent import cli\n"
-        f"sys.argv = {['fedpatch-agent', command, *arguments, '--state-dir', str(state_dir)]}\n"
-        "try: cli.main()\n"
-        "finally: print(sorted({'torch', 'onnx'} & sys.modules.keys()), 'onnxruntime' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == f"[] {command in ('predict', 'evaluate')}"
+    loaded = "sorted({'torch', 'onnx'} & sys.modules.keys()), 'onnxruntime' in sys.modules"
+    told = agent_leaves(loaded, command, *arguments, "--state-dir", state_dir)
+    assert told == f"[] {command in ('predict', 'evaluate')}"
 
 
 def test_models_are_listed_the_newest_first(agent, state_dir):

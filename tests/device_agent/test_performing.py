@@ -13,11 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from device_agent.admission import Verdict
-from device_agent.effects import Effect, JobState, Spool
-from device_agent.job import Job
-from device_agent.meter import Meter
+from device_agent.effects import JobState, Spool
 from device_agent.model_store import ModelStore
-from device_agent.performing import LONG_REST_S, Identity, Performer
+from device_agent.performing import LONG_REST_S, Identity
 from device_agent.spool import Spool as UpdateSpool
 from device_agent.spool import Spooled
 from device_agent.trainer import Trainer
@@ -28,8 +26,7 @@ from shared.reasons import FailReason, JobPhase, RefuseReason
 from shared.transfer import cut
 from tests.device_agent.jobs import BLOB, KEY, REQUEST
 from tests.device_agent.models import describe
-from tests.device_agent.owners import limits_of
-from tests.device_agent.wire import Wire
+from tests.device_agent.performers import PlayedDevice
 from tests.specs import TASKS, model, report, said, update
 
 UPDATE = b"u" * 350
@@ -52,26 +49,12 @@ class RecordedTrainer(Trainer):
         self.given.append(command)
 
 
-class Device:
-    """A job, its performer and the directory that it works in."""
+class Device(PlayedDevice):
+    """A job and its performer; where the device keeps models, what its training process is told is noted."""
 
     def __init__(self, directory: Path, models: ModelStore | None = None) -> None:
-        self.directory = directory
-        self.wire = Wire()
-        self.job = Job(max_blob_bytes=10_000)
         setup = Setup("none", "", str(directory), str(directory / "patches"), "pi")
-        trainer = (RecordedTrainer if models else Trainer)(setup, lambda event: None)
-        self.trainer: Any = trainer
-        self.performer = Performer(
-            Identity("lab", "pi", "b1"),
-            self.job,
-            link=self.wire,
-            trainer=trainer,
-            meter=Meter(),
-            limits=limits_of(directory),
-            directory=directory,
-            models=models,
-        )
+        super().__init__(directory, (RecordedTrainer if models else Trainer)(setup, lambda event: None), models=models)
 
     def ask(self, round_number: int = 1) -> list[Body]:
         """A work request; what the device answers."""
@@ -81,11 +64,9 @@ class Device:
         """A chunk of the global model arrives."""
         return self.perform(self.job.on_chunk(cut(BLOB, model(), index), 0.0))
 
-    def perform(self, effects: list[Effect]) -> list[Body]:
-        """What was said meanwhile."""
-        before = len(self.wire.up)
-        self.performer.perform(effects)
-        return self.wire.up[before:]
+    def download(self) -> list[Body]:
+        """All chunks of the global model arrive; what was said meanwhile."""
+        return [body for index in range(3) for body in self.chunk(index)]
 
     def upload(self) -> None:
         """An update from before a restart waits to be committed."""
@@ -210,7 +191,7 @@ def test_a_training_process_that_cannot_be_started_is_no_matter_of_the_disk(devi
     """The system may have no memory for another process."""
     monkeypatch.setattr(sys, "executable", str(device.directory / "gone"))
     device.ask()
-    said_at_the_end = [body for index in range(3) for body in device.chunk(index)][-1]
+    said_at_the_end = device.download()[-1]
     assert said_at_the_end == Failed(FailReason.TRAINING)
     assert device.ask(2) == [Accept(10)]
 
@@ -335,8 +316,7 @@ class TestPersonalModelInTheMaking:
         device, models = self.upload(tmp_path)
         device.perform(device.job.on_message(self.COMMITTED, 1.0))
         device.ask(2)
-        for index in range(3):
-            device.chunk(index)
+        device.download()
         assert (device.job.state, device.trainer.given) == (JobState.TRAINING, [])
         self.stage(models)
         device.performer.model_made()
@@ -348,8 +328,7 @@ class TestPersonalModelInTheMaking:
         device, _ = self.upload(tmp_path)
         device.perform(device.job.on_message(self.COMMITTED, 1.0))
         device.ask(2)
-        for index in range(3):
-            device.chunk(index)
+        device.download()
         device.perform(device.job.on_message(said(Cancel("late"), 2), 2.0))
         assert (tmp_path / "spool" / "update.bin").exists()
         device.performer.model_made()

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from device_agent.effects import Effect, JobState
 from device_agent.held_model import DIRECTORY, Held, HeldModel
 from device_agent.job import Job
-from device_agent.meter import Meter
-from device_agent.performing import Identity, Performer
 from device_agent.training_channel import TrainCommand
 from shared import topics
 from shared.messages import Cancel, WorkRequest
 from shared.reasons import FailReason
 from shared.transfer import cut
 from tests.device_agent.jobs import KEY
-from tests.device_agent.owners import limits_of
+from tests.device_agent.performers import performer_of
 from tests.device_agent.steps import BLOBS, DELTAS, STEP_BLOBS, STEPS, VERSIONS, ask, asked
 from tests.device_agent.wire import Wire
 from tests.specs import model, said
@@ -69,16 +66,7 @@ class Device:
     def start(self) -> None:
         """Switched on, perhaps again."""
         self.wire, self.trainer, self.job = Listening(), Trainer(), Job(max_blob_bytes=10_000)
-        trainer: Any = self.trainer
-        self.hands = Performer(
-            Identity("lab", "pi", "b1"),
-            self.job,
-            link=self.wire,
-            trainer=trainer,
-            meter=Meter(),
-            limits=limits_of(self.directory),
-            directory=self.directory,
-        )
+        self.hands = performer_of(self.directory, self.job, self.wire, self.trainer)
 
     def ask(self, request: WorkRequest | None = None) -> None:
         """The request reaches the agent."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +22,7 @@ from shared.prepare import preparation_of
 from shared.task import Task
 from shared.task_checks import load_checked
 from tests.device_agent.rounds import SGD, Scene
+from tests.programs import agent_leaves
 from tests.shared.prepared_task import PLAIN, REFERENCE, TASK, rows
 
 RAW, LABELS = rows(200, seed=4)
@@ -177,11 +176,5 @@ def test_predict_names_the_file_of_a_missing_value(agent, plain_dir, tmp_path):
 def test_predict_applies_prepare_without_torch(state_dir, tmp_path):
     """A task that imports torch only where it builds its model costs no more than one without prepare."""
     np.save(tmp_path / "now.npy", RAW[:3])
-    program = (
-        "import sys; from device_agent import cli\n"
-        f"sys.argv = {['fedpatch-agent', 'predict', str(tmp_path / 'now.npy'), '--state-dir', str(state_dir)]}\n"
-        "try: cli.main()\n"
-        "finally: print('torch' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "False"
+    told = agent_leaves("'torch' in sys.modules", "predict", tmp_path / "now.npy", "--state-dir", state_dir)
+    assert told == "False"

@@ -16,12 +16,10 @@ from device_agent.held_model import DIRECTORY as HELD
 from device_agent.held_model import HeldModel
 from device_agent.job import Job
 from device_agent.local_update import LocalUpdate
-from device_agent.meter import Meter
 from device_agent.model_store import DIRECTORY as MODELS
 from device_agent.model_store import ModelStore
 from device_agent.owner_limits import OwnerLimits
 from device_agent.patch_store import PatchKey, PatchStore
-from device_agent.performing import Identity, Performer
 from device_agent.presence import lock_state_dir
 from device_agent.residuals import ResidualOf, ResidualStore
 from device_agent.spool import Spool
@@ -36,6 +34,7 @@ from shared.reasons import RefuseReason
 from shared.tensors import Tensors
 from shared.transfer import cut
 from tests.device_agent.models import RUN, describe
+from tests.device_agent.performers import performer_of
 from tests.device_agent.rounds import SGD, Scene
 from tests.device_agent.toy_tasks import TOY, random_data
 from tests.device_agent.wire import Wire
@@ -118,16 +117,8 @@ class DeviceStory:
         self._tasks = (TaskCapability(TOY.name, scene().model.digest, 20),)
         self._job = Job(max_blob_bytes=2**20)
         self.wire = MarkedWire(self._offered)
-        trainer: Any = self._training
-        self.performer = Performer(
-            Identity("lab", "pi", "b1"),
-            self._job,
-            link=self.wire,
-            trainer=trainer,
-            meter=Meter(),
-            limits=_limits(state),
-            directory=state,
-            models=self._models,
+        self.performer = performer_of(
+            state, self._job, self.wire, self._training, limits=_limits(state), models=self._models
         )
         self.performer.take_up_spooled()
 

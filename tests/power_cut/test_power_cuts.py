@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import itertools
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -53,15 +51,6 @@ def _played(name: str, folder: Path) -> Record:
     done = subprocess.run(traced(story, log), cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return Record.of(read_calls(log), root, marks)
-
-
-@pytest.fixture
-def disks() -> Iterator[Path]:
-    """Where disks are built: in memory, if there is such a place."""
-    shared = Path("/dev/shm")
-    folder = Path(tempfile.mkdtemp(prefix="fedpatch-power-", dir=shared if os.access(shared, os.W_OK) else None))
-    yield folder
-    shutil.rmtree(folder)
 
 
 def test_device_after_any_power_cut_has_what_it_had_told(record_of, disks):

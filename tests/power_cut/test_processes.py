@@ -6,9 +6,6 @@ at once, the run goes on to its end.
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -91,15 +88,6 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
         for device, log in zip(DEVICES, logs, strict=False)
     }
     return Played(with_marks(Record.of(read_calls(logs[-1]), coordinator)), devices)
-
-
-@pytest.fixture
-def disks() -> Iterator[Path]:
-    """Where disks are built: in memory, if there is such a place."""
-    shared = Path("/dev/shm")
-    folder = Path(tempfile.mkdtemp(prefix="fedpatch-power-", dir=shared if os.access(shared, os.W_OK) else None))
-    yield folder
-    shutil.rmtree(folder)
 
 
 def _coordinator_keeps(state: Path, said: Marks, end: Mark) -> Iterator[str]:
