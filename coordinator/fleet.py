@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from coordinator.answers import lasts, mend_of_decline, word_of
@@ -24,7 +24,7 @@ class Member:
 
     `progress` is the fraction of its job.
 
-    `held` is its operator's: quarantined or drained.
+    `held` is its operator's: quarantined, drained or revoked.
 
     `resting` is the reason for which it is not asked until a time that it named; its presence may say more before.
     """
@@ -56,6 +56,8 @@ class Fleet:
         self.evicted: list[str] = []
         self._most = most
         self._holds: dict[str, str] = {}
+        self._revoked: frozenset[str] = frozenset()
+        self._held: dict[str, str] = {}
         self._worked: set[str] = set()
         self._gone: dict[str, None] = {}
         self._task = task
@@ -92,7 +94,7 @@ class Fleet:
             self._starting.discard(device)
             self._gone.setdefault(device)
             return True
-        member = self.members[device] = Member(state, self._holds.get(device, ""))
+        member = self.members[device] = Member(state, self.held(device))
         self._gone.pop(device, None)
         if not state.online:
             self._gone[device] = None
@@ -141,18 +143,19 @@ class Fleet:
         return self._versions.get(device, "")
 
     def hold(self, holds: Mapping[str, str]) -> None:
-        """These devices, and no others, are not to be asked; the words say why."""
-        changed = {device for device in {*self._holds, *holds} if self._holds.get(device) != holds.get(device)}
+        """These devices, and no others, are quarantined or drained, as the words say; those that are revoked stay so."""
         self._holds = dict(holds)
-        for device in changed & self.members.keys():
-            self.members[device].held = holds.get(device, "")
-            self._sort(device)
-        for device in changed - self.members.keys():
-            self._count(device)
+        self._hold_back()
+
+    def revoke(self, devices: Collection[str]) -> None:
+        """These devices, and no others, are revoked, whether they were ever seen or not."""
+        if self._revoked != devices:
+            self._revoked = frozenset(devices)
+            self._hold_back()
 
     def held(self, device: str) -> str:
         """Why the operator does not want the device to be asked, "" where that is not so."""
-        return self._holds.get(device, "")
+        return self._held.get(device, "")
 
     def remember(self, devices: Iterable[str]) -> None:
         """Devices that earlier epochs of the run have seen with its task: they count although they may be away."""
@@ -300,6 +303,16 @@ class Fleet:
         """Devices that can be asked: online, with this task, willing as far as they told, not barred; sorted."""
         return sorted(self._eligible)
 
+    def _hold_back(self) -> None:
+        held = {**dict.fromkeys(self._revoked, REVOKED), **self._holds}
+        changed = {device for device in {*self._held, *held} if self._held.get(device) != held.get(device)}
+        self._held = held
+        for device in changed & self.members.keys():
+            self.members[device].held = held.get(device, "")
+            self._sort(device)
+        for device in changed - self.members.keys():
+            self._count(device)
+
     def _mends(self) -> str:
         """How many declined for which owners' limit, and what helps."""
         words = Counter(member.barred_for for member in self.members.values() if member.barred)
@@ -361,9 +374,8 @@ class Fleet:
     def _count(self, device: str) -> None:
         """Sorts a device among those that count, that are held back, and that have left the count."""
         barred = self.members[device].barred if device in self.members else ""
-        held = self._holds.get(device, "")
         able = device in self._able
-        released = able and (held != "" or barred == REVOKED)
+        released = able and self.held(device) != ""
         left = able and not released and (barred != "" or device in self.benched)
         for devices, belongs in ((self._released, released), (self._left, left)):
             (devices.add if belongs else devices.discard)(device)

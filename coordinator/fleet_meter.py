@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from coordinator.device_series import DeviceRow, DeviceSeries
 from coordinator.effects import Count, Effect, Open, Record
 from coordinator.engine import Engine
-from coordinator.fleet import Member
+from coordinator.fleet import REVOKED, Member
 from coordinator.metrics import CONDITIONS, FLEET_STATES, Metrics
 from coordinator.open_round import OpenRound
 from coordinator.records import RoundRecord
@@ -42,9 +42,9 @@ def standing(member: Member, task: str, *, benched: bool = False) -> str:
         return "starting"
     if not any(one.task == task for one in member.state.tasks):
         return "other_task"
-    if member.held:
+    if member.held not in ("", REVOKED):
         return member.held
-    if member.barred or benched:
+    if member.held or member.barred or benched:
         return "barred"
     return "unwilling" if member.unwilling else "eligible"
 

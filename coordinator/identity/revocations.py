@@ -12,7 +12,6 @@ from pathlib import Path
 
 from coordinator.effects import Effect
 from coordinator.engine import Engine
-from coordinator.fleet import REVOKED
 from coordinator.identity.index import Index
 from coordinator.identity.index_file import INDEX_NAME, read_index
 from coordinator.round_states import AT_WORK
@@ -48,24 +47,19 @@ class Revocations:
         if now < self._looked_at + LOOK_EVERY_S:
             return []
         self._looked_at = now
-        before, known = self.revoked, engine.fleet.members
         if (stamp := stamp_of(self._file)) != self._stamp:
             self._stamp = stamp
             self._read_again()
-        for device in (before - self.revoked) & known.keys():
-            engine.fleet.bar(device, "")
-            self._told.discard(device)
-        effects: list[Effect] = []
-        for device in sorted((self.revoked - self._told) & known.keys()):
+        engine.fleet.revoke(self.revoked)
+        self._told &= self.revoked
+        for device in sorted((self.revoked - self._told) & engine.fleet.members.keys()):
             self._told.add(device)
             _log.warning("%s was revoked: it is not asked any more, and its messages are refused", device)
-            effects += expel(engine, device, now)
-        if engine.open is not None:
-            # A round that was taken up after a restart waits for devices that were not heard since.
-            for device in engine.open.round.devices(*AT_WORK):
-                if device in self.revoked:
-                    effects += expel(engine, device, now)
-        return effects
+        if engine.open is None:
+            return []
+        # A round that was taken up after a restart waits for devices that were not heard since.
+        awaited = [device for device in engine.open.round.devices(*AT_WORK) if device in self.revoked]
+        return [effect for device in awaited for effect in engine.open.expel(device, now)]
 
     def refuses(self, device: str) -> bool:
         """Whether a message of this device must not be heeded."""
@@ -89,9 +83,3 @@ class Revocations:
             _log.warning(words, self._directory, index.fleet, self._fleet)
             index = None
         return index or Index(fleet=self._fleet)
-
-
-def expel(engine: Engine, device: str, now: float) -> list[Effect]:
-    """A device is asked no more, and takes no further part in the open round; what it delivered before counts."""
-    engine.fleet.bar(device, REVOKED)
-    return [] if engine.open is None else engine.open.expel(device, now)

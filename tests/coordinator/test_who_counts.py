@@ -11,6 +11,7 @@ import pytest
 from coordinator.effects import Aggregate, Effect, Finish, PublishModel
 from coordinator.engine import Engine
 from coordinator.fleet import DRAINED
+from coordinator.quorum import Standing
 from coordinator.records import RoundRecord
 from coordinator.round import RETURN_S
 from coordinator.run_spec import Stopped
@@ -87,6 +88,13 @@ class TestDecline:
         send(made, "d", Decline(DeclineReason.SCHEMA_MISMATCH, "another version"))
         all_report(made, "abc", 5.0)
         assert (made.records[0].needed, made.wanted()) == (3, 3)
+
+    def test_a_decline_that_says_revoked_leaves_the_count_as_any_other(self):
+        """A device's own words do not decide whether one device alone may make the model of two."""
+        made = fleet_of("ab")
+        send(made, "b", Decline(DeclineReason.PRIVATE_POLICY, "revoked"))
+        assert made.fleet.standing(2) == Standing(2, left=1)
+        assert made.wanted() == 2
 
 
 class TestVanish:

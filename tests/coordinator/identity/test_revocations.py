@@ -53,7 +53,7 @@ def test_a_device_that_is_revoked_is_shut_out_at_the_next_look(tmp_path: Path, c
     """It is not asked any more, that is told once, and its messages are counted as what they are."""
     record(tmp_path)
     revocations, run = Revocations(tmp_path, "kitchen"), started()
-    assert revocations.look(run, 1.0) == [] and run.fleet.members["a"].barred == ""
+    assert revocations.look(run, 1.0) == [] and run.fleet.members["a"].held == ""
     record(tmp_path, revoked="a")
     assert revocations.look(run, 1.5) == [] and not revocations.refuses("a"), "it looks once a second"
     with caplog.at_level("WARNING", WORDS):
@@ -63,7 +63,7 @@ def test_a_device_that_is_revoked_is_shut_out_at_the_next_look(tmp_path: Path, c
         "a was revoked: it is not asked any more, and its messages are refused"
     ]
     assert revocations.refuses("a") and not revocations.refuses("b")
-    assert run.fleet.members["a"].barred == REVOKED and run.fleet.eligible() == ["b"]
+    assert run.fleet.members["a"].held == REVOKED and run.fleet.eligible() == ["b"]
 
 
 def test_a_device_that_is_revoked_leaves_the_open_round(tmp_path: Path):
@@ -97,6 +97,30 @@ def test_nobody_waits_for_a_device_that_was_revoked_before_a_restart(tmp_path: P
     states = {device: one.state for device, one in run.open.round.participants.items()}
     assert states == {"a": State.FAILED, "b": State.LOST}
     assert revocations.look(run, 2.0) == []
+
+
+def test_a_revoked_device_that_is_only_remembered_does_not_count(tmp_path: Path):
+    """An earlier epoch of the run had seen it; it need not show itself to be left out, nor to count again."""
+    record(tmp_path, revoked="a")
+    run = Engine(run_spec(epoch=2, quorum=1.0), jitter=random.Random(1))
+    run.fleet.remember("ab")
+    run.start(0.0)
+    revocations = Revocations(tmp_path, "kitchen")
+    assert run.fleet.missing() == ["a", "b"]
+    revocations.look(run, 1.0)
+    assert (run.fleet.missing(), run.fleet.standing(1).fleet) == (["b"], 1)
+    record(tmp_path, revoked="a", issued="a")
+    revocations.look(run, 2.0)
+    assert (run.fleet.missing(), run.fleet.standing(1).fleet) == (["a", "b"], 2)
+
+
+def test_a_revoked_device_that_restarts_stays_shut_out(tmp_path: Path):
+    """What it says of itself makes no difference."""
+    record(tmp_path, revoked="a")
+    revocations, run = Revocations(tmp_path, "kitchen"), started()
+    revocations.look(run, 1.0)
+    run.fleet.see("a", there("b2"))
+    assert run.fleet.eligible() == ["b"]
 
 
 def test_a_device_that_is_enrolled_again_is_welcome_again(tmp_path: Path):
