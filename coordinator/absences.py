@@ -7,8 +7,9 @@ at work after the quorum has missed nothing. After n missed rounds in a row a de
 - does not count (coordinator.quorum), so that it cannot keep a round from its quorum, and
 - is asked again in the next round (n = 1), then in every 2nd, 4th, 8th and at last every 16th round.
 
-An update that is committed ends that. A device that restarts is asked in the next round. Where half of the devices that could
-be asked are absent, all of them are asked and counted: then the fault is hardly theirs, and a minority must not make the model.
+An update that is committed ends that. A device that restarts is asked in the next round, and so are all of them where a run has
+waited in vain for enough others. Where those that count are a minority of the fleet, all are asked and counted
+(coordinator.quorum): then the fault is hardly theirs.
 """
 
 from __future__ import annotations
@@ -59,24 +60,33 @@ class Absences:
         """The device began anew: it is asked in the next round, though not counted before it reports."""
         self._due.pop(device, None)
 
-    def choose(self, devices: Sequence[str], draw: Callable[[Sequence[str]], Selection], number: int) -> Selection:
+    def ask_all(self) -> None:
+        """There are too few others: all absent devices are asked in the next round, though not counted before they report."""
+        self._due.clear()
+
+    def skipped(self, number: int) -> set[str]:
+        """Absent devices that are not asked in round `number`, where not all count."""
+        return {device for device in self._missed if self._due.get(device, 0) > number}
+
+    def choose(
+        self, devices: Sequence[str], draw: Callable[[Sequence[str]], Selection], number: int, *, all_count: bool
+    ) -> Selection:
         """The cohort of round `number`, drawn from `devices`, which can be asked.
 
         Args:
             devices: Devices that are online, willing and not held back.
             draw: Draws a cohort of this round from some of them.
             number: Number of the round.
+            all_count: Whether absent devices count like the others (coordinator.quorum.Standing).
 
         Returns:
             The selection among the devices that are not absent, and in addition, in the same share, absent ones whose
             turn it is.
         """
-        counted = [device for device in devices if device not in self._missed]
-        absent = len(devices) - len(counted)
-        if not absent or 2 * absent >= len(devices) or not (chosen := draw(counted)).invited:
-            return draw(devices)
-        due = sorted(device for device in devices if device in self._missed and self._due.get(device, 0) <= number)
-        share = math.ceil(len(due) * min(1.0, len(chosen.invited) / len(counted)))
+        counted = [device for device in devices if all_count or device not in self._missed]
+        chosen, skipped = draw(counted), self.skipped(number)
+        due = sorted(set(devices).difference(counted, skipped))
+        share = math.ceil(len(due) * (len(chosen.invited) / len(counted) if counted else 1.0))
         return Selection(chosen.target, (*chosen.invited, *draw(due).invited[:share]))
 
     def _take(self, number: int, counts: Mapping[str, int]) -> None:

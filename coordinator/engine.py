@@ -20,7 +20,7 @@ from coordinator.fleet import QUARANTINED, Fleet
 from coordinator.ledger import Ledger, Opening
 from coordinator.open_round import OpenRound
 from coordinator.post import Post
-from coordinator.quorum import devices_meant, updates_needed
+from coordinator.quorum import Standing, devices_meant, updates_needed
 from coordinator.records import RoundRecord
 from coordinator.round import RETURN_S
 from coordinator.round_states import Phase
@@ -211,9 +211,22 @@ class Engine:
             return self.open.round.number
         return self.records[-1].round if self.records else 0
 
+    @property
+    def present(self) -> int:
+        """Devices that can be asked in the next round."""
+        return self.fleet.present - self._skipped
+
     def wanted(self) -> int:
-        """Devices that must be there for the next round to begin: before the first one all, later as many as make a quorum."""
-        return self._needed() if self._selected else max(self.spec.policy.min_cohort, self.spec.devices)
+        """Devices that must be `present` for the next round to begin: a quorum, and before the first round all."""
+        needed = self._needed()
+        return needed if self._selected else max(needed, self.spec.devices - self._skipped)
+
+    @property
+    def _skipped(self) -> int:
+        """Devices that are there, and absent from rounds (coordinator.absences): the next round does not ask them."""
+        if self._standing.all_count:
+            return 0
+        return self.fleet.count_eligible(self._absences.skipped(self.last_round + 1))
 
     @property
     def _ends_at(self) -> float | None:
@@ -269,7 +282,8 @@ class Engine:
         if self._pause_until is not None:
             return []
         number = self.last_round + 1
-        chosen = self._absences.choose(self.fleet.eligible(), partial(self._draw, number), number)
+        draw_some = partial(self._draw, number)
+        chosen = self._absences.choose(self.fleet.eligible(), draw_some, number, all_count=self._standing.all_count)
         self._selected = True
         return self._open_round(Opening(Ledger(number, chosen.target, chosen.invited, base="")), now)
 
@@ -283,7 +297,7 @@ class Engine:
 
     def _enough(self, now: float) -> bool:
         """Whether there are devices enough for a round, which are waited for as coordinator.quorum says."""
-        if self.fleet.present >= self.wanted():
+        if self.present >= self.wanted():
             return True
         self._waits_since = now if self._waits_since is None else self._waits_since
         self._wait_until = self._waits_since + self._patience_s
@@ -294,12 +308,18 @@ class Engine:
             self._wait_until = give_up_at
             return False
         self.fleet.give_up(self.spec.devices)
-        return self.fleet.present >= self._needed()
+        if self.present < self._needed():
+            self._absences.ask_all()
+        return self.present >= self._needed()
+
+    @property
+    def _standing(self) -> Standing:
+        return self.fleet.standing(self.spec.devices)
 
     def _meant(self) -> int:
         """Devices that the next round is meant for."""
         spec, policy = self.spec, self.spec.policy
-        return devices_meant(self.fleet.standing(spec.devices), spec.participation, policy.quorum, policy.min_cohort)
+        return devices_meant(self._standing, spec.participation, policy.quorum, policy.min_cohort)
 
     def _needed(self) -> int:
         """Updates that make the quorum of the next round."""

@@ -290,6 +290,10 @@ class Fleet:
         """How many devices can be asked."""
         return len(self._eligible)
 
+    def count_eligible(self, devices: Collection[str]) -> int:
+        """How many of these can be asked."""
+        return len(self._eligible.intersection(devices))
+
     @property
     def starting(self) -> int:
         """How many devices are online and have not loaded their task yet; of those that are held back, none."""

@@ -44,7 +44,7 @@ class Standing:
     """How many devices a run counts.
 
     `fleet` are all but those that are held back, `left` of them have left the count for good, and `missing` are
-    those of the others that were waited for in vain.
+    those of the others that were waited for in vain, or are absent.
     """
 
     fleet: int
@@ -52,10 +52,14 @@ class Standing:
     missing: int = 0
 
     @property
+    def all_count(self) -> bool:
+        """Whether missing devices count too: they are half of those that have not left, or more."""
+        return 2 * self.missing >= self.fleet - self.left
+
+    @property
     def counted(self) -> int:
         """Devices of which a round is a share."""
-        rest = self.fleet - self.left
-        return rest if 2 * self.missing >= rest else rest - self.missing
+        return self.fleet - self.left - (0 if self.all_count else self.missing)
 
 
 def updates_needed(meant: int, quorum: float, min_cohort: int) -> int:

@@ -117,7 +117,7 @@ def take_snapshot(engine: Engine, now: float) -> Snapshot:
         target_ua=spec.target_ua,
         phase=current.round.phase.value if current else "waiting",
         devices=tuple(lines),
-        present=engine.fleet.present,
+        present=engine.present,
         wanted=engine.wanted(),
         unwilling=engine.fleet.unwilling() if current is None else {},
         reported=len(current.reports) if current else 0,
@@ -135,5 +135,5 @@ def take_snapshot(engine: Engine, now: float) -> Snapshot:
 
 
 def _missing(engine: Engine) -> str:
-    waits = engine.open is None and engine.fleet.present < engine.wanted()
+    waits = engine.open is None and engine.present < engine.wanted()
     return engine.fleet.missing_words() if waits else ""

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.absences import LONGEST_PERIOD, MAX_ABSENT, Absences, period_of
+from coordinator.quorum import Standing
 from coordinator.records import RoundRecord
 from coordinator.round_states import State
 from coordinator.selection import Selection, select
@@ -21,7 +22,8 @@ from tests.specs import gone, model, there
 def drawn(absences: Absences, devices: str, number: int, participation: float = 1.0) -> Selection:
     """The cohort of a round."""
     draw = partial(_draw, number=number, participation=participation)
-    return absences.choose(list(devices), draw, number)
+    standing = Standing(len(devices), missing=len(absences.missed.keys() & set(devices)))
+    return absences.choose(list(devices), draw, number, all_count=standing.all_count)
 
 
 def _draw(devices, number, participation):

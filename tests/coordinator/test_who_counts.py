@@ -168,8 +168,50 @@ class TestVanish:
         made.fleet.remember("abcd")
         made.start(0.0)
         made.on_state("a", there(), 0.0)
-        assert made.open is not None  # `devices` are there, but
+        assert (made.open, made.wanted(), made.fleet.missing()) == (None, 4, ["b", "c", "d"])
+        for device in "bcd":
+            made.on_state(device, there(), 1.0)
+        assert made.open is not None
         assert made.open.round.policy.target == 4
+
+    def test_absent_devices_that_are_online_do_not_stand_in_for_those_that_vanish(self):
+        """Two of ten hang and two more go: no round begins in vain, and after a minute the six others go on."""
+        made = resumed("abcdefghij", absent={"i": 3, "j": 3}, round_interval_s=60.0)
+        for device in "abcdefghij":
+            made.on_state(device, there(), 0.0)
+        assert next_round(made, 0.0) == list("abcdefgh")
+        all_report(made, "abcdefgh", 5.0)
+        for device in "gh":
+            made.on_state(device, gone(), 6.0)
+        assert made.tick(60.0) == []
+        assert (made.present, made.wanted()) == (6, 7)
+        assert made.tick(60.0 + RETURN_S) == [PublishModel(8)]
+        assert next_round(made, 60.0 + RETURN_S) == list("abcdef")
+        all_report(made, "abcdef", 125.0)
+
+    def test_an_absent_device_whose_turn_it_is_can_be_asked(self):
+        """One of four was lost once and is back, another has gone: the round begins with the one that is back."""
+        made = resumed("abcd", absent={"d": 1}, devices=1)
+        for device in "abd":
+            made.on_state(device, there(), 0.0)
+        assert next_round(made, 0.0) == list("abd")
+
+    def test_a_run_that_waited_in_vain_asks_absent_devices_before_their_turn(self):
+        """All four are needed, and one of them hung for long: it may have recovered."""
+        made = resumed("abcd", absent={"d": 4}, min_cohort=4)
+        for device in "abcd":
+            made.on_state(device, there(), 0.0)
+        assert (made.open, made.present, made.wanted()) == (None, 3, 4)
+        assert made.tick(RETURN_S) == [PublishModel(7)]
+        assert next_round(made, RETURN_S) == list("abcd")
+
+    def test_half_of_the_fleet_absent_or_given_up_all_count(self):
+        """One of four hangs, and one goes: no two of four make the model, however long they are alone."""
+        made = resumed("abcd", absent={"d": 3})
+        for device in "abd":
+            made.on_state(device, there(), 0.0)
+        assert made.tick(RETURN_S) == []
+        assert (made.present, made.wanted()) == (3, 4)
 
     def test_a_share_of_the_fleet_may_be_had_while_half_of_it_is_away(self):
         """Rounds are meant for half of ten: five there are enough, and three are not."""
@@ -184,6 +226,16 @@ class TestVanish:
         for device in "cde":
             made.on_state(device, gone(), 16.0)
         assert made.tick(20.0) == []
+
+
+def resumed(known: str, absent: dict[str, int], **changes: Any) -> Engine:
+    """A run that is taken up after its 6th round, in which these devices were absent."""
+    before = [RoundRecord(6, "aggregated", 4, 4, 0, 4, absent=absent)]
+    spec = run_spec(**{**DEFAULTS, "devices": len(known), **changes})
+    made = Engine(spec, records=before, jitter=random.Random(1))
+    made.fleet.remember(known)
+    made.start(0.0)
+    return made
 
 
 def again(made: Engine, devices: str) -> Engine:
