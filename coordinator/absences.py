@@ -87,7 +87,8 @@ class Absences:
         chosen, skipped = draw(counted), self.skipped(number)
         due = sorted(set(devices).difference(counted, skipped))
         share = math.ceil(len(due) * (len(chosen.invited) / len(counted) if counted else 1.0))
-        return Selection(chosen.target, (*chosen.invited, *draw(due).invited[:share]))
+        extra = draw(due).invited[:share]
+        return Selection(chosen.target, (*chosen.invited, *extra), frozenset(extra))
 
     def _take(self, number: int, counts: Mapping[str, int]) -> None:
         for device in self._missed.keys() - counts.keys():

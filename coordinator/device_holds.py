@@ -50,6 +50,10 @@ class DeviceHolds(Tables):
         rows = self._read("SELECT id, count FROM offences WHERE fleet = ?", (fleet,))
         return {row["id"]: row["count"] for row in rows}
 
+    def last_offences(self, fleet: str) -> dict[str, str]:
+        """What the last one of each device was."""
+        return {row["id"]: row["last"] for row in self._read("SELECT id, last FROM offences WHERE fleet = ?", (fleet,))}
+
     def held(self, fleet: str) -> dict[str, str]:
         """The devices that are held back, and how; of one that is both, the graver."""
         rows = self._read("SELECT id, kind FROM holds WHERE fleet = ?", (fleet,))

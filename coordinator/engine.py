@@ -74,9 +74,10 @@ class Engine:
         # Failed rounds in a row, those of them that count, and when the last of these ended.
         self._failed = self._failures = 0
         self._failed_at = -math.inf
-        for record in self.records:
-            for device, offence in record.offenders.items():
-                self.fleet.bench(device, offence)
+        offenders = [record.offenders for record in self.records]
+        offenders += [unfinished.ledger.offenders] if unfinished is not None else []
+        for device, offence in (one for known in offenders for one in known.items()):
+            self.fleet.bench(device, offence)
 
     def start(self, now: float) -> list[Effect]:
         """Begins to wait for devices."""
@@ -285,7 +286,9 @@ class Engine:
         draw_some = partial(self._draw, number)
         chosen = self._absences.choose(self.fleet.eligible(), draw_some, number, all_count=self._standing.all_count)
         self._selected = True
-        return self._open_round(Opening(Ledger(number, chosen.target, chosen.invited, base="")), now)
+        return self._open_round(
+            Opening(Ledger(number, chosen.target, chosen.invited, base="", absent=chosen.absent)), now
+        )
 
     def _draw(self, number: int, devices: Sequence[str]) -> Selection:
         return draw(devices, self._meant(), self.spec.over_select, self.spec.seed, number)

@@ -18,7 +18,8 @@ class Ledger:
 
     Updates of `target` devices are wanted. `accepted` are devices that are known to have agreed. `spent_s` is what had passed
     of the deadline. With `closing` the aggregation has begun: nothing that comes later counts. Updates were asked for in
-    `encoding`, and in another of the devices in `negotiated`; "": nobody knows.
+    `encoding`, and in another of the devices in `negotiated`; "": nobody knows. The round is not meant for those of the
+    invited that are `absent`. `offenders` are those whose updates were refused for an offence, each with it.
     """
 
     round: int
@@ -30,6 +31,8 @@ class Ledger:
     closing: bool = False
     encoding: str = ""
     negotiated: Mapping[str, str] = field(default_factory=dict)
+    absent: frozenset[str] = frozenset()
+    offenders: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,7 @@ class OpenRound:
         self.dismissed = False
         self.missed: list[str] = []
         self.bounded: dict[str, int] = {}
-        self.offenders: dict[str, str] = {}
+        self.offenders: dict[str, str] = dict(ledger.offenders)
         self.bounded_devices: dict[str, Sequence[str]] = {}
         self._spec = spec
         self._opening = opening
@@ -98,7 +98,7 @@ class OpenRound:
         if known.base:
             self.round.take_up(known, updates, now)
         else:
-            self.round.begin(known.invited, now)
+            self.round.begin(known.invited, now, known.absent)
         for device, update in updates.items():
             self.reports[device] = update.report
             self._post.committed[device] = update.digest

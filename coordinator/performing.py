@@ -187,8 +187,14 @@ class Performer:
             self.warden.note(effect)
         if effect.what == "accepted":
             self._accepted.add(effect.device)
+        benched = ""
+        if effect.what == "refused" and is_offence(effect):
+            # Before it is said: a coordinator that takes up the round keeps to it. The device will not offend in it again.
+            if self.warden is not None:
+                self.warden.save()
+            self._registry.rounds.bench(self._engine.spec.run, effect.device, effect.reason)
+            benched = "; it is not asked again in this run"
         if effect.what in _TOLD:
-            benched = "; it is not asked again in this run" if effect.what == "refused" and is_offence(effect) else ""
             self._tell(f"{effect.device} {effect.what}: {effect.reason} {effect.detail}".rstrip() + benched)
 
     def see(self, device: str, state: DeviceState) -> None:

@@ -113,11 +113,15 @@ DROP TABLE sums;
 _VERSION_6 = """
 ALTER TABLE runs ADD COLUMN changes INTEGER NOT NULL DEFAULT 0;
 """
+_VERSION_7 = """
+ALTER TABLE open_rounds ADD COLUMN absent TEXT NOT NULL DEFAULT '[]';
+ALTER TABLE open_rounds ADD COLUMN offenders TEXT NOT NULL DEFAULT '{}';
+"""
 # Entry i brings version i + 1 to i + 2, in one transaction and after a copy was kept. What was released is not changed.
-_MIGRATIONS: tuple[str, ...] = (_VERSION_2, _VERSION_3, _VERSION_4, _VERSION_5, _VERSION_6)
+_MIGRATIONS: tuple[str, ...] = (_VERSION_2, _VERSION_3, _VERSION_4, _VERSION_5, _VERSION_6, _VERSION_7)
 SCHEMA_VERSION = 1 + len(_MIGRATIONS)
 VALUES_SINCE = 4
-"""The first version whose rows can be checked as they are: rows of earlier ones are not, before they are migrated."""
+"""The first version whose rows can be checked as they are; of open rounds, what version 7 added may be absent."""
 
 
 def script(before: int, version: int = SCHEMA_VERSION) -> str:

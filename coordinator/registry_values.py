@@ -114,6 +114,8 @@ def _check_open_row(row: Row) -> None:
         _require_count(row[name], name)
     _require(all(isinstance(one, str) for one in _loaded(row["invited"], list)), "invited", row["invited"])
     _loaded(row["negotiated"], dict)
+    _require(all(isinstance(one, str) for one in _loaded(row.get("absent", "[]"), list)), "absent", row.get("absent"))
+    _loaded(row.get("offenders", "{}"), dict)
     for name in ("spent_s", "uptime_s", "unix_s"):
         _require_number(row[name], name)
     for name in ("closing", "paused"):

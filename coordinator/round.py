@@ -76,15 +76,17 @@ class Round:
         self._accepted = 0
         # Participants that do not count any more (coordinator.quorum).
         self.left: set[str] = set()
+        # Participants for which the round is not meant (coordinator.absences).
+        self._absent: frozenset[str] = frozenset()
         # Nobody who is lost is given up before: who is back since makes it too early, which costs one look.
         self._give_up_at = math.inf
         self._started_at = self._invited_at = self._asked_at = now
         self._quorum_at: float | None = None
         self._closing_at = self._closed_at = now
 
-    def begin(self, invited: tuple[str, ...], now: float) -> None:
-        """The cohort is chosen and the invitations go out."""
-        self._invite(invited, now, "begin")
+    def begin(self, invited: tuple[str, ...], now: float, absent: frozenset[str] = frozenset()) -> None:
+        """The cohort is chosen and the invitations go out; the round is not meant for the `absent` of those `invited`."""
+        self._invite(invited, absent, now, "begin")
         self._invited_at = self._asked_at = now
         self._advance(now)
 
@@ -94,7 +96,7 @@ class Round:
         Its deadline is what it was. But whoever lost the broker too needs RETURN_S to be back: for so long at least
         everybody has time to answer, and nobody who had accepted is missed.
         """
-        self._invite(ledger.invited, now, "take up")
+        self._invite(ledger.invited, ledger.absent, now, "take up")
         self._started_at = self._invited_at = now - ledger.spent_s
         self._asked_at = now + max(0.0, RETURN_S - self.policy.recruit_deadline_s)
         for device in self.participants.keys() & (ledger.accepted | set(reported)):
@@ -104,6 +106,9 @@ class Round:
             self._accepted += 1
             self._move(device, State.REPORTED if device in reported else State.LOST, "")
             participant.since[participant.state] = now
+        for device in self.participants.keys() & ledger.offenders.keys():
+            self._move(device, State.FAILED, ledger.offenders[device])
+            self.left.add(device)
         self._give_up_at = -math.inf
         if ledger.closing:
             self._quorum_at = self._closing_at = now
@@ -168,9 +173,10 @@ class Round:
     def needed(self) -> int:
         """Updates that make the quorum."""
         target, quorum = self.policy.target, self.policy.quorum
-        # Devices that were invited beyond the target stand in for those that left the count.
-        spares = max(0, len(self.participants) - target)
-        return updates_needed(without(target, len(self.left) - spares, quorum), quorum, self.policy.min_cohort)
+        # Devices that count and were invited beyond the target stand in for those that left the count.
+        spares = max(0, len(self.participants.keys() - self._absent) - target)
+        left = len(self.left - self._absent) - spares
+        return updates_needed(without(target, left, quorum), quorum, self.policy.min_cohort)
 
     def awaits(self, device: str) -> bool:
         """Whether it has still to report, and may."""
@@ -251,9 +257,10 @@ class Round:
         if self.phase is not phase:
             raise IllegalTransition(f"round {self.number}: {what} in {self.phase}, needs {phase}")
 
-    def _invite(self, devices: tuple[str, ...], now: float, what: str) -> None:
+    def _invite(self, devices: tuple[str, ...], absent: frozenset[str], now: float, what: str) -> None:
         self._require(Phase.SELECTING, what)
         self.participants = {device: Participant(since={State.INVITED: now}) for device in devices}
+        self._absent = absent
         self._in[State.INVITED].update(devices)
         self.phase = Phase.RECRUITING
 

@@ -41,12 +41,14 @@ class RoundLedger(Tables):
             ledger.closing,
             ledger.encoding,
             json.dumps(dict(ledger.negotiated)),
+            json.dumps(sorted(ledger.absent)),
+            json.dumps(dict(ledger.offenders)),
         )
         with self._change() as db:
             _forget(db, run, keep_updates_of=ledger.round)
             db.execute(
                 "INSERT INTO open_rounds (run, round, target, invited, base, spent_s, closing, encoding, negotiated,"
-                " boot, uptime_s, unix_s) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                " absent, offenders, boot, uptime_s, unix_s) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (*row, now.boot, now.uptime_s, now.unix_s),
             )
             _accept(db, run, ledger.accepted)
@@ -55,6 +57,13 @@ class RoundLedger(Tables):
         """These devices take part in the open round."""
         with self._change() as db:
             _accept(db, run, devices)
+
+    def bench(self, run: str, device: str, offence: str) -> None:
+        """The device is an offender of the open round, if one is open."""
+        with self._change() as db:
+            for (text,) in db.execute("SELECT offenders FROM open_rounds WHERE run = ?", (run,)).fetchall():
+                offenders = json.dumps({**self._json(text, dict), device: offence})
+                db.execute("UPDATE open_rounds SET offenders = ? WHERE run = ?", (offenders, run))
 
     def add_update(self, run: str, update: StoredUpdate, accepted: Collection[str] = ()) -> bool:
         """Keep an update whose blob is on the disk, and who accepted; False where the very same is there already.
@@ -120,6 +129,8 @@ class RoundLedger(Tables):
             closing=bool(row["closing"]),
             encoding=row["encoding"],
             negotiated=self._json(row["negotiated"], dict),
+            absent=frozenset(self._json(row["absent"], list)),
+            offenders=self._json(row["offenders"], dict),
         )
 
     def finish(self, run: str, record: RoundRecord) -> None:

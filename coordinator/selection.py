@@ -19,10 +19,14 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class Selection:
-    """`target` updates are wanted from the devices `invited`, in the order they were drawn; nobody: wait for more."""
+    """`target` updates are wanted from the devices `invited`, in the order they were drawn; nobody: wait for more.
+
+    `absent` are those of them for which the round is not meant (coordinator.absences).
+    """
 
     target: int
     invited: tuple[str, ...]
+    absent: frozenset[str] = frozenset()
 
 
 def select(

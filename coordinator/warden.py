@@ -31,6 +31,10 @@ class Warden:
         self._held = self._holds.held(fleet)
         self._conduct = Conduct(limit, self._holds.offences(fleet))
         self._offences: dict[str, tuple[int, str]] = {}
+        # Of those whose offences are on the disk, the ones to be put into quarantine, each with its last offence. A coordinator
+        # that was killed in between has left some.
+        last = self._holds.last_offences(fleet)
+        self._due = {device: last[device] for device in last.keys() - self._held.keys() if self._conduct.due(device)}
         self._gone: set[str] = set()
         self._look_at = 0.0
 
@@ -40,10 +44,17 @@ class Warden:
         return dict(self._held)
 
     def note(self, count: Count) -> None:
-        """Takes note of what was counted; an offence is on the disk with the next `look`."""
+        """Takes note of what was counted; an offence is on the disk with the next `look` or `save`."""
         if count.device and self._conduct.note(count):
             before = self._offences.get(count.device, (0, ""))[0]
             self._offences[count.device] = (before + count.times, count.reason)
+
+    def save(self) -> None:
+        """Writes down what was noted."""
+        offences, self._offences = self._offences, {}
+        if offences:
+            self._holds.offend(self._fleet, offences)
+        self._due |= {device: last for device, (_, last) in offences.items() if self._conduct.due(device)}
 
     def forget(self, device: str) -> None:
         """The device had to make way for another: the next `look` forgets its offences, unless it holds it back."""
@@ -62,13 +73,11 @@ class Warden:
         return self._read()
 
     def _punish(self) -> bool:
-        offences, self._offences = self._offences, {}
-        if offences:
-            self._holds.offend(self._fleet, offences)
-        due = [device for device in sorted(offences) if self._conduct.due(device)]
+        self.save()
+        due, self._due = self._due, {}
         put = set()
-        for device in due[: max(0, self._most - len(self._held))]:
-            reason = f"{self._conduct.of(device)} offences, the last one: {offences[device][1]}"
+        for device in sorted(due)[: max(0, self._most - len(self._held))]:
+            reason = f"{self._conduct.of(device)} offences, the last one: {due[device]}"
             if self._holds.put(self._fleet, device, QUARANTINED, reason, time.time()):
                 put.add(device)
                 self._say(f"{device} quarantined: {reason}; `fedpatch devices release {device}` takes it back")

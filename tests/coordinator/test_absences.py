@@ -14,7 +14,7 @@ from coordinator.records import RoundRecord
 from coordinator.round_states import State
 from coordinator.selection import Selection, select
 from shared.messages import Accept, Decline, Failed, Progress
-from shared.reasons import DeclineReason, FailReason, JobPhase
+from shared.reasons import DeclineReason, FailReason, JobPhase, RefuseReason
 from tests.coordinator.engines import asking, engine, report_of, send
 from tests.specs import gone, model, there
 
@@ -169,6 +169,31 @@ class TestRounds:
             made.model_published(model(), 2.0)
             assert made.open is not None
             assert sorted(made.open.round.participants) == list(invited)
+
+    def test_absent_device_that_is_invited_does_not_stand_in_for_one_that_leaves(self):
+        """Of a, b and c, which count, c offends: two updates are enough, whether the mute x was asked too or not."""
+        record = RoundRecord(1, "aggregated", 4, 3, 0, 3, absent={"x": 1})
+        for before, invited in (([], "abc"), ([record], "abcx")):
+            made = engine(before, devices=len(invited), quorum=0.8, rounds=9)
+            for device in invited:
+                made.on_state(device, there(), 0.0)
+            made.model_published(model(), 0.0)
+            assert made.open is not None
+            assert (made.open.round.policy.target, sorted(made.open.round.participants)) == (3, list(invited))
+            send(made, "c", Accept(10), 0.5, made.last_round)
+            made.refused("c", "5c", RefuseReason.NOT_FINITE, "NaN", 0.5)
+            assert made.open.round.needed == 2
+            assert made.open.round.left == {"c"}
+
+    def test_absent_device_that_leaves_a_round_makes_it_no_smaller(self):
+        """The round was not meant for it."""
+        made = engine([RoundRecord(1, "aggregated", 4, 3, 0, 3, absent={"x": 1})], devices=4, quorum=0.8, rounds=9)
+        for device in "abcx":
+            made.on_state(device, there(), 0.0)
+        made.model_published(model(), 0.0)
+        send(made, "x", Decline(DeclineReason.PRIVATE_POLICY), 0.5, 2)
+        assert made.open is not None
+        assert (made.open.round.left, made.open.round.needed) == ({"x"}, 3)
 
     def test_slow_device_that_answers_is_not_absent(self):
         """The round went on without it after the quorum, and it was at work."""

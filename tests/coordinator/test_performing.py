@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from coordinator.registry import REGISTRY_FILE, Registry
 from coordinator.round_text import troubles
 from coordinator.run_spec import Stopped
 from shared.errors import StateError
-from shared.messages import Failed
+from shared.messages import Failed, Offer
 from shared.reasons import FailReason
 from tests.coordinator.performers import Bench
 
@@ -71,6 +72,15 @@ def test_device_a_little_beyond_its_bound_is_in_the_record_and_no_warning(tmp_pa
         [record] = registry.rounds.records(bench.engine.spec.run)
     assert list(record.bounded_devices) == ["b"]
     assert [line for line in bench.said if "pulled back" in line] == []
+
+
+def test_an_offender_stays_out_of_the_open_round_after_a_kill(bench):
+    """That it is not asked again was said; another coordinator keeps to that."""
+    bench.hear("a", Offer(replace(bench.update(1.0)[1], schema="0" * 64)))
+    assert bench.engine.fleet.benched == {"a": "schema_mismatch"}
+    again = bench.again()
+    assert again.engine.fleet.benched == {"a": "schema_mismatch"}
+    assert {device for device, _ in again.sent} == {"b"}
 
 
 def test_model_and_record_are_saved_together(bench):

@@ -34,6 +34,20 @@ def test_the_open_round_is_known_until_it_is_over(registry):
     assert registry.rounds.records(run) == [record_of(1)]
 
 
+def test_the_open_round_keeps_its_offenders_and_those_that_it_was_not_meant_for(registry):
+    """From the moment of the offence on, and when the round goes on in another epoch."""
+    run, now = new_run(registry).id, Moment("boot", 10.0, 1e9)
+    registry.rounds.bench(run, "a", "not_finite")
+    assert registry.rounds.unfinished(run, now) is None
+    ledger = ledger_of(absent=frozenset("c"), offenders={"a": "not_finite"})
+    registry.rounds.open(run, replace(ledger, offenders={}), now)
+    registry.rounds.bench(run, "a", "not_finite")
+    assert registry.rounds.unfinished(run, now) == ledger
+    registry.rounds.open(run, ledger, now)
+    registry.rounds.bench(run, "b", "damaged")
+    assert registry.rounds.unfinished(run, now) == replace(ledger, offenders={"a": "not_finite", "b": "damaged"})
+
+
 def test_a_round_that_goes_on_keeps_its_updates_and_no_others(registry):
     """What a killed coordinator left of an earlier round goes when the next is opened."""
     run, now = new_run(registry).id, Moment("boot", 10.0, 1e9)

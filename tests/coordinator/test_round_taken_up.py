@@ -45,6 +45,19 @@ def states(made: Engine) -> dict[str, State]:
     return {device: participant.state for device, participant in made.open.round.participants.items()}
 
 
+def test_an_offender_of_the_round_is_not_asked_again_and_does_not_count():
+    """The ledger names it, whatever it had answered: the round needs an update less, and its record says why."""
+    known = opening("abcd", accepted="abcd", reported="ab")
+    ledger = replace(known.ledger, offenders={"d": "not_finite"})
+    made, effects = going_on(replace(known, ledger=ledger), quorum=1.0)
+    assert sorted(device for device, _ in told(effects)) == ["c"]
+    assert made.open is not None
+    assert (states(made)["d"], made.open.round.needed, made.fleet.benched) == (State.FAILED, 3, {"d": "not_finite"})
+    made.on_state("d", there(), 1.0)
+    assert made.fleet.eligible() == []
+    assert made.open.record("failed").offenders == {"d": "not_finite"}
+
+
 def test_a_new_round_is_in_the_ledger_before_anybody_is_asked():
     """Whoever is asked must be found again after a crash."""
     made = Engine(run_spec(devices=2), jitter=random.Random(1))
