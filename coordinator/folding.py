@@ -22,11 +22,9 @@ from coordinator.bounds import (
     weights_norm,
 )
 from coordinator.limits import Limits
+from coordinator.records import MAX_NAMED, MAX_PARTS
 from shared.messages import TrainPlan
 from shared.tensors import Array, Schema, Tensors
-
-MAX_NAMED, MAX_PARTS = 16, 4
-"""Devices that a record names as bounded, and parts of each: a fleet of thousands must not fill it."""
 
 Read = Callable[[str], Tensors]
 

@@ -29,14 +29,14 @@ from coordinator.effects import (
     Store,
 )
 from coordinator.engine import Engine
-from coordinator.folding import MAX_PARTS, Folded, fold
+from coordinator.folding import Folded, fold
 from coordinator.intake import read_update
 from coordinator.model_steps import ModelSteps
 from coordinator.moments import Moment
 from coordinator.observing import Observer, Unobserved
 from coordinator.preparation import Prepared
 from coordinator.publisher import Blob, ModelPublisher
-from coordinator.records import RoundRecord, StoredUpdate, loss_warning
+from coordinator.records import MAX_PARTS, RoundRecord, StoredUpdate, loss_warning
 from coordinator.recovery import pack_model, terms_of
 from coordinator.registry import Registry, Sighting
 from coordinator.snapshot import View

@@ -17,6 +17,9 @@ from coordinator.gains import check_figures, fleet_loses, gain_words
 from shared.field_types import Count, Measure, Positive
 from shared.metric_terms import ACCURACY, Goal, MetricTerms
 
+MAX_NAMED, MAX_PARTS = 16, 4
+"""Devices that a record names as bounded, and parts of each: a fleet of thousands must not fill it."""
+
 
 @dataclass(frozen=True)
 class PhaseSeconds:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from coordinator.gains import gain_words
-from coordinator.records import RoundRecord
+from coordinator.records import MAX_NAMED, RoundRecord
 from shared.quantities import accuracy, counted, duration, size
 
 _MAX_NAMED = 3
@@ -54,8 +54,10 @@ def _bounded_words(record: RoundRecord) -> str:
     """Whose updates count for less, and what of them: `bounded: pi-3 (weights, exp_avg_sq)`."""
     known = sorted(record.bounded_devices.items())
     named = ", ".join(f"{device} ({', '.join(parts)})" for device, parts in known[:_MAX_NAMED])
-    more = sum(record.bounded.values()) - len(known[:_MAX_NAMED])
-    return f"bounded: {named}" + (f" and {more} more" if more > 0 else "")
+    # The record names no more than MAX_NAMED. Then there are as many as met one bound, or more that met the other.
+    more = max(len(known), *record.bounded.values()) - len(known[:_MAX_NAMED])
+    at_least = "at least " if len(known) >= MAX_NAMED and len(record.bounded) > 1 else ""
+    return f"bounded: {named}" + (f" and {at_least}{more} more" if more > 0 else "")
 
 
 def round_line(record: RoundRecord, rounds: int) -> str:

@@ -30,9 +30,10 @@ from coordinator.bounds import (
     remembered,
     weights,
 )
-from coordinator.folding import MAX_NAMED, MAX_PARTS, Folded
+from coordinator.folding import Folded
 from coordinator.folding import fold as fold_with
 from coordinator.limits import ExamplesCap, Limits, NormBound, parse_examples_cap, parse_norm_bound
+from coordinator.records import MAX_NAMED, MAX_PARTS
 from shared.errors import UpdateRefused, UsageError
 from shared.messages import TrainPlan
 from shared.tensors import MOMENTS, Schema, TensorSpec

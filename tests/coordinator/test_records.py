@@ -6,10 +6,12 @@ import json
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.records import PhaseSeconds, RoundRecord, RunSummary
+from coordinator.records import MAX_NAMED, PhaseSeconds, RoundRecord, RunSummary
+from coordinator.round_text import troubles
 
 COUNTS = st.integers(0, 1000)
 SHARES = st.none() | st.floats(0, 1)
@@ -121,3 +123,31 @@ def test_numbers_of_numpy_are_numbers_of_json():
     seven: Any = np.int64(7)
     plain = json.loads(json.dumps(RoundRecord(seven, "aggregated", 1, 1, 0, 1, half).to_dict()))
     assert (plain["round"], plain["user_accuracy"]) == (7, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("bounded", "devices", "words"),
+    [
+        ({"norm": 1, "num_examples": 1}, {"pi-3": ["num_examples", "weights"]}, "pi-3 (num_examples, weights)"),
+        ({"norm": 2}, {"a": ["weights"], "b": ["weights"]}, "a (weights), b (weights)"),
+        (
+            {"norm": 3, "num_examples": 2},
+            {name: ["weights"] for name in "abcd"},
+            "a (weights), b (weights), c (weights) and 1 more",
+        ),
+        (
+            {"norm": 40},
+            {f"d{at:02}": ["weights"] for at in range(MAX_NAMED)},
+            "d00 (weights), d01 (weights), d02 (weights) and 37 more",
+        ),
+        (
+            {"norm": 40, "num_examples": 1},
+            {f"d{at:02}": ["weights"] for at in range(MAX_NAMED)},
+            "d00 (weights), d01 (weights), d02 (weights) and at least 37 more",
+        ),
+    ],
+)
+def test_a_line_counts_bounded_devices_and_not_the_bounds_that_they_met(bounded, devices, words):
+    """A device that met two bounds is one device; where more met them than are named, as many as there must be."""
+    record = RoundRecord(1, "aggregated", 50, 50, 0, 50, bounded=bounded, bounded_devices=devices)
+    assert troubles(record) == [f"bounded: {words}"]
