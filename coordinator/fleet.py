@@ -178,6 +178,11 @@ class Fleet:
         absent = self._able.intersection(self.absent) - self._released - self._left
         return Standing(fleet, len(self._left), len(self._given_up | absent) + unnamed)
 
+    @property
+    def left(self) -> set[str]:
+        """Devices that have left the count: they cannot take part in the run, are offenders or revoked."""
+        return self._left | self._revoked
+
     def give_up(self, least: int) -> None:
         """The run has waited in vain: devices that are missing now, of `least` or more, do not count until they are back."""
         self._given_up = set(self.missing())
@@ -198,36 +203,24 @@ class Fleet:
         """Why there are too few devices, in words."""
         came = f"{self.present} of {wanted} devices came within {wait_s:g} s"
         if self.starting:
-            return (
-                f"{came}, and {self.starting} more are still starting {STARTING_S:g} s later; see the logs of their agents, "
+            came += (
+                f", and {self.starting} more are still starting {STARTING_S:g} s later; see the logs of their agents, "
                 "start fewer of them on one machine, or give them longer with --wait-s"
             )
-        there = {device: member for device, member in self.members.items() if member.state.online}
+        there = {device: member for device, member in sorted(self.members.items()) if member.state.online}
         words = []
-        if held := sorted(device for device, member in there.items() if member.held):
-            device = held[0]
-            words.append(f"{len(held)} of those that are there are held back, as {device}: {there[device].held}")
-        if barred := sorted((device, m.barred) for device, m in self.members.items() if m.barred):
-            device, reason = barred[0]
-        if self.starting:
-            words.append(
-                f"{self.starting} more are still starting {STARTING_S:g} s later; see the logs of their agents, start fewer of "
-                "them on one machine, or give them longer with --wait-s"
-            )
-            return "; ".join([came, *words])
-        if barred := sorted((device, m.barred) for device, m in self.members.items() if m.barred):
-            device, reason = barred[0]
-            words.append(
-                f"{len(barred)} of those that are there cannot take part, as {device}: {reason}{self._mends()}"
-            )
+        if held := {device: member.held for device, member in there.items() if member.held}:
+            words.append(f"{len(held)} of those that are there are held back, as {_first(held)}")
+        if barred := {device: member.barred for device, member in there.items() if member.barred}:
+            mends = _mends(there[device].barred_for for device in barred)
+            words.append(f"{len(barred)} of those that are there cannot take part, as {_first(barred)}{mends}")
         if self.benched:
-            device = min(self.benched)
-            words.append(f"{len(self.benched)} are not asked again in this run, as {device}: {self.benched[device]}")
+            words.append(f"{len(self.benched)} are not asked again in this run, as {_first(self.benched)}")
         if unwilling := self.unwilling():
             words.append(f"{unwilling.total()} of those that are there are unwilling: {counted(unwilling)}")
         if missing := self.missing_words():
             words.append(f"missing: {missing}; `fedpatch devices drain DEVICE` takes one out of the count")
-        if not words:
+        if not words and not self.starting:
             words.append(
                 "are the agents running, with this broker, fleet and task? "
                 "--wait-s gives longer to those that are still on their way"
@@ -317,15 +310,6 @@ class Fleet:
         for device in changed - self.members.keys():
             self._count(device)
 
-    def _mends(self) -> str:
-        """How many declined for which owners' limit, and what helps."""
-        words = Counter(member.barred_for for member in self.members.values() if member.barred)
-        return "".join(
-            f". {count} declined with {word}: {mend}"
-            for word, count in sorted(words.items())
-            if (mend := mend_of_decline(word))
-        )
-
     def _make_room(self) -> bool:
         while len(self.members) >= self._most:
             device = next((one for one in self._gone if one not in self._worked), None)
@@ -361,6 +345,8 @@ class Fleet:
         member = self.members.get(device)
         if member is None or not member.state.online:
             return "offline"
+        if device in self._starting:
+            return "starting"
         return member.unwilling or "without the task"
 
     def _sort(self, device: str) -> None:
@@ -389,3 +375,17 @@ class Fleet:
 
 def _is_starting(member: Member) -> bool:
     return member.state.online and not member.state.tasks and not member.held
+
+
+def _first(reasons: Mapping[str, str]) -> str:
+    device = min(reasons)
+    return f"{device}: {reasons[device]}"
+
+
+def _mends(words: Iterable[str]) -> str:
+    """How many declined for which owners' limit, and what helps."""
+    return "".join(
+        f". {count} declined with {word}: {mend}"
+        for word, count in sorted(Counter(words).items())
+        if (mend := mend_of_decline(word))
+    )

@@ -139,6 +139,29 @@ def test_those_that_are_gone_or_barred_do_not_count_as_unwilling():
     assert known.unwilling() == {"metered": 1}
 
 
+class TestWhoIsMissing:
+    def test_names_held_back_devices_while_another_is_starting(self):
+        """All that there is to know, once."""
+        known = fleet()
+        known.hold({"a": "drained"})
+        known.see("b", replace(there(), tasks=()))
+        assert known.who_is_missing(2, 5.0) == (
+            "0 of 2 devices came within 5 s, and 1 more are still starting 300 s later; see the logs of their agents, "
+            "start fewer of them on one machine, or give them longer with --wait-s; "
+            "1 of those that are there are held back, as a: drained"
+        )
+
+    def test_counts_no_device_that_is_gone_among_those_that_are_there(self):
+        """Two cannot take part, and one of them is offline."""
+        known = fleet()
+        known.see("b", there())
+        for device in "ab":
+            known.declined(device, Decline(DeclineReason.PRIVATE_POLICY, "not mine"), 0.0)
+        known.see("a", gone())
+        text = known.who_is_missing(2, 5.0)
+        assert "1 of those that are there cannot take part, as b: not mine. 1 declined with private_policy" in text
+
+
 PASSING = {DeclineReason.UNWILLING, DeclineReason.STORAGE}
 
 
