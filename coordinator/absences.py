@@ -46,11 +46,16 @@ class Absences:
         """Rounds in a row that each absent device missed."""
         return self._missed
 
-    def note(self, number: int, missed: Collection[str], reported: Collection[str]) -> Mapping[str, int]:
-        """Takes round `number`, which is over; what its record is to keep: missed rounds in a row, by absent device."""
-        back = set(reported)
-        counts = {device: count for device, count in self._missed.items() if device not in back}
-        for device in missed:
+    def note(
+        self, number: int, missed: Collection[str], reported: Collection[str], left: Collection[str] = ()
+    ) -> Mapping[str, int]:
+        """Takes round `number`, which is over; what its record is to keep: missed rounds in a row, by absent device.
+
+        Those that `left` the count are none of them.
+        """
+        others = {*reported, *left}
+        counts = {device: count for device, count in self._missed.items() if device not in others}
+        for device in set(missed).difference(left):
             counts[device] = self._missed.get(device, 0) + 1
         kept = heapq.nsmallest(MAX_ABSENT, counts.items(), key=lambda one: (-one[1], one[0]))
         self._take(number, dict(kept))

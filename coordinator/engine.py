@@ -74,6 +74,8 @@ class Engine:
         # Failed rounds in a row, those of them that count, and when the last of these ended.
         self._failed = self._failures = 0
         self._failed_at = -math.inf
+        # Devices that have left the count in some round: the next time that excuses no failure.
+        self._left_before: set[str] = set()
         offenders = [record.offenders for record in self.records]
         offenders += [unfinished.ledger.offenders] if unfinished is not None else []
         for device, offence in (one for known in offenders for one in known.items()):
@@ -360,12 +362,11 @@ class Engine:
             return ""
         return f"no round succeeded, so the model is as it was; {_last_words(self.records[-1])}"
 
-    def _note_failure(self, now: float) -> None:
-        """A failed round that took devices out of the count was not in vain, and failures within a moment count as one."""
+    def _note_failure(self, now: float, *, excused: bool) -> None:
+        """A failed round that a device left for the first time is excused, and failures within a moment count as one."""
         self._failed += 1
         spread = now >= self._failed_at + self.spec.policy.recruit_deadline_s
-        assert self.open is not None
-        if spread and not self.open.round.left:
+        if spread and not excused:
             self._failures += 1
             self._failed_at = now
 
@@ -373,10 +374,14 @@ class Engine:
         assert self.open is not None
         effects = [] if self.open.dismissed else self.open.dismiss()
         record = self.open.record(outcome)
-        self.fleet.absent = self._absences.note(record.round, self.open.missed, self.open.reports.keys())
+        left = self.open.round.left
+        missed, reported = self.open.missed, self.open.reports.keys()
+        self.fleet.absent = self._absences.note(record.round, missed, reported, left | self.fleet.left)
         record = replace(record, absent=self.fleet.absent)
+        excused = not left <= self._left_before
+        self._left_before |= left
         if outcome == "failed":
-            self._note_failure(now)
+            self._note_failure(now, excused=excused)
         else:
             self._failed, self._failures, self._failed_at = 0, 0, -math.inf
         self.open = None

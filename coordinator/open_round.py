@@ -283,6 +283,8 @@ class OpenRound:
 
     def _has_missed(self, device: str, one: Participant) -> bool:
         """Whether it missed the round, as coordinator.absences counts it, when collecting ended."""
+        if device in self.round.left:
+            return False
         if one.state is State.DECLINED:
             return True
         if one.state is State.FAILED:

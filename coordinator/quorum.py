@@ -16,11 +16,14 @@ RULE = (
     "A device counts also while it is offline, unwilling or silent.",
     "Of the devices that a round is meant for, the share `quorum` must report, and no fewer than `min_cohort`. "
     "Otherwise the round fails and the model stays as it was. "
-    "While fewer devices can be asked, no round begins: the run names the missing devices and waits, for `wait_s` at most.",
+    "While fewer devices can be asked, no round begins: the run names the missing devices and waits, for `wait_s` at most, "
+    "and 300 s longer while devices say that they are starting. Then it fails.",
     "Devices that are held back (drained, quarantined or revoked) do not count. "
     "Neither do devices that cannot take part in this run, and offenders. "
     "An offender is a device whose update was refused for an offence; it is not asked again in this run. "
-    "Offenders and devices that cannot take part never reduce the updates needed from two or more to one.",
+    "Offenders and devices that cannot take part never reduce the updates needed from two or more to one. "
+    "The run fails after `max_failed_rounds` failed rounds in a row; one in which a device left the count for the first time "
+    "is not among them.",
     "Missing devices that a run has waited for in vain, 60 s or `wait_s` if that is less, do not count until they are back. "
     "Neither do absent devices, which missed the last round in which they were asked. "
     "But if they are half of the fleet or more, all of them count: a minority never makes the model.",
@@ -34,7 +37,11 @@ HELP = {
     "participation": "Share of the fleet that a round is meant for.",
     "min_cohort": "Devices that a round is meant for and that must report, whatever participation and quorum say.",
     "quorum": "Share of the devices that a round is meant for that must report, else the round fails.",
-    "max_failed_rounds": "Failed rounds in a row after which the run fails; those within recruit_deadline_s count as one.",
+    "max_failed_rounds": "Failed rounds in a row after which the run fails; those within recruit_deadline_s count as one, and "
+    "one in which a device left the count for the first time does not count.",
+    "wait_s": "How long to wait for devices: before the first round for all of them, later for enough to make a quorum; then "
+    "the run fails. 300 s longer while devices say that they are starting. Later, those that are missing after 60 s, or "
+    "wait_s if that is less, do not count until they are back.",
 }
 """What the settings mean, in short, for help texts."""
 

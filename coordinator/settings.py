@@ -103,7 +103,7 @@ class RoundSettings(Settings):
     wait_s: float = _deadline(
         120.0,
         ge=0.0,
-        help="How long to wait for devices before the first round; 300 s longer while devices say that they are starting.",
+        help=HELP["wait_s"],
     )
     recruit_deadline_s: float = _deadline(10.0, gt=0.0, help="Time a device has to accept or decline a round.")
     deadline_s: float | None = _deadline(

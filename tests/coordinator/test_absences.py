@@ -61,6 +61,12 @@ class TestAbsences:
         assert absences.note(8, [], ["d"]) == {}
         assert drawn(absences, "abcd", 9).target == 4
 
+    def test_device_that_left_the_count_is_forgotten(self):
+        """Whatever it missed before, and whether it was asked in this round or not."""
+        absences = Absences()
+        absences.note(1, ["c", "d"], ["a", "b"])
+        assert absences.note(2, [], ["a", "b"], left=["d"]) == {"c": 1}
+
     def test_device_that_restarts_is_asked_in_the_next_round(self):
         """Somebody may have repaired it; it counts when it reports."""
         absences = Absences()
@@ -236,6 +242,19 @@ class TestRounds:
             now = self.play(made, "abc", now)
         assert [record.outcome for record in made.records] == ["failed", *["aggregated"] * 3]
         assert made.records[0].absent == {"d": 1}
+
+    def test_device_that_left_the_count_is_not_absent(self):
+        """It declined for good: no record goes on to say that it misses rounds, and when it is back it begins anew."""
+        before = RoundRecord(1, "aggregated", 3, 2, 0, 2, absent={"c": 1})
+        made = engine([before], devices=3, rounds=9)
+        for device in "abc":
+            made.on_state(device, there(), 0.0)
+        made.model_published(model(), 0.0)
+        send(made, "c", Decline(DeclineReason.PRIVATE_POLICY), 0.5, 2)
+        for device in "ab":
+            report_of(made, device, 1.0)
+        made.aggregated(2.0)
+        assert made.records[-1].absent == made.fleet.absent == {}
 
     def test_device_that_never_answers_is_absent(self):
         """Nor said that it takes part."""

@@ -309,6 +309,22 @@ class TestOffenders:
         all_report(made, device, now)
         assert made.records[-1].outcome == "aggregated"
 
+    def test_a_device_that_leaves_again_and_again_excuses_one_failed_round(self):
+        """It restarts and declines in each round: the run ends all the same."""
+        made = fleet_of("ab", quorum=1.0, max_failed_rounds=2, recruit_deadline_s=1.0)
+        now = 0.0
+        for boot in range(1, 9):
+            if made.stopped is not None:
+                break
+            send(made, "b", Decline(DeclineReason.PRIVATE_POLICY), now, made.last_round)
+            send(made, "a", Decline(DeclineReason.UNWILLING), now, made.last_round)
+            now += 100.0
+            made.tick(now)
+            made.on_state("b", there(f"b{boot + 1}"), now)
+            if made.open is not None:
+                made.model_published(model(), now)
+        assert (made.stopped, len(made.records)) == (Stopped.FAILED, 3)
+
 
 class TestTarget:
     def test_is_not_reached_by_a_failed_round(self):
