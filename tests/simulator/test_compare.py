@@ -43,6 +43,27 @@ def test_learning_alone_is_recommended_where_no_policy_is_better():
     assert "federation does not pay" in sentence
 
 
+ALONE_OF_SIX = arm(ALONE, *[0.7] * 6)
+SURE = arm("none", 0.731, 0.733, 0.732, 0.731, 0.733, 0.732)
+NOISY = arm("all", 0.84, 0.64, 0.80, 0.66, 0.81, 0.66)
+"""In the mean +0.035, and no better than alone beyond the noise; SURE is +0.032 for everybody."""
+
+
+def test_recommend_where_a_noisy_policy_is_within_the_noise_of_all_takes_the_one_that_beats_learning_alone():
+    """To be as good within the noise is not transitive: a noisy policy is as good as a better one and as learning alone."""
+    choice, sentence = recommend([SURE, NOISY, ALONE_OF_SIX], MetricTerms())
+    assert choice == "none"
+    assert "+0.032 over learning alone, and 100% of the clients gain" in sentence
+
+
+def test_recommend_where_the_best_mean_is_within_the_noise_of_alone_says_that_no_policy_is_better():
+    """The sentence says nothing of learning alone that its figure, here a lower one, would belie."""
+    choice, sentence = recommend([NOISY, ALONE_OF_SIX], MetricTerms())
+    assert choice == ALONE
+    assert sentence.startswith("no policy is better than learning alone beyond the noise")
+    assert "federation does not pay" in sentence
+
+
 def test_of_policies_that_are_equal_the_most_private_is_recommended():
     """Of policies that are equal the most private is recommended."""
     arms = [arm("none", 0.9, 0.8), arm("all", 0.8, 0.9), arm(ALONE, 0.1, 0.2)]
