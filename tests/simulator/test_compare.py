@@ -91,6 +91,21 @@ def _plain_model() -> nn.Module:
     return nn.Sequential(nn.Linear(64, 10))
 
 
+def _no_model() -> nn.Module:
+    raise ValueError("no layers given")
+
+
+NO_MODEL = replace(DIGITS, build_model=_no_model)
+
+
+def test_compare_with_a_build_model_that_raises_is_told_as_a_failure_of_the_task():
+    """In one sentence with the task's name, as what fails later in a simulation is."""
+    task = "tests.simulator.test_compare:NO_MODEL"
+    done = CliRunner().invoke(app, ["compare", "--task", task, "--clients", "2", "--rounds", "1", "--workers", "1"])
+    said = done.stderr + str(done.exception)
+    assert f"task '{task}' failed in the simulation: ValueError: no layers given" in said, (done.output, done.exception)
+
+
 NO_BATCH_NORM = replace(DIGITS, build_model=_plain_model)
 
 
