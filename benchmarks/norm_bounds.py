@@ -15,8 +15,6 @@ import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
 from typing import Annotated
 
 import numpy as np
@@ -24,14 +22,12 @@ import typer
 
 from benchmarks.documents import Document, Out, Show, Toy, deliver, read_document, table
 from benchmarks.report import begun
-from coordinator.folding import Folded
-from coordinator.limits import Limits, parse_examples_cap, parse_norm_bound
 from shared.command import AsJson, command, run_app
 from shared.task import data_root, find_task
 from shared.tensors import Array, Tensors
-from simulator.bounded import read_spooled, write_spooled
+from simulator.cohort import InProcess, make_learner
 from simulator.population import load_population
-from simulator.simulate import Simulation, _cohort, one_thread
+from simulator.simulate import Simulation, one_thread
 from simulator.study import UNBOUNDED, Study
 from simulator.terms import make_study
 
@@ -104,28 +100,6 @@ ATTACKS: dict[str, Attack] = {
 }
 
 
-class Attacked(Simulation):
-    """A simulation in which FOE sends what `attack` makes of its update; `limits` take the place of the study's."""
-
-    attack: Attack | None = None
-    limits: Limits | None = None
-    clipped = 0
-
-    def _folded(self, selected: list[int]) -> Folded | None:
-        assert self._spool is not None
-        folder, base = Path(self._spool.name), self._wire.read(self.server)
-        if self.attack is not None and FOE in selected:
-            update = read_spooled(folder, FOE)
-            rng = np.random.default_rng(self.server.round)
-            write_spooled(folder, FOE, self.attack(update, base, rng))
-        if self.limits is not None:
-            self._limits = self.limits
-        folded = super()._folded(selected)
-        assert folded is not None
-        self.clipped += len(folded.clipped)
-        return folded
-
-
 def play(fleet: Fleet, bound: str, seed: int, attack: str = "") -> Document:
     """One simulation: its last user accuracy (mean of the last three rounds), and the round in which it came to the target."""
     began = time.process_time()
@@ -135,11 +109,14 @@ def play(fleet: Fleet, bound: str, seed: int, attack: str = "") -> Document:
     if attack:
         counts = [client != FOE for client in range(study.clients)]
         population = replace(population, counts_in_ua=counts)
+
+    def sent(client: int, update: dict[str, Array], base: Tensors) -> dict[str, Array]:
+        if client != FOE or attack not in ATTACKS:
+            return update
+        return ATTACKS[attack](update, base, np.random.default_rng(simulation.server.round))
+
     with one_thread():
-        simulation = Attacked(study, task, population, partial(_cohort, workers=1, device="cpu"))
-        simulation.attack = ATTACKS.get(attack)
-        if bound == UNBOUNDED:
-            simulation.limits = Limits(parse_norm_bound(UNBOUNDED), parse_examples_cap(study.max_num_examples))
+        simulation = Simulation(study, task, population, lambda *terms: InProcess(make_learner(*terms)), sent)
         try:
             broken = ""
             try:
@@ -176,7 +153,7 @@ def _study(fleet: Fleet, bound: str, seed: int) -> Study:
         participation=fleet.participation,
         rounds=fleet.rounds,
         seed=seed,
-        norm_bound="auto:2" if bound == UNBOUNDED else bound,  # so that updates are kept apart
+        norm_bound=bound,
         max_num_examples="auto:10",
     )
 

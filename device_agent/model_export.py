@@ -198,7 +198,7 @@ class ModelExport:
     def _present_on_validation(self) -> float | None:
         """As `_on_validation`, of the present model; None also where there is none to compare with.
 
-        A model that was made without validation data was trained on what is held out now, and would look too good.
+        A model that was made without validation data may have been trained on what is held out now, and look too good.
         """
         path = self._store.current(self._trainer.task.name)
         if path is None or self._trainer.validation_data is None:

@@ -14,7 +14,8 @@ import numpy as np
 from shared.task import DeviceData, Task
 
 MIN_VALIDATION_EXAMPLES = 5
-"""Where the share gives fewer, none are held out: they would say little about a model, and training needs them more."""
+"""Where the share gives fewer, they make no validation part: they would say little about a model. Nothing trains on them
+either, for when data grow, they are part of one."""
 
 _SEED = b"fedpatch-val"
 _HASH_BYTES = 8
@@ -30,16 +31,12 @@ def validation_mask(inputs: np.ndarray, share: float, *, ordered: bool = False) 
             when the program restarts, when data grow, and in whatever order they are read; equal inputs share a side.
 
     Returns:
-        Booleans of shape (n,), True for validation. All False where `share` of n is less than MIN_VALIDATION_EXAMPLES, and
-        where every example, or none, would be held out.
+        Booleans of shape (n,), True for what is held out. As examples are added (at the end where `ordered`), none that was
+        False becomes True. One exception: all are False where a hash would hold every example out, for something must train.
     """
     count = len(inputs)
-    mask = np.zeros(count, bool)
-    if count * share < MIN_VALIDATION_EXAMPLES:
-        return mask
     if ordered:
-        mask[count - int(count * share) :] = True
-        return mask
+        return np.arange(count) >= count - int(count * share)
     limit = int(share * 2 ** (8 * _HASH_BYTES))
     mask = np.fromiter((_hash(example) < limit for example in inputs), bool, count)
     return np.zeros(count, bool) if mask.all() else mask
@@ -54,13 +51,16 @@ def with_validation(data: DeviceData, share: float, *, ordered: bool = False) ->
         ordered: As for `validation_mask`.
 
     Returns:
-        The same test data; training and validation data in the order of the training data before.
+        The same test data; training and validation data in the order of the training data before. Where `share` of them
+        is less than MIN_VALIDATION_EXAMPLES, the validation part is empty, and what is held out is in no part.
     """
     if data.val_x is not None:
         return data
     x, y = np.asarray(data.train_x), np.asarray(data.train_y)
     held_out = validation_mask(x, share, ordered=ordered)
     train, validation = (_first_and_last if ordered else _chosen)(held_out)
+    if len(x) * share < MIN_VALIDATION_EXAMPLES:
+        validation = slice(0)
     return replace(data, train_x=x[train], train_y=y[train], val_x=x[validation], val_y=y[validation])
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,9 @@ from simulator.uplink import SingleUpdates
 
 if TYPE_CHECKING:
     from simulator.cohort import Learner
+
+ChangeUpdate = Callable[[int, dict[str, Array], Mapping[str, Array]], dict[str, Array]]
+"""Makes another update of a client's, given the global model that it began with."""
 
 
 class SpooledLearner(SingleUpdates):
@@ -71,6 +74,12 @@ def fold_spooled(
     for client in clients:
         _file_of(folder, client).unlink()
     return folded
+
+
+def change_spooled(folder: Path, clients: Sequence[int], change: ChangeUpdate, base: Mapping[str, Array]) -> None:
+    """Put what `change` makes of each of these clients' updates in its place; `base` as for `fold_spooled`."""
+    for client in clients:
+        write_spooled(folder, client, change(client, read_spooled(folder, client), base))
 
 
 def write_spooled(folder: Path, client: int, arrays: Mapping[str, Array]) -> None:

@@ -82,22 +82,24 @@ def _row(arm: Arm, alone: Arm, metric: MetricTerms) -> Row:
 def recommend(arms: Sequence[Arm], metric: MetricTerms) -> tuple[str, str]:
     """Which arm to take, and why in one sentence.
 
-    It is the best in the mean. Of the policies that are as good within the noise, it is the one that keeps most private. Where
-    learning alone is as good as that one, it is learning alone.
+    It is learning alone where no policy beats it beyond the noise. Else, of the policies that do, it is the one that keeps most
+    private among those as good as the best within the noise.
     """
     alone = next(arm for arm in arms if arm.name == ALONE)
     policies = [arm for name in _MOST_PRIVATE_FIRST for arm in arms if arm.name == name]
-    best = max(policies, key=lambda arm: _mean(_gains(arm, alone, metric)))
-    chosen = next(arm for arm in policies if _as_good(arm, best, metric))
+    # Asked of each policy: to be as good within the noise is not transitive.
+    better = [arm for arm in policies if not _as_good(alone, arm, metric)]
+    best = max(better or policies, key=lambda arm: _mean(_gains(arm, alone, metric)))
+    label = metric.label
+    if not better:
+        return ALONE, (
+            f"no policy is better than learning alone beyond the noise ({label} {accuracy(_value(alone))} alone, "
+            f"{accuracy(_value(best))} with the best, {best.name}), so federation does not pay with these data and rounds"
+        )
+    chosen = next(arm for arm in better if _as_good(arm, best, metric))
     gains = _gains(chosen, alone, metric)
     share, gain = sum(one > 0 for one in gains) / len(gains), _mean(gains)
-    label = metric.label
-    if _as_good(alone, chosen, metric):
-        return ALONE, (
-            f"learning alone is as good or better here ({label} {accuracy(_value(alone))}): the best policy, {chosen.name}, "
-            f"has {accuracy(_value(chosen))}, so federation does not pay with these data and rounds"
-        )
-    ties = [arm.name for arm in policies if arm is not chosen and _as_good(arm, chosen, metric)]
+    ties = [arm.name for arm in better if arm is not chosen and _as_good(arm, chosen, metric)]
     equal = f"; {' and '.join(ties)} within the noise of it" if ties else ""
     return chosen.name, (
         f"take --private {chosen.name}: {label} {accuracy(_value(chosen))}, {gain:+.3g} over learning alone, and {share:.0%} "

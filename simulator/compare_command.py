@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -24,7 +25,7 @@ from simulator.computing import (
 from simulator.study import EVERYTHING, STRATEGIES_OF_MTFL, Study
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from simulator.compare import Arm, Row
@@ -64,7 +65,9 @@ def compare(  # noqa: PLR0913  (a command has as many arguments as it has option
     processes = worker_count(workers)
     with stoppable(STOPPING) as stopped:
         for name in (*POLICIES, ALONE):
-            if name != ALONE and (why := _why_not(found.build_model, name)):
+            with _failures_of(task):
+                why = "" if name == ALONE else _why_not(found.build_model, name)
+            if why:
                 say(f"{name}: left out: {why}")
                 continue
             studies = [
@@ -114,6 +117,19 @@ def _why_not(build_model: Callable[[], object], policy: str) -> str:
     return ""
 
 
+@contextmanager
+def _failures_of(task: str) -> Iterator[None]:
+    """Tell whatever the model, the loss and the metric raise, which are the user's, in a sentence with the task's name."""
+    try:
+        yield
+    except (FedpatchError, OSError):
+        raise
+    except Exception as error:
+        raise FedpatchError(
+            f"task {task!r} failed in the simulation: {type(error).__name__}: {error}; --debug shows where"
+        ) from error
+
+
 def _arm(name: str, studies: list[Study], workers: int, stopped: Callable[[], bool], root: Path | None) -> Arm | None:
     """All seeds of one arm; None where it was interrupted."""
     from simulator.compare import Arm
@@ -123,14 +139,8 @@ def _arm(name: str, studies: list[Study], workers: int, stopped: Callable[[], bo
     num_bytes = 0
     for study in studies:
         measured: dict[int, float] = {}
-        try:
+        with _failures_of(study.task):
             outcome = simulate(study, workers=workers, stopped=stopped, root=root, on_end=measured.update)
-        except (FedpatchError, OSError):
-            raise
-        except Exception as error:  # the model, the loss and the metric are the user's
-            raise FedpatchError(
-                f"task {study.task!r} failed in the simulation: {type(error).__name__}: {error}; --debug shows where"
-            ) from error
         if not outcome.complete:
             return None
         accuracies |= {(study.seed, client): value for client, value in measured.items()}

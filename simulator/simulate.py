@@ -36,7 +36,7 @@ from shared.task_trial import require_trainable
 from shared.tensors import Array, Schema
 from simulator import saved as states
 from simulator.baselines import check_baseline, kept_between_rounds, kind_of_steps
-from simulator.bounded import fold_spooled
+from simulator.bounded import ChangeUpdate, change_spooled, fold_spooled
 from simulator.cohort import Cohort, InProcess, Member, make_learner
 from simulator.features import can_leave_out_features, used_features
 from simulator.ground import Ground
@@ -108,10 +108,18 @@ def _play(
 
 
 class Simulation:
-    """A simulation between two rounds: `step` measures, and trains the round before if there was one."""
+    """A simulation between two rounds: `step` measures, and trains the round before if there was one.
+
+    `change` is applied to each update before it counts, whether or not there are bounds; `clipped` counts those bounded.
+    """
 
     def __init__(
-        self, study: Study, task: Task, population: Population, make_cohort: Callable[[Task, Ground], Cohort]
+        self,
+        study: Study,
+        task: Task,
+        population: Population,
+        make_cohort: Callable[[Task, Ground], Cohort],
+        change: ChangeUpdate | None = None,
     ) -> None:
         self.study, self.population = study, population
         self.metric = task.metric_terms
@@ -145,8 +153,9 @@ class Simulation:
         self._wire = Wire(study, travelling)
         self._plan = plan
         self._limits = Limits(parse_norm_bound(study.norm_bound), parse_examples_cap(study.max_num_examples))
-        bounded = study.norm_bound != UNBOUNDED and len(travelling) > 0
-        self._spool = TemporaryDirectory(prefix="fedpatch-simulate-") if bounded else None
+        self._change, self.clipped = change, 0
+        apart = (study.norm_bound != UNBOUNDED or change is not None) and len(travelling) > 0
+        self._spool = TemporaryDirectory(prefix="fedpatch-simulate-") if apart else None
         spool = None if self._spool is None else Path(self._spool.name)
         ground = Ground(study, population, features, self.patches, plan, travelling, self._wire.uplink, spool)
         self._cohort = make_cohort(task, ground)
@@ -261,16 +270,21 @@ class Simulation:
     def _folded(self, selected: list[int]) -> Folded | None:
         if self._spool is None:
             return None
-        return fold_spooled(
-            Path(self._spool.name),
+        folder, base = Path(self._spool.name), self._wire.read(self.server)
+        if self._change is not None:
+            change_spooled(folder, selected, self._change, base)
+        folded = fold_spooled(
+            folder,
             selected,
             self.population.num_examples,
             schema=self.strategy.travelling(self.public),
             state=self.server,
-            base=self._wire.read(self.server),
+            base=base,
             limits=self._limits,
             plan=self._plan,
         )
+        self.clipped += len(folded.clipped)
+        return folded
 
     def _members(self, selected: list[int]) -> list[Member]:
         examples = self.population.num_examples

@@ -68,7 +68,7 @@ def test_the_reported_figure_is_what_the_published_model_scores_on_new_data(tmp_
 
     Chosen on the thirty test examples, the models reported 0.63 where they scored 0.50.
     """
-    task = replace(TOY, ordered=ordered)
+    task = replace(TOY, validation_share=0.1, ordered=ordered)
     reported, honest, chosen = [], [], []
     for index in range(DEVICES):
         device = Device(tmp_path / f"device-{index}", task, split_for(task, _coin_flips(index)))
@@ -118,7 +118,7 @@ def test_training_sees_neither_validation_nor_test_examples(tmp_path, made_by):
     data = DeviceData(*train, *_numbered(20, 1000))
     if made_by == "task":
         data = replace(data, val_x=_numbered(30, 500)[0], val_y=_numbered(30, 500)[1])
-    task = replace(TOY, build_model=_Watched, loss=loss, ordered=made_by == "time")
+    task = replace(TOY, validation_share=0.1, build_model=_Watched, loss=loss, ordered=made_by == "time")
     split = split_for(task, data)
     device = Device(tmp_path / "ann", task, split)
     device.play(4)
@@ -143,7 +143,7 @@ def _counting_task(ordered: bool) -> Task:
         count = int(data_version(spec, root))
         return DeviceData(x[100:][:count], y[100:][:count], x[:100], y[:100])
 
-    return replace(TOY, load_data=load_data, data_version=data_version, ordered=ordered)
+    return replace(TOY, validation_share=0.1, load_data=load_data, data_version=data_version, ordered=ordered)
 
 
 @pytest.mark.parametrize("ordered", [False, True])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 from device_agent.new_task.skeleton import KINDS, module_name, render, write_skeleton
 from shared.errors import UsageError
 from shared.task import find_task
+from shared.validation import split_for
 from tests.programs import install
 from tests.system.commands import run
 
@@ -118,6 +120,25 @@ def test_the_declared_entry_point_makes_the_task_known(kind, tmp_path, monkeypat
     task = find_task("my-room")
     expected = ("accuracy", "max") if kind == "classification" else ("MAE", "min")
     assert (task.name, task.metric_name, task.metric_goal) == ("my-room", *expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_new_task_with_two_files_that_grow_holds_out_nothing_that_was_trained_on(
+    kind, tmp_path, monkeypatch, no_module
+):
+    """The device's readings, as they are split for training: the file that comes first by name grows, too."""
+    monkeypatch.syspath_prepend(str(write_skeleton("my-room", kind, tmp_path)[0].parent))
+    module, folder = importlib.import_module("my_room_task"), tmp_path / "device"
+    trained: set[tuple[float, ...]] = set()
+    for name in ("kitchen.csv", "living.csv", "kitchen.csv", "living.csv", "attic.csv"):
+        if (folder / name).exists():
+            (folder / name).rename(folder / "readings.csv")
+        module.write_sample(folder, len(name), 400)
+        (folder / "readings.csv").rename(folder / name)
+        data = split_for(module.TASK, module.load_data("device", tmp_path))
+        assert data.val_x is not None and len(data.val_x) == pytest.approx(len(data.train_x) / 9, rel=0.05)
+        assert not trained & set(map(tuple, data.val_x.tolist()))
+        trained |= set(map(tuple, data.train_x.tolist()))
 
 
 @pytest.mark.slow

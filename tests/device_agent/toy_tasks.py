@@ -94,8 +94,21 @@ def _mishap_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(outputs, targets)
 
 
-TOY = Task("toy", "random numbers", build_model, load_data, F.cross_entropy, accuracy, batch_size=5)
-SLOW = Task("toy", "takes its time and prints", build_model, load_data, _slow_chatty_loss, accuracy, batch_size=5)
-MISHAP = Task("toy", "runs out of memory", build_model, load_data, _mishap_loss, accuracy, batch_size=5)
+TOY = Task(
+    "toy", "random numbers", build_model, load_data, F.cross_entropy, accuracy, batch_size=5, validation_share=0.0
+)
+SLOW = Task(
+    "toy",
+    "takes its time and prints",
+    build_model,
+    load_data,
+    _slow_chatty_loss,
+    accuracy,
+    batch_size=5,
+    validation_share=0.0,
+)
+MISHAP = Task(
+    "toy", "runs out of memory", build_model, load_data, _mishap_loss, accuracy, batch_size=5, validation_share=0.0
+)
 
 torch.set_num_threads(1)

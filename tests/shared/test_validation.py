@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shared.errors import DataError, UsageError
@@ -41,11 +41,12 @@ def _rows(*parts: np.ndarray | None) -> list[tuple[float, ...]]:
 
 @given(COUNTS, SHARES, st.booleans())
 def test_a_split_shares_out_every_example_once_and_keeps_order_targets_and_test_data(count, share, ordered):
-    """Training and validation data, merged by their targets, are what the training data were."""
+    """Training and validation data, merged by their targets, are what the training data were, but for what is set aside."""
     data = replace(_data(count), train_y=np.arange(count))
     split, val_x, val_y = _split(data, share, ordered=ordered)
     targets = np.concatenate([split.train_y, val_y])
-    assert sorted(targets.tolist()) == list(range(count))
+    aside = validation_mask(data.train_x, share, ordered=ordered) & (count * share < MIN_VALIDATION_EXAMPLES)
+    assert sorted([*targets.tolist(), *np.flatnonzero(aside).tolist()]) == list(range(count))
     assert np.array_equal(np.concatenate([split.train_x, val_x]), data.train_x[targets])
     for part in (split.train_y, val_y):
         assert np.array_equal(part, np.sort(part))
@@ -59,34 +60,50 @@ def test_an_unordered_split_depends_on_the_example_alone(count, share, random):
     inputs = _inputs(count)
     held_out = dict(zip(_rows(inputs), validation_mask(inputs, share), strict=True))
     chosen = inputs[random.sample(range(count), random.randint(1, count))]
-    if len(chosen) * share >= MIN_VALIDATION_EXAMPLES:
-        for row, out in zip(_rows(chosen), validation_mask(chosen, share), strict=True):
-            assert out == held_out[row] or not any(validation_mask(chosen, share))
+    for row, out in zip(_rows(chosen), validation_mask(chosen, share), strict=True):
+        assert out == held_out[row] or not any(validation_mask(chosen, share))
 
 
 @given(st.lists(st.integers(1, 80), min_size=2, max_size=6), SHARES, st.booleans())
+@example([49, 3], 0.1, True)
+@example([49, 11], 0.1, False)
 def test_growing_data_hold_out_nothing_that_was_trained_on(growth, share, ordered):
-    """As soon as there is a validation part. By time, it moves on; otherwise, it keeps its examples."""
+    """From the first example that is left to train on. By time, the validation part moves on; otherwise, it only grows."""
     inputs = _inputs(sum(growth))
     trained: set[tuple[float, ...]] = set()
     before: set[tuple[float, ...]] = set()
     for count in np.cumsum(growth):
         now = inputs[:count]
-        mask = validation_mask(now, share, ordered=ordered)
-        if not mask.any():
+        if not ordered and _all_would_be_held_out(now, inputs, share):
             continue
-        held_out = set(_rows(now[mask]))
+        split, val_x, _ = _split(replace(_data(count), train_x=now), share, ordered=ordered)
+        held_out = set(_rows(val_x))
         assert not held_out & trained
         assert ordered or before <= held_out
-        trained |= set(_rows(now[~mask]))
+        trained |= set(_rows(split.train_x))
         before = held_out
+
+
+def _all_would_be_held_out(some: np.ndarray, of: np.ndarray, share: float) -> bool:
+    """Whether a hash leaves none of the first examples to train on, which happens where there are one or two."""
+    return bool(validation_mask(of, share)[: len(some)].all())
+
+
+def test_few_examples_that_are_held_out_are_neither_trained_on_nor_chosen_by():
+    """Four of forty: the next ones make them a validation part."""
+    for ordered in (False, True):
+        data = _data(40)
+        mask = validation_mask(data.train_x, 0.1, ordered=ordered)
+        split, val_x, _ = _split(data, 0.1, ordered=ordered)
+        assert mask.any() and len(val_x) == 0
+        assert np.array_equal(split.train_x, data.train_x[~mask])
 
 
 @given(COUNTS, SHARES)
 def test_an_ordered_split_holds_out_the_last_examples(count, share):
     """So many as the share says, rounded down."""
     mask = validation_mask(_inputs(count), share, ordered=True)
-    expected = int(count * share) if count * share >= MIN_VALIDATION_EXAMPLES else 0
+    expected = int(count * share)
     assert mask.sum() == expected
     assert not mask[: count - expected].any()
 
@@ -102,12 +119,11 @@ def test_the_split_is_the_same_in_every_version():
     assert np.flatnonzero(validation_mask(np.arange(60.0).reshape(-1, 1), 0.1)).tolist() == [1, 6, 15, 19, 38]
 
 
-@pytest.mark.parametrize("count", [1, 2, 49])
-@pytest.mark.parametrize("ordered", [False, True])
-def test_tiny_data_are_all_trained_on(count, ordered):
-    """A tenth of fewer than fifty is less than five examples."""
-    split, val_x, _ = _split(_data(count), 0.1, ordered=ordered)
-    assert (len(split.train_x), val_x.shape) == (count, (0, 3))
+@pytest.mark.parametrize(("count", "trained"), [(1, 1), (9, 9), (10, 9), (49, 45)])
+def test_of_tiny_data_the_last_tenth_is_left_for_later(count, trained):
+    """A tenth of fewer than fifty is less than five examples: too few to choose a model by."""
+    split, val_x, _ = _split(_data(count), 0.1, ordered=True)
+    assert (len(split.train_x), val_x.shape) == (trained, (0, 3))
 
 
 def test_fifty_examples_are_split():
@@ -158,7 +174,9 @@ def test_the_tasks_own_validation_part_is_left_alone():
 def test_share_and_order_are_the_tasks():
     """A tenth, at random, unless it says otherwise."""
     data = _data(100)
-    assert np.array_equal(split_for(TOY, data).train_x, with_validation(data, 0.1).train_x)
+    assert np.array_equal(
+        split_for(replace(TOY, validation_share=0.1), data).train_x, with_validation(data, 0.1).train_x
+    )
     by_time = split_for(replace(TOY, ordered=True, validation_share=0.2), data)
     assert np.array_equal(by_time.train_x, data.train_x[:80])
     assert len(split_for(replace(TOY, validation_share=0.0), data).train_x) == 100

@@ -43,5 +43,6 @@ TASK = Task(
     metric_goal="min",
     learning_rates={"fedavg": 0.05},
     demo_data="{index}",
+    validation_share=0.0,
 )
 REFERENCE = "tests.simulator.regression_task:TASK"

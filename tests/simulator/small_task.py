@@ -48,8 +48,12 @@ def load_data(spec: str, _root: Path) -> DeviceData:
     return DeviceData(x[:train], y[:train], x[train:], y[train:])
 
 
-TASK = Task("small", "random numbers", build_model, load_data, cross_entropy, accuracy, batch_size=6)
-BRANCHED = Task("branched", "random numbers", Branched, load_data, cross_entropy, accuracy, batch_size=6)
+TASK = Task(
+    "small", "random numbers", build_model, load_data, cross_entropy, accuracy, batch_size=6, validation_share=0.0
+)
+BRANCHED = Task(
+    "branched", "random numbers", Branched, load_data, cross_entropy, accuracy, batch_size=6, validation_share=0.0
+)
 REFERENCE = "tests.simulator.small_task:TASK"
 
 torch.set_num_threads(1)

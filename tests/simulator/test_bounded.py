@@ -8,12 +8,48 @@ import pytest
 
 from shared.errors import UsageError
 from shared.task import find_task
-from simulator.simulate import simulate
+from simulator.cohort import InProcess, make_learner
+from simulator.simulate import Simulation, simulate
 from simulator.study import Study
 from simulator.terms import make_study
-from tests.simulator.studies import STRATEGIES, Deployed, assert_close, simulation_of, study_of
+from tests.simulator.studies import STRATEGIES, UNEVEN, Deployed, assert_close, population_of, simulation_of, study_of
 
 TIGHT = "auto:0.8"
+
+
+@pytest.mark.parametrize(("bound", "expected"), [("off", 0), ("auto:2", 3)])
+def test_simulation_with_changed_updates_folds_what_was_made_of_them(bound, expected):
+    """One client of all sends values a thousand times as far away: bounded in each of three rounds, or not at all."""
+    study, task = study_of("fedavg", "affine", participation=1.0, norm_bound=bound), UNEVEN
+    seen: list[int] = []
+
+    def change(client, update, base):
+        seen.append(client)
+        return {name: base[name] + 1000 * (update[name] - base[name]) for name in update} if client == 1 else update
+
+    simulation = Simulation(study, task, population_of(study, task), one_process, change)
+    for _ in range(4):
+        simulation.step()
+    simulation.close()
+    assert sorted(seen) == sorted(3 * list(range(study.clients)))
+    assert simulation.clipped == expected
+
+
+def test_simulation_whose_updates_are_changed_to_themselves_is_the_same_to_the_last_digits():
+    """To keep updates apart changes nothing but the order of sums."""
+    study = study_of("fedavg", "affine", participation=1.0)
+    plain = simulation_of(study)
+    apart = Simulation(study, UNEVEN, population_of(study, UNEVEN), one_process, lambda client, update, base: update)
+    for _ in range(3):
+        plain.step()
+        apart.step()
+    apart.close()
+    assert_close(apart.server.tensors, plain.server.tensors)
+
+
+def one_process(task, ground):
+    """As the simulator has it for one worker."""
+    return InProcess(make_learner(task, ground))
 
 
 @pytest.mark.parametrize("encoding", ["fp32", "fp16"])

@@ -43,6 +43,27 @@ def test_learning_alone_is_recommended_where_no_policy_is_better():
     assert "federation does not pay" in sentence
 
 
+ALONE_OF_SIX = arm(ALONE, *[0.7] * 6)
+SURE = arm("none", 0.731, 0.733, 0.732, 0.731, 0.733, 0.732)
+NOISY = arm("all", 0.84, 0.64, 0.80, 0.66, 0.81, 0.66)
+"""In the mean +0.035, and no better than alone beyond the noise; SURE is +0.032 for everybody."""
+
+
+def test_recommend_where_a_noisy_policy_is_within_the_noise_of_all_takes_the_one_that_beats_learning_alone():
+    """To be as good within the noise is not transitive: a noisy policy is as good as a better one and as learning alone."""
+    choice, sentence = recommend([SURE, NOISY, ALONE_OF_SIX], MetricTerms())
+    assert choice == "none"
+    assert "+0.032 over learning alone, and 100% of the clients gain" in sentence
+
+
+def test_recommend_where_the_best_mean_is_within_the_noise_of_alone_says_that_no_policy_is_better():
+    """The sentence says nothing of learning alone that its figure, here a lower one, would belie."""
+    choice, sentence = recommend([NOISY, ALONE_OF_SIX], MetricTerms())
+    assert choice == ALONE
+    assert sentence.startswith("no policy is better than learning alone beyond the noise")
+    assert "federation does not pay" in sentence
+
+
 def test_of_policies_that_are_equal_the_most_private_is_recommended():
     """Of policies that are equal the most private is recommended."""
     arms = [arm("none", 0.9, 0.8), arm("all", 0.8, 0.9), arm(ALONE, 0.1, 0.2)]
@@ -68,6 +89,21 @@ def test_compare_on_digits_prints_every_arm_and_a_recommendation():
 
 def _plain_model() -> nn.Module:
     return nn.Sequential(nn.Linear(64, 10))
+
+
+def _no_model() -> nn.Module:
+    raise ValueError("no layers given")
+
+
+NO_MODEL = replace(DIGITS, build_model=_no_model)
+
+
+def test_compare_with_a_build_model_that_raises_is_told_as_a_failure_of_the_task():
+    """In one sentence with the task's name, as what fails later in a simulation is."""
+    task = "tests.simulator.test_compare:NO_MODEL"
+    done = CliRunner().invoke(app, ["compare", "--task", task, "--clients", "2", "--rounds", "1", "--workers", "1"])
+    said = done.stderr + str(done.exception)
+    assert f"task '{task}' failed in the simulation: ValueError: no layers given" in said, (done.output, done.exception)
 
 
 NO_BATCH_NORM = replace(DIGITS, build_model=_plain_model)

@@ -30,7 +30,7 @@ def _unused(*_: object) -> None:
 
 def _task(load: Callable[[int], DeviceData]) -> Task:
     """A task of somebody's own: client i's spec is just its number, and there is no `load_many`."""
-    return Task("own", "for tests", _unused, lambda spec, root: load(int(spec)), _unused, _unused)  # type: ignore[arg-type]
+    return Task("own", "for tests", _unused, lambda spec, root: load(int(spec)), _unused, _unused, validation_share=0.0)  # type: ignore[arg-type]
 
 
 def _data(train: int, test: int, first: int = 0, dtype: type = np.float32, wide: int = 3) -> DeviceData:
