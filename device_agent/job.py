@@ -273,8 +273,7 @@ class Job:
             return []
         self._incoming.stop()
         self.state, self._training_key, self._says.trained = JobState.TRAINING, self.key, (0, 1)
-        download_s, left_s = now - self._accepted_at, max(0.0, self._deadline - now)
-        train = Train(self.key, self._request, download_s, self._incoming.way, left_s)
+        train = Train(self.key, self._request, now - self._accepted_at, self._incoming.way, self._deadline)
         return [self._says.progress(self.key), train]
 
     def _sends(self, parts: list[Offer | SendChunk]) -> list[Effect]:

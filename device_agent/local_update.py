@@ -108,7 +108,7 @@ class LocalUpdate:
         )
         if result is None:
             return None
-        alone = self._independent.train(command, result, cancelled) if command.independent_limit_s else None
+        alone = self._independent.train(command, result, cancelled) if command.independent_ends_at else None
         if cancelled():
             return None
         update, patch = _taken_apart(result, policy, schema, public)

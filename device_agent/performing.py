@@ -51,8 +51,6 @@ _log = logging.getLogger("fedpatch.agent")
 
 # A process that has torch loaded holds hundreds of megabytes; to start another takes a Pi half a minute.
 LONG_REST_S = 300.0
-# Of the time that a round will still wait: the longest that the measure of learning alone may take of it.
-INDEPENDENT_SHARE = 0.5
 
 
 @dataclass(frozen=True)
@@ -318,7 +316,7 @@ class Performer:
                 held=way.held,
                 steps=tuple(ModelStep(str(self._downloads.path(one.manifest.digest)), one) for one in way.steps),
                 download_s=effect.download_s,
-                independent_limit_s=effect.left_s * INDEPENDENT_SHARE if effect.request.measure_independent else 0.0,
+                independent_ends_at=effect.ends_at if effect.request.measure_independent else 0.0,
             )
         )
         return []

@@ -69,7 +69,8 @@ class TrainCommand:
     The answers repeat `key`: the same round may be asked for again, in another epoch and from another base. `schema` is
     the digest of the model's schema that the coordinator told (without moments), `private` the patch policy's text,
     `base` the digest of the global model, `encoding` and `chunk_bytes` those of the update, which goes to `update_path`.
-    `independent_limit_s` is the longest that it may take to measure what learning alone gives; 0: that is not measured.
+    What learning alone gives is measured where `independent_ends_at` is not 0: when the round stops waiting for the update, by
+    time.monotonic(), which is one clock for all processes of a device.
     """
 
     key: JobKey
@@ -86,7 +87,7 @@ class TrainCommand:
     held: str = ""
     steps: tuple[ModelStep, ...] = ()
     hold: bool = False
-    independent_limit_s: float = 0.0
+    independent_ends_at: float = 0.0
 
 
 @dataclass(frozen=True)

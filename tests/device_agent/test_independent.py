@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,7 +41,8 @@ class Device:
 
     def play(self, round=1, limit_s=LIMIT_S, cancelled=lambda: False, **changes):
         """The report as it travels, and the update's tensors."""
-        command = self.scene.command(round=round, independent_limit_s=limit_s, **changes)
+        ends_at = time.monotonic() + limit_s if limit_s else 0.0
+        command = self.scene.command(round=round, independent_ends_at=ends_at, **changes)
         done = self.update.run(command, lambda *_: None, cancelled)
         return None if done is None else self.scene.update(done[0])
 
@@ -153,6 +155,36 @@ def test_a_cancel_during_the_measure_saves_nothing(tmp_path):
     assert device.play(2, cancelled=cancelled) is None
     assert next(device.patches.glob("*.patch")).read_bytes() == patch
     assert not list((device.patches / "independent").glob("*.patch"))
+
+
+@pytest.mark.parametrize(
+    ("trained_s", "download_s", "measured"), [(59.0, 0.0, True), (70.0, 0.0, False), (0.0, 70.0, False)]
+)
+def test_a_measure_after_long_training_is_given_up_in_time_for_the_upload(
+    tmp_path, monkeypatch, trained_s, download_s, measured
+):
+    """A measure has half of what training left of the round, less the time of the download; here it needs 20 s of 100."""
+    device = Device(tmp_path)
+    clock = [1000.0]
+    monkeypatch.setattr("device_agent.independent.time.monotonic", lambda: clock[0])
+    real = device.trainer.run
+
+    def run(*args, **named):
+        own = named.get("measure_before", True)
+        per_step_s = (trained_s if own else 20.0) / device.scene.plan.steps_for(23)
+
+        def on_step(done, total):
+            clock[0] += per_step_s
+
+        return real(*args, **{**named, "on_step": on_step})
+
+    monkeypatch.setattr(device.trainer, "run", run)
+    command = device.scene.command(round=2, independent_ends_at=1100.0, download_s=download_s)
+    done = device.update.run(command, lambda *_: None, lambda: False)
+    assert done is not None
+    report = done[1]
+    assert (report.user_accuracy_independent is not None) is measured
+    assert clock[0] < 1100.0
 
 
 def test_a_device_that_does_not_count_trains_nothing_alone(tmp_path):
