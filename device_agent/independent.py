@@ -78,14 +78,12 @@ class IndependentModel:
             self._trainer.load(result.tensors)
         return None
 
-    def save(self, alone: Alone) -> bool:
-        """Keep the state for the next measure; False, and a line in the log, where the disk refuses."""
+    def save(self, alone: Alone) -> None:
+        """Keep the state for the next measure; where the disk refuses, that goes on from an older one, and the log says so."""
         try:
             self._opened().save(alone.record)
         except StateError as error:
-            self._note(str(error))
-            return False
-        return True
+            log.warning("learning alone: the model trained alone is not kept: %s", error)
 
     def _train(self, command: TrainCommand, steps: int, stopped: Callable[[], bool]) -> Alone | None:
         task, key = self._trainer.task, command.key

@@ -81,9 +81,10 @@ class LocalUpdate:
         on_step: Callable[[int, int], None],
         cancelled: Callable[[], bool],
     ) -> tuple[Manifest, UpdateReport] | None:
-        """Train, save the patch, write the update to `command.update_path` (0600); None, nothing saved, when cancelled.
+        """Train, save the patch, write the update to `command.update_path` (0600); None, no update, when cancelled.
 
-        The patch is saved before the update, and so is what its encoding leaves out: where there is an update, there is what
+        A cancel in training leaves nothing, one in the measure of learning alone the patch, as one in the upload does. The
+        patch is saved before the update, and so is what its encoding leaves out: where there is an update, there is what
         belongs to it. A round that is done again gives the same values. Raises WireError for a damaged model or steps that do
         not lead to it, SchemaMismatch for one of another shape, UsageError for a plan or policy that cannot be followed,
         UpdateRefused where training diverged, DataError, and StateError for files.
@@ -108,18 +109,20 @@ class LocalUpdate:
         )
         if result is None:
             return None
-        alone = self._independent.train(command, result, cancelled) if command.independent_ends_at else None
-        if cancelled():
-            return None
         update, patch = _taken_apart(result, policy, schema, public)
         self._floor.note(patch, trainer.schema)
         after = PatchState(patch, before.batches_done + result.steps)
         self._store.save(PatchRecord(key, command.key.run, command.key.round, before, after))
+        alone = self._independent.train(command, result, cancelled) if command.independent_ends_at else None
+        if cancelled():
+            return None
         report = _report(command, result)
-        if alone and self._independent.save(alone):
+        if alone:
             report = replace(report, user_accuracy_independent=alone.user_accuracy)
         step = _Step(key, public, model, update, update_seed(plan.seed, self._device_id, before.batches_done))
         manifest = self._write_update(command, step, report)
+        if alone:  # last: it is as large as the model, and may fill the disk
+            self._independent.save(alone)
         self._trained = command, result
         return manifest, report
 

@@ -171,7 +171,7 @@ class TrainFailed:
 
 @dataclass(frozen=True)
 class TrainCancelled:
-    """Stopped as asked: there is no update, and the patch is as it was."""
+    """Stopped as asked: there is no update. The patch is as it was, unless training had ended."""
 
     key: JobKey
 
