@@ -84,8 +84,13 @@ class OwnerLimits:
             _log.warning("private: a request with %s would publish %s", request.private, listing(lacking))
             why = f"the request keeps {request.private} private, the owner of this device at least {least}"
             return _no(DeclineReason.PRIVATE_POLICY, f"{why}; {listing(lacking)} would leave it")
-        limits = {"max_steps": self._max_steps, "max_epochs": self._max_epochs}
-        why = why_too_long(request.plan, model.num_examples, **limits)
+        why = why_too_long(
+            request.plan,
+            model.num_examples,
+            max_steps=self._max_steps,
+            max_epochs=self._max_epochs,
+            measured=request.measure_independent,
+        )
         return _no(DeclineReason.PLAN_LIMIT, why) if why else None
 
     def why_not_send(self, request: WorkRequest | None, manifest: Manifest) -> str:

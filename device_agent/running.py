@@ -141,6 +141,8 @@ def setup_of(settings: AgentSettings, directory: Path, device: str) -> Setup:
         keep_margin=settings.keep_margin,
         held_dir=str(directory / HELD_DIRECTORY),
         private=settings.private,
+        max_steps=settings.max_steps,
+        max_epochs=settings.max_epochs,
     )
 
 

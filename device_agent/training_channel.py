@@ -34,7 +34,7 @@ class Setup:
     and `max_memory_mib` (0: no limit) bind the process itself (device_agent.restraint). `models_dir` is where personal
     models are staged (empty: none are), `keep_margin` how much worse one may be. `held_dir` is where the global model is
     held from one round to the next (empty: nowhere). `private` is the owner's policy of what stays at least (empty: the
-    default).
+    default). `max_steps` and `max_epochs` bound a round's plan (0: no limit).
     """
 
     task_ref: str
@@ -49,6 +49,8 @@ class Setup:
     keep_margin: float = 0.0
     held_dir: str = ""
     private: str = ""
+    max_steps: int = 0
+    max_epochs: int = 0
 
 
 @dataclass(frozen=True)

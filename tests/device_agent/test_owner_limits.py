@@ -107,6 +107,9 @@ class TestUpdate:
         (replace(PLAN, epochs=101), "max_epochs = 100"),
         (replace(PLAN, batch_size=10, epochs=100), ""),
         (replace(PLAN, steps=5, epochs=101), ""),
+        (replace(PLAN, steps=100, batch_size=1_000_000), ""),
+        (replace(PLAN, steps=101, batch_size=1_000_000), "max_epochs = 100"),
+        (replace(PLAN, steps=99_000, batch_size=10), "max_epochs = 100"),
         (replace(PLAN, batch_size=1, epochs=100), "max_steps = 100000"),
     ],
 )
@@ -114,6 +117,30 @@ def test_a_plan_is_within_the_owners_limits_or_names_the_one_it_exceeds(plan, li
     """Of 6,000 examples."""
     assert limit in why_too_long(plan, 6000, max_steps=100_000, max_epochs=100)
     assert bool(limit) == bool(why_too_long(plan, 6000, max_steps=100_000, max_epochs=100))
+
+
+@pytest.mark.parametrize(
+    ("plan", "limit"),
+    [
+        (replace(PLAN, steps=50_001, batch_size=1), "max_steps = 100000"),
+        (replace(PLAN, steps=51, batch_size=6000), "max_epochs = 100"),
+        (replace(PLAN, epochs=51), "max_epochs = 100"),
+        (replace(PLAN, steps=50), ""),
+    ],
+)
+def test_a_plan_counts_twice_where_learning_alone_is_measured_too(tmp_path, plan, limit):
+    """A measure takes as many steps as the round."""
+    assert why_too_long(plan, 6000, max_steps=100_000, max_epochs=100) == ""
+    assert limit in why_too_long(plan, 6000, max_steps=100_000, max_epochs=100, measured=True)
+    assert bool(limit) == bool(why_too_long(plan, 6000, max_steps=100_000, max_epochs=100, measured=True))
+
+
+def test_a_request_to_measure_counts_twice(tmp_path):
+    """As its plan alone would be within the limit."""
+    request = replace(REQUEST, plan=replace(REQUEST.plan, steps=60, batch_size=1))
+    limits = limits_of(tmp_path, max_steps=100)
+    assert limits.refusal(TASK, request) is None
+    assert limits.refusal(TASK, replace(request, measure_independent=True)) is not None
 
 
 def test_a_plan_without_end_is_declined_before_a_download(tmp_path):
