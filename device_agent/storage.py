@@ -76,7 +76,7 @@ class Storage:
         if request.measure_independent:
             needed += _alone_bytes(request)
         # Parts of the same model are gone on with, others make room for it.
-        needed -= sum(_size(path) for path in (self._directory / DOWNLOADS).glob("*"))
+        needed -= sum(_held_bytes(path) for path in (self._directory / DOWNLOADS).glob("*"))
         free = disk.f_bavail * disk.f_frsize
         readonly = bool(disk.f_flag & os.ST_RDONLY)
         if free >= needed and not readonly:
@@ -134,6 +134,14 @@ def _alone_bytes(request: WorkRequest) -> int:
     """About what the model that is trained alone takes: its state before a round and after it, with all moments of Adam."""
     plan = request.plan
     return request.model.raw_bytes * (6 if plan.client_optimizer == "adam" and not plan.moments else 2)
+
+
+def _held_bytes(path: Path) -> int:
+    """What the disk has given the file; one that is being downloaded has the size of the whole from the beginning."""
+    try:
+        return path.stat().st_blocks * 512
+    except OSError:
+        return 0
 
 
 def _size(path: Path) -> int:

@@ -155,6 +155,20 @@ def test_parts_of_the_model_on_a_small_disk_count_as_room(disk: SmallDisk):
     assert Storage(disk.path).problem(TASK, request) is not None
 
 
+def test_part_of_the_model_that_has_just_begun_counts_by_what_the_disk_holds_of_it(disk: SmallDisk):
+    """Its file has the size of the whole from the first chunk on, and is empty for the most part."""
+    blob = replace(NOW.model, size_bytes=600_000)
+    request = replace(NOW, model=blob, encoding="delta-int8")
+    (disk.path / "downloads").mkdir()
+    with (disk.path / "downloads" / f"{blob.digest}.part").open("wb") as part:
+        part.write(bytes(8192))
+        part.truncate(blob.size_bytes)
+    (disk.path / "other").write_bytes(bytes(400_000))
+    found = Storage(disk.path).problem(TASK, request)
+    assert found is not None
+    assert found.verdict.condition is Condition.LOW_DISK
+
+
 def test_state_of_learning_alone_counts_as_room(disk: SmallDisk):
     """Where the round measures that; it holds the whole model twice, with Adam its moments too."""
     blob = replace(NOW.model, raw_bytes=200_000)
