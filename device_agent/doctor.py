@@ -92,7 +92,8 @@ def _check_stored(directory: Path, checkup: Checkup) -> None:
         (checkup.fail if declines else checkup.warn)("stored", text, mend)
     if not found and any((directory / name).exists() for name in (PATCHES, SPOOL)):
         checkup.good(
-            "stored", "patches, residuals, held model, waiting update and personal models are what was written"
+            "stored",
+            "patches, residuals, models trained alone, held model, waiting update and personal models are what was written",
         )
 
 

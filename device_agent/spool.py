@@ -82,8 +82,15 @@ class Spool:
 
     @classmethod
     def problem(cls, directory: Path) -> str:
-        """What is wrong with the update that waits in `directory`, "" where nothing is or none waits; changes nothing."""
-        note, update = directory / NOTE, directory / UPDATE
+        """What is wrong with the update that waits in `directory`, to be committed or for its personal model; changes nothing.
+
+        "" where nothing is, or none waits.
+        """
+        problems = (cls._problem(directory / note, directory / UPDATE) for note in (NOTE, COMMITTED))
+        return next(filter(None, problems), "")
+
+    @staticmethod
+    def _problem(note: Path, update: Path) -> str:
         try:
             if file_digest(update) != _read_note(note).manifest.digest:
                 return f"{update}: the update that waits is damaged (its SHA-256 does not fit)"

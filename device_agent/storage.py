@@ -15,7 +15,7 @@ from device_agent.held_model import DIRECTORY as HELD
 from device_agent.held_model import HeldModel
 from device_agent.model_store import DIRECTORY as MODELS
 from device_agent.model_store import ModelStore
-from device_agent.patch_store import RESIDUAL_LINE, RESIDUAL_SUFFIX, PatchKey, patch_problem
+from device_agent.patch_store import INDEPENDENT, RESIDUAL_LINE, RESIDUAL_SUFFIX, PatchKey, patch_problem
 from device_agent.patch_store import SUFFIX as PATCH_SUFFIX
 from device_agent.spool import Spool
 from device_agent.ways import expected_bytes, way_to
@@ -92,12 +92,17 @@ def patch_mend(path: Path) -> str:
     return f"move {path} and {previous_of(path).name} away to begin again with the initial patch: {_LOST}"
 
 
+def _alone_mend(path: Path) -> str:
+    return f"delete {path} and {previous_of(path).name}: learning alone is measured from its beginning again"
+
+
 def stored_problems(directory: Path) -> Iterator[tuple[bool, str, str]]:
     """Each file of the agent's state that is damaged: whether rounds are declined for it, what is wrong, the mend.
 
     Everything is read to its end and nothing is changed. StateError where a directory cannot be read.
     """
     yield from _patch_problems(directory / PATCHES)
+    yield from _patch_problems(directory / PATCHES / INDEPENDENT)
     for path in sorted((directory / PATCHES).glob(f"*{RESIDUAL_SUFFIX}*")):
         try:
             unseal(path, RESIDUAL_LINE, path.read_bytes(), "a residual")
@@ -122,7 +127,8 @@ def _patch_problems(directory: Path) -> Iterator[tuple[bool, str, str]]:
     names = {path.name.removesuffix(".previous") for path in directory.glob(f"*{PATCH_SUFFIX}*")}
     for path in sorted(directory / name for name in names if name.endswith(PATCH_SUFFIX)):
         if problem := patch_problem(path):
-            yield True, problem, patch_mend(path)
+            alone = directory.name == INDEPENDENT
+            yield not alone, problem, _alone_mend(path) if alone else patch_mend(path)
             continue
         for version in (path, previous_of(path)):
             if version.exists() and (problem := patch_problem(version, alone=True)):

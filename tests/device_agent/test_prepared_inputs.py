@@ -142,7 +142,7 @@ def test_evaluate_with_another_prepare_than_in_training_is_refused(state_dir, pl
         evaluate_model(model, changed, "good", Path())
     with pytest.raises(UsageError, match="the task has no prepare now"):
         evaluate_model(model, replace(TASK, prepare=None), "good", Path())
-    with pytest.raises(UsageError, match="trained without a `prepare`, and task .* has one now"):
+    with pytest.raises(UsageError, match=r"trained without a `prepare`, and task .* has one now"):
         evaluate_model(plain, replace(PLAIN, prepare=TASK.prepare), "good", Path())
 
 

@@ -19,7 +19,7 @@ from device_agent.effects import JobKey
 from device_agent.held_model import Held, HeldModel
 from device_agent.job import Job
 from device_agent.model_store import ModelStore
-from device_agent.patch_store import PatchKey, PatchRecord, PatchState, PatchStore
+from device_agent.patch_store import INDEPENDENT, PatchKey, PatchRecord, PatchState, PatchStore
 from device_agent.residuals import ResidualOf, ResidualStore
 from device_agent.spool import Spool, Spooled
 from device_agent.storage import RETRY_S, Storage
@@ -36,6 +36,7 @@ from tests.disks import SmallDisk, small_disk
 from tests.specs import RUN, TASK, TASKS, said, update
 
 PATCH = PatchKey(TASK, REQUEST.schema, REQUEST.private)
+ALONE = PatchKey(TASK, REQUEST.schema, "independent")
 NOW = replace(REQUEST, features=COORDINATOR_FEATURES)
 PUBLIC = Schema((TensorSpec("w", (8,), "float32", "weight"),))
 
@@ -190,21 +191,27 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The state of an agent, with something of each kind."""
     state = tmp_path_factory.mktemp("state")
     store = PatchStore(state / "patches")
+    alone = PatchStore(store.directory / INDEPENDENT)
     residuals = ResidualStore(store.directory)
     for number in (1, 2):
         after = PatchState({"bn.weight": np.full(4, number, np.float32)}, number)
         store.save(PatchRecord(PATCH, RUN, number, PatchState(), after))
+        alone.save(PatchRecord(ALONE, RUN, number, PatchState(), after))
         of = ResidualOf("delta-int4", PUBLIC.digest, RUN, number)
         residuals.save(PATCH, of, PUBLIC, {"w:residual": np.ones(8, np.float32)}, number)
     HeldModel(state / "held").write(Held("ab" * 32, "cd" * 32, "fp32", 3), b"xyz")
     spool = Spool(state / "spool")
     spool.update_path.write_bytes(b"update")
     spool.save(Spooled(KEY, update(b"update"), REQUEST))
+    spool.note_committed()
+    spool.save(Spooled(KEY, update(b"update"), REQUEST))
     models = ModelStore(state / "models", keep=2)
-    for number in (1, 2):
+    for number in (1, 2, 3):
         model = b"a model" * number
         models.stage(model, describe(number, model, run=RUN, task=TASK))
-        models.publish(TASK, RUN, number)
+        if number < 3:
+            models.publish(TASK, RUN, number)
+    models.stage(b"the first", describe(1, b"the first", run=RUN, task="another"))
     return state
 
 
@@ -225,7 +232,7 @@ def test_stored_content_of_an_agent_that_is_whole_is_good(whole: Path, tmp_path:
 @settings(max_examples=200, deadline=None)
 @given(which=st.integers(0, 30), at=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
 def test_flipped_bit_in_any_file_of_an_agent_is_found(whole: Path, which: int, at: float, bit: int):
-    """Patches, residuals, the held model, the waiting update and its note, personal models and their metadata."""
+    """Patches, residuals, models trained alone, the held model, the waiting update and its notes, personal models."""
     files = sorted(one for one in whole.rglob("*") if one.is_file() and one.stat().st_size)
     path = files[which % len(files)]
     data = path.read_bytes()
@@ -248,6 +255,17 @@ def test_doctor_fails_for_a_patch_that_rounds_are_declined_for(whole: Path, tmp_
     (one,) = findings(state_dir)
     assert one[0] == "fail"
     assert f"move {newest} and {before.name} away" in one[2]
+
+
+def test_doctor_warns_of_a_damaged_model_that_was_trained_alone(whole: Path, tmp_path: Path):
+    """No round is declined for it; nothing is measured until it is deleted."""
+    state_dir = Path(shutil.copytree(whole, tmp_path / "state", symlinks=True))
+    newest = state_dir / "patches" / INDEPENDENT / ALONE.file_name
+    spoil(newest, previous_of(newest))
+    (one,) = findings(state_dir)
+    assert one[0] == "warn"
+    assert f"delete {newest} and {previous_of(newest).name}" in one[2]
+    assert "measured from its beginning again" in one[2]
 
 
 def test_status_names_the_files_of_a_damaged_patch(agent, whole: Path, tmp_path: Path):
