@@ -162,8 +162,7 @@ def _willingness_in_words(admission: str, unwilling: Sequence[str]) -> list[str]
 
 
 def _patch_mend(path: Path) -> str:
-    from device_agent.patch_store import patch_problem
-    from device_agent.storage import patch_mend
+    from device_agent.patch_store import patch_mend, patch_problem
 
     return patch_mend(path) if patch_problem(path) else "the next round uses the one before it"
 

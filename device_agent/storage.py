@@ -15,7 +15,7 @@ from device_agent.held_model import DIRECTORY as HELD
 from device_agent.held_model import HeldModel
 from device_agent.model_store import DIRECTORY as MODELS
 from device_agent.model_store import ModelStore
-from device_agent.patch_store import INDEPENDENT, RESIDUAL_LINE, RESIDUAL_SUFFIX, PatchKey, patch_problem
+from device_agent.patch_store import INDEPENDENT, RESIDUAL_LINE, RESIDUAL_SUFFIX, PatchKey, patch_mend, patch_problem
 from device_agent.patch_store import SUFFIX as PATCH_SUFFIX
 from device_agent.spool import Spool
 from device_agent.ways import expected_bytes, way_to
@@ -30,7 +30,6 @@ RETRY_S = 300.0
 
 _SPARE_BYTES = 64 * 1024
 PATCHES, SPOOL, DOWNLOADS = "patches", "spool", "downloads"
-_LOST = "what this device has learned of its own for that task is lost with them, unless a backup has them"
 
 
 @dataclass(frozen=True)
@@ -85,11 +84,6 @@ class Storage:
         text = f"{self._directory}: " + ("the disk is read-only" if readonly else f"{free} bytes free, {needed} needed")
         mend = mend_at(self._directory, "free some space on this disk")
         return StorageProblem(f"{text}; {mend}", Verdict(False, why, Condition.LOW_DISK, RETRY_S))
-
-
-def patch_mend(path: Path) -> str:
-    """What to do about a patch of which no version can be read."""
-    return f"move {path} and {previous_of(path).name} away to begin again with the initial patch: {_LOST}"
 
 
 def _alone_mend(path: Path) -> str:
