@@ -306,6 +306,26 @@ class _Seen(Exception):
         self.problem = problem
 
 
+def test_status_is_starting_until_the_task_is_loaded(played, monkeypatch):
+    """It takes a Raspberry Pi half a minute, in which no work is accepted."""
+    states: list[str] = []
+    monkeypatch.setattr(StatusFile, "write", lambda _, changing: states.append(changing["state"]))
+    played(READY)
+    assert [one for at, one in enumerate(states) if states[at - 1 : at] != [one]] == ["starting", "idle", "stopped"]
+
+
+def test_status_tells_that_every_request_is_declined(played, monkeypatch, tmp_path):
+    """Where the record of what stayed private is damaged."""
+    told: list[str] = []
+    monkeypatch.setattr(StatusFile, "write", lambda _, changing: told.append(changing["declines"]))
+    played(READY)
+    assert set(told) == {""}
+    (tmp_path / "patches").mkdir(exist_ok=True)
+    (tmp_path / "patches" / f"{TASK}.private").write_bytes(b"?")
+    played(READY)
+    assert f"{TASK}.private" in told[-1]
+
+
 def _see(self: StatusFile, changing: dict) -> None:
     if changing["problem"] and changing["state"] != "stopped":
         raise _Seen(changing["problem"])
