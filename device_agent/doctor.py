@@ -117,6 +117,9 @@ def _check_private(told: Mapping[str, Any], checkup: Checkup) -> None:
     elif told["below_default"]:
         mend = "nothing, if that is meant; else set `private` to affine or all, or leave it out"
         checkup.warn("private", f"{words}; a request may have gamma and beta, trained on this device's data", mend)
+    elif told.get("keeps_nothing"):  # not in what an agent of before wrote
+        mend = "name what is to stay: private = names:<glob,...>; `none` says that nothing is meant to"
+        checkup.warn("private", f"{words}; the setting keeps no tensor of this model", mend)
     else:
         checkup.good("private", words)
 
