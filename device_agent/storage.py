@@ -45,7 +45,8 @@ class Storage:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._known: dict[PatchKey, tuple[object, str]] = {}
+        # Of the last key only: keys come from the network.
+        self._known: tuple[object, str] | None = None
 
     def problem(self, task: str, request: WorkRequest, held: str = "") -> StorageProblem | None:
         """Why the device cannot do the work of `request`, or None. `held` is the version of the global model that it holds."""
@@ -55,10 +56,10 @@ class Storage:
 
     def _patch_problem(self, key: PatchKey) -> StorageProblem | None:
         path = self._directory / PATCHES / key.file_name
-        stamp = stamp_of(path), stamp_of(previous_of(path))
-        known = self._known.get(key)
+        stamp = path, stamp_of(path), stamp_of(previous_of(path))
+        known = self._known
         if known is None or known[0] != stamp:
-            known = self._known[key] = stamp, patch_problem(path)
+            known = self._known = stamp, patch_problem(path)
         if not known[1]:
             return None
         why = "its private patch for this task, and the one before it, are damaged"

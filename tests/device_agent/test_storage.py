@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -119,6 +120,16 @@ def test_patches_that_were_moved_away_let_the_device_take_part_again(state_dir: 
     for path in paths(state_dir):
         path.rename(path.with_name(f"{path.name}.aside"))
     assert storage.problem(TASK, NOW) is None
+
+
+def test_keys_from_the_network_are_not_collected(state_dir: Path):
+    """A coordinator may ask for another policy each time; what was seen of the last one is enough."""
+    storage = Storage(state_dir)
+    for number in range(50):
+        assert storage.problem(TASK, replace(NOW, private=f"names:from-the-network-{number}")) is None
+    gc.collect()
+    kept = [one for one in gc.get_objects() if type(one) is PatchKey and "from-the-network" in one.policy]
+    assert len(kept) <= 1
 
 
 @pytest.fixture
