@@ -13,7 +13,7 @@ from queue import Empty, SimpleQueue
 from typing import Protocol
 
 from device_agent.admission import Verdict
-from device_agent.effects import Effect
+from device_agent.effects import Effect, JobKey
 from device_agent.facts import Facts
 from device_agent.namesake import Namesake
 from device_agent.owner import Owner
@@ -303,8 +303,13 @@ class Agent:
         return self._job.on_request(envelope, self._tasks, verdict, now, held)
 
     def _storage_verdict(self, envelope: Envelope, held: str) -> Verdict | None:
-        """A decline where this device could not store what the round needs; the log and the status say what to do."""
+        """A decline where this device could not store what the round needs; the log and the status say what to do.
+
+        The job in hand has what it needs: to be asked for it once more is no cause for alarm.
+        """
         assert isinstance(envelope.body, WorkRequest)
+        if self._job.is_on(JobKey(envelope.run, envelope.epoch, envelope.round, envelope.task)):
+            return None
         found = self._storage.problem(envelope.task, envelope.body, held)
         text = found.text if found else ""
         if text != self._storage_problem:

@@ -10,6 +10,7 @@ other newer request replaces the job, an answer to another job is ignored.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 
 from device_agent.admission import Verdict
 from device_agent.effects import (
@@ -74,6 +75,10 @@ class Job:
     def request(self) -> WorkRequest | None:
         """The work request of the job in hand."""
         return self._request
+
+    def is_on(self, key: JobKey) -> bool:
+        """Whether a request for `key` asks for the work in hand, in its epoch or in a newer one."""
+        return self.key is not None and key.epoch >= self.key.epoch and replace(key, epoch=self.key.epoch) == self.key
 
     # ---- messages
 
