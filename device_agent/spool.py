@@ -65,6 +65,14 @@ class Spool:
         with refusals_of(self._committed):
             return self._load(self._committed) if self._committed.exists() else None
 
+    def committed_key(self) -> JobKey | None:
+        """The job of that update, also where the update itself is damaged or gone; None where there is no note of one."""
+        try:
+            with refusals_of(self._committed):
+                return _read_note(self._committed).key if self._committed.exists() else None
+        except (WireError, _DamagedNote):
+            return None
+
     def _load(self, note: Path) -> Spooled | None:
         try:
             with refusals_of(note):
