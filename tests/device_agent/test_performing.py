@@ -283,7 +283,7 @@ class TestPersonalModel:
         assert models.current(KEY.task) is None
 
     def test_that_finds_its_lock_held_is_tried_once_more(self, tmp_path, models, monkeypatch):
-        """A rollback on a slow card holds it for longer than the lock itself waits; the round's model would be lost for good."""
+        """A rollback on a slow card may hold it for longer than the lock itself waits; the model would be lost for good."""
         device = Device(tmp_path, models)
         device.upload()
         lock = FileLock(tmp_path / "models" / KEY.task / ".lock", "held")
