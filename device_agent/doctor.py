@@ -76,7 +76,7 @@ def examine(settings: AgentSettings, checkup: Checkup, root: Path = Path("/")) -
     # Importing torch takes a Raspberry Pi half a minute, in which the broker can be asked.
     with _loading(settings, identity, checkup) as (trainer, answers):
         _check_broker(settings, identity, checkup, running)
-        _check_task(settings, trainer, answers, checkup, directory / "patches")
+        _check_task(settings, trainer, answers, checkup, directory / PATCHES)
 
 
 def _check_stored(directory: Path, checkup: Checkup) -> None:
@@ -129,7 +129,7 @@ def _private_of_agent(settings: AgentSettings, directory: Path) -> Mapping[str, 
     with suppress(FedpatchError):
         if told := read_standing(directory).status.get("private"):
             return dict(told)
-    return least_without_model(settings.private, directory / "patches")
+    return least_without_model(settings.private, directory / PATCHES)
 
 
 def _is_running(directory: Path) -> bool:

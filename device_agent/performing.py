@@ -35,6 +35,7 @@ from device_agent.owner_limits import OwnerLimits
 from device_agent.round_times import RoundTimes
 from device_agent.spool import Spool as UpdateSpool
 from device_agent.spool import Spooled
+from device_agent.storage import DOWNLOADS, SPOOL
 from device_agent.trainer import Trainer
 from device_agent.training_channel import MakeModel, ModelStep, TrainCommand, Trained
 from shared import topics
@@ -112,7 +113,7 @@ class Performer:
         self.directory = directory
         if models:
             models.attempts.forget()
-        self._spool = UpdateSpool(directory / "spool")
+        self._spool = UpdateSpool(directory / SPOOL)
         self._downloads: Downloads | None = None
         self._held = HeldModel(directory / HELD_DIRECTORY)
         self._update: Manifest | None = None
@@ -302,7 +303,7 @@ class Performer:
 
     def _fetch(self, blobs: tuple[Manifest, ...]) -> list[Effect]:
         self._end_download(keep=True)
-        self._downloads = Downloads(self.directory / "downloads", blobs)
+        self._downloads = Downloads(self.directory / DOWNLOADS, blobs)
         self._link.subscribe(*self._filters(self._downloads))
         return self.job.fetching(self._downloads.have, time.monotonic())
 
