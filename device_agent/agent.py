@@ -13,12 +13,13 @@ from queue import Empty, SimpleQueue
 from typing import Protocol
 
 from device_agent.admission import Verdict
-from device_agent.effects import Effect
+from device_agent.effects import Effect, JobKey
 from device_agent.facts import Facts
 from device_agent.namesake import Namesake
 from device_agent.owner import Owner
+from device_agent.owner_limits import DAMAGED
 from device_agent.performing import Performer
-from device_agent.presence import StatusFile
+from device_agent.presence import STARTING, StatusFile
 from device_agent.storage import Storage
 from device_agent.trainer import Died, Trainer, TrainerEvent
 from device_agent.training_channel import (
@@ -129,7 +130,7 @@ class Agent:
 
     def _loop(self) -> int:
         while True:
-            self._write_status(self._job.state)
+            self._write_status(self._job.state if self._tasks else STARTING)
             now = time.monotonic()
             task = self._tasks[0].task if self._tasks else ""
             self._upkeep.look(
@@ -302,8 +303,13 @@ class Agent:
         return self._job.on_request(envelope, self._tasks, verdict, now, held)
 
     def _storage_verdict(self, envelope: Envelope, held: str) -> Verdict | None:
-        """A decline where this device could not store what the round needs; the log and the status say what to do."""
+        """A decline where this device could not store what the round needs; the log and the status say what to do.
+
+        The job in hand has what it needs: to be asked for it once more is no cause for alarm.
+        """
         assert isinstance(envelope.body, WorkRequest)
+        if self._job.is_on(JobKey(envelope.run, envelope.epoch, envelope.round, envelope.task)):
+            return None
         found = self._storage.problem(envelope.task, envelope.body, held)
         text = found.text if found else ""
         if text != self._storage_problem:
@@ -339,7 +345,8 @@ class Agent:
         self._link.be_patient(found)
 
     def _write_status(self, state: str) -> None:
-        job = self._job.status()
+        job, private = self._job.status(), self._limits.told()
+        damaged = private["words"] if private.get("source") == DAMAGED else ""
         self._status.write(
             {
                 "state": str(state),
@@ -349,7 +356,8 @@ class Agent:
                 "tasks": [{"task": t.task, "schema": t.schema, "num_examples": t.num_examples} for t in self._tasks],
                 "paused": self._job.paused,
                 "unwilling": list(self._owner.words),
-                "private": self._limits.told(),
+                "declines": damaged or self._storage_problem,
+                "private": private,
                 "last_outcome": self._performer.last_outcome,
                 "problem": "; ".join(filter(None, (self._problem, self._storage_problem)))
                 if state != "stopped"

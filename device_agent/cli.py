@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -19,6 +19,7 @@ from device_agent.conditions_cli import ConditionsRoot, add_conditions
 from device_agent.enrol_cli import add_enrol
 from device_agent.model_cli import DEFAULT_STATE_DIR, StateDir, add_models, models_in_words, models_plain
 from device_agent.new_task.command import register as add_new_task
+from device_agent.presence import STARTING
 from device_agent.settings import AgentSettings
 from device_agent.standing import Standing, read_standing
 from device_agent.unit_cli import add_unit
@@ -134,7 +135,7 @@ def _in_words(standing: Standing, now: float) -> list[str]:
         job = f", run {told['run']}, round {told['round']}" if told.get("run") else ""
         paused = ", paused" if told.get("paused") else ""
         lines.append(f"it is {told.get('state')}{paused}{job} (last change: {since})")
-        lines += _willingness_in_words(told.get("admission", ""), told.get("unwilling", ()))
+        lines += _answer_in_words(told)
     if standing.running and told.get("problem"):
         lines.append(f"problem: {told['problem']}")
     if told.get("private"):
@@ -147,6 +148,15 @@ def _in_words(standing: Standing, now: float) -> list[str]:
     if standing.held_version:
         lines.append(f"global model: version {standing.held_version[:12]} is held, which the next steps may begin from")
     return [*lines, f"update: {waits}", *(_patches_in_words(standing, now) or ["patches: none yet"])]
+
+
+def _answer_in_words(told: Mapping[str, Any]) -> list[str]:
+    """What an offer of work would get now."""
+    if told.get("state") == STARTING:
+        return ["it would not accept work now: its task is still being loaded"]
+    if told.get("declines"):
+        return ["it would not accept work now: every request is declined, for what is named below"]
+    return _willingness_in_words(told.get("admission", ""), told.get("unwilling", ()))
 
 
 def _willingness_in_words(admission: str, unwilling: Sequence[str]) -> list[str]:
@@ -162,8 +172,7 @@ def _willingness_in_words(admission: str, unwilling: Sequence[str]) -> list[str]
 
 
 def _patch_mend(path: Path) -> str:
-    from device_agent.patch_store import patch_problem
-    from device_agent.storage import patch_mend
+    from device_agent.patch_store import patch_mend, patch_problem
 
     return patch_mend(path) if patch_problem(path) else "the next round uses the one before it"
 

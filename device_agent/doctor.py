@@ -76,7 +76,7 @@ def examine(settings: AgentSettings, checkup: Checkup, root: Path = Path("/")) -
     # Importing torch takes a Raspberry Pi half a minute, in which the broker can be asked.
     with _loading(settings, identity, checkup) as (trainer, answers):
         _check_broker(settings, identity, checkup, running)
-        _check_task(settings, trainer, answers, checkup, directory / "patches")
+        _check_task(settings, trainer, answers, checkup, directory / PATCHES)
 
 
 def _check_stored(directory: Path, checkup: Checkup) -> None:
@@ -92,7 +92,8 @@ def _check_stored(directory: Path, checkup: Checkup) -> None:
         (checkup.fail if declines else checkup.warn)("stored", text, mend)
     if not found and any((directory / name).exists() for name in (PATCHES, SPOOL)):
         checkup.good(
-            "stored", "patches, residuals, held model, waiting update and personal models are what was written"
+            "stored",
+            "patches, residuals, models trained alone, held model, waiting update and personal models are what was written",
         )
 
 
@@ -116,6 +117,9 @@ def _check_private(told: Mapping[str, Any], checkup: Checkup) -> None:
     elif told["below_default"]:
         mend = "nothing, if that is meant; else set `private` to affine or all, or leave it out"
         checkup.warn("private", f"{words}; a request may have gamma and beta, trained on this device's data", mend)
+    elif told.get("keeps_nothing"):  # not in what an agent of before wrote
+        mend = "name what is to stay: private = names:<glob,...>; `none` says that nothing is meant to"
+        checkup.warn("private", f"{words}; the setting keeps no tensor of this model", mend)
     else:
         checkup.good("private", words)
 
@@ -125,7 +129,7 @@ def _private_of_agent(settings: AgentSettings, directory: Path) -> Mapping[str, 
     with suppress(FedpatchError):
         if told := read_standing(directory).status.get("private"):
             return dict(told)
-    return least_without_model(settings.private, directory / "patches")
+    return least_without_model(settings.private, directory / PATCHES)
 
 
 def _is_running(directory: Path) -> bool:

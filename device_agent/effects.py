@@ -57,14 +57,14 @@ class Keep:
 class Train:
     """What was fetched is whole: check it, merge, train; then `Job.trained`, `Job.training_failed` or `Job.damaged`.
 
-    `way` says how it leads to the model of the request, `left_s` how long the round will still wait for the update.
+    `way` says how it leads to the model of the request, `ends_at` when the round stops waiting for the update.
     """
 
     key: JobKey
     request: WorkRequest
     download_s: float
     way: Way
-    left_s: float = field(default=0.0, compare=False)
+    ends_at: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True)

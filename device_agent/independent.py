@@ -26,6 +26,8 @@ from shared.tensors import MOMENTS
 log = logging.getLogger("fedpatch.training")
 
 _POLICY = "independent"
+_SHARE = 0.5
+"""Of the time that a round has left once its own training has ended: the longest that a measure may take of it."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class IndependentModel:
         """Train it on, and measure it; the trainer's model is that of the round again afterwards.
 
         Args:
-            command: The round: its run, its plan, and the longest that this may take.
+            command: The round: its run, its plan, and when it ends.
             result: What the round's own training gave; this takes as many steps.
             cancelled: Asked before each batch; as for `LocalTrainer.run`.
 
@@ -59,7 +61,9 @@ class IndependentModel:
         """
         if not self._trainer.counts_in_ua:
             return None
-        give_up_at = time.monotonic() + command.independent_limit_s
+        now = time.monotonic()
+        # The upload takes about as long as the download took.
+        give_up_at = now + _SHARE * (command.independent_ends_at - command.download_s - now)
         try:
             alone = self._train(command, result.steps, lambda: cancelled() or time.monotonic() >= give_up_at)
             if alone is None:
@@ -74,14 +78,12 @@ class IndependentModel:
             self._trainer.load(result.tensors)
         return None
 
-    def save(self, alone: Alone) -> bool:
-        """Keep the state for the next measure; False, and a line in the log, where the disk refuses."""
+    def save(self, alone: Alone) -> None:
+        """Keep the state for the next measure; where the disk refuses, that goes on from an older one, and the log says so."""
         try:
             self._opened().save(alone.record)
         except StateError as error:
-            self._note(str(error))
-            return False
-        return True
+            log.warning("learning alone: the model trained alone is not kept: %s", error)
 
     def _train(self, command: TrainCommand, steps: int, stopped: Callable[[], bool]) -> Alone | None:
         task, key = self._trainer.task, command.key

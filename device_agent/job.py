@@ -10,6 +10,7 @@ other newer request replaces the job, an answer to another job is ignored.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 
 from device_agent.admission import Verdict
 from device_agent.effects import (
@@ -74,6 +75,10 @@ class Job:
     def request(self) -> WorkRequest | None:
         """The work request of the job in hand."""
         return self._request
+
+    def is_on(self, key: JobKey) -> bool:
+        """Whether a request for `key` asks for the work in hand, in its epoch or in a newer one."""
+        return self.key is not None and key.epoch >= self.key.epoch and replace(key, epoch=self.key.epoch) == self.key
 
     # ---- messages
 
@@ -273,8 +278,7 @@ class Job:
             return []
         self._incoming.stop()
         self.state, self._training_key, self._says.trained = JobState.TRAINING, self.key, (0, 1)
-        download_s, left_s = now - self._accepted_at, max(0.0, self._deadline - now)
-        train = Train(self.key, self._request, download_s, self._incoming.way, left_s)
+        train = Train(self.key, self._request, now - self._accepted_at, self._incoming.way, self._deadline)
         return [self._says.progress(self.key), train]
 
     def _sends(self, parts: list[Offer | SendChunk]) -> list[Effect]:

@@ -7,6 +7,7 @@ for a patch, and the coordinator, which refuses names that it did not ask for.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -20,12 +21,13 @@ from device_agent.held_model import HeldModel
 from device_agent.independent import IndependentModel
 from device_agent.model_export import ModelExport
 from device_agent.patch_store import INDEPENDENT, PatchKey, PatchRecord, PatchState, PatchStore
+from device_agent.plans import why_too_long
 from device_agent.private_floor import PrivateFloor, public_schema, undercut
 from device_agent.residuals import ResidualOf, ResidualStore
 from device_agent.training import LocalResult, LocalTrainer
 from device_agent.training_channel import TrainCommand
 from shared.codec import from_plain
-from shared.errors import FedpatchError, SchemaMismatch, UpdateRefused
+from shared.errors import FedpatchError, SchemaMismatch, UpdateRefused, UsageError
 from shared.feedback import pack_with_feedback
 from shared.field_types import MAX_MEASURE
 from shared.files import refusals_of, write_atomic
@@ -63,6 +65,11 @@ class LocalUpdate:
         self._export = export
         self._data = data
         self._trained: tuple[TrainCommand, LocalResult] | None = None
+        self._most = sys.maxsize, sys.maxsize
+
+    def bound(self, max_steps: int, max_epochs: int) -> None:
+        """Refuse plans beyond the owner's limits (0: none), which the agent asked for the data that there were then."""
+        self._most = max_steps or sys.maxsize, max_epochs or sys.maxsize
 
     def take_new_data(self) -> int | None:
         """Read the data again where they have changed; the number of training examples if that is another now.
@@ -81,9 +88,10 @@ class LocalUpdate:
         on_step: Callable[[int, int], None],
         cancelled: Callable[[], bool],
     ) -> tuple[Manifest, UpdateReport] | None:
-        """Train, save the patch, write the update to `command.update_path` (0600); None, nothing saved, when cancelled.
+        """Train, save the patch, write the update to `command.update_path` (0600); None, no update, when cancelled.
 
-        The patch is saved before the update, and so is what its encoding leaves out: where there is an update, there is what
+        A cancel in training leaves nothing, one in the measure of learning alone the patch, as one in the upload does. The
+        patch is saved before the update, and so is what its encoding leaves out: where there is an update, there is what
         belongs to it. A round that is done again gives the same values. Raises WireError for a damaged model or steps that do
         not lead to it, SchemaMismatch for one of another shape, UsageError for a plan or policy that cannot be followed,
         UpdateRefused where training diverged, DataError, and StateError for files.
@@ -94,6 +102,7 @@ class LocalUpdate:
             self._export.begin()
         policy, schema = _agreed(trainer, command)
         public = self._allowed(command)
+        self._require_bounded(command)
         key = PatchKey(trainer.task.name, trainer.schema.digest, str(policy))
         before = self._store.load(key, command.key.run, command.key.round)
         patch = _patch_values(before, policy.patch(schema), trainer.task, plan.seed)
@@ -108,18 +117,20 @@ class LocalUpdate:
         )
         if result is None:
             return None
-        alone = self._independent.train(command, result, cancelled) if command.independent_limit_s else None
-        if cancelled():
-            return None
         update, patch = _taken_apart(result, policy, schema, public)
         self._floor.note(patch, trainer.schema)
         after = PatchState(patch, before.batches_done + result.steps)
         self._store.save(PatchRecord(key, command.key.run, command.key.round, before, after))
+        alone = self._independent.train(command, result, cancelled) if command.independent_ends_at else None
+        if cancelled():
+            return None
         report = _report(command, result)
-        if alone and self._independent.save(alone):
+        if alone:
             report = replace(report, user_accuracy_independent=alone.user_accuracy)
         step = _Step(key, public, model, update, update_seed(plan.seed, self._device_id, before.batches_done))
         manifest = self._write_update(command, step, report)
+        if alone:  # last: it is as large as the model, and may fill the disk
+            self._independent.save(alone)
         self._trained = command, result
         return manifest, report
 
@@ -135,6 +146,14 @@ class LocalUpdate:
                 f"{listing(lacking)} would leave it; nothing was trained",
             )
         return public_schema(floor, command.private, schema, command.plan.moments)
+
+    def _require_bounded(self, command: TrainCommand) -> None:
+        """Raise UsageError for more training than the owner allows, with the data that there are now."""
+        max_steps, max_epochs = self._most
+        measured = command.independent_ends_at > 0
+        examples = self._trainer.num_examples
+        if why := why_too_long(command.plan, examples, max_steps=max_steps, max_epochs=max_epochs, measured=measured):
+            raise UsageError(f"{why}; nothing was trained")
 
     @property
     def makes_models(self) -> bool:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shared.errors import DataError, FedpatchError, UsageError
+from shared.prepare import require_same_prepare
 from shared.task_checks import load_checked
 
 if TYPE_CHECKING:
@@ -21,8 +22,9 @@ def evaluate_model(model: PersonalModel, task: Task, data: str, data_root: Path)
     """`task.metric` of the model's outputs for the device's test data, and how many examples those are.
 
     A metric that takes arrays gets them; for any other, torch is imported. Raises UsageError and DataError as the task's
-    `load_data` does, and DataError where its code fails.
+    `load_data` does, and DataError where its code fails; UsageError too where the task's `prepare` is not the model's.
     """
+    require_same_prepare(task, model.metadata.prepare)
     try:
         own = load_checked(task, data, data_root, "this device", lambda: model.metadata.input_dtype).data
         outputs = model.run(model.prepare(own.test_x, prepared=True))

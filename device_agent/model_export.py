@@ -209,8 +209,12 @@ class ModelExport:
                 return None
             return self._on_validation(OnnxModel(file.read_bytes(), str(file)))
         except (OSError, FedpatchError) as error:
-            log.warning("personal model: the present one cannot be used, and is replaced: %s", error)
-            return None
+            why = str(error)
+        except Exception as error:  # of the user's metric: else no model could ever take its place
+            log.debug("personal model", exc_info=error)
+            why = f"{type(error).__name__}: {error}"
+        log.warning("personal model: the present one cannot be used, and is replaced: %s", why)
+        return None
 
 
 def require_named_outputs(task: Task, outputs: Array) -> None:

@@ -221,6 +221,7 @@ class ModelStore:
 
     def problems(self) -> Iterator[tuple[str, bool]]:
         """What is wrong with models whose files are not what was written, and whether that is the present one; reads all."""
+        yield from ((problem, False) for problem in self._staged_problems())
         for task in self.tasks():
             for version in self.versions(task):
                 if problem := version.problem or _content_problem(version):
@@ -228,6 +229,18 @@ class ModelStore:
             link = self._root(task) / CURRENT
             if not link.exists():
                 yield f"{link}: leads to no model", True
+
+    def _staged_problems(self) -> Iterator[str]:
+        with refusals_of(self._directory):
+            found = sorted(self._directory.glob(f"*/{_STAGED}"))
+        for path in found:
+            try:
+                metadata = _read(path)
+            except StateError as error:
+                yield str(error)
+                continue
+            if metadata is not None and (problem := _content_problem(ModelVersion(path, False, metadata))):
+                yield problem
 
     def kept(self, task: str) -> Kept | None:
         """Why the last round's model did not become the present one; None where it did."""

@@ -15,6 +15,7 @@ from device_agent.owner_limits import DAMAGED, UNKNOWN_FLOOR, least_without_mode
 from device_agent.preferences import Objection, Preferences, judge
 from device_agent.running import observer_of
 from device_agent.settings import AgentSettings
+from device_agent.storage import PATCHES
 from device_agent.usage import read_today
 
 
@@ -47,6 +48,6 @@ def look(settings: AgentSettings, root: Path = Path("/")) -> Outlook:
     # Of a task that is named by its module, only loading it would tell the name.
     task = "" if ":" in settings.task else settings.task
     objections = judge(Preferences.of(settings), facts, read_today(directory), local=local_now(), task=task)
-    private = least_without_model(settings.private, directory / "patches", task)
+    private = least_without_model(settings.private, directory / PATCHES, task)
     verdict = UNKNOWN_FLOOR if private["source"] == DAMAGED else decide(order, text_of(order), objections)
     return Outlook(facts, verdict, objections, private)

@@ -84,8 +84,13 @@ class OwnerLimits:
             _log.warning("private: a request with %s would publish %s", request.private, listing(lacking))
             why = f"the request keeps {request.private} private, the owner of this device at least {least}"
             return _no(DeclineReason.PRIVATE_POLICY, f"{why}; {listing(lacking)} would leave it")
-        limits = {"max_steps": self._max_steps, "max_epochs": self._max_epochs}
-        why = why_too_long(request.plan, model.num_examples, **limits)
+        why = why_too_long(
+            request.plan,
+            model.num_examples,
+            max_steps=self._max_steps,
+            max_epochs=self._max_epochs,
+            measured=request.measure_independent,
+        )
         return _no(DeclineReason.PLAN_LIMIT, why) if why else None
 
     def why_not_send(self, request: WorkRequest | None, manifest: Manifest) -> str:
@@ -129,12 +134,16 @@ class OwnerLimits:
 
 
 def told_of(floor: Floor, schema: Schema) -> dict[str, Any]:
-    """A floor for people and programs of the same device; `below_default`: the owner lets more travel than the default."""
+    """A floor for people and programs of the same device; `below_default`: the owner lets more travel than the default.
+
+    `keeps_nothing`: the owner set something else than none, and yet it names no tensor of this model.
+    """
     of = len([one for one in schema.specs if one.role != "moment"])
     words = f"at least {floor.words}: {len(floor.names)} of {of} tensors of the model never leave this device"
     below = not LEAST.keeps(schema) <= floor.names
     words = f"{words} ({SOURCES[floor.source]})"
-    return _told(floor.words, floor.source, words, tensors=sorted(floor.names), below=below)
+    nothing = floor.source == "setting" and floor.words != "none" and not floor.names
+    return _told(floor.words, floor.source, words, tensors=sorted(floor.names), below=below, nothing=nothing)
 
 
 def least_without_model(setting: str, patch_dir: Path, task: str = "") -> dict[str, Any]:
@@ -162,8 +171,17 @@ def _damaged(error: StateError) -> dict[str, Any]:
     return _told("", DAMAGED, str(error))
 
 
-def _told(least: str, source: str, words: str, *, tensors: Sequence[str] = (), below: bool = False) -> dict[str, Any]:
-    return {"least": least, "source": source, "tensors": list(tensors), "below_default": below, "words": words}
+def _told(
+    least: str, source: str, words: str, *, tensors: Sequence[str] = (), below: bool = False, nothing: bool = False
+) -> dict[str, Any]:
+    return {
+        "least": least,
+        "source": source,
+        "tensors": list(tensors),
+        "below_default": below,
+        "keeps_nothing": nothing,
+        "words": words,
+    }
 
 
 SOURCES = {

@@ -215,6 +215,12 @@ def patch_problem(path: Path, *, alone: bool = False) -> str:
     return ", and ".join(problems)
 
 
+def patch_mend(path: Path) -> str:
+    """What to do about a patch of which no version can be read."""
+    lost = "what this device has learned of its own for that task is lost with them, unless a backup has them"
+    return f"move {path} and {previous_of(path).name} away to begin again with the initial patch: {lost}"
+
+
 def list_patches(directory: Path) -> list[PatchEntry]:
     """Every patch in `directory`, by task; reads only, so it can be called while an agent works. Needs no numpy."""
     entries = []
@@ -252,7 +258,7 @@ def kept_in_patches(directory: Path, task: str) -> list[tuple[str, frozenset[str
             except StateError as error:
                 problems.append(error)
         else:
-            raise problems[0]
+            raise StateError(f"{problems[0]}; {patch_mend(path)}") from problems[0]
     return found
 
 

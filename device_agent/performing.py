@@ -35,12 +35,13 @@ from device_agent.owner_limits import OwnerLimits
 from device_agent.round_times import RoundTimes
 from device_agent.spool import Spool as UpdateSpool
 from device_agent.spool import Spooled
+from device_agent.storage import DOWNLOADS, SPOOL
 from device_agent.trainer import Trainer
 from device_agent.training_channel import MakeModel, ModelStep, TrainCommand, Trained
 from shared import topics
 from shared.blobs import cut_from_file
 from shared.codec import encode
-from shared.errors import BrokerError, FedpatchError, StateError
+from shared.errors import BrokerError, FedpatchError, StateError, UsageError
 from shared.link import Link
 from shared.log_lines import fields
 from shared.messages import Decline, DeviceState, Envelope, Manifest, Offer, WorkRequest, is_delta
@@ -51,8 +52,8 @@ _log = logging.getLogger("fedpatch.agent")
 
 # A process that has torch loaded holds hundreds of megabytes; to start another takes a Pi half a minute.
 LONG_REST_S = 300.0
-# Of the time that a round will still wait: the longest that the measure of learning alone may take of it.
-INDEPENDENT_SHARE = 0.5
+# How long whoever changes which model is the present one is given to end.
+LOCK_PAUSE_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ class Performer:
         self.directory = directory
         if models:
             models.attempts.forget()
-        self._spool = UpdateSpool(directory / "spool")
+        self._spool = UpdateSpool(directory / SPOOL)
         self._downloads: Downloads | None = None
         self._held = HeldModel(directory / HELD_DIRECTORY)
         self._update: Manifest | None = None
@@ -158,12 +159,14 @@ class Performer:
 
     def take_up_spooled(self) -> None:
         """Go on with the update that waited when the agent ended, if it may still leave, and make its personal model."""
-        committed = self._spool.committed()
-        if committed is not None:
-            self._closing = Forget("committed", committed=committed.key)
-            if not self._make_model_again(committed):
+        if (key := self._spool.committed_key()) is not None:
+            self._closing = Forget("committed", committed=key)
+            # What is staged needs no update any more, which may be damaged.
+            committed = None if self._has_model(key) else self._spool.committed()
+            if committed is None or not self._make_model_again(committed):
                 self.model_made()
             return
+        self._spool.committed()  # a note that is damaged is dropped
         spooled = self._spool.load()
         if spooled is None:
             return
@@ -179,11 +182,15 @@ class Performer:
     def _make_model_again(self, spooled: Spooled) -> bool:
         """Whether the training process is at it: not where the model is here, or was refused."""
         key = spooled.key
-        if self._models is None or spooled.request is None or self._models.knows(key.task, key.run, key.round):
+        if spooled.request is None or self._has_model(key):
             return False
         self._making = True
         self._trainer.make_model(MakeModel(self._command(key, spooled.request), spooled.manifest))
         return True
+
+    def _has_model(self, key: JobKey) -> bool:
+        """Whether there is no model to make of a round: it is here, was refused, or this device keeps none."""
+        return self._models is None or self._models.knows(key.task, key.run, key.round)
 
     def perform(self, effects: Sequence[Effect]) -> None:
         """All of `effects`, and those that follow from them.
@@ -272,7 +279,11 @@ class Performer:
     def _publish_model(self, models: ModelStore, key: JobKey) -> None:
         """What the round trained is for this device's applications now; a disk that refuses costs them no more than that."""
         try:
-            version = models.publish(key.task, key.run, key.round)
+            try:
+                version = models.publish(key.task, key.run, key.round)
+            except UsageError:  # somebody rolls back, which takes moments
+                time.sleep(LOCK_PAUSE_S)
+                version = models.publish(key.task, key.run, key.round)
         except FedpatchError as error:
             _log.warning("personal model: that of round %d is not in use: %s", key.round, error)
             return
@@ -292,7 +303,7 @@ class Performer:
 
     def _fetch(self, blobs: tuple[Manifest, ...]) -> list[Effect]:
         self._end_download(keep=True)
-        self._downloads = Downloads(self.directory / "downloads", blobs)
+        self._downloads = Downloads(self.directory / DOWNLOADS, blobs)
         self._link.subscribe(*self._filters(self._downloads))
         return self.job.fetching(self._downloads.have, time.monotonic())
 
@@ -318,7 +329,7 @@ class Performer:
                 held=way.held,
                 steps=tuple(ModelStep(str(self._downloads.path(one.manifest.digest)), one) for one in way.steps),
                 download_s=effect.download_s,
-                independent_limit_s=effect.left_s * INDEPENDENT_SHARE if effect.request.measure_independent else 0.0,
+                independent_ends_at=effect.ends_at if effect.request.measure_independent else 0.0,
             )
         )
         return []

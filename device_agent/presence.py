@@ -16,6 +16,8 @@ from shared.locks import FileLock
 
 LOCK_NAME = "agent.lock"
 STATUS_NAME = "status.json"
+STARTING = "starting"
+"""The state of an agent whose task is being loaded."""
 # A broker that comes back with an old copy of its retained messages shows one of the last starts.
 MAX_BOOTS = 16
 

@@ -100,14 +100,18 @@ class PrivateFloor:
 
         A device that has patches and no record was at work before there were records: its patches tell.
         """
+        mend = f"delete {self.path} to begin with the patches that are there"
         try:
             with refusals_of(self.path):
                 data = self.path.read_bytes() if self.path.exists() else None
-            return self._of_patches() if data is None else _decode(self.path, data, self._task)
+            if data is None:
+                mend = "move the patch away"
+                return self._of_patches()
+            return _decode(self.path, data, self._task)
         except StateError as error:
             raise StateError(
                 f"{error}; what stayed private in earlier rounds is not known, so every request is declined. Set `private` to"
-                f" what is to stay at least, or delete {self.path} to begin with the patches that are there"
+                f" what is to stay at least, or {mend}"
             ) from error
 
     def note(self, names: Iterable[str], schema: Schema) -> None:

@@ -27,6 +27,7 @@ from device_agent.performing import Identity, Performer
 from device_agent.preferences import Preferences
 from device_agent.presence import MAX_BOOTS, StatusFile, former_boots, host_as_device_id, lock_state_dir
 from device_agent.settings import AgentSettings
+from device_agent.storage import PATCHES
 from device_agent.trainer import Trainer
 from device_agent.training_channel import Setup
 from device_agent.upkeep import Upkeep
@@ -94,7 +95,7 @@ def _make_agent(
         "boots": boots,
     }
     owner = _make_owner(settings, directory, inbox, trainer, root)
-    patch_dir = directory / "patches"
+    patch_dir = directory / PATCHES
     limits = OwnerLimits(
         patch_dir, private=settings.private, max_steps=settings.max_steps, max_epochs=settings.max_epochs
     )
@@ -132,7 +133,7 @@ def setup_of(settings: AgentSettings, directory: Path, device: str) -> Setup:
         task_ref=settings.task,
         data=settings.data,
         data_root=str((settings.data_root or data_root()).absolute()),
-        patch_dir=str(directory / "patches"),
+        patch_dir=str(directory / PATCHES),
         device_id=device,
         threads=settings.threads,
         nice=settings.nice,
@@ -141,6 +142,8 @@ def setup_of(settings: AgentSettings, directory: Path, device: str) -> Setup:
         keep_margin=settings.keep_margin,
         held_dir=str(directory / HELD_DIRECTORY),
         private=settings.private,
+        max_steps=settings.max_steps,
+        max_epochs=settings.max_epochs,
     )
 
 

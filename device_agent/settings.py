@@ -85,7 +85,7 @@ class AgentSettings(PreferenceSettings, BrokerSettings):
         ge=1,
         le=100_000_000,
         unit="steps",
-        help="Most training steps that one work request may ask for; a longer plan is declined.",
+        help="Most training steps that one work request may ask for, however counted; a longer plan is declined.",
     )
     max_epochs: int = setting(
         100,
@@ -93,7 +93,7 @@ class AgentSettings(PreferenceSettings, BrokerSettings):
         ge=1,
         le=100_000,
         unit="epochs",
-        help="Most passes over this device's data that one work request may ask for; a longer plan is declined.",
+        help="Most passes over this device's data that one request may ask for, however counted; a longer plan is declined.",
     )
     ups: str = setting(
         "",

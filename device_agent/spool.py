@@ -65,6 +65,14 @@ class Spool:
         with refusals_of(self._committed):
             return self._load(self._committed) if self._committed.exists() else None
 
+    def committed_key(self) -> JobKey | None:
+        """The job of that update, also where the update itself is damaged or gone; None where there is no note of one."""
+        try:
+            with refusals_of(self._committed):
+                return _read_note(self._committed).key if self._committed.exists() else None
+        except (WireError, _DamagedNote):
+            return None
+
     def _load(self, note: Path) -> Spooled | None:
         try:
             with refusals_of(note):
@@ -82,8 +90,15 @@ class Spool:
 
     @classmethod
     def problem(cls, directory: Path) -> str:
-        """What is wrong with the update that waits in `directory`, "" where nothing is or none waits; changes nothing."""
-        note, update = directory / NOTE, directory / UPDATE
+        """What is wrong with the update that waits in `directory`, to be committed or for its personal model; changes nothing.
+
+        "" where nothing is, or none waits.
+        """
+        problems = (cls._problem(directory / note, directory / UPDATE) for note in (NOTE, COMMITTED))
+        return next(filter(None, problems), "")
+
+    @staticmethod
+    def _problem(note: Path, update: Path) -> str:
         try:
             if file_digest(update) != _read_note(note).manifest.digest:
                 return f"{update}: the update that waits is damaged (its SHA-256 does not fit)"

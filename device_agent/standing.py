@@ -11,6 +11,8 @@ from typing import Any
 from device_agent.held_model import DIRECTORY, HeldModel
 from device_agent.patch_store import PatchEntry, list_patches
 from device_agent.presence import LOCK_NAME, STATUS_NAME
+from device_agent.spool import NOTE
+from device_agent.storage import PATCHES, SPOOL
 from shared.errors import StateError, UsageError
 from shared.locks import is_held
 
@@ -48,8 +50,8 @@ def read_standing(state_dir: Path) -> Standing:
     return Standing(
         running=running,
         status=status,
-        update_waits=(state_dir / "spool" / "offer.msgpack").exists(),
-        patches=tuple(list_patches(state_dir / "patches")),
+        update_waits=(state_dir / SPOOL / NOTE).exists(),
+        patches=tuple(list_patches(state_dir / PATCHES)),
         held_version=HeldModel(state_dir / DIRECTORY).version(),
     )
 

@@ -15,7 +15,7 @@ from device_agent.held_model import DIRECTORY as HELD
 from device_agent.held_model import HeldModel
 from device_agent.model_store import DIRECTORY as MODELS
 from device_agent.model_store import ModelStore
-from device_agent.patch_store import RESIDUAL_LINE, RESIDUAL_SUFFIX, PatchKey, patch_problem
+from device_agent.patch_store import INDEPENDENT, RESIDUAL_LINE, RESIDUAL_SUFFIX, PatchKey, patch_mend, patch_problem
 from device_agent.patch_store import SUFFIX as PATCH_SUFFIX
 from device_agent.spool import Spool
 from device_agent.ways import expected_bytes, way_to
@@ -30,7 +30,6 @@ RETRY_S = 300.0
 
 _SPARE_BYTES = 64 * 1024
 PATCHES, SPOOL, DOWNLOADS = "patches", "spool", "downloads"
-_LOST = "what this device has learned of its own for that task is lost with them, unless a backup has them"
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,8 @@ class Storage:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._known: dict[PatchKey, tuple[object, str]] = {}
+        # Of the last key only: keys come from the network.
+        self._known: tuple[object, str] | None = None
 
     def problem(self, task: str, request: WorkRequest, held: str = "") -> StorageProblem | None:
         """Why the device cannot do the work of `request`, or None. `held` is the version of the global model that it holds."""
@@ -56,10 +56,10 @@ class Storage:
 
     def _patch_problem(self, key: PatchKey) -> StorageProblem | None:
         path = self._directory / PATCHES / key.file_name
-        stamp = stamp_of(path), stamp_of(previous_of(path))
-        known = self._known.get(key)
+        stamp = path, stamp_of(path), stamp_of(previous_of(path))
+        known = self._known
         if known is None or known[0] != stamp:
-            known = self._known[key] = stamp, patch_problem(path)
+            known = self._known = stamp, patch_problem(path)
         if not known[1]:
             return None
         why = "its private patch for this task, and the one before it, are damaged"
@@ -73,8 +73,10 @@ class Storage:
             return None
         needed = expected_bytes(request, way_to(request, held, MAX_BLOB_BYTES)) + _SPARE_BYTES
         needed += _size(self._directory / PATCHES / key.file_name)
+        if request.measure_independent:
+            needed += _alone_bytes(request)
         # Parts of the same model are gone on with, others make room for it.
-        needed -= sum(_size(path) for path in (self._directory / DOWNLOADS).glob("*"))
+        needed -= sum(_held_bytes(path) for path in (self._directory / DOWNLOADS).glob("*"))
         free = disk.f_bavail * disk.f_frsize
         readonly = bool(disk.f_flag & os.ST_RDONLY)
         if free >= needed and not readonly:
@@ -85,9 +87,8 @@ class Storage:
         return StorageProblem(f"{text}; {mend}", Verdict(False, why, Condition.LOW_DISK, RETRY_S))
 
 
-def patch_mend(path: Path) -> str:
-    """What to do about a patch of which no version can be read."""
-    return f"move {path} and {previous_of(path).name} away to begin again with the initial patch: {_LOST}"
+def _alone_mend(path: Path) -> str:
+    return f"delete {path} and {previous_of(path).name}: learning alone is measured from its beginning again"
 
 
 def stored_problems(directory: Path) -> Iterator[tuple[bool, str, str]]:
@@ -96,6 +97,7 @@ def stored_problems(directory: Path) -> Iterator[tuple[bool, str, str]]:
     Everything is read to its end and nothing is changed. StateError where a directory cannot be read.
     """
     yield from _patch_problems(directory / PATCHES)
+    yield from _patch_problems(directory / PATCHES / INDEPENDENT)
     for path in sorted((directory / PATCHES).glob(f"*{RESIDUAL_SUFFIX}*")):
         try:
             unseal(path, RESIDUAL_LINE, path.read_bytes(), "a residual")
@@ -120,12 +122,27 @@ def _patch_problems(directory: Path) -> Iterator[tuple[bool, str, str]]:
     names = {path.name.removesuffix(".previous") for path in directory.glob(f"*{PATCH_SUFFIX}*")}
     for path in sorted(directory / name for name in names if name.endswith(PATCH_SUFFIX)):
         if problem := patch_problem(path):
-            yield True, problem, patch_mend(path)
+            alone = directory.name == INDEPENDENT
+            yield not alone, problem, _alone_mend(path) if alone else patch_mend(path)
             continue
         for version in (path, previous_of(path)):
             if version.exists() and (problem := patch_problem(version, alone=True)):
                 other = "the one before it" if version == path else "none, should the newest be damaged too"
                 yield False, problem, f"nothing is lost but a version to go back to: the next round uses {other}"
+
+
+def _alone_bytes(request: WorkRequest) -> int:
+    """About what the model that is trained alone takes: its state before a round and after it, with all moments of Adam."""
+    plan = request.plan
+    return request.model.raw_bytes * (6 if plan.client_optimizer == "adam" and not plan.moments else 2)
+
+
+def _held_bytes(path: Path) -> int:
+    """What the disk has given the file; one that is being downloaded has the size of the whole from the beginning."""
+    try:
+        return path.stat().st_blocks * 512
+    except OSError:
+        return 0
 
 
 def _size(path: Path) -> int:

@@ -34,7 +34,7 @@ class Setup:
     and `max_memory_mib` (0: no limit) bind the process itself (device_agent.restraint). `models_dir` is where personal
     models are staged (empty: none are), `keep_margin` how much worse one may be. `held_dir` is where the global model is
     held from one round to the next (empty: nowhere). `private` is the owner's policy of what stays at least (empty: the
-    default).
+    default). `max_steps` and `max_epochs` bound a round's plan (0: no limit).
     """
 
     task_ref: str
@@ -49,6 +49,8 @@ class Setup:
     keep_margin: float = 0.0
     held_dir: str = ""
     private: str = ""
+    max_steps: int = 0
+    max_epochs: int = 0
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,8 @@ class TrainCommand:
     The answers repeat `key`: the same round may be asked for again, in another epoch and from another base. `schema` is
     the digest of the model's schema that the coordinator told (without moments), `private` the patch policy's text,
     `base` the digest of the global model, `encoding` and `chunk_bytes` those of the update, which goes to `update_path`.
-    `independent_limit_s` is the longest that it may take to measure what learning alone gives; 0: that is not measured.
+    What learning alone gives is measured where `independent_ends_at` is not 0: when the round stops waiting for the update, by
+    time.monotonic(), which is one clock for all processes of a device.
     """
 
     key: JobKey
@@ -86,7 +89,7 @@ class TrainCommand:
     held: str = ""
     steps: tuple[ModelStep, ...] = ()
     hold: bool = False
-    independent_limit_s: float = 0.0
+    independent_ends_at: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -170,7 +173,7 @@ class TrainFailed:
 
 @dataclass(frozen=True)
 class TrainCancelled:
-    """Stopped as asked: there is no update, and the patch is as it was."""
+    """Stopped as asked: there is no update. The patch is as it was, unless training had ended."""
 
     key: JobKey
 

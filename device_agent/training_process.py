@@ -188,6 +188,7 @@ def set_up(setup: Setup) -> tuple[LocalUpdate, Ready]:
     local_update = LocalUpdate(
         trainer, store, setup.device_id, export=export, data=data, held=held, private=setup.private
     )
+    local_update.bound(setup.max_steps, setup.max_epochs)
     return local_update, ready
 
 

@@ -62,8 +62,15 @@ def preparation_of(task: Task, raw_shape: tuple[int, ...]) -> Preparation | None
     return Preparation(raw_shape=raw_shape, probe=_probe(task, raw_shape))
 
 
-def require_same_prepare(task: Task, known: Preparation) -> None:
-    """Raise UsageError where the task's `prepare` is not the one that a model was trained with."""
+def require_same_prepare(task: Task, known: Preparation | None) -> None:
+    """Raise UsageError where the task's `prepare` is not the one that a model was trained with; `known` is None for none."""
+    if known is None:
+        if task.prepare is not None:
+            raise UsageError(
+                f"the model was trained without a `prepare`, and task {task.name!r} has one now; install the version of the "
+                "task that the model was trained with, or wait for the model of the next round"
+            )
+        return
     if task.prepare is None:
         raise UsageError(
             f"the model was trained on inputs that `prepare` of task {task.name!r} made, and the task has no prepare now; "

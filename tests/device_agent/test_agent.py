@@ -17,6 +17,7 @@ from device_agent.notify import ServiceManager
 from device_agent.performing import Identity, Performer
 from device_agent.presence import StatusFile
 from device_agent.spool import Spool, Spooled
+from device_agent.storage import Storage
 from device_agent.trainer import Died, Trainer
 from device_agent.training_channel import Setup, SetupFailed, Trained, TrainFailed, TrainProgress
 from device_agent.upkeep import Upkeep
@@ -304,6 +305,36 @@ class _Seen(Exception):
     def __init__(self, problem: str) -> None:
         super().__init__(problem)
         self.problem = problem
+
+
+def test_storage_is_not_looked_at_for_a_job_in_hand(played, monkeypatch):
+    """What it needs is there already: asked once more, or in a newer epoch, it raises no alarm; another round does."""
+    looked: list[str] = []
+    monkeypatch.setattr(Storage, "problem", lambda *_: looked.append("looked"))
+    played(READY, *asked(), *asked(), *asked(epoch=2))
+    assert len(looked) == 1
+    played(READY, *asked(), *asked(2))
+    assert len(looked) == 3
+
+
+def test_status_is_starting_until_the_task_is_loaded(played, monkeypatch):
+    """It takes a Raspberry Pi half a minute, in which no work is accepted."""
+    states: list[str] = []
+    monkeypatch.setattr(StatusFile, "write", lambda _, changing: states.append(changing["state"]))
+    played(READY)
+    assert [one for at, one in enumerate(states) if states[at - 1 : at] != [one]] == ["starting", "idle", "stopped"]
+
+
+def test_status_tells_that_every_request_is_declined(played, monkeypatch, tmp_path):
+    """Where the record of what stayed private is damaged."""
+    told: list[str] = []
+    monkeypatch.setattr(StatusFile, "write", lambda _, changing: told.append(changing["declines"]))
+    played(READY)
+    assert set(told) == {""}
+    (tmp_path / "patches").mkdir(exist_ok=True)
+    (tmp_path / "patches" / f"{TASK}.private").write_bytes(b"?")
+    played(READY)
+    assert f"{TASK}.private" in told[-1]
 
 
 def _see(self: StatusFile, changing: dict) -> None:

@@ -61,6 +61,25 @@ def test_a_problem_is_told_while_the_agent_runs(agent, state_dir):
     assert "problem:" not in agent("status", "--state-dir", state_dir).out
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"declines": "patches/digits.private: is damaged"}, "it would not accept work now: every request is declined"),
+        ({"state": "starting", "tasks": []}, "it would not accept work now: its task is still being loaded"),
+        ({}, "it would accept work now"),
+    ],
+)
+def test_status_says_that_work_would_be_accepted_only_where_it_would(agent, state_dir, changes, words):
+    """Not beside a damaged record or a disk that takes nothing, nor while the task is being loaded."""
+    fixed = {"device_id": "pi-1", "fleet": "kitchen", "broker": "b", "version": "1", "admission": "always"}
+    StatusFile(state_dir, fixed).write({**TRAINING, **changes})
+    lock = lock_state_dir(state_dir)
+    out = agent("status", "--state-dir", state_dir).out
+    lock.release()
+    assert words in out
+    assert ("it would accept work now" in out) is (not changes)
+
+
 @pytest.mark.parametrize("options", [(), ("--json",)], ids=["text", "json"])
 def test_status_of_an_agent_that_does_not_run_ends_with_1(agent, state_dir, options):
     """Whatever the agent wrote last: its lock is free. The status is printed all the same."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,10 +17,11 @@ from device_agent.patch_store import PatchStore, kept_in_patches, list_patches
 from device_agent.private_floor import PrivateFloor
 from device_agent.requests import goes_on
 from device_agent.training import LocalTrainer
-from shared.errors import UpdateRefused
+from shared.errors import StateError, UpdateRefused
 from shared.messages import COORDINATOR_FEATURES
 from shared.model import initial_tensors, load_tensors
 from shared.tensors import Array
+from tests.device_agent.guillotine import Guillotine, Killed
 from tests.device_agent.jobs import REQUEST
 from tests.device_agent.rounds import ADAM, SGD, Scene
 from tests.device_agent.toy_tasks import TOY, random_data
@@ -40,7 +42,8 @@ class Device:
 
     def play(self, round=1, limit_s=LIMIT_S, cancelled=lambda: False, **changes):
         """The report as it travels, and the update's tensors."""
-        command = self.scene.command(round=round, independent_limit_s=limit_s, **changes)
+        ends_at = time.monotonic() + limit_s if limit_s else 0.0
+        command = self.scene.command(round=round, independent_ends_at=ends_at, **changes)
         done = self.update.run(command, lambda *_: None, cancelled)
         return None if done is None else self.scene.update(done[0])
 
@@ -138,8 +141,8 @@ def test_what_prevents_the_measure_costs_the_round_nothing(tmp_path, fault, monk
     assert tensors
 
 
-def test_a_cancel_during_the_measure_saves_nothing(tmp_path):
-    """A cancel during the measure saves nothing."""
+def test_a_cancel_during_the_measure_keeps_the_patch_and_writes_no_update(tmp_path):
+    """What was trained is kept as after a cancel in the upload; the round, asked for once more, gives the same."""
     device = Device(tmp_path)
     steps = device.play(1, limit_s=0.0)[0]["steps"]
     patch = next(device.patches.glob("*.patch")).read_bytes()
@@ -150,9 +153,92 @@ def test_a_cancel_during_the_measure_saves_nothing(tmp_path):
         asked += 1
         return asked > steps + 4
 
+    (tmp_path / "update").unlink()
     assert device.play(2, cancelled=cancelled) is None
-    assert next(device.patches.glob("*.patch")).read_bytes() == patch
+    kept = next(device.patches.glob("*.patch")).read_bytes()
+    assert kept != patch
+    assert not (tmp_path / "update").exists()
     assert not list((device.patches / "independent").glob("*.patch"))
+    device.play(2)
+    assert next(device.patches.glob("*.patch")).read_bytes() == kept
+
+
+def test_a_kill_during_the_measure_finds_the_patch_on_the_disk(tmp_path, monkeypatch):
+    """And a record of what stayed private."""
+    device = Device(tmp_path)
+    real = device.trainer.run
+
+    def run(*args, **named):
+        if not named.get("measure_before", True):
+            raise Killed
+        return real(*args, **named)
+
+    monkeypatch.setattr(device.trainer, "run", run)
+    with pytest.raises(Killed):
+        device.play(2)
+    assert list(device.patches.glob("*.patch"))
+    assert list(device.patches.glob("*.private"))
+
+
+def test_wherever_it_is_killed_the_state_of_a_measure_lies_beside_the_update_of_its_round(tmp_path_factory):
+    """The state is as large as the model: on a disk that it fills, the update is there already."""
+    states = 0
+    for fatal in range(1, 100):
+        folder = tmp_path_factory.mktemp("killed")
+        device = Device(folder)
+        changes = Guillotine(fatal).run(lambda: device.play(2))  # noqa: B023
+        if list((device.patches / "independent").glob("*.patch")):
+            states += 1
+            assert (folder / "update").exists(), fatal
+        if changes < fatal:
+            break
+    assert states > 1
+
+
+def test_a_state_that_the_disk_refuses_costs_neither_update_nor_measure(tmp_path, monkeypatch, caplog):
+    """The next measure goes on from the state before it, and says less than it could: it stays a lower bound."""
+    device = Device(tmp_path)
+    real = PatchStore.save
+
+    def save(store, record):
+        if store.directory.name == "independent":
+            raise StateError("no space left")
+        real(store, record)
+
+    monkeypatch.setattr(PatchStore, "save", save)
+    meta, _ = device.play(2)
+    assert "user_accuracy_independent" in meta
+    assert "no space left" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("trained_s", "download_s", "measured"), [(59.0, 0.0, True), (70.0, 0.0, False), (0.0, 70.0, False)]
+)
+def test_a_measure_after_long_training_is_given_up_in_time_for_the_upload(
+    tmp_path, monkeypatch, trained_s, download_s, measured
+):
+    """A measure has half of what training left of the round, less the time of the download; here it needs 20 s of 100."""
+    device = Device(tmp_path)
+    clock = [1000.0]
+    monkeypatch.setattr("device_agent.independent.time.monotonic", lambda: clock[0])
+    real = device.trainer.run
+
+    def run(*args, **named):
+        own = named.get("measure_before", True)
+        per_step_s = (trained_s if own else 20.0) / device.scene.plan.steps_for(23)
+
+        def on_step(done, total):
+            clock[0] += per_step_s
+
+        return real(*args, **{**named, "on_step": on_step})
+
+    monkeypatch.setattr(device.trainer, "run", run)
+    command = device.scene.command(round=2, independent_ends_at=1100.0, download_s=download_s)
+    done = device.update.run(command, lambda *_: None, lambda: False)
+    assert done is not None
+    report = done[1]
+    assert (report.user_accuracy_independent is not None) is measured
+    assert clock[0] < 1100.0
 
 
 def test_a_device_that_does_not_count_trains_nothing_alone(tmp_path):

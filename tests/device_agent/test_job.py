@@ -50,7 +50,8 @@ class TestDownload:
         assert job.on_chunk(cut(BLOB, model(), 2), 11.0) == []
         kept, begun, train = job.on_chunk(cut(BLOB, model(), 1), 13.5)
         assert (kept, said_back([begun])) == (Keep(cut(BLOB, model(), 1)), [Progress(JobPhase.TRAINING, 0, 1)])
-        assert train == Train(KEY, REQUEST, 3.5, Way(model()), left_s=REQUEST.deadline_s - 3.5)
+        assert train == Train(KEY, REQUEST, 3.5, Way(model()))
+        assert train.ends_at == 10.0 + REQUEST.deadline_s
         assert job.on_chunk(cut(BLOB, model(), 1), 14.0) == []
 
     def test_that_was_complete_before_trains_at_once(self):

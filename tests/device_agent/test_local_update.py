@@ -15,10 +15,11 @@ from device_agent.patch_store import PatchKey, PatchStore
 from device_agent.residuals import ResidualOf, ResidualStore
 from device_agent.training import LocalTrainer
 from shared.codec import from_bytes, to_bytes
-from shared.errors import SchemaMismatch, StateError, UsageError, WireError
+from shared.errors import SchemaMismatch, StateError, UpdateRefused, UsageError, WireError
 from shared.field_types import MAX_MEASURE
 from shared.messages import ENCODINGS, MAX_CHUNKS, UpdateReport, is_delta
 from shared.model import initial_tensors
+from shared.patches import split
 from shared.tensors import MOMENTS
 from tests.device_agent.guillotine import Guillotine
 from tests.device_agent.rounds import ADAM, POLICIES, SGD, Scene, raw_update, traces
@@ -155,6 +156,24 @@ def test_a_repeated_round_gives_the_same_update(tmp_path, device):
     assert_equal(again, first)
     assert_equal(device.patch(scene).values, patch.values)
     assert device.patch(scene).batches_done == patch.batches_done == 10
+
+
+def test_a_private_tensor_among_the_public_ones_ends_the_round_before_anything_is_written(
+    tmp_path, device, monkeypatch
+):
+    """Whatever a fault in splitting would let through: the names that may leave are compared once more."""
+    scene = Scene(tmp_path, TOY, SGD, "affine")
+
+    def split_badly(tensors, policy, schema):
+        update, patch = split(tensors, policy, schema)
+        return {**update, "bn.weight": patch["bn.weight"]}, patch
+
+    monkeypatch.setattr("device_agent.local_update.split", split_badly)
+    with pytest.raises(UpdateRefused, match=r"'bn\.weight' would have left this device; nothing was written") as error:
+        device.run(scene.command())
+    assert error.value.reason == "private_value"
+    assert not (tmp_path / "update").exists()
+    assert not list((device.folder / "patches").iterdir())
 
 
 def test_a_cancelled_round_saves_nothing(tmp_path, device):

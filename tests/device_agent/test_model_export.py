@@ -255,6 +255,27 @@ def test_without_validation_data_the_newest_model_is_published(tmp_path, without
         assert (known.validation_accuracy, known.validation_examples) == expected
 
 
+def test_a_present_model_that_the_metric_cannot_take_is_replaced(tmp_path, caplog):
+    """A task's next version may score what the present model does not give; its own code raises whatever it likes."""
+    device = Device(tmp_path)
+    device.play(1)
+    calls = []
+
+    def metric(outputs, targets):
+        calls.append(len(targets))
+        if (
+            len(calls) == 5
+        ):  # before training and after, the new model on test and on validation data; now the present one
+            raise ValueError("another shape")
+        return 0.5
+
+    device.trainer.task = replace(device.trainer.task, metric=metric)
+    device.play(2)
+    assert len(calls) == 5
+    assert device.personal.metadata.round == 2
+    assert "cannot be used, and is replaced: ValueError: another shape" in caplog.text
+
+
 @pytest.mark.parametrize("damage", ["cut", "gone", "link"])
 def test_a_damaged_present_model_is_replaced(tmp_path, caplog, damage):
     """Whatever it was worth."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from device_agent.admission import Verdict
+from device_agent.doctor import _check_private
 from device_agent.job import Job
 from device_agent.owner_limits import OwnerLimits, least_without_model
 from device_agent.plans import why_too_long
@@ -14,7 +15,9 @@ from device_agent.training_channel import Ready
 from shared.errors import UsageError, WireError
 from shared.messages import COORDINATOR_FEATURES, Decline, TrainPlan
 from shared.reasons import DeclineReason
+from shared.schema import Schema
 from shared.transfer import describe
+from tests.checkups import quiet_checkup
 from tests.device_agent.jobs import REQUEST, said_back
 from tests.device_agent.owners import READY, limits_of
 from tests.specs import MODEL_SCHEMA, SCHEMA, TASK, TASKS, said, update
@@ -107,6 +110,9 @@ class TestUpdate:
         (replace(PLAN, epochs=101), "max_epochs = 100"),
         (replace(PLAN, batch_size=10, epochs=100), ""),
         (replace(PLAN, steps=5, epochs=101), ""),
+        (replace(PLAN, steps=100, batch_size=1_000_000), ""),
+        (replace(PLAN, steps=101, batch_size=1_000_000), "max_epochs = 100"),
+        (replace(PLAN, steps=99_000, batch_size=10), "max_epochs = 100"),
         (replace(PLAN, batch_size=1, epochs=100), "max_steps = 100000"),
     ],
 )
@@ -114,6 +120,30 @@ def test_a_plan_is_within_the_owners_limits_or_names_the_one_it_exceeds(plan, li
     """Of 6,000 examples."""
     assert limit in why_too_long(plan, 6000, max_steps=100_000, max_epochs=100)
     assert bool(limit) == bool(why_too_long(plan, 6000, max_steps=100_000, max_epochs=100))
+
+
+@pytest.mark.parametrize(
+    ("plan", "limit"),
+    [
+        (replace(PLAN, steps=50_001, batch_size=1), "max_steps = 100000"),
+        (replace(PLAN, steps=51, batch_size=6000), "max_epochs = 100"),
+        (replace(PLAN, epochs=51), "max_epochs = 100"),
+        (replace(PLAN, steps=50), ""),
+    ],
+)
+def test_a_plan_counts_twice_where_learning_alone_is_measured_too(tmp_path, plan, limit):
+    """A measure takes as many steps as the round."""
+    assert why_too_long(plan, 6000, max_steps=100_000, max_epochs=100) == ""
+    assert limit in why_too_long(plan, 6000, max_steps=100_000, max_epochs=100, measured=True)
+    assert bool(limit) == bool(why_too_long(plan, 6000, max_steps=100_000, max_epochs=100, measured=True))
+
+
+def test_a_request_to_measure_counts_twice(tmp_path):
+    """As its plan alone would be within the limit."""
+    request = replace(REQUEST, plan=replace(REQUEST.plan, steps=60, batch_size=1))
+    limits = limits_of(tmp_path, max_steps=100)
+    assert limits.refusal(TASK, request) is None
+    assert limits.refusal(TASK, replace(request, measure_independent=True)) is not None
 
 
 def test_a_plan_without_end_is_declined_before_a_download(tmp_path):
@@ -139,6 +169,20 @@ def test_a_schema_that_is_not_that_of_its_digest_is_refused(tmp_path):
         limits_of(tmp_path, known=False).take(Ready(TASK, "5c" * 32, 10, MODEL_SCHEMA.specs))
 
 
+@pytest.mark.parametrize("private", ["all", "affine", "stats", "none", ""])
+def test_setting_that_keeps_no_tensor_of_the_model_is_told(tmp_path, private):
+    """A model without batch norm has none that `all` would keep; an owner who set it believes in protection."""
+    plain = Schema(tuple(spec for spec in MODEL_SCHEMA.specs if spec.role == "weight"))
+    limits = OwnerLimits(tmp_path / "patches", private=private, max_steps=1000, max_epochs=100)
+    limits.take(Ready(TASK, plain.digest, 10, plain.specs))
+    told, checkup = limits.told(), quiet_checkup()
+    assert told["keeps_nothing"] is (private in ("all", "affine", "stats"))
+    _check_private(told, checkup)
+    (found,) = checkup.findings
+    assert found.verdict == ("warn" if private in ("all", "affine", "stats") else "ok")
+    assert ("no tensor" in found.detail) is told["keeps_nothing"]
+
+
 def test_status_tells_policy_source_and_tensors(tmp_path):
     """The same words as long as nothing changes."""
     told = limits_of(tmp_path).told()
@@ -147,6 +191,7 @@ def test_status_tells_policy_source_and_tensors(tmp_path):
         "source": "default",
         "tensors": ["bn.weight"],
         "below_default": False,
+        "keeps_nothing": False,
         "words": "at least affine: 1 of 2 tensors of the model never leave this device (the default)",
     }
     assert limits_of(tmp_path, private="none").told()["below_default"]

@@ -263,6 +263,15 @@ class TestPersonalModel:
         assert not (tmp_path / "spool" / "update.bin").exists()
         assert models.current(KEY.task) is None
 
+    def test_that_finds_its_lock_held_is_tried_once_more(self, tmp_path, models, monkeypatch):
+        """A rollback on a slow card may hold it for longer than the lock itself waits; the model would be lost for good."""
+        device = Device(tmp_path, models)
+        device.upload()
+        lock = FileLock(tmp_path / "models" / KEY.task / ".lock", "held")
+        monkeypatch.setattr("device_agent.performing.time.sleep", lambda s: lock.release() if s >= 0.5 else None)
+        device.perform(device.job.on_message(said(Committed(update(UPDATE).digest)), 1.0))
+        assert models.current(KEY.task) is not None
+
 
 class TestPersonalModelInTheMaking:
     """The update travels while the training process is at the model; `committed` may come before or after its end."""
@@ -358,6 +367,28 @@ class TestPersonalModelInTheMaking:
         third = Device(tmp_path, models)
         third.performer.take_up_spooled()
         assert (third.job.state, third.trainer.given) == (JobState.UPLOADING, [])
+
+    @pytest.mark.parametrize("spoil", [lambda path: path.write_bytes(b"?"), Path.unlink], ids=["damaged", "gone"])
+    def test_staged_and_committed_is_published_although_the_update_is_damaged(self, tmp_path, spoil):
+        """What is staged is whole, and the coordinator has the update."""
+        device, models = self.upload(tmp_path, staged=True)
+        device.perform(device.job.on_message(self.COMMITTED, 1.0))
+        spoil(tmp_path / "spool" / "update.bin")
+        again = Device(tmp_path, models)
+        again.performer.take_up_spooled()
+        assert (again.performer.owes_model, again.trainer.given) == (False, [])
+        assert models.current(KEY.task) is not None
+        assert not list((tmp_path / "spool").iterdir())
+
+    def test_damaged_update_without_a_staged_model_owes_nothing(self, tmp_path):
+        """Nothing is left to make it of."""
+        device, models = self.upload(tmp_path)
+        device.perform(device.job.on_message(self.COMMITTED, 1.0))
+        (tmp_path / "spool" / "update.bin").write_bytes(b"?")
+        again = Device(tmp_path, models)
+        again.performer.take_up_spooled()
+        assert (again.performer.owes_model, again.trainer.given) == (False, [])
+        assert not list((tmp_path / "spool").iterdir())
 
     def test_killed_after_publishing_owes_nothing(self, tmp_path):
         """The note of it is deleted, and no model is made."""

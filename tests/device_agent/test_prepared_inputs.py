@@ -133,6 +133,18 @@ def test_evaluate_prepares_the_test_data_once(state_dir):
     assert measured == pytest.approx(model.metadata.user_accuracy or 0.0)
 
 
+def test_evaluate_with_another_prepare_than_in_training_is_refused(state_dir, plain_dir):
+    """Changed, gone or new: a figure of other inputs would say nothing of the model."""
+    model, plain = PersonalModel.open(state_dir), PersonalModel.open(plain_dir)
+    changed = replace(TASK, prepare=lambda raw: raw / 1000)
+    with pytest.raises(UsageError, match="is not the one that the model was trained with"):
+        evaluate_model(model, changed, "good", Path())
+    with pytest.raises(UsageError, match="the task has no prepare now"):
+        evaluate_model(model, replace(TASK, prepare=None), "good", Path())
+    with pytest.raises(UsageError, match=r"trained without a `prepare`, and task .* has one now"):
+        evaluate_model(plain, replace(PLAIN, prepare=TASK.prepare), "good", Path())
+
+
 def test_the_metadata_say_how_inputs_were_and_how_they_are_prepared(state_dir):
     """Statistics of the prepared training inputs, and a trace of prepare; no row of the data."""
     file = state_dir / DIRECTORY / TASK.name / "current" / METADATA_FILE

@@ -11,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from device_agent.local_update import LocalUpdate
-from device_agent.patch_store import PatchKey, PatchRecord, PatchState, PatchStore
+from device_agent.patch_store import PatchKey, PatchRecord, PatchState, PatchStore, patch_mend
 from device_agent.private_floor import Kept, PrivateFloor, public_schema, undercut
 from device_agent.training import LocalTrainer
 from shared.errors import StateError, UpdateRefused, UsageError
@@ -156,10 +156,14 @@ class TestRecord:
         assert floor.kept().names >= private_of("all") | {"fc.bias"}
 
     def test_a_patch_of_before_that_cannot_be_read_declines_everything(self, tmp_path):
-        """Nobody knows what it kept."""
-        (tmp_path / f"toy-{'0' * 16}.patch").write_bytes(b"damaged")
-        with pytest.raises(StateError, match="what stayed private in earlier rounds is not known"):
+        """Nobody knows what it kept. The remedy names the patch, as the doctor does, and no record: there is none."""
+        path = tmp_path / f"toy-{'0' * 16}.patch"
+        path.write_bytes(b"damaged")
+        with pytest.raises(StateError, match="what stayed private in earlier rounds is not known") as error:
             floor_in(tmp_path).of(MODEL)
+        assert patch_mend(path) in str(error.value)
+        assert "Set `private`" in str(error.value)
+        assert ".private" not in str(error.value)
 
     def test_a_disk_that_refuses_fails_the_round_before_anything_private_is_written(self, tmp_path):
         """The record is durable before the patch is saved."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,7 +20,7 @@ from device_agent.effects import JobKey
 from device_agent.held_model import Held, HeldModel
 from device_agent.job import Job
 from device_agent.model_store import ModelStore
-from device_agent.patch_store import PatchKey, PatchRecord, PatchState, PatchStore
+from device_agent.patch_store import INDEPENDENT, PatchKey, PatchRecord, PatchState, PatchStore
 from device_agent.residuals import ResidualOf, ResidualStore
 from device_agent.spool import Spool, Spooled
 from device_agent.storage import RETRY_S, Storage
@@ -36,6 +37,7 @@ from tests.disks import SmallDisk, small_disk
 from tests.specs import RUN, TASK, TASKS, said, update
 
 PATCH = PatchKey(TASK, REQUEST.schema, REQUEST.private)
+ALONE = PatchKey(TASK, REQUEST.schema, "independent")
 NOW = replace(REQUEST, features=COORDINATOR_FEATURES)
 PUBLIC = Schema((TensorSpec("w", (8,), "float32", "weight"),))
 
@@ -120,6 +122,16 @@ def test_patches_that_were_moved_away_let_the_device_take_part_again(state_dir: 
     assert storage.problem(TASK, NOW) is None
 
 
+def test_keys_from_the_network_are_not_collected(state_dir: Path):
+    """A coordinator may ask for another policy each time; what was seen of the last one is enough."""
+    storage = Storage(state_dir)
+    for number in range(50):
+        assert storage.problem(TASK, replace(NOW, private=f"names:from-the-network-{number}")) is None
+    gc.collect()
+    kept = [one for one in gc.get_objects() if type(one) is PatchKey and "from-the-network" in one.policy]
+    assert len(kept) <= 1
+
+
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[SmallDisk]:
     """An empty one, of 1 MiB."""
@@ -155,6 +167,33 @@ def test_parts_of_the_model_on_a_small_disk_count_as_room(disk: SmallDisk):
     assert Storage(disk.path).problem(TASK, request) is not None
 
 
+def test_part_of_the_model_that_has_just_begun_counts_by_what_the_disk_holds_of_it(disk: SmallDisk):
+    """Its file has the size of the whole from the first chunk on, and is empty for the most part."""
+    blob = replace(NOW.model, size_bytes=600_000)
+    request = replace(NOW, model=blob, encoding="delta-int8")
+    (disk.path / "downloads").mkdir()
+    with (disk.path / "downloads" / f"{blob.digest}.part").open("wb") as part:
+        part.write(bytes(8192))
+        part.truncate(blob.size_bytes)
+    (disk.path / "other").write_bytes(bytes(400_000))
+    found = Storage(disk.path).problem(TASK, request)
+    assert found is not None
+    assert found.verdict.condition is Condition.LOW_DISK
+
+
+def test_state_of_learning_alone_counts_as_room(disk: SmallDisk):
+    """Where the round measures that; it holds the whole model twice, with Adam its moments too."""
+    blob = replace(NOW.model, raw_bytes=200_000)
+    assert Storage(disk.path).problem(TASK, replace(NOW, model=blob)) is None
+    assert Storage(disk.path).problem(TASK, replace(NOW, model=blob, measure_independent=True)) is None
+    adam = replace(NOW.plan, client_optimizer="adam")
+    measuring = replace(NOW, model=blob, plan=adam, measure_independent=True)
+    found = Storage(disk.path).problem(TASK, measuring)
+    assert found is not None
+    assert found.verdict.condition is Condition.LOW_DISK
+    assert Storage(disk.path).problem(TASK, replace(measuring, measure_independent=False)) is None
+
+
 # ---- the doctor
 
 
@@ -163,21 +202,27 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The state of an agent, with something of each kind."""
     state = tmp_path_factory.mktemp("state")
     store = PatchStore(state / "patches")
+    alone = PatchStore(store.directory / INDEPENDENT)
     residuals = ResidualStore(store.directory)
     for number in (1, 2):
         after = PatchState({"bn.weight": np.full(4, number, np.float32)}, number)
         store.save(PatchRecord(PATCH, RUN, number, PatchState(), after))
+        alone.save(PatchRecord(ALONE, RUN, number, PatchState(), after))
         of = ResidualOf("delta-int4", PUBLIC.digest, RUN, number)
         residuals.save(PATCH, of, PUBLIC, {"w:residual": np.ones(8, np.float32)}, number)
     HeldModel(state / "held").write(Held("ab" * 32, "cd" * 32, "fp32", 3), b"xyz")
     spool = Spool(state / "spool")
     spool.update_path.write_bytes(b"update")
     spool.save(Spooled(KEY, update(b"update"), REQUEST))
+    spool.note_committed()
+    spool.save(Spooled(KEY, update(b"update"), REQUEST))
     models = ModelStore(state / "models", keep=2)
-    for number in (1, 2):
+    for number in (1, 2, 3):
         model = b"a model" * number
         models.stage(model, describe(number, model, run=RUN, task=TASK))
-        models.publish(TASK, RUN, number)
+        if number < 3:
+            models.publish(TASK, RUN, number)
+    models.stage(b"the first", describe(1, b"the first", run=RUN, task="another"))
     return state
 
 
@@ -198,7 +243,7 @@ def test_stored_content_of_an_agent_that_is_whole_is_good(whole: Path, tmp_path:
 @settings(max_examples=200, deadline=None)
 @given(which=st.integers(0, 30), at=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
 def test_flipped_bit_in_any_file_of_an_agent_is_found(whole: Path, which: int, at: float, bit: int):
-    """Patches, residuals, the held model, the waiting update and its note, personal models and their metadata."""
+    """Patches, residuals, models trained alone, the held model, the waiting update and its notes, personal models."""
     files = sorted(one for one in whole.rglob("*") if one.is_file() and one.stat().st_size)
     path = files[which % len(files)]
     data = path.read_bytes()
@@ -221,6 +266,17 @@ def test_doctor_fails_for_a_patch_that_rounds_are_declined_for(whole: Path, tmp_
     (one,) = findings(state_dir)
     assert one[0] == "fail"
     assert f"move {newest} and {before.name} away" in one[2]
+
+
+def test_doctor_warns_of_a_damaged_model_that_was_trained_alone(whole: Path, tmp_path: Path):
+    """No round is declined for it; nothing is measured until it is deleted."""
+    state_dir = Path(shutil.copytree(whole, tmp_path / "state", symlinks=True))
+    newest = state_dir / "patches" / INDEPENDENT / ALONE.file_name
+    spoil(newest, previous_of(newest))
+    (one,) = findings(state_dir)
+    assert one[0] == "warn"
+    assert f"delete {newest} and {previous_of(newest).name}" in one[2]
+    assert "measured from its beginning again" in one[2]
 
 
 def test_status_names_the_files_of_a_damaged_patch(agent, whole: Path, tmp_path: Path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -12,7 +13,7 @@ import pytest
 from device_agent.effects import ContinueTraining, PauseTraining
 from device_agent.training_channel import CancelTraining, Ready, Setup, write_message
 from device_agent.training_process import Reins, fail_reason, in_words, set_up
-from shared.errors import DataError, SchemaMismatch, StateError, UpdateRefused, WireError
+from shared.errors import DataError, SchemaMismatch, StateError, UpdateRefused, UsageError, WireError
 from shared.reasons import FailReason
 from tests.device_agent.rounds import ADAM, Scene
 from tests.device_agent.toy_tasks import TOY
@@ -53,6 +54,24 @@ def test_ready_tells_what_the_device_has(tmp_path):
     _, ready = set_up(setup)
     schema = Scene(tmp_path, TOY, ADAM, "all").model
     assert ready == Ready("toy", schema.digest, 23, schema.specs)
+
+
+@pytest.mark.parametrize(
+    ("max_steps", "max_epochs", "why"), [(4, 100, "max_steps = 4"), (100, 1, "max_epochs = 1"), (100, 100, "")]
+)
+def test_a_plan_beyond_the_owners_limits_is_not_trained(tmp_path, max_steps, max_epochs, why):
+    """The agent accepted it for the data of before; here they may be others."""
+    patches = str(tmp_path / "patches")
+    limits = {"max_steps": max_steps, "max_epochs": max_epochs}
+    setup = Setup("tests.device_agent.toy_tasks:TOY", "ann:23", str(tmp_path), patches, "ann", private="none", **limits)
+    local_update, _ = set_up(setup)
+    command = Scene(tmp_path, TOY, replace(ADAM, steps=5, batch_size=23), "none").command()
+    if not why:
+        assert local_update.run(command, lambda *_: None, lambda: False)
+        return
+    with pytest.raises(UsageError, match=why):
+        local_update.run(command, lambda *_: None, lambda: False)
+    assert not (tmp_path / "update").exists()
 
 
 @pytest.mark.parametrize(
