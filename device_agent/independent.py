@@ -10,6 +10,7 @@ patches, in their format: the owner's floor is derived from the names of patch f
 from __future__ import annotations
 
 import logging
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -28,6 +29,10 @@ log = logging.getLogger("fedpatch.training")
 _POLICY = "independent"
 _SHARE = 0.5
 """Of the time that a round has left once its own training has ended: the longest that a measure may take of it."""
+
+# The state before a round and after it, each with all moments of Adam, beside the version that it replaces.
+_MODELS_KEPT = 18
+_SPARE_BYTES = 16 * 2**20
 
 
 @dataclass(frozen=True)
@@ -56,10 +61,16 @@ class IndependentModel:
             cancelled: Asked before each batch; as for `LocalTrainer.run`.
 
         Returns:
-            None where the device does not count in user accuracy, on an error, which is logged and costs the round nothing,
-            and where it was cancelled or took too long.
+            None where the device does not count in user accuracy, where the disk lacks room for the state, where it was
+            cancelled or took too long, and on an error, which is logged and costs the round nothing.
         """
         if not self._trainer.counts_in_ua:
+            return None
+        needed = _MODELS_KEPT * sum(array.nbytes for array in result.tensors.values()) + _SPARE_BYTES
+        if (free := shutil.disk_usage(self._directory.parent).free) < needed:
+            self._note(
+                f"{self._directory.parent}: {free} bytes free, {needed} needed for the model that is trained alone"
+            )
             return None
         now = time.monotonic()
         # The upload takes about as long as the download took.

@@ -7,6 +7,7 @@ for a patch, and the coordinator, which refuses names that it did not ask for.
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -31,11 +32,13 @@ from shared.errors import FedpatchError, SchemaMismatch, UpdateRefused, UsageErr
 from shared.feedback import pack_with_feedback
 from shared.field_types import MAX_MEASURE
 from shared.files import refusals_of, write_atomic
-from shared.messages import Manifest, UpdateReport, is_delta
+from shared.messages import Manifest, TrainPlan, UpdateReport, is_delta
 from shared.model import initial_tensors, load_tensors, require_whole_ties
 from shared.patches import PatchPolicy, merge, parse_policy, split
 from shared.task import Task
 from shared.tensors import Array, Schema, Tensors, listing
+
+log = logging.getLogger("fedpatch.training")
 
 
 class LocalUpdate:
@@ -121,7 +124,7 @@ class LocalUpdate:
         self._floor.note(patch, trainer.schema)
         after = PatchState(patch, before.batches_done + result.steps)
         self._store.save(PatchRecord(key, command.key.run, command.key.round, before, after))
-        alone = self._independent.train(command, result, cancelled) if command.independent_ends_at else None
+        alone = self._independent.train(command, result, cancelled) if self._measures_alone(command) else None
         if cancelled():
             return None
         report = _report(command, result)
@@ -149,11 +152,22 @@ class LocalUpdate:
 
     def _require_bounded(self, command: TrainCommand) -> None:
         """Raise UsageError for more training than the owner allows, with the data that there are now."""
-        max_steps, max_epochs = self._most
-        measured = command.independent_ends_at > 0
-        examples = self._trainer.num_examples
-        if why := why_too_long(command.plan, examples, max_steps=max_steps, max_epochs=max_epochs, measured=measured):
+        if why := self._too_long(command.plan, measured=False):
             raise UsageError(f"{why}; nothing was trained")
+
+    def _measures_alone(self, command: TrainCommand) -> bool:
+        """Whether learning alone is measured: it is left out where that would exceed a limit of the owner."""
+        if not command.independent_ends_at:
+            return False
+        why = self._too_long(command.plan, measured=True)
+        if why:
+            log.info("learning alone: not measured in round %d: %s", command.key.round, why)
+        return not why
+
+    def _too_long(self, plan: TrainPlan, *, measured: bool) -> str:
+        max_steps, max_epochs = self._most
+        examples = self._trainer.num_examples
+        return why_too_long(plan, examples, max_steps=max_steps, max_epochs=max_epochs, measured=measured)
 
     @property
     def makes_models(self) -> bool:

@@ -89,7 +89,6 @@ class OwnerLimits:
             model.num_examples,
             max_steps=self._max_steps,
             max_epochs=self._max_epochs,
-            measured=request.measure_independent,
         )
         return _no(DeclineReason.PLAN_LIMIT, why) if why else None
 

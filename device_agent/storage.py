@@ -73,8 +73,6 @@ class Storage:
             return None
         needed = expected_bytes(request, way_to(request, held, MAX_BLOB_BYTES)) + _SPARE_BYTES
         needed += _size(self._directory / PATCHES / key.file_name)
-        if request.measure_independent:
-            needed += _alone_bytes(request)
         # Parts of the same model are gone on with, others make room for it.
         needed -= sum(_held_bytes(path) for path in (self._directory / DOWNLOADS).glob("*"))
         free = disk.f_bavail * disk.f_frsize
@@ -129,12 +127,6 @@ def _patch_problems(directory: Path) -> Iterator[tuple[bool, str, str]]:
             if version.exists() and (problem := patch_problem(version, alone=True)):
                 other = "the one before it" if version == path else "none, should the newest be damaged too"
                 yield False, problem, f"nothing is lost but a version to go back to: the next round uses {other}"
-
-
-def _alone_bytes(request: WorkRequest) -> int:
-    """About what the model that is trained alone takes: its state before a round and after it, with all moments of Adam."""
-    plan = request.plan
-    return request.model.raw_bytes * (6 if plan.client_optimizer == "adam" and not plan.moments else 2)
 
 
 def _held_bytes(path: Path) -> int:

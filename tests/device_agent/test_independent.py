@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -121,13 +123,17 @@ def test_a_round_that_is_repeated_measures_the_same_and_another_run_begins_anew(
     assert state_of(device).batches_done == first["steps"]
 
 
-@pytest.mark.parametrize("fault", ["no_time", "disk", "diverged", "model"])
+@pytest.mark.parametrize("fault", ["no_time", "disk", "no_room", "owner", "diverged", "model"])
 def test_what_prevents_the_measure_costs_the_round_nothing(tmp_path, fault, monkeypatch):
     """What prevents the measure costs the round nothing."""
     device = Device(tmp_path)
     if fault == "disk":
         device.patches.mkdir(exist_ok=True)
         (device.patches / "independent").write_text("in the way")
+    if fault == "no_room":
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=2**20))
+    if fault == "owner":  # allows the round's own training, and no more
+        device.update.bound(max_steps=device.scene.plan.steps_for(23), max_epochs=0)
     real = device.trainer.run
 
     def run(*args, **named):

@@ -181,19 +181,6 @@ def test_part_of_the_model_that_has_just_begun_counts_by_what_the_disk_holds_of_
     assert found.verdict.condition is Condition.LOW_DISK
 
 
-def test_state_of_learning_alone_counts_as_room(disk: SmallDisk):
-    """Where the round measures that; it holds the whole model twice, with Adam its moments too."""
-    blob = replace(NOW.model, raw_bytes=200_000)
-    assert Storage(disk.path).problem(TASK, replace(NOW, model=blob)) is None
-    assert Storage(disk.path).problem(TASK, replace(NOW, model=blob, measure_independent=True)) is None
-    adam = replace(NOW.plan, client_optimizer="adam")
-    measuring = replace(NOW, model=blob, plan=adam, measure_independent=True)
-    found = Storage(disk.path).problem(TASK, measuring)
-    assert found is not None
-    assert found.verdict.condition is Condition.LOW_DISK
-    assert Storage(disk.path).problem(TASK, replace(measuring, measure_independent=False)) is None
-
-
 # ---- the doctor
 
 
