@@ -85,7 +85,7 @@ bandit: setup ## look for insecure code, without the network
 		2> >(grep -v "nosec encountered" >&2 || true) # it says so of each part of a statement in which nothing is wrong
 
 audit: bandit ## that, and ask the package index for known vulnerabilities of what is pinned (says so where it cannot)
-	@$(BIN)/python -m tests.audit
+	@$(BIN)/python -m tests.support.audit
 
 format: setup ## mend style and layout where that is safe
 	@$(BIN)/ruff check --fix
@@ -108,7 +108,7 @@ coverage: setup system-deps ## fail where the tests leave too much of the code u
 	run -m 'slow or system' $(ONLY_SLOW)
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage json --quiet -o build/coverage/report.json
-	$(BIN)/python -m tests.covered
+	$(BIN)/python -m tests.support.covered
 
 packages: setup ## install the wheel with each extra in an empty environment, from the package index
 	@$(BIN)/python -m pytest -m packages tests/test_wheel.py
@@ -124,7 +124,7 @@ precommit: setup ## run the quick checks now, and from now on before each commit
 	$(BIN)/pre-commit run --all-files
 
 bench: setup ## time a simulated round beside other ways to do it (options: make bench BENCH_ARGS="--help")
-	@$(BIN)/python -m benchmarks.simulation $(BENCH_ARGS)
+	@$(BIN)/python -m benchmarks.training.simulation $(BENCH_ARGS)
 
 bench-peers: setup ## build .venv-peers, with pfl and Flower for `make bench` to time
 	@if ! $(BIN)/python -c 'import sys; sys.exit(sys.version_info >= (3, 13))'; then

@@ -1,1 +1,1 @@
-"""Measurements of fedpatch, each a command: `python -m benchmarks.simulation --help`. README.md says how to read them."""
+"""Measurements of fedpatch, each a command: `python -m benchmarks.training.simulation --help` (README.md)."""

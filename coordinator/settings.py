@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from coordinator.limits import parse_examples_cap, parse_norm_bound
-from coordinator.negotiation import ENCODING_HELP
-from coordinator.quorum import HELP
-from shared.broker_settings import BrokerSettings
-from shared.listening import parse_address
-from shared.messages import ENCODINGS, MAX_CHUNKS
-from shared.settings import Settings, setting
+from fedpatch.coordinator.aggregation.limits import parse_examples_cap, parse_norm_bound
+from fedpatch.coordinator.cohort.quorum import HELP
+from fedpatch.coordinator.rounds.run_spec import ENCODING_HELP
+from fedpatch.shared.config.fields import Settings, setting
+from fedpatch.shared.config.listen_address import parse_address
+from fedpatch.shared.mqtt.broker_settings import BrokerSettings
+from fedpatch.shared.wire.messages import ENCODINGS, MAX_CHUNKS
 
 CA_DIRECTORY = "ca"
 
@@ -213,9 +213,9 @@ class RoundSettings(Settings):
     def _unreadable(self) -> list[tuple[str, ...]]:
         """Texts that mean nothing; the task is looked up without loading it."""
         # Here and not above: help and `fedpatch show` come without numpy.
-        from coordinator.strategies import find_strategy
-        from shared.patches import parse_policy
-        from shared.task import check_name
+        from fedpatch.coordinator.aggregation.strategies import find_strategy
+        from fedpatch.shared.tasks.task import check_name
+        from fedpatch.shared.tensors.patches import parse_policy
 
         return self.refusals(
             task=check_name,

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from device_agent.conditions.ups import parse_ups
-from device_agent.preference_settings import PreferenceSettings
-from shared.broker_settings import CONNECTION, BrokerSettings
-from shared.listening import parse_address
-from shared.policies import PatchPolicy, parse_policy
-from shared.settings import NAME, Pattern, setting
-from shared.task import check_name
+from fedpatch.device_agent.policy.settings import PreferenceSettings
+from fedpatch.device_agent.sensors.power import parse_ups
+from fedpatch.shared.config.fields import NAME, Pattern, setting
+from fedpatch.shared.config.listen_address import parse_address
+from fedpatch.shared.mqtt.broker_settings import CONNECTION, BrokerSettings
+from fedpatch.shared.tasks.task import check_name
+from fedpatch.shared.tensors.patch_policy import PatchPolicy, parse_policy
 
 _WORK = "Work"
 _LIMITS = "Limits to work requests"

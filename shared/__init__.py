@@ -1,3 +1,8 @@
-"""What coordinator and device must agree on: the wire, the tensors, the patch policy, the task."""
+"""What coordinator and device agent share: wire format, tensors, patch policy, tasks, settings, MQTT."""
+
+if __name__ != "fedpatch.shared":
+    raise ImportError(
+        "import fedpatch.shared, not shared: the packages of fedpatch are parts of the package fedpatch", name="shared"
+    )
 
 __version__ = "0.1.0"

@@ -7,10 +7,10 @@
     ├── DataError                 a data set is absent, damaged or too small for what is asked of it
     ├── StateError                a file that fedpatch wrote itself is damaged or of another version
     ├── SchemaMismatch            tensors have other names, shapes or dtypes than agreed
-    │   └── UnexpectedTensors     ... names that nobody agreed on (in shared.tensors)
+    │   └── UnexpectedTensors     ... names that nobody agreed on (in shared.tensors.arrays)
     ├── ExportRefused             a model must not be handed to applications: no ONNX, or one that computes something else
     ├── UpdateRefused             a device's update must not enter the aggregate
-    ├── CannotTell                a source of facts about the device has no answer (in device_agent.conditions.bounded)
+    ├── FactUnavailable           a source of facts about the device has no answer (in device_agent.sensors.timeouts)
     ├── IllegalTransition         ours: the program drove a state machine against its table
     └── WireError                 theirs: bytes from the network are not a fedpatch message
 
@@ -27,13 +27,28 @@ EXIT_LESS = 4
 
 
 class FedpatchError(Exception):
-    """Base of all; anything else that escapes is a bug."""
+    """Base of all errors that fedpatch raises; any other exception that escapes is a bug.
+
+    `exit_code` is the exit code of a command that ends with this error.
+
+    Example:
+        >>> from fedpatch import DataError, FedpatchError
+        >>> issubclass(DataError, FedpatchError), DataError.exit_code
+        (True, 1)
+    """
 
     exit_code = 1
 
 
 class UsageError(FedpatchError):
-    """The user asked for something that cannot be."""
+    """An option, a name or a configuration is wrong. A task's `load_data` raises it for a data spec that cannot be read.
+
+    Example:
+        >>> from fedpatch import UsageError
+        >>> raise UsageError("data spec 'shard:11/10': the shard must be below 10")
+        Traceback (most recent call last):
+        fedpatch.shared.errors.UsageError: data spec 'shard:11/10': the shard must be below 10
+    """
 
     exit_code = 2
 
@@ -41,7 +56,13 @@ class UsageError(FedpatchError):
 class ConfigError(UsageError):
     """All problems of a configuration, found in one pass.
 
-    `problems` holds one sentence each, beginning with the place (`agent.toml:3: ...`, `--quorum: ...`).
+    Args:
+        problems: One sentence each, beginning with the place (`agent.toml:3: ...`, `--quorum: ...`).
+
+    Example:
+        >>> from fedpatch import ConfigError
+        >>> ConfigError(["agent.toml:3: no such setting"]).problems
+        ('agent.toml:3: no such setting',)
     """
 
     def __init__(self, problems: Sequence[str]) -> None:
@@ -50,31 +71,68 @@ class ConfigError(UsageError):
 
 
 class BrokerError(FedpatchError):
-    """The broker is unreachable, refuses us, or cannot carry what we must send."""
+    """The broker is unreachable, refuses the connection, or cannot carry the messages.
+
+    Example:
+        >>> from fedpatch import BrokerError
+        >>> BrokerError.exit_code
+        3
+    """
 
     exit_code = 3
 
 
 class DataError(FedpatchError):
-    """A data file or data specification is wrong."""
+    """Data are absent, damaged or too few. A task's `load_data` raises it.
+
+    Example:
+        >>> from fedpatch import DataError
+        >>> str(DataError("readings.csv: holds no reading yet"))
+        'readings.csv: holds no reading yet'
+    """
 
 
 class StateError(FedpatchError):
-    """A file of ours (checkpoint, patch, registry) cannot be read back."""
+    """A file that fedpatch wrote (checkpoint, patch, registry) is damaged or of another version.
+
+    Example:
+        >>> from fedpatch import StateError
+        >>> StateError.exit_code
+        1
+    """
 
 
 class SchemaMismatch(FedpatchError):
-    """Named tensors do not fit the schema that both sides agreed on."""
+    """Names, shapes or dtypes of tensors are not those that coordinator and device agreed on.
+
+    Example:
+        >>> from fedpatch import SchemaMismatch
+        >>> SchemaMismatch.exit_code
+        1
+    """
 
 
 class ExportRefused(FedpatchError):
-    """A model cannot be written as ONNX, or what was written does not compute what the model does."""
+    """A model cannot be exported as ONNX, or the export computes something else than the model.
+
+    Example:
+        >>> from fedpatch import ExportRefused
+        >>> ExportRefused.exit_code
+        1
+    """
 
 
 class UpdateRefused(FedpatchError):
-    """An update that is well formed but not acceptable.
+    """An update is well formed but not acceptable.
 
-    `reason` is one of a closed set of words, for counters and for the device; the message is for people.
+    Args:
+        reason: One of a closed set of words (`fedpatch.shared.wire.reasons.RefuseReason`), for counters and the device.
+        message: Text for people.
+
+    Example:
+        >>> from fedpatch import UpdateRefused
+        >>> UpdateRefused("not_finite", "fc1.weight holds NaN").reason
+        'not_finite'
     """
 
     def __init__(self, reason: str, message: str) -> None:

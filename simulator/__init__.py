@@ -1,1 +1,7 @@
-"""Whole fleets in one process: the paper's experiments, studies of one's own, and the round policy under a virtual clock."""
+"""Simulations of whole fleets in one process: the paper's experiments, other studies, and round policies."""
+
+if __name__ != "fedpatch.simulator":
+    raise ImportError(
+        "import fedpatch.simulator, not simulator: the packages of fedpatch are parts of the package fedpatch",
+        name="simulator",
+    )

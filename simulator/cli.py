@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from shared.command import AsJson, command, say, with_debug
-from shared.command_groups import Group
-from shared.errors import FedpatchError, UsageError
-from shared.signals import EXIT_INTERRUPTED, stoppable
-from simulator.compare_command import compare
-from simulator.computing import (
+from fedpatch.shared.app.command import AsJson, Group, command, say, with_debug
+from fedpatch.shared.app.signals import EXIT_INTERRUPTED, stoppable
+from fedpatch.shared.errors import FedpatchError, UsageError
+from fedpatch.simulator.experiment.compare_command import compare
+from fedpatch.simulator.fleet.command import fleet
+from fedpatch.simulator.paper.command import paper
+from fedpatch.simulator.spec.compute import (
     STOPPING,
     Clients,
     Data,
@@ -33,14 +34,12 @@ from simulator.computing import (
     device_name,
     worker_count,
 )
-from simulator.fleet_command import fleet
-from simulator.paper_command import paper
-from simulator.study import STRATEGIES_OF_MTFL, Outcome, Point, Study
+from fedpatch.simulator.spec.study import STRATEGIES_OF_MTFL, Outcome, Point, Study
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from simulator.progress import StudyProgress
+    from fedpatch.simulator.experiment.progress import StudyProgress
 
 EXAMPLE = "fedpatch simulate --task mnist --clients 200 --participation 0.5 --private affine --target-ua 0.97"
 
@@ -142,8 +141,8 @@ def simulate(
     if context.invoked_subcommand is not None:
         _refuse_options_of_its_own(context)
         return
-    from shared.task import find_task
-    from simulator.terms import make_study
+    from fedpatch.shared.tasks.task import find_task
+    from fedpatch.simulator.experiment.options import make_study
 
     no_terms = {"task", "private", "workers", "device", "out", "as_json", "debug", "log_format", "version", "data_root"}
     given = {name: value for name, value in context.params.items() if name not in no_terms}
@@ -171,9 +170,9 @@ def _refuse_options_of_its_own(context: typer.Context) -> None:
 
 
 def _carry_out(study: Study, workers: int, device: str, out: Path | None, root: Path | None) -> Outcome:
-    from simulator.outcome_files import StudyFolder
-    from simulator.progress import make_progress
-    from simulator.simulate import simulate as simulated
+    from fedpatch.simulator.experiment.output_folder import StudyFolder
+    from fedpatch.simulator.experiment.progress import make_progress
+    from fedpatch.simulator.experiment.simulation import simulate as simulated
 
     folder = None if out is None else StudyFolder(out, study)
     if folder is not None and folder.outcome is not None and folder.outcome.complete:
@@ -229,8 +228,8 @@ class _Watch:
 
 
 def _end(outcome: Outcome, out: Path | None, as_json: bool) -> NoReturn:
-    from coordinator.printing import print_table
-    from simulator.outcome_files import to_json
+    from fedpatch.coordinator.cli.tables import print_table
+    from fedpatch.simulator.experiment.output_folder import to_json
 
     if as_json:
         typer.echo(to_json(outcome))
@@ -245,8 +244,8 @@ def _end(outcome: Outcome, out: Path | None, as_json: bool) -> NoReturn:
 def _table(outcome: Outcome) -> Table:
     from rich.table import Table
 
-    from shared.quantities import accuracy, duration, size
-    from simulator.plots import title
+    from fedpatch.shared.app.formatting import accuracy, duration, size
+    from fedpatch.simulator.experiment.plots import title
 
     study, table = outcome.study, Table.grid(padding=(0, 2))
     table.add_row("study", f"{title(study)}, seed {study.seed}")

@@ -14,11 +14,11 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from coordinator.embedded_broker import EmbeddedBroker
-from shared.telemetry import forbid_telemetry
-from tests.brokers import Mosquitto
-from tests.programs import Program
-from tests.same_examples import forget_what_is_loaded
+from fedpatch.coordinator.demo.broker import EmbeddedBroker
+from fedpatch.shared.app.plugins import disable_ort_telemetry
+from tests.support.brokers import Mosquitto
+from tests.support.programs import Program
+from tests.support.same_examples import forget_what_is_loaded
 
 # A machine that is busy with something else fails no test; where a failure stops others, the examples are the same each time.
 settings.register_profile(
@@ -28,7 +28,7 @@ settings.load_profile("house")
 if os.environ.get("CI"):
     forget_what_is_loaded()
 # Tests import onnxruntime by themselves, too, and so do processes that they start.
-forbid_telemetry()
+disable_ort_telemetry()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -78,7 +78,7 @@ def socket_folder() -> Iterator[Path]:
 @pytest.fixture
 def fedpatch(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Program:
     """The coordinator's command line, in this process."""
-    from coordinator.cli import main
+    from fedpatch.cli import main
 
     return Program(main, monkeypatch, capsys)
 
@@ -86,7 +86,7 @@ def fedpatch(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 @pytest.fixture
 def agent(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Program:
     """The device's."""
-    from device_agent.cli import main
+    from fedpatch.device_agent.cli.main import main
 
     return Program(main, monkeypatch, capsys)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.audit import IGNORED, in_words, judge
+from tests.support.audit import IGNORED, in_words, judge
 
 FINE = {"name": "fine", "version": "1.0", "vulns": []}
 SKIPPED = {"name": "ours", "skip_reason": "Dependency not found on PyPI and could not be audited: ours (1.0)"}

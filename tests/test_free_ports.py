@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from tests.brokers import HOST, free_port, own_ports
+from tests.support.brokers import HOST, free_port, own_ports
 
 
 def test_processes_that_play_tests_beside_each_other_share_no_port():

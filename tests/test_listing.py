@@ -1,4 +1,4 @@
-"""tests.listing: nothing that comes and goes while it is looked at is an error."""
+"""tests.support.listing: nothing that comes and goes while it is looked at is an error."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.listing import content, listed
+from tests.support.listing import content, listed
 
 NAMES = st.sampled_from(["a.fp", "b.fp", ".c", "12", "x"])
 PATTERNS = st.sampled_from(["*", "*/*.fp", "[!.]*", "[0-9]*/*", "x/*.fp", "updates/*/*"])

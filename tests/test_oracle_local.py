@@ -10,20 +10,20 @@ import numpy as np
 import pytest
 import torch
 
-from coordinator.aggregation import WeightedMean, check_update
-from coordinator.strategies import ServerState, Strategy, find_strategy
-from device_agent.effects import JobKey
-from device_agent.local_update import LocalUpdate
-from device_agent.patch_store import PatchKey, PatchState, PatchStore
-from device_agent.training import LocalTrainer
-from device_agent.training_channel import TrainCommand
-from shared.compression import pack, unpack
-from shared.messages import Manifest
-from shared.model import initial_tensors
-from shared.patches import parse_policy
-from shared.tensors import Array
+from fedpatch.coordinator.aggregation.strategies import ServerState, Strategy, find_strategy
+from fedpatch.coordinator.aggregation.weighted_mean import WeightedMean, check_update
+from fedpatch.device_agent.job.effects import JobKey
+from fedpatch.device_agent.job.training_messages import TrainCommand
+from fedpatch.device_agent.state.patch_store import PatchKey, PatchState, PatchStore
+from fedpatch.device_agent.training.local_trainer import LocalTrainer
+from fedpatch.device_agent.training.local_update import LocalUpdate
+from fedpatch.shared.tasks.torch_model import initial_tensors
+from fedpatch.shared.tensors.arrays import Array
+from fedpatch.shared.tensors.packing import pack, unpack
+from fedpatch.shared.tensors.patches import parse_policy
+from fedpatch.shared.wire.messages import Manifest
 from tests.device_agent.toy_tasks import TOY, build_model, random_data
-from tests.oracle import Moments, Round, run_mtfl
+from tests.support.oracle import Moments, Round, run_mtfl
 
 SEED = 7
 TOLERANCE = 1e-5
@@ -165,6 +165,6 @@ def test_policies_and_strategies_can_be_told_apart():
 
 def test_the_oracle_knows_nothing_of_fedpatch():
     """It is a second opinion only as long as it imports none of the code that it checks."""
-    source = Path(__file__).with_name("oracle.py").read_text()
-    assert not [line for line in source.splitlines() if line.startswith(("from", "import")) and "shared" in line]
+    source = (Path(__file__).parent / "support" / "oracle.py").read_text()
+    assert not [line for line in source.splitlines() if line.startswith(("from", "import")) and "fedpatch" in line]
     assert "device_agent" not in source and "coordinator" not in source

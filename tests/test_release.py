@@ -40,12 +40,15 @@ def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.setenv(f"GIT_{who}_EMAIL", "ann@example.org")
     folder = tmp_path / "clone"
     folder.mkdir()
-    for part in ("coordinator", "device_agent", "shared", "simulator"):
-        shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
+    for part in ("coordinator", "device_agent", "shared", "simulator", "src"):
+        shutil.copytree(
+            ROOT / part, folder / part, symlinks=True, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info")
+        )
     for part in ("pyproject.toml", "README.md", "LICENSE", ".gitignore"):
         shutil.copy(ROOT / part, folder / part)
     (folder / "CHANGELOG.md").write_text(CHANGES)
-    (folder / "shared" / "__init__.py").write_text('"""What both sides share."""\n\n__version__ = "0.9.0"\n')
+    version = folder / "shared" / "__init__.py"
+    version.write_text(version.read_text().replace('"0.1.0"', '"0.9.0"'))
     _git(folder, "init", "--quiet")
     _git(folder, "add", "--all")
     _git(folder, "commit", "--quiet", "--message", "Begin")

@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[1]
 DRAW = """
 import sys
 from hypothesis import given, settings, strategies as st
-from tests.same_examples import forget_what_is_loaded
+from tests.support.same_examples import forget_what_is_loaded
 forget_what_is_loaded()
 for name in sys.argv[1:]:
     __import__(name)
@@ -34,7 +34,7 @@ def test_the_examples_do_not_depend_on_what_is_loaded(tmp_path: Path):
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     drawn = [
         subprocess.run([sys.executable, program, *modules], cwd=ROOT, env=environment, capture_output=True, check=True)
-        for modules in ([], ["shared.messages", "coordinator.settings"])
+        for modules in ([], ["fedpatch.shared.wire.messages", "fedpatch.coordinator.settings"])
     ]
     assert len(drawn[0].stdout) > 10_000
     assert drawn[0].stdout == drawn[1].stdout

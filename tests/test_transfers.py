@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.uploads import Complete, UploadDesk
-from shared.messages import Ack, Committed, Grant, Manifest, Offer, RetryAfter
-from shared.transfer import Bitmap, Chunk, Download, SendChunk, Upload, cut, describe
-from simulator.agenda import Agenda
-from tests.virtual_time import LATENCY_S, Faults, FaultyLink
+from fedpatch.coordinator.rounds.upload_scheduler import Complete, UploadDesk
+from fedpatch.shared.wire.messages import Ack, Committed, Grant, Manifest, Offer, RetryAfter
+from fedpatch.shared.wire.transfer import Bitmap, Chunk, Download, SendChunk, Upload, cut, describe
+from fedpatch.simulator.fleet.virtual_clock import VirtualClock
+from tests.support.virtual_time import LATENCY_S, Faults, FaultyLink
 
 LIMIT_S = 50_000.0
 
@@ -39,7 +39,7 @@ class Receiver:
 
     def __init__(self, bad: Faults, seed: int, size: int, window: int, kept: set[int]) -> None:
         rng = random.Random(seed)
-        self.agenda = Agenda(3.3)
+        self.agenda = VirtualClock(3.3)
         self.link = FaultyLink(self.agenda, rng, bad)
         self.blob = rng.randbytes(size)
         self.manifest = announced(self.blob)
@@ -160,7 +160,7 @@ class Uploads:
         rng = random.Random(seed)
         self.in_flight = slots * window
         self.window = window
-        self.agenda = Agenda(7.7)
+        self.agenda = VirtualClock(7.7)
         self.link = FaultyLink(self.agenda, rng, bad)
         self.desk = UploadDesk(slots=slots, window=window, idle_s=30.0, jitter=rng)
         self.received: dict[str, bytes] = {}

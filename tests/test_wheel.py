@@ -1,4 +1,4 @@
-"""fedpatch as others install it: from a wheel, without its source, in a folder that has a `shared` of its own."""
+"""fedpatch as users install it: from a wheel, without its source, beside another project's package `shared`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import venv
 import zipfile
 from dataclasses import dataclass
@@ -15,18 +16,18 @@ from pathlib import Path
 
 import pytest
 
-from shared import __version__
+from fedpatch.shared import __version__
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("coordinator", "device_agent", "shared", "simulator")
-PARTS = (*PACKAGES, "pyproject.toml", "README.md", "LICENSE")
+PARTS = (*PACKAGES, "src", "pyproject.toml", "README.md", "LICENSE")
 EXTRAS = ("", "torch", "onnx", "agent", "coordinator", "demo", "simulator")
 COMMANDS = ("fedpatch", "fedpatch-agent")
 
 
 @dataclass(frozen=True)
 class Installed:
-    """An environment with the wheel, and a folder to call it in, whose `shared` ends whoever imports it."""
+    """An environment with the wheel and another project's package `shared`, and an empty folder to call it in."""
 
     environment: Path
     folder: Path
@@ -53,7 +54,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     for part in PARTS:
         if (ROOT / part).is_dir():
-            shutil.copytree(ROOT / part, source / part, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(
+                ROOT / part, source / part, symlinks=True, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info")
+            )
         else:
             shutil.copy(ROOT / part, source / part)
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(source)]
@@ -83,10 +86,9 @@ def _environment(place: Path, *install: object) -> Installed:
     ours = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     done = subprocess.run([str(word) for word in command], env=ours, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    decoy = place / "folder" / "shared"
-    decoy.mkdir(parents=True)
-    (decoy / "__init__.py").write_text("raise SystemExit('the wrong shared')\n")
-    return Installed(place / "environment", decoy.parent)
+    folder = place / "folder"
+    folder.mkdir()
+    return Installed(place / "environment", folder)
 
 
 @pytest.fixture(scope="module")
@@ -95,17 +97,45 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installe
     made = _environment(tmp_path_factory.mktemp("installed"), "--no-index", "--no-deps", wheel)
     (site,) = made.environment.glob("lib/python*/site-packages")
     (site / "needed.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    (site / "shared.py").write_text("OWNER = 'another project'\n")
     return made
 
 
-def test_the_wheel_is_whole(wheel: Path):
-    """All packages with their types, and what lies in them that is no Python; nothing else."""
+def _product_files() -> set[str]:
+    """Paths of all files of the product, as they are named below site-packages."""
+    own = {path.relative_to(ROOT / "src") for path in (ROOT / "src" / "fedpatch").glob("*") if path.is_file()}
+    rooms = {
+        Path("fedpatch") / path.relative_to(ROOT)
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    return {path.as_posix() for path in own | rooms}
+
+
+def test_the_wheel_holds_the_package_fedpatch_and_nothing_else(wheel: Path):
+    """All modules, templates and units, and the mark that they are typed."""
     names = zipfile.ZipFile(wheel).namelist()
-    assert {name.partition("/")[0] for name in names} == {*PACKAGES, f"fedpatch-{__version__}.dist-info"}
-    assert {f"{package}/py.typed" for package in PACKAGES} <= set(names)
-    ours = {path.relative_to(ROOT).as_posix() for package in PACKAGES for path in (ROOT / package).rglob("*")}
-    files = {name for name in ours if (ROOT / name).is_file() and "__pycache__" not in name}
-    assert {name for name in names if ".dist-info/" not in name} == files
+    assert {name.partition("/")[0] for name in names} == {"fedpatch", f"fedpatch-{__version__}.dist-info"}
+    assert "fedpatch/py.typed" in names
+    assert {name for name in names if ".dist-info/" not in name} == _product_files()
+
+
+def test_the_source_distribution_holds_the_package_fedpatch_and_nothing_else(wheel: Path):
+    """Real files in place of the links of a checkout; of other folders nothing."""
+    with tarfile.open(wheel.with_name(f"fedpatch-{__version__}.tar.gz")) as archive:
+        members = archive.getmembers()
+    names = {member.name.partition("/")[2] for member in members if member.isfile()}
+    assert not [member.name for member in members if member.issym() or member.islnk()]
+    assert {name for name in names if name.endswith(".py")} == {
+        f"src/{name}" for name in _product_files() if name.endswith(".py")
+    }
+
+
+def test_fedpatch_lives_beside_a_package_shared_of_another_project(installed: Installed):
+    """Both are imported from one environment."""
+    ask = "import shared, fedpatch; print(shared.OWNER, fedpatch.Task.__name__)"
+    assert installed.run("python", "-c", ask) == "another project Task\n"
 
 
 def test_the_version_is_written_in_one_place(installed: Installed):
@@ -113,29 +143,29 @@ def test_the_version_is_written_in_one_place(installed: Installed):
     for command in COMMANDS:
         assert installed.run(command, "--version") == f"{command} {__version__}\n"
     ask = "import importlib.metadata as known; print(known.version('fedpatch'))"
-    assert installed.run("python", "-P", "-c", ask) == f"{__version__}\n"
+    assert installed.run("python", "-c", ask) == f"{__version__}\n"
 
 
 def test_the_code_that_runs_is_the_wheels(installed: Installed):
-    """Not that of the source, which a developer's environment has, and not the decoy's."""
-    ask = f"import {', '.join(PACKAGES)}; print(*(one.__file__ for one in ({', '.join(PACKAGES)})))"
-    for path in installed.run("python", "-P", "-c", ask).split():
+    """Not that of the source, which a developer's environment has."""
+    modules = [f"fedpatch.{package}" for package in PACKAGES]
+    ask = f"import {', '.join(modules)}; print(*(one.__file__ for one in ({', '.join(modules)})))"
+    for path in installed.run("python", "-c", ask).split():
         assert Path(path).is_relative_to(installed.environment)
 
 
 @pytest.mark.parametrize(
-    ("module", "name"), [("coordinator", "fedpatch"), ("device_agent", "fedpatch-agent")], ids=COMMANDS
+    ("module", "name"), [("fedpatch", "fedpatch"), ("fedpatch.device_agent", "fedpatch-agent")], ids=COMMANDS
 )
-@pytest.mark.parametrize("safe", [("-P",), ()], ids=["with -P", "without"])
-def test_python_m_does_what_the_command_does(installed: Installed, module, name, safe):
-    """Also in a folder that has a `shared` of its own, which Python would look into first."""
-    assert installed.run("python", *safe, "-m", module, "--version") == f"{name} {__version__}\n"
+def test_python_m_does_what_the_command_does(installed: Installed, module, name):
+    """For environments whose folder of programs is not in the PATH."""
+    assert installed.run("python", "-m", module, "--version") == f"{name} {__version__}\n"
 
 
 @pytest.mark.slow
 @pytest.mark.system
 def test_a_whole_fleet_is_played_from_the_wheel(installed: Installed):
-    """Coordinator, broker, agents and their training processes: none of them takes the decoy for its own."""
+    """Coordinator, broker, agents and their training processes."""
     pytest.importorskip("amqtt", reason="the built-in broker is not installed (pip install 'fedpatch[demo]')")
     options = ("--devices", 2, "--rounds", 1, "--target-ua", "none", "--out", "demo", "--metrics", "none")
     played = json.loads(installed.run("fedpatch", "demo", "--json", *options))
@@ -184,9 +214,9 @@ def test_every_extra_can_be_installed_in_an_empty_environment(wheel: Path, tmp_p
         assert made.run(command, "--version") == f"{command} {__version__}\n"
     modules = {"torch": ("torch",), "onnx": ("onnx", "onnxruntime"), "agent": ("torch", "onnx", "jeepney")}
     modules |= {"coordinator": ("torch", "cryptography", "prometheus_client"), "demo": ("amqtt", "sklearn")}
-    modules |= {"simulator": ("matplotlib", "simulator.cli", "sklearn")}
+    modules |= {"simulator": ("matplotlib", "fedpatch.simulator.cli", "sklearn")}
     for module in modules.get(extra, ()):
-        made.run("python", "-P", "-c", f"import {module}")
+        made.run("python", "-c", f"import {module}")
 
 
 @pytest.mark.packages

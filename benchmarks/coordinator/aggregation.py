@@ -1,4 +1,4 @@
-"""How fast updates are folded into the mean, and in how much memory: `python -m benchmarks.aggregation`."""
+"""How fast updates are folded into the mean, and in how much memory: `python -m benchmarks.coordinator.aggregation`."""
 
 from __future__ import annotations
 
@@ -10,14 +10,24 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.contests import Contest, Here, Measured, play_in_turn, ratios, spread
-from benchmarks.documents import Document, Out, Show, Toy, deliver, machine_line, read_document, table, within
-from benchmarks.programs import measured_apart
-from benchmarks.report import begun
-from benchmarks.spooled_updates import SpooledUpdates
-from shared.command import AsJson, command, run_app
-from shared.quantities import size
-from shared.signals import interruptible
+from benchmarks.coordinator.spooled_updates import SpooledUpdates
+from benchmarks.support.contests import Contest, Here, Measured, play_in_turn, ratios, spread
+from benchmarks.support.documents import (
+    Document,
+    Out,
+    Show,
+    Toy,
+    deliver,
+    machine_line,
+    read_document,
+    table,
+    within,
+)
+from benchmarks.support.programs import measured_apart
+from benchmarks.support.report import begun
+from fedpatch.shared.app.command import AsJson, command, run_app
+from fedpatch.shared.app.formatting import size
+from fedpatch.shared.app.signals import interruptible
 
 BENCHMARK = "aggregation"
 TASKS = "mnist,cifar10"
@@ -28,7 +38,9 @@ log = logging.getLogger("fedpatch.benchmark")
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-@command(app, BENCHMARK, example="python -m benchmarks.aggregation --out results/benchmarks/aggregation.json")
+@command(
+    app, BENCHMARK, example="python -m benchmarks.coordinator.aggregation --out results/benchmarks/aggregation.json"
+)
 def aggregation(
     tasks: Annotated[str, typer.Option(metavar="A,B", help="Whose models: mnist is the 2NN, cifar10 the CNN.")] = TASKS,
     turns: Annotated[int, typer.Option(min=1, metavar="N", help="Turns of each contestant.")] = 7,
@@ -43,7 +55,7 @@ def aggregation(
     else:
         counts: Sequence[int] = COUNTS
         if toy:
-            tasks, counts, turns = "benchmarks.synthetic_task:TASK", (2,), 1
+            tasks, counts, turns = "benchmarks.support.synthetic_task:TASK", (2,), 1
         with interruptible():
             document = _measure(tasks.split(","), counts, turns)
     deliver(document, tables, out, as_json)
@@ -67,7 +79,10 @@ def _compare(task: str, count: int, turns: int) -> dict[str, Any]:
         measured = play_in_turn(contests, turns, say=log.info)
         told = [_told(one, measured[2], count) for one in measured]
         # What it adds to the memory of a process of its own: its greatest resident size less that before.
-        peaks = {kind: measured_apart("benchmarks.spooled_updates", task, count, kind) for kind in ("fold", "pass")}
+        peaks = {
+            kind: measured_apart("benchmarks.coordinator.spooled_updates", task, count, kind)
+            for kind in ("fold", "pass")
+        }
         return {
             "task": task,
             "updates": count,
@@ -110,4 +125,4 @@ def _rows(one: dict[str, Any]) -> Iterator[tuple[str, ...]]:
 
 
 if __name__ == "__main__":
-    run_app(app, "python -m benchmarks.aggregation")
+    run_app(app, "python -m benchmarks.coordinator.aggregation")

@@ -1,6 +1,6 @@
-"""Updates in a spool and in memory, and what folds them: the work of benchmarks.aggregation.
+"""Updates in a spool and in memory, and what folds them: the work of benchmarks.coordinator.aggregation.
 
-Called as `python -m benchmarks.spooled_updates TASK COUNT fold|pass` it does one of these in a process of its own, and
+`python -m benchmarks.coordinator.spooled_updates TASK COUNT fold|pass` does one of these in a process of its own, and
 prints by how many bytes the process grew over what it was with everything ready.
 """
 
@@ -15,17 +15,17 @@ from pathlib import Path
 import numpy as np
 import typer
 
-from benchmarks.process_memory import memory_bytes
-from coordinator.checkpoint import load_update, store_update
-from coordinator.decoded import MOST_BYTES
-from coordinator.folding import fold
-from coordinator.intake import Terms, read_update
-from coordinator.limits import Limits
-from shared.compression import pack
-from shared.messages import TrainPlan, UpdateReport
-from shared.model import initial_tensors, schema_of
-from shared.task import find_task
-from shared.tensors import Array
+from benchmarks.device.process_memory import memory_bytes
+from fedpatch.coordinator.aggregation.aggregate import aggregate
+from fedpatch.coordinator.aggregation.limits import Limits
+from fedpatch.coordinator.aggregation.update_validation import UpdateRequirements, decode_and_validate_update
+from fedpatch.coordinator.runtime.update_writer import MOST_BYTES
+from fedpatch.coordinator.storage.checkpoint import load_update, store_update
+from fedpatch.shared.tasks.task import find_task
+from fedpatch.shared.tasks.torch_model import initial_tensors, schema_of
+from fedpatch.shared.tensors.arrays import Array
+from fedpatch.shared.tensors.packing import pack
+from fedpatch.shared.wire.messages import TrainPlan, UpdateReport
 
 _BASE = "0" * 64
 _ENCODING = "fp32"
@@ -59,14 +59,14 @@ class SpooledUpdates:
         self._flat = [
             np.concatenate([update[name].ravel() for name in update], dtype=np.float32) for update in self._updates
         ]
-        self._terms = Terms(self.schema, frozenset(), _BASE)
+        self._terms = UpdateRequirements(self.schema, frozenset(), _BASE)
 
     def fold(self, count: int, *, spooled: bool) -> None:
         """As a round does it, from its spool, or from memory."""
         devices = [f"device-{number:05d}" for number in range(count)]
         read = self._read_spooled if spooled else self._read
         plan = TrainPlan("adam", 0.01, 20)
-        fold(
+        aggregate(
             devices, dict.fromkeys(devices, 600), read, schema=self.schema, base=self._model, limits=Limits(), plan=plan
         )
 
@@ -81,7 +81,7 @@ class SpooledUpdates:
 
     def _read_spooled(self, device: str) -> dict[str, Array]:
         blob = load_update(self._folder, 1, f"update-{self._number(device)}")
-        return read_update(blob, self._terms, encoding=_ENCODING, raw_bytes=self._raw_bytes)[1]
+        return decode_and_validate_update(blob, self._terms, encoding=_ENCODING, raw_bytes=self._raw_bytes)[1]
 
     def _number(self, device: str) -> int:
         return int(device.rpartition("-")[2]) % self._different

@@ -1,4 +1,4 @@
-"""What fedpatch costs on the device: training steps, the agent's start, an idle agent. `python -m benchmarks.device`."""
+"""What fedpatch costs on the device: training steps, the agent's start, an idle agent. `python -m benchmarks.device.device`."""
 
 from __future__ import annotations
 
@@ -10,15 +10,25 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.contests import Contest, Here, Measured, play_in_turn, ratios, spread
-from benchmarks.documents import Document, Out, Show, Toy, deliver, machine_line, read_document, table, within
-from benchmarks.idle_agent import start_up, torch_alone
-from benchmarks.report import begun
-from benchmarks.shipped_broker import shipped_broker
-from benchmarks.training_steps import BareLoop, OwnTrainer, Steps
-from shared.command import AsJson, command, run_app
-from shared.signals import interruptible
-from shared.task import data_root, find_task
+from benchmarks.device.idle_agent import start_up, torch_alone
+from benchmarks.network.shipped_broker import shipped_broker
+from benchmarks.support.contests import Contest, Here, Measured, play_in_turn, ratios, spread
+from benchmarks.support.documents import (
+    Document,
+    Out,
+    Show,
+    Toy,
+    deliver,
+    machine_line,
+    read_document,
+    table,
+    within,
+)
+from benchmarks.support.report import begun
+from benchmarks.training.training_steps import BareLoop, OwnTrainer, Steps
+from fedpatch.shared.app.command import AsJson, command, run_app
+from fedpatch.shared.app.signals import interruptible
+from fedpatch.shared.tasks.task import data_root, find_task
 
 BENCHMARK = "device"
 DATA = "shard:0/10"
@@ -31,7 +41,9 @@ log = logging.getLogger("fedpatch.benchmark")
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-@command(app, BENCHMARK, example="FEDPATCH_DATA=... python -m benchmarks.device --out results/benchmarks/device.json")
+@command(
+    app, BENCHMARK, example="FEDPATCH_DATA=... python -m benchmarks.device.device --out results/benchmarks/device.json"
+)
 def device(
     turns: Annotated[int, typer.Option(min=1, metavar="N", help="Turns of each contestant.")] = 15,
     idle_s: Annotated[float, typer.Option(min=0.0, metavar="S", help="How long to watch an idle agent.")] = 60.0,
@@ -145,4 +157,4 @@ def _steps(document: Document) -> Iterator[tuple[str, ...]]:
 
 
 if __name__ == "__main__":
-    run_app(app, "python -m benchmarks.device")
+    run_app(app, "python -m benchmarks.device.device")

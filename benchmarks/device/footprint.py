@@ -1,4 +1,4 @@
-"""What an agent holds and writes on its device: `python -m benchmarks.footprint`.
+"""What an agent holds and writes on its device: `python -m benchmarks.device.footprint`.
 
 A real agent at a real mosquitto plays rounds of a real coordinator; the kernel tells what its two processes hold. Linux only.
 """
@@ -17,15 +17,15 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.clocks import children_of, cpu_s
-from benchmarks.documents import Out, Toy, deliver
-from benchmarks.idle_agent import RELEASE_S, status_of, wait_until
-from benchmarks.process_memory import Memory, bytes_written, memory_of
-from benchmarks.programs import running
-from benchmarks.shipped_broker import shipped_broker
-from shared.command import AsJson, command, run_app
-from shared.errors import FedpatchError
-from shared.signals import interruptible
+from benchmarks.device.clocks import children_of, cpu_s
+from benchmarks.device.idle_agent import RELEASE_S, status_of, wait_until
+from benchmarks.device.process_memory import Memory, bytes_written, memory_of
+from benchmarks.network.shipped_broker import shipped_broker
+from benchmarks.support.documents import Out, Toy, deliver
+from benchmarks.support.programs import running
+from fedpatch.shared.app.command import AsJson, command, run_app
+from fedpatch.shared.app.signals import interruptible
+from fedpatch.shared.errors import FedpatchError
 
 QUIET_S = 20.0
 
@@ -35,7 +35,9 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @command(
-    app, "footprint", example="FEDPATCH_DATA=... python -m benchmarks.footprint --out results/benchmarks/footprint.json"
+    app,
+    "footprint",
+    example="FEDPATCH_DATA=... python -m benchmarks.device.footprint --out results/benchmarks/footprint.json",
 )
 def footprint(
     task: Annotated[str, typer.Option(metavar="NAME", help="Task that is trained.")] = "mnist",
@@ -58,7 +60,9 @@ def _measure(folder: Path, task: str, data: str, rounds: int, quiet_s: float) ->
     with ExitStack() as stack:
         url = stack.enter_context(shipped_broker(folder)).url
         options = ["--broker", url, "--task", task, "--data", data, "--state-dir", str(folder / "agent")]
-        agent = stack.enter_context(_process(folder, "device_agent", *options, "--idle-release-s", str(RELEASE_S)))
+        agent = stack.enter_context(
+            _process(folder, "fedpatch.device_agent", *options, "--idle-release-s", str(RELEASE_S))
+        )
         states: list[dict[str, Any]] = []
 
         def note(state: str, found: dict[str, Memory]) -> None:
@@ -67,7 +71,7 @@ def _measure(folder: Path, task: str, data: str, rounds: int, quiet_s: float) ->
         wait_until(agent, lambda: status_of(folder / "agent").get("tasks"), "is ready")
         note("ready, nothing trained yet", _both(agent.pid))
         run = ["--broker", url, "--task", task, "--devices", "1", "--rounds", str(rounds), "--json"]
-        with _process(folder, "coordinator", *run, "--state-dir", str(folder / "coordinator")) as coordinator:
+        with _process(folder, "fedpatch", *run, "--state-dir", str(folder / "coordinator")) as coordinator:
             most: dict[str, Memory] = {}
             while coordinator.poll() is None:
                 for who, memory in _both(agent.pid).items():
@@ -96,7 +100,7 @@ def _both(agent: int) -> dict[str, Memory]:
 
 def _process(folder: Path, package: str, *options: str) -> AbstractContextManager[subprocess.Popen[bytes]]:
     """`run` of a command of ours; what it says goes to a file."""
-    return running(folder / f"{package}.log", [sys.executable, "-P", "-m", package, "run", *options])
+    return running(folder / f"{package}.log", [sys.executable, "-m", package, "run", *options])
 
 
 def _table(document: dict[str, Any]) -> Iterator[str]:
@@ -115,4 +119,4 @@ def _mb(row: dict[str, Any], who: str, what: str) -> str:
 
 
 if __name__ == "__main__":
-    run_app(app, "python -m benchmarks.footprint")
+    run_app(app, "python -m benchmarks.device.footprint")

@@ -1,7 +1,7 @@
 """How a round's time and memory grow with the number of clients, on the synthetic task.
 
 Each number of clients is measured in a process of its own, so that its memory is that study's alone. Called as
-`python -m benchmarks.growth CLIENTS COHORT ROUNDS` this is that process; it prints one line of JSON.
+`python -m benchmarks.device.growth CLIENTS COHORT ROUNDS` this is that process; it prints one line of JSON.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from dataclasses import asdict, dataclass
 
 import typer
 
-from benchmarks.process_memory import memory_bytes
+from benchmarks.device.process_memory import memory_bytes
 
-TASK = "benchmarks.synthetic_task:TASK"
+TASK = "benchmarks.support.synthetic_task:TASK"
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,8 @@ def measure_size(clients: int, cohort: int, rounds: int) -> Size:
     """Play `rounds` rounds after one to warm up."""
     import torch
 
-    from benchmarks.fedpatch_rounds import FedpatchRounds
-    from benchmarks.work import make_work
+    from benchmarks.support.work import make_work
+    from benchmarks.training.fedpatch_rounds import FedpatchRounds
 
     torch.set_num_threads(1)
     began = time.perf_counter()

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.clocks import children_of, cpu_s
-from benchmarks.programs import running
-from benchmarks.shipped_broker import Broker
-from shared.errors import FedpatchError
+from benchmarks.device.clocks import children_of, cpu_s
+from benchmarks.network.shipped_broker import Broker
+from benchmarks.support.programs import running
+from fedpatch.shared.errors import FedpatchError
 
 PATIENCE_S = 300.0
 RELEASE_S = 5.0
@@ -28,7 +28,18 @@ def start_up(broker: Broker, folder: Path, task: str, data: str, idle_s: float) 
     `warm` is while its training process waits for work, `idle` when that is gone: each over `idle_s` seconds (0: not measured).
     """
     folder.mkdir()
-    line = [sys.executable, "-P", "-m", "device_agent", "run", "--broker", broker.url, "--task", task, "--data", data]
+    line = [
+        sys.executable,
+        "-m",
+        "fedpatch.device_agent",
+        "run",
+        "--broker",
+        broker.url,
+        "--task",
+        task,
+        "--data",
+        data,
+    ]
     line += ["--state-dir", str(folder), "--idle-release-s", str(idle_s + RELEASE_S)]
     began = time.perf_counter()
     with running(folder / "log", line) as agent:
@@ -46,7 +57,7 @@ def start_up(broker: Broker, folder: Path, task: str, data: str, idle_s: float) 
 def torch_alone() -> float:
     """Seconds that a Python takes to import torch and end: what no start that trains can be faster than."""
     began = time.perf_counter()
-    subprocess.run([sys.executable, "-P", "-c", "import torch"], check=True)
+    subprocess.run([sys.executable, "-c", "import torch"], check=True)
     return time.perf_counter() - began
 
 

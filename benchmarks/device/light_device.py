@@ -10,15 +10,27 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from benchmarks.light_updates import StandInUpdates
-from device_agent.admission import Verdict
-from device_agent.effects import Effect, Fetch, Forget, ForgetModel, JobState, Keep, Reply, Spool, StopFetching, Train
-from device_agent.job import Job
-from device_agent.performing import Identity
-from shared import __version__, topics
-from shared.codec import decode, encode
-from shared.link import Connected, Disconnected, LinkEvent, MqttLink, Received
-from shared.messages import (
+from benchmarks.device.light_updates import StandInUpdates
+from fedpatch.device_agent.job.effects import (
+    DropHeldModel,
+    Effect,
+    EndJob,
+    JobState,
+    SendMessage,
+    SpoolUpdate,
+    StartDownload,
+    StartTraining,
+    StopDownload,
+    WriteChunk,
+)
+from fedpatch.device_agent.job.job import Job
+from fedpatch.device_agent.job.requests import AdmissionDecision
+from fedpatch.device_agent.runtime.effect_runner import Identity
+from fedpatch.shared import __version__
+from fedpatch.shared.mqtt.client import Connected, Disconnected, LinkEvent, MqttLink, Received
+from fedpatch.shared.wire import topics
+from fedpatch.shared.wire.codec import decode, encode
+from fedpatch.shared.wire.messages import (
     DEVICE_FEATURES,
     ENCODINGS,
     MAX_BLOB_BYTES,
@@ -30,9 +42,9 @@ from shared.messages import (
     WorkRequest,
     is_delta,
 )
-from shared.transfer import Chunk, SendChunk, cut, decode_chunk, encode_chunk
+from fedpatch.shared.wire.transfer import Chunk, SendChunk, cut, decode_chunk, encode_chunk
 
-_WILLING = Verdict(True)
+_WILLING = AdmissionDecision(True)
 # Of the present and the last rounds.
 _BLOBS = 8
 
@@ -164,26 +176,26 @@ class LightDevice:
 
     def _do(self, effect: Effect, now: float) -> list[Effect]:
         match effect:
-            case Reply():
+            case SendMessage():
                 self._publish(topics.up(self.me.fleet, self.me.device), encode(effect.envelope))
-            case Fetch():
+            case StartDownload():
                 return self._fetch(effect.blobs, now)
-            case StopFetching():
+            case StopDownload():
                 self._unsubscribe()
-            case Keep():
+            case WriteChunk():
                 self._parts[effect.chunk.digest][effect.chunk.index] = self._chunks.same(effect.chunk)
-            case Train():
+            case StartTraining():
                 return self._train(effect, now)
-            case Spool():
+            case SpoolUpdate():
                 pass  # there is no disk, and the update is there already
             case SendChunk() if self._update is not None:
                 manifest, blob = self._update
                 chunk = cut(blob, manifest, effect.index)
                 topic = topics.update_chunk(self.me.fleet, self.me.device, chunk.digest, chunk.index)
                 self._publish(topic, encode_chunk(chunk))
-            case ForgetModel():
+            case DropHeldModel():
                 self._held = ""
-            case Forget():
+            case EndJob():
                 self._tally.outcomes[effect.outcome.partition(":")[0]] += 1
                 self._unsubscribe()
                 self._update = None
@@ -202,7 +214,7 @@ class LightDevice:
     def _filters(self) -> list[str]:
         return [topics.model_chunks_filter(self.me.fleet, digest) for digest in self._parts]
 
-    def _train(self, effect: Train, now: float) -> list[Effect]:
+    def _train(self, effect: StartTraining, now: float) -> list[Effect]:
         blobs = {digest: b"".join(parts[index] for index in sorted(parts)) for digest, parts in self._parts.items()}
         self._unsubscribe()
         if any(hashlib.sha256(blob).hexdigest() != digest for digest, blob in blobs.items()):

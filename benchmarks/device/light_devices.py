@@ -5,7 +5,7 @@
         ...                         # fedpatch run --devices 1000
     devices.report                  # what they did, all together
 
-They are the agent's job and link with updates that nobody trained (benchmarks.light_device). The processes end with the
+They are the agent's job and link with updates that nobody trained (benchmarks.device.light_device). The processes end with the
 `with`, and with whoever started them.
 """
 
@@ -22,11 +22,11 @@ from threading import Thread
 from types import TracebackType
 from typing import Any, Self
 
-from benchmarks.light_device import Tally
-from benchmarks.programs import ROOT
-from shared.errors import FedpatchError
-from shared.model import schema_of
-from shared.task import Task
+from benchmarks.device.light_device import Tally
+from benchmarks.support.programs import ROOT
+from fedpatch.shared.errors import FedpatchError
+from fedpatch.shared.tasks.task import Task
+from fedpatch.shared.tasks.torch_model import schema_of
 
 PATIENCE_S = 300.0
 GOODBYE_S = 60.0
@@ -62,7 +62,7 @@ class LightDevices:
 
     def __enter__(self) -> Self:
         for number, job in enumerate(self._jobs):
-            line = [sys.executable, "-m", "benchmarks.light_process"]
+            line = [sys.executable, "-m", "benchmarks.device.light_process"]
             process = subprocess.Popen(line, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
             self._processes.append(process)
             assert process.stdin is not None

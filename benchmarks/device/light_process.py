@@ -1,4 +1,4 @@
-"""A process full of light devices: `python -m benchmarks.light_process < JOB`, started by benchmarks.light_devices.
+"""A process full of light devices: `python -m benchmarks.device.light_process < JOB`, started by device.light_devices.
 
 Its first line of input says what to be (JSON). It prints `ready` once all devices are connected and have told their presence,
 and when its input ends, one line of JSON with what they did.
@@ -17,13 +17,13 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from benchmarks.light_device import LightDevice, ModelChunks, Tally
-from benchmarks.light_updates import StandInUpdates
-from benchmarks.process_memory import memory_bytes
-from device_agent.performing import Identity
-from shared.link import LinkEvent
-from shared.messages import TaskCapability
-from shared.tensors import Schema
+from benchmarks.device.light_device import LightDevice, ModelChunks, Tally
+from benchmarks.device.light_updates import StandInUpdates
+from benchmarks.device.process_memory import memory_bytes
+from fedpatch.device_agent.runtime.effect_runner import Identity
+from fedpatch.shared.mqtt.client import LinkEvent
+from fedpatch.shared.tensors.arrays import Schema
+from fedpatch.shared.wire.messages import TaskCapability
 
 LOOK_EVERY_S = 0.1
 """How often deadlines are looked at: those of a job are a second and more away."""

@@ -14,12 +14,12 @@ from functools import cache
 
 import numpy as np
 
-from device_agent.ways import Way
-from shared.compression import pack, unpack
-from shared.errors import WireError
-from shared.messages import Manifest, UpdateReport, WorkRequest
-from shared.patches import parse_policy
-from shared.tensors import Array, Schema, Tensors, TensorSpec, values_digest
+from fedpatch.device_agent.job.download_plan import DownloadPlan
+from fedpatch.shared.errors import WireError
+from fedpatch.shared.tensors.arrays import Array, Schema, Tensors, TensorSpec, values_digest
+from fedpatch.shared.tensors.packing import pack, unpack
+from fedpatch.shared.tensors.patches import parse_policy
+from fedpatch.shared.wire.messages import Manifest, UpdateReport, WorkRequest
 
 NOISE = 1e-3
 """Standard deviation of what is added to each trained value: about what an epoch of the 2NN on MNIST adds in a later round."""
@@ -45,7 +45,7 @@ class StandInUpdates:
         return version in self._models
 
     def make(
-        self, request: WorkRequest, way: Way, blobs: Mapping[str, bytes], round_number: int
+        self, request: WorkRequest, way: DownloadPlan, blobs: Mapping[str, bytes], round_number: int
     ) -> tuple[Manifest, bytes]:
         """The update to a request as a manifest and a blob; `blobs` are what its `way` to the global model names, by digest."""
         asked = (request.model.digest, request.encoding, request.chunk_bytes, request.private, request.plan)
@@ -54,7 +54,7 @@ class StandInUpdates:
         return self._made
 
     def _pack(
-        self, request: WorkRequest, way: Way, blobs: Mapping[str, bytes], round_number: int
+        self, request: WorkRequest, way: DownloadPlan, blobs: Mapping[str, bytes], round_number: int
     ) -> tuple[Manifest, bytes]:
         public = parse_policy(request.private).public(self._schema.with_moments(request.plan.moments))
         base = self._come_to(way, blobs, public)
@@ -63,7 +63,7 @@ class StandInUpdates:
         packed = pack(update, public, asdict(report), request.encoding, base=base, seed=round_number)
         return packed.manifest(request.chunk_bytes, public), packed.blob
 
-    def _come_to(self, way: Way, blobs: Mapping[str, bytes], public: Schema) -> dict[str, Array]:
+    def _come_to(self, way: DownloadPlan, blobs: Mapping[str, bytes], public: Schema) -> dict[str, Array]:
         """The tensors of the global model, checked as a device checks them."""
         version = way.model.digest
         if version in self._models:

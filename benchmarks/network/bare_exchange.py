@@ -1,7 +1,7 @@
 """The same bytes exchanged with paho and msgpack alone: what a round cannot be cheaper than, by these means.
 
-    python -m benchmarks.bare_exchange server URL COUNT SHAPES        plays a round for each line on stdin
-    python -m benchmarks.bare_exchange devices URL FIRST COUNT
+    python -m benchmarks.network.bare_exchange server URL COUNT SHAPES        plays a round for each line on stdin
+    python -m benchmarks.network.bare_exchange devices URL FIRST COUNT
 
 The server publishes a model once, every device answers with as many bytes, the server adds them up in float64 and divides.
 QoS 1, TCP_NODELAY, messages cut into parts that paho reads fastest. Nothing is checked, remembered, acknowledged end to end or
@@ -27,7 +27,7 @@ import paho.mqtt.client as mqtt
 import typer
 from paho.mqtt.enums import CallbackAPIVersion
 
-from shared.broker_url import parse_broker_url
+from fedpatch.shared.mqtt.url import parse_broker_url
 
 PART_BYTES = 256 * 1024
 TOPIC = "bare"

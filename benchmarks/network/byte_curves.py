@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from benchmarks.byte_runs import Run
+from benchmarks.network.byte_runs import Run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

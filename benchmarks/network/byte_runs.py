@@ -6,19 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from coordinator.strategies import find_strategy
-from shared import __version__
-from shared.model import initial_tensors, schema_of
-from shared.patches import parse_policy
-from shared.task import find_task
-from simulator.paper import Cell, cells_of, study_of
-from simulator.results import Results
-from simulator.simulate import simulate
-from simulator.study import EXACT, Study
-from simulator.terms import make_study
-from simulator.wire import Wire
+from fedpatch.coordinator.aggregation.strategies import find_strategy
+from fedpatch.shared import __version__
+from fedpatch.shared.tasks.task import find_task
+from fedpatch.shared.tasks.torch_model import initial_tensors, schema_of
+from fedpatch.shared.tensors.patches import parse_policy
+from fedpatch.simulator.clients.transport import SimulatedTransport
+from fedpatch.simulator.experiment.options import make_study
+from fedpatch.simulator.experiment.simulation import simulate
+from fedpatch.simulator.paper.experiments import Cell, cells_of, study_of
+from fedpatch.simulator.paper.results import Results
+from fedpatch.simulator.spec.study import EXACT, Study
 
-TABLE_2 = Path(__file__).resolve().parents[1] / "results"
+TABLE_2 = Path(__file__).resolve().parents[2] / "results"
 _CURVE_DIGITS = 5
 
 
@@ -146,6 +146,6 @@ def _exact_bytes(study: Study) -> tuple[int, int]:
     task, strategy = find_task(study.task), find_strategy(study.strategy, study.server_learning_rate)
     public = parse_policy(study.private).public(schema_of(task.build_model()))
     initial = initial_tensors(task, study.seed)
-    wire = Wire(study, strategy.travelling(public))
+    wire = SimulatedTransport(study, strategy.travelling(public))
     wire.read(strategy.init({name: initial[name] for name in public.names}, public))
     return wire.bytes_up([0]), wire.bytes_down([0])

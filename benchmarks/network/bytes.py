@@ -1,4 +1,4 @@
-"""Rounds and bytes to a target user accuracy, for every encoding: `python -m benchmarks.bytes`."""
+"""Rounds and bytes to a target user accuracy, for every encoding: `python -m benchmarks.network.bytes`."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.byte_curves import draw
-from benchmarks.byte_runs import Run, Setting, play
-from benchmarks.documents import table
-from benchmarks.report import command_line
-from shared.command import AsJson, command, run_app
-from shared.files import write_atomic
-from shared.messages import ENCODINGS
-from shared.quantities import size
-from shared.signals import interruptible
-from simulator.figures import save
+from benchmarks.network.byte_curves import draw
+from benchmarks.network.byte_runs import Run, Setting, play
+from benchmarks.support.documents import table
+from benchmarks.support.report import command_line
+from fedpatch.shared.app.command import AsJson, command, run_app
+from fedpatch.shared.app.files import write_atomic
+from fedpatch.shared.app.formatting import size
+from fedpatch.shared.app.signals import interruptible
+from fedpatch.shared.wire.messages import ENCODINGS
+from fedpatch.simulator.experiment.plots import save
 
 STRATEGIES = ("fedavg", "fedavg-adam")
 # fp16 is fp16+zstd without zstd: the same values, and a constant size.
@@ -29,7 +29,7 @@ REFERENCE = "fedavg, private none, fp32"
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-@command(app, "bytes", example="FEDPATCH_DATA=... python -m benchmarks.bytes --out results/bytes")
+@command(app, "bytes", example="FEDPATCH_DATA=... python -m benchmarks.network.bytes --out results/bytes")
 def count(
     strategies: Annotated[str, typer.Option(metavar="NAME,...", help="Strategies to play.")] = ",".join(STRATEGIES),
     encodings: Annotated[str, typer.Option(metavar="NAME,...", help="Encodings to play.")] = ",".join(ENCODED),
@@ -112,4 +112,4 @@ _HEADS = ("run", "seed", "rounds", "an update", "first model", "later ones", "to
 
 
 if __name__ == "__main__":
-    run_app(app, "python -m benchmarks.bytes")
+    run_app(app, "python -m benchmarks.network.bytes")

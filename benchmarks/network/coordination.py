@@ -1,4 +1,4 @@
-"""What a round costs with training taken out: `python -m benchmarks.coordination`.
+"""What a round costs with training taken out: `python -m benchmarks.network.coordination`.
 
 Our coordinator, a bare exchange of the same bytes, and Flower's deployment engine take turns. Linux only.
 """
@@ -16,16 +16,16 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.contests import Contest, Measured, play_in_turn, ratios, spread
-from benchmarks.coordination_tables import draw, tables
-from benchmarks.documents import Document, Out, Show, Toy, deliver, read_document
-from benchmarks.fleets import BareFleet, FedpatchFleet, FlowerFleet, FlowerSimulation, model_shapes
-from benchmarks.peer_rounds import HOW_TO_GET, PEERS_PYTHON, version
-from benchmarks.report import begun
-from coordinator.settings import RunSettings
-from shared.command import AsJson, command, run_app
-from shared.errors import UsageError
-from shared.signals import interruptible
+from benchmarks.network.coordination_tables import draw, tables
+from benchmarks.network.fleets import BareFleet, FedpatchFleet, FlowerFleet, FlowerSimulation, model_shapes
+from benchmarks.support.contests import Contest, Measured, play_in_turn, ratios, spread
+from benchmarks.support.documents import Document, Out, Show, Toy, deliver, read_document
+from benchmarks.support.report import begun
+from benchmarks.training.peer_rounds import HOW_TO_GET, PEERS_PYTHON, version
+from fedpatch.coordinator.settings import RunSettings
+from fedpatch.shared.app.command import AsJson, command, run_app
+from fedpatch.shared.app.signals import interruptible
+from fedpatch.shared.errors import UsageError
 
 BENCHMARK = "coordination"
 ENCODINGS = ("fp32", "delta-int8")
@@ -45,7 +45,7 @@ log = logging.getLogger("fedpatch.benchmark")
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-@command(app, BENCHMARK, example="python -m benchmarks.coordination --out results/benchmarks/coordination.json")
+@command(app, BENCHMARK, example="python -m benchmarks.network.coordination --out results/benchmarks/coordination.json")
 def coordination(  # noqa: PLR0913 - one keyword per choice of the user
     tasks: Annotated[
         str, typer.Option(metavar="A,B", help="Whose models travel: mnist is the 2NN, cifar10 the CNN.")
@@ -66,7 +66,7 @@ def coordination(  # noqa: PLR0913 - one keyword per choice of the user
         document = read_document(show, BENCHMARK)
     else:
         if toy:
-            tasks, devices, turns = "benchmarks.synthetic_task:TASK", "2", 1
+            tasks, devices, turns = "benchmarks.support.synthetic_task:TASK", "2", 1
             peers_python = PEERS_PYTHON.with_name("none")  # with Flower it would take minutes
         with interruptible():
             document = _measure(tasks.split(","), _numbers(devices), turns, peers_python)
@@ -144,4 +144,4 @@ def _told(one: Measured, measured: Sequence[Measured]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    run_app(app, "python -m benchmarks.coordination")
+    run_app(app, "python -m benchmarks.network.coordination")

@@ -1,4 +1,4 @@
-"""What benchmarks.coordination found, as tables in Markdown and as a picture."""
+"""What benchmarks.network.coordination found, as tables in Markdown and as a picture."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.documents import Document, machine_line, table, within
-from shared.quantities import size
-from simulator.figures import save
+from benchmarks.support.documents import Document, machine_line, table, within
+from fedpatch.shared.app.formatting import size
+from fedpatch.simulator.experiment.plots import save
 
 _MODELS = {"mnist": "2NN", "cifar10": "CNN"}
 

@@ -1,6 +1,6 @@
 """A real coordinator that plays so many rounds for each line on stdin, and answers with what each of them was.
 
-    python -m benchmarks.coordinator_process SETTINGS        (JSON: names and values of `fedpatch run`'s options)
+    python -m benchmarks.network.coordinator_process SETTINGS        (JSON: names and values of `fedpatch run`'s options)
 
 Nothing of the run is replaced. Between the record of a round, when it is on the disk, and the publishing of the next model the
 coordinator's thread waits for a line, which says how many rounds to play. The first round is played unasked.
@@ -18,16 +18,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from coordinator import runs
-from coordinator.effects import Effect, Record
-from coordinator.engine import Engine
-from coordinator.identity.expiry import Ask
-from coordinator.metrics_endpoint import NO_OTHERS, observed
-from coordinator.observing import Observer
-from coordinator.settings import RunSettings
-from coordinator.snapshot import View
-from coordinator.view import make_view
-from shared.config import load
+from fedpatch.coordinator.observability.live_view import make_view
+from fedpatch.coordinator.observability.metrics_endpoint import NO_OTHERS, Ask, observed
+from fedpatch.coordinator.observability.observer import Observer
+from fedpatch.coordinator.observability.snapshot import View
+from fedpatch.coordinator.rounds.effects import Effect, SaveRecord
+from fedpatch.coordinator.rounds.run_engine import Engine
+from fedpatch.coordinator.runtime import runs
+from fedpatch.coordinator.settings import RunSettings
+from fedpatch.shared.config.load import load
 
 ENDLESS = 1_000_000
 
@@ -42,7 +41,7 @@ class Gate:
 
     def performed(self, effect: Effect) -> None:
         """Tells of the rounds that were asked for, and waits until others are."""
-        if not isinstance(effect, Record):
+        if not isinstance(effect, SaveRecord):
             return
         self._left -= 1
         if self._left > 0:

@@ -1,4 +1,4 @@
-"""Contestants of benchmarks.coordination: a coordinator, a broker and devices without training, each with its processes."""
+"""Contestants of network.coordination: a coordinator, a broker and devices without training, each with its processes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks.light_devices import LightDevices
-from benchmarks.peer_rounds import HOW_TO_GET
-from benchmarks.programs import Program
-from benchmarks.shipped_broker import shipped_broker
-from shared.errors import FedpatchError
-from shared.task import find_task
+from benchmarks.device.light_devices import LightDevices
+from benchmarks.network.shipped_broker import shipped_broker
+from benchmarks.support.programs import Program
+from benchmarks.training.peer_rounds import HOW_TO_GET
+from fedpatch.shared.errors import FedpatchError
+from fedpatch.shared.tasks.task import find_task
 
 FLEET = "benchmark"
 DEVICES_PER_PROCESS = 250
@@ -91,7 +91,9 @@ class FedpatchFleet(_Fleet):
                 "recruit_deadline_s": 300.0,
                 "quorum": 1.0,
             }
-            self._server = self._program("the coordinator", "benchmarks.coordinator_process", json.dumps(settings))
+            self._server = self._program(
+                "the coordinator", "benchmarks.network.coordinator_process", json.dumps(settings)
+            )
             self.answers.append(self._server.hello)
         except BaseException:
             self.close()
@@ -106,7 +108,7 @@ class BareFleet(_Fleet):
         try:
             folder.mkdir()
             broker = self._stack.enter_context(shipped_broker(folder, changes=_UNLIMITED))
-            bare, processes = "benchmarks.bare_exchange", _processes(devices)
+            bare, processes = "benchmarks.network.bare_exchange", _processes(devices)
             for first, after in pairwise(number * devices // processes for number in range(processes + 1)):
                 self._program("devices", bare, "devices", broker.url, str(first), str(after - first))
             shapes = json.dumps(model_shapes(task))
@@ -118,7 +120,7 @@ class BareFleet(_Fleet):
 
 def model_shapes(task: str) -> dict[str, list[int]]:
     """Of all tensors of a task's model."""
-    from shared.model import schema_of
+    from fedpatch.shared.tasks.torch_model import schema_of
 
     return {spec.name: list(spec.shape) for spec in schema_of(find_task(task).build_model()).specs}
 

@@ -1,4 +1,4 @@
-"""A thousand devices at one coordinator and one broker: `python -m benchmarks.load`."""
+"""A thousand devices at one coordinator and one broker: `python -m benchmarks.network.load`."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.documents import Out, deliver
-from benchmarks.load_run import Scale, play
-from shared.command import AsJson, command, run_app
-from shared.errors import UsageError
-from shared.signals import interruptible
-from shared.task import find_task
+from benchmarks.network.load_run import Scale, play
+from benchmarks.support.documents import Out, deliver
+from fedpatch.shared.app.command import AsJson, command, run_app
+from fedpatch.shared.app.signals import interruptible
+from fedpatch.shared.errors import UsageError
+from fedpatch.shared.tasks.task import find_task
 
 USUAL = ("encoding=fp32+zstd", "encoding=delta-int8")
 BROKER = "broker."
@@ -24,7 +24,7 @@ BROKER = "broker."
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-@command(app, "load", example="python -m benchmarks.load --variant encoding=delta-int8,upload-slots=16")
+@command(app, "load", example="python -m benchmarks.network.load --variant encoding=delta-int8,upload-slots=16")
 def load(
     devices: Annotated[int, typer.Option(min=1, metavar="N", help="MQTT sessions.")] = 1000,
     rounds: Annotated[int, typer.Option(min=1, metavar="N", help="Rounds of each variant; all devices in each.")] = 20,
@@ -94,4 +94,4 @@ def table(figures: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    run_app(app, "python -m benchmarks.load")
+    run_app(app, "python -m benchmarks.network.load")

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.clocks import cpu_s
-from benchmarks.light_devices import LightDevices, LightReport
-from benchmarks.process_memory import memory_of
-from benchmarks.programs import ROOT
-from benchmarks.shipped_broker import shipped_broker
-from shared.errors import FedpatchError
-from shared.task import Task
+from benchmarks.device.clocks import cpu_s
+from benchmarks.device.light_devices import LightDevices, LightReport
+from benchmarks.device.process_memory import memory_of
+from benchmarks.network.shipped_broker import shipped_broker
+from benchmarks.support.programs import ROOT
+from fedpatch.shared.errors import FedpatchError
+from fedpatch.shared.tasks.task import Task
 
 FLEET = "load"
 WAITING = b"waiting for devices"
@@ -82,7 +82,7 @@ def _run(
     given = {"broker": url, "fleet": FLEET, "task": scale.task.name, "devices": str(scale.devices)}
     given |= {"rounds": str(scale.rounds), "state-dir": str(folder / "coordinator"), "metrics": "none", "wait-s": "300"}
     given |= {"strategy": "fedavg", "quorum": "1", "max-devices": str(max(10_000, scale.devices)), **options}
-    line = [sys.executable, "-P", "-m", "coordinator", "run", "--json"]
+    line = [sys.executable, "-m", "fedpatch", "run", "--json"]
     line += [f"--{name}={value}" for name, value in given.items()]
     said, told = folder / "coordinator.log", folder / "coordinator.json"
     with said.open("wb") as err, told.open("wb") as out:

@@ -1,4 +1,4 @@
-"""Ten thousand devices and more, in simulated time, through the real engine: `python -m benchmarks.load_virtual`."""
+"""Ten thousand devices and more, in simulated time, through the real engine: `python -m benchmarks.network.load_virtual`."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.documents import Out, deliver
-from benchmarks.process_memory import memory_bytes
-from benchmarks.programs import measured_apart
-from shared.command import AsJson, command, run_app
-from shared.signals import interruptible
-from simulator.fleet import SimulatedFleet
-from simulator.fleet_terms import FleetTerms
+from benchmarks.device.process_memory import memory_bytes
+from benchmarks.support.documents import Out, deliver
+from benchmarks.support.programs import measured_apart
+from fedpatch.shared.app.command import AsJson, command, run_app
+from fedpatch.shared.app.signals import interruptible
+from fedpatch.simulator.fleet.settings import FleetTerms
+from fedpatch.simulator.fleet.simulation import SimulatedFleet
 
 FLEETS = (1_000, 10_000, 100_000)
 SIZES = (800_000, 45_000)
@@ -25,7 +25,9 @@ SIZES = (800_000, 45_000)
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-@command(app, "load_virtual", example="python -m benchmarks.load_virtual --out results/benchmarks/load-virtual.json")
+@command(
+    app, "load_virtual", example="python -m benchmarks.network.load_virtual --out results/benchmarks/load-virtual.json"
+)
 def load_virtual(
     devices: Annotated[list[int] | None, typer.Option(min=1, metavar="N", help="Sizes of fleets (repeatable).")] = None,
     size: Annotated[
@@ -47,7 +49,7 @@ def load_virtual(
             assert devices and size
             typer.echo(json.dumps(measure(devices[0], size[0], rounds, asked)))
             return
-        common = ("benchmarks.load_virtual", "--alone", f"--rounds={rounds}", f"--asked={asked}")
+        common = ("benchmarks.network.load_virtual", "--alone", f"--rounds={rounds}", f"--asked={asked}")
         found = [
             measured_apart(*common, f"--devices={count}", f"--size={each}")
             for each in size or SIZES
@@ -110,4 +112,4 @@ def table(found: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    run_app(app, "python -m benchmarks.load_virtual")
+    run_app(app, "python -m benchmarks.network.load_virtual")

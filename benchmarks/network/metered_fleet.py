@@ -9,16 +9,16 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from coordinator import effects as do
-from coordinator.metering import LOOK_EVERY_S, Meter
-from coordinator.metrics import Metrics
-from coordinator.observing import Observer, Unobserved
-from shared.messages import Envelope
-from shared.reasons import LinkKind
-from shared.transfer import Chunk
-from shared.vitals import LastRound, Vitals
-from simulator.fleet import SimulatedFleet
-from simulator.fleet_terms import FleetTerms
+from fedpatch.coordinator.observability.metric_definitions import Metrics
+from fedpatch.coordinator.observability.observer import NullObserver, Observer
+from fedpatch.coordinator.observability.run_metrics import LOOK_EVERY_S, RunMetrics
+from fedpatch.coordinator.rounds import effects as do
+from fedpatch.shared.wire.messages import Envelope
+from fedpatch.shared.wire.reasons import LinkKind
+from fedpatch.shared.wire.transfer import Chunk
+from fedpatch.shared.wire.vitals import LastRound, Vitals
+from fedpatch.simulator.fleet.settings import FleetTerms
+from fedpatch.simulator.fleet.simulation import SimulatedFleet
 
 # Of a message as it travels: what is counted is no matter, only that it is.
 _MESSAGE_BYTES = 100
@@ -38,10 +38,10 @@ class MeteredFleet(SimulatedFleet):
         super().__init__(terms)
         self.coordinator_s = 0.0
         self.events = 0
-        self.observer: Observer = Unobserved()
+        self.observer: Observer = NullObserver()
         self._look_at = 0.0
         if metrics is not None:
-            self.observer = Meter(metrics, self._engine, directory, strategy="fedavg", max_devices=max_devices)
+            self.observer = RunMetrics(metrics, self._engine, directory, strategy="fedavg", max_devices=max_devices)
 
     def look(self) -> None:
         """As the service does after every event."""
@@ -92,10 +92,10 @@ class MeteredFleet(SimulatedFleet):
         while queue:
             effect = queue.popleft()
             queue.extend(self._do(effect))
-            if isinstance(effect, do.Send):
+            if isinstance(effect, do.SendMessage):
                 self.observer.sent(_MESSAGE_BYTES)
             self.observer.performed(effect, now, now)
-            if isinstance(effect, do.Count) and effect.what == "reported":
+            if isinstance(effect, do.CountEvent) and effect.what == "reported":
                 self._tell_vitals(effect.device)
         self._alarm.set(self._engine.next_deadline())
 

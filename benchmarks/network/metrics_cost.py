@@ -1,4 +1,4 @@
-"""What the metrics cost the coordinator of a large fleet: `python -m benchmarks.metrics_cost`."""
+"""What the metrics cost the coordinator of a large fleet: `python -m benchmarks.network.metrics_cost`."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ from typing import Annotated, Any
 import typer
 from prometheus_client import generate_latest
 
-from benchmarks.documents import Document, Out, Toy, deliver
-from benchmarks.metered_fleet import MeteredFleet, seconds_of
-from coordinator.metrics import Metrics
-from shared.command import AsJson, command, run_app
-from shared.signals import interruptible
-from simulator.fleet_terms import FleetTerms
+from benchmarks.network.metered_fleet import MeteredFleet, seconds_of
+from benchmarks.support.documents import Document, Out, Toy, deliver
+from fedpatch.coordinator.observability.metric_definitions import Metrics
+from fedpatch.shared.app.command import AsJson, command, run_app
+from fedpatch.shared.app.signals import interruptible
+from fedpatch.simulator.fleet.settings import FleetTerms
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-@command(app, "metrics_cost", example="python -m benchmarks.metrics_cost --out results/benchmarks/metrics-cost.json")
+@command(
+    app, "metrics_cost", example="python -m benchmarks.network.metrics_cost --out results/benchmarks/metrics-cost.json"
+)
 def metrics_cost(
     devices: Annotated[int, typer.Option(min=1, metavar="N", help="Devices, all of them in each round.")] = 1000,
     rounds: Annotated[int, typer.Option(min=1, metavar="N", help="Rounds of each turn.")] = 5,
@@ -78,4 +80,4 @@ def _look(fleet: MeteredFleet) -> None:
 
 
 if __name__ == "__main__":
-    run_app(app, "python -m benchmarks.metrics_cost")
+    run_app(app, "python -m benchmarks.network.metrics_cost")

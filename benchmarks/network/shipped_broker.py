@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from shared.errors import FedpatchError
+from fedpatch.shared.errors import FedpatchError
 
-SHIPPED = Path(__file__).resolve().parents[1] / "broker_config" / "mosquitto.conf"
+SHIPPED = Path(__file__).resolve().parents[2] / "broker_config" / "mosquitto.conf"
 LIMITS = (
     "set_tcp_nodelay",
     "max_packet_size",

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from benchmarks.clocks import family
+from benchmarks.device.clocks import family
 
 BIN = Path(sys.executable).parent
 HOST = "127.0.0.1"

@@ -15,7 +15,7 @@ from typing import Protocol
 
 import torch
 
-from benchmarks.clocks import cpu_s
+from benchmarks.device.clocks import cpu_s
 
 
 class Contestant(Protocol):

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from shared.errors import UsageError
-from shared.files import write_atomic
+from fedpatch.shared.app.files import write_atomic
+from fedpatch.shared.errors import UsageError
 
 Document = dict[str, Any]
 

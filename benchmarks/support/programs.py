@@ -17,10 +17,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.clocks import family
-from shared.errors import FedpatchError
+from benchmarks.device.clocks import family
+from fedpatch.shared.errors import FedpatchError
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 LEAVE_S = 20.0
 
 

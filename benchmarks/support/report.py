@@ -16,13 +16,13 @@ import torch
 import typer
 from rich.table import Table
 
-from benchmarks.clocks import cpu_model
-from benchmarks.contests import Measured, ratios, spread
-from benchmarks.growth import Size
-from benchmarks.work import Work
-from coordinator.printing import print_table
-from shared import __version__
-from shared.quantities import size
+from benchmarks.device.clocks import cpu_model
+from benchmarks.device.growth import Size
+from benchmarks.support.contests import Measured, ratios, spread
+from benchmarks.support.work import Work
+from fedpatch.coordinator.cli.tables import print_table
+from fedpatch.shared import __version__
+from fedpatch.shared.app.formatting import size
 
 REFERENCE = "fedpatch"
 EARLIER = {

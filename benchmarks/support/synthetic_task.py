@@ -1,6 +1,6 @@
 """Task `synthetic`: small inputs and few examples per client, so that a round of thousands of clients takes seconds.
 
-Its reference is `benchmarks.synthetic_task:TASK`. A data spec is `client:INDEX,seed=SEED`: that client's examples are random
+Its reference is `benchmarks.support.synthetic_task:TASK`. A data spec is `client:INDEX,seed=SEED`: its examples are random
 points, labelled by a random linear map that all clients of a seed share, seen through a scale and a shift of the client's
 own, which is what private batch norm is for.
 """
@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shared.errors import UsageError
-from shared.task import DeviceData, Task
-from shared.tasks.classification import accuracy, cross_entropy
+from fedpatch.shared.errors import UsageError
+from fedpatch.shared.tasks.bundled.classification import accuracy, cross_entropy
+from fedpatch.shared.tasks.task import DeviceData, Task
 
 if TYPE_CHECKING:
     from torch import nn

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from coordinator.strategies import FedAvg
-from shared.messages import TrainPlan
-from shared.model import initial_tensors
-from shared.task import Task, data_root, find_task
-from simulator.population import Population, load_population
-from simulator.study import Study
-from simulator.terms import make_study
+from fedpatch.coordinator.aggregation.strategies import FedAvg
+from fedpatch.shared.tasks.task import Task, data_root, find_task
+from fedpatch.shared.tasks.torch_model import initial_tensors
+from fedpatch.shared.wire.messages import TrainPlan
+from fedpatch.simulator.clients.population import Population, load_population
+from fedpatch.simulator.experiment.options import make_study
+from fedpatch.simulator.spec.study import Study
 
 MANY_ROUNDS = 1_000_000
 

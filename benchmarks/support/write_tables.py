@@ -1,4 +1,4 @@
-"""Puts the tables of results/benchmarks/*.json into docs/performance.md: `python -m benchmarks.write_tables`.
+"""Puts the tables of results/benchmarks/*.json into docs/performance.md: `python -m benchmarks.support.write_tables`.
 
 There each stands between two comments, `<!-- tables of NAME -->` and `<!-- end -->`.
 """
@@ -9,9 +9,11 @@ import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from benchmarks import aggregation, coordination_tables, device
-from benchmarks.documents import Document, read_document
-from benchmarks.programs import ROOT
+from benchmarks.coordinator import aggregation
+from benchmarks.device import device
+from benchmarks.network import coordination_tables
+from benchmarks.support.documents import Document, read_document
+from benchmarks.support.programs import ROOT
 
 PAGE = ROOT / "docs" / "performance.md"
 RESULTS = ROOT / "results" / "benchmarks"

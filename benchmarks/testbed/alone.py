@@ -1,4 +1,4 @@
-"""A device that learns alone: `python -m benchmarks.testbed_alone TASK DATA ROUNDS`, for the testbed's "Independent".
+"""A device that learns alone: `python -m benchmarks.testbed.alone TASK DATA ROUNDS`, for the testbed's "Independent".
 
 It says `ready` when its data are loaded, begins when a line comes on its standard input, and prints the seconds of each round:
 the same passes over the data, and the same measuring of user accuracy, as in a round of a federation; no messages.
@@ -11,11 +11,11 @@ import time
 
 import typer
 
-from coordinator.strategies import FedAvg
-from device_agent.batches import stream_seed
-from device_agent.training import LocalTrainer
-from shared.model import initial_tensors
-from shared.task import data_root, find_task
+from fedpatch.coordinator.aggregation.strategies import FedAvg
+from fedpatch.device_agent.training.batches import stream_seed
+from fedpatch.device_agent.training.local_trainer import LocalTrainer
+from fedpatch.shared.tasks.task import data_root, find_task
+from fedpatch.shared.tasks.torch_model import initial_tensors
 
 
 def main() -> None:

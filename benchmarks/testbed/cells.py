@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shared.errors import UsageError
+from fedpatch.shared.errors import UsageError
 
 DEVICES = 10
 CPUS = {"pi-2b": 0.2, "pi-3b": 0.3}

@@ -7,7 +7,7 @@
         hosts.limit("pi-1", 0.1)                  # a tenth of a processor from now on
 
 A process of its own takes everything down when the `with` is left or its process dies, however it dies: what runs on the
-hosts is killed, namespaces and control groups are removed. It is `python -m benchmarks.testbed_hosts PREFIX`.
+hosts is killed, namespaces and control groups are removed. It is `python -m benchmarks.testbed.hosts PREFIX`.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from shared.errors import FedpatchError
+from fedpatch.shared.errors import FedpatchError
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PERIOD_US = 20_000
 """Of a quota. A tenth of a processor is then 2 ms in every 20: a message waits little longer than on a slow processor."""
 MAX_HOSTS = 200
@@ -88,7 +88,7 @@ class Hosts:
             raise FedpatchError(f"the testbed needs hosts of its own: {reason}")
         remove_leftovers()
         # In a session of its own, so that Ctrl-C does not end it before its work is done.
-        line = [sys.executable, "-m", "benchmarks.testbed_hosts", self._prefix]
+        line = [sys.executable, "-m", "benchmarks.testbed.hosts", self._prefix]
         self._reaper = subprocess.Popen(line, cwd=ROOT, stdin=subprocess.PIPE, start_new_session=True)
         try:
             self._build()

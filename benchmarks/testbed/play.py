@@ -14,11 +14,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.idle_agent import status_of
-from benchmarks.shipped_broker import shipped_broker
-from benchmarks.testbed_cells import ENCODINGS, STRATEGY, Cell, Dataset, cpus_of, device_names
-from benchmarks.testbed_hosts import ROOT, Hosts
-from shared.errors import FedpatchError
+from benchmarks.device.idle_agent import status_of
+from benchmarks.network.shipped_broker import shipped_broker
+from benchmarks.testbed.cells import ENCODINGS, STRATEGY, Cell, Dataset, cpus_of, device_names
+from benchmarks.testbed.hosts import ROOT, Hosts
+from fedpatch.shared.errors import FedpatchError
 
 SERVER = "server"
 FLEET = "testbed"
@@ -33,7 +33,7 @@ def play_alone(hosts: Hosts, dataset: Dataset, rounds: int) -> dict[str, Any]:
     with contextlib.ExitStack() as stack:
         processes = {}
         for number, device in enumerate(device_names()):
-            line = [sys.executable, "-m", "benchmarks.testbed_alone", dataset.task, dataset.data(number), str(rounds)]
+            line = [sys.executable, "-m", "benchmarks.testbed.alone", dataset.task, dataset.data(number), str(rounds)]
             process = subprocess.Popen(line, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
             stack.callback(_end, process)
             hosts.put(device, process.pid)
@@ -87,7 +87,7 @@ class Federation:
         options |= {"strategy": strategy, "private": private, "encoding": ENCODINGS[cell.encodings], "rounds": rounds}
         options |= {"devices": len(self._agents), "quorum": 1.0, "deadline-s": ROUND_S, "state-dir": state}
         options |= {"metrics": "none", "max-failed-rounds": 1, "recruit-deadline-s": 60}
-        line = [sys.executable, "-P", "-m", "coordinator", "run", "--insecure", "--json"]
+        line = [sys.executable, "-m", "fedpatch", "run", "--insecure", "--json"]
         line += [f"--{name}={value}" for name, value in options.items()]
         log = self._folder / f"{cell.name}.log"
         with log.open("wb") as err, self._hosts.inside(SERVER):
@@ -108,7 +108,7 @@ class Federation:
         options |= {"data": data, "state-dir": self._folder / device, "admission": "always", "nice": 0}
         # Nobody on these devices predicts with what they learned; the paper's did not either.
         options |= {"keep-models": 0, "private": "none"}
-        line = [sys.executable, "-P", "-m", "device_agent", "run", "--insecure", "--until-stdin-closes"]
+        line = [sys.executable, "-m", "fedpatch.device_agent", "run", "--insecure", "--until-stdin-closes"]
         line += [f"--{name}={value}" for name, value in options.items()]
         log = self._folder / f"{device}.log"
         with log.open("wb") as out, self._hosts.inside(device):

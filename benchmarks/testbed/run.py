@@ -1,4 +1,4 @@
-"""The paper's testbed (section 4.5, Table 4): `python -m benchmarks.testbed`."""
+"""The paper's testbed (section 4.5, Table 4): `python -m benchmarks.testbed.run`."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.documents import kept
-from benchmarks.testbed_cells import CPUS, DATASETS, Cell, find_cells
-from benchmarks.testbed_play import Federation, hosts_for, play_alone
-from benchmarks.testbed_table import markdown
-from shared.command import AsJson, command, run_app
-from shared.signals import interruptible
+from benchmarks.support.documents import kept
+from benchmarks.testbed.cells import CPUS, DATASETS, Cell, find_cells
+from benchmarks.testbed.play import Federation, hosts_for, play_alone
+from benchmarks.testbed.table import markdown
+from fedpatch.shared.app.command import AsJson, command, run_app
+from fedpatch.shared.app.signals import interruptible
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-@command(app, "testbed", example="FEDPATCH_DATA=... python -m benchmarks.testbed --markdown")
+@command(app, "testbed", example="FEDPATCH_DATA=... python -m benchmarks.testbed.run --markdown")
 def testbed(
     cells: Annotated[str, typer.Option(metavar="NAME,..", help="Cells to play, as mnist-mtfl-on; none: all.")] = "",
     rounds: Annotated[int, typer.Option(min=1, metavar="N", help="Rounds of each cell.")] = 10,
@@ -86,4 +86,4 @@ def _file(out: Path, cell: Cell) -> Path:
 
 
 if __name__ == "__main__":
-    run_app(app, "python -m benchmarks.testbed")
+    run_app(app, "python -m benchmarks.testbed.run")

@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from benchmarks.documents import table
-from benchmarks.testbed_cells import DATASETS, ENCODINGS, PAPER, TITLES, Cell
+from benchmarks.support.documents import table
+from benchmarks.testbed.cells import DATASETS, ENCODINGS, PAPER, TITLES, Cell
 
 PARTS = ("down", "client", "up", "server")
 _HEADINGS = (

@@ -8,12 +8,13 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from benchmarks.work import Work
-from shared.task import Task
-from simulator.cohort import Cohort, InProcess, Member, make_learner
-from simulator.ground import Ground
-from simulator.simulate import Simulation
-from simulator.workers import Workers
+from benchmarks.support.work import Work
+from fedpatch.shared.tasks.task import Task
+from fedpatch.simulator.experiment.simulation import Simulation
+from fedpatch.simulator.learners.cohort import InProcess, make_learner
+from fedpatch.simulator.learners.context import LearnerContext
+from fedpatch.simulator.learners.protocols import Cohort, CohortMember
+from fedpatch.simulator.learners.worker_pool import Workers
 
 
 class FedpatchRounds:
@@ -26,7 +27,7 @@ class FedpatchRounds:
     def __init__(self, work: Work, *, workers: int = 1, with_accuracy: bool = False) -> None:
         before = {process.pid for process in multiprocessing.active_children()}
 
-        def make_cohort(task: Task, ground: Ground) -> Cohort:
+        def make_cohort(task: Task, ground: LearnerContext) -> Cohort:
             cohort = (
                 InProcess(make_learner(task, ground)) if workers == 1 else Workers(ground.study.task, ground, workers)
             )
@@ -62,7 +63,7 @@ class _Unmeasured:
     def measure(self, clients: Sequence[int]) -> list[float]:
         return [0.0] * len(clients)
 
-    def train(self, members: Sequence[Member]) -> tuple[dict[str, Tensor], list[float]]:
+    def train(self, members: Sequence[CohortMember]) -> tuple[dict[str, Tensor], list[float]]:
         return self._cohort.train(members)
 
     def close(self) -> None:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from benchmarks.work import Work, linear_shapes
-from simulator.features import used_features
+from benchmarks.support.work import Work, linear_shapes
+from fedpatch.simulator.kernels.sparse_features import used_features
 
 
 class MatrixProducts:

@@ -1,9 +1,9 @@
 """What a bound on updates costs an honest fleet, and what it saves where one device of six is none: in the simulator.
 
-    FEDPATCH_DATA=... python -m benchmarks.norm_bounds --out results/benchmarks/norm-bounds.json
+    FEDPATCH_DATA=... python -m benchmarks.training.norm_bounds --out results/benchmarks/norm-bounds.json
 
-The updates are folded by the coordinator's own code (coordinator.folding). An attacker trains nothing: its update is put in
-the place of what it would have sent, after all checks that an update passes before it counts.
+The updates are folded by the coordinator's own code (coordinator.aggregation.aggregate). An attacker trains nothing: its
+update is put in the place of what it would have sent, after all checks that an update passes before it counts.
 """
 
 from __future__ import annotations
@@ -20,19 +20,21 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from benchmarks.documents import Document, Out, Show, Toy, deliver, read_document, table
-from benchmarks.report import begun
-from shared.command import AsJson, command, run_app
-from shared.task import data_root, find_task
-from shared.tensors import Array, Tensors
-from simulator.cohort import InProcess, make_learner
-from simulator.population import load_population
-from simulator.simulate import Simulation, one_thread
-from simulator.study import UNBOUNDED, Study
-from simulator.terms import make_study
+from benchmarks.support.documents import Document, Out, Show, Toy, deliver, read_document, table
+from benchmarks.support.report import begun
+from fedpatch.shared.app.command import AsJson, command, run_app
+from fedpatch.shared.tasks.task import data_root, find_task
+from fedpatch.shared.tensors.arrays import Array, Tensors
+from fedpatch.simulator.clients.population import load_population
+from fedpatch.simulator.experiment.options import make_study
+from fedpatch.simulator.experiment.simulation import Simulation, one_thread
+from fedpatch.simulator.learners.cohort import InProcess, make_learner
+from fedpatch.simulator.spec.study import UNBOUNDED, Study
 
 BENCHMARK = "norm_bounds"
-EXAMPLE = "FEDPATCH_DATA=... python -m benchmarks.norm_bounds --jobs 2 --out results/benchmarks/norm-bounds.json"
+EXAMPLE = (
+    "FEDPATCH_DATA=... python -m benchmarks.training.norm_bounds --jobs 2 --out results/benchmarks/norm-bounds.json"
+)
 BOUNDS = (UNBOUNDED, "auto:2")
 SEEDS, ATTACKED_SEEDS = range(5), range(3)
 FOE = 0
@@ -60,9 +62,11 @@ class Fleet:
 
 FLEETS = (
     Fleet("digits, 6 devices", "digits", "fedavg-adam", 6, 1.0, 12, 0.95),
-    Fleet("digits, 6 uneven devices", "benchmarks.uneven_tasks:DIGITS", "fedavg-adam", 6, 1.0, 15, 0.80),
+    Fleet("digits, 6 uneven devices", "benchmarks.training.uneven_tasks:DIGITS", "fedavg-adam", 6, 1.0, 15, 0.80),
     Fleet("mnist, 6 of 100 devices", "mnist", "fedavg-adam", 100, 0.06, 12, 0.65),
-    Fleet("mnist, 6 of 100 uneven devices", "benchmarks.uneven_tasks:MNIST", "fedavg-adam", 100, 0.06, 12, 0.55),
+    Fleet(
+        "mnist, 6 of 100 uneven devices", "benchmarks.training.uneven_tasks:MNIST", "fedavg-adam", 100, 0.06, 12, 0.55
+    ),
 )
 TOY = (Fleet("digits, 6 devices", "digits", "fedavg-adam", 6, 1.0, 3, 0.5),)
 
@@ -234,4 +238,4 @@ def norm_bounds(
 
 
 if __name__ == "__main__":
-    run_app(app, "python -m benchmarks.norm_bounds")
+    run_app(app, "python -m benchmarks.training.norm_bounds")

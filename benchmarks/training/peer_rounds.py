@@ -6,7 +6,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.programs import ROOT, Program
+from benchmarks.support.programs import ROOT, Program
 
 HOW_TO_GET = "make bench-peers"
 PEERS_PYTHON = ROOT / ".venv-peers" / "bin" / "python"

@@ -16,13 +16,13 @@ import torch
 import torch.multiprocessing as mp
 from torch import Tensor, nn
 
-from benchmarks.work import Work, plan_of
-from device_agent.batches import batch_indices, stream_seed
-from shared.model import initial_tensors, schema_of
-from shared.patches import parse_policy
-from shared.task import Task, find_task
-from simulator.population import Population
-from simulator.study import Study, client_id
+from benchmarks.support.work import Work, plan_of
+from fedpatch.device_agent.training.batches import batch_indices, stream_seed
+from fedpatch.shared.tasks.task import Task, find_task
+from fedpatch.shared.tasks.torch_model import initial_tensors, schema_of
+from fedpatch.shared.tensors.patches import parse_policy
+from fedpatch.simulator.clients.population import Population
+from fedpatch.simulator.spec.study import Study, client_id
 
 
 class PlainLoop:

@@ -1,8 +1,8 @@
 """Prediction with the personal model, by onnxruntime, beside the same model in torch: time and memory.
 
-    python -m benchmarks.prediction run
+    python -m benchmarks.training.prediction run
 
-Every measurement is a process of its own (benchmarks.prediction_process); torch and onnxruntime take turns, so that a ratio
+Every measurement is a process of its own (training.prediction_process); torch and onnxruntime take turns, so that a ratio
 is of two processes that ran seconds apart.
 """
 
@@ -18,12 +18,12 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from benchmarks.documents import Document, Out, Toy, deliver
-from benchmarks.programs import measured_apart
-from shared.command import AsJson, command, make_app, run_app
-from shared.errors import FedpatchError
-from shared.model_metadata import METADATA_FILE, MODEL_FILE, ModelMetadata, to_json
-from shared.task import Task, find_task
+from benchmarks.support.documents import Document, Out, Toy, deliver
+from benchmarks.support.programs import measured_apart
+from fedpatch.shared.app.command import AsJson, command, make_app, run_app
+from fedpatch.shared.errors import FedpatchError
+from fedpatch.shared.tasks.model_metadata import METADATA_FILE, MODEL_FILE, ModelMetadata, to_json
+from fedpatch.shared.tasks.task import Task, find_task
 
 KINDS = ("torch", "onnxruntime")
 FIGURES = ("first_s", "one_s", "batch_s", "resident_bytes", "peak_bytes")
@@ -31,7 +31,7 @@ FIGURES = ("first_s", "one_s", "batch_s", "resident_bytes", "peak_bytes")
 app = make_app("prediction", "Times prediction with onnxruntime beside torch.")
 
 
-@command(app, "run", example="python -m benchmarks.prediction run --turns 5")
+@command(app, "run", example="python -m benchmarks.training.prediction run --turns 5")
 def run(
     turns: Annotated[int, typer.Option(min=1, help="How often each is measured.")] = 7,
     tasks: Annotated[str, typer.Option(help="Which tasks, with commas.")] = "digits,mnist,cifar10",
@@ -59,7 +59,7 @@ def measure(task: Task, turns: int) -> dict[str, Any]:
     """Medians of each kind over the turns, and of the ratios within a turn. FedpatchError where a process fails."""
     with tempfile.TemporaryDirectory(prefix="fedpatch-prediction-") as directory:
         _make_model(task, Path(directory))
-        process = "benchmarks.prediction_process"
+        process = "benchmarks.training.prediction_process"
         rounds = [{kind: measured_apart(process, kind, directory) for kind in KINDS} for _ in range(turns)]
     first = rounds[0]
     if not np.allclose(first["torch"]["outputs"], first["onnxruntime"]["outputs"], atol=1e-4):
@@ -76,8 +76,8 @@ def measure(task: Task, turns: int) -> dict[str, Any]:
 
 def _make_model(task: Task, directory: Path) -> None:
     """A new model, as a device would have it and as torch takes it."""
-    from shared.model import schema_of, to_tensors
-    from shared.onnx_export import export_onnx
+    from fedpatch.shared.onnx.export import export_onnx
+    from fedpatch.shared.tasks.torch_model import schema_of, to_tensors
 
     module = task.build_model()
     exported = export_onnx(module, np.zeros((1, *task.input_shape), task.input_dtype))

@@ -1,6 +1,6 @@
 """One process that predicts, with torch or with onnxruntime, and says how long that took and how much memory.
 
-    python -m benchmarks.prediction_process torch|onnxruntime DIRECTORY
+    python -m benchmarks.training.prediction_process torch|onnxruntime DIRECTORY
 
 `DIRECTORY` holds a personal model, as a device has it, and the same values for torch in `values.npz`. One thread. The answer
 is one line of JSON. Nothing is imported here before the clock runs, and with onnxruntime never torch.
@@ -28,7 +28,7 @@ def main(kind: str, directory: Path) -> dict[str, Any]:
 
     import numpy as np
 
-    from benchmarks.process_memory import memory_bytes
+    from benchmarks.device.process_memory import memory_bytes
 
     inputs = np.random.default_rng(1).random((BATCH, *metadata["input_shape"]), dtype=np.float32)
     outputs = predict(inputs[:1])
@@ -56,7 +56,7 @@ def _median_s(deed: Callable[[], object], repeats: int) -> float:
 
 
 def _with_onnxruntime(directory: Path) -> tuple[Callable[[Any], Any], dict[str, Any]]:
-    from device_agent.personal import PersonalModel
+    from fedpatch.device_agent.models.personal import PersonalModel
 
     model = PersonalModel(directory)
     return model.predict, {"input_shape": model.metadata.input_shape}
@@ -66,8 +66,8 @@ def _with_torch(directory: Path) -> tuple[Callable[[Any], Any], dict[str, Any]]:
     import numpy as np
     import torch
 
-    from shared.model import load_tensors
-    from shared.task import find_task
+    from fedpatch.shared.tasks.task import find_task
+    from fedpatch.shared.tasks.torch_model import load_tensors
 
     metadata = json.loads((directory / "metadata.json").read_bytes())
     torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""How fast fedpatch simulates a round, beside other ways to do the same work: `python -m benchmarks.simulation`."""
+"""How fast fedpatch simulates a round, beside other ways to do the same work: `python -m benchmarks.training.simulation`."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from typing import Annotated
 import torch
 import typer
 
-from benchmarks.contests import Contest, Here, play_in_turn
-from benchmarks.documents import Out, kept
-from benchmarks.fedpatch_rounds import FedpatchRounds
-from benchmarks.growth import Size
-from benchmarks.matrix_products import MatrixProducts
-from benchmarks.peer_rounds import HOW_TO_GET, PEERS, PEERS_PYTHON, PeerRounds, version
-from benchmarks.plain_loop import PlainLoop, PlainLoopWorkers
-from benchmarks.programs import measured_apart
-from benchmarks.report import Report, command_line
-from benchmarks.work import Work, make_work, write_work
-from shared.command import AsJson, command, run_app
-from shared.errors import FedpatchError
-from shared.signals import interruptible
-from simulator.progress import status
+from benchmarks.device.growth import Size
+from benchmarks.support.contests import Contest, Here, play_in_turn
+from benchmarks.support.documents import Out, kept
+from benchmarks.support.programs import measured_apart
+from benchmarks.support.report import Report, command_line
+from benchmarks.support.work import Work, make_work, write_work
+from benchmarks.training.fedpatch_rounds import FedpatchRounds
+from benchmarks.training.matrix_products import MatrixProducts
+from benchmarks.training.peer_rounds import HOW_TO_GET, PEERS, PEERS_PYTHON, PeerRounds, version
+from benchmarks.training.plain_loop import PlainLoop, PlainLoopWorkers
+from fedpatch.shared.app.command import AsJson, command, run_app
+from fedpatch.shared.app.signals import interruptible
+from fedpatch.shared.errors import FedpatchError
+from fedpatch.simulator.experiment.progress import status
 
 # (clients, clients in a round)
 SIZES = ((100, 100), (1_000, 1_000), (10_000, 10_000), (1_000, 100), (10_000, 100))
@@ -43,7 +43,9 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @command(
-    app, "simulation", example="python -m benchmarks.simulation --rounds 7 --out results/benchmarks/simulation.json"
+    app,
+    "simulation",
+    example="python -m benchmarks.training.simulation --rounds 7 --out results/benchmarks/simulation.json",
 )
 def simulation(
     rounds: Annotated[int, typer.Option(min=1, metavar="N", help="Rounds of each contestant; they take turns.")] = 5,
@@ -68,7 +70,7 @@ def simulation(
             _compare_cnn(report, say)
         for clients, cohort in TOY_SIZES if toy else SIZES:
             say(f"synthetic task: {clients} clients, {cohort} in a round")
-            measured = measured_apart("benchmarks.growth", clients, cohort, 1 if toy else GROWTH_ROUNDS)
+            measured = measured_apart("benchmarks.device.growth", clients, cohort, 1 if toy else GROWTH_ROUNDS)
             report.growth.append(Size(**measured))
     text = kept(report.to_dict(), out)
     if as_json:
@@ -140,4 +142,4 @@ def _compare_cnn(report: Report, say: Say) -> None:
 
 
 if __name__ == "__main__":
-    run_app(app, "python -m benchmarks.simulation")
+    run_app(app, "python -m benchmarks.training.simulation")

@@ -1,4 +1,4 @@
-"""The same training steps, by the device's own trainer and by a bare PyTorch loop: contestants of benchmarks.device."""
+"""The same training steps, by the device's own trainer and by a bare PyTorch loop: contestants of benchmarks.device.device."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from coordinator.strategies import find_strategy
-from device_agent.batches import batch_indices
-from device_agent.training import LocalTrainer
-from device_agent.training_process import PROGRESS_EVERY_S, Reins
-from shared.messages import TrainPlan
-from shared.model import initial_tensors
-from shared.task import DeviceData, Task
+from fedpatch.coordinator.aggregation.strategies import find_strategy
+from fedpatch.device_agent.training.batches import batch_indices
+from fedpatch.device_agent.training.local_trainer import LocalTrainer
+from fedpatch.device_agent.training.process import PROGRESS_EVERY_S, TrainingControl
+from fedpatch.shared.tasks.task import DeviceData, Task
+from fedpatch.shared.tasks.torch_model import initial_tensors
+from fedpatch.shared.wire.messages import TrainPlan
 
 _STREAM = 7
 
@@ -50,7 +50,7 @@ class OwnTrainer:
             first_batch=0,
             stream_seed=_STREAM,
             on_step=self._on_step,
-            cancelled=Reins().cancelled,
+            cancelled=TrainingControl().cancelled,
         )
         assert result is not None
         return result.train_loss

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from shared.task import DeviceData, Task
-from shared.tasks.digits import TASK as EVEN_DIGITS
-from shared.tasks.mnist import TASK as EVEN_MNIST
-from shared.tasks.partition import parse_data_spec
+from fedpatch.shared.tasks.bundled.digits import TASK as EVEN_DIGITS
+from fedpatch.shared.tasks.bundled.mnist import TASK as EVEN_MNIST
+from fedpatch.shared.tasks.bundled.partition import parse_data_spec
+from fedpatch.shared.tasks.task import DeviceData, Task
 
 LEAST_SHARE = 0.03
 """Of the examples of its shards that a device keeps: shares are drawn log-uniformly from this to 1."""

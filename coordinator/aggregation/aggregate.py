@@ -5,32 +5,31 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from coordinator.aggregation import WeightedMean
-from coordinator.bounds import (
+from fedpatch.coordinator.aggregation.limits import MAX_NAMED, MAX_PARTS, Limits
+from fedpatch.coordinator.aggregation.norm_clipping import (
     Pace,
     Part,
     References,
-    allowed,
     clip,
     counts,
+    example_weights,
     limits_of,
     needs_cohort,
+    norm_limits,
     norms,
     references,
     remembered,
-    weights,
     weights_norm,
 )
-from coordinator.limits import Limits
-from coordinator.records import MAX_NAMED, MAX_PARTS
-from shared.messages import TrainPlan
-from shared.tensors import Array, Schema, Tensors
+from fedpatch.coordinator.aggregation.weighted_mean import WeightedMean
+from fedpatch.shared.tensors.arrays import Array, Schema, Tensors
+from fedpatch.shared.wire.messages import TrainPlan
 
 Read = Callable[[str], Tensors]
 
 
 @dataclass(frozen=True)
-class Folded:
+class AggregateResult:
     """The mean, and which updates are not in it as they came: pulled back to a norm, or weighing less than they say.
 
     `clipped` has, by device, how many times its bound each part of the update was that went beyond it. `references` are
@@ -58,7 +57,7 @@ def _parts(times: Mapping[Part, float], capped: bool) -> list[str]:
     return [*(["num_examples"] if capped else []), *farthest][:MAX_PARTS]
 
 
-def fold(
+def aggregate(
     devices: Sequence[str],
     num_examples: Mapping[str, int],
     read: Read,
@@ -68,7 +67,7 @@ def fold(
     limits: Limits,
     plan: TrainPlan,
     past: References | None = None,
-) -> Folded:
+) -> AggregateResult:
     """The mean of the updates of `devices`, which `read` gives: memory is one model, and the same updates give the same bits.
 
     Where a bound is a multiple of the reference, each is read twice: first for its norms.
@@ -88,7 +87,7 @@ def fold(
     """
     ordered, past = sorted(devices), past or {}
     counted = {device: num_examples[device] for device in ordered}
-    weighs = weights(counted, limits.examples)
+    weighs = example_weights(counted, limits.examples)
     paces = {device: Pace.of(plan, weighs[device]) for device in ordered}
     most: Mapping[Part, float] = {}
     now: References = past
@@ -99,10 +98,10 @@ def fold(
         }
         usual = references(cohort, past)
         alone = len(ordered) == 1 and not past
-        most = allowed(usual, limits.norm, alone=alone, base_norm=weights_norm(base, schema))
+        most = norm_limits(usual, limits.norm, alone=alone, base_norm=weights_norm(base, schema))
         now = remembered(usual, most, past, len(ordered))
     elif limits.norm.action != "off":
-        most = allowed({}, limits.norm)
+        most = norm_limits({}, limits.norm)
     mean = WeightedMean(schema)
     clipped = {}
     for device in ordered:
@@ -116,4 +115,4 @@ def fold(
             clipped[device] = {part: times for part, times in pulled.times.items() if not (implied and counts(part))}
         mean.add(tensors if pulled is None else pulled.tensors, weighs[device])
     capped = {device: weighs[device] for device in ordered if weighs[device] < counted[device]}
-    return Folded(mean.result(), {one: times for one, times in clipped.items() if times}, capped, now)
+    return AggregateResult(mean.result(), {one: times for one, times in clipped.items() if times}, capped, now)

@@ -6,7 +6,10 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from shared.errors import UsageError
+from fedpatch.shared.errors import UsageError
+
+MAX_NAMED, MAX_PARTS = 16, 4
+"""Devices that a record names as bounded, and parts of each: a fleet of thousands must not fill it."""
 
 Action = Literal["off", "clip", "reject", "auto"]
 
@@ -15,7 +18,8 @@ Action = Literal["off", "clip", "reject", "auto"]
 class NormBound:
     """`clip` and `reject` at the norm `limit`; `auto` clips at `limit` times the median of the round's updates.
 
-    With each but `off`, what a batch norm tracks is clipped too, at a multiple of the median (coordinator/bounds.py).
+    With each but `off`, what a batch norm tracks is clipped too, at a multiple of the median
+    (coordinator/aggregation/norm_clipping.py).
     """
 
     action: Action = "off"

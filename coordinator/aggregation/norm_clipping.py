@@ -27,11 +27,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from coordinator.limits import ExamplesCap, NormBound
-from shared.errors import UpdateRefused
-from shared.messages import TrainPlan
-from shared.reasons import RefuseReason
-from shared.tensors import Array, Schema, Tensors, TensorSpec, base_name, moment_name
+from fedpatch.coordinator.aggregation.limits import ExamplesCap, NormBound
+from fedpatch.shared.errors import UpdateRefused
+from fedpatch.shared.tensors.arrays import Array, Schema, Tensors, TensorSpec, base_name, moment_name
+from fedpatch.shared.wire.messages import TrainPlan
+from fedpatch.shared.wire.reasons import RefuseReason
 
 Part = str
 """What has a norm of its own: "weights" (all that is trained), "exp_avg", "exp_avg_sq", "stats NAME" for each tensor that is
@@ -53,12 +53,12 @@ MAX_SECOND_MOMENT = 1e16
 """Of gradients of 1e8 in each step; nothing that trains has such."""
 
 # Rounding in float32, of each step and of the mean, and of second moments to a level below when they travelled down and up
-# (shared.quantise, eight levels an octave); and second moments that are too small to be told from zero.
+# (shared.tensors.quantise, eight levels an octave); and second moments that are too small to be told from zero.
 _SLACK, _FLOOR = 1.1, 1e-16
 _STEP, _BATCHES = ":step", "num_batches_tracked"
 
 
-def weights(num_examples: Mapping[str, int], cap: ExamplesCap) -> dict[str, int]:
+def example_weights(num_examples: Mapping[str, int], cap: ExamplesCap) -> dict[str, int]:
     """What each device's update weighs: the examples it reports, or the cap where that is less."""
     most = cap.most
     if cap.factor is not None and num_examples:
@@ -163,7 +163,7 @@ def references(cohort: Mapping[str, Mapping[Part, float]], past: References) -> 
     }
 
 
-def allowed(
+def norm_limits(
     usual: Mapping[Part, float], bound: NormBound, *, alone: bool = False, base_norm: float = 0.0
 ) -> dict[Part, float]:
     """The greatest norm of each part that may be folded in, by the `references` of the round, in its unit.
@@ -223,7 +223,7 @@ def clip(tensors: Tensors, base: Tensors, schema: Schema, limits: Mapping[Part, 
         # Integers do not follow the weights: there is nothing between two of them.
         return min(factors.get(part, 1.0), together if np.dtype(spec.dtype).kind == "f" else 1.0)
 
-    pulled = {spec.name: pulled_back(tensors[spec.name], base[spec.name], factor(spec)) for spec in schema.specs}
+    pulled = {spec.name: interpolate_toward(tensors[spec.name], base[spec.name], factor(spec)) for spec in schema.specs}
     return Clipped(pulled, {part: found[part] / limits[part] if limits[part] else math.inf for part in factors})
 
 
@@ -235,7 +235,7 @@ class Clipped:
     times: dict[Part, float]
 
 
-def pulled_back(end: Array, start: Array, factor: float) -> Array:
+def interpolate_toward(end: Array, start: Array, factor: float) -> Array:
     """Start + factor * (end - start), rounded towards the start so that nothing grows."""
     if end.dtype.kind not in "fiu" or factor == 1.0:
         return end

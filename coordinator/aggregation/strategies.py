@@ -1,7 +1,7 @@
 """The optimisation strategies: what a device does in LocalUpdate, and how the server makes the next global model.
 
 A strategy is the three columns of the paper's Table 1. For the device it is data, a TrainPlan; for the server it is two
-pure functions, `init` and `finish`, around the weighted mean of the round's updates (coordinator.aggregation).
+pure functions, `init` and `finish`, around the weighted mean of the round's updates (coordinator.aggregation.weighted_mean).
 
     strategy       LocalUpdate   GlobalModelUpdate   GlobalOptimUpdate
     fedavg         SGD           average             -
@@ -22,10 +22,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from coordinator.bounds import References
-from shared.errors import UsageError, unknown_name
-from shared.messages import TrainPlan
-from shared.tensors import MOMENTS, Array, Schema, Tensors, moment_name
+from fedpatch.coordinator.aggregation.norm_clipping import References
+from fedpatch.shared.errors import UsageError, unknown_name
+from fedpatch.shared.tensors.arrays import MOMENTS, Array, Schema, Tensors, moment_name
+from fedpatch.shared.wire.messages import TrainPlan
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class ServerState:
 
     `round` counts completed rounds. `tensors` is the global public model and the moments that clients share; it is what
     a device downloads. `server` is what the server optimizer keeps for itself. Arrays are never changed in place.
-    `references` are the usual norms of the last rounds' updates (coordinator.bounds).
+    `references` are the usual norms of the last rounds' updates (coordinator.aggregation.norm_clipping).
     """
 
     round: int

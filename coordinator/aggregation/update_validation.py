@@ -5,21 +5,27 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 
-from coordinator.aggregation import check_private, check_update
-from coordinator.bounds import check_moments, check_norm, check_registered, check_steps, norm
-from coordinator.limits import Limits
-from shared.codec import from_plain
-from shared.compression import unpack
-from shared.errors import SchemaMismatch, UpdateRefused, WireError
-from shared.messages import Manifest, TrainPlan, UpdateReport
-from shared.metric_terms import MetricTerms
-from shared.reasons import RefuseReason
-from shared.tensors import Array, Schema, Tensors, UnexpectedTensors
-from shared.transfer import check_manifest
+from fedpatch.coordinator.aggregation.limits import Limits
+from fedpatch.coordinator.aggregation.norm_clipping import (
+    check_moments,
+    check_norm,
+    check_registered,
+    check_steps,
+    norm,
+)
+from fedpatch.coordinator.aggregation.weighted_mean import check_private, check_update
+from fedpatch.shared.errors import SchemaMismatch, UpdateRefused, WireError
+from fedpatch.shared.tasks.metric_spec import MetricTerms
+from fedpatch.shared.tensors.arrays import Array, Schema, Tensors, UnexpectedTensors
+from fedpatch.shared.tensors.packing import unpack
+from fedpatch.shared.wire.codec import from_plain
+from fedpatch.shared.wire.messages import Manifest, TrainPlan, UpdateReport
+from fedpatch.shared.wire.reasons import RefuseReason
+from fedpatch.shared.wire.transfer import check_manifest
 
 
 @dataclass(frozen=True)
-class Terms:
+class UpdateRequirements:
     """What an update of a round must be: `schema` of what travels, names that must not, digest of the round's global model.
 
     `metric` says which user accuracies there can be. `model` are the tensors of that global model, which encodings of
@@ -48,8 +54,8 @@ def check_offer(manifest: Manifest, *, schema: str, encoding: str, max_bytes: in
         raise UpdateRefused(RefuseReason.SCHEMA_MISMATCH, f"{offered}, asked for {schema[:12]} in {encoding}")
 
 
-def read_update(
-    blob: bytes, terms: Terms, *, encoding: str, raw_bytes: int, registered: int | None = None
+def decode_and_validate_update(
+    blob: bytes, terms: UpdateRequirements, *, encoding: str, raw_bytes: int, registered: int | None = None
 ) -> tuple[UpdateReport, dict[str, Array]]:
     """The report and the tensors of an update. Raises UpdateRefused with a RefuseReason for anything unacceptable.
 

@@ -10,9 +10,18 @@ from collections.abc import Collection, Iterable
 
 import numpy as np
 
-from shared.errors import SchemaMismatch, UpdateRefused
-from shared.reasons import RefuseReason
-from shared.tensors import Array, Schema, Tensors, TensorSpec, base_name, listing, never_negative, require_finite
+from fedpatch.shared.errors import SchemaMismatch, UpdateRefused
+from fedpatch.shared.tensors.arrays import (
+    Array,
+    Schema,
+    Tensors,
+    TensorSpec,
+    base_name,
+    listing,
+    never_negative,
+    require_finite,
+)
+from fedpatch.shared.wire.reasons import RefuseReason
 
 # So many values at a time, which stay in the cache between the three steps of a sum and need no memory of their own.
 _BLOCK = 65_536

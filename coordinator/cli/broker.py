@@ -1,14 +1,70 @@
-"""`fedpatch broker acl`, a command of its own file: the rules are made when it runs."""
+"""`fedpatch broker acl`, a command of its own file: the rules are made when it runs.
+
+The access rules of a fleet as ejabberd's mod_mqtt has them, from the same topic table as mosquitto's acl_file.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from shared.command import command
-from shared.errors import UsageError
+from fedpatch.shared.app.command import command
+from fedpatch.shared.errors import UsageError
+from fedpatch.shared.wire.topics import TOPICS, Party, Topic, check_name
+
+_PARTIES: tuple[Party, ...] = ("coordinator", "device", "watcher")
+_NOBODY = '"nobody@nowhere.invalid"'
+
+Allowed = dict[str, list[Party]]
+
+
+def ejabberd_rules(
+    fleet: str,
+    host: str,
+    devices: Sequence[str],
+    watchers: Sequence[str] = (),
+    *,
+    coordinator_user: str = "coordinator",
+) -> str:
+    """YAML to merge into ejabberd.yml: `acl`, `access_rules` and two options of mod_mqtt; users are those of `host`.
+
+    What no rule allows is forbidden, once there is a rule. A subscription is judged by its filter, so a forbidden one is
+    refused aloud. A device's user name must be its device id.
+    """
+    check_name("fleet", fleet)
+    users: dict[Party, Sequence[str]] = {"coordinator": [coordinator_user], "device": devices, "watcher": watchers}
+    lines = ["acl:"]
+    for party in _PARTIES:
+        named = ", ".join(f'"{user}@{host}"' for user in users[party])
+        lines += [f"  fedpatch_{party}:", f"    user: [{named or _NOBODY}]"]
+    publish: Allowed = {}
+    subscribe: Allowed = {}
+    for row in TOPICS:
+        publish.setdefault(_filter(row, fleet, row.writer), []).append(row.writer)
+        for party in row.readers:
+            subscribe.setdefault(_filter(row, fleet, party), []).append(party)
+    lines.append("access_rules:")
+    for parties in sorted({tuple(one) for one in (*publish.values(), *subscribe.values())}):
+        lines += [f"  {_rule(parties)}:", *(f"    - allow: fedpatch_{party}" for party in parties)]
+    lines += ["modules:", "  mod_mqtt:"]
+    for option, allowed in (("access_publish", publish), ("access_subscribe", subscribe)):
+        lines += [f"    {option}:", *(f'      "{topic}": {_rule(parties)}' for topic, parties in allowed.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _rule(parties: Sequence[Party]) -> str:
+    return "_or_".join(("fedpatch", *parties)) if len(parties) > 1 else f"fedpatch_only_{parties[0]}"
+
+
+def _filter(row: Topic, fleet: str, party: Party) -> str:
+    """`%u` is the user's own name."""
+    names = {"fleet": fleet, "device": "%u" if party == "device" else "+"}
+    return re.sub(r"\{(\w+)\}", lambda found: names.get(found[1], "+"), row.pattern)
+
 
 _PATTERNS = (
     "warning: no device is named, so the rules are patterns, which mosquitto applies to every user: whoever has a password or "
@@ -27,8 +83,7 @@ def members(
         if fleet is None:
             raise UsageError("whose rules? name the fleet with --fleet, or its CA with --ca-dir")
         return fleet, devices or None, watchers or []
-    from coordinator.identity.index import DEVICE, WATCHER
-    from coordinator.identity.index_file import read_index
+    from fedpatch.coordinator.pki.index import DEVICE, WATCHER, read_index
 
     index = read_index(ca_dir)
     if index is None:
@@ -80,8 +135,8 @@ def add_acl(app: typer.Typer) -> None:
         ejabberd: _Ejabberd = "",
     ) -> None:
         """Print mosquitto's acl_file for a fleet: who may write and read which topic."""
-        from coordinator.ejabberd_rules import ejabberd_rules
-        from shared.topics import mosquitto_acl
+        from fedpatch.coordinator.cli.broker import ejabberd_rules
+        from fedpatch.shared.wire.topics import mosquitto_acl
 
         of_fleet, devices, watchers = members(fleet, device, watcher, ca_dir)
         if not ejabberd:

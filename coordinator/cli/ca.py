@@ -1,20 +1,74 @@
-"""`fedpatch ca`: the CA of a fleet. What makes certificates is imported when a command runs."""
+"""`fedpatch ca`: the CA of a fleet. What makes certificates is imported when a command runs.
+
+What `fedpatch ca show` and `fedpatch device list` print: tables for people, JSON for programs.
+"""
 
 from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.table import Table
 
-from coordinator.identity.index import CA_DAYS, DAYS
-from shared.command import AsJson, command, no_options, say
-from shared.command_groups import Group
+from fedpatch.coordinator.cli.tables import print_json, print_table
+from fedpatch.coordinator.pki.index import CA_DAYS, DAYS, DEVICE, must_read
+from fedpatch.coordinator.pki.status import IdentityRow, rows
+from fedpatch.shared.app.command import AsJson, Group, command, no_options, say
+from fedpatch.shared.mqtt.tls_errors import expiry_of
 
 if TYPE_CHECKING:
-    from coordinator.identity.authority import Authority
+    from fedpatch.coordinator.pki.authority import Authority
+
+
+_DAY_S = 86_400
+
+
+def show_authority(directory: Path, *, as_json: bool) -> None:
+    """The CA itself and all its holders. UsageError where there is no CA."""
+    index, now = must_read(directory), time.time()
+    found, ends = rows(index, now), expiry_of(directory / "ca.crt")
+    if as_json:
+        print_json(
+            {
+                "fleet": index.fleet,
+                "directory": str(directory),
+                "expires_at": ends,
+                "holders": [asdict(one) for one in found],
+            }
+        )
+        return
+    typer.echo(f"CA of fleet {index.fleet} in {directory}, good until {_date(ends, now)}")
+    _print(found, now)
+
+
+def show_devices(directory: Path, *, as_json: bool) -> None:
+    """The devices alone."""
+    now = time.time()
+    found = rows(must_read(directory), now, DEVICE)
+    if as_json:
+        print_json([asdict(one) for one in found])
+    else:
+        _print(found, now)
+
+
+def _print(found: Sequence[IdentityRow], now: float) -> None:
+    table = Table("part", "name", "has", "state", "good until", "others still good", "reason", box=None)
+    for one in found:
+        until = _date(one.expires_at, now) if one.state != "revoked" else ""
+        table.add_row(one.part, one.name, one.kind, one.state, until, str(one.others_good or ""), one.reason)
+    print_table(table)
+
+
+def _date(ends: float | None, now: float) -> str:
+    if ends is None:
+        return ""
+    return f"{time.strftime('%Y-%m-%d', time.gmtime(ends))} ({int((ends - now) // _DAY_S)} days)"
+
 
 CaDir = Annotated[
     Path | None,
@@ -37,7 +91,7 @@ _Out = Annotated[Path, typer.Option(metavar="FILE", help="File to write, mode 06
 
 def ca_directory(given: Path | None) -> Path:
     """Where the CA is: as said, or in the coordinator's state directory."""
-    from coordinator.settings import CA_DIRECTORY, RunSettings
+    from fedpatch.coordinator.settings import CA_DIRECTORY, RunSettings
 
     state_dir = Path(os.environ.get("FEDPATCH_STATE_DIR") or RunSettings.state_dir)
     return (given or state_dir / CA_DIRECTORY).expanduser().absolute()
@@ -71,8 +125,8 @@ def _add_init(group: typer.Typer) -> None:
 
         Done again, it makes what is missing and changes nothing else.
         """
-        from coordinator.identity.authority import Authority
-        from coordinator.identity.enrolment import ensure_broker, ensure_coordinator
+        from fedpatch.coordinator.pki.authority import Authority
+        from fedpatch.coordinator.pki.enrolment import ensure_broker, ensure_coordinator
 
         directory = ca_directory(ca_dir)
         with Authority.create(directory, fleet, now=time.time(), days=ca_days) as authority:
@@ -102,8 +156,8 @@ def _add_broker(group: typer.Typer) -> None:
         broker_name: _BrokerName = None, days: Days = DAYS, new_key: _NewKey = False, ca_dir: CaDir = None
     ) -> None:
         """Renew the broker's certificate; the broker has to be told to read it again."""
-        from coordinator.identity.enrolment import ensure_broker, opened, server_names
-        from shared.errors import UsageError
+        from fedpatch.coordinator.pki.enrolment import ensure_broker, opened, server_names
+        from fedpatch.shared.errors import UsageError
 
         with opened(ca_directory(ca_dir)) as authority:
             names = tuple(broker_name or server_names(authority))
@@ -128,9 +182,9 @@ def _add_coordinator(group: typer.Typer) -> None:
         ca_dir: CaDir = None,
     ) -> None:
         """Renew the coordinator's certificate; one that is at work takes it up by itself."""
-        from coordinator.identity.authority import COORDINATOR
-        from coordinator.identity.enrolment import ensure_coordinator, give_coordinator_password, opened, revoke
-        from coordinator.identity.passwords import password_file
+        from fedpatch.coordinator.pki.authority import COORDINATOR
+        from fedpatch.coordinator.pki.enrolment import ensure_coordinator, give_coordinator_password, opened, revoke
+        from fedpatch.coordinator.pki.mosquitto_passwd import password_file
 
         with opened(ca_directory(ca_dir)) as authority:
             if password:
@@ -154,7 +208,7 @@ def _add_renew(group: typer.Typer) -> None:
 
         Everybody needs the new ca.crt before the old one expires; old and new are good side by side.
         """
-        from coordinator.identity.enrolment import opened
+        from fedpatch.coordinator.pki.enrolment import opened
 
         with opened(ca_directory(ca_dir)) as authority:
             authority.renew(now=time.time(), days=ca_days)
@@ -170,7 +224,7 @@ def _add_watcher(group: typer.Typer) -> None:
         ca_dir: CaDir = None,
     ) -> None:
         """Make a certificate for somebody who looks on with `fedpatch watch --cert-file FILE`."""
-        from coordinator.identity.enrolment import give_watcher, opened
+        from fedpatch.coordinator.pki.enrolment import give_watcher, opened
 
         with opened(ca_directory(ca_dir)) as authority:
             give_watcher(authority, name, out, days=days)
@@ -182,8 +236,8 @@ def _add_watcher(group: typer.Typer) -> None:
         name: Annotated[str, typer.Argument(metavar="NAME", help="Name at the broker.")], ca_dir: CaDir = None
     ) -> None:
         """Take a watcher's certificate back; the broker has to be told to read the new list."""
-        from coordinator.identity.authority import WATCHER
-        from coordinator.identity.enrolment import opened, revoke
+        from fedpatch.coordinator.pki.authority import WATCHER
+        from fedpatch.coordinator.pki.enrolment import opened, revoke
 
         with opened(ca_directory(ca_dir)) as authority:
             revoke(authority, WATCHER, name, reason="", only_old=False)
@@ -194,7 +248,7 @@ def _add_lists(group: typer.Typer) -> None:
     @command(group, "crl", example="fedpatch ca crl")
     def crl(ca_dir: CaDir = None) -> None:
         """Write the list of what is revoked anew, and print where it is."""
-        from coordinator.identity.enrolment import opened
+        from fedpatch.coordinator.pki.enrolment import opened
 
         with opened(ca_directory(ca_dir)) as authority:
             typer.echo(str(authority.write_crl(time.time())))
@@ -202,7 +256,7 @@ def _add_lists(group: typer.Typer) -> None:
     @command(group, "show", example="fedpatch ca show --json")
     def show(ca_dir: CaDir = None, as_json: AsJson = False) -> None:
         """Show what the CA has issued and when it expires; works without the broker."""
-        from coordinator.identity.shown import show_authority
+        from fedpatch.coordinator.cli.ca import show_authority
 
         show_authority(ca_directory(ca_dir), as_json=as_json)
 
@@ -217,7 +271,7 @@ def tell_rules(name: str) -> None:
 
 def tell_broker(authority: Authority) -> None:
     """What is left to do by hand after a revocation."""
-    from coordinator.identity.passwords import password_file
+    from fedpatch.coordinator.pki.mosquitto_passwd import password_file
 
     files = [str(authority.directory / "ca.crl")]
     if password_file(authority.directory).exists():

@@ -14,15 +14,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from coordinator.options import InnerStateDir, StateDir
-from shared.command import AsJson, command, with_debug
-from shared.command_groups import Group
-from shared.errors import UsageError, unknown_name
+from fedpatch.coordinator.cli.options import InnerStateDir, StateDir
+from fedpatch.shared.app.command import AsJson, Group, command, with_debug
+from fedpatch.shared.errors import UsageError, unknown_name
 
 if TYPE_CHECKING:
-    from coordinator.device_holds import DeviceHolds
-    from coordinator.records import DeviceInfo
-    from coordinator.registry import Registry
+    from fedpatch.coordinator.rounds.records import DeviceInfo
+    from fedpatch.coordinator.storage.holds_table import HoldsTable
+    from fedpatch.coordinator.storage.registry import Registry
 
 _Fleet = Annotated[str | None, typer.Option(metavar="NAME", help="Only devices of this fleet.")]
 _Device = Annotated[str, typer.Argument(metavar="ID", help="The device.")]
@@ -45,7 +44,7 @@ def add_devices(app: typer.Typer, reading: Callable[[Path | None], AbstractConte
                 context.invoked_subcommand: {"state_dir": state_dir, "fleet": fleet, "as_json": as_json}
             }
             return
-        from coordinator.printing import print_devices
+        from fedpatch.coordinator.cli.tables import print_devices
 
         with reading(state_dir) as registry:
             found = [one for one in registry.devices() if fleet in (None, one.fleet)]
@@ -107,12 +106,12 @@ def _lift(device: str, kind: str, state_dir: Path | None, fleet: str | None, as_
 @contextmanager
 def _changing(
     device: str, state_dir: Path | None, fleet: str | None, as_json: bool
-) -> Iterator[tuple[DeviceHolds, DeviceInfo]]:
+) -> Iterator[tuple[HoldsTable, DeviceInfo]]:
     """The holds of a registry and the device that is meant; how it is afterwards is printed."""
-    from coordinator.database import must_exist
-    from coordinator.printing import print_devices, print_json
-    from coordinator.registry import REGISTRY_FILE, Registry
-    from coordinator.state_dirs import find
+    from fedpatch.coordinator.cli.tables import print_devices, print_json
+    from fedpatch.coordinator.storage.database import must_exist
+    from fedpatch.coordinator.storage.registry import REGISTRY_FILE, Registry
+    from fedpatch.coordinator.storage.state_dirs import find
 
     path = find(state_dir) / REGISTRY_FILE
     must_exist(path)  # where there is none, none is to be made

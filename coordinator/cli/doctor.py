@@ -1,180 +1,24 @@
-"""`fedpatch doctor`: is everything here that a run needs, does the broker let it do its work, and do the devices fit it?
-
-A coordinator that is at work is left alone: no model is built beside it, and the doctor is another client to the broker.
-"""
+"""`fedpatch doctor`, a command of its own file: what it looks at is imported when it runs."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+import typer
 
-from coordinator.claim import body_of, client_id
-from coordinator.identity.standing import check_authority
-from coordinator.negotiation import encoding_for
-from coordinator.preparation import Prepared, prepare
-from coordinator.settings import MAX_CHUNKS_IN_FLIGHT, RunSettings
-from coordinator.stored_content import check_stored
-from shared import __version__, topics
-from shared.broker_checkup import Asked, check_broker
-from shared.broker_rights import Side
-from shared.broker_url import parse_broker_url
-from shared.checkup import Checkup, in_words
-from shared.compression import max_blob_bytes
-from shared.errors import FedpatchError
-from shared.host_checkup import Space, check_clock, check_memory, check_state_dir, check_versions
-from shared.link_events import Received
-from shared.locks import is_held
-from shared.messages import CoordinatorState, DeviceState
-from shared.own_certificate import check_own_certificate
-from shared.quantities import size
-
-# Measured with fedavg-adam and a model of 26 MB (77 MB with its moments): a run took 10.5 times the latter beyond what
-# the process held with torch loaded.
-RUN_FACTOR = 11
-
-_LEAST_DISK_BYTES = 16 * 2**20
-_SHOWN_DEVICES = 5
+from fedpatch.coordinator.settings import RunSettings
+from fedpatch.shared.app.command import AsJson, command
+from fedpatch.shared.app.signals import interruptible
+from fedpatch.shared.config.load import cli_options
 
 
-def examine(settings: RunSettings, checkup: Checkup) -> None:
-    """All checks of a coordinator."""
-    broker = parse_broker_url(settings.broker)
-    directory = settings.state_dir.absolute()
-    check_versions("coordinator", checkup)
-    check_clock(checkup, tls=broker.tls)
-    check_own_certificate(settings, "coordinator", "", checkup)
-    check_authority(settings, checkup)
-    running = _is_running(directory, settings.fleet)
-    prepared = None
-    if running:
-        why = f"a coordinator is at work with fleet {settings.fleet} in {directory}"
-        checkup.skip("task", f"{why}, and has built its model; none is built beside it")
-        checkup.skip("memory", f"{why}, and has taken what it needs")
-    else:
-        prepared = _check_task(settings, checkup)
-    check_state_dir(directory, _space(settings, prepared), checkup, private=False)
-    check_stored(directory, checkup)
-    asked = _check_broker(settings, checkup)
-    if asked is None:
-        checkup.skip("devices", "the broker was not asked for them")
-        return
-    _check_other_coordinator(settings, asked, checkup, running)
-    _check_devices(settings, prepared, asked, checkup)
+def add_doctor(app: typer.Typer) -> None:
+    """Give `app` the command."""
 
+    @command(app, "doctor", example="fedpatch doctor --config fedpatch.toml")
+    @cli_options(RunSettings)
+    def doctor(settings: RunSettings, as_json: AsJson = False) -> None:
+        """Check the installation, the disk, the broker and the devices, and tell a mend for whatever fails."""
+        from fedpatch.coordinator.operations.doctor import examine
+        from fedpatch.shared.diagnostics.checks import conduct
 
-def _is_running(directory: Path, fleet: str) -> bool:
-    try:
-        return is_held(directory / f"fleet-{fleet}.lock")
-    except OSError:
-        return False
-
-
-def _check_task(settings: RunSettings, checkup: Checkup) -> Prepared | None:
-    """The checks `task` and, where the model could be built, `memory`."""
-    checkup.say(f"building the model of task {settings.task} (torch takes its time)")
-    try:
-        prepared = prepare(settings)
-    except FedpatchError as error:
-        mend = "correct the setting that is named; `fedpatch tasks` lists what is installed, and why one cannot be used"
-        checkup.fail("task", in_words(error), mend)
-        return None
-    except Exception as error:  # the task is the user's: whatever its code raises is told in one sentence
-        text = f"the model of task {settings.task} cannot be built: {type(error).__name__}: {error}"
-        checkup.fail("task", " ".join(text.split()), "mend build_model() of the task")
-        return None
-    model = size(prepared.public.nbytes)
-    text = f"{prepared.task.name} with {prepared.strategy.name}, private {prepared.policy}: {model} of model are shared"
-    checkup.good("task", f"{text}, schema {prepared.schema.digest[:12]}")
-    needed = RUN_FACTOR * prepared.travelling.nbytes
-    check_memory(needed, f"a run that sends {size(prepared.travelling.nbytes)} to a device", checkup)
-    return prepared
-
-
-def _space(settings: RunSettings, prepared: Prepared | None) -> Space:
-    """Two checkpoints, and the updates of a cohort until they are one."""
-    if prepared is None:
-        return Space(_LEAST_DISK_BYTES, _LEAST_DISK_BYTES, "checkpoints and updates")
-    cohort = math.ceil(settings.devices * settings.participation * settings.over_select)
-    # A server's state is the shared model and, with fedadam and fedavg-adam, two moments of each value.
-    needed = 2 * 3 * prepared.public.nbytes + cohort * max_blob_bytes(prepared.travelling)
-    least = max(_LEAST_DISK_BYTES, needed)
-    return Space(least, least, f"two checkpoints and the updates of {cohort} devices")
-
-
-def _check_broker(settings: RunSettings, checkup: Checkup) -> Asked | None:
-    user = settings.username or parse_broker_url(settings.broker).username
-    side = Side("coordinator", settings.fleet, "", client_id(settings.fleet), user)
-    asked = check_broker(settings, side, settings.chunk_kib * 1024, checkup)
-    if asked is not None:
-        under_way = settings.upload_slots * settings.upload_window
-        text = f"no broker tells how many messages it holds for a client (mosquitto: 1000); uploads keep {under_way} under way"
-        checkup.skip("queue", f"{text}, never more than {MAX_CHUNKS_IN_FLIGHT}")
-    return asked
-
-
-def _check_other_coordinator(settings: RunSettings, asked: Asked, checkup: Checkup, running: bool) -> None:
-    """One that is online, and not in our state directory: the two would take each other's devices."""
-    topic = topics.coordinator_state(settings.fleet)
-    states = [body for one in asked.presence if one.topic == topic and (body := body_of(one))]
-    if not running and states and isinstance(states[-1], CoordinatorState) and states[-1].online:
-        text = f"a coordinator is at work in fleet {settings.fleet}, and not in {settings.state_dir.absolute()}"
-        checkup.warn("coordinator", text, "end it before you begin a run, or give each its own --fleet")
-
-
-def _check_devices(settings: RunSettings, prepared: Prepared | None, asked: Asked, checkup: Checkup) -> None:
-    """The check `devices`, and one for each way in which some of them do not fit."""
-    online = dict(_online(settings.fleet, asked.presence))
-    if not online:
-        mend = f"start `fedpatch-agent run --fleet {settings.fleet}` at this broker; where it runs, ask `fedpatch-agent doctor`"
-        checkup.warn("devices", f"no device is online in fleet {settings.fleet}", mend)
-        return
-    text = f"{len(online)} online in fleet {settings.fleet}: {_names(online)}"
-    if len(online) < settings.devices:
-        mend = "start the others, or let a run begin with fewer (--devices)"
-        checkup.warn("devices", f"{text}; a run waits for {settings.devices}", mend)
-    else:
-        checkup.good("devices", text)
-    for name, names, words, mend in _misfits(settings, prepared, online):
-        checkup.warn(name, f"{_names(names)} {words}", mend)
-
-
-def _online(fleet: str, presence: Sequence[Received]) -> Iterator[tuple[str, DeviceState]]:
-    for one in presence:
-        topic = topics.parse_topic(fleet, one.topic)
-        body = body_of(one)
-        if topic and topic.kind == "device_state" and isinstance(body, DeviceState) and body.online:
-            yield topic.device, body
-
-
-def _misfits(
-    settings: RunSettings, prepared: Prepared | None, online: dict[str, DeviceState]
-) -> Iterator[tuple[str, list[str], str, str]]:
-    """Name of the finding, the devices, what is wrong with them, the mend."""
-    other_version = [name for name, state in online.items() if state.version != __version__]
-    if other_version:
-        mend = "install the same version everywhere: what changed between them may matter"
-        yield "device_version", other_version, f"run another fedpatch than {__version__}", mend
-    asked = {name: encoding_for(settings.encoding, state.encodings) for name, state in online.items()}
-    no_encoding = [name for name, encoding in asked.items() if encoding != settings.encoding]
-    if no_encoding:
-        instead = " or ".join(sorted({asked[name] for name in no_encoding}))
-        words = f"lacks {settings.encoding} and will be asked for {instead}: it takes part, but saves no bytes"
-        yield "device_encoding", no_encoding, words, "install a newer fedpatch there, or leave it so"
-    if prepared is None:
-        return
-    task, schema = prepared.task.name, prepared.schema.digest
-    schemas = {name: {one.task: one.schema for one in state.tasks} for name, state in online.items()}
-    without = [name for name, known in schemas.items() if task not in known]
-    if without:
-        mend = f"start their agents with --task {task}, or give them another --fleet"
-        yield "device_task", without, f"cannot train {task}, and will not be asked", mend
-    others = [name for name, known in schemas.items() if known.get(task, schema) != schema]
-    if others:
-        words = f"built another model for {task} (schema {schemas[others[0]][task][:12]}, here {schema[:12]}), and will decline"
-        yield "device_schema", others, words, f"install the same version of the task {task} there and here"
-
-
-def _names(names: Sequence[str] | dict[str, DeviceState]) -> str:
-    shown = ", ".join(sorted(names)[:_SHOWN_DEVICES])
-    return shown if len(names) <= _SHOWN_DEVICES else f"{shown} and {len(names) - _SHOWN_DEVICES} more"
+        with interruptible():
+            raise typer.Exit(conduct(lambda checkup: examine(settings, checkup), as_json=as_json))

@@ -7,10 +7,9 @@ from typing import Annotated
 
 import typer
 
-from coordinator.identity.ca_cli import CaDir, Days, add_ca, ca_directory, tell_broker, tell_rules
-from coordinator.identity.index import DAYS
-from shared.command import AsJson, command, no_options, say
-from shared.command_groups import Group
+from fedpatch.coordinator.cli.ca import CaDir, Days, add_ca, ca_directory, tell_broker, tell_rules
+from fedpatch.coordinator.pki.index import DAYS
+from fedpatch.shared.app.command import AsJson, Group, command, no_options, say
 
 _Id = Annotated[str, typer.Argument(metavar="ID", help="Name of the device, unique in its fleet.")]
 _Out = Annotated[
@@ -75,8 +74,8 @@ def _add_bundles(group: typer.Typer) -> None:
 def _write(
     device: str, out: Path | None, broker: str, days: int, password: bool, ca_dir: Path | None, *, renewal: bool
 ) -> Path:
-    from coordinator.identity.enrolment import enrol, opened
-    from coordinator.identity.passwords import password_file
+    from fedpatch.coordinator.pki.enrolment import enrol, opened
+    from fedpatch.coordinator.pki.mosquitto_passwd import password_file
 
     path = out or Path(f"{device}.bundle")
     directory = ca_directory(ca_dir)
@@ -99,9 +98,9 @@ def _add_revoke(group: typer.Typer) -> None:
         ca_dir: CaDir = None,
     ) -> None:
         """Take back what a device has: the coordinator at work shuts it out, and the broker once it reads the new list."""
-        from coordinator.identity.authority import DEVICE
-        from coordinator.identity.enrolment import opened
-        from coordinator.identity.enrolment import revoke as take_back
+        from fedpatch.coordinator.pki.authority import DEVICE
+        from fedpatch.coordinator.pki.enrolment import opened
+        from fedpatch.coordinator.pki.enrolment import revoke as take_back
 
         with opened(ca_directory(ca_dir)) as authority:
             taken = take_back(authority, DEVICE, device, reason=reason[:200], only_old=old)
@@ -114,6 +113,6 @@ def _add_list(group: typer.Typer) -> None:
     @command(group, "list", example="fedpatch device list --json")
     def list_devices(ca_dir: CaDir = None, as_json: AsJson = False) -> None:
         """List the devices that were enrolled: what they have, and until when it is good."""
-        from coordinator.identity.shown import show_devices
+        from fedpatch.coordinator.cli.ca import show_devices
 
         show_devices(ca_directory(ca_dir), as_json=as_json)

@@ -1,139 +1,66 @@
-"""The global model of a run as ONNX. What is private to the devices has its initial values, as on a device before training."""
+"""`fedpatch export`, a command of its own file: torch is imported when it runs."""
 
 from __future__ import annotations
 
-import hashlib
-import time
-from dataclasses import dataclass
+import json
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
-import numpy as np
+import typer
 
-from coordinator.checkpoint import load_checkpoint, load_checkpoint_after, newest_round
-from coordinator.records import RunInfo
-from coordinator.registry import REGISTRY_FILE, Registry
-from coordinator.strategies import ServerState
-from shared import __version__
-from shared.errors import FedpatchError, SchemaMismatch, UsageError
-from shared.files import refusals_of, write_atomic
-from shared.model import initial_tensors, load_tensors, schema_of
-from shared.model_metadata import MODEL_FILE, ModelMetadata, to_json
-from shared.onnx_export import Exported, export_onnx, torch_outputs
-from shared.onnx_model import OnnxModel, require_parity
-from shared.patches import merge, parse_policy
-from shared.prepare import preparation_of
-from shared.task import Task, find_task
+from fedpatch.coordinator.cli.options import StateDir
+from fedpatch.shared.app.command import AsJson, command
+from fedpatch.shared.errors import EXIT_LESS
 
-_SAMPLES = 64
-_SEED = 0
+if TYPE_CHECKING:
+    from fedpatch.coordinator.operations.export import GlobalExport
 
 
-@dataclass(frozen=True)
-class GlobalExport:
-    """Where the model lies, and what is said of it beside it.
+def add_export(app: typer.Typer) -> None:
+    """Give `app` the command."""
 
-    `asked_round` is the round that was asked for, or the last one. Where the model is of an earlier one (`metadata.round`),
-    `problem` says what is wrong with the checkpoint of the former.
-    """
+    @command(app, "export", example="fedpatch export last --out model.onnx")
+    def export(
+        run: Annotated[str, typer.Argument(metavar="RUN", help="Id of a run, the beginning of one, or: last.")],
+        out: Annotated[
+            Path | None, typer.Option("--out", metavar="FILE", help="Where to, if not beside the run's checkpoints.")
+        ] = None,
+        round: Annotated[
+            int | None,
+            typer.Option("--round", min=0, metavar="N", help="After round N: the last, or the one before it."),
+        ] = None,
+        state_dir: StateDir = None,
+        as_json: AsJson = False,
+    ) -> None:
+        """Write a run's global model as ONNX, for programs without torch, and its metadata beside it.
 
-    path: Path
-    metadata_path: Path
-    metadata: ModelMetadata
-    asked_round: int
-    problem: str = ""
+        Where the newest checkpoint is damaged, the model of an earlier round is written, and the exit code is 4.
+        """
+        import msgspec
 
-    @property
-    def is_earlier(self) -> bool:
-        """Whether this is the model of an earlier round, since that of the last one cannot be read."""
-        return self.metadata.round < self.asked_round
+        from fedpatch.coordinator.operations.export import export_global_model
+        from fedpatch.coordinator.storage.state_dirs import find
 
-
-def export_global_model(state_dir: Path, name: str, out: Path | None, round: int | None) -> GlobalExport:
-    """Write the model of a run after `round` rounds (None: the last) to `out`, by default beside its checkpoints.
-
-    Its outputs are compared with torch's on random inputs, since a coordinator has no data. Raises UsageError for a run, a
-    round or a task that cannot be exported, SchemaMismatch where the task is another by now, ExportRefused where it has no
-    ONNX, StateError for files.
-    """
-    with Registry(state_dir / REGISTRY_FILE, readonly=True) as registry:
-        run = registry.run(name)
-        records = registry.rounds.records(run.id)
-    directory = state_dir / "runs" / run.id
-    last = max((one.round for one in records if one.outcome == "aggregated"), default=0)
-    # Before it is read: a run that goes on meanwhile writes a newer one.
-    asked = max(last, newest_round(directory)) if round is None else round
-    state = load_checkpoint(directory)[0] if round is None else load_checkpoint_after(directory, round)
-    problem = _problem_of(directory, asked) if state.round < asked else ""
-    task = find_task(str(run.settings["task"]))
-    if not task.input_shape:
-        raise UsageError(f"task {task.name!r} does not say its input_shape, which an export without data needs; add it")
-    exported, metadata = _export(task, run, state)
-    path = out.expanduser() if out else directory / MODEL_FILE
-    metadata_path = path.with_name(f"{path.name}.json")
-    with refusals_of(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, exported.model, mode=0o644)
-        write_atomic(metadata_path, to_json(metadata), mode=0o644)
-    return GlobalExport(path, metadata_path, metadata, asked, problem)
+        exported = export_global_model(find(state_dir, run), run, out, round)
+        if as_json:
+            known = msgspec.to_builtins(exported.metadata)
+            paths = {"model": str(exported.path), "metadata": str(exported.metadata_path)}
+            asked = {"asked_round": exported.asked_round, "problem": exported.problem}
+            typer.echo(json.dumps({**paths, **asked, **known}))
+            _leave(exported)
+        typer.echo(f"model: {exported.path}")
+        typer.echo(f"metadata: {exported.metadata_path}")
+        if exported.metadata.private_values == "initial":
+            what = f"private values (policy {exported.metadata.private}) never left the devices"
+            typer.echo(f"{what}: the model has their initial ones", err=True)
+        _leave(exported)
 
 
-def _problem_of(directory: Path, round: int) -> str:
-    """Why the state after `round` rounds cannot be used."""
-    try:
-        load_checkpoint_after(directory, round)
-    except FedpatchError as error:
-        return str(error)
-    return f"{directory}: the checkpoint after round {round} was not there yet"
-
-
-def _export(task: Task, run: RunInfo, state: ServerState) -> tuple[Exported, ModelMetadata]:
-    module = task.build_model()
-    schema = schema_of(module)
-    if schema.digest != run.schema:
-        raise SchemaMismatch(
-            f"task {run.task!r} has schema {schema.digest[:12]} now, but run {run.id} was begun with {run.schema[:12]}; "
-            "install the version of the task that it was begun with"
-        )
-    policy = parse_policy(run.private)
-    private = policy.private_names(schema)
-    initial = initial_tensors(task, int(run.settings["seed"]))
-    public = {name: state.tensors[name] for name in policy.public(schema).names}
-    load_tensors(module, merge(public, {name: initial[name] for name in private}))
-    samples = _samples(task)
-    exported = export_onnx(module, samples[:1])
-    model = OnnxModel(exported.model, MODEL_FILE)
-    expected = torch_outputs(module, samples)
-    metadata = ModelMetadata(
-        kind="global",
-        task=task.name,
-        run=run.id,
-        round=state.round,
-        private=str(policy),
-        private_values="initial" if private else "none",
-        schema=schema.digest,
-        input_shape=task.input_shape,
-        input_dtype=task.input_dtype,
-        output_shape=expected.shape[1:],
-        class_names=task.class_names,
-        metric=task.metric_name,
-        metric_goal=task.metric_goal,
-        user_accuracy=None,
-        user_accuracy_before=None,
-        test_examples=0,
-        parity=require_parity(model, samples, expected),
-        sha256=hashlib.sha256(exported.model).hexdigest(),
-        size_bytes=len(exported.model),
-        created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        fedpatch=__version__,
-        torch=exported.torch,
-        onnx=exported.onnx,
-        task_ref=str(run.settings["task"]),
-        prepare=preparation_of(task, task.raw_shape or task.input_shape),
-    )
-    return exported, metadata
-
-
-def _samples(task: Task) -> np.ndarray:
-    """From 0 to 1, or 0 and 1 where the model takes whole numbers."""
-    drawn = np.random.default_rng(_SEED).random((_SAMPLES, *task.input_shape))
-    return (drawn if np.dtype(task.input_dtype).kind == "f" else drawn.round()).astype(task.input_dtype)
+def _leave(exported: GlobalExport) -> NoReturn:
+    """End the command, and say where it wrote less than was asked for."""
+    if not exported.is_earlier:
+        raise typer.Exit
+    asked, found = exported.asked_round, exported.metadata.round
+    typer.echo(f"this is the model of round {found}, not of round {asked}: {exported.problem}", err=True)
+    typer.echo("restore that checkpoint from a backup, or let `fedpatch resume` play the round again", err=True)
+    raise typer.Exit(EXIT_LESS)

@@ -1,62 +1,48 @@
-"""The devices of a registry as an inventory for Ansible: the JSON that its inventory scripts print."""
+"""`fedpatch inventory`, a command of its own file: what it needs is imported when it runs."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Iterable
-from typing import Any
+import json
+from typing import Annotated
 
-from coordinator.records import DeviceInfo
-from shared.errors import UsageError, unknown_name
+import typer
 
-Inventory = dict[str, dict[str, Any]]
-
-
-def inventory(devices: Iterable[DeviceInfo], *, domain: str = "", without: Collection[str] = ()) -> Inventory:
-    """Groups of hosts, and of each host its variables in `_meta`, so that Ansible asks once.
-
-    A device's host is its id, with `domain` after it its address. Groups: `devices`, `online` or `offline`, `fleet_NAME`,
-    `task_NAME`, `version_X_Y_Z`. Devices in `without` are left out. UsageError where two fleets have a device of one id.
-    """
-    groups: Inventory = {"devices": {"hosts": []}}
-    variables: dict[str, dict[str, Any]] = {}
-    for device in devices:
-        if device.id in without:
-            continue
-        if device.id in variables:
-            raise UsageError(f"{device.id!r} is a device of two fleets, but a host has one; choose with --fleet")
-        variables[device.id] = _variables(device, domain)
-        for group in ("devices", *_groups(device)):
-            groups.setdefault(group, {"hosts": []})["hosts"].append(device.id)
-    return {"_meta": {"hostvars": variables}, **groups}
+from fedpatch.coordinator.cli.options import StateDir
+from fedpatch.shared.app.command import command
+from fedpatch.shared.errors import UsageError
 
 
-def host_variables(known: Inventory, host: str) -> dict[str, Any]:
-    """Those of one host; UsageError for one that nobody knows."""
-    variables: dict[str, dict[str, Any]] = known["_meta"]["hostvars"]
-    if host not in variables:
-        raise unknown_name("device", host, sorted(variables)[:20])
-    return variables[host]
+def add_inventory(app: typer.Typer) -> None:
+    """Give `app` the command."""
 
+    @command(app, "inventory", example="fedpatch inventory --list --domain .local")
+    def inventory(
+        all_hosts: Annotated[bool, typer.Option("--list", help="All groups and hosts.")] = False,
+        host: Annotated[str | None, typer.Option(metavar="NAME", help="The variables of one host.")] = None,
+        fleet: Annotated[str | None, typer.Option(metavar="NAME", help="Only devices of this fleet.")] = None,
+        domain: Annotated[
+            str,
+            typer.Option(
+                envvar="FEDPATCH_INVENTORY_DOMAIN",
+                metavar="TEXT",
+                help="What makes a device's id its host name, e.g. .local; without it no address is given.",
+            ),
+        ] = "",
+        state_dir: StateDir = None,
+    ) -> None:
+        """Print the devices that were ever seen, but for those revoked, as an inventory for Ansible; always JSON."""
+        if all_hosts == (host is not None):
+            raise UsageError("say either --list or --host NAME, as Ansible does")
+        from fedpatch.coordinator.operations.inventory import host_variables
+        from fedpatch.coordinator.operations.inventory import inventory as made
+        from fedpatch.coordinator.pki.index import read_index
+        from fedpatch.coordinator.settings import CA_DIRECTORY
+        from fedpatch.coordinator.storage.registry import REGISTRY_FILE, Registry
+        from fedpatch.coordinator.storage.state_dirs import find
 
-def _variables(device: DeviceInfo, domain: str) -> dict[str, Any]:
-    address = {"ansible_host": f"{device.id}{domain}"} if domain else {}
-    return {
-        **address,
-        "device_agent_id": device.id,
-        "fedpatch_fleet": device.fleet,
-        "fedpatch_online": device.online,
-        "fedpatch_last_seen": device.last_seen,
-        "fedpatch_version": device.version,
-        "fedpatch_tasks": list(device.tasks),
-        "fedpatch_last_reason": device.last_reason,
-    }
-
-
-def _groups(device: DeviceInfo) -> list[str]:
-    named = [("fleet", device.fleet), ("version", device.version), *(("task", task) for task in device.tasks)]
-    return [
-        "online" if device.online else "offline",
-        # Ansible takes letters, digits and _ in the name of a group.
-        *dict.fromkeys(re.sub(r"\W", "_", f"{kind}_{name}", flags=re.ASCII) for kind, name in named if name),
-    ]
+        found = find(state_dir, None)
+        with Registry(found / REGISTRY_FILE, readonly=True) as registry:
+            devices = [one for one in registry.devices() if fleet in (None, one.fleet)]
+        index = read_index(found / CA_DIRECTORY)
+        known = made(devices, domain=domain, without=index.revoked_devices() if index is not None else ())
+        typer.echo(json.dumps(known if host is None else host_variables(known, host), indent=1))

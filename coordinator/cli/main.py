@@ -3,6 +3,8 @@
 stdout gets results only (with `--json` a single JSON document), stderr everything else. What a command needs beyond this
 is imported when it runs, so that help, `runs` and `show` come at once. Further commands, such as `simulate`, are found as
 entry points: this side imports none of them.
+
+`fedpatch unit`, a command of its own file: what it looks at is imported when it runs.
 """
 
 from __future__ import annotations
@@ -17,37 +19,54 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from coordinator.acl_cli import add_acl
-from coordinator.demo_settings import DemoSettings
-from coordinator.devices_cli import add_devices
-from coordinator.doctor_cli import add_doctor
-from coordinator.export_cli import add_export
-from coordinator.identity.device_cli import add_identities
-from coordinator.inventory_cli import add_inventory
-from coordinator.options import PasswordFile, StateDir
-from coordinator.report_cli import add_report
-from coordinator.settings import RunSettings
-from coordinator.unit_cli import add_unit
-from coordinator.watch_cli import add_watch
-from shared.check_task_cli import add_check_task
-from shared.command import AsJson, command, make_app, run_app, say, with_debug
-from shared.command_groups import Group
-from shared.config import cli_options
-from shared.errors import BrokerError, UsageError
-from shared.secret_variables import pop_password
-from shared.signals import EXIT_INTERRUPTED, exit_code_of, ignore_signals, interruptible, signals_told
+from fedpatch.coordinator.cli.broker import add_acl
+from fedpatch.coordinator.cli.devices import add_devices
+from fedpatch.coordinator.cli.doctor import add_doctor
+from fedpatch.coordinator.cli.enrol import add_identities
+from fedpatch.coordinator.cli.export import add_export
+from fedpatch.coordinator.cli.inventory import add_inventory
+from fedpatch.coordinator.cli.options import PasswordFile, StateDir
+from fedpatch.coordinator.cli.report import add_report
+from fedpatch.coordinator.cli.watch import add_watch
+from fedpatch.coordinator.demo.settings import DemoSettings
+from fedpatch.coordinator.settings import RunSettings
+from fedpatch.shared.app.command import AsJson, Group, command, make_app, say, with_debug
+from fedpatch.shared.app.signals import EXIT_INTERRUPTED, exit_code_of, ignore_signals, interruptible, signals_told
+from fedpatch.shared.config.load import cli_options
+from fedpatch.shared.config.secrets import pop_password
+from fedpatch.shared.errors import BrokerError, UsageError
+from fedpatch.shared.task_checks.command import add_check_task
 
 if TYPE_CHECKING:
-    from coordinator.records import RunSummary
-    from coordinator.registry import Registry
-    from coordinator.view import RunView
+    from fedpatch.coordinator.observability.live_view import RunView
+    from fedpatch.coordinator.rounds.records import RunSummary
+    from fedpatch.coordinator.storage.registry import Registry
+
+
+def add_unit(app: typer.Typer) -> None:
+    """Give `app` the command."""
+
+    @command(app, "unit", example="fedpatch unit --user fedpatch > fedpatch-coordinator.service")
+    def unit(
+        user: Annotated[str, typer.Option(metavar="NAME", help="System user that the service runs as.")] = "fedpatch",
+        config: Annotated[Path, typer.Option(metavar="PATH", help="The coordinator's settings.")] = Path(
+            "/etc/fedpatch/coordinator.toml"
+        ),
+        state_dir: Annotated[Path, typer.Option(metavar="PATH", help="The coordinator's state directory.")] = Path(
+            "/var/lib/fedpatch-coordinator"
+        ),
+    ) -> None:
+        """Print the systemd unit that runs this installation's coordinator as a service, confined."""
+        from fedpatch.shared.app.systemd_unit import COORDINATOR, unit_of_this_installation
+
+        typer.echo(unit_of_this_installation(COORDINATOR, user=user, config=config, state_dir=state_dir), nl=False)
+
 
 NAME = "fedpatch"
 
 app = make_app(
     NAME,
     "Federated learning over MQTT for fleets of small devices, with a private patch on each of them.",
-    installed="fedpatch.commands",
     panels={
         "Try it on this machine": ["demo", "simulate", "check-task", "tasks", "strategies"],
         "Train with a fleet": ["doctor", "run", "resume"],
@@ -64,16 +83,11 @@ _SHOWN_PLACES = 3
 _EXIT_CODES = {"failed": 1, "interrupted": EXIT_INTERRUPTED}
 
 
-def main() -> None:
-    """Entry point; ends the process."""
-    run_app(app, NAME)
-
-
 @command(app, "demo", example="fedpatch demo --devices 5 --target-ua 0.95 --out /tmp/demo")
 @cli_options(DemoSettings)
 def demo(settings: DemoSettings, as_json: AsJson = False) -> None:
     """Train a small fleet on this machine: broker, devices and coordinator, all real."""
-    from coordinator.demo import run_demo
+    from fedpatch.coordinator.demo.demo import run_demo
 
     with interruptible():
         with _view() as view:
@@ -100,7 +114,7 @@ def run(
 
     A run with the same settings whose coordinator was killed is taken up where it was.
     """
-    from coordinator.runs import run_or_go_on
+    from fedpatch.coordinator.runtime.runs import run_or_go_on
 
     with interruptible():
         with _view() as view:
@@ -129,10 +143,10 @@ def resume(
 
     A password for the broker is read from --password-file, FEDPATCH_PASSWORD, or the file that the run began with.
     """
-    from coordinator.database import must_exist
-    from coordinator.registry import REGISTRY_FILE
-    from coordinator.runs import resume_run
-    from coordinator.state_dirs import find_to_resume
+    from fedpatch.coordinator.runtime.runs import resume_run
+    from fedpatch.coordinator.storage.database import must_exist
+    from fedpatch.coordinator.storage.registry import REGISTRY_FILE
+    from fedpatch.coordinator.storage.state_dirs import find_to_resume
 
     found = find_to_resume(state_dir, run)
     must_exist(found / REGISTRY_FILE)  # where there is none, none is to be made
@@ -167,7 +181,7 @@ def runs(
     as_json: AsJson = False,
 ) -> None:
     """List all runs, the newest first."""
-    from coordinator.printing import print_runs
+    from fedpatch.coordinator.cli.tables import print_runs
 
     if rebuild:
         _rebuild(state_dir)
@@ -179,8 +193,8 @@ def runs(
 @command(app, "show", example="fedpatch show last")
 def show(run: Run, state_dir: StateDir = None, as_json: AsJson = False) -> None:
     """Show a run, round by round; with --json what the run itself printed."""
-    from coordinator.printing import print_run
-    from coordinator.records import summary_of
+    from fedpatch.coordinator.cli.tables import print_run
+    from fedpatch.coordinator.rounds.records import summary_of
 
     with _registry(state_dir, run) as registry:
         info = registry.run(run)
@@ -194,8 +208,8 @@ def show(run: Run, state_dir: StateDir = None, as_json: AsJson = False) -> None:
 @command(app, "tasks", example="fedpatch tasks")
 def tasks(as_json: AsJson = False) -> None:
     """List the installed tasks, also those that cannot be used, and why."""
-    from coordinator.printing import print_named
-    from shared.task import BrokenTask, list_tasks
+    from fedpatch.coordinator.cli.tables import print_named
+    from fedpatch.shared.tasks.task import BrokenTask, list_tasks
 
     rows = [
         {"name": one.name, "problem": one.problem}
@@ -209,8 +223,8 @@ def tasks(as_json: AsJson = False) -> None:
 @command(app, "strategies", example="fedpatch strategies")
 def strategies(as_json: AsJson = False) -> None:
     """List the strategies: what devices do, and how the server makes one model of it."""
-    from coordinator.printing import print_named
-    from coordinator.strategies import STRATEGIES
+    from fedpatch.coordinator.aggregation.strategies import STRATEGIES
+    from fedpatch.coordinator.cli.tables import print_named
 
     print_named([{"name": name, "description": one.description} for name, one in STRATEGIES.items()], as_json=as_json)
 
@@ -224,7 +238,7 @@ def broker(
     """Run the built-in broker for this machine until Ctrl-C; for a fleet, use mosquitto."""
     if context.invoked_subcommand is not None:
         return
-    from coordinator.embedded_broker import EmbeddedBroker
+    from fedpatch.coordinator.demo.broker import EmbeddedBroker
 
     server = EmbeddedBroker(port=port)
     try:
@@ -252,15 +266,15 @@ for add in (add_identities, add_doctor, add_export, add_inventory, add_report, a
 
 
 def _view() -> RunView:
-    from coordinator.view import make_view
+    from fedpatch.coordinator.observability.live_view import make_view
 
     return make_view(sys.stderr, plain=logging.getLogger("fedpatch").isEnabledFor(logging.DEBUG))
 
 
 def _registry(state_dir: Path | None, run: str | None = None) -> Registry:
     """To read; says where it is when nobody could tell from the command line and the current directory."""
-    from coordinator.registry import LAST, REGISTRY_FILE, Registry
-    from coordinator.state_dirs import default, find, with_runs
+    from fedpatch.coordinator.storage.registry import LAST, REGISTRY_FILE, Registry
+    from fedpatch.coordinator.storage.state_dirs import default, find, with_runs
 
     found = find(state_dir, run)
     if state_dir is None and run in (None, LAST) and found != default():
@@ -271,9 +285,9 @@ def _registry(state_dir: Path | None, run: str | None = None) -> Registry:
 
 def _rebuild(state_dir: Path | None) -> None:
     """`runs --rebuild`, and on stderr what came of it."""
-    from coordinator.rebuild import rebuild_registry
-    from coordinator.registry import REGISTRY_FILE
-    from coordinator.state_dirs import find
+    from fedpatch.coordinator.storage.rebuild import rebuild_registry
+    from fedpatch.coordinator.storage.registry import REGISTRY_FILE
+    from fedpatch.coordinator.storage.state_dirs import find
 
     rebuilt = rebuild_registry(find(state_dir) / REGISTRY_FILE)
     for path in rebuilt.set_aside:
@@ -296,7 +310,7 @@ def _say_how_to_resume(summary: RunSummary, state_dir: Path) -> None:
 
 
 def _end(summary: RunSummary, as_json: bool) -> NoReturn:
-    from coordinator.printing import print_summary
+    from fedpatch.coordinator.cli.tables import print_summary
 
     if as_json:
         typer.echo(summary.to_json())

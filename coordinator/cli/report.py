@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from coordinator.options import StateDir
-from shared.command import AsJson, command
+from fedpatch.coordinator.cli.options import StateDir
+from fedpatch.shared.app.command import AsJson, command
 
 Runs = Annotated[
     list[str],
@@ -39,7 +39,7 @@ def add_report(app: typer.Typer) -> None:
 
         The page needs no network and no other file. It works while a run goes on.
         """
-        from coordinator.report.making import Wanted, plain_runs, read_runs, write_report
+        from fedpatch.coordinator.report.load import Wanted, plain_runs, read_runs, write_report
 
         wanted = Wanted(out, csv, png)
         wanted.check()

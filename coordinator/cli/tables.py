@@ -13,7 +13,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from coordinator.records import (
+from fedpatch.coordinator.observability.round_text import add_round, rounds_table, troubles
+from fedpatch.coordinator.rounds.records import (
     DeviceInfo,
     RoundRecord,
     RunInfo,
@@ -24,8 +25,7 @@ from coordinator.records import (
     status_words,
     summary_of,
 )
-from coordinator.round_text import add_round, rounds_table, troubles
-from shared.quantities import accuracy, age
+from fedpatch.shared.app.formatting import accuracy, age
 
 _UNBOUNDED_COLUMNS = 10_000
 

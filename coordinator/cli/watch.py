@@ -1,200 +1,105 @@
-"""`fedpatch watch`: listens to what a coordinator tells of its run, and shows it; it writes nothing anywhere.
-
-What was asked for is on stdout: the picture, lines, or JSON. What hinders it is said on stderr, or above the picture.
-"""
+"""`fedpatch watch`, a command of its own file: what it needs is imported when it runs."""
 
 from __future__ import annotations
 
-import json
-import secrets
-import sys
-import time
-from abc import ABC, abstractmethod
-from collections.abc import Iterable
+import os
+from collections.abc import Mapping
 from pathlib import Path
-from queue import Empty, SimpleQueue
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
-from coordinator.database import exists
-from coordinator.frame import draw
-from coordinator.onlooker import PATIENCE_S, Onlooker, timeless
-from coordinator.records import RunInfo
-from coordinator.registry import REGISTRY_FILE, Registry
-from coordinator.snapshot import Snapshot
-from coordinator.view import LiveView, PlainView, make_view
-from shared.broker_settings import BrokerSettings, exposure
-from shared.errors import StateError, UsageError
-from shared.link import LinkEvent, MqttLink
-from shared.password_file import password_of
-from shared.topics import watcher_filters
+from fedpatch.coordinator.cli.options import PasswordFile
+from fedpatch.shared.app.command import command
+from fedpatch.shared.app.signals import interruptible
 
-CONNECT_TIMEOUT_S = 10.0
-_IDLE_S = 0.5
+if TYPE_CHECKING:
+    from fedpatch.shared.mqtt.broker_settings import BrokerSettings
 
-
-class Outlet(ABC):
-    """Where things are shown."""
-
-    @abstractmethod
-    def show(self, seen: Snapshot, document: dict[str, Any]) -> None:
-        """How the run stands, as a picture and as data; called at every opportunity."""
-
-    def say(self, line: str) -> None:
-        """Something worth a line of its own: on stderr."""
-        typer.echo(line, err=True)
-
-
-class Picture(Outlet):
-    """A live display."""
-
-    def __init__(self, view: LiveView) -> None:
-        self._view = view
-
-    def show(self, seen: Snapshot, document: dict[str, Any]) -> None:
-        """Drawn at the display's own pace."""
-        self._view.show(seen)
-
-    def say(self, line: str) -> None:
-        """Above the picture."""
-        self._view.say(line)
+_Broker = Annotated[
+    str | None,
+    typer.Option(
+        envvar="FEDPATCH_BROKER", metavar="URL", help="The run's broker; without it, that of the newest run here."
+    ),
+]
+_Fleet = Annotated[str | None, typer.Option(envvar="FEDPATCH_FLEET", metavar="NAME", help="The run's fleet.")]
+_Username = Annotated[
+    str | None, typer.Option(envvar="FEDPATCH_USERNAME", metavar="NAME", help="User name for the broker.")
+]
+_CaFile = Annotated[
+    Path | None,
+    typer.Option(envvar="FEDPATCH_CA_FILE", metavar="PATH", help="CA certificate to trust for mqtts://, a PEM file."),
+]
+_Insecure = Annotated[
+    bool | None,
+    typer.Option(
+        "--insecure/--no-insecure", envvar="FEDPATCH_INSECURE", help="Allow mqtt:// to another machine, without TLS."
+    ),
+]
+_CertFile = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="FEDPATCH_CERT_FILE",
+        metavar="PATH",
+        help="Our certificate and its key, one PEM file, where the broker asks for it.",
+    ),
+]
+_StateDir = Annotated[
+    Path | None,
+    typer.Option(envvar="FEDPATCH_STATE_DIR", metavar="PATH", help="Directory to look for the newest run in."),
+]
+_Once = Annotated[bool, typer.Option("--once", help="Show how the run stands, once.")]
+_AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document per change on stdout, each on a line.")]
 
 
-class Lines(Outlet):
-    """A line per round, as `fedpatch run` has them."""
+def add_watch(app: typer.Typer) -> None:
+    """Give `app` the command."""
 
-    def __init__(self) -> None:
-        self._run = ""
-        self._view = _Stdout(sys.stdout)
+    @command(app, "watch", example="fedpatch watch --broker mqtts://broker.local --fleet kitchen")
+    def watch(
+        broker: _Broker = None,
+        fleet: _Fleet = None,
+        username: _Username = None,
+        password_file: PasswordFile = None,
+        ca_file: _CaFile = None,
+        cert_file: _CertFile = None,
+        insecure: _Insecure = None,
+        state_dir: _StateDir = None,
+        once: _Once = False,
+        as_json: _AsJson = False,
+    ) -> None:
+        """Watch a run while it goes on, also over the network: its round, its devices, user accuracy, bytes.
 
-    def show(self, seen: Snapshot, document: dict[str, Any]) -> None:
-        """Says what is new."""
-        if seen.run != self._run:
-            self._run, self._view = seen.run, _Stdout(sys.stdout)
-            round_words = f", round {seen.round}/{seen.rounds}" if seen.round else ""
-            self._view.say(f"run {seen.run}: {document['task']}{round_words}, {seen.phase}")
-        self._view.show(seen)
+        Nothing is changed by it. Where the broker wants a password, it is read from --password-file, or from FEDPATCH_PASSWORD.
+        """
+        from fedpatch.coordinator.operations.watch import watch
 
-
-class Documents(Outlet):
-    """A JSON document per change, each on its line."""
-
-    def __init__(self) -> None:
-        self._last: dict[str, Any] = {}
-
-    def show(self, seen: Snapshot, document: dict[str, Any]) -> None:
-        """Only where something else than the time has changed."""
-        if timeless(document) != self._last:
-            self._last = timeless(document)
-            typer.echo(json.dumps(document, allow_nan=False))
-
-
-class Frame(Outlet):
-    """One picture, and that is all."""
-
-    def show(self, seen: Snapshot, document: dict[str, Any]) -> None:
-        """As it would be drawn in a terminal."""
-        console = Console(highlight=False, markup=False, emoji=False)
-        with console.capture() as captured:
-            console.print(draw(seen, lines=console.height))
-        encoding = sys.stdout.encoding or "utf-8"
-        for line in captured.get().splitlines():
-            typer.echo(line.rstrip().encode(encoding, "replace").decode(encoding))
+        given: dict[str, Any] = {"broker": broker, "fleet": fleet, "username": username, "insecure": insecure}
+        for name, path in (("password_file", password_file), ("ca_file", ca_file), ("cert_file", cert_file)):
+            given[name] = str(path) if path else None
+        with interruptible():
+            watch(broker_settings(given, state_dir), once=once, as_json=as_json)
 
 
-class _Stdout(PlainView):
-    """When nobody reads any more, there is nothing left to do."""
+def broker_settings(given: Mapping[str, Any], state_dir: Path | None) -> BrokerSettings:
+    """What was given; where that names no broker, the rest is as the newest run on this machine has it."""
+    from fedpatch.coordinator.operations.watch import newest_run
+    from fedpatch.coordinator.storage.state_dirs import find, with_runs
+    from fedpatch.shared.config.load import load
+    from fedpatch.shared.config.secrets import pop_password
+    from fedpatch.shared.mqtt.broker_settings import BrokerSettings
 
-    def say(self, line: str) -> None:
-        typer.echo(line)
-
-
-def newest_run(places: Iterable[Path], fleet: str | None) -> RunInfo:
-    """The newest run in these state directories, of `fleet` if one is named; one that goes on comes first.
-
-    UsageError where there is none.
-    """
-    found = [run for place in places if (run := _newest_of(place, fleet))]
-    if not found:
-        of_fleet = f" of fleet {fleet!r}" if fleet else ""
-        raise UsageError(f"no run{of_fleet} was begun here; say where it is, with --broker URL and --fleet NAME")
-    return max(found, key=lambda run: (run.status == "running", run.created_at))
-
-
-def _newest_of(place: Path, fleet: str | None) -> RunInfo | None:
-    if not exists(place / REGISTRY_FILE):
-        return None
-    with Registry(place / REGISTRY_FILE, readonly=True) as registry:
-        return next((run for run in registry.runs() if fleet in (None, run.settings.get("fleet"))), None)
-
-
-def watch(settings: BrokerSettings, *, once: bool, as_json: bool) -> None:
-    """Shows what is told of the fleet's run until somebody presses Ctrl-C; `once`: until something was told.
-
-    Raises BrokerError where the broker cannot be reached at the beginning, and, with `once`, StateError where nothing is
-    heard. To be called within shared.command.interruptible.
-    """
-    heard: SimpleQueue[LinkEvent] = SimpleQueue()
-    link = MqttLink(
-        settings.broker,
-        client_id=f"fedpatch.{settings.fleet}.watch.{secrets.token_hex(4)}",
-        events=heard.put,
-        username=settings.username,
-        password=password_of(settings),
-        tls=settings.tls_files,
-        clean_start=True,
-    )
-    if warning := exposure(link.broker):
-        typer.echo(warning, err=True)
-    link.subscribe(*watcher_filters(settings.fleet))
-    link.start()
-    try:
-        link.wait_connected(CONNECT_TIMEOUT_S)
-        onlooker = Onlooker(settings.fleet, str(link.broker), time.monotonic())
-        if once:
-            _show_once(heard, onlooker, Documents() if as_json else Frame())
-        elif as_json:
-            _show(heard, onlooker, Documents())
-        else:
-            _show_to_people(heard, onlooker)
-    finally:
-        link.stop(0.0)
-
-
-def _show_to_people(heard: SimpleQueue[LinkEvent], onlooker: Onlooker) -> None:
-    view = make_view(sys.stdout)
-    if not isinstance(view, LiveView):
-        _show(heard, onlooker, Lines())
-        return
-    with view:
-        _show(heard, onlooker, Picture(view))
-
-
-def _show(heard: SimpleQueue[LinkEvent], onlooker: Onlooker, outlet: Outlet) -> None:
-    while True:
-        _hear(heard, onlooker, outlet)
-        seen, document = onlooker.picture(time.monotonic()), onlooker.document()
-        if seen is not None and document is not None:
-            outlet.show(seen, document)
-
-
-def _show_once(heard: SimpleQueue[LinkEvent], onlooker: Onlooker, outlet: Outlet) -> None:
-    give_up_at = time.monotonic() + PATIENCE_S
-    while (seen := onlooker.picture(time.monotonic())) is None:
-        if onlooker.alone or time.monotonic() > give_up_at:
-            raise StateError(onlooker.why_silent())
-        _hear(heard, onlooker, outlet, complain=False)
-    outlet.show(seen, onlooker.document() or {})
-
-
-def _hear(heard: SimpleQueue[LinkEvent], onlooker: Onlooker, outlet: Outlet, *, complain: bool = True) -> None:
-    try:
-        lines = onlooker.take(heard.get(timeout=_IDLE_S), time.monotonic())
-    except Empty:
-        lines = []
-    if complain:
-        lines += onlooker.tick(time.monotonic())
-    for line in lines:
-        outlet.say(line)
+    flags: dict[str, object] = {name: value for name, value in given.items() if value is not None}
+    if "broker" not in flags:
+        run = newest_run(with_runs() if state_dir is None else [find(state_dir)], given["fleet"])
+        # A certificate that was given brings its key along; the run's is of the run's.
+        # So does a user, and a password that is given takes the place of the run's.
+        own = given["username"] is not None or "FEDPATCH_PASSWORD" in os.environ
+        wanted = [name for name in given if name != "password_file" or not own]
+        wanted += ["key_file"] if given["cert_file"] is None else []
+        known = {name: run.settings.get(name) for name in wanted}
+        flags = {**{name: value for name, value in known.items() if value is not None}, **flags}
+        if run.status != "running":
+            typer.echo(f"run {run.id} is not going on ({run.status}); waiting for the next one", err=True)
+    password = pop_password(os.environ)
+    return load(BrokerSettings, file=None, environ={"FEDPATCH_PASSWORD": password} if password else {}, flags=flags)

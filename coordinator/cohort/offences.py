@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from coordinator.effects import Count
-from shared.reasons import RefuseReason
+from fedpatch.shared.wire.reasons import RefuseReason
 
 OFFENCES: Mapping[tuple[str, str], str] = {
     ("refused", RefuseReason.PRIVATE_VALUE): "an update with values that are to stay private",
@@ -23,7 +22,7 @@ OFFENCES: Mapping[tuple[str, str], str] = {
 }
 """By what is counted and its reason, with what it means."""
 
-MISFORTUNES: Mapping[tuple[str, str], str] = {
+NOT_OFFENCES: Mapping[tuple[str, str], str] = {
     ("refused", RefuseReason.NORM_BOUND): "the bound is the operator's guess, and the device cannot know it",
     ("refused", RefuseReason.NUM_EXAMPLES): "far more examples than it registered; word of its newer data may be lost",
     ("refused", RefuseReason.LATE): "slow, or the round went on",
@@ -40,23 +39,23 @@ MISFORTUNES: Mapping[tuple[str, str], str] = {
 """What is counted too, and never counts against a device."""
 
 
-def is_offence(count: Count) -> bool:
-    """Whether what was counted is an offence."""
-    return (count.what, count.reason) in OFFENCES
+def is_offence(what: str, reason: str) -> bool:
+    """Whether an event that was counted (`what`) for this reason is an offence."""
+    return (what, reason) in OFFENCES
 
 
-class Conduct:
+class OffenceCounter:
     """Offences by device since it was last released; at `limit` of them it is to be put into quarantine (0: never)."""
 
     def __init__(self, limit: int, known: Mapping[str, int]) -> None:
         self._limit = limit
         self._offences = dict(known)
 
-    def note(self, count: Count) -> bool:
-        """Takes note of what was counted; whether it is an offence."""
-        if not is_offence(count):
+    def note(self, device: str, what: str, reason: str, times: int = 1) -> bool:
+        """Note an event that was counted; returns whether it is an offence."""
+        if not is_offence(what, reason):
             return False
-        self._offences[count.device] = self._offences.get(count.device, 0) + count.times
+        self._offences[device] = self._offences.get(device, 0) + times
         return True
 
     def due(self, device: str) -> bool:

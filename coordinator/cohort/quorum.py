@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from coordinator.selection import ROUNDING
+from fedpatch.coordinator.cohort.sampling import ROUNDING
 
 RULE = (
     "A round is meant for `participation` of the fleet, but no fewer than `min_cohort` devices. "

@@ -11,7 +11,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shared.errors import UsageError
+from fedpatch.shared.errors import UsageError
 
 ROUNDING = 1e-9
 """0.29 * 100 is a little less than 29 in floating point, and 50 * 1.1 a little more than 55."""
@@ -21,7 +21,7 @@ ROUNDING = 1e-9
 class Selection:
     """`target` updates are wanted from the devices `invited`, in the order they were drawn; nobody: wait for more.
 
-    `absent` are those of them for which the round is not meant (coordinator.absences).
+    `absent` are those of them for which the round is not meant (fedpatch.coordinator.rounds.absences).
     """
 
     target: int

@@ -12,9 +12,9 @@ import socket
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
-from shared.errors import BrokerError, UsageError
+from fedpatch.shared.app.files import import_root
+from fedpatch.shared.errors import BrokerError, UsageError
 
 HOST = "127.0.0.1"
 READY = b"ready\n"
@@ -70,9 +70,9 @@ class EmbeddedBroker:
 def _spawn(listener: socket.socket) -> subprocess.Popen[bytes]:
     # The child inherits the listening socket, so its port is known here and a client may connect at once. It has a session
     # of its own: Ctrl-C reaches all processes of a terminal's, but the parent still has to say goodbye through us.
-    roots = [str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")]
+    roots = [str(import_root()), os.environ.get("PYTHONPATH", "")]
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "coordinator.amqtt_server", "--fd", str(listener.fileno())],
+        [sys.executable, "-P", "-m", "fedpatch.coordinator.demo.amqtt_server", "--fd", str(listener.fileno())],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         pass_fds=[listener.fileno()],

@@ -13,18 +13,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from coordinator.demo_devices import DemoDevice, device_names, start_device, stop_devices, wait_until_ready
-from coordinator.demo_settings import DemoSettings
-from coordinator.embedded_broker import EmbeddedBroker
-from coordinator.preparation import prepare
-from coordinator.records import RunSummary
-from coordinator.runs import start_run
-from coordinator.snapshot import Snapshot, View
-from shared.broker_url import parse_broker_url
-from shared.errors import BrokerError, UsageError
-from shared.locks import FileLock
-from shared.signals import ignore_signals
-from shared.task import Task, find_task
+from fedpatch.coordinator.demo.broker import EmbeddedBroker
+from fedpatch.coordinator.demo.devices import DemoDevice, device_names, start_device, stop_devices, wait_until_ready
+from fedpatch.coordinator.demo.settings import DemoSettings
+from fedpatch.coordinator.observability.snapshot import Snapshot, View
+from fedpatch.coordinator.rounds.records import RunSummary
+from fedpatch.coordinator.runtime.prepare import prepare
+from fedpatch.coordinator.runtime.runs import start_run
+from fedpatch.shared.app.locks import FileLock
+from fedpatch.shared.app.signals import ignore_signals
+from fedpatch.shared.errors import BrokerError, UsageError
+from fedpatch.shared.mqtt.url import parse_broker_url
+from fedpatch.shared.tasks.task import Task, find_task
 
 FLEET = "demo"
 MARK = ".fedpatch-demo"
@@ -45,7 +45,7 @@ class Demo:
 
 
 def run_demo(settings: DemoSettings, view: View) -> Demo:
-    """Start broker and devices, play the run, end them. To be called within shared.command.interruptible.
+    """Start broker and devices, play the run, end them. To be called within shared.app.command.interruptible.
 
     Raises UsageError, BrokerError, or whatever error ended a device before the first round.
     """

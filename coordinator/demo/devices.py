@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shared.errors import BrokerError, FedpatchError, UsageError
+from fedpatch.shared.app.files import import_root
+from fedpatch.shared.errors import BrokerError, FedpatchError, UsageError
 
 PROGRAM = "fedpatch-agent"
 POLL_S = 0.1
@@ -68,7 +69,7 @@ def device_names(count: int) -> list[str]:
 def start_device(name: str, options: Sequence[str], directory: Path) -> DemoDevice:
     """Start an agent in `directory`/`name`, in a session of its own: Ctrl-C is the demo's to handle."""
     state_dir, log = directory / name, directory / f"{name}.log"
-    command = [sys.executable, "-P", "-m", "device_agent", "run", "--until-stdin-closes"]
+    command = [sys.executable, "-P", "-m", "fedpatch.device_agent", "run", "--until-stdin-closes"]
     # A demo is its user's own wish, on mains or not: there is nobody else to be asked.
     command += ["--device-id", name, "--state-dir", str(state_dir), "--admission", "always", *options]
     with log.open("wb") as output:
@@ -127,7 +128,7 @@ def stop_devices(devices: Sequence[DemoDevice]) -> None:
 def _environment() -> dict[str, str]:
     """Ours, without what is set for an agent of this machine: a demo's devices are all alike."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("FEDPATCH_AGENT_")}
-    roots = [str(Path(__file__).resolve().parents[1]), kept.get("PYTHONPATH", "")]
+    roots = [str(import_root()), kept.get("PYTHONPATH", "")]
     return {**kept, "PYTHONPATH": os.pathsep.join(filter(None, roots))}
 
 

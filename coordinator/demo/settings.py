@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from coordinator.settings import ROUNDS, RoundSettings, RunSettings
-from shared.broker_url import parse_broker_url
-from shared.errors import UsageError
-from shared.settings import setting
+from fedpatch.coordinator.settings import ROUNDS, RoundSettings, RunSettings
+from fedpatch.shared.config.fields import setting
+from fedpatch.shared.errors import UsageError
+from fedpatch.shared.mqtt.url import parse_broker_url
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,20 +9,20 @@ import threading
 import time
 from collections import Counter
 
-from coordinator.purses import Dropped, Purses
-from shared.chunks import CHUNK_OVERHEAD_BYTES
-from shared.messages import MAX_CHUNKS, Envelope, Grant, WorkRequest
-from shared.topics import ParsedTopic
+from fedpatch.coordinator.guard.rate_limiter import Dropped, RateLimiter
+from fedpatch.shared.wire.chunks import CHUNK_OVERHEAD_BYTES
+from fedpatch.shared.wire.messages import MAX_CHUNKS, Envelope, Grant, WorkRequest
+from fedpatch.shared.wire.topics import ParsedTopic
 
 MAX_WAITING_BYTES = 128 * 2**20
 """Of messages that wait for the coordinator: beyond that all are dropped, and devices say again what matters."""
 
 
-class Doorkeeper:
+class IngressFilter:
     """Each grant pays for the largest update of the run, so none is given before `expect` has told how large that is."""
 
     def __init__(self, max_devices: int) -> None:
-        self._purses = Purses(max_devices)
+        self._purses = RateLimiter(max_devices)
         self._lock = threading.Lock()
         self._largest_bytes = 0
         # Each is changed by one thread only: what came in, and what was taken.

@@ -5,15 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from coordinator.conduct import Conduct
-from coordinator.effects import Count
-from coordinator.fleet import QUARANTINED
-from coordinator.registry import Registry
+from fedpatch.coordinator.cohort.offences import OffenceCounter
+from fedpatch.coordinator.rounds.effects import CountEvent
+from fedpatch.coordinator.rounds.roster import QUARANTINED
+from fedpatch.coordinator.storage.registry import Registry
 
 LOOK_EVERY_S = 1.0
 
 
-class Warden:
+class Quarantine:
     """For a run with `fleet`; at `limit` offences a device is put into quarantine (0: only by the operator).
 
     `say` gets a sentence for people. No more than `most` devices are held back but by the operator: names can be invented.
@@ -29,7 +29,7 @@ class Warden:
         self._say = say
         self._version = self._holds.version()
         self._held = self._holds.held(fleet)
-        self._conduct = Conduct(limit, self._holds.offences(fleet))
+        self._conduct = OffenceCounter(limit, self._holds.offences(fleet))
         self._offences: dict[str, tuple[int, str]] = {}
         # Of those whose offences are on the disk, the ones to be put into quarantine, each with its last offence. A coordinator
         # that was killed in between has left some.
@@ -43,9 +43,9 @@ class Warden:
         """The devices that are held back now, and how."""
         return dict(self._held)
 
-    def note(self, count: Count) -> None:
+    def note(self, count: CountEvent) -> None:
         """Takes note of what was counted; an offence is on the disk with the next `look` or `save`."""
-        if count.device and self._conduct.note(count):
+        if count.device and self._conduct.note(count.device, count.what, count.reason, count.times):
             before = self._offences.get(count.device, (0, ""))[0]
             self._offences[count.device] = (before + count.times, count.reason)
 
@@ -96,7 +96,7 @@ class Warden:
 
     def _read(self) -> dict[str, str] | None:
         # Whoever was released has no offences any more, also where it had not been held back.
-        self._conduct = Conduct(self._limit, self._holds.offences(self._fleet))
+        self._conduct = OffenceCounter(self._limit, self._holds.offences(self._fleet))
         held = self._holds.held(self._fleet)
         if held == self._held:
             return None

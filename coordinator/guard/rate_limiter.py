@@ -26,7 +26,7 @@ REPEATS = 8
 
 
 @dataclass
-class Purse:
+class TokenBucket:
     """What may be spent now, of a kind that comes back with time (a token bucket); `at` is when that was."""
 
     left: float
@@ -47,14 +47,14 @@ class Purse:
         self.at = max(self.at, now)
 
 
-class _Account:
+class _DeviceBudget:
     def __init__(self, now: float, times: float = 1.0) -> None:
         self.times = times
-        self.messages = Purse(MESSAGES_AT_ONCE * times, now)
-        self.bytes = Purse(BYTES_AT_ONCE * times, now)
+        self.messages = TokenBucket(MESSAGES_AT_ONCE * times, now)
+        self.bytes = TokenBucket(BYTES_AT_ONCE * times, now)
         self.round = ("", 0)
         self.granted_bytes = 0
-        self.chunks = Purse(0.0, now)
+        self.chunks = TokenBucket(0.0, now)
 
     def spend(self, size_bytes: int, now: float) -> bool:
         times = self.times
@@ -63,18 +63,18 @@ class _Account:
         return self.bytes.spend(size_bytes, now, BYTES_PER_S * times, BYTES_AT_ONCE * times)
 
 
-class Purses:
+class RateLimiter:
     """Lets through, or drops and counts. `max_devices` bounds what is remembered, and what strangers may say together."""
 
     def __init__(self, max_devices: int) -> None:
         # A fleet that a coordinator sees for the first time tells its presence all at once.
-        self._strangers = _Account(0.0, times=max(1.0, 2.0 * max_devices / MESSAGES_AT_ONCE))
-        self._accounts: dict[str, _Account] = {}
+        self._strangers = _DeviceBudget(0.0, times=max(1.0, 2.0 * max_devices / MESSAGES_AT_ONCE))
+        self._accounts: dict[str, _DeviceBudget] = {}
         self._most = max_devices
         self.dropped: Counter[tuple[str, Dropped]] = Counter()
 
     def admit(self, kind: str, device: str, size_bytes: int, now: float) -> bool:
-        """Whether a message on a topic of `kind` (shared.topics) is to be looked at."""
+        """Whether a message on a topic of `kind` (shared.wire.topics) is to be looked at."""
         account = self._accounts.get(device)
         if kind == "update_chunk":
             granted_bytes = account.granted_bytes if account else 0
@@ -88,7 +88,7 @@ class Purses:
     def know(self, device: str, now: float) -> None:
         """The device is one of the fleet, and has a purse of its own."""
         if device not in self._accounts and len(self._accounts) < self._most:
-            self._accounts[device] = _Account(now)
+            self._accounts[device] = _DeviceBudget(now)
 
     def forget(self, device: str) -> None:
         """It is a stranger again."""
@@ -103,7 +103,7 @@ class Purses:
         account.messages.left = min(account.messages.left + MESSAGES_PER_REQUEST, 2 * MESSAGES_AT_ONCE)
         account.bytes.left = min(account.bytes.left + BYTES_PER_REQUEST, 2 * BYTES_AT_ONCE)
         if account.round != (run, number):
-            account.round, account.granted_bytes, account.chunks = (run, number), 0, Purse(0.0, now)
+            account.round, account.granted_bytes, account.chunks = (run, number), 0, TokenBucket(0.0, now)
 
     def granted(self, device: str, largest_bytes: int) -> None:
         """The device may upload an update of at most `largest_bytes`; a grant that is repeated in a round gives nothing new."""

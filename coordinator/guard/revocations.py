@@ -10,13 +10,12 @@ import logging
 import math
 from pathlib import Path
 
-from coordinator.effects import Effect
-from coordinator.engine import Engine
-from coordinator.identity.index import Index
-from coordinator.identity.index_file import INDEX_NAME, read_index
-from coordinator.round_states import AT_WORK
-from shared.errors import StateError
-from shared.files import stamp_of
+from fedpatch.coordinator.pki.index import INDEX_NAME, Index, read_index
+from fedpatch.coordinator.rounds.effects import Effect
+from fedpatch.coordinator.rounds.run_engine import Engine
+from fedpatch.coordinator.rounds.states import AT_WORK
+from fedpatch.shared.app.files import stamp_of
+from fedpatch.shared.errors import StateError
 
 LOOK_EVERY_S = 1.0
 

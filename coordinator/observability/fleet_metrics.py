@@ -1,19 +1,202 @@
-"""What the metrics say of the devices: how many are in which state, and the series of single ones."""
+"""What the metrics say of the devices: how many are in which state, and the series of single ones.
+
+Series of single devices: bounded in number, whatever the size of the fleet.
+
+The coordinator's thread hands over rows that never change again; the endpoint's threads draw the series from the newest ones.
+
+What the metrics say of how devices are: what each told last, and how many of all show a sign of trouble.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
-from coordinator.device_series import DeviceRow, DeviceSeries
-from coordinator.effects import Count, Effect, Open, Record
-from coordinator.engine import Engine
-from coordinator.fleet import REVOKED, Member
-from coordinator.metrics import CONDITIONS, FLEET_STATES, Metrics
-from coordinator.open_round import OpenRound
-from coordinator.records import RoundRecord
-from coordinator.round_states import State
-from coordinator.vitals_meter import VitalsMeter, values_of
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from fedpatch.coordinator.observability.metric_definitions import (
+    CONDITIONS,
+    FLEET_STATES,
+    SIGNS,
+    FleetGauges,
+    Metrics,
+    RoundGauges,
+)
+from fedpatch.coordinator.rounds.active_round import ActiveRound
+from fedpatch.coordinator.rounds.effects import CountEvent, Effect, SaveJournal, SaveRecord
+from fedpatch.coordinator.rounds.records import RoundRecord
+from fedpatch.coordinator.rounds.roster import REVOKED, Member
+from fedpatch.coordinator.rounds.run_engine import Engine
+from fedpatch.coordinator.rounds.states import State
+from fedpatch.shared.wire.vitals import Vitals
+
+_Family = TypeVar("_Family", GaugeMetricFamily, CounterMetricFamily)
+
+
+@dataclass(frozen=True)
+class DeviceRow:
+    """One device now. The values by metric, without their prefix; one that is None has no series, nor has an empty `link`."""
+
+    device: str
+    state: str
+    reason: str
+    link: str
+    values: Mapping[str, float | None]
+
+
+GAUGES = {
+    "online": "1 while its presence says that it is online",
+    "progress_ratio": "Done part of its training in the open round",
+    "round_seconds": "From invitation to committed update, in the last round to which it contributed",
+    "download_seconds": "Download of the model in that round, by its own clock",
+    "train_seconds": "Training in that round, by its own clock",
+    "upload_seconds": "Upload in the last round that it told of, by its own clock",
+    "temperature_celsius": "Of the hottest part of its processor",
+    "external_power": "1 while it is on external power",
+    "battery_ratio": "Charge of the battery that feeds it",
+    "under_voltage": "1 while its supply is too weak",
+    "throttled": "1 while its processor is slowed down",
+    "load_per_cpu": "Its load of a minute, by CPU",
+    "free_memory_bytes": "Memory that its programs could take",
+    "free_disk_bytes": "Free on the disk of its state",
+}
+COUNTERS = {
+    "declines": "Invitations that it declined",
+    "failures": "Times it failed, was refused, or stayed away",
+    "disconnects": "Times it went offline",
+}
+ACCURACIES = {"before": "user_accuracy_before", "after": "user_accuracy_after"}
+
+
+class DeviceSeries(Collector):
+    """Draws `rows`, which are replaced as a whole."""
+
+    def __init__(self) -> None:
+        self.rows: tuple[DeviceRow, ...] = ()
+
+    def collect(self) -> Iterable[Metric]:
+        """One family after the other, each with all devices that have a value."""
+        rows = self.rows
+        state = GaugeMetricFamily(
+            "fedpatch_device_state", "The present state, always 1", labels=("device", "state", "reason")
+        )
+        for row in rows:
+            state.add_metric((row.device, row.state, row.reason), 1)
+        yield state
+        link = GaugeMetricFamily(
+            "fedpatch_device_link", "What leads to the broker, always 1", labels=("device", "kind")
+        )
+        for row in rows:
+            if row.link:
+                link.add_metric((row.device, row.link), 1)
+        yield link
+        for name, text in GAUGES.items():
+            yield _fill(GaugeMetricFamily(f"fedpatch_device_{name}", text, labels=("device",)), name, rows)
+        for name, text in COUNTERS.items():
+            yield _fill(CounterMetricFamily(f"fedpatch_device_{name}", text, labels=("device",)), name, rows)
+        accuracy = GaugeMetricFamily(
+            "fedpatch_device_user_accuracy",
+            "On test data, before and after its training in that round",
+            labels=("device", "moment"),
+        )
+        for moment, name in ACCURACIES.items():
+            _fill(accuracy, name, rows, moment)
+        yield accuracy
+
+
+def _fill(family: _Family, name: str, rows: Iterable[DeviceRow], *more: str) -> _Family:
+    for row in rows:
+        value = row.values[name]
+        if value is not None:
+            family.add_metric((row.device, *more), value)
+    return family
+
+
+STALE_S = 1200.0
+"""A device tells its vitals every five minutes: those that are older than this say nothing of it any more."""
+
+HOT_C = 80.0
+"""A Raspberry Pi slows itself down from here on."""
+
+
+@dataclass
+class _Told:
+    vitals: Vitals
+    at: float
+    signs: tuple[str, ...]
+    last_round: int  # the newest whose upload was counted
+
+
+class VitalsMetrics:
+    """Used in the coordinator's thread only; `now` is monotonic, in seconds. Holds one message of each known device."""
+
+    def __init__(self, fleet: FleetGauges, rounds: RoundGauges, engine: Engine) -> None:
+        self._metrics = fleet
+        self._uploads = rounds.phases.labels("upload", "device")
+        self._engine = engine
+        # Rounds of before were counted, or missed, by the process that played them.
+        self._since = engine.last_round
+        self._told: dict[str, _Told] = {}
+
+    def take(self, device: str, vitals: Vitals, now: float) -> None:
+        """A device told of itself; one that has shown no presence is none of the fleet's."""
+        if device not in self._engine.fleet.members:
+            return
+        known = self._told.get(device)
+        counted = known.last_round if known else self._since
+        last = vitals.last_round
+        if last is not None and last.run == self._engine.spec.run and counted < last.round <= self._engine.last_round:
+            self._uploads.observe(last.upload_s)
+            counted = last.round
+        self._told[device] = _Told(vitals, now, tuple(_signs(vitals)), counted)
+
+    def of(self, device: str, now: float) -> Vitals | None:
+        """What holds of a device now; None where nothing is known, or it is gone."""
+        told = self._told.get(device)
+        return told.vitals if told is not None and self._holds(device, told, now) else None
+
+    def _holds(self, device: str, told: _Told, now: float) -> bool:
+        member = self._engine.fleet.members.get(device)
+        return now <= told.at + STALE_S and member is not None and member.state.online
+
+    def look(self, now: float) -> None:
+        """The fleet as it stands; costs as much as the fleet has devices."""
+        for device in self._told.keys() - self._engine.fleet.members.keys():
+            del self._told[device]  # it had to make way for another
+        counts: Counter[str] = Counter()
+        for device, told in self._told.items():
+            if self._holds(device, told, now):
+                counts.update(told.signs)
+        for sign in SIGNS:
+            self._metrics.signs.labels(sign).set(counts[sign])
+
+
+def _signs(vitals: Vitals) -> Iterator[str]:
+    """Those of SIGNS that a device shows."""
+    hot = vitals.temperature_c is not None and vitals.temperature_c >= HOT_C
+    shown = (True, vitals.external_power is False, vitals.under_voltage is True, vitals.throttled is True, hot)
+    return (sign for sign, holds in zip(SIGNS, shown, strict=True) if holds)
+
+
+def values_of(vitals: Vitals | None) -> Mapping[str, float | None]:
+    """As the series of a device have them (device_series.GAUGES)."""
+    told = vitals or Vitals()
+    last = told.last_round
+    return {
+        "temperature_celsius": told.temperature_c,
+        "external_power": told.external_power,
+        "battery_ratio": told.battery,
+        "under_voltage": told.under_voltage,
+        "throttled": told.throttled,
+        "load_per_cpu": told.load_per_cpu,
+        "free_memory_bytes": told.free_memory_bytes,
+        "free_disk_bytes": told.free_disk_bytes,
+        "upload_seconds": last.upload_s if last else None,
+    }
+
 
 _TOLD_WHY = (State.DECLINED, State.FAILED, State.LATE, State.LOST)
 
@@ -49,11 +232,11 @@ def standing(member: Member, task: str, *, benched: bool = False) -> str:
     return "unwilling" if member.unwilling else "eligible"
 
 
-class FleetMeter:
+class FleetMetrics:
     """Reads `engine` in the coordinator's thread only. At most `max_devices` have `series` of their own."""
 
     def __init__(
-        self, metrics: Metrics, vitals: VitalsMeter, series: DeviceSeries, engine: Engine, max_devices: int
+        self, metrics: Metrics, vitals: VitalsMetrics, series: DeviceSeries, engine: Engine, max_devices: int
     ) -> None:
         self._metrics = metrics.fleet
         self._traffic = metrics.traffic
@@ -62,7 +245,7 @@ class FleetMeter:
         self._engine = engine
         self._max_devices = max_devices
         self._histories: dict[str, History] = {}
-        self._open: OpenRound | None = None
+        self._open: ActiveRound | None = None
         self._shown: tuple[str, ...] = ()
         self._choose_anew = True
 
@@ -80,13 +263,13 @@ class FleetMeter:
     def performed(self, effect: Effect, began_at: float) -> None:
         """Takes what is about devices."""
         match effect:
-            case Open():
+            case SaveJournal():
                 self._open = self._engine.open
-            case Count(what="ignored"):
+            case CountEvent(what="ignored"):
                 self._metrics.ignored.labels(effect.reason).inc(effect.times)
-            case Count():
+            case CountEvent():
                 self._count(effect)
-            case Record():
+            case SaveRecord():
                 self._over(effect.record, began_at)
 
     def look(self, now: float) -> None:
@@ -113,7 +296,7 @@ class FleetMeter:
     def _history(self, device: str) -> History:
         return self._histories.setdefault(device, History())
 
-    def _count(self, effect: Count) -> None:
+    def _count(self, effect: CountEvent) -> None:
         match effect.what:
             case "declined":
                 self._history(effect.device).declines += 1

@@ -18,8 +18,8 @@ from prometheus_client import (
     disable_created_metrics,
 )
 
-from coordinator.round_states import State
-from shared.reasons import Condition, DeclineReason, FailReason, RefuseReason
+from fedpatch.coordinator.rounds.states import State
+from fedpatch.shared.wire.reasons import Condition, DeclineReason, FailReason, RefuseReason
 
 # From a round of a demo to one of the slowest fleets.
 BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
@@ -45,7 +45,7 @@ BYTES = (
 )
 
 
-class RoundMetrics:
+class RoundGauges:
     """Of the run and its rounds."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -95,7 +95,7 @@ class RoundMetrics:
             self.phases.labels(phase, "device")
 
 
-class FleetMetrics:
+class FleetGauges:
     """Of the devices, all together."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -119,7 +119,7 @@ class FleetMetrics:
         begin(self.ignored, IGNORED)
 
 
-class TrafficMetrics:
+class TrafficGauges:
     """Of what travels, what waits, and the disk."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -159,9 +159,9 @@ class Metrics:
     def __init__(self) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # when each counter began: as many series again
         self.registry = CollectorRegistry()
-        self.rounds = RoundMetrics(self.registry)
-        self.fleet = FleetMetrics(self.registry)
-        self.traffic = TrafficMetrics(self.registry)
+        self.rounds = RoundGauges(self.registry)
+        self.fleet = FleetGauges(self.registry)
+        self.traffic = TrafficGauges(self.registry)
         ProcessCollector(registry=self.registry)
 
 

@@ -1,4 +1,7 @@
-"""Serves the metrics of a run at http://HOST:PORT/metrics while it goes on; a run never fails for want of them."""
+"""Serves the metrics of a run at http://HOST:PORT/metrics while it goes on; a run never fails for want of them.
+
+When the certificates expire that a run depends on, asked anew at each scrape: whoever renews one sees it at once.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +14,46 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from coordinator.engine import Engine
-from coordinator.identity.expiry import Ask, as_number, of_files
-from coordinator.observing import Observer, Unobserved
-from coordinator.settings import RunSettings
-from coordinator.snapshot import View
-from shared.listening import Address, parse_address
+from fedpatch.coordinator.guard.revocations import Revocations
+from fedpatch.coordinator.observability.observer import NullObserver, Observer
+from fedpatch.coordinator.observability.snapshot import View
+from fedpatch.coordinator.pki.index import DEVICE
+from fedpatch.coordinator.rounds.run_engine import Engine
+from fedpatch.coordinator.settings import RunSettings
+from fedpatch.shared.config.listen_address import Address, parse_address
+from fedpatch.shared.mqtt.tls_errors import expiry_of
 
 if TYPE_CHECKING:
-    from coordinator.metrics import Metrics
+    from fedpatch.coordinator.observability.metric_definitions import Metrics
+
+
+Ask = Callable[[], float | None]
+
+
+def of_files(settings: RunSettings) -> dict[str, Ask]:
+    """`ca`: the first of ca_file; `coordinator`: our own. Only those that there are."""
+    files = {"ca": settings.ca_file, "coordinator": settings.cert_file}
+    return {name: partial(expiry_of, path) for name, path in files.items() if expiry_of(path) is not None}
+
+
+def of_others(revocations: Revocations, broker_ends: Ask) -> dict[str, Ask]:
+    """`device`: the first device whose newest certificate ends; `broker`: what it showed in the last handshake.
+
+    Asked by the threads of the endpoint: they take one reference and change nothing.
+    """
+    asks: dict[str, Ask] = {}
+    if revocations.index.entries:  # there is a CA, and the first device may come while the run goes on
+        asks["device"] = lambda: revocations.index.first_expiry(DEVICE)
+    if broker_ends() is not None:
+        asks["broker"] = broker_ends
+    return asks
+
+
+def as_number(ask: Ask) -> float:
+    """As a gauge wants it: what is not known is not a number."""
+    found = ask()
+    return math.nan if found is None else float(found)
+
 
 NO_OTHERS: Mapping[str, Ask] = MappingProxyType({})
 
@@ -34,18 +68,18 @@ def observed(
     Where they cannot be served, `view` says why, once, and nobody counts.
     """
     if settings.metrics is None:
-        yield Unobserved()
+        yield NullObserver()
         return
     address = parse_address(settings.metrics)
     try:
-        from coordinator.metering import Meter
-        from coordinator.metrics import Metrics
+        from fedpatch.coordinator.observability.metric_definitions import Metrics
+        from fedpatch.coordinator.observability.run_metrics import RunMetrics
     except ModuleNotFoundError as error:
         view.say(f"no metrics: {error.name} is not installed; pip install 'fedpatch[coordinator]', or --metrics none")
-        yield Unobserved()
+        yield NullObserver()
         return
     metrics = Metrics()
-    meter = Meter(metrics, engine, directory, strategy=settings.strategy, max_devices=settings.metrics_max_devices)
+    meter = RunMetrics(metrics, engine, directory, strategy=settings.strategy, max_devices=settings.metrics_max_devices)
     metrics.traffic.free.set_function(partial(_of_disk, directory, "free"))
     metrics.traffic.size.set_function(partial(_of_disk, directory, "total"))
     for name, ask in {**of_files(settings), **certificates}.items():
@@ -55,7 +89,7 @@ def observed(
     except (OSError, UnicodeError) as error:  # the latter of a name that cannot be looked up
         why = getattr(error, "strerror", None) or error
         view.say(f"no metrics: cannot listen on {address}: {why}; --metrics names another HOST:PORT")
-        yield Unobserved()
+        yield NullObserver()
         return
     view.say(f"metrics: {url}")
     try:

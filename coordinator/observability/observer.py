@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from coordinator.effects import Effect
-from shared.vitals import Vitals
+from fedpatch.coordinator.rounds.effects import Effect
+from fedpatch.shared.wire.vitals import Vitals
 
 
 class Observer(Protocol):
@@ -18,7 +18,7 @@ class Observer(Protocol):
         """A message went to a device."""
 
     def received(self, kind: str, size_bytes: int) -> None:
-        """A message of a device came, on a topic of `kind` (shared.topics)."""
+        """A message of a device came, on a topic of `kind` (shared.wire.topics)."""
 
     def presence(self, device: str) -> None:
         """A device told of itself; the engine's fleet knows what."""
@@ -33,7 +33,7 @@ class Observer(Protocol):
         """Called after every event, and at least twice a second: `waiting` events are still to be taken."""
 
 
-class Unobserved:
+class NullObserver:
     """An observer for runs that nobody counts along with."""
 
     def _let_pass(self, *_: object, **__: object) -> None:

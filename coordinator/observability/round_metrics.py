@@ -6,22 +6,22 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 
-from coordinator.auto_deadline import policy_of
-from coordinator.effects import Aggregate, Count, Effect, Open, Record
-from coordinator.engine import Engine
-from coordinator.metrics import MOMENTS, RoundMetrics
-from coordinator.records import RoundRecord
-from shared import __version__
-from shared.messages import UpdateReport
-from shared.metric_terms import MetricTerms
+from fedpatch.coordinator.observability.metric_definitions import MOMENTS, RoundGauges
+from fedpatch.coordinator.rounds.auto_deadline import policy_of
+from fedpatch.coordinator.rounds.effects import AggregateUpdates, CountEvent, Effect, SaveJournal, SaveRecord
+from fedpatch.coordinator.rounds.records import RoundRecord
+from fedpatch.coordinator.rounds.run_engine import Engine
+from fedpatch.shared import __version__
+from fedpatch.shared.tasks.metric_spec import MetricTerms
+from fedpatch.shared.wire.messages import UpdateReport
 
 INDEPENDENT_STATS = frozenset({"user_accuracy", "gain", "gaining", "losing"})
 
 
-class RoundMeter:
+class RoundMetrics:
     """Reads `engine` in the coordinator's thread only."""
 
-    def __init__(self, metrics: RoundMetrics, engine: Engine, strategy: str) -> None:
+    def __init__(self, metrics: RoundGauges, engine: Engine, strategy: str) -> None:
         self._metrics = metrics
         self._engine = engine
         self._reports: Mapping[str, UpdateReport] = {}
@@ -36,13 +36,13 @@ class RoundMeter:
     def performed(self, effect: Effect, began_at: float, ended_at: float) -> None:
         """Takes what is about rounds."""
         match effect:
-            case Open():
+            case SaveJournal():
                 self._open(began_at)
-            case Count(what="reported"):
+            case CountEvent(what="reported"):
                 self._reported(effect.device)
-            case Aggregate():
+            case AggregateUpdates():
                 self._aggregated_at = ended_at
-            case Record():
+            case SaveRecord():
                 self._record(effect.record, began_at, ended_at)
 
     def look(self, now: float) -> None:

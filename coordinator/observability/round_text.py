@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from coordinator.gains import gain_words
-from coordinator.records import MAX_NAMED, RoundRecord
-from shared.quantities import accuracy, counted, duration, size
+from fedpatch.coordinator.aggregation.limits import MAX_NAMED
+from fedpatch.coordinator.rounds.records import RoundRecord, gain_words
+from fedpatch.shared.app.formatting import accuracy, counted, duration, size
 
 _MAX_NAMED = 3
 
 if TYPE_CHECKING:
-    from coordinator.snapshot import Snapshot
+    from fedpatch.coordinator.observability.snapshot import Snapshot
 
 
 def troubles(record: RoundRecord) -> list[str]:

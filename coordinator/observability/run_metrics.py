@@ -5,29 +5,27 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from coordinator.device_series import DeviceSeries
-from coordinator.effects import Effect, Send
-from coordinator.engine import Engine
-from coordinator.fleet_meter import FleetMeter
-from coordinator.metrics import Metrics
-from coordinator.round_meter import RoundMeter
-from coordinator.traffic_meter import TrafficMeter
-from coordinator.vitals_meter import VitalsMeter
+from fedpatch.coordinator.observability.fleet_metrics import DeviceSeries, FleetMetrics, VitalsMetrics
+from fedpatch.coordinator.observability.metric_definitions import Metrics
+from fedpatch.coordinator.observability.round_metrics import RoundMetrics
+from fedpatch.coordinator.observability.traffic_metrics import TrafficMetrics
+from fedpatch.coordinator.rounds.effects import Effect, SendMessage
+from fedpatch.coordinator.rounds.run_engine import Engine
 
 # A look costs as much as the fleet has devices, and nobody scrapes more often.
 LOOK_EVERY_S = 1.0
 
 
-class Meter:
+class RunMetrics:
     """An observer. `directory` is the run's; at most `max_devices` devices have series of their own."""
 
     def __init__(self, metrics: Metrics, engine: Engine, directory: Path, *, strategy: str, max_devices: int) -> None:
         series = DeviceSeries()
         metrics.registry.register(series)
-        self._rounds = RoundMeter(metrics.rounds, engine, strategy)
-        self._vitals = VitalsMeter(metrics.fleet, metrics.rounds, engine)
-        self._fleet = FleetMeter(metrics, self._vitals, series, engine, max_devices)
-        self._traffic = TrafficMeter(metrics.traffic, directory, engine.spec.encoding)
+        self._rounds = RoundMetrics(metrics.rounds, engine, strategy)
+        self._vitals = VitalsMetrics(metrics.fleet, metrics.rounds, engine)
+        self._fleet = FleetMetrics(metrics, self._vitals, series, engine, max_devices)
+        self._traffic = TrafficMetrics(metrics.traffic, directory, engine.spec.encoding)
         # What one of them alone wants to know goes to it at once.
         self.sent, self.received, self.link = self._traffic.sent, self._traffic.received, self._traffic.link
         self.presence, self.vitals = self._fleet.presence, self._vitals.take
@@ -35,7 +33,7 @@ class Meter:
 
     def performed(self, effect: Effect, began_at: float, ended_at: float) -> None:
         """An effect was performed."""
-        if isinstance(effect, Send):  # most of them are, and only one of the three wants to know
+        if isinstance(effect, SendMessage):  # most of them are, and only one of the three wants to know
             self._traffic.told(effect)
             return
         self._rounds.performed(effect, began_at, ended_at)

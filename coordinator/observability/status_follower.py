@@ -5,15 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from coordinator.records import end_words
-from coordinator.snapshot import Snapshot
-from coordinator.status import snapshot_of
-from shared.codec import decode, to_plain
-from shared.errors import WireError
-from shared.link_events import Connected, Disconnected, LinkEvent, Received
-from shared.messages import CoordinatorState, Envelope
-from shared.run_status import RunStatus
-from shared.topics import run_status
+from fedpatch.coordinator.observability.snapshot import Snapshot, snapshot_of
+from fedpatch.coordinator.rounds.records import end_words
+from fedpatch.shared.errors import WireError
+from fedpatch.shared.mqtt.events import Connected, Disconnected, LinkEvent, Received
+from fedpatch.shared.wire.codec import decode, to_plain
+from fedpatch.shared.wire.messages import CoordinatorState, Envelope
+from fedpatch.shared.wire.run_status import RunStatus
+from fedpatch.shared.wire.topics import run_status
 
 PATIENCE_S = 12.0
 """Without a word for so long, it is said why that may be. A coordinator tells the same again after 5 s."""
@@ -23,7 +22,7 @@ _BACK = "the coordinator is back"
 _TIMES = ("eta_s", "elapsed_s", "pause_s")
 
 
-class Onlooker:
+class StatusFollower:
     """Drive it with `take` and `tick`, which return what there is to say; read `picture` and `document`."""
 
     def __init__(self, fleet: str, broker: str, now: float) -> None:

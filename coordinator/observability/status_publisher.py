@@ -5,15 +5,14 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
-from coordinator.run_spec import RunSpec
-from coordinator.snapshot import Snapshot
-from coordinator.status import status_of
-from shared import topics
-from shared.codec import encode
-from shared.errors import BrokerError
-from shared.link_events import Link
-from shared.messages import Envelope
-from shared.run_status import RunStatus
+from fedpatch.coordinator.observability.snapshot import Snapshot, status_of
+from fedpatch.coordinator.rounds.run_spec import RunSpec
+from fedpatch.shared.errors import BrokerError
+from fedpatch.shared.mqtt.events import Link
+from fedpatch.shared.wire import topics
+from fedpatch.shared.wire.codec import encode
+from fedpatch.shared.wire.messages import Envelope
+from fedpatch.shared.wire.run_status import RunStatus
 
 LEAST_S = 1.0
 """Between two messages."""
@@ -27,7 +26,7 @@ _MAX_STRIKES = 3
 _log = logging.getLogger("fedpatch.coordinator")
 
 
-class StatusFeed:
+class StatusPublisher:
     """One message a second at most, where something has changed; QoS 0, so the broker owes no answer.
 
     Some brokers close the connection at a topic that their access rules do not know. One that does so to the first message

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from coordinator.effects import Count, Effect, Open, Record, Republish, Send, Store
-from coordinator.metrics import TrafficMetrics
-from coordinator.records import RoundRecord
-from shared.messages import Grant, Manifest, Refused, WorkRequest
-from shared.reasons import RefuseReason
+from fedpatch.coordinator.observability.metric_definitions import TrafficGauges
+from fedpatch.coordinator.rounds.effects import (
+    CountEvent,
+    Effect,
+    ResendChunks,
+    SaveJournal,
+    SaveRecord,
+    SendMessage,
+    StoreUpdate,
+)
+from fedpatch.coordinator.rounds.records import RoundRecord
+from fedpatch.shared.wire.messages import Grant, Manifest, Refused, WorkRequest
+from fedpatch.shared.wire.reasons import RefuseReason
 
 _RESULT_OF = {
     RefuseReason.DAMAGED: "damaged",
@@ -18,10 +26,10 @@ _RESULT_OF = {
 _DOWN, _UP, _CHUNKS = ("down", "message", "wire"), ("up", "message", "wire"), ("up", "update", "wire")
 
 
-class TrafficMeter:
+class TrafficMetrics:
     """`directory` is the run's, whose updates should travel in `encoding`: those of an open round may lie there from before."""
 
-    def __init__(self, metrics: TrafficMetrics, directory: Path, encoding: str = "") -> None:
+    def __init__(self, metrics: TrafficGauges, directory: Path, encoding: str = "") -> None:
         self._metrics = metrics
         self._encoding = encoding
         self._lacking: set[str] = set()
@@ -57,23 +65,23 @@ class TrafficMeter:
         """Takes what is about transfers, but for messages."""
         metrics = self._metrics
         match effect:
-            case Store():
+            case StoreUpdate():
                 metrics.bytes.labels("up", "update", "raw").inc(effect.manifest.raw_bytes)
                 self._arrived[effect.device] = len(effect.blob)
-            case Count(what="reported"):
+            case CountEvent(what="reported"):
                 metrics.updates.labels("committed").inc()
                 metrics.spool.inc(self._arrived.pop(effect.device, 0))
-            case Count(what="refused", reason=RefuseReason.QUARANTINED):
+            case CountEvent(what="refused", reason=RefuseReason.QUARANTINED):
                 metrics.turned_away.inc()
-            case Republish():
+            case ResendChunks():
                 metrics.repaired.inc(len(effect.indices))
-            case Open():
+            case SaveJournal():
                 self._granted.clear()
                 self._arrived.clear()
-            case Record():
+            case SaveRecord():
                 self._record(effect.record)
 
-    def told(self, effect: Send) -> None:
+    def told(self, effect: SendMessage) -> None:
         """Takes what the coordinator told a device."""
         match effect.envelope.body:
             case WorkRequest(model=model, encoding=encoding):

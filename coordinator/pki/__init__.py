@@ -1,1 +1,4 @@
-"""Who is who in a fleet: its small CA, what was issued and revoked, and the bundles that devices are enrolled with."""
+"""The fleet's certificate authority: issue, renew and revoke certificates, enrol devices, write broker passwords.
+
+The commands are in `cli`; TLS connections are in `fedpatch.shared.mqtt`.
+"""

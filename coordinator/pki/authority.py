@@ -5,7 +5,7 @@
     broker/ coordinator/           a certificate and its key each
     devices/ID/ watchers/NAME/     the certificate alone: its key is in the bundle, and nowhere else
 
-Everything is written with shared/files.py. A key is on the disk before its certificate, and the record before both.
+Everything is written with shared/app/files.py. A key is on the disk before its certificate, and the record before both.
 """
 
 from __future__ import annotations
@@ -17,7 +17,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
-from coordinator.identity.certificates import (
+from fedpatch.coordinator.pki.index import (
+    BROKER,
+    CA_DAYS,
+    COORDINATOR,
+    DAYS,
+    DEVICE,
+    INDEX_NAME,
+    PASSWORD,
+    WATCHER,
+    Entry,
+    Index,
+    must_read,
+    read_index,
+    write_index,
+)
+from fedpatch.coordinator.pki.x509 import (
     BACKDATED_S,
     Issuer,
     Pair,
@@ -32,12 +47,10 @@ from coordinator.identity.certificates import (
     read_crl,
     read_issuer,
 )
-from coordinator.identity.index import BROKER, CA_DAYS, COORDINATOR, DAYS, DEVICE, PASSWORD, WATCHER, Entry, Index
-from coordinator.identity.index_file import INDEX_NAME, must_read, read_index, write_index
-from shared.errors import StateError, UsageError
-from shared.files import OPEN_TO_OTHERS, refusals_of, remove_unfinished, write_atomic
-from shared.locks import FileLock
-from shared.settings import NAME
+from fedpatch.shared.app.files import OPEN_TO_OTHERS, refusals_of, remove_unfinished, write_atomic
+from fedpatch.shared.app.locks import FileLock
+from fedpatch.shared.config.fields import NAME
+from fedpatch.shared.errors import StateError, UsageError
 
 __all__ = ["BROKER", "CA_DAYS", "COORDINATOR", "DAYS", "DEVICE", "WATCHER", "Authority", "Issued"]
 

@@ -9,16 +9,15 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from coordinator.identity.authority import COORDINATOR, DEVICE, WATCHER, Authority
-from coordinator.identity.certificates import check_server_names, names_of
-from coordinator.identity.index import BROKER, Entry
-from coordinator.identity.passwords import keep_passwords, new_password, password_line
-from shared.broker_url import parse_broker_url
-from shared.bundle import Bundle, encode_bundle
-from shared.errors import UsageError
-from shared.files import refusals_of, write_atomic
-from shared.tls import certificates_of, tls_context
-from shared.tls_files import TlsFiles
+from fedpatch.coordinator.pki.authority import COORDINATOR, DEVICE, WATCHER, Authority
+from fedpatch.coordinator.pki.index import BROKER, Entry
+from fedpatch.coordinator.pki.mosquitto_passwd import keep_passwords, new_password, password_line
+from fedpatch.coordinator.pki.x509 import check_server_names, names_of
+from fedpatch.shared.app.files import refusals_of, write_atomic
+from fedpatch.shared.config.enrolment_bundle import Bundle, encode_bundle
+from fedpatch.shared.errors import UsageError
+from fedpatch.shared.mqtt.tls_context import TlsFiles, certificates_of, tls_context
+from fedpatch.shared.mqtt.url import parse_broker_url
 
 
 @contextmanager

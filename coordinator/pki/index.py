@@ -2,18 +2,22 @@
 
 A certificate is in the record before it exists, and a revocation before the list that brokers read: whatever moment a
 command is killed in, no serial number is given twice and no revocation is lost.
+
+The record of a CA as a file: read, written durably, and looked at again by a coordinator at work.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
 
-from shared.errors import StateError
-from shared.settings import NAME
+from fedpatch.shared.app.files import refusals_of, write_atomic
+from fedpatch.shared.config.fields import NAME
+from fedpatch.shared.errors import StateError, UsageError
 
 DEVICE, COORDINATOR, WATCHER, BROKER = "device", "coordinator", "watcher", "broker"
 PASSWORD = "password"  # the word, not one  # nosec B105
@@ -115,3 +119,38 @@ def decode_index(data: bytes, place: object) -> Index:
     if len(found.serials()) != len(found.entries):
         raise StateError(f"{place}: the record of a CA names a serial number twice; {mend}")
     return found
+
+
+INDEX_NAME = "index.json"
+MAX_INDEX_BYTES = 256 * 2**20
+
+
+def read_index(directory: Path) -> Index | None:
+    """The record in the CA directory, None where there is no CA; StateError where it is damaged or cannot be read."""
+    path = directory / INDEX_NAME
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_INDEX_BYTES + 1)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise StateError(
+            f"{path}: {error.strerror or error}; run fedpatch as the user whom the CA belongs to"
+        ) from error
+    if len(data) > MAX_INDEX_BYTES:
+        raise StateError(f"{path}: the record of a CA is larger than {MAX_INDEX_BYTES} bytes")
+    return decode_index(data, path)
+
+
+def must_read(directory: Path) -> Index:
+    """The same; UsageError where there is no CA."""
+    index = read_index(directory)
+    if index is None:
+        raise UsageError(f"{directory}: no CA there; make one with `fedpatch ca init`, or name it with --ca-dir")
+    return index
+
+
+def write_index(directory: Path, index: Index) -> None:
+    """Puts it there; it outlasts a power cut once this returns."""
+    with refusals_of(directory):
+        write_atomic(directory / INDEX_NAME, encode_index(index))

@@ -12,9 +12,9 @@ import hashlib
 import secrets
 from pathlib import Path
 
-from coordinator.identity.index import PASSWORD, Index
-from shared.errors import StateError
-from shared.files import refusals_of, write_atomic
+from fedpatch.coordinator.pki.index import PASSWORD, Index
+from fedpatch.shared.app.files import refusals_of, write_atomic
+from fedpatch.shared.errors import StateError
 
 PASSWORDS_NAME = "passwords"
 ITERATIONS = 101

@@ -7,20 +7,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from coordinator.identity.index import COORDINATOR, DEVICE, PASSWORD, Entry, Index
-from coordinator.identity.index_file import read_index
-from coordinator.settings import RunSettings
-from shared.checkup import Checkup
-from shared.errors import FedpatchError
-from shared.own_certificate import WARN_DAYS
-from shared.tls import certificates_of, key_problem
+from fedpatch.coordinator.pki.index import COORDINATOR, DEVICE, PASSWORD, Entry, Index, read_index
+from fedpatch.coordinator.settings import RunSettings
+from fedpatch.shared.diagnostics.checks import Checkup
+from fedpatch.shared.diagnostics.own_certificate import WARN_DAYS
+from fedpatch.shared.errors import FedpatchError
+from fedpatch.shared.mqtt.tls_context import certificates_of, key_problem
 
 _DAY_S = 86_400
 _SHOWN = 5
 
 
 @dataclass(frozen=True)
-class Row:
+class IdentityRow:
     """One holder: what is good of his, or was at last. `expires_at` is None for a password."""
 
     part: str
@@ -34,17 +33,17 @@ class Row:
     others_good: int
 
 
-def rows(index: Index, now: float, *parts: str) -> list[Row]:
+def rows(index: Index, now: float, *parts: str) -> list[IdentityRow]:
     """Every holder of these parts, or of all, by part and name."""
     found = dict.fromkeys((one.part, one.name) for one in index.entries if not parts or one.part in parts)
     return [_row(index.of(*holder), now) for holder in sorted(found)]
 
 
-def _row(entries: tuple[Entry, ...], now: float) -> Row:
+def _row(entries: tuple[Entry, ...], now: float) -> IdentityRow:
     good = [one for one in entries if one.good(now)]
     one = next((one for one in reversed(entries) if not one.revoked_at), entries[-1])
     state = "revoked" if one.revoked_at else "good" if one.good(now) else "expired"
-    return Row(
+    return IdentityRow(
         part=one.part,
         name=one.name,
         kind=one.kind,

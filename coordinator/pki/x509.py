@@ -11,7 +11,7 @@ import ipaddress
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from shared.errors import UsageError
+from fedpatch.shared.errors import UsageError
 
 try:
     from cryptography import x509

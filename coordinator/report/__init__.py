@@ -1,1 +1,4 @@
-"""What a run came to, as one page that needs nothing else: `fedpatch report`."""
+"""A run as an HTML page, CSV files and charts: `fedpatch report`.
+
+It reads the records of finished and open runs and changes nothing.
+"""

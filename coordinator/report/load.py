@@ -8,18 +8,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from coordinator.registry import REGISTRY_FILE, Registry
-from coordinator.report.comparison import MAX_RUNS, rounds_to_target
-from coordinator.report.csv_text import csv_text
-from coordinator.report.page import make_page
-from coordinator.report.picture import draw_png, require_matplotlib
-from coordinator.report.series import Run
-from coordinator.settings import RunSettings
-from coordinator.state_dirs import find
-from shared import __version__
-from shared.errors import StateError, UsageError
-from shared.files import mend_of, write_atomic
-from shared.settings import settings_of
+from fedpatch.coordinator.report.charts import draw_png, require_matplotlib
+from fedpatch.coordinator.report.csv_export import csv_text
+from fedpatch.coordinator.report.page import MAX_RUNS, make_page, rounds_to_target
+from fedpatch.coordinator.report.series import Run
+from fedpatch.coordinator.settings import RunSettings
+from fedpatch.coordinator.storage.registry import REGISTRY_FILE, Registry
+from fedpatch.coordinator.storage.state_dirs import find
+from fedpatch.shared import __version__
+from fedpatch.shared.app.files import mend_of, write_atomic
+from fedpatch.shared.config.fields import settings_of
+from fedpatch.shared.errors import StateError, UsageError
 
 _MODE = 0o644  # a report is made to be shown
 _SECRET = frozenset(one.name for one in settings_of(RunSettings) if one.rules.secret)

@@ -8,10 +8,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, fields
 from itertools import accumulate
 
-from coordinator.gains import gain_words
-from coordinator.records import PhaseSeconds, RoundRecord, RunInfo, last_user_accuracy, status_words
-from shared.field_types import MAX_MEASURE
-from shared.metric_terms import MetricTerms
+from fedpatch.coordinator.rounds.records import (
+    PhaseSeconds,
+    RoundRecord,
+    RunInfo,
+    gain_words,
+    last_user_accuracy,
+    status_words,
+)
+from fedpatch.shared.tasks.metric_spec import MetricTerms
+from fedpatch.shared.wire.field_types import MAX_MEASURE
 
 Point = tuple[float, float]
 PHASES = tuple(one.name for one in fields(PhaseSeconds))

@@ -4,12 +4,12 @@ A device *misses* a round if it declines or gives no answer to the invitation, f
 than `rejoin_s`, or is not done at the deadline. A device that fails with a reason has worked, and one that a round left behind
 at work after the quorum has missed nothing. After n missed rounds in a row a device
 
-- does not count (coordinator.quorum), so that it cannot keep a round from its quorum, and
+- does not count (coordinator.cohort.quorum), so that it cannot keep a round from its quorum, and
 - is asked again in the next round (n = 1), then in every 2nd, 4th, 8th and at last every 16th round.
 
 An update that is committed ends that. A device that restarts is asked in the next round, and so are all of them where a run has
 waited in vain for enough others. Where those that count are a minority of the fleet, all are asked and counted
-(coordinator.quorum): then the fault is hardly theirs.
+(fedpatch.coordinator.cohort.quorum): then the fault is hardly theirs.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import heapq
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from coordinator.records import RoundRecord
-from coordinator.selection import Selection
+from fedpatch.coordinator.cohort.sampling import Selection
+from fedpatch.coordinator.rounds.records import RoundRecord
 
 LONGEST_PERIOD = 16
 """A device that is absent for long is asked in every so many rounds."""
@@ -82,7 +82,7 @@ class Absences:
             devices: Devices that are online, willing and not held back.
             draw: Draws a cohort of this round from some of them.
             number: Number of the round.
-            all_count: Whether absent devices count like the others (coordinator.quorum.Standing).
+            all_count: Whether absent devices count like the others (fedpatch.coordinator.cohort.quorum.Standing).
 
         Returns:
             The selection among the devices that are not absent, and in addition, in the same share, absent ones whose

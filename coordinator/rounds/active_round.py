@@ -1,6 +1,7 @@
 """The round that is open: invitations, answers, uploads and reports, in terms of messages and effects.
 
-Wraps the state machine of coordinator.round with what it needs to talk: the model's manifest, the upload desk, the reports.
+Wraps the state machine of coordinator.rounds.round with what it needs to talk: the model's manifest, the upload desk, the
+reports.
 """
 
 from __future__ import annotations
@@ -10,23 +11,21 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
-from coordinator.answers import lasts, mend_of, word_of
-from coordinator.asking import Asking
-from coordinator.books import Traffic, mean_accuracy, write_record
-from coordinator.conduct import is_offence
-from coordinator.effects import Count, Effect, Open, Store
-from coordinator.fleet import QUARANTINED, Fleet
-from coordinator.intake import check_offer
-from coordinator.ledger import Opening
-from coordinator.post import Post
-from coordinator.records import RoundRecord
-from coordinator.round import NO_ANSWER, Participant, Round
-from coordinator.round_states import AT_WORK, EVENT_OF_JOB, Event, Phase, State
-from coordinator.run_spec import RunSpec
-from coordinator.silence import PROBE_S, SILENT_S, SLOW_BYTES_S, STARTING_S, Silence
-from coordinator.uploads import STALL_S, Complete, UploadDesk
-from shared.errors import UpdateRefused
-from shared.messages import (
+from fedpatch.coordinator.aggregation.update_validation import check_offer
+from fedpatch.coordinator.cohort.offences import is_offence
+from fedpatch.coordinator.cohort.silence import PROBE_S, SILENT_S, SLOW_BYTES_S, STARTING_S, Silence
+from fedpatch.coordinator.rounds.effects import CountEvent, Effect, SaveJournal, StoreUpdate
+from fedpatch.coordinator.rounds.envelopes import EnvelopeFactory
+from fedpatch.coordinator.rounds.invitations import Invitations
+from fedpatch.coordinator.rounds.record_builder import RoundTraffic, build_record, mean_accuracy
+from fedpatch.coordinator.rounds.records import RoundRecord
+from fedpatch.coordinator.rounds.roster import QUARANTINED, Fleet, lasts, mend_of, word_of
+from fedpatch.coordinator.rounds.round import NO_ANSWER, Participant, Round
+from fedpatch.coordinator.rounds.run_spec import RunSpec
+from fedpatch.coordinator.rounds.states import AT_WORK, EVENT_OF_JOB, Event, Phase, RoundStart, State
+from fedpatch.coordinator.rounds.upload_scheduler import STALL_S, Complete, UploadDesk
+from fedpatch.shared.errors import UpdateRefused
+from fedpatch.shared.wire.messages import (
     Accept,
     Body,
     Cancel,
@@ -43,28 +42,28 @@ from shared.messages import (
     Refused,
     UpdateReport,
 )
-from shared.reasons import FailReason, RefuseReason
-from shared.transfer import Chunk
+from fedpatch.shared.wire.reasons import FailReason, RefuseReason
+from fedpatch.shared.wire.transfer import Chunk
 
 # A request or its answer may be lost (brokers drop from full queues): ask again while a device has not answered.
 REINVITE_S = 3.0
 UPLOAD_IDLE_S = 30.0
-# Why a participant is given up from which nothing is heard any more (coordinator.silence).
+# Why a participant is given up from which nothing is heard any more (coordinator.cohort.silence).
 SILENT = "silent"
 
 
-class OpenRound:
+class ActiveRound:
     """From selection to the last report. `limit_s` is what the run's own time limit leaves for it.
 
-    Once it is dismissed, `missed` are the participants that coordinator.absences is to count.
+    Once it is dismissed, `missed` are the participants that coordinator.rounds.absences is to count.
     """
 
     def __init__(
         self,
         spec: RunSpec,
-        opening: Opening,
+        opening: RoundStart,
         fleet: Fleet,
-        post: Post,
+        post: EnvelopeFactory,
         jitter: random.Random,
         limit_s: float | None,
         now: float,
@@ -83,7 +82,7 @@ class OpenRound:
         self._fleet = fleet
         self._post = post
         self._desk = UploadDesk(slots=spec.upload_slots, window=spec.upload_window, idle_s=UPLOAD_IDLE_S, jitter=jitter)
-        self._asking: Asking | None = None
+        self._asking: Invitations | None = None
         self._invite_at = now
         self._refused: dict[str, int] = {}
         self._bytes_up = 0
@@ -94,7 +93,7 @@ class OpenRound:
     def begin(self, model: Manifest, now: float, deltas: Sequence[ModelDelta] = ()) -> list[Effect]:
         """The global model lies on the broker: keep the ledger, and ask everybody who has not reported."""
         known, updates = self._opening.ledger, self._opening.updates
-        self._asking = Asking(self._spec, self._fleet, known, model, deltas, now)
+        self._asking = Invitations(self._spec, self._fleet, known, model, deltas, now)
         if known.base:
             self.round.take_up(known, updates, now)
         else:
@@ -104,11 +103,11 @@ class OpenRound:
             self._post.committed[device] = update.digest
             self._bytes_up += update.size_bytes
         self._silence = Silence(now)
-        counts: list[Effect] = [] if known.base else [Count(device, "invited") for device in known.invited]
+        counts: list[Effect] = [] if known.base else [CountEvent(device, "invited") for device in known.invited]
         out = [device for device in self.round.devices(*AT_WORK) if self._fleet.held(device) == QUARANTINED]
         counts += [one for device in out for one in self.expel(device, now, QUARANTINED)]
         ledger = replace(self._asking.noted(known), spent_s=self.round.spent_s(now))
-        return [Open(ledger), *counts, *self.ask(self.round.devices(*AT_WORK), now)]
+        return [SaveJournal(ledger), *counts, *self.ask(self.round.devices(*AT_WORK), now)]
 
     def spent_s(self, now: float) -> float:
         """Seconds of the deadline that have passed, also before the model is published."""
@@ -135,7 +134,7 @@ class OpenRound:
             case Failed():
                 self._desk.release(device)
                 failed = self.round.handle(device, Event.FAIL, now, word_of(body))
-                return [Count(device, "failed", word_of(body), mend_of(body))] if failed else []
+                return [CountEvent(device, "failed", word_of(body), mend_of(body))] if failed else []
             case _:
                 return []
 
@@ -164,7 +163,7 @@ class OpenRound:
             return [self._send(device, answer)]
         if not answer.intact:
             return self.refuse(device, answer.manifest.digest, RefuseReason.DAMAGED, "SHA-256 differs", now)
-        return [Store(self.round.number, device, answer.manifest, answer.blob)]
+        return [StoreUpdate(self.round.number, device, answer.manifest, answer.blob)]
 
     def on_presence(self, device: str, known_boot: str, state: DeviceState, now: float) -> list[Effect]:
         """A participant is gone, restarted, or back at work."""
@@ -172,7 +171,7 @@ class OpenRound:
             return []
         if not state.online:
             self._desk.suspend(device)
-            return [Count(device, "lost")] if self.round.handle(device, Event.VANISH, now, "lost") else []
+            return [CountEvent(device, "lost")] if self.round.handle(device, Event.VANISH, now, "lost") else []
         self._silence.heard(device, now)
         job, participant = state.job, self.round.participants[device]
         effects: list[Effect] = []
@@ -192,7 +191,11 @@ class OpenRound:
     def expel(self, device: str, now: float, why: str = "revoked", *, leaves: bool = True) -> list[Effect]:
         """It may work no more; what it delivered before counts. With `leaves` the round is not meant for it any more."""
         self._desk.release(device)
-        return [Count(device, "failed", why)] if self.round.handle(device, Event.FAIL, now, why, leaves=leaves) else []
+        return (
+            [CountEvent(device, "failed", why)]
+            if self.round.handle(device, Event.FAIL, now, why, leaves=leaves)
+            else []
+        )
 
     def stored(self, device: str, digest: str, report: UpdateReport, now: float) -> list[Effect]:
         """An update is durable: count it once, and say so. `committed` is a promise: only what counts has it."""
@@ -205,14 +208,14 @@ class OpenRound:
         self.reports[device] = report
         self._fleet.works(device)
         rest_s = max(0.0, self._spec.round_interval_s - self.round.spent_s(now))
-        return [self._send(device, Committed(digest, rest_s)), Count(device, "reported")]
+        return [self._send(device, Committed(digest, rest_s)), CountEvent(device, "reported")]
 
     def refuse(self, device: str, digest: str, reason: RefuseReason, detail: str, now: float) -> list[Effect]:
         """An update is not acceptable: the device is told, and counted as failed; an offender is not asked again in the run."""
         self._refused[reason] = self._refused.get(reason, 0) + 1
         self._desk.release(device)
-        refused = Count(device, "refused", reason, detail)
-        if offends := is_offence(refused):
+        refused = CountEvent(device, "refused", reason, detail)
+        if offends := is_offence("refused", reason):
             self.offenders[device] = reason
             self._fleet.bench(device, reason)
         self.round.handle(device, Event.FAIL, now, reason, leaves=offends)
@@ -262,16 +265,16 @@ class OpenRound:
         """Mean over the reports so far, before local training (paper, section 4.2); None without any."""
         return mean_accuracy(report.user_accuracy_before for report in self.reports.values())
 
-    def traffic(self) -> Traffic:
+    def traffic(self) -> RoundTraffic:
         """What has travelled so far."""
         if self._asking is None:
-            return Traffic(0, self._bytes_up)
+            return RoundTraffic(0, self._bytes_up)
         downloads = [self._asking.size_bytes(device) for device in self.round.had_model()]
-        return Traffic(sum(downloads), self._bytes_up, len(downloads))
+        return RoundTraffic(sum(downloads), self._bytes_up, len(downloads))
 
     def record(self, outcome: str) -> RoundRecord:
         """The books on a round that is over."""
-        record = write_record(
+        record = build_record(
             self.round, outcome, self.reports, self.traffic(), self._refused, metric=self._spec.metric
         )
         return replace(
@@ -282,7 +285,7 @@ class OpenRound:
         )
 
     def _has_missed(self, device: str, one: Participant) -> bool:
-        """Whether it missed the round, as coordinator.absences counts it, when collecting ended."""
+        """Whether it missed the round, as coordinator.rounds.absences counts it, when collecting ended."""
         if device in self.round.left:
             return False
         if one.state is State.DECLINED:
@@ -310,7 +313,7 @@ class OpenRound:
         return [one for device in awaited for one in self.expel(device, now, SILENT, leaves=False)]
 
     def _is_silent(self, device: str, now: float) -> bool:
-        """As coordinator.silence has it. Devices that are lost are given up by the round itself."""
+        """As coordinator.cohort.silence has it. Devices that are lost are given up by the round itself."""
         since, limit_s = self._silence.since(device), SILENT_S
         match self.round.participants[device].state:
             case State.LOST:
@@ -324,7 +327,7 @@ class OpenRound:
         return now - since >= limit_s
 
     @property
-    def _known(self) -> Asking:
+    def _known(self) -> Invitations:
         assert self._asking is not None, "nobody has heard of a round before its model lies on the broker"
         return self._asking
 
@@ -338,13 +341,13 @@ class OpenRound:
         self.round.handle(device, event, now)
         if event is not Event.ACCEPT:
             self._known.came_to_it(device)
-        return [Count(device, "accepted")] if participant.accepted and not before else []
+        return [CountEvent(device, "accepted")] if participant.accepted and not before else []
 
     def _declined(self, device: str, body: Decline, now: float) -> list[Effect]:
         self._desk.release(device)
         if not self.round.handle(device, Event.DECLINE, now, word_of(body), leaves=lasts(body)):
             return []
-        return [Count(device, "declined", word_of(body), body.detail)]
+        return [CountEvent(device, "declined", word_of(body), body.detail)]
 
     def _progress(self, device: str, body: Progress, now: float) -> list[Effect]:
         if device in self._fleet.members and body.total:
@@ -359,7 +362,7 @@ class OpenRound:
             return [self._send(device, Refused(manifest.digest, RefuseReason.ALREADY_COMMITTED, detail))]
         if self.round.participants[device].state in (State.LATE, State.DECLINED, State.FAILED):
             refused = Refused(manifest.digest, RefuseReason.LATE, "the round went on without this device")
-            return [self._send(device, refused), Count(device, "late", RefuseReason.LATE)]
+            return [self._send(device, refused), CountEvent(device, "late", RefuseReason.LATE)]
         spec = self._spec
         try:
             asked = self._known.encoding(device)

@@ -13,9 +13,9 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 
-from coordinator.records import RoundRecord
-from coordinator.round import RoundPolicy
-from coordinator.run_spec import RunSpec
+from fedpatch.coordinator.rounds.records import RoundRecord
+from fedpatch.coordinator.rounds.round import RoundPolicy
+from fedpatch.coordinator.rounds.run_spec import RunSpec
 
 FIRST_DEADLINE_S = 600.0
 SHORTEST_DEADLINE_S = 60.0

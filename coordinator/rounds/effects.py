@@ -1,17 +1,17 @@
-"""What the engine wants done; coordinator.service does it, in order, and reports back where a line says so."""
+"""What the engine wants done; coordinator.runtime.service does it, in order, and reports back where a line says so."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from coordinator.ledger import Ledger
-from coordinator.records import RoundRecord
-from coordinator.run_spec import Stopped
-from shared.messages import Envelope, Manifest
+from fedpatch.coordinator.rounds.records import RoundRecord
+from fedpatch.coordinator.rounds.run_spec import Stopped
+from fedpatch.coordinator.rounds.states import RoundJournal
+from fedpatch.shared.wire.messages import Envelope, Manifest
 
 
 @dataclass(frozen=True)
-class Send:
+class SendMessage:
     """Publish a message on a device's `dn` topic."""
 
     device: str
@@ -26,21 +26,21 @@ class PublishModel:
 
 
 @dataclass(frozen=True)
-class Open:
+class SaveJournal:
     """Keep the ledger of a round that begins, or goes on, before anybody is invited."""
 
-    ledger: Ledger
+    ledger: RoundJournal
 
 
 @dataclass(frozen=True)
-class Pause:
+class SavePause:
     """The operator stops: the open round has used `spent_s` of its deadline, and uses no more until it is taken up again."""
 
     spent_s: float
 
 
 @dataclass(frozen=True)
-class Republish:
+class ResendChunks:
     """Publish these chunks of the current model, or of a step to it, again."""
 
     digest: str
@@ -53,7 +53,7 @@ class RetractModel:
 
 
 @dataclass(frozen=True)
-class Store:
+class StoreUpdate:
     """Check an update and make it durable; then `Engine.stored` or `Engine.refused`."""
 
     round: int
@@ -63,7 +63,7 @@ class Store:
 
 
 @dataclass(frozen=True)
-class Aggregate:
+class AggregateUpdates:
     """Take no more updates; make the new global model from these devices' stored ones, save it; then `Engine.aggregated`."""
 
     round: int
@@ -71,14 +71,14 @@ class Aggregate:
 
 
 @dataclass(frozen=True)
-class Record:
+class SaveRecord:
     """Keep the record of a round that is over."""
 
     record: RoundRecord
 
 
 @dataclass(frozen=True)
-class Count:
+class CountEvent:
     """Add to a device's counters, `times` over."""
 
     device: str
@@ -89,11 +89,23 @@ class Count:
 
 
 @dataclass(frozen=True)
-class Finish:
+class EndRun:
     """The run is over."""
 
     reason: Stopped
     detail: str
 
 
-Effect = Send | PublishModel | Open | Pause | Republish | RetractModel | Store | Aggregate | Record | Count | Finish
+Effect = (
+    SendMessage
+    | PublishModel
+    | SaveJournal
+    | SavePause
+    | ResendChunks
+    | RetractModel
+    | StoreUpdate
+    | AggregateUpdates
+    | SaveRecord
+    | CountEvent
+    | EndRun
+)

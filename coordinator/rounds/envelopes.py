@@ -5,16 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from coordinator.effects import Count, Effect, Send
-from coordinator.run_spec import RunSpec
-from shared.messages import Accept, Body, Cancel, Committed, Envelope, Need, Offer, Progress, Refused, RetryAfter
-from shared.reasons import RefuseReason
+from fedpatch.coordinator.rounds.effects import CountEvent, Effect, SendMessage
+from fedpatch.coordinator.rounds.run_spec import RunSpec
+from fedpatch.shared.wire.messages import (
+    Accept,
+    Body,
+    Cancel,
+    Committed,
+    Envelope,
+    Need,
+    Offer,
+    Progress,
+    Refused,
+    RetryAfter,
+)
+from fedpatch.shared.wire.reasons import RefuseReason
 
 # After which a device offers once more what another run may still take.
 KEEP_S = 60.0
 
 
-class Post:
+class EnvelopeFactory:
     """Numbers the messages of a run, and remembers what each device last had committed.
 
     `resumable` are the open rounds of other runs that somebody may go on with: what waits for those goes on waiting.
@@ -26,7 +37,7 @@ class Post:
         self._last_id = 0
         self.committed: dict[str, str] = {}
 
-    def send(self, device: str, round_number: int, body: Body) -> Send:
+    def send(self, device: str, round_number: int, body: Body) -> SendMessage:
         """A message of a round of this run."""
         spec = self._spec
         return self._numbered(
@@ -46,7 +57,7 @@ class Post:
                 answer = Cancel(reason)
             case _:
                 return []
-        return [self._numbered(device, replace(envelope, body=answer)), Count(device, "late", reason)]
+        return [self._numbered(device, replace(envelope, body=answer)), CountEvent(device, "late", reason)]
 
     def turn_away(self, device: str, envelope: Envelope) -> list[Effect]:
         """Of a device in quarantine nothing is taken. `cancel` is for one that does not know that reason to refuse."""
@@ -59,8 +70,8 @@ class Post:
             case Accept() | Progress() | Need():
                 answers = [Cancel(reason)]
         sends = [self._numbered(device, replace(envelope, body=answer)) for answer in answers]
-        return [*sends, Count(device, "refused", reason)]
+        return [*sends, CountEvent(device, "refused", reason)]
 
-    def _numbered(self, device: str, envelope: Envelope) -> Send:
+    def _numbered(self, device: str, envelope: Envelope) -> SendMessage:
         self._last_id += 1
-        return Send(device, replace(envelope, id=self._last_id))
+        return SendMessage(device, replace(envelope, id=self._last_id))

@@ -3,19 +3,66 @@
 A device that is known to hold an older version of the global model is told the rest of the way from there, one of which that
 is not known all of it: the request is to stay short in a large fleet. Whoever knows no encoding of differences takes the
 whole model.
+
+Which chunks of the global model are published once more, for devices that miss them.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from coordinator.effects import Effect, Republish
-from coordinator.fleet import Fleet
-from coordinator.ledger import Ledger
-from coordinator.repairs import Repairs
-from coordinator.run_spec import RunSpec
-from shared.messages import COORDINATOR_FEATURES, INDEPENDENT_FEATURE, Manifest, ModelDelta, Need, WorkRequest, is_delta
+from fedpatch.coordinator.rounds.effects import Effect, ResendChunks
+from fedpatch.coordinator.rounds.roster import Fleet
+from fedpatch.coordinator.rounds.run_spec import RunSpec
+from fedpatch.coordinator.rounds.states import RoundJournal
+from fedpatch.shared.errors import WireError
+from fedpatch.shared.wire.messages import (
+    COORDINATOR_FEATURES,
+    INDEPENDENT_FEATURE,
+    Manifest,
+    ModelDelta,
+    Need,
+    WorkRequest,
+    is_delta,
+)
+from fedpatch.shared.wire.transfer import Bitmap
+
+# Shorter than the pause after which a device asks again (shared.wire.transfer.Download).
+REPUBLISH_S = 0.8
+# What a broker is taken to give to all its subscribers together in a second. Who asks while the first sending is still on its
+# way to others must not make the broker send it once more to everybody: with a thousand devices that would never end.
+FAN_OUT_BYTES_S = 50e6
+
+
+class ChunkResender:
+    """Whoever asks gets what all subscribers get: devices that miss the same chunk are served at once.
+
+    The model was published at `now`.
+    """
+
+    def __init__(self, model: Manifest, now: float = -math.inf) -> None:
+        self._model = model
+        # Where the model is small or devices are few, the first who asks is served at once: a broker may retain nothing.
+        self._published_at = now - REPUBLISH_S
+        self._sent_at: dict[int, float] = {}
+
+    def wanted(self, need: Need, now: float, waiting: int = 1) -> tuple[int, ...]:
+        """Chunks to publish now; none for another model, for a bitmap that does not fit, or so soon after the last time.
+
+        `waiting` devices do not have the model yet: for so many the last sending is under way.
+        """
+        if need.digest != self._model.digest:
+            return ()
+        try:
+            missing = Bitmap.from_bytes(self._model.chunk_count, need.missing)
+        except WireError:
+            return ()
+        pause_s = max(REPUBLISH_S, waiting * self._model.size_bytes / FAN_OUT_BYTES_S)
+        wanted = tuple(i for i in missing if now >= self._sent_at.get(i, self._published_at) + pause_s)
+        self._sent_at.update(dict.fromkeys(wanted, now))
+        return wanted
 
 
 def measures_independent(every: int, round: int) -> bool:
@@ -23,7 +70,7 @@ def measures_independent(every: int, round: int) -> bool:
     return every > 0 and round > 1 and round % every == 0
 
 
-class Asking:
+class Invitations:
     """Of one round, whose model lies on the broker since `now`. `deltas` lead to it, the oldest first.
 
     A round that was open before goes on with the encodings that its `ledger` knows: what devices have made is in those.
@@ -33,7 +80,7 @@ class Asking:
         self,
         spec: RunSpec,
         fleet: Fleet,
-        ledger: Ledger,
+        ledger: RoundJournal,
         model: Manifest,
         deltas: Sequence[ModelDelta] = (),
         now: float = 0.0,
@@ -46,14 +93,14 @@ class Asking:
         self._ways = {"": tuple(deltas), model.digest: ()}
         self._ways |= {delta.base: tuple(deltas[at:]) for at, delta in enumerate(deltas)}
         self._held = {device: fleet.version(device) for device in ledger.invited}
-        self._repairs = {one.digest: Repairs(one, now) for one in (model, *(delta.manifest for delta in deltas))}
+        self._repairs = {one.digest: ChunkResender(one, now) for one in (model, *(delta.manifest for delta in deltas))}
         if ledger.base:
             usual = ledger.encoding or spec.encoding
             self._encodings = {device: ledger.negotiated.get(device, usual) for device in ledger.invited}
         else:
             self._encodings = {device: fleet.encoding(device) for device in ledger.invited}
 
-    def noted(self, ledger: Ledger) -> Ledger:
+    def noted(self, ledger: RoundJournal) -> RoundJournal:
         """The ledger, with all that is to outlive this process."""
         usual = ledger.encoding or self._spec.encoding
         others = {device: encoding for device, encoding in self._encodings.items() if encoding != usual}
@@ -99,4 +146,4 @@ class Asking:
         """What to publish once more for a device that misses chunks, while so many have not come to the model."""
         repairs = self._repairs.get(need.digest)
         indices = repairs.wanted(need, now, waiting) if repairs is not None else ()
-        return [Republish(need.digest, indices)] if indices else []
+        return [ResendChunks(need.digest, indices)] if indices else []

@@ -7,12 +7,11 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from coordinator.gains import figures
-from coordinator.records import RoundRecord
-from coordinator.round import Round
-from coordinator.round_states import State
-from shared.messages import UpdateReport
-from shared.metric_terms import MetricTerms
+from fedpatch.coordinator.rounds.records import RoundRecord, figures
+from fedpatch.coordinator.rounds.round import Round
+from fedpatch.coordinator.rounds.states import State
+from fedpatch.shared.tasks.metric_spec import MetricTerms
+from fedpatch.shared.wire.messages import UpdateReport
 
 MAX_BY_DEVICE = 32
 """In a round with at most so many reports the record has the user accuracy of each device: 20 bytes for every one of them."""
@@ -20,7 +19,7 @@ _DIGITS = 4
 
 
 @dataclass(frozen=True)
-class Traffic:
+class RoundTraffic:
     """Bytes of a round. `up` are all chunks received, `down` is what the `downloads` devices needed that came to the model.
 
     That is the steps from the version that a device was seen to have, or the size of the whole model.
@@ -37,11 +36,11 @@ def mean_accuracy(values: Iterable[float | None]) -> float | None:
     return statistics.fmean(known) if known else None
 
 
-def write_record(
+def build_record(
     current: Round,
     outcome: str,
     reports: Mapping[str, UpdateReport],
-    traffic: Traffic,
+    traffic: RoundTraffic,
     refused: Mapping[str, int],
     *,
     metric: MetricTerms,

@@ -1,24 +1,88 @@
 """What is remembered: of a round, of a whole run, of a device, of an update.
 
 `to_json` is what scripts read; its keys are a promise. A number that is not finite becomes null, since JSON has none.
+
+Whether the devices of a round are better off than learning alone would have made them, in figures and in words.
+
+The gain of a device is its user accuracy before the round's training less that of the model that it trained alone
+(device_agent.training.independent); where the metric's goal is "min", the other way round. So a gain above 0 is always good.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field
 from typing import Any
 
 import msgspec
 
-from coordinator.gains import check_figures, fleet_loses, gain_words
-from shared.field_types import Count, Measure, Positive
-from shared.metric_terms import ACCURACY, Goal, MetricTerms
+from fedpatch.shared.app.formatting import accuracy
+from fedpatch.shared.tasks.metric_spec import ACCURACY, Goal, MetricTerms
+from fedpatch.shared.wire.field_types import Count, Measure, Positive
+from fedpatch.shared.wire.messages import UpdateReport
 
-MAX_NAMED, MAX_PARTS = 16, 4
-"""Devices that a record names as bounded, and parts of each: a fleet of thousands must not fill it."""
+_ALWAYS = frozenset({"measured", "user_accuracy", "gaining", "losing", "gain"})
+
+
+def check_figures(independent: Mapping[str, float]) -> None:
+    """Raise ValueError where some of the figures are there and others are missing."""
+    missing = _ALWAYS - independent.keys()
+    if independent and missing:
+        raise ValueError(f"independent lacks {', '.join(sorted(missing))}")
+
+
+def figures(reports: Iterable[UpdateReport], metric: MetricTerms) -> dict[str, float]:
+    """Compare the reports of a round with learning alone.
+
+    Args:
+        reports: Those that count. A report without both user accuracies is left out.
+        metric: That of their user accuracies.
+
+    Returns:
+        `measured` devices, the mean `user_accuracy` of learning alone, the shares `gaining` and `losing` (of equals
+        neither), the mean `gain`, and `gain_after`, the same after local training where that was measured. Empty where
+        no device measured it.
+    """
+    sign = -1.0 if metric.goal == "min" else 1.0
+    gains, after, alone = [], [], []
+    for report in reports:
+        own, before = report.user_accuracy_independent, report.user_accuracy_before
+        if own is None or before is None:
+            continue
+        alone.append(own)
+        gains.append(sign * (before - own))
+        if report.user_accuracy_after is not None:
+            after.append(sign * (report.user_accuracy_after - own))
+    if not gains:
+        return {}
+    found = {
+        "measured": len(gains),
+        "user_accuracy": statistics.fmean(alone),
+        "gaining": sum(gain > 0 for gain in gains) / len(gains),
+        "losing": sum(gain < 0 for gain in gains) / len(gains),
+        "gain": statistics.fmean(gains),
+    }
+    return found | ({"gain_after": statistics.fmean(after)} if after else {})
+
+
+def fleet_loses(independent: Mapping[str, float]) -> bool:
+    """Whether more devices lose than gain, or all lose in the mean."""
+    return bool(independent) and (independent["losing"] > independent["gaining"] or independent["gain"] < 0)
+
+
+def gain_words(independent: Mapping[str, float], label: str) -> str:
+    """The figures in one line, "" for none; `label` is what the user accuracies are called."""
+    if not independent:
+        return ""
+    count = round(independent["measured"])
+    after = f", {independent['gain_after']:+.3g} after local training" if "gain_after" in independent else ""
+    return (
+        f"alone {label} {accuracy(independent['user_accuracy'])}, {round(independent['gaining'] * count)} of {count} devices "
+        f"gain, {round(independent['losing'] * count)} lose, by {independent['gain']:+.3g} in the mean{after}"
+    )
 
 
 @dataclass(frozen=True)
@@ -41,17 +105,18 @@ class RoundRecord:
     User accuracies are the mean and the worst over the devices that reported, of the global model with each device's
     patch, before LocalUpdate, and the mean after it; None where no device measured one. They are values of `metric`, the
     worst is the least, or the greatest where the `metric_goal` is "min"; `user_accuracy_p10` is what the worst tenth of them
-    is no better than (MetricTerms.worst_tenth). `user_accuracies` has them by device, in rounds with few (coordinator.books).
-    `bytes_down` and `bytes_up` are bytes as they travelled (coordinator.books), `downloads` the devices that came to the
-    round's model. The maps count devices by reason; `late` counts devices that
-    the round left behind. `bounded` counts updates that are in the aggregate, but not as they came: those that were pulled
-    back to the bound of the `norm`, and those that weigh less than the `num_examples` they report (coordinator.bounds).
-    `deadline_s` is the time that the round had from its invitation, `report_p90_s` the time by which 90 % of its updates were
-    in; `absent` has the devices that are asked and do not report, with how many rounds in a row (coordinator.absences).
-    `needed` updates would have made the quorum, `measured` devices reported a user accuracy. `offenders` are devices with the
-    offence for which they are not asked again in the run (coordinator.quorum). `bounded_devices` names the first devices whose
-    updates were bounded, and what of their updates it was (coordinator.folding). `independent` compares with learning alone
-    (coordinator.gains), and is empty in rounds that did not measure it.
+    is no better than (MetricTerms.worst_tenth). `user_accuracies` has them by device, in rounds with few
+    (coordinator.rounds.record_builder). `bytes_down` and `bytes_up` are bytes as they travelled
+    (coordinator.rounds.record_builder), `downloads` the devices that came to the round's model. The maps count devices by
+    reason; `late` counts devices that the round left behind. `bounded` counts updates that are in the aggregate, but not as
+    they came: those that were pulled back to the bound of the `norm`, and those that weigh less than the `num_examples` they
+    report (coordinator.aggregation.norm_clipping). `deadline_s` is the time that the round had from its invitation,
+    `report_p90_s` the time by which 90 % of its updates were in; `absent` has the devices that are asked and do not report,
+    with how many rounds in a row (coordinator.rounds.absences). `needed` updates would have made the quorum, `measured`
+    devices reported a user accuracy. `offenders` are devices with the offence for which they are not asked again in the run
+    (coordinator.cohort.quorum). `bounded_devices` names the first devices whose updates were bounded, and what of their
+    updates it was (coordinator.aggregation.aggregate). `independent` compares with learning alone (coordinator.rounds.records),
+    and is empty in rounds that did not measure it.
     """
 
     round: Positive
@@ -238,7 +303,7 @@ class DeviceInfo:
     """A device as the registry keeps it: when it was seen (unix seconds), what it can train, what came of asking it.
 
     The numbers are over all runs; `last_reason` is why it last declined, failed or was refused. `offences` are those since it
-    was last released (coordinator.conduct).
+    was last released (coordinator.cohort.offences).
     """
 
     id: str
@@ -265,7 +330,7 @@ class DeviceInfo:
 
 @dataclass(frozen=True)
 class StoredUpdate:
-    """An update that is on disk (coordinator.checkpoint): SHA-256 of its blob, its size when decompressed, its encoding."""
+    """An update on disk (coordinator.storage.checkpoint): SHA-256 of its blob, size when decompressed, encoding."""
 
     round: int
     device: str

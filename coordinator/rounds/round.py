@@ -17,11 +17,10 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
-from coordinator.ledger import Ledger
-from coordinator.quorum import updates_needed, without
-from coordinator.records import PhaseSeconds
-from coordinator.round_states import AT_WORK, TABLE, Event, Phase, State
-from shared.errors import IllegalTransition
+from fedpatch.coordinator.cohort.quorum import updates_needed, without
+from fedpatch.coordinator.rounds.records import PhaseSeconds
+from fedpatch.coordinator.rounds.states import AT_WORK, TABLE, Event, Phase, RoundJournal, State
+from fedpatch.shared.errors import IllegalTransition
 
 # The longest pause after which an agent comes back to a broker that was away too (its reconnect_max_s).
 RETURN_S = 60.0
@@ -39,7 +38,7 @@ class RoundPolicy:
     """When a round is over: both deadlines are seconds from its invitation.
 
     The round is meant for `target` devices (more may be invited); the fraction `quorum` of them must report, and no fewer
-    than `min_cohort`, 1 or more (coordinator.quorum). After the quorum, stragglers get `grace_s`, though not past the
+    than `min_cohort`, 1 or more (coordinator.cohort.quorum). After the quorum, stragglers get `grace_s`, though not past the
     deadline; at the deadline, devices that are uploading get it while they can still make the quorum. A device that vanished
     may be away for `rejoin_s`.
     """
@@ -74,9 +73,9 @@ class Round:
         self.failure = ""
         self._in: dict[State, set[str]] = {state: set() for state in State}
         self._accepted = 0
-        # Participants that do not count any more (coordinator.quorum).
+        # Participants that do not count any more (coordinator.cohort.quorum).
         self.left: set[str] = set()
-        # Participants for which the round is not meant (coordinator.absences).
+        # Participants for which the round is not meant (fedpatch.coordinator.rounds.absences).
         self._absent: frozenset[str] = frozenset()
         # Nobody who is lost is given up before: who is back since makes it too early, which costs one look.
         self._give_up_at = math.inf
@@ -90,7 +89,7 @@ class Round:
         self._invited_at = self._asked_at = now
         self._advance(now)
 
-    def take_up(self, ledger: Ledger, reported: Collection[str], now: float) -> None:
+    def take_up(self, ledger: RoundJournal, reported: Collection[str], now: float) -> None:
         """Goes on with a round that another coordinator had open: `reported` count, the others have to be asked again.
 
         Its deadline is what it was. But whoever lost the broker too needs RETURN_S to be back: for so long at least

@@ -1,7 +1,7 @@
 """A run as a state machine without IO: one round after the other, and when to stop.
 
-Messages and the time go in, effects come out; coordinator.service performs them and calls back (`model_published`, `stored`,
-`refused`, `aggregated`). Tensors never pass through here.
+Messages and the time go in, effects come out; coordinator.runtime.service performs them and calls back (`model_published`,
+`stored`, `refused`, `aggregated`). Tensors never pass through here.
 """
 
 from __future__ import annotations
@@ -13,23 +13,30 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from coordinator.absences import Absences
-from coordinator.auto_deadline import policy_of
-from coordinator.effects import Aggregate, Effect, Finish, Pause, PublishModel, Record, RetractModel
-from coordinator.fleet import QUARANTINED, Fleet
-from coordinator.ledger import Ledger, Opening
-from coordinator.open_round import OpenRound
-from coordinator.post import Post
-from coordinator.quorum import Standing, devices_meant, updates_needed
-from coordinator.records import RoundRecord
-from coordinator.round import RETURN_S
-from coordinator.round_states import Phase
-from coordinator.run_spec import RunSpec, Stopped
-from coordinator.selection import Selection, draw
-from coordinator.silence import STARTING_S
-from shared.messages import Decline, DeviceState, Envelope, Manifest, ModelDelta, UpdateReport
-from shared.reasons import RefuseReason
-from shared.transfer import Chunk
+from fedpatch.coordinator.cohort.quorum import Standing, devices_meant, updates_needed
+from fedpatch.coordinator.cohort.sampling import Selection, draw
+from fedpatch.coordinator.cohort.silence import STARTING_S
+from fedpatch.coordinator.rounds.absences import Absences
+from fedpatch.coordinator.rounds.active_round import ActiveRound
+from fedpatch.coordinator.rounds.auto_deadline import policy_of
+from fedpatch.coordinator.rounds.effects import (
+    AggregateUpdates,
+    Effect,
+    EndRun,
+    PublishModel,
+    RetractModel,
+    SavePause,
+    SaveRecord,
+)
+from fedpatch.coordinator.rounds.envelopes import EnvelopeFactory
+from fedpatch.coordinator.rounds.records import RoundRecord
+from fedpatch.coordinator.rounds.roster import QUARANTINED, Fleet
+from fedpatch.coordinator.rounds.round import RETURN_S
+from fedpatch.coordinator.rounds.run_spec import RunSpec, Stopped
+from fedpatch.coordinator.rounds.states import Phase, RoundJournal, RoundStart
+from fedpatch.shared.wire.messages import Decline, DeviceState, Envelope, Manifest, ModelDelta, UpdateReport
+from fedpatch.shared.wire.reasons import RefuseReason
+from fedpatch.shared.wire.transfer import Chunk
 
 _ROUNDING_S = 1e-3
 # Pause after a failed round; twice as long after each that follows, up to the time that devices are waited for.
@@ -48,19 +55,19 @@ class Engine:
         spec: RunSpec,
         *,
         records: Sequence[RoundRecord] = (),
-        unfinished: Opening | None = None,
+        unfinished: RoundStart | None = None,
         resumable: Mapping[str, int] | None = None,
         jitter: random.Random,
     ) -> None:
         self.spec = spec
         self.fleet = Fleet(spec.task, spec.limits.max_devices, spec.encoding)
-        self.open: OpenRound | None = None
+        self.open: ActiveRound | None = None
         self.records = list(records)
         self.stopped: Stopped | None = None
         self._unfinished = unfinished
         self._taken_up = bool(self.records) or unfinished is not None
         self._selected = False
-        self._post = Post(spec, resumable)
+        self._post = EnvelopeFactory(spec, resumable)
         self._jitter = jitter
         self._started_at = 0.0
         self._waits_since: float | None = None
@@ -147,13 +154,13 @@ class Engine:
         if self.open is not None:
             spent_s = self.open.spent_s(now)
             self.open.round.abandon(now, "interrupted")
-            effects = [Pause(spent_s), *self.open.dismiss(), RetractModel()]
+            effects = [SavePause(spent_s), *self.open.dismiss(), RetractModel()]
             self.open = None
         return [*effects, *self._stop(Stopped.INTERRUPTED, "")]
 
     def suspend(self, now: float) -> list[Effect]:
         """The coordinator cannot go on, for now: its devices work on and keep their updates until a resume takes them."""
-        pause = [] if self.open is None else [Pause(self.open.spent_s(now))]
+        pause = [] if self.open is None else [SavePause(self.open.spent_s(now))]
         self.open = None
         return [*pause, *self._stop(Stopped.FAILED, "")]
 
@@ -178,7 +185,7 @@ class Engine:
         bounded: Mapping[str, int] | None = None,
         devices: Mapping[str, Sequence[str]] | None = None,
     ) -> list[Effect]:
-        """The new global model is made; so many updates met which bound, and those of which devices (coordinator.folding)."""
+        """The new global model is made; how many updates met which bound, and of which devices (aggregation.aggregate)."""
         assert self.open is not None
         self.open.bounded = dict(bounded or {})
         self.open.bounded_devices = dict(devices or {})
@@ -226,7 +233,7 @@ class Engine:
 
     @property
     def _skipped(self) -> int:
-        """Devices that are there, and absent from rounds (coordinator.absences): the next round does not ask them."""
+        """Devices that are there, and absent from rounds (rounds.absences): the next round does not ask them."""
         if self._standing.all_count:
             return 0
         return self.fleet.count_eligible(self._absences.skipped(self.last_round + 1))
@@ -258,7 +265,7 @@ class Engine:
             return effects + self._close("failed", now) + self._settle(now)
         if phase is Phase.AGGREGATING and not self.open.dismissed:
             reported = tuple(sorted(self.open.reports))
-            effects += [*self.open.dismiss(), Aggregate(self.open.round.number, reported)]
+            effects += [*self.open.dismiss(), AggregateUpdates(self.open.round.number, reported)]
         return effects
 
     def _next_round(self, now: float) -> list[Effect]:
@@ -289,7 +296,7 @@ class Engine:
         chosen = self._absences.choose(self.fleet.eligible(), draw_some, number, all_count=self._standing.all_count)
         self._selected = True
         return self._open_round(
-            Opening(Ledger(number, chosen.target, chosen.invited, base="", absent=chosen.absent)), now
+            RoundStart(RoundJournal(number, chosen.target, chosen.invited, base="", absent=chosen.absent)), now
         )
 
     def _draw(self, number: int, devices: Sequence[str]) -> Selection:
@@ -301,7 +308,7 @@ class Engine:
         return self.spec.wait_s + (STARTING_S if self.fleet.starting else 0.0)
 
     def _enough(self, now: float) -> bool:
-        """Whether there are devices enough for a round, which are waited for as coordinator.quorum says."""
+        """Whether there are devices enough for a round, which are waited for as coordinator.cohort.quorum says."""
         if self.present >= self.wanted():
             return True
         self._waits_since = now if self._waits_since is None else self._waits_since
@@ -330,11 +337,11 @@ class Engine:
         """Updates that make the quorum of the next round."""
         return updates_needed(self._meant(), self.spec.policy.quorum, self.spec.policy.min_cohort)
 
-    def _open_round(self, opening: Opening, now: float) -> list[Effect]:
+    def _open_round(self, opening: RoundStart, now: float) -> list[Effect]:
         left_s = None if self._ends_at is None else self._ends_at - now
         self._next_round_at = now - opening.ledger.spent_s + self.spec.round_interval_s
         spec = replace(self.spec, policy=policy_of(self.spec, self.records))
-        self.open = OpenRound(spec, opening, self.fleet, self._post, self._jitter, left_s, now)
+        self.open = ActiveRound(spec, opening, self.fleet, self._post, self._jitter, left_s, now)
         return [PublishModel(opening.ledger.round)]
 
     def _why_stop(self, now: float) -> tuple[Stopped, str] | None:
@@ -391,11 +398,11 @@ class Engine:
             # Owners change their minds, links come back: not at once, but with time.
             pause_s = min(self.spec.wait_s, self.spec.longest_pause_s, RETRY_S * 2 ** min(self._failed - 1, 30))
             self._pause_until = max(self._pause_until, now + pause_s)
-        return [*effects, RetractModel(), Record(record)]
+        return [*effects, RetractModel(), SaveRecord(record)]
 
     def _stop(self, reason: Stopped, detail: str) -> list[Effect]:
         self.stopped = reason
-        return [Finish(reason, detail)]
+        return [EndRun(reason, detail)]
 
 
 def _last_words(record: RoundRecord) -> str:

@@ -1,15 +1,19 @@
-"""What stays the same for the length of a run, and why a run ends."""
+"""What stays the same for the length of a run, and why a run ends.
+
+Which encoding serves where the run's does not: for the update of a device that lacks it, and for a whole model.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from coordinator.limits import Limits
-from coordinator.round import RoundPolicy
-from shared.messages import TrainPlan
-from shared.metric_terms import MetricTerms
+from fedpatch.coordinator.aggregation.limits import Limits
+from fedpatch.coordinator.rounds.round import RoundPolicy
+from fedpatch.shared.tasks.metric_spec import MetricTerms
+from fedpatch.shared.wire.messages import TrainPlan, is_delta
 
 
 class Stopped(StrEnum):
@@ -61,3 +65,24 @@ class RunSpec:
     auto_deadline: bool = False
     longest_pause_s: float = math.inf
     independent_every: int = 0
+
+
+EVERYWHERE = "fp32+zstd"
+"""Every device knows it, and it keeps every bit."""
+
+ENCODING_HELP = (
+    "How models and updates travel: as values (fp32), in half of the bits (fp16), either compressed (+zstd), or as differences "
+    "of 16, 8 or 4 bits, compressed too: a fraction of the bytes. A device that lacks it is asked for another."
+)
+
+_FALLBACKS = (EVERYWHERE, "fp32", "fp16+zstd", "fp16")
+
+
+def encoding_for(wanted: str, known: Collection[str]) -> str:
+    """`wanted` where it is among those that a device says it knows, else the best of the others that both sides know."""
+    return next((one for one in (wanted, *_FALLBACKS) if one in known), EVERYWHERE)
+
+
+def whole_model_encoding(wanted: str) -> str:
+    """That of a whole model in a run that wants `wanted`: with every bit where updates are differences from it."""
+    return EVERYWHERE if is_delta(wanted) else wanted

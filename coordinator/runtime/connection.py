@@ -8,20 +8,19 @@ import threading
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Self
 
-from coordinator.chunk_size import find_chunk_bytes
-from coordinator.claim import CONNECT_TIMEOUT_S, body_of, claim_fleet, client_id
-from coordinator.doorkeeper import Doorkeeper
-from coordinator.inbox import Inbox, Interrupt
-from coordinator.settings import RunSettings
-from shared import topics
-from shared.broker_settings import exposure
-from shared.codec import encode
-from shared.link import Connected, Disconnected, LinkEvent, MqttLink, Received
-from shared.link_faults import SAME_NAME
-from shared.messages import Claim, CoordinatorState, Envelope
-from shared.own_certificate import check_holder
-from shared.password_file import password_of
-from shared.signals import signals_told
+from fedpatch.coordinator.guard.ingress_filter import IngressFilter
+from fedpatch.coordinator.runtime.chunk_size import find_chunk_bytes
+from fedpatch.coordinator.runtime.event_queue import EventQueue, Interrupt
+from fedpatch.coordinator.runtime.fleet_claim import CONNECT_TIMEOUT_S, acquire_fleet, body_of, client_id
+from fedpatch.coordinator.settings import RunSettings
+from fedpatch.shared.app.signals import signals_told
+from fedpatch.shared.diagnostics.own_certificate import check_holder
+from fedpatch.shared.mqtt.broker_settings import exposure, password_of
+from fedpatch.shared.mqtt.client import Connected, Disconnected, LinkEvent, MqttLink, Received
+from fedpatch.shared.mqtt.connection_errors import SAME_NAME
+from fedpatch.shared.wire import topics
+from fedpatch.shared.wire.codec import encode
+from fedpatch.shared.wire.messages import Claim, CoordinatorState, Envelope
 
 _log = logging.getLogger("fedpatch.coordinator")
 
@@ -39,9 +38,9 @@ class Connection:
 
     def __init__(self, settings: RunSettings) -> None:
         check_holder(settings.tls_files, settings.fleet, "coordinator")
-        self.inbox = Inbox()
+        self.inbox = EventQueue()
         self.fleet = settings.fleet
-        self.door = Doorkeeper(settings.max_devices)
+        self.door = IngressFilter(settings.max_devices)
         self._settings = settings
         self._boot = secrets.token_hex(8)
         self._presence = topics.coordinator_state(settings.fleet)
@@ -66,7 +65,7 @@ class Connection:
         if warning := exposure(self.link.broker):
             _log.warning(warning)
         try:
-            claim_fleet(self._settings, self._boot)
+            acquire_fleet(self._settings, self._boot)
             self.chunk_bytes = find_chunk_bytes(self._settings, self._boot)
             self.link.start()
             self.established: Connected = self.link.wait_connected(CONNECT_TIMEOUT_S)
@@ -131,7 +130,7 @@ class Connection:
         return encode(Envelope(CoordinatorState(online=online, boot=self._boot)))
 
 
-def interrupts_into(inbox: Inbox) -> AbstractContextManager[None]:
+def interrupts_into(inbox: EventQueue) -> AbstractContextManager[None]:
     """SIGINT and SIGTERM become events.
 
     In another thread than the first, where Python sets no handlers, they stay what they are.

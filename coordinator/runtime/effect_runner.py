@@ -10,43 +10,43 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from coordinator.checkpoint import drop_round, load_update, save_checkpoint, store_update
-from coordinator.conduct import is_offence
-from coordinator.connection import Connection
-from coordinator.decoded import Decoded
-from coordinator.effects import (
-    Aggregate,
-    Count,
+from fedpatch.coordinator.aggregation.aggregate import AggregateResult, aggregate
+from fedpatch.coordinator.aggregation.limits import MAX_PARTS
+from fedpatch.coordinator.aggregation.strategies import ServerState
+from fedpatch.coordinator.aggregation.update_validation import decode_and_validate_update
+from fedpatch.coordinator.cohort.offences import is_offence
+from fedpatch.coordinator.guard.quarantine import Quarantine
+from fedpatch.coordinator.observability.observer import NullObserver, Observer
+from fedpatch.coordinator.observability.snapshot import View
+from fedpatch.coordinator.rounds.effects import (
+    AggregateUpdates,
+    CountEvent,
     Effect,
-    Finish,
-    Open,
-    Pause,
+    EndRun,
     PublishModel,
-    Record,
-    Republish,
+    ResendChunks,
     RetractModel,
-    Send,
-    Store,
+    SaveJournal,
+    SavePause,
+    SaveRecord,
+    SendMessage,
+    StoreUpdate,
 )
-from coordinator.engine import Engine
-from coordinator.folding import Folded, fold
-from coordinator.intake import read_update
-from coordinator.model_steps import ModelSteps
-from coordinator.moments import Moment
-from coordinator.observing import Observer, Unobserved
-from coordinator.preparation import Prepared
-from coordinator.publisher import Blob, ModelPublisher
-from coordinator.records import MAX_PARTS, RoundRecord, StoredUpdate, loss_warning
-from coordinator.recovery import pack_model, terms_of
-from coordinator.registry import Registry, Sighting
-from coordinator.snapshot import View
-from coordinator.storing import MOST, THREADS, Storing
-from coordinator.strategies import ServerState
-from coordinator.warden import Warden
-from shared.errors import UpdateRefused
-from shared.messages import Body, DeviceState, UpdateReport, WorkRequest
-from shared.reasons import RefuseReason
-from shared.tensors import Array
+from fedpatch.coordinator.rounds.records import RoundRecord, StoredUpdate, loss_warning
+from fedpatch.coordinator.rounds.run_engine import Engine
+from fedpatch.coordinator.runtime.connection import Connection
+from fedpatch.coordinator.runtime.model_deltas import DeltaHistory
+from fedpatch.coordinator.runtime.model_publisher import Blob, ModelPublisher
+from fedpatch.coordinator.runtime.prepare import Prepared
+from fedpatch.coordinator.runtime.resume import pack_model, terms_of
+from fedpatch.coordinator.runtime.update_writer import MOST, THREADS, DecodedCache, UpdateWriter
+from fedpatch.coordinator.storage.boot_clock import BootTime
+from fedpatch.coordinator.storage.checkpoint import drop_round, load_update, save_checkpoint, store_update
+from fedpatch.coordinator.storage.registry import Registry, Sighting
+from fedpatch.shared.errors import UpdateRefused
+from fedpatch.shared.tensors.arrays import Array
+from fedpatch.shared.wire.messages import Body, DeviceState, UpdateReport, WorkRequest
+from fedpatch.shared.wire.reasons import RefuseReason
 
 Kept = tuple[UpdateReport, dict[str, Array]]
 """Of an update that is on the disk."""
@@ -62,7 +62,7 @@ _IF_OFTEN = (
 )
 
 
-class Performer:
+class EffectRunner:
     """The hands of one run, whose files are in `directory`. `state` is the server's, after the last completed round.
 
     Its `observer` sees all that happens. Each update is checked and written at once, but for within `writing_beside`.
@@ -89,16 +89,16 @@ class Performer:
         self._registry = registry
         self._directory = directory
         self._view = view
-        self._steps = ModelSteps(directory, prepared, engine.spec)
+        self._steps = DeltaHistory(directory, prepared, engine.spec)
         # Digest of the global model that the open round trains on.
         self.base = ""
-        self.observer: Observer = Unobserved()
-        self.warden: Warden | None = None
+        self.observer: Observer = NullObserver()
+        self.warden: Quarantine | None = None
         self._counts: Counter[tuple[str, str, str]] = Counter()
         self._sightings: dict[str, Sighting] = {}
         self._accepted: set[str] = set()
-        self.decoded = Decoded()
-        self.storing = Storing(self._kept)
+        self.decoded = DecodedCache()
+        self.storing = UpdateWriter(self._kept)
         self._lacking: set[str] = set()
         self._bounds_are_new = True
 
@@ -113,7 +113,7 @@ class Performer:
     @contextmanager
     def writing_beside(self, wake: Callable[[], None]) -> Iterator[None]:
         """Within, updates are checked and written in other threads; `settle` is to be called some time after each `wake`."""
-        self.storing = Storing(self._kept, wake, THREADS)
+        self.storing = UpdateWriter(self._kept, wake, THREADS)
         try:
             yield
         finally:
@@ -125,45 +125,45 @@ class Performer:
 
     def _do(self, effect: Effect) -> list[Effect]:
         match effect:
-            case Send():
+            case SendMessage():
                 self.observer.sent(self._connection.send(effect.device, effect.envelope))
                 self._tell_encoding(effect.device, effect.envelope.body)
-            case Count():
+            case CountEvent():
                 self.count(effect)
-            case PublishModel() | Store() | Aggregate():
+            case PublishModel() | StoreUpdate() | AggregateUpdates():
                 return self._work(effect)
-            case Open() | Pause() | Record():
+            case SaveJournal() | SavePause() | SaveRecord():
                 self._keep(effect)
-            case Republish():
+            case ResendChunks():
                 self._publisher.repair(effect.digest, effect.indices)
             case RetractModel():
                 self._publisher.retract()
-            case Finish():
+            case EndRun():
                 self.flush_counts()
                 if effect.detail:
                     self._tell(effect.detail)
         return []
 
-    def _work(self, effect: PublishModel | Store | Aggregate) -> list[Effect]:
+    def _work(self, effect: PublishModel | StoreUpdate | AggregateUpdates) -> list[Effect]:
         """What the engine waits for; its answer is more effects."""
         match effect:
             case PublishModel():
                 return self._publish_model()
-            case Store():
+            case StoreUpdate():
                 return self._store(effect)
-            case Aggregate():
+            case AggregateUpdates():
                 return self._aggregate(effect)
 
-    def _keep(self, effect: Open | Pause | Record) -> None:
+    def _keep(self, effect: SaveJournal | SavePause | SaveRecord) -> None:
         """What the registry has to know at once."""
         run = self._engine.spec.run
         match effect:
-            case Open():
+            case SaveJournal():
                 self._accepted.clear()
-                self._registry.rounds.open(run, effect.ledger, Moment.now())
-            case Pause():
+                self._registry.rounds.open(run, effect.ledger, BootTime.now())
+            case SavePause():
                 self._registry.rounds.pause(run, effect.spent_s)
-            case Record():
+            case SaveRecord():
                 self._record(run, effect.record)
 
     def flush_counts(self) -> None:
@@ -180,7 +180,7 @@ class Performer:
             self._registry.rounds.accept(self._engine.spec.run, self._accepted)
             self._accepted.clear()
 
-    def count(self, effect: Count) -> None:
+    def count(self, effect: CountEvent) -> None:
         """Adds to a device's counters with the next flush, and tells what a person should know."""
         self._counts[effect.device, effect.what, effect.reason] += effect.times
         if self.warden is not None:
@@ -188,7 +188,7 @@ class Performer:
         if effect.what == "accepted":
             self._accepted.add(effect.device)
         benched = ""
-        if effect.what == "refused" and is_offence(effect):
+        if effect.what == "refused" and is_offence(effect.what, effect.reason):
             # Before it is said: a coordinator that takes up the round keeps to it. The device will not offend in it again.
             if self.warden is not None:
                 self.warden.save()
@@ -226,7 +226,7 @@ class Performer:
         self.base = manifest.digest
         return self._engine.model_published(manifest, self._inbox.catch_up(), [delta for _, delta in steps])
 
-    def _store(self, effect: Store) -> list[Effect]:
+    def _store(self, effect: StoreUpdate) -> list[Effect]:
         effects = self._settled(MOST - 1)
         self.storing.begin(effect)
         return effects + self._settled(MOST)
@@ -234,7 +234,7 @@ class Performer:
     def _settled(self, most_left: int) -> list[Effect]:
         return [one for effect, kept in self.storing.take(most_left) for one in self._stored(effect, kept)]
 
-    def _kept(self, effect: Store) -> Kept | UpdateRefused:
+    def _kept(self, effect: StoreUpdate) -> Kept | UpdateRefused:
         """Checks first, then the disk; in a thread of its own."""
         manifest = effect.manifest
         try:
@@ -245,7 +245,7 @@ class Performer:
             return error
         return kept
 
-    def _stored(self, effect: Store, kept: Kept | UpdateRefused) -> list[Effect]:
+    def _stored(self, effect: StoreUpdate, kept: Kept | UpdateRefused) -> list[Effect]:
         """The registry's row, and only then `committed`."""
         manifest, device, current = effect.manifest, effect.device, self._engine.open
         if current is None or current.round.number != effect.round:
@@ -271,9 +271,9 @@ class Performer:
     ) -> tuple[UpdateReport, dict[str, Array]]:
         spec = self._engine.spec
         terms = terms_of(self._prepared, self.base, model=self.state.tensors, limits=spec.limits)
-        return read_update(blob, terms, encoding=encoding, raw_bytes=raw_bytes, registered=registered)
+        return decode_and_validate_update(blob, terms, encoding=encoding, raw_bytes=raw_bytes, registered=registered)
 
-    def _aggregate(self, effect: Aggregate) -> list[Effect]:
+    def _aggregate(self, effect: AggregateUpdates) -> list[Effect]:
         """Folds in one update at a time, in the order of device names: the same updates give the same bits."""
         self.storing.forget()
         self._registry.rounds.close(self._engine.spec.run)
@@ -287,7 +287,7 @@ class Performer:
             update = stored[device]
             return self._read(load_update(self._directory, effect.round, device), update.encoding, update.raw_bytes)[1]
 
-        folded = fold(
+        folded = aggregate(
             effect.devices,
             {device: stored[device].num_examples for device in effect.devices},
             read,
@@ -303,7 +303,7 @@ class Performer:
         self._next = self._steps.take(self.state, aimed, self.base)
         return self._engine.aggregated(self._inbox.catch_up(), folded.bounded(), folded.bounded_devices())
 
-    def _tell_bounded(self, folded: Folded, stored: Mapping[str, StoredUpdate]) -> None:
+    def _tell_bounded(self, folded: AggregateResult, stored: Mapping[str, StoredUpdate]) -> None:
         if folded.clipped:
             farthest = sorted(folded.clipped.items(), key=lambda one: (-max(one[1].values()), one[0]))
             words = [f"{device}: {_parts_words(times)}" for device, times in farthest[:_TOLD_BOUNDED]]

@@ -5,18 +5,18 @@ from __future__ import annotations
 import time
 from queue import SimpleQueue
 
-from coordinator.storing import Written
-from shared.link import LinkEvent
+from fedpatch.coordinator.runtime.update_writer import UpdateWritten
+from fedpatch.shared.mqtt.client import LinkEvent
 
 
 class Interrupt:
     """Somebody pressed Ctrl-C or sent SIGTERM."""
 
 
-Event = LinkEvent | Interrupt | Written
+Event = LinkEvent | Interrupt | UpdateWritten
 
 
-class Inbox:
+class EventQueue:
     """Events in the order in which they came: any thread may put them; one thread gets them.
 
     `now` is the run's time, in seconds of the monotonic clock. It is behind while events wait, so that no device is late

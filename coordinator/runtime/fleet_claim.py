@@ -10,13 +10,13 @@ import logging
 import time
 from queue import Empty, SimpleQueue
 
-from coordinator.settings import RunSettings
-from shared import topics
-from shared.codec import decode, encode
-from shared.errors import UsageError, WireError
-from shared.link import LinkEvent, MqttLink, Received
-from shared.messages import Body, Claim, CoordinatorState, Envelope
-from shared.password_file import password_of
+from fedpatch.coordinator.settings import RunSettings
+from fedpatch.shared.errors import UsageError, WireError
+from fedpatch.shared.mqtt.broker_settings import password_of
+from fedpatch.shared.mqtt.client import LinkEvent, MqttLink, Received
+from fedpatch.shared.wire import topics
+from fedpatch.shared.wire.codec import decode, encode
+from fedpatch.shared.wire.messages import Body, Claim, CoordinatorState, Envelope
 
 # As long as a machine may stand still that swaps or waits for its card: two that miss each other never find peace.
 ANSWER_S = 5.0
@@ -32,7 +32,7 @@ def client_id(fleet: str) -> str:
     return f"fedpatch.{fleet}.coordinator"
 
 
-def claim_fleet(settings: RunSettings, boot: str) -> None:
+def acquire_fleet(settings: RunSettings, boot: str) -> None:
     """Returns where nobody else is at work. Raises UsageError where somebody is, BrokerError without a broker."""
     heard: SimpleQueue[LinkEvent] = SimpleQueue()
     topic = topics.coordinator_state(settings.fleet)

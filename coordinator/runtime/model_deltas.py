@@ -7,18 +7,23 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from coordinator.delta_chain import Step, chain
-from coordinator.delta_files import load_steps, save_step
-from coordinator.preparation import Prepared
-from coordinator.publisher import Blob
-from coordinator.quantised_step import quantised_step, step_seed, without_residuals
-from coordinator.run_spec import RunSpec
-from coordinator.strategies import ServerState
-from shared.messages import ModelDelta, is_delta
-from shared.tensors import values_digest
+from fedpatch.coordinator.aggregation.model_delta import (
+    ServerDelta,
+    chain,
+    quantised_step,
+    step_seed,
+    without_residuals,
+)
+from fedpatch.coordinator.aggregation.strategies import ServerState
+from fedpatch.coordinator.rounds.run_spec import RunSpec
+from fedpatch.coordinator.runtime.model_publisher import Blob
+from fedpatch.coordinator.runtime.prepare import Prepared
+from fedpatch.coordinator.storage.delta_cache import load_steps, save_step
+from fedpatch.shared.tensors.arrays import values_digest
+from fedpatch.shared.wire.messages import ModelDelta, is_delta
 
 
-class ModelSteps:
+class DeltaHistory:
     """Of the run whose files are in `directory`. They take no more memory than one model."""
 
     def __init__(self, directory: Path, prepared: Prepared, spec: RunSpec) -> None:
@@ -27,7 +32,7 @@ class ModelSteps:
         self._spec = spec
         self._active = is_delta(spec.encoding)
         self._steps = load_steps(directory) if self._active else []
-        self._made: Step | None = None
+        self._made: ServerDelta | None = None
         self._digest: tuple[ServerState, str] | None = None
 
     def take(self, before: ServerState, aimed: ServerState, base: str) -> ServerState:
@@ -36,7 +41,7 @@ class ModelSteps:
             return without_residuals(aimed)
         seed = step_seed(self._spec.seed, aimed.round)
         state, packed = quantised_step(before, aimed, self._schema, self._spec.encoding, seed)
-        self._made = Step(aimed.round, base, self._content(before), self._content(state), packed)
+        self._made = ServerDelta(aimed.round, base, self._content(before), self._content(state), packed)
         return state
 
     def keep(self) -> None:
@@ -54,7 +59,7 @@ class ModelSteps:
         self._steps = list(chain(self._steps, self._content(state), most_bytes))
         return [self._described(step) for step in self._steps]
 
-    def _described(self, step: Step) -> tuple[Blob, ModelDelta]:
+    def _described(self, step: ServerDelta) -> tuple[Blob, ModelDelta]:
         manifest = step.packed.manifest(self._spec.chunk_bytes, self._schema)
         return Blob(step.packed.blob, manifest), ModelDelta(step.base, step.content, manifest)
 

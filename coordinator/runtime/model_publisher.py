@@ -17,12 +17,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from shared.errors import BrokerError
-from shared.files import write_atomic
-from shared.link import Link
-from shared.messages import MAX_CHUNKS, Manifest
-from shared.topics import model_chunk
-from shared.transfer import cut, encode_chunk
+from fedpatch.shared.app.files import write_atomic
+from fedpatch.shared.errors import BrokerError
+from fedpatch.shared.mqtt.client import Link
+from fedpatch.shared.wire.messages import MAX_CHUNKS, Manifest
+from fedpatch.shared.wire.topics import model_chunk
+from fedpatch.shared.wire.transfer import cut, encode_chunk
 
 CLOSE_TIMEOUT_S = 2.0
 

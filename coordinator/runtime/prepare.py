@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from coordinator.auto_deadline import FIRST_DEADLINE_S
-from coordinator.limits import Limits, parse_examples_cap, parse_norm_bound
-from coordinator.round import RoundPolicy
-from coordinator.run_spec import RunSpec
-from coordinator.settings import RunSettings
-from coordinator.strategies import ServerState, Strategy, find_strategy
-from shared.compression import max_blob_bytes
-from shared.errors import UsageError
-from shared.messages import TrainPlan
-from shared.patches import PatchPolicy, parse_policy
-from shared.task import Task, find_task
-from shared.tensors import Schema
+from fedpatch.coordinator.aggregation.limits import Limits, parse_examples_cap, parse_norm_bound
+from fedpatch.coordinator.aggregation.strategies import ServerState, Strategy, find_strategy
+from fedpatch.coordinator.rounds.auto_deadline import FIRST_DEADLINE_S
+from fedpatch.coordinator.rounds.round import RoundPolicy
+from fedpatch.coordinator.rounds.run_spec import RunSpec
+from fedpatch.coordinator.settings import RunSettings
+from fedpatch.shared.errors import UsageError
+from fedpatch.shared.tasks.task import Task, find_task
+from fedpatch.shared.tensors.arrays import Schema
+from fedpatch.shared.tensors.packing import max_blob_bytes
+from fedpatch.shared.tensors.patches import PatchPolicy, parse_policy
+from fedpatch.shared.wire.messages import TrainPlan
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def prepare(settings: RunSettings) -> Prepared:
     strategy = find_strategy(settings.strategy, server_learning_rate)
     _check_target(settings, task)
 
-    from shared.model import initial_tensors, require_whole_ties, schema_of
+    from fedpatch.shared.tasks.torch_model import initial_tensors, require_whole_ties, schema_of
 
     module = task.build_model()
     schema = schema_of(module)

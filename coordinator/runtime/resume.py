@@ -11,8 +11,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from coordinator.auto_deadline import policy_of
-from coordinator.checkpoint import (
+from fedpatch.coordinator.aggregation.limits import Limits
+from fedpatch.coordinator.aggregation.strategies import ServerState
+from fedpatch.coordinator.aggregation.update_validation import UpdateRequirements, decode_and_validate_update
+from fedpatch.coordinator.rounds.auto_deadline import policy_of
+from fedpatch.coordinator.rounds.records import RoundRecord, StoredUpdate
+from fedpatch.coordinator.rounds.round import RoundPolicy
+from fedpatch.coordinator.rounds.run_spec import RunSpec, whole_model_encoding
+from fedpatch.coordinator.rounds.states import CommittedUpdate, RoundJournal, RoundStart
+from fedpatch.coordinator.runtime.prepare import Prepared
+from fedpatch.coordinator.storage.boot_clock import BootTime
+from fedpatch.coordinator.storage.checkpoint import (
     drop_round,
     has_checkpoint,
     kept_devices,
@@ -21,21 +30,11 @@ from coordinator.checkpoint import (
     load_update,
     save_checkpoint,
 )
-from coordinator.intake import Terms, read_update
-from coordinator.ledger import KeptUpdate, Ledger, Opening
-from coordinator.limits import Limits
-from coordinator.moments import Moment
-from coordinator.negotiation import whole_model_encoding
-from coordinator.preparation import Prepared
-from coordinator.records import RoundRecord, StoredUpdate
-from coordinator.registry import Registry
-from coordinator.round import RoundPolicy
-from coordinator.run_spec import RunSpec
-from coordinator.strategies import ServerState
-from shared.compression import pack
-from shared.errors import StateError, UpdateRefused
-from shared.messages import Manifest
-from shared.tensors import Array
+from fedpatch.coordinator.storage.registry import Registry
+from fedpatch.shared.errors import StateError, UpdateRefused
+from fedpatch.shared.tensors.arrays import Array
+from fedpatch.shared.tensors.packing import pack
+from fedpatch.shared.wire.messages import Manifest
 
 Say = Callable[[str], None]
 
@@ -63,9 +62,9 @@ def reconcile(registry: Registry, run: str, directory: Path, prepared: Prepared,
 
 def take_up_round(
     registry: Registry, directory: Path, spec: RunSpec, prepared: Prepared, state: ServerState, say: Say
-) -> Opening | None:
+) -> RoundStart | None:
     """The round to go on with, if one was open; what the disk still holds of other rounds is dropped."""
-    ledger = registry.rounds.unfinished(spec.run, Moment.now())
+    ledger = registry.rounds.unfinished(spec.run, BootTime.now())
     opening = None
     if ledger is not None:
         _, model = pack_model(state, prepared, spec)
@@ -73,7 +72,7 @@ def take_up_round(
             stored = registry.rounds.updates(spec.run, ledger.round)
             kept = _kept_updates(registry, directory, spec, prepared, state, ledger, say)
             # With an update less, its device is to be asked again: so the round collects once more.
-            opening = Opening(replace(ledger, closing=ledger.closing and len(kept) == len(stored)), kept)
+            opening = RoundStart(replace(ledger, closing=ledger.closing and len(kept) == len(stored)), kept)
             say(_in_words(opening, policy_of(spec, registry.rounds.records(spec.run))))
         else:
             say(f"round {ledger.round} was open with another model; it is played from its beginning")
@@ -102,10 +101,10 @@ def pack_model(state: ServerState, prepared: Prepared, spec: RunSpec) -> tuple[b
     return packed.blob, packed.manifest(spec.chunk_bytes, travelling)
 
 
-def terms_of(prepared: Prepared, base: str, *, model: Mapping[str, Array] | None, limits: Limits) -> Terms:
+def terms_of(prepared: Prepared, base: str, *, model: Mapping[str, Array] | None, limits: Limits) -> UpdateRequirements:
     """What an update must be that was trained on the model `base`, whose tensors are `model`."""
     metric, plan = prepared.task.metric_terms, prepared.plan
-    return Terms(prepared.travelling, prepared.private_names, base, metric, model, plan, limits)
+    return UpdateRequirements(prepared.travelling, prepared.private_names, base, metric, model, plan, limits)
 
 
 def _kept_updates(
@@ -114,10 +113,10 @@ def _kept_updates(
     spec: RunSpec,
     prepared: Prepared,
     state: ServerState,
-    ledger: Ledger,
+    ledger: RoundJournal,
     say: Say,
-) -> dict[str, KeptUpdate]:
-    kept: dict[str, KeptUpdate] = {}
+) -> dict[str, CommittedUpdate]:
+    kept: dict[str, CommittedUpdate] = {}
     terms = terms_of(prepared, ledger.base, model=state.tensors, limits=spec.limits)
     for update in registry.rounds.updates(spec.run, ledger.round):
         try:
@@ -138,13 +137,13 @@ def _tell_lost(registry: Registry, directory: Path, run: str, number: int, say: 
         say(f"the update of {device} in round {number} is not in the registry; its device is asked again")
 
 
-def _read_back(directory: Path, update: StoredUpdate, terms: Terms) -> KeptUpdate:
+def _read_back(directory: Path, update: StoredUpdate, terms: UpdateRequirements) -> CommittedUpdate:
     blob = load_update(directory, update.round, update.device)
-    report, _ = read_update(blob, terms, encoding=update.encoding, raw_bytes=update.raw_bytes)
-    return KeptUpdate(update.digest, len(blob), report)
+    report, _ = decode_and_validate_update(blob, terms, encoding=update.encoding, raw_bytes=update.raw_bytes)
+    return CommittedUpdate(update.digest, len(blob), report)
 
 
-def _in_words(opening: Opening, policy: RoundPolicy) -> str:
+def _in_words(opening: RoundStart, policy: RoundPolicy) -> str:
     ledger = opening.ledger
     have = f"round {ledger.round} goes on with {len(opening.updates)} of {ledger.target} updates"
     if ledger.closing:

@@ -12,31 +12,30 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from coordinator.checkpoint import export_model, load_checkpoint, save_checkpoint
-from coordinator.connection import Connection
-from coordinator.database import exists
-from coordinator.engine import Engine
-from coordinator.identity.expiry import of_others
-from coordinator.identity.revocations import Revocations
-from coordinator.ledger import Opening
-from coordinator.metrics_endpoint import observed
-from coordinator.performing import Performer
-from coordinator.preparation import Prepared, prepare, run_spec
-from coordinator.publisher import ModelPublisher
-from coordinator.records import RoundRecord, RunInfo, RunSummary, last_user_accuracy, summary_of
-from coordinator.recovery import reconcile, seen_devices, take_up_round
-from coordinator.registry import REGISTRY_FILE, Registry
-from coordinator.run_spec import RunSpec, Stopped
-from coordinator.service import Service
-from coordinator.settings import RunSettings
-from coordinator.snapshot import View
-from coordinator.state_dirs import remember
-from coordinator.warden import Warden
-from shared.broker_settings import BrokerSettings
-from shared.config import load, public_values
-from shared.errors import FedpatchError, SchemaMismatch, StateError, UsageError
-from shared.files import check_state_directory, make_directory, refusals_of
-from shared.locks import FileLock
+from fedpatch.coordinator.guard.quarantine import Quarantine
+from fedpatch.coordinator.guard.revocations import Revocations
+from fedpatch.coordinator.observability.metrics_endpoint import observed, of_others
+from fedpatch.coordinator.observability.snapshot import View
+from fedpatch.coordinator.rounds.records import RoundRecord, RunInfo, RunSummary, last_user_accuracy, summary_of
+from fedpatch.coordinator.rounds.run_engine import Engine
+from fedpatch.coordinator.rounds.run_spec import RunSpec, Stopped
+from fedpatch.coordinator.rounds.states import RoundStart
+from fedpatch.coordinator.runtime.connection import Connection
+from fedpatch.coordinator.runtime.effect_runner import EffectRunner
+from fedpatch.coordinator.runtime.model_publisher import ModelPublisher
+from fedpatch.coordinator.runtime.prepare import Prepared, prepare, run_spec
+from fedpatch.coordinator.runtime.resume import reconcile, seen_devices, take_up_round
+from fedpatch.coordinator.runtime.service import Service
+from fedpatch.coordinator.settings import RunSettings
+from fedpatch.coordinator.storage.checkpoint import export_model, load_checkpoint, save_checkpoint
+from fedpatch.coordinator.storage.database import exists
+from fedpatch.coordinator.storage.registry import REGISTRY_FILE, Registry
+from fedpatch.coordinator.storage.state_dirs import remember
+from fedpatch.shared.app.files import check_state_directory, make_directory, refusals_of
+from fedpatch.shared.app.locks import FileLock
+from fedpatch.shared.config.load import load, public_values
+from fedpatch.shared.errors import FedpatchError, SchemaMismatch, StateError, UsageError
+from fedpatch.shared.mqtt.broker_settings import BrokerSettings
 
 
 def run_directory(state_dir: Path, run: str) -> Path:
@@ -208,7 +207,7 @@ def _play_rounds(
     if spec.epoch > 1:
         engine.fleet.remember(seen_devices(registry, spec, settings.fleet))
     publisher = _publisher(settings.fleet, state_dir, connection)
-    performer = Performer(
+    performer = EffectRunner(
         engine,
         prepared,
         state,
@@ -246,7 +245,7 @@ def _play_rounds(
 
 
 def _engine(
-    spec: RunSpec, registry: Registry, fleet: str, records: Sequence[RoundRecord], unfinished: Opening | None
+    spec: RunSpec, registry: Registry, fleet: str, records: Sequence[RoundRecord], unfinished: RoundStart | None
 ) -> Engine:
     """What other runs of the fleet have open is theirs: updates for that wait."""
     resumable = {run: number for run, number in registry.open_rounds(fleet).items() if run != spec.run}
@@ -255,10 +254,15 @@ def _engine(
 
 
 def _guard(
-    performer: Performer, engine: Engine, settings: RunSettings, registry: Registry, connection: Connection, view: View
+    performer: EffectRunner,
+    engine: Engine,
+    settings: RunSettings,
+    registry: Registry,
+    connection: Connection,
+    view: View,
 ) -> None:
     """What stands between the run and devices that misbehave."""
-    performer.warden = Warden(registry, settings.fleet, settings.quarantine_after, view.say, settings.max_devices)
+    performer.warden = Quarantine(registry, settings.fleet, settings.quarantine_after, view.say, settings.max_devices)
     engine.fleet.hold(performer.warden.held)
     connection.door.expect(engine.spec.max_blob_bytes, engine.spec.chunk_bytes)
 

@@ -13,24 +13,24 @@ from contextlib import contextmanager
 from dataclasses import replace
 from queue import Empty
 
-from coordinator.connection import Connection
-from coordinator.effects import Count, Effect
-from coordinator.engine import Engine
-from coordinator.fleet import QUARANTINED, REVOKED
-from coordinator.identity.revocations import Revocations
-from coordinator.inbox import Event, Interrupt
-from coordinator.performing import Performer
-from coordinator.publisher import ModelPublisher
-from coordinator.snapshot import View, take_snapshot
-from coordinator.status_feed import StatusFeed
-from coordinator.storing import Written
-from shared import topics
-from shared.codec import UnknownMessage, decode
-from shared.errors import WireError
-from shared.link import Connected, Disconnected, Received
-from shared.messages import DeviceState
-from shared.transfer import decode_chunk
-from shared.vitals import Vitals
+from fedpatch.coordinator.guard.revocations import Revocations
+from fedpatch.coordinator.observability.snapshot import View, take_snapshot
+from fedpatch.coordinator.observability.status_publisher import StatusPublisher
+from fedpatch.coordinator.rounds.effects import CountEvent, Effect
+from fedpatch.coordinator.rounds.roster import QUARANTINED, REVOKED
+from fedpatch.coordinator.rounds.run_engine import Engine
+from fedpatch.coordinator.runtime.connection import Connection
+from fedpatch.coordinator.runtime.effect_runner import EffectRunner
+from fedpatch.coordinator.runtime.event_queue import Event, Interrupt
+from fedpatch.coordinator.runtime.model_publisher import ModelPublisher
+from fedpatch.coordinator.runtime.update_writer import UpdateWritten
+from fedpatch.shared.errors import WireError
+from fedpatch.shared.mqtt.client import Connected, Disconnected, Received
+from fedpatch.shared.wire import topics
+from fedpatch.shared.wire.codec import UnknownMessage, decode
+from fedpatch.shared.wire.messages import DeviceState
+from fedpatch.shared.wire.transfer import decode_chunk
+from fedpatch.shared.wire.vitals import Vitals
 
 _log = logging.getLogger("fedpatch.coordinator")
 
@@ -48,7 +48,7 @@ class Service:
     def __init__(
         self,
         engine: Engine,
-        performer: Performer,
+        performer: EffectRunner,
         *,
         connection: Connection,
         publisher: ModelPublisher,
@@ -62,7 +62,7 @@ class Service:
         self._inbox = connection.inbox
         self._publisher = publisher
         self._view = view
-        self._watchers = StatusFeed(connection.link, connection.fleet, engine.spec)
+        self._watchers = StatusPublisher(connection.link, connection.fleet, engine.spec)
         self._observer = performer.observer
         self._show_at = 0.0
 
@@ -71,7 +71,7 @@ class Service:
         if self._engine.records:
             # The view is to know the rounds of before, and so tell one that closes with the very start.
             self._view.show(replace(take_snapshot(self._engine, time.monotonic()), phase="starting"))
-        with _collecting_less(), self._performer.writing_beside(lambda: self._inbox.put(Written())):
+        with _collecting_less(), self._performer.writing_beside(lambda: self._inbox.put(UpdateWritten())):
             self._performer.perform(self._engine.start(self._inbox.catch_up()))
             while not self._engine.stopped:
                 self._take(self._next_event())
@@ -114,7 +114,7 @@ class Service:
         if held is not None:
             self._performer.perform(self._engine.on_holds(held, now))
         for (device, reason), times in self._connection.door.take_dropped().items():
-            self._performer.perform([Count(device, "ignored", reason, times=times)])
+            self._performer.perform([CountEvent(device, "ignored", reason, times=times)])
 
     def _next_event(self) -> Event | None:
         deadline = self._engine.next_deadline()
@@ -158,7 +158,7 @@ class Service:
             # Its word is heard after what it gave, as if that had been written at once.
             self._performer.settle(wait=True)
         if self._revocations.refuses(topic.device):
-            return [Count(topic.device, "ignored", REVOKED)]
+            return [CountEvent(topic.device, "ignored", REVOKED)]
         try:
             if topic.kind == "update_chunk":
                 return self._engine.on_chunk(topic.device, decode_chunk(event.payload), now)
@@ -171,11 +171,11 @@ class Service:
                 return self._engine.on_message(topic.device, envelope, now)
         except UnknownMessage as error:
             _log.debug("%s: %s", event.topic, error)
-            return [Count(self._known(topic.device), "ignored", "unknown_message")]
+            return [CountEvent(self._known(topic.device), "ignored", "unknown_message")]
         except WireError as error:
             level = logging.DEBUG if self._engine.fleet.held(topic.device) == QUARANTINED else logging.WARNING
             _log.log(level, "%s: ignored, %s", event.topic, error)
-            return [Count(self._known(topic.device), "ignored", "not_ours")]
+            return [CountEvent(self._known(topic.device), "ignored", "not_ours")]
         return []
 
     def _known(self, device: str) -> str:
@@ -191,7 +191,7 @@ class Service:
             if self._performer.warden is not None:
                 self._performer.warden.forget(evicted)
         if device not in fleet.members:
-            return [*effects, Count("", "ignored", "fleet_full")]
+            return [*effects, CountEvent("", "ignored", "fleet_full")]
         door.knows(device)
         self._performer.see(device, state)
         self._observer.presence(device)

@@ -2,6 +2,11 @@
 
 The coordinator's own thread goes on with other devices meanwhile. It takes what came of them in the order in which
 they arrived, and waits wherever that could be told from doing one after the other.
+
+Updates of the open round as they were decoded, so that the fold need not read and decode them once more.
+
+Only a convenience: each of them lies on the disk too, and is read from there where it is not here. What is kept takes a bounded
+number of bytes, however many devices there are.
 """
 
 from __future__ import annotations
@@ -11,7 +16,8 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
 
-from coordinator.effects import Store
+from fedpatch.coordinator.rounds.effects import StoreUpdate
+from fedpatch.shared.tensors.arrays import Array
 
 R = TypeVar("R")
 
@@ -20,24 +26,26 @@ MOST = 4
 """Updates that may be on their way at once: each is in memory twice, as it came and decoded."""
 
 
-class Written:
+class UpdateWritten:
     """An event: of one more update it is known whether it is on the disk."""
 
 
-class Storing(Generic[R]):
+class UpdateWriter(Generic[R]):
     """Updates that `keep` checks and writes; `wake` is called, in any thread, when it is done with one.
 
     Without `threads` each is done at once, by whoever hands it in.
     """
 
-    def __init__(self, keep: Callable[[Store], R], wake: Callable[[], None] = lambda: None, threads: int = 0) -> None:
+    def __init__(
+        self, keep: Callable[[StoreUpdate], R], wake: Callable[[], None] = lambda: None, threads: int = 0
+    ) -> None:
         self._keep = keep
         self._wake = wake
         self._threads = ThreadPoolExecutor(threads, "fedpatch-store") if threads else None
-        self._updates: deque[tuple[Store, Future[R]]] = deque()
+        self._updates: deque[tuple[StoreUpdate, Future[R]]] = deque()
         self._others: deque[Future[None]] = deque()
 
-    def begin(self, effect: Store) -> None:
+    def begin(self, effect: StoreUpdate) -> None:
         """Hands one in; `take` makes room for it before."""
         future = self._run(lambda: self._keep(effect))
         self._updates.append((effect, future))
@@ -51,7 +59,7 @@ class Storing(Generic[R]):
         """Whether an update of this device is on its way."""
         return any(effect.device == device for effect, _ in self._updates)
 
-    def take(self, most_left: int = MOST) -> list[tuple[Store, R]]:
+    def take(self, most_left: int = MOST) -> list[tuple[StoreUpdate, R]]:
         """What came of those that are done, by arrival; waits until no more than `most_left` are left.
 
         Raises what `keep` raised.
@@ -85,3 +93,34 @@ class Storing(Generic[R]):
         except Exception as error:
             future.set_exception(error)
         return future
+
+
+MOST_BYTES = 64 * 2**20
+
+
+class DecodedCache:
+    """The first updates of one round that find room in `most_bytes`."""
+
+    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
+        self._left = self._most = most_bytes
+        self._updates: dict[str, dict[str, Array]] = {}
+
+    def keep(self, device: str, tensors: dict[str, Array]) -> None:
+        """The update of `device`, in place of one that is here; it must not be changed any more."""
+        self._left += _size(self._updates.pop(device, {}))
+        if (size := _size(tensors)) <= self._left:
+            self._left -= size
+            self._updates[device] = tensors
+
+    def of(self, device: str) -> dict[str, Array] | None:
+        """None where it is not here."""
+        return self._updates.get(device)
+
+    def clear(self) -> None:
+        """The round is over."""
+        self._updates.clear()
+        self._left = self._most
+
+
+def _size(tensors: dict[str, Array]) -> int:
+    return sum(array.nbytes for array in tensors.values())

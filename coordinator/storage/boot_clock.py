@@ -14,7 +14,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True)
-class Moment:
+class BootTime:
     """`uptime_s` counts from the boot named `boot` ("": the system does not name its boots); `unix_s` is the wall clock's."""
 
     boot: str
@@ -22,7 +22,7 @@ class Moment:
     unix_s: float
 
     @classmethod
-    def now(cls) -> Moment:
+    def now(cls) -> BootTime:
         """This moment."""
         try:
             boot = _BOOT_ID.read_text(encoding="ascii").strip()
@@ -31,7 +31,7 @@ class Moment:
             return cls("", 0.0, time.time())
         return cls(boot, uptime_s, time.time())
 
-    def since(self, earlier: Moment) -> float:
+    def since(self, earlier: BootTime) -> float:
         """Seconds from `earlier` to this moment, 0 or more."""
         same_boot = self.boot != "" and self.boot == earlier.boot
         passed_s = self.uptime_s - earlier.uptime_s if same_boot else self.unix_s - earlier.unix_s

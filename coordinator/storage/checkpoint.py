@@ -24,13 +24,13 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from coordinator.records import RoundRecord
-from coordinator.strategies import ServerState
-from shared.compression import pack, unpack
-from shared.errors import SchemaMismatch, StateError, UsageError, WireError
-from shared.files import make_directory, mend_of, open_atomic, remove_unfinished, write_atomic
-from shared.settings import NAME
-from shared.tensors import Schema, Tensors, TensorSpec, base_name
+from fedpatch.coordinator.aggregation.strategies import ServerState
+from fedpatch.coordinator.rounds.records import RoundRecord
+from fedpatch.shared.app.files import make_directory, mend_of, open_atomic, remove_unfinished, write_atomic
+from fedpatch.shared.config.fields import NAME
+from fedpatch.shared.errors import SchemaMismatch, StateError, UsageError, WireError
+from fedpatch.shared.tensors.arrays import Schema, Tensors, TensorSpec, base_name
+from fedpatch.shared.tensors.packing import pack, unpack
 
 ENCODING = "fp32"
 """Keeps every bit of every dtype. Compressed, values take a tenth less room and seven times as long."""

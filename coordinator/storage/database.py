@@ -7,27 +7,116 @@ Beside `registry.sqlite3` (and its -wal and -shm while it is open) lie
     registry.sqlite3.lock       shared by those that write; whoever puts the copy in place has it alone
 
 At each opening SQLite checks its pages and constraints (`quick_check`) and its foreign keys, and the values of the rows are
-checked (coordinator.registry_values). Any program may change rows: a change that leaves a registry valid is accepted. What the
-copy lacks, and the last transactions after damage to SQLite's log, come back from the journals (coordinator.run_journal).
+checked (coordinator.storage.value_checks). Any program may change rows: a change that leaves a registry valid is accepted.
+What the copy lacks, and the last transactions after damage to SQLite's log, come back from the journals
+(coordinator.storage.run_journal).
+
+A copy of the registry beside it, and how it takes the place of a registry that is damaged.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import shlex
 import shutil
 import sqlite3
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
-from coordinator.registry_copy import content_problem, copy_of, damaged_of, make_copy, put_copy_in_place
-from coordinator.registry_tables import SCHEMA_VERSION, migrate, script
-from coordinator.run_journal import journals
-from shared.errors import StateError, UsageError
-from shared.files import check_state_directory, make_directory, mend_at, mend_of, remove_unfinished
-from shared.locks import SharedLock
+from fedpatch.coordinator.storage.migrations import SCHEMA_VERSION, migrate, script
+from fedpatch.coordinator.storage.run_journal import journals
+from fedpatch.coordinator.storage.value_checks import first_problem
+from fedpatch.shared.app.files import (
+    UNFINISHED,
+    check_state_directory,
+    make_directory,
+    mend_at,
+    mend_of,
+    remove_unfinished,
+    sync_directory,
+    write_atomic,
+)
+from fedpatch.shared.app.locks import SharedLock
+from fedpatch.shared.errors import StateError, UsageError
+
+_PARTS = ("", "-wal", "-shm")
+
+
+def copy_of(path: Path) -> Path:
+    """Where the copy of the registry at `path` is."""
+    return path.with_name(f"{path.name}.before")
+
+
+def damaged_of(path: Path) -> Path:
+    """Where a registry is set aside to, with its log beside it; one that lay there before makes way."""
+    return path.with_name(f"{path.name}.damaged")
+
+
+def make_copy(db: sqlite3.Connection, path: Path) -> None:
+    """Make the copy of the registry `db`, whose file is `path`, what the registry is now; durably, in place of the last.
+
+    The copy is checked before it replaces the one before: a registry that is damaged by now does not cost a copy that is whole.
+    Raises sqlite3.DatabaseError for such a registry, OSError or sqlite3.Error where the disk refuses; the copy before is then
+    untouched. The log is emptied into the file on the way: the less it holds, the less its loss can cost.
+    """
+    db.execute("PRAGMA wal_checkpoint(PASSIVE)")
+    copy = copy_of(path)
+    fd, unfinished = tempfile.mkstemp(prefix=f".{copy.name}.", suffix=UNFINISHED, dir=path.parent)
+    try:
+        with closing(sqlite3.connect(unfinished)) as target:
+            target.execute("PRAGMA journal_mode = MEMORY")  # a copy that is cut short is thrown away
+            target.execute("PRAGMA synchronous = OFF")  # once, at the end, is enough
+            db.backup(target)
+            target.execute("PRAGMA journal_mode = DELETE")
+        os.fsync(fd)
+        _verify(Path(unfinished))
+        os.replace(unfinished, copy)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(unfinished)
+        raise
+    finally:
+        os.close(fd)
+    sync_directory(path.parent)
+
+
+def _verify(copy: Path) -> None:
+    """Raise sqlite3.DatabaseError for a copy that would not do in the registry's place."""
+    with closing(sqlite3.connect(f"{copy.absolute().as_uri()}?mode=ro", uri=True)) as db:
+        problem = content_problem(db)
+    if problem is not None:
+        raise sqlite3.DatabaseError(f"the registry itself is damaged ({problem})")
+
+
+def content_problem(db: sqlite3.Connection) -> str | None:
+    """What is wrong with the pages, the constraints, the references or the values of a registry, or None."""
+    found = db.execute("PRAGMA quick_check(1)").fetchone()[0]
+    if found != "ok":
+        return str(found).splitlines()[-1]
+    stray = db.execute("PRAGMA foreign_key_check").fetchone()
+    if stray is not None:
+        return f"a row of {stray[0]} belongs to one of {stray[2]} that is not there"
+    return first_problem(db)
+
+
+def put_copy_in_place(path: Path) -> None:
+    """Sets what is at `path` aside and puts the copy there, which stays; may be cut short at any point and done again."""
+    set_aside(path)
+    write_atomic(path, copy_of(path).read_bytes())
+
+
+def set_aside(path: Path) -> None:
+    """Rename a registry, with its log, to `damaged_of(path)`; nothing happens where it is not there."""
+    aside = damaged_of(path)
+    # The log last: without it, a registry that was damaged in the log would look whole.
+    for part in _PARTS:
+        found = path.with_name(path.name + part)
+        if found.exists():
+            os.replace(found, aside.with_name(aside.name + part))
+
 
 _BUSY_S = 10.0
 _MEND = "move it away, or use another --state-dir"

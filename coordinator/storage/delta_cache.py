@@ -15,11 +15,11 @@ from pathlib import Path
 
 import msgpack
 
-from coordinator.delta_chain import Step
-from shared.compression import Packed
-from shared.errors import StateError
-from shared.files import write_atomic
-from shared.sealed import seal, unseal
+from fedpatch.coordinator.aggregation.model_delta import ServerDelta
+from fedpatch.shared.app.checksummed_file import seal, unseal
+from fedpatch.shared.app.files import write_atomic
+from fedpatch.shared.errors import StateError
+from fedpatch.shared.tensors.packing import Packed
 
 _LINE = b"fedpatch delta 1\n"
 
@@ -28,7 +28,7 @@ _UNREADABLE = (OSError, StateError, ValueError, TypeError, msgpack.UnpackExcepti
 _log = logging.getLogger("fedpatch.checkpoint")
 
 
-def save_step(directory: Path, step: Step, beside: Collection[int]) -> None:
+def save_step(directory: Path, step: ServerDelta, beside: Collection[int]) -> None:
     """Keep a step in place of one of the same round, and of the others those of the rounds `beside`."""
     packed = step.packed
     fields = (step.round, step.base, step.before, step.content, packed.encoding, packed.raw_bytes, packed.blob)
@@ -43,7 +43,7 @@ def save_step(directory: Path, step: Step, beside: Collection[int]) -> None:
         _log.warning("%s: %s; devices take the whole model instead", error.filename or directory, error.strerror)
 
 
-def load_steps(directory: Path) -> list[Step]:
+def load_steps(directory: Path) -> list[ServerDelta]:
     """Those that are whole, by round."""
     found = (_load(path) for path in sorted(directory.glob("delta-*.fp")))
     return [step for step in found if step is not None]
@@ -64,7 +64,7 @@ def step_problem(path: Path) -> str | None:
     return None
 
 
-def _load(path: Path) -> Step | None:
+def _load(path: Path) -> ServerDelta | None:
     try:
         return _read(path)
     except _UNREADABLE as error:
@@ -72,9 +72,9 @@ def _load(path: Path) -> Step | None:
         return None
 
 
-def _read(path: Path) -> Step:
+def _read(path: Path) -> ServerDelta:
     content = unseal(path, _LINE, path.read_bytes(), "a step of the global model")
     number, base, before, content_digest, encoding, raw_bytes, blob = msgpack.unpackb(content)
     if path.name != _name(number):
         raise ValueError("of another round")
-    return Step(number, base, before, content_digest, Packed(blob, raw_bytes, encoding))
+    return ServerDelta(number, base, before, content_digest, Packed(blob, raw_bytes, encoding))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from coordinator.database import keep_copy
-from coordinator.fleet import DRAINED, QUARANTINED
-from coordinator.records import Hold
-from coordinator.tables import Tables
+from fedpatch.coordinator.rounds.records import Hold
+from fedpatch.coordinator.rounds.roster import DRAINED, QUARANTINED
+from fedpatch.coordinator.storage.database import keep_copy
+from fedpatch.coordinator.storage.table import Tables
 
 
-class DeviceHolds(Tables):
+class HoldsTable(Tables):
     """Every method is one transaction, on the disk when it returns. Times are unix seconds, passed in.
 
     Whoever has put or lifted holds calls `keep` once after them.

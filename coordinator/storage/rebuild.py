@@ -13,13 +13,12 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from coordinator.database import alone_with, make_empty, problem_of
-from coordinator.registry import Registry
-from coordinator.registry_copy import copy_of, damaged_of, set_aside
-from coordinator.registry_values import row_problem
-from coordinator.run_journal import RUNS, journals
-from shared.errors import StateError, UsageError
-from shared.files import refusals_of, sync_directory
+from fedpatch.coordinator.storage.database import alone_with, copy_of, damaged_of, make_empty, problem_of, set_aside
+from fedpatch.coordinator.storage.registry import Registry
+from fedpatch.coordinator.storage.run_journal import RUNS, journals
+from fedpatch.coordinator.storage.value_checks import row_problem
+from fedpatch.shared.app.files import refusals_of, sync_directory
+from fedpatch.shared.errors import StateError, UsageError
 
 # In the order of what belongs to what. Runs without a directory have nothing to go on with.
 _TABLES = ("runs", "rounds", "devices", "holds", "offences", "open_rounds", "acceptances", "updates")

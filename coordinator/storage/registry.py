@@ -15,15 +15,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from coordinator.database import keep_copy, open_database, rebuild_hint
-from coordinator.device_holds import DeviceHolds
-from coordinator.fleet import DRAINED, QUARANTINED
-from coordinator.records import DeviceInfo, RoundRecord, RunInfo
-from coordinator.registry_tables import COUNTERS
-from coordinator.round_ledger import RoundLedger
-from coordinator.run_journal import Known, RunHistory, RunJournal, journals, read_journal
-from coordinator.tables import Tables, count_change
-from shared.errors import UsageError, unknown_name
+from fedpatch.coordinator.rounds.records import DeviceInfo, RoundRecord, RunInfo
+from fedpatch.coordinator.rounds.roster import DRAINED, QUARANTINED
+from fedpatch.coordinator.storage.database import keep_copy, open_database, rebuild_hint
+from fedpatch.coordinator.storage.holds_table import HoldsTable
+from fedpatch.coordinator.storage.migrations import COUNTERS
+from fedpatch.coordinator.storage.rounds_table import RoundLedger
+from fedpatch.coordinator.storage.run_journal import Known, RunHistory, RunJournal, journals, read_journal
+from fedpatch.coordinator.storage.table import Tables, count_change
+from fedpatch.shared.errors import UsageError, unknown_name
 
 REGISTRY_FILE = "registry.sqlite3"
 LAST = "last"
@@ -67,7 +67,7 @@ class Registry(Tables):
         super().__init__(db, path)
         self.journal = RunJournal(path.parent, self.known)
         self.rounds = RoundLedger(self._db, path, self.journal)
-        self.holds = DeviceHolds(self._db, path)
+        self.holds = HoldsTable(self._db, path)
         if not readonly:
             self._begin_journals()
             if db.is_copy:

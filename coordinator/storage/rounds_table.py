@@ -12,14 +12,14 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from coordinator.database import damaged, keep_copy
-from coordinator.ledger import Ledger
-from coordinator.moments import Moment
-from coordinator.records import RoundRecord, StoredUpdate
-from coordinator.run_journal import RunJournal
-from coordinator.tables import Tables, count_change
-from shared.errors import UpdateRefused
-from shared.reasons import RefuseReason
+from fedpatch.coordinator.rounds.records import RoundRecord, StoredUpdate
+from fedpatch.coordinator.rounds.states import RoundJournal
+from fedpatch.coordinator.storage.boot_clock import BootTime
+from fedpatch.coordinator.storage.database import damaged, keep_copy
+from fedpatch.coordinator.storage.run_journal import RunJournal
+from fedpatch.coordinator.storage.table import Tables, count_change
+from fedpatch.shared.errors import UpdateRefused
+from fedpatch.shared.wire.reasons import RefuseReason
 
 
 class RoundLedger(Tables):
@@ -29,7 +29,7 @@ class RoundLedger(Tables):
         super().__init__(db, path)
         self._journal = journal
 
-    def open(self, run: str, ledger: Ledger, now: Moment) -> None:
+    def open(self, run: str, ledger: RoundJournal, now: BootTime) -> None:
         """The round begins, or goes on in another epoch. Updates of other rounds that somebody left behind are forgotten."""
         row = (
             run,
@@ -111,15 +111,15 @@ class RoundLedger(Tables):
         with self._change() as db:
             db.execute("UPDATE open_rounds SET paused = 1, spent_s = ? WHERE run = ?", (spent_s, run))
 
-    def unfinished(self, run: str, now: Moment) -> Ledger | None:
+    def unfinished(self, run: str, now: BootTime) -> RoundJournal | None:
         """The round that was open when the coordinator ended, and what has passed of its deadline by now."""
         rows = self._read("SELECT * FROM open_rounds WHERE run = ?", (run,))
         if not rows:
             return None
         row = rows[0]
-        away_s = 0.0 if row["paused"] else now.since(Moment(row["boot"], row["uptime_s"], row["unix_s"]))
+        away_s = 0.0 if row["paused"] else now.since(BootTime(row["boot"], row["uptime_s"], row["unix_s"]))
         accepted = self._read("SELECT device FROM acceptances WHERE run = ?", (run,))
-        return Ledger(
+        return RoundJournal(
             round=row["round"],
             target=row["target"],
             invited=tuple(self._json(row["invited"], list)),

@@ -12,11 +12,11 @@ import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from coordinator.database import exists
-from coordinator.registry import LAST, REGISTRY_FILE, Registry
-from coordinator.settings import RunSettings
-from shared.errors import StateError, UsageError
-from shared.files import write_atomic
+from fedpatch.coordinator.settings import RunSettings
+from fedpatch.coordinator.storage.database import exists
+from fedpatch.coordinator.storage.registry import LAST, REGISTRY_FILE, Registry
+from fedpatch.shared.app.files import write_atomic
+from fedpatch.shared.errors import StateError, UsageError
 
 DEMO_SUBDIRECTORY = "coordinator"
 MAX_NOTED = 50

@@ -12,16 +12,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from coordinator.checkpoint import Checkpoint, checkpoints, load_update
-from coordinator.database import exists, problem_of, rebuild_hint
-from coordinator.delta_files import step_problem
-from coordinator.records import RoundRecord, RunInfo, StoredUpdate
-from coordinator.registry import REGISTRY_FILE, Registry
-from coordinator.registry_copy import copy_of
-from coordinator.run_journal import FILE, RUNS, Known, RunHistory, journals, read_journal
-from shared.checkup import Checkup, in_words
-from shared.errors import FedpatchError, StateError
-from shared.model_metadata import MODEL_FILE, from_json
+from fedpatch.coordinator.rounds.records import RoundRecord, RunInfo, StoredUpdate
+from fedpatch.coordinator.storage.checkpoint import Checkpoint, checkpoints, load_update
+from fedpatch.coordinator.storage.database import copy_of, exists, problem_of, rebuild_hint
+from fedpatch.coordinator.storage.delta_cache import step_problem
+from fedpatch.coordinator.storage.registry import REGISTRY_FILE, Registry
+from fedpatch.coordinator.storage.run_journal import FILE, RUNS, Known, RunHistory, journals, read_journal
+from fedpatch.shared.diagnostics.checks import Checkup, in_words
+from fedpatch.shared.errors import FedpatchError, StateError
+from fedpatch.shared.tasks.model_metadata import MODEL_FILE, from_json
 
 _SHOWN = 5
 _MODEL_NPZ = "model.npz"

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from coordinator.database import damaged, told
-from shared.errors import UsageError
+from fedpatch.coordinator.storage.database import damaged, told
+from fedpatch.shared.errors import UsageError
 
 T = TypeVar("T")
 

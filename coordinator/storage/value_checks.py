@@ -12,10 +12,10 @@ import sqlite3
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from coordinator.fleet import DRAINED, QUARANTINED
-from coordinator.records import RoundRecord, RunInfo
-from coordinator.registry_tables import COUNTERS, VALUES_SINCE
-from shared.settings import NAME
+from fedpatch.coordinator.rounds.records import RoundRecord, RunInfo
+from fedpatch.coordinator.rounds.roster import DRAINED, QUARANTINED
+from fedpatch.coordinator.storage.migrations import COUNTERS, VALUES_SINCE
+from fedpatch.shared.config.fields import NAME
 
 STATUSES = ("running", "finished", "interrupted", "failed")
 OUTCOMES = ("aggregated", "failed")

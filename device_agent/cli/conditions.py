@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from device_agent.facts import Confidence, Fact
-from device_agent.settings import AgentSettings
-from shared.command import AsJson, command
-from shared.config import cli_options
+from fedpatch.device_agent.sensors.facts import Confidence, Fact
+from fedpatch.device_agent.settings import AgentSettings
+from fedpatch.shared.app.command import AsJson, command
+from fedpatch.shared.config.load import cli_options
 
 if TYPE_CHECKING:
-    from device_agent.outlook import Outlook
+    from fedpatch.device_agent.cli.preview import AdmissionPreview
 
 
 ConditionsRoot = Annotated[Path, typer.Option("--conditions-root", hidden=True, help="Where conditions are read.")]
@@ -31,7 +31,7 @@ def add_conditions(app: typer.Typer) -> None:
         root: ConditionsRoot = Path("/"),
     ) -> None:
         """Look at this device as the agent does, and tell whether it would accept work now, and why not."""
-        from device_agent.outlook import look
+        from fedpatch.device_agent.cli.preview import look
 
         found = look(settings, root)
         if as_json:
@@ -41,7 +41,7 @@ def add_conditions(app: typer.Typer) -> None:
                 typer.echo(line)
 
 
-def _plain(found: Outlook) -> dict[str, Any]:
+def _plain(found: AdmissionPreview) -> dict[str, Any]:
     return {
         "would_accept": found.verdict.accept,
         "why": found.verdict.why,
@@ -54,7 +54,7 @@ def _plain(found: Outlook) -> dict[str, Any]:
     }
 
 
-def _in_words(found: Outlook) -> list[str]:
+def _in_words(found: AdmissionPreview) -> list[str]:
     lines = [
         f"{name.replace('_', ' '):<18} {_value(fact):<10} {_origin(fact)}" for name, fact in vars(found.facts).items()
     ]

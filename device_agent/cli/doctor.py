@@ -15,31 +15,37 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from device_agent.outlook import look
-from device_agent.owner_limits import DAMAGED, OwnerLimits, least_without_model
-from device_agent.performing import Identity
-from device_agent.presence import LOCK_NAME, host_as_device_id
-from device_agent.running import setup_of
-from device_agent.settings import AgentSettings
-from device_agent.standing import read_standing
-from device_agent.storage import PATCHES, SPOOL, stored_problems
-from device_agent.trainer import Died, Trainer, TrainerEvent
-from device_agent.training_channel import Ready, SetupFailed
-from shared import topics
-from shared.broker_checkup import Asked, check_broker
-from shared.broker_rights import Side
-from shared.broker_url import parse_broker_url
-from shared.checkup import Checkup, in_words
-from shared.codec import decode, encode
-from shared.errors import BrokerError, FedpatchError, UsageError, WireError
-from shared.host_checkup import Space, check_clock, check_memory, check_state_dir, check_versions, resident_memory
-from shared.link_events import Received
-from shared.locks import is_held
-from shared.messages import Cancel, CoordinatorState, DeviceState, Envelope, Progress
-from shared.own_certificate import check_own_certificate
-from shared.probe import Probe
-from shared.quantities import size
-from shared.reasons import JobPhase
+from fedpatch.device_agent.cli.preview import look
+from fedpatch.device_agent.job.training_messages import Ready, SetupFailed
+from fedpatch.device_agent.policy.owner_limits import DAMAGED, OwnerLimits, least_without_model
+from fedpatch.device_agent.runtime.effect_runner import Identity
+from fedpatch.device_agent.runtime.startup import setup_of
+from fedpatch.device_agent.runtime.trainer import Died, Trainer, TrainerEvent
+from fedpatch.device_agent.settings import AgentSettings
+from fedpatch.device_agent.state.status_file import LOCK_NAME, host_as_device_id, read_standing
+from fedpatch.device_agent.state.storage_check import PATCHES, SPOOL, stored_problems
+from fedpatch.shared.app.formatting import size
+from fedpatch.shared.app.locks import is_held
+from fedpatch.shared.diagnostics.broker_acl import AclParty
+from fedpatch.shared.diagnostics.broker_behaviour import Asked, check_broker
+from fedpatch.shared.diagnostics.checks import Checkup, in_words
+from fedpatch.shared.diagnostics.host import (
+    Space,
+    check_clock,
+    check_memory,
+    check_state_dir,
+    check_versions,
+    resident_memory,
+)
+from fedpatch.shared.diagnostics.own_certificate import check_own_certificate
+from fedpatch.shared.diagnostics.probe import Probe
+from fedpatch.shared.errors import BrokerError, FedpatchError, UsageError, WireError
+from fedpatch.shared.mqtt.events import Received
+from fedpatch.shared.mqtt.url import parse_broker_url
+from fedpatch.shared.wire import topics
+from fedpatch.shared.wire.codec import decode, encode
+from fedpatch.shared.wire.messages import Cancel, CoordinatorState, DeviceState, Envelope, Progress
+from fedpatch.shared.wire.reasons import JobPhase
 
 CHUNK_BYTES = 96 * 1024
 """What a coordinator sends and asks for, unless it is told otherwise."""
@@ -213,7 +219,7 @@ def _check_memory(trainer: Trainer, checkup: Checkup) -> None:
 
 def _check_broker(settings: AgentSettings, identity: Identity, checkup: Checkup, running: bool) -> None:
     user = settings.username or parse_broker_url(settings.broker).username
-    side = Side("device", identity.fleet, identity.device, identity.client_id, user)
+    side = AclParty("device", identity.fleet, identity.device, identity.client_id, user)
     asked = check_broker(settings, side, CHUNK_BYTES, checkup)
     if asked is None:
         checkup.skip("coordinator", "the broker was not asked for it")
@@ -237,7 +243,7 @@ def _check_name(asked: Asked, identity: Identity, checkup: Checkup, running: boo
         checkup.warn("device_name", text, mend)
 
 
-def _check_coordinator(settings: AgentSettings, side: Side, asked: Asked, checkup: Checkup) -> None:
+def _check_coordinator(settings: AgentSettings, side: AclParty, asked: Asked, checkup: Checkup) -> None:
     state = _last(asked.presence, topics.coordinator_state(side.fleet))
     if not isinstance(state, CoordinatorState):
         text = f"no coordinator was ever seen in fleet {side.fleet} on this broker"
@@ -261,7 +267,7 @@ def _check_coordinator(settings: AgentSettings, side: Side, asked: Asked, checku
             checkup.warn("coordinator", text, mend)
 
 
-def _ask_coordinator(settings: AgentSettings, side: Side, name: str) -> float | None:
+def _ask_coordinator(settings: AgentSettings, side: AclParty, name: str) -> float | None:
     """Tell it of work on a run that does not exist: it answers that this is cancelled. Seconds; None without an answer."""
     question = Envelope(Progress(JobPhase.TRAINING, 0, 0), run=side.stranger)
     down = topics.down(side.fleet, name)

@@ -15,19 +15,18 @@ from typing import Annotated, Any
 
 import typer
 
-from device_agent.conditions_cli import ConditionsRoot, add_conditions
-from device_agent.enrol_cli import add_enrol
-from device_agent.model_cli import DEFAULT_STATE_DIR, StateDir, add_models, models_in_words, models_plain
-from device_agent.new_task.command import register as add_new_task
-from device_agent.presence import STARTING
-from device_agent.settings import AgentSettings
-from device_agent.standing import Standing, read_standing
-from device_agent.unit_cli import add_unit
-from shared.check_task_cli import add_check_task
-from shared.command import AsJson, command, make_app, run_app
-from shared.config import cli_options
-from shared.quantities import age, size
-from shared.signals import interruptible
+from fedpatch.device_agent.cli.conditions import ConditionsRoot, add_conditions
+from fedpatch.device_agent.cli.enrol import add_enrol
+from fedpatch.device_agent.cli.models import DEFAULT_STATE_DIR, StateDir, add_models, models_in_words, models_plain
+from fedpatch.device_agent.cli.new_task.new_task import register as add_new_task
+from fedpatch.device_agent.cli.systemd import add_unit
+from fedpatch.device_agent.settings import AgentSettings
+from fedpatch.device_agent.state.status_file import STARTING, AgentStatus, read_standing
+from fedpatch.shared.app.command import AsJson, command, make_app, run_app
+from fedpatch.shared.app.formatting import age, size
+from fedpatch.shared.app.signals import interruptible
+from fedpatch.shared.config.load import cli_options
+from fedpatch.shared.task_checks.command import add_check_task
 
 NAME = "fedpatch-agent"
 
@@ -64,7 +63,7 @@ def run(
     root: ConditionsRoot = Path("/"),
 ) -> None:
     """Serve a fleet with this device's data, until SIGTERM or Ctrl-C."""
-    from device_agent.running import run_agent
+    from fedpatch.device_agent.runtime.startup import run_agent
 
     raise typer.Exit(run_agent(settings, until_stdin_closes=until_stdin_closes, root=root))
 
@@ -73,8 +72,8 @@ def run(
 @cli_options(AgentSettings)
 def doctor(settings: AgentSettings, as_json: AsJson = False) -> None:
     """Check the installation, the data, the disk and the broker, and tell a mend for whatever fails."""
-    from device_agent.doctor import examine
-    from shared.checkup import conduct
+    from fedpatch.device_agent.cli.doctor import examine
+    from fedpatch.shared.diagnostics.checks import conduct
 
     with interruptible():
         raise typer.Exit(conduct(lambda checkup: examine(settings, checkup), as_json=as_json))
@@ -113,7 +112,7 @@ add_new_task(app)
 add_check_task(app, NAME)
 
 
-def _plain(standing: Standing) -> dict[str, object]:
+def _plain(standing: AgentStatus) -> dict[str, object]:
     """The standing for JSON; paths as text."""
     entries = [{**asdict(entry), "path": str(entry.path)} for entry in standing.patches]
     known = {"running": standing.running, **standing.status}
@@ -121,7 +120,7 @@ def _plain(standing: Standing) -> dict[str, object]:
     return {**known, "update_waits": standing.update_waits, "held_version": held, "patches": entries}
 
 
-def _in_words(standing: Standing, now: float) -> list[str]:
+def _in_words(standing: AgentStatus, now: float) -> list[str]:
     told = standing.status
     name = f"{told['device_id']} of fleet {told['fleet']}" if standing.status else "the agent"
     if not standing.running:
@@ -172,12 +171,12 @@ def _willingness_in_words(admission: str, unwilling: Sequence[str]) -> list[str]
 
 
 def _patch_mend(path: Path) -> str:
-    from device_agent.patch_store import patch_mend, patch_problem
+    from fedpatch.device_agent.state.patch_store import patch_mend, patch_problem
 
     return patch_mend(path) if patch_problem(path) else "the next round uses the one before it"
 
 
-def _patches_in_words(standing: Standing, now: float) -> list[str]:
+def _patches_in_words(standing: AgentStatus, now: float) -> list[str]:
     lines = []
     for entry in standing.patches:
         if entry.problem:

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from device_agent.model_store import DIRECTORY, ModelStore, ModelVersion
-from device_agent.settings import AgentSettings
-from shared.command import AsJson, command, say
-from shared.config import cli_options
-from shared.errors import DataError, UsageError
-from shared.quantities import size
+from fedpatch.device_agent.models.store import DIRECTORY, ModelStore, ModelVersion
+from fedpatch.device_agent.settings import AgentSettings
+from fedpatch.shared.app.command import AsJson, command, say
+from fedpatch.shared.app.formatting import size
+from fedpatch.shared.config.load import cli_options
+from fedpatch.shared.errors import DataError, UsageError
 
 if TYPE_CHECKING:
-    from device_agent.personal import PersonalModel
-    from shared.model_metadata import ModelMetadata
-    from shared.tensors import Array
+    from fedpatch.device_agent.models.personal import PersonalModel
+    from fedpatch.shared.tasks.model_metadata import ModelMetadata
+    from fedpatch.shared.tensors.arrays import Array
 
 StateDir = Annotated[
     Path,
@@ -77,7 +77,7 @@ def _add_predict(app: typer.Typer) -> None:
 
 def _predict(personal: PersonalModel, file: Path, prepared: bool) -> tuple[Array, list[str]]:
     """Outputs for the inputs in a file, and in which respects those are unlike the inputs of training."""
-    from device_agent.prediction_inputs import read_inputs
+    from fedpatch.device_agent.models.inputs import read_inputs
 
     known, shape, dtype = personal.metadata, personal.metadata.input_shape, personal.metadata.input_dtype
     if known.prepare is not None and not prepared:
@@ -95,8 +95,8 @@ def _add_evaluate(app: typer.Typer) -> None:
     @cli_options(AgentSettings)
     def evaluate(settings: AgentSettings, model: ModelPath = None, as_json: AsJson = False) -> None:
         """Measure the personal model's user accuracy on this device's own test data."""
-        from device_agent.model_evaluation import evaluate_model
-        from shared.task import data_root, find_task
+        from fedpatch.device_agent.models.evaluate import evaluate_model
+        from fedpatch.shared.tasks.task import data_root, find_task
 
         task = find_task(settings.task)
         personal = _opened(settings.state_dir, task.name, model)
@@ -134,7 +134,7 @@ def _add_rollback(app: typer.Typer) -> None:
         as_json: AsJson = False,
     ) -> None:
         """Go back to the personal model before the present one, until a round gives another."""
-        from device_agent.personal import only_task
+        from fedpatch.device_agent.models.personal import only_task
 
         store = _store(state_dir)
         name = task or only_task(store, state_dir)
@@ -198,7 +198,7 @@ def _store(state_dir: Path) -> ModelStore:
 
 
 def _opened(state_dir: Path, task: str, model: Path | None) -> PersonalModel:
-    from device_agent.personal import PersonalModel
+    from fedpatch.device_agent.models.personal import PersonalModel
 
     if model is None:
         return PersonalModel.open(state_dir, task)

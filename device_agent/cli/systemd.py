@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from shared.command import command
+from fedpatch.shared.app.command import command
 
 
 def add_unit(app: typer.Typer) -> None:
@@ -24,6 +24,6 @@ def add_unit(app: typer.Typer) -> None:
         ),
     ) -> None:
         """Print the systemd unit that runs the agent of this installation as a service, watched and confined."""
-        from shared.systemd_unit import AGENT, unit_of_this_installation
+        from fedpatch.shared.app.systemd_unit import AGENT, unit_of_this_installation
 
         typer.echo(unit_of_this_installation(AGENT, user=user, config=config, state_dir=state_dir), nl=False)

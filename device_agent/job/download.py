@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from device_agent.effects import Effect, Fetch
-from device_agent.ways import Way
-from shared.messages import Need
-from shared.transfer import Chunk, Download
+from fedpatch.device_agent.job.download_plan import DownloadPlan
+from fedpatch.device_agent.job.effects import Effect, StartDownload
+from fedpatch.shared.wire.messages import Need
+from fedpatch.shared.wire.transfer import Chunk, Download
 
 
-class Incoming:
+class ModelDownload:
     """What is fetched is said by `way`. Chunks are taken between `begun` and `stop`, and none before or after."""
 
-    def __init__(self, way: Way) -> None:
+    def __init__(self, way: DownloadPlan) -> None:
         self.way = way
         self._download: Download | None = None
 
-    def fetch(self) -> Fetch:
+    def fetch(self) -> StartDownload:
         """What is to be done first, and again after a stop; then `begun`."""
         self._download = None
-        return Fetch(self.way.blobs)
+        return StartDownload(self.way.blobs)
 
     def begun(self, have: Mapping[str, Collection[int]], now: float) -> None:
         """Room is made; `have` are chunks from before, by the digest of their blob."""
@@ -30,7 +30,7 @@ class Incoming:
         """Nothing more is taken for now."""
         self._download = None
 
-    def goes_by(self, way: Way, now: float) -> list[Effect]:
+    def goes_by(self, way: DownloadPlan, now: float) -> list[Effect]:
         """The coordinator is back, and offers `way` to the same model.
 
         Its chunks are on the broker again: what is missing need not wait for a pause that has grown long.

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shared.errors import WireError
-from shared.messages import ENCODINGS, Manifest, ModelDelta, WorkRequest, is_delta
-from shared.transfer import check_manifest
+from fedpatch.shared.errors import WireError
+from fedpatch.shared.wire.messages import ENCODINGS, Manifest, ModelDelta, WorkRequest, is_delta
+from fedpatch.shared.wire.transfer import check_manifest
 
 
 @dataclass(frozen=True)
-class Way:
+class DownloadPlan:
     """`steps` lead from the version `held` to `model`, in their order; without `held` it is the whole model that comes."""
 
     model: Manifest
@@ -36,23 +36,23 @@ class Way:
         return self.model.size_bytes - sum(blob.size_bytes for blob in self.blobs)
 
 
-def way_to(request: WorkRequest, held: str, max_blob_bytes: int) -> Way:
+def plan_download(request: WorkRequest, held: str, max_blob_bytes: int) -> DownloadPlan:
     """The way with the fewest bytes. `held` is the digest of the version that the device holds, "" where there is none.
 
     Steps that this device cannot read, or will not for their size, are no reason against the work: the whole model is
     always there.
     """
-    whole = Way(request.model)
+    whole = DownloadPlan(request.model)
     if held == request.model.digest:
-        return Way(request.model, held)
+        return DownloadPlan(request.model, held)
     begins = [at for at, delta in enumerate(request.deltas) if delta.base == held]
     if not begins:
         return whole
-    way = Way(request.model, held, request.deltas[begins[-1] :])
+    way = DownloadPlan(request.model, held, request.deltas[begins[-1] :])
     return way if _can_be_gone(way, max_blob_bytes) else whole
 
 
-def expected_bytes(request: WorkRequest, way: Way) -> int:
+def expected_bytes(request: WorkRequest, way: DownloadPlan) -> int:
     """What the work will take of the link, at most about: its way to the model, and an update of it.
 
     An update is as large as the model; one that travels as a difference has a half of its bits or less.
@@ -61,7 +61,7 @@ def expected_bytes(request: WorkRequest, way: Way) -> int:
     return request.model.size_bytes - way.saved_bytes + update
 
 
-def _can_be_gone(way: Way, max_blob_bytes: int) -> bool:
+def _can_be_gone(way: DownloadPlan, max_blob_bytes: int) -> bool:
     """Whether it is shorter than the whole model, and each step a blob of its own that this device can read."""
     blobs = way.blobs
     if way.saved_bytes <= 0 or len({blob.digest for blob in blobs}) < len(blobs):

@@ -1,13 +1,16 @@
-"""Where a job is, and what it wants done; device_agent.performing does it, in order, and reports back where a line says so."""
+"""States of a job, and its effects: device_agent.runtime.effect_runner performs them in order.
+
+It reports back where a line says so.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from device_agent.ways import Way
-from shared.messages import Envelope, Manifest, WorkRequest
-from shared.transfer import Chunk, SendChunk
+from fedpatch.device_agent.job.download_plan import DownloadPlan
+from fedpatch.shared.wire.messages import Envelope, Manifest, WorkRequest
+from fedpatch.shared.wire.transfer import Chunk, SendChunk
 
 
 class JobState(StrEnum):
@@ -30,14 +33,14 @@ class JobKey:
 
 
 @dataclass(frozen=True)
-class Reply:
+class SendMessage:
     """Publish a message on the device's `up` topic."""
 
     envelope: Envelope
 
 
 @dataclass(frozen=True)
-class Fetch:
+class StartDownload:
     """Make room for these blobs and subscribe to their chunks; then `Job.fetching`.
 
     They are the global model, or the steps to it from the version that is held: none where it is held itself.
@@ -47,14 +50,14 @@ class Fetch:
 
 
 @dataclass(frozen=True)
-class Keep:
+class WriteChunk:
     """Write a chunk of what is fetched to disk."""
 
     chunk: Chunk
 
 
 @dataclass(frozen=True)
-class Train:
+class StartTraining:
     """What was fetched is whole: check it, merge, train; then `Job.trained`, `Job.training_failed` or `Job.damaged`.
 
     `way` says how it leads to the model of the request, `ends_at` when the round stops waiting for the update.
@@ -63,12 +66,12 @@ class Train:
     key: JobKey
     request: WorkRequest
     download_s: float
-    way: Way
+    way: DownloadPlan
     ends_at: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True)
-class ForgetModel:
+class DropHeldModel:
     """The version of the global model that is held did not lead to the one that was asked for: delete it.
 
     `why` is for the device's own log.
@@ -83,8 +86,8 @@ class StopTraining:
 
 
 @dataclass(frozen=True)
-class StopFetching:
-    """Take no more chunks for now, and keep those that are here; a `Fetch` goes on."""
+class StopDownload:
+    """Take no more chunks for now, and keep those that are here; a `StartDownload` goes on."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,7 @@ class ContinueTraining:
 
 
 @dataclass(frozen=True)
-class Spool:
+class SpoolUpdate:
     """Remember across restarts that this update waits to be committed, and to which request it is the answer.
 
     Said again when the job goes on in a newer epoch.
@@ -110,7 +113,7 @@ class Spool:
 
 
 @dataclass(frozen=True)
-class Forget:
+class EndJob:
     """The job is over: drop the spooled update and the global model. `outcome` is for the device's own log.
 
     Nothing more will be asked for `rest_s`, as far as the coordinator can tell. `committed` is the job whose update the
@@ -124,16 +127,16 @@ class Forget:
 
 
 Effect = (
-    Reply
-    | Fetch
-    | StopFetching
-    | Keep
-    | Train
-    | ForgetModel
+    SendMessage
+    | StartDownload
+    | StopDownload
+    | WriteChunk
+    | StartTraining
+    | DropHeldModel
     | PauseTraining
     | ContinueTraining
     | StopTraining
-    | Spool
-    | Forget
+    | SpoolUpdate
+    | EndJob
     | SendChunk
 )

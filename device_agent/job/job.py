@@ -2,9 +2,9 @@
 
     IDLE -> DOWNLOADING -> TRAINING -> UPLOADING -> IDLE
 
-Messages and the time go in, effects come out; device_agent.performing performs them. The coordinator may say anything at
-any time and more than once: the same request again is answered again, the same work in a newer epoch goes on there, any
-other newer request replaces the job, an answer to another job is ignored.
+Messages and the time go in, effects come out; device_agent.runtime.effect_runner performs them. The coordinator may say
+anything at any time and more than once: the same request again is answered again, the same work in a newer epoch goes on
+there, any other newer request replaces the job, an answer to another job is ignored.
 """
 
 from __future__ import annotations
@@ -12,27 +12,25 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from device_agent.admission import Verdict
-from device_agent.effects import (
+from fedpatch.device_agent.job.download import ModelDownload
+from fedpatch.device_agent.job.download_plan import DownloadPlan, plan_download
+from fedpatch.device_agent.job.effects import (
     ContinueTraining,
+    DropHeldModel,
     Effect,
-    Forget,
-    ForgetModel,
+    EndJob,
     JobKey,
     JobState,
-    Keep,
     PauseTraining,
-    Spool,
-    StopFetching,
+    SpoolUpdate,
+    StartTraining,
+    StopDownload,
     StopTraining,
-    Train,
+    WriteChunk,
 )
-from device_agent.incoming import Incoming
-from device_agent.outgoing import Outgoing
-from device_agent.replies import Replies
-from device_agent.requests import Past, goes_on, reason_to_decline
-from device_agent.ways import Way, way_to
-from shared.messages import (
+from fedpatch.device_agent.job.requests import AdmissionDecision, AnsweredRequests, continues, reason_to_decline
+from fedpatch.device_agent.job.upload import MessageFactory, UpdateUpload
+from fedpatch.shared.wire.messages import (
     Cancel,
     Committed,
     Envelope,
@@ -44,8 +42,8 @@ from shared.messages import (
     TaskCapability,
     WorkRequest,
 )
-from shared.reasons import Condition, FailReason, JobPhase
-from shared.transfer import Chunk, SendChunk
+from fedpatch.shared.wire.reasons import Condition, FailReason, JobPhase
+from fedpatch.shared.wire.transfer import Chunk, SendChunk
 
 
 class Job:
@@ -63,13 +61,13 @@ class Job:
         self._paused_for: Condition | None = None
         self._max_blob_bytes = max_blob_bytes
         self._request: WorkRequest | None = None
-        self._incoming: Incoming | None = None
-        self._upload: Outgoing | None = None
-        self._past = Past()
+        self._incoming: ModelDownload | None = None
+        self._upload: UpdateUpload | None = None
+        self._past = AnsweredRequests()
         # What the training process was told: its answers bear it, also when the job has gone on in a newer epoch.
         self._training_key: JobKey | None = None
         self._deadline = self._accepted_at = 0.0
-        self._says = Replies()
+        self._says = MessageFactory()
 
     @property
     def request(self) -> WorkRequest | None:
@@ -83,7 +81,12 @@ class Job:
     # ---- messages
 
     def on_request(
-        self, envelope: Envelope, tasks: tuple[TaskCapability, ...], verdict: Verdict, now: float, held: str = ""
+        self,
+        envelope: Envelope,
+        tasks: tuple[TaskCapability, ...],
+        verdict: AdmissionDecision,
+        now: float,
+        held: str = "",
     ) -> list[Effect]:
         """The coordinator asks. The verdict counts only for work that has not begun.
 
@@ -99,7 +102,7 @@ class Job:
         # Without tasks this device is not ready yet, and a decline would be held against it: it will be asked again.
         if self._past.is_over(key) or not tasks:
             return []
-        if goes_on(self.key, self._request, key, request, downloading=self.state is JobState.DOWNLOADING):
+        if continues(self.key, self._request, key, request, downloading=self.state is JobState.DOWNLOADING):
             return self._take_over(key, request, tasks, held, now)
         if declined := reason_to_decline(key.task, request, tasks, verdict, self._max_blob_bytes):
             # What is being done goes on: its own coordinator says when it is of no use.
@@ -110,7 +113,7 @@ class Job:
         self._past.took(key)
         self._deadline, self._accepted_at = now + request.deadline_s, now
         self._says.begins(key, tasks)
-        self._incoming = Incoming(way_to(request, held, self._max_blob_bytes))
+        self._incoming = ModelDownload(plan_download(request, held, self._max_blob_bytes))
         return [*effects, self._says.accept(key), self._incoming.fetch()]
 
     def on_message(self, envelope: Envelope, now: float) -> list[Effect]:
@@ -134,7 +137,7 @@ class Job:
         """A chunk of the global model, or of a step to it."""
         if self.state is not JobState.DOWNLOADING or self._incoming is None or not self._incoming.take(chunk, now):
             return []
-        return [Keep(chunk), *self._train_when_whole(now)]
+        return [WriteChunk(chunk), *self._train_when_whole(now)]
 
     def reconnected(self, now: float) -> None:
         """The link is back: what was in flight may be lost."""
@@ -163,7 +166,7 @@ class Job:
         assert self.key is not None
         self.state = JobState.UPLOADING
         self._upload = self._outgoing(manifest, now)
-        return [Spool(self.key, manifest, self._request), *self._sends(self._upload.tick(now))]
+        return [SpoolUpdate(self.key, manifest, self._request), *self._sends(self._upload.tick(now))]
 
     def resume(self, key: JobKey, manifest: Manifest, now: float, request: WorkRequest | None = None) -> None:
         """An update from before a restart is still to be committed; without its request, for no other epoch."""
@@ -185,7 +188,7 @@ class Job:
             return []
         if reason is not FailReason.DOWNLOAD or self._incoming is None or not self._incoming.way.held:
             return self.give_up(reason, detail)
-        return [ForgetModel(detail), *self._take_whole()]
+        return [DropHeldModel(detail), *self._take_whole()]
 
     def progress(self, key: JobKey, done: int, total: int) -> list[Effect]:
         """A sign of life from training."""
@@ -208,7 +211,7 @@ class Job:
             return [PauseTraining()]
         assert self._incoming is not None
         self._incoming.stop()
-        return [StopFetching()]
+        return [StopDownload()]
 
     def go_on(self, now: float) -> list[Effect]:
         """After a pause, from where it was; an update that awaits it may be sent."""
@@ -262,15 +265,15 @@ class Job:
         if self._upload is None:
             told = self._says.where(self.state, key)
             if self.state is JobState.DOWNLOADING and self._incoming is not None:
-                told += self._incoming.goes_by(way_to(request, held, self._max_blob_bytes), now)
+                told += self._incoming.goes_by(plan_download(request, held, self._max_blob_bytes), now)
             return told
-        self._upload = Outgoing(self._upload.manifest, now, held=self._upload.held)
+        self._upload = UpdateUpload(self._upload.manifest, now, held=self._upload.held)
         offer = self._sends(self._upload.tick(now))
-        return [Spool(key, self._upload.manifest, request), self._says.accept(key), *offer]
+        return [SpoolUpdate(key, self._upload.manifest, request), self._says.accept(key), *offer]
 
     def _take_whole(self) -> list[Effect]:
         assert self._request is not None
-        self.state, self._incoming = JobState.DOWNLOADING, Incoming(Way(self._request.model))
+        self.state, self._incoming = JobState.DOWNLOADING, ModelDownload(DownloadPlan(self._request.model))
         return [] if self.paused else [self._incoming.fetch()]
 
     def _train_when_whole(self, now: float) -> list[Effect]:
@@ -278,16 +281,16 @@ class Job:
             return []
         self._incoming.stop()
         self.state, self._training_key, self._says.trained = JobState.TRAINING, self.key, (0, 1)
-        train = Train(self.key, self._request, now - self._accepted_at, self._incoming.way, self._deadline)
+        train = StartTraining(self.key, self._request, now - self._accepted_at, self._incoming.way, self._deadline)
         return [self._says.progress(self.key), train]
 
     def _sends(self, parts: list[Offer | SendChunk]) -> list[Effect]:
         assert self.key is not None
         return [self._says.reply(self.key, part) if isinstance(part, Offer) else part for part in parts]
 
-    def _outgoing(self, manifest: Manifest, now: float) -> Outgoing:
+    def _outgoing(self, manifest: Manifest, now: float) -> UpdateUpload:
         self.awaits_clearance = self._ask_to_send and not self.paused
-        return Outgoing(manifest, now, held=self.paused or self.awaits_clearance)
+        return UpdateUpload(manifest, now, held=self.paused or self.awaits_clearance)
 
     def _trains(self, key: JobKey) -> bool:
         """Whether it is this job's training, and not that of the same round of an earlier epoch, from another base."""
@@ -306,4 +309,4 @@ class Job:
         stop: list[Effect] = [StopTraining()] if self.state is JobState.TRAINING else []
         self.state, self.paused, self.awaits_clearance = JobState.IDLE, False, False
         self.key = self._request = self._incoming = self._upload = self._training_key = None
-        return [*stop, Forget(outcome, gave_up, rest_s, committed)]
+        return [*stop, EndJob(outcome, gave_up, rest_s, committed)]

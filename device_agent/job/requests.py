@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from device_agent.admission import Verdict
-from device_agent.effects import JobKey
-from shared.errors import WireError
-from shared.messages import (
+from fedpatch.device_agent.job.effects import JobKey
+from fedpatch.shared.errors import WireError
+from fedpatch.shared.wire.messages import (
     ENCODINGS,
     OWNER_LIMITS_FEATURE,
     STORAGE_FEATURE,
@@ -16,14 +15,29 @@ from shared.messages import (
     TaskCapability,
     WorkRequest,
 )
-from shared.reasons import DeclineReason
-from shared.transfer import check_manifest
+from fedpatch.shared.wire.reasons import Condition, DeclineReason
+from fedpatch.shared.wire.transfer import check_manifest
 
 _OWNER_LIMITS = (DeclineReason.PRIVATE_POLICY, DeclineReason.PLAN_LIMIT)
 
 
+@dataclass(frozen=True)
+class AdmissionDecision:
+    """Whether the device works now. All of it reaches the coordinator: no value that was found, no path.
+
+    `condition` is the preference that is missed, where one is; before `retry_after_s` it would say the same (0: unknown).
+    `reason` is the word for it: an owner's limit has one of its own, and so has a disk that cannot be used.
+    """
+
+    accept: bool
+    why: str = ""
+    condition: Condition | None = None
+    retry_after_s: float = 0.0
+    reason: DeclineReason = DeclineReason.UNWILLING
+
+
 def reason_to_decline(
-    task: str, request: WorkRequest, tasks: tuple[TaskCapability, ...], verdict: Verdict, max_blob_bytes: int
+    task: str, request: WorkRequest, tasks: tuple[TaskCapability, ...], verdict: AdmissionDecision, max_blob_bytes: int
 ) -> Decline | None:
     """The first that applies, or None. A lasting reason comes before a passing one."""
     own = next((t for t in tasks if t.task == task), None)
@@ -54,7 +68,7 @@ def reason_to_decline(
     return Decline(reason, verdict.why[:500], verdict.condition, verdict.retry_after_s)
 
 
-def goes_on(
+def continues(
     job: JobKey | None, known: WorkRequest | None, key: JobKey, request: WorkRequest, *, downloading: bool
 ) -> bool:
     """Whether a request asks, in a newer epoch, for the very work that a job is on.
@@ -78,7 +92,7 @@ def goes_on(
     return same_model and same_terms == known
 
 
-class Past:
+class AnsweredRequests:
     """What was decided on the last requests stays decided. Bounded: the last that was taken, and the last declined."""
 
     def __init__(self) -> None:

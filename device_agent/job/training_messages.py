@@ -14,11 +14,11 @@ from typing import BinaryIO, TypeVar, get_args
 
 import msgspec
 
-from device_agent.effects import ContinueTraining, JobKey, PauseTraining
-from shared.errors import WireError
-from shared.messages import Manifest, ModelDelta, TrainPlan, UpdateReport
-from shared.reasons import FailReason
-from shared.schema import TensorSpec
+from fedpatch.device_agent.job.effects import ContinueTraining, JobKey, PauseTraining
+from fedpatch.shared.errors import WireError
+from fedpatch.shared.tensors.schema import TensorSpec
+from fedpatch.shared.wire.messages import Manifest, ModelDelta, TrainPlan, UpdateReport
+from fedpatch.shared.wire.reasons import FailReason
 
 MAX_FRAME_BYTES = 2**26
 _LENGTH = struct.Struct(">I")
@@ -27,14 +27,14 @@ Message = TypeVar("Message")
 
 
 @dataclass(frozen=True)
-class Setup:
+class WorkerSetup:
     """First command: what to train, on which data.
 
     `task_ref` and `data` come from the device's own configuration, never from the network. `threads` are torch's. `nice`
-    and `max_memory_mib` (0: no limit) bind the process itself (device_agent.restraint). `models_dir` is where personal
-    models are staged (empty: none are), `keep_margin` how much worse one may be. `held_dir` is where the global model is
-    held from one round to the next (empty: nowhere). `private` is the owner's policy of what stays at least (empty: the
-    default). `max_steps` and `max_epochs` bound a round's plan (0: no limit).
+    and `max_memory_mib` (0: no limit) bind the process itself (device_agent.training.resource_limits). `models_dir` is where
+    personal models are staged (empty: none are), `keep_margin` how much worse one may be. `held_dir` is where the global
+    model is held from one round to the next (empty: nowhere). `private` is the owner's policy of what stays at least (empty:
+    the default). `max_steps` and `max_epochs` bound a round's plan (0: no limit).
     """
 
     task_ref: str
@@ -110,7 +110,7 @@ class CancelTraining:
 
 @dataclass(frozen=True)
 class Ready:
-    """Answer to `Setup`: the task's name, the digest of its model's schema, the number of training examples here.
+    """Answer to `WorkerSetup`: the task's name, the digest of its model's schema, the number of training examples here.
 
     `tensors` are those of the schema: the agent compares policies by them.
     """
@@ -123,7 +123,7 @@ class Ready:
 
 @dataclass(frozen=True)
 class SetupFailed:
-    """Answer to `Setup` that cannot be followed; the process ends. `exit_code` is that of the error (shared.errors).
+    """Answer to `WorkerSetup` that cannot be followed; the process ends. `exit_code` is that of the error (shared.errors).
 
     `lost` are the rounds that it had been given; who gave them fills it in.
     """
@@ -178,7 +178,7 @@ class TrainCancelled:
     key: JobKey
 
 
-Command = Setup | TrainCommand | MakeModel | PauseTraining | ContinueTraining | CancelTraining
+Command = WorkerSetup | TrainCommand | MakeModel | PauseTraining | ContinueTraining | CancelTraining
 Answer = Ready | SetupFailed | TrainProgress | Trained | ModelMade | TrainFailed | TrainCancelled
 
 COMMANDS: dict[str, type[Command]] = {kind.__name__: kind for kind in get_args(Command)}

@@ -1,12 +1,28 @@
-"""The update on its way to the coordinator: offered, sent within the window, and held back while the owner wants that."""
+"""The update on its way to the coordinator: offered, sent within the window, and held back while the owner wants that.
+
+What a job says to its coordinator: numbered messages of its round.
+"""
 
 from __future__ import annotations
 
-from shared.messages import Ack, Body, Grant, Manifest, Offer, RetryAfter
-from shared.transfer import SendChunk, Upload
+from fedpatch.device_agent.job.effects import Effect, JobKey, JobState, SendMessage
+from fedpatch.shared.wire.messages import (
+    Accept,
+    Ack,
+    Body,
+    Envelope,
+    Grant,
+    Manifest,
+    Offer,
+    Progress,
+    RetryAfter,
+    TaskCapability,
+)
+from fedpatch.shared.wire.reasons import JobPhase
+from fedpatch.shared.wire.transfer import SendChunk, Upload
 
 
-class Outgoing:
+class UpdateUpload:
     """One update. Each method returns what to say and to send now; while `held` that is nothing."""
 
     def __init__(self, manifest: Manifest, now: float, *, held: bool = False) -> None:
@@ -44,3 +60,37 @@ class Outgoing:
     def next_deadline(self) -> float | None:
         """When `tick` has something to do."""
         return None if self.held else self._upload.next_deadline()
+
+
+class MessageFactory:
+    """`num_examples` and `trained`, steps done of all, are what the next ones tell."""
+
+    def __init__(self) -> None:
+        self.num_examples = 1
+        self.trained = (0, 1)
+        self._last_id = 0
+
+    def begins(self, key: JobKey, tasks: tuple[TaskCapability, ...]) -> None:
+        """A job is taken up; an update from before a restart does not say of how many examples it is."""
+        self.num_examples = next((t.num_examples for t in tasks if t.task == key.task), 0) or self.num_examples
+
+    def accept(self, key: JobKey) -> SendMessage:
+        """The device takes part."""
+        return self.reply(key, Accept(self.num_examples))
+
+    def progress(self, key: JobKey) -> SendMessage:
+        """It trains."""
+        return self.reply(key, Progress(JobPhase.TRAINING, *self.trained))
+
+    def where(self, state: JobState, key: JobKey) -> list[Effect]:
+        """What a coordinator that asks again has to know; an upload speaks for itself, by its offers."""
+        if state is JobState.DOWNLOADING:
+            return [self.accept(key)]
+        return [self.accept(key), self.progress(key)] if state is JobState.TRAINING else []
+
+    def reply(self, key: JobKey, body: Body) -> SendMessage:
+        """Anything else."""
+        self._last_id += 1
+        return SendMessage(
+            Envelope(body, id=self._last_id, task=key.task, run=key.run, epoch=key.epoch, round=key.round)
+        )

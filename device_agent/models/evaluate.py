@@ -6,14 +6,14 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shared.errors import DataError, FedpatchError, UsageError
-from shared.prepare import require_same_prepare
-from shared.task_checks import load_checked
+from fedpatch.shared.errors import DataError, FedpatchError, UsageError
+from fedpatch.shared.task_checks.data import load_checked
+from fedpatch.shared.tasks.prepare import require_same_prepare
 
 if TYPE_CHECKING:
-    from device_agent.personal import PersonalModel
-    from shared.task import Task
-    from shared.tensors import Array
+    from fedpatch.device_agent.models.personal import PersonalModel
+    from fedpatch.shared.tasks.task import Task
+    from fedpatch.shared.tensors.arrays import Array
 
 log = logging.getLogger("fedpatch.models")
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from shared.entries import optional_module
-from shared.errors import DataError, UsageError
-from shared.tensors import Array
+from fedpatch.shared.app.plugins import import_optional
+from fedpatch.shared.errors import DataError, UsageError
+from fedpatch.shared.tensors.arrays import Array
 
 IMAGES = (".png", ".bmp", ".jpg", ".jpeg")
 KINDS = (".npy", ".csv", *IMAGES)
@@ -83,7 +83,7 @@ def _is_number(cell: str) -> bool:
 
 
 def _image(path: Path, shape: tuple[int, ...]) -> Array:
-    pillow = optional_module("PIL.Image", f"{path}: Pillow reads images and is not there", "pip install pillow")
+    pillow = import_optional("PIL.Image", f"{path}: Pillow reads images and is not there", "pip install pillow")
     mode, height, width = _picture(path, shape)
     try:
         with pillow.open(path) as image:

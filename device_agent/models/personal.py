@@ -1,6 +1,6 @@
 """The personal model of this device, for applications in Python; it needs NumPy and onnxruntime, and no torch.
 
-    from device_agent.personal import PersonalModel
+    from fedpatch.device_agent.models.personal import PersonalModel
 
     model = PersonalModel.open("/var/lib/fedpatch-agent", "digits")
     model.predict(images)             # outputs, one row per image
@@ -20,15 +20,15 @@ from pathlib import Path
 
 import numpy as np
 
-from device_agent.model_store import DIRECTORY, ModelStore
-from shared.errors import DataError, StateError, UsageError
-from shared.input_statistics import differences
-from shared.model_metadata import METADATA_FILE, MODEL_FILE, ModelMetadata, Preparation, from_json
-from shared.onnx_model import OnnxModel
-from shared.prepare import prepared as prepared_by
-from shared.prepare import require_same_prepare
-from shared.task import Task, find_task
-from shared.tensors import Array
+from fedpatch.device_agent.models.store import DIRECTORY, ModelStore
+from fedpatch.shared.errors import DataError, StateError, UsageError
+from fedpatch.shared.onnx.runtime import OnnxModel
+from fedpatch.shared.tasks.input_statistics import differences
+from fedpatch.shared.tasks.model_metadata import METADATA_FILE, MODEL_FILE, ModelMetadata, Preparation, from_json
+from fedpatch.shared.tasks.prepare import prepared as prepared_by
+from fedpatch.shared.tasks.prepare import require_same_prepare
+from fedpatch.shared.tasks.task import Task, find_task
+from fedpatch.shared.tensors.arrays import Array
 
 log = logging.getLogger("fedpatch.models")
 
@@ -37,10 +37,26 @@ _ATTEMPTS = 5
 
 
 class PersonalModel:
-    """A model ready to use. `path` is the directory of its files, `metadata` says where it comes from.
+    """The personal model of a device, ready for predictions; it needs NumPy and onnxruntime, and no torch.
 
-    `task` is the task that the model was trained with. It is needed only where that has a `prepare`; unless given, it is found
-    by the name that the agent's configuration had.
+    Args:
+        path: Directory of the model's files; `PersonalModel.open` finds it.
+        threads: Threads of onnxruntime.
+        task: The task that the model was trained with. It is needed only where that has a `prepare`; unless given, it is
+            found by the name in the agent's configuration.
+
+    Attributes:
+        path: Directory of the model's files.
+        metadata: Where the model comes from: task, run, round, user accuracy, input shape.
+
+    Raises:
+        StateError: The model is damaged or absent.
+
+    Example:
+        >>> from fedpatch import PersonalModel
+        >>> model = PersonalModel.open("/var/lib/fedpatch-agent", "digits")  # doctest: +SKIP
+        >>> model.classify(images)  # doctest: +SKIP
+        ['7', '3']
     """
 
     def __init__(self, path: Path, *, threads: int = 1, task: Task | None = None) -> None:

@@ -2,13 +2,19 @@
 
     <state directory>/models/TASK/
         current -> 000012-RUN-ROUND      a link that is replaced in one rename: it always leads to a whole model
-        000012-RUN-ROUND/model.onnx      see shared.model_metadata for what lies beside it, in metadata.json
+        000012-RUN-ROUND/model.onnx      see shared.tasks.model_metadata for what lies beside it, in metadata.json
         .staged/                         trained, and not yet known to be committed
         kept.json                        why the last round's model did not become the present one
 
 The training process stages; the agent's process publishes, by renaming, when the coordinator has committed the update. A
 model holds the private patch: directories are 0750 and files 0640, so that the agent's group may read them and nobody else.
 Nothing here needs torch, NumPy or onnxruntime.
+
+That a model is being made, for whoever comes after a process that did not live to see its end.
+
+To make a model takes memory beside training's, and onnxruntime may not be built for a processor. What kills the training
+process in every round would keep the device from ever giving an update; so after a few deaths no more attempts are made, until
+the agent begins anew.
 """
 
 from __future__ import annotations
@@ -24,12 +30,46 @@ from pathlib import Path
 
 import msgspec
 
-from device_agent.export_attempts import ExportAttempts
-from shared.errors import StateError, UsageError
-from shared.files import make_directory, refusals_of, remove_unfinished, sync_directory, write_atomic
-from shared.locks import FileLock
-from shared.model_metadata import METADATA_FILE, MODEL_FILE, ModelMetadata, from_json, to_json
-from shared.settings import NAME
+from fedpatch.shared.app.files import make_directory, refusals_of, remove_unfinished, sync_directory, write_atomic
+from fedpatch.shared.app.locks import FileLock
+from fedpatch.shared.config.fields import NAME
+from fedpatch.shared.errors import StateError, UsageError
+from fedpatch.shared.tasks.model_metadata import METADATA_FILE, MODEL_FILE, ModelMetadata, from_json, to_json
+
+MARK = ".attempt"
+
+
+class ExportAttempts:
+    """The attempts at models below `directory`; the mark of one lies beside the models of its task, `.attempt`.
+
+    It is not flushed to the disk: a power cut is no fault of an attempt. What the disk refuses is a StateError.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def begin(self, task: str, most_deaths: int) -> bool:
+        """Whether one may be made: not after `most_deaths` that ended their process."""
+        mark = self._directory / task / MARK
+        with refusals_of(mark):
+            text = mark.read_text() if mark.exists() else ""
+            deaths = int(text) if text.isdecimal() else 0
+            if deaths < most_deaths:
+                mark.write_text(str(deaths + 1))
+        return deaths < most_deaths
+
+    def end(self, task: str) -> None:
+        """The process lives, whatever came of it."""
+        mark = self._directory / task / MARK
+        with refusals_of(mark):
+            mark.unlink(missing_ok=True)
+
+    def forget(self) -> None:
+        """The agent begins anew: what ended its training process before may be mended by now."""
+        with refusals_of(self._directory):
+            for mark in self._directory.glob(f"*/{MARK}"):
+                mark.unlink(missing_ok=True)
+
 
 DIRECTORY = "models"
 CURRENT = "current"
@@ -58,7 +98,7 @@ class ModelVersion:
 
 
 @dataclass(frozen=True)
-class Kept:
+class StoredModel:
     """That the present model stayed after round `round` of `run`, and why."""
 
     run: str
@@ -113,7 +153,7 @@ class ModelStore:
             if (root / _STAGED).exists():
                 _remove(root, root / _STAGED)
 
-    def note_kept(self, task: str, kept: Kept) -> None:
+    def note_kept(self, task: str, kept: StoredModel) -> None:
         """Write down, for people, why the present model stays; a disk that refuses costs the note alone."""
         root = self._root(task)
         try:
@@ -242,10 +282,10 @@ class ModelStore:
             if metadata is not None and (problem := _content_problem(ModelVersion(path, False, metadata))):
                 yield problem
 
-    def kept(self, task: str) -> Kept | None:
+    def kept(self, task: str) -> StoredModel | None:
         """Why the last round's model did not become the present one; None where it did."""
         try:
-            return msgspec.json.decode((self._root(task) / _KEPT).read_bytes(), type=Kept)
+            return msgspec.json.decode((self._root(task) / _KEPT).read_bytes(), type=StoredModel)
         except (OSError, msgspec.DecodeError):
             return None
 

@@ -24,64 +24,64 @@ Duration = Annotated[float, Meta(ge=0.0, le=1e9)]
 
 
 @dataclass(frozen=True)
-class Spent:
+class Usage:
     """Rounds taken part in, bytes of models and updates both ways, seconds of training."""
 
     rounds: Count = 0
     traffic_bytes: Count = 0
     training_s: Duration = 0.0
 
-    def plus(self, more: Spent) -> Spent:
+    def plus(self, more: Usage) -> Usage:
         """Both together."""
-        return Spent(
+        return Usage(
             self.rounds + more.rounds, self.traffic_bytes + more.traffic_bytes, self.training_s + more.training_s
         )
 
 
-NOTHING = Spent()
+NOTHING = Usage()
 
 
 @dataclass(frozen=True)
-class Account:
+class DailyBudget:
     """What was spent on a day."""
 
     day: date
-    spent: Spent
+    spent: Usage
 
 
 @dataclass(frozen=True)
-class DayBook:
+class DayUsage:
     """The two latest days of accounts, the latest first, and the date that the clock showed last."""
 
     seen: date
-    latest: Account
-    before: Account | None = None
+    latest: DailyBudget
+    before: DailyBudget | None = None
 
     @classmethod
-    def new(cls, today: date) -> DayBook:
+    def new(cls, today: date) -> DayUsage:
         """An empty book."""
-        return cls(today, Account(today, NOTHING))
+        return cls(today, DailyBudget(today, NOTHING))
 
-    def on(self, today: date) -> DayBook:
+    def on(self, today: date) -> DayUsage:
         """The book as the clock shows `today`."""
         if today == self.seen:
             return self
         if today > self.latest.day:
-            return DayBook(today, Account(today, NOTHING), self.latest)
+            return DayUsage(today, DailyBudget(today, NOTHING), self.latest)
         if today == self.latest.day or today < self.seen:
             return replace(self, seen=today)
         if today - self.seen == timedelta(days=1):
-            return DayBook.new(today)
+            return DayUsage.new(today)
         # The clock is set forward to where it stood before the latest day: that was a mistake, but its costs were not.
-        return DayBook(today, Account(today, replace(self, seen=today).spent))
+        return DayUsage(today, DailyBudget(today, replace(self, seen=today).spent))
 
     @property
-    def spent(self) -> Spent:
+    def spent(self) -> Usage:
         """What counts on the day that was seen last."""
         if self.before is None or self.before.day < self.seen:
             return self.latest.spent
         return self.latest.spent.plus(self.before.spent)
 
-    def note(self, more: Spent) -> DayBook:
+    def note(self, more: Usage) -> DayUsage:
         """The book with `more` in it."""
-        return replace(self, latest=Account(self.latest.day, self.latest.spent.plus(more)))
+        return replace(self, latest=DailyBudget(self.latest.day, self.latest.spent.plus(more)))

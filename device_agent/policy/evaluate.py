@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from device_agent.allowance import Spent
-from device_agent.facts import Facts
-from device_agent.preference_rules import RULES, Own
-from device_agent.preference_settings import PreferenceSettings, parse_unknown
-from device_agent.quiet_hours import QuietHours, next_midnight, parse_quiet_hours
-from shared.reasons import Condition
+from fedpatch.device_agent.policy.daily_budget import Usage
+from fedpatch.device_agent.policy.quiet_hours import QuietHours, next_midnight, parse_quiet_hours
+from fedpatch.device_agent.policy.rules import RULES, OwnUsage
+from fedpatch.device_agent.policy.settings import PreferenceSettings, parse_unknown
+from fedpatch.device_agent.sensors.facts import Facts
+from fedpatch.shared.wire.reasons import Condition
 
 BATTERY_MARGIN_PERCENT = 5.0
 TEMPERATURE_MARGIN_C = 5.0
@@ -72,12 +72,12 @@ class Preferences:
 def judge(
     preferences: Preferences,
     facts: Facts,
-    spent: Spent,
+    spent: Usage,
     *,
     local: datetime,
     task: str = "",
     expected_bytes: int = 0,
-    own: Own | None = None,
+    own: OwnUsage | None = None,
     working: bool = False,
 ) -> tuple[Objection, ...]:
     """All objections to working now, the most lasting first; none: the device works.
@@ -88,7 +88,7 @@ def judge(
     too many.
     """
     wants = preferences.settings
-    found = [*_by_facts(preferences, facts, own or Own()), *_by_clock(preferences, facts, local)]
+    found = [*_by_facts(preferences, facts, own or OwnUsage()), *_by_clock(preferences, facts, local)]
     found += _by_allowance(wants, spent, local, expected_bytes, working=working)
     if facts.paused.value is not False:
         words = (
@@ -108,7 +108,7 @@ def words_for_wire(objections: Sequence[Objection]) -> str:
     return ", ".join(dict.fromkeys(one.condition.replace("_", " ") for one in objections))
 
 
-def _by_facts(preferences: Preferences, facts: Facts, own: Own) -> Iterator[Objection]:
+def _by_facts(preferences: Preferences, facts: Facts, own: OwnUsage) -> Iterator[Objection]:
     for name, rule in RULES.items():
         answer = rule.answer(preferences.settings, facts, own)
         if answer is None or answer.met:
@@ -136,7 +136,7 @@ def _by_clock(preferences: Preferences, facts: Facts, local: datetime) -> Iterat
 
 
 def _by_allowance(
-    wants: PreferenceSettings, spent: Spent, local: datetime, expected_bytes: int, *, working: bool
+    wants: PreferenceSettings, spent: Usage, local: datetime, expected_bytes: int, *, working: bool
 ) -> Iterator[Objection]:
     rest_s = _seconds(local, next_midnight(local))
     if not working and wants.max_rounds_per_day is not None and spent.rounds >= wants.max_rounds_per_day:

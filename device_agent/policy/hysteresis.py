@@ -16,8 +16,8 @@ import math
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from device_agent.preferences import Objection, Preferences
-from shared.reasons import Condition
+from fedpatch.device_agent.policy.evaluate import Objection, Preferences
+from fedpatch.shared.wire.reasons import Condition
 
 LOSS_TOLD_AFTER_S = 1.0
 """Beyond `loss_after_s`: until then what is missed has been looked at again, and presence tells of it if it lasts."""
@@ -32,31 +32,31 @@ class OnLoss(StrEnum):
 
 
 @dataclass(frozen=True)
-class Lost:
-    """The device is no longer willing; `action` is what to do with work in hand. A pause ends by Regained or PauseOver."""
+class ConditionLost:
+    """The device is no longer willing; `action` is what to do with work in hand. A pause ends by Regained or PauseExpired."""
 
     objections: tuple[Objection, ...]
     action: OnLoss
 
 
 @dataclass(frozen=True)
-class Regained:
+class ConditionRestored:
     """The device is willing again, after `lost_s`: paused work goes on."""
 
     lost_s: float
 
 
 @dataclass(frozen=True)
-class PauseOver:
+class PauseExpired:
     """The pause has lasted as long as its owner allows: the work is to be given up."""
 
     objections: tuple[Objection, ...]
 
 
-Change = Lost | Regained | PauseOver
+Change = ConditionLost | ConditionRestored | PauseExpired
 
 
-class Willingness:
+class Hysteresis:
     """Drive it with `observe`, at the latest at `next_deadline`; `now` is monotonic, in seconds.
 
     The first observation decides at once: there is nothing yet to be steady about. What is missed counts from look to look:
@@ -134,7 +134,7 @@ class Willingness:
         self._steady_since = -math.inf if all(one.exact for one in self.reasons) else None
         action = self._action()
         self._pausing = working and action is OnLoss.PAUSE
-        return Lost(self.reasons, action)
+        return ConditionLost(self.reasons, action)
 
     def _has_lasted(self, now: float) -> bool:
         """Whether what is missed now, if anything is, has been for long enough to count."""
@@ -171,10 +171,10 @@ class Willingness:
         steady = self._steady_since is not None and now >= self._steady_since + self._terms.return_after_s
         if steady and not objections:
             self.willing, self._pausing, self._steady_since, self.reasons = True, False, None, ()
-            return Regained(now - self._lost_at)
+            return ConditionRestored(now - self._lost_at)
         if self._pausing and now >= self._lost_at + self._terms.pause_limit_s:
             self._pausing = False
-            return PauseOver(self.reasons)
+            return PauseExpired(self.reasons)
         return None
 
     def _action(self) -> OnLoss:

@@ -1,7 +1,7 @@
 """The owner's limits to a work request: what stays private at least, and how much training one request may ask for.
 
 The agent asks here before it accepts, before anything is downloaded, and once more before an update is offered. The training
-process checks the floor a second time by itself (device_agent.local_update).
+process checks the floor a second time by itself (device_agent.training.local_update).
 """
 
 from __future__ import annotations
@@ -12,21 +12,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from device_agent.admission import Verdict
-from device_agent.plans import why_too_long
-from device_agent.private_floor import LEAST, Floor, Kept, PrivateFloor, public_schema, tasks_with_records, undercut
-from device_agent.training_channel import Ready
-from shared.errors import FedpatchError, StateError, WireError
-from shared.files import stamp_of
-from shared.messages import Manifest, WorkRequest
-from shared.reasons import DeclineReason
-from shared.schema import Schema, listing
+from fedpatch.device_agent.job.requests import AdmissionDecision
+from fedpatch.device_agent.job.training_messages import Ready
+from fedpatch.device_agent.policy.plan_cost import why_too_long
+from fedpatch.device_agent.policy.private_floor import (
+    LEAST,
+    Floor,
+    FloorRecord,
+    PrivateFloor,
+    public_schema,
+    tasks_with_records,
+    undercut,
+)
+from fedpatch.shared.app.files import stamp_of
+from fedpatch.shared.errors import FedpatchError, StateError, WireError
+from fedpatch.shared.tensors.schema import Schema, listing
+from fedpatch.shared.wire.messages import Manifest, WorkRequest
+from fedpatch.shared.wire.reasons import DeclineReason
 
 _log = logging.getLogger("fedpatch.owner")
 
 
 DAMAGED = "damaged"
-UNKNOWN_FLOOR = Verdict(
+UNKNOWN_FLOOR = AdmissionDecision(
     False, "the device's record of what stayed private is damaged", reason=DeclineReason.PRIVATE_POLICY
 )
 """The answer to every request where it is not known what stayed private, until the owner decides."""
@@ -67,7 +75,7 @@ class OwnerLimits:
         if known is None:
             _log.info("private: %s", self.told()["words"])
 
-    def refusal(self, task: str, request: WorkRequest) -> Verdict | None:
+    def refusal(self, task: str, request: WorkRequest) -> AdmissionDecision | None:
         """Why a request is beyond the owner's limits; None where it is within, or about another model than this device's."""
         model = self._model
         if model is None or (task, request.schema) != (model.task, model.schema.digest):
@@ -154,13 +162,13 @@ def least_without_model(setting: str, patch_dir: Path, task: str = "") -> dict[s
         return _told(
             setting, "setting", f"at least {setting} ({SOURCES['setting']})", below=setting in ("none", "stats")
         )
-    kept = Kept()
+    kept = FloorRecord()
     try:
         for one in [task] if task else tasks_with_records(patch_dir):
             kept = kept.or_also(PrivateFloor(patch_dir, one).kept())
     except StateError as error:
         return _damaged(error)
-    if kept == Kept():
+    if kept == FloorRecord():
         return _told(str(LEAST), "default", f"at least {LEAST} ({SOURCES['default']})")
     words = f"at least {LEAST}, and what stayed in earlier rounds: {kept}"
     return _told(str(LEAST), "earlier rounds", words, tensors=sorted(kept.names))
@@ -190,5 +198,5 @@ SOURCES = {
 }
 
 
-def _no(reason: DeclineReason, why: str) -> Verdict:
-    return Verdict(False, why, reason=reason)
+def _no(reason: DeclineReason, why: str) -> AdmissionDecision:
+    return AdmissionDecision(False, why, reason=reason)

@@ -12,19 +12,19 @@ from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
-from device_agent.admission import Order, Verdict, decide
-from device_agent.allowance import Spent
-from device_agent.effects import Effect, JobKey, JobState
-from device_agent.facts import Facts
-from device_agent.job import Job
-from device_agent.meter import Meter
-from device_agent.own_work import OwnLoad
-from device_agent.preference_rules import Own
-from device_agent.preferences import Objection, Preferences, judge
-from device_agent.ways import expected_bytes, way_to
-from device_agent.willingness import Change, Lost, OnLoss, Regained, Willingness
-from shared.messages import MAX_BLOB_BYTES, WorkRequest
-from shared.reasons import Condition, FailReason
+from fedpatch.device_agent.job.download_plan import expected_bytes, plan_download
+from fedpatch.device_agent.job.effects import Effect, JobKey, JobState
+from fedpatch.device_agent.job.job import Job
+from fedpatch.device_agent.job.requests import AdmissionDecision
+from fedpatch.device_agent.policy.admission import AdmissionMode, decide
+from fedpatch.device_agent.policy.daily_budget import Usage
+from fedpatch.device_agent.policy.evaluate import Objection, Preferences, judge
+from fedpatch.device_agent.policy.hysteresis import Change, ConditionLost, ConditionRestored, Hysteresis, OnLoss
+from fedpatch.device_agent.policy.job_usage import JobUsage, OwnLoadAverage
+from fedpatch.device_agent.policy.rules import OwnUsage
+from fedpatch.device_agent.sensors.facts import Facts
+from fedpatch.shared.wire.messages import MAX_BLOB_BYTES, WorkRequest
+from fedpatch.shared.wire.reasons import Condition, FailReason
 
 _log = logging.getLogger("fedpatch.owner")
 
@@ -43,18 +43,18 @@ class Asks(Protocol):
         """Look once more; the facts come later."""
 
 
-class Ledger(Protocol):
+class UsageBook(Protocol):
     """What was spent today (usage.UsageLedger)."""
 
     @property
-    def today(self) -> Spent:
+    def today(self) -> Usage:
         """What counts on this local day, without the work in hand."""
 
-    def note(self, more: Spent) -> None:
+    def note(self, more: Usage) -> None:
         """A job took that."""
 
 
-class Owner:
+class OwnerPolicy:
     """Drive it with `tick` in each turn of the loop and `see` for each look; `now` is monotonic, in seconds.
 
     `unwilling` is what presence tells; `words` are for the owner, and the same for as long as the conditions are, which are
@@ -63,17 +63,17 @@ class Owner:
 
     def __init__(
         self,
-        order: Order,
+        order: AdmissionMode,
         preferences: Preferences,
         *,
-        usage: Ledger,
+        usage: UsageBook,
         watcher: Asks,
         local_now: Callable[[], datetime],
         own_memory_mib: Callable[[], float],
-        own_load: OwnLoad,
+        own_load: OwnLoadAverage,
         look_anyway: bool = False,
     ) -> None:
-        self.meter = Meter()
+        self.meter = JobUsage()
         self.unwilling: Condition | None = None
         self.words: tuple[str, ...] = ()
         self._order = order
@@ -84,39 +84,39 @@ class Owner:
         self._own_memory_mib = own_memory_mib
         self._own_load = own_load
         # Whether the device would take work, and whether it goes on with what it has: that needs less of some things.
-        self._standing = Willingness(preferences)
-        self._at_work = Willingness(preferences)
+        self._standing = Hysteresis(preferences)
+        self._at_work = Hysteresis(preferences)
         self._work: JobKey | None = None
         self._awaited: JobKey | None = None
         self.facts: Facts | None = None
         self._seen_at = 0.0
         self._asked = False
         self.conditions: frozenset[Condition] = frozenset()
-        self._looks = order.by_preferences or look_anyway
+        self._looks = order.follows_preferences or look_anyway
 
-    def consider(self, task: str, request: WorkRequest, now: float, held: str = "") -> Verdict | None:
+    def consider(self, task: str, request: WorkRequest, now: float, held: str = "") -> AdmissionDecision | None:
         """Whether to take an offer; None until there are fresh facts: ask again after the next `see`.
 
         `held` is the digest of the global model that the device has from before.
         """
-        if not self._order.by_preferences:
+        if not self._order.follows_preferences:
             return decide(self._order, text_of(self._order))
         if self.facts is None or now - self._seen_at > FRESH_S:
             self._ask()
             return None
-        takes = expected_bytes(request, way_to(request, held, MAX_BLOB_BYTES))
+        takes = expected_bytes(request, plan_download(request, held, MAX_BLOB_BYTES))
         objections = self._judge(self._standing, self.facts, now, task=task, expected_bytes=takes)
         return decide(self._order, None, self._standing.answer(objections, now))
 
     def see(self, facts: Facts, job: Job, tasks: Sequence[str], now: float) -> list[Effect]:
         """The facts as they are: what becomes of the work in hand. `tasks` are those that the device can train."""
         self.facts, self._seen_at, self._asked = facts, now, False
-        if not self._order.by_preferences:
+        if not self._order.follows_preferences:
             return []
         change = self._standing.observe(
             self._judge(self._standing, facts, now, task=tasks[0] if tasks else ""), now, working=False
         )
-        if isinstance(change, Lost) and job.key is None:
+        if isinstance(change, ConditionLost) and job.key is None:
             _log.info("not willing: %s", _words(change.objections))
         self._tell()
         return self._mind(facts, job, now)
@@ -137,11 +137,11 @@ class Owner:
     @property
     def willing(self) -> bool | None:
         """Whether it would take work now; None where that is not known, or a file is asked for each offer."""
-        if not self._order.by_preferences:
+        if not self._order.follows_preferences:
             return None if self._order.path else self._order.always
         return None if self.facts is None else self._standing.willing
 
-    def spent_today(self, now: float) -> Spent:
+    def spent_today(self, now: float) -> Usage:
         """What counts today, the work in hand included."""
         return self._usage.today.plus(self.meter.spent(now))
 
@@ -155,7 +155,7 @@ class Owner:
             return None
         if self.facts is None:
             return 0.0
-        if not self._order.by_preferences:
+        if not self._order.follows_preferences:
             return self._seen_at + LOOK_IDLE_S
         # An update that waits to be fetched may do so for days.
         rests = job.key is None or (job.state is JobState.UPLOADING and not job.awaits_clearance)
@@ -172,7 +172,7 @@ class Owner:
 
     def _judge(
         self,
-        willingness: Willingness,
+        willingness: Hysteresis,
         facts: Facts,
         now: float,
         *,
@@ -187,7 +187,7 @@ class Owner:
             local=self._local_now(),
             task=task,
             expected_bytes=expected_bytes,
-            own=Own(self._own_load.mean, self._own_memory_mib()),
+            own=OwnUsage(self._own_load.mean, self._own_memory_mib()),
             working=working,
         )
 
@@ -204,7 +204,7 @@ class Owner:
             self._work = None
             return []
         if _is_other_work(job.key, self._work):
-            self._work, self._at_work = job.key, Willingness(self._preferences)
+            self._work, self._at_work = job.key, Hysteresis(self._preferences)
             if not job.awaits_clearance:
                 # It was accepted when all was well: what is missed now must be missed for a while.
                 self._at_work.observe((), now, working=True)
@@ -220,14 +220,14 @@ class Owner:
     def _act(self, change: Change | None, job: Job, now: float) -> list[Effect]:
         if change is None:
             return []
-        if isinstance(change, Regained):
+        if isinstance(change, ConditionRestored):
             _log.info("going on after %.0f s", change.lost_s)
             return job.go_on(now)
         words, condition = _words(change.objections), change.objections[0].condition
-        if isinstance(change, Lost) and change.action is OnLoss.FINISH:
+        if isinstance(change, ConditionLost) and change.action is OnLoss.FINISH:
             _log.info("not willing: %s; what has begun goes on", words)
             return []
-        if isinstance(change, Lost) and change.action is OnLoss.PAUSE:
+        if isinstance(change, ConditionLost) and change.action is OnLoss.PAUSE:
             _log.info("not willing: %s; pausing", words)
             return job.pause(condition)
         return job.give_up(FailReason.UNWILLING, words, condition)
@@ -253,7 +253,7 @@ def _of_concern(objections: tuple[Objection, ...], state: JobState) -> tuple[Obj
             return objections
 
 
-def text_of(order: Order) -> str | None:
+def text_of(order: AdmissionMode) -> str | None:
     """What the order's file holds now, None where there is none to read."""
     if not order.path:
         return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shared.messages import TrainPlan
+from fedpatch.shared.wire.messages import TrainPlan
 
 
 def why_too_long(plan: TrainPlan, num_examples: int, *, max_steps: int, max_epochs: int, measured: bool = False) -> str:

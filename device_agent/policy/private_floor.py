@@ -18,12 +18,12 @@ from pathlib import Path
 
 import msgpack
 
-from device_agent.patch_store import kept_in_patches
-from shared.errors import StateError, UsageError
-from shared.files import refusals_of, write_atomic
-from shared.policies import ROLES_OF, PatchPolicy, parse_policy
-from shared.schema import Schema, base_name, listing
-from shared.sealed import read_header, seal, unseal
+from fedpatch.device_agent.state.patch_store import kept_in_patches
+from fedpatch.shared.app.checksummed_file import read_header, seal, unseal
+from fedpatch.shared.app.files import refusals_of, write_atomic
+from fedpatch.shared.errors import StateError, UsageError
+from fedpatch.shared.tensors.patch_policy import ROLES_OF, PatchPolicy, parse_policy
+from fedpatch.shared.tensors.schema import Schema, base_name, listing
 
 SUFFIX = ".private"
 LEAST = PatchPolicy("affine")
@@ -33,7 +33,7 @@ _FIELDS = {"task": str, "roles": list, "names": list}
 
 
 @dataclass(frozen=True)
-class Kept:
+class FloorRecord:
     """What stayed private in earlier rounds: `roles` of which every tensor did, and `names` of the model's tensors."""
 
     roles: frozenset[str] = frozenset()
@@ -43,16 +43,16 @@ class Kept:
         """Names of the model's tensors of `schema` that are in it."""
         return frozenset(one.name for one in schema.specs if one.role in self.roles or one.name in self.names)
 
-    def plus(self, names: Iterable[str], schema: Schema) -> Kept:
+    def plus(self, names: Iterable[str], schema: Schema) -> FloorRecord:
         """This, and what stayed private in a round on a model of `schema`."""
         bases = {base_name(name) for name in names}
         known = {spec.role for spec in schema.specs if spec.role != "moment"}
         whole = {role for role in known if all(one.name in bases for one in schema.specs if one.role == role)}
-        return Kept(self.roles | whole, self.names | bases)
+        return FloorRecord(self.roles | whole, self.names | bases)
 
-    def or_also(self, other: Kept) -> Kept:
+    def or_also(self, other: FloorRecord) -> FloorRecord:
         """What is in either."""
-        return Kept(self.roles | other.roles, self.names | other.names)
+        return FloorRecord(self.roles | other.roles, self.names | other.names)
 
     def __str__(self) -> str:
         """In words, short."""
@@ -95,7 +95,7 @@ class PrivateFloor:
         names = least | earlier
         return Floor(names, _in_words(names, schema), "earlier rounds" if earlier - least else "default")
 
-    def kept(self) -> Kept:
+    def kept(self) -> FloorRecord:
         """What stayed private in earlier rounds. Raises StateError where that cannot be known.
 
         A device that has patches and no record was at work before there were records: its patches tell.
@@ -133,10 +133,10 @@ class PrivateFloor:
         with refusals_of(self.path):
             write_atomic(self.path, seal(_MAGIC, msgpack.packb(header)))
 
-    def _of_patches(self) -> Kept:
-        kept = Kept()
+    def _of_patches(self) -> FloorRecord:
+        kept = FloorRecord()
         for policy, names in kept_in_patches(self._directory, self._task):
-            kept = kept.or_also(Kept(frozenset(ROLES_OF.get(policy, ())), names))
+            kept = kept.or_also(FloorRecord(frozenset(ROLES_OF.get(policy, ())), names))
         return kept
 
 
@@ -173,9 +173,9 @@ def _in_words(names: frozenset[str], schema: Schema) -> str:
     return next((str(one) for one in kinds if one.keeps(schema) == names), f"names {listing(names, 3)}")
 
 
-def _decode(path: Path, data: bytes, task: str) -> Kept:
+def _decode(path: Path, data: bytes, task: str) -> FloorRecord:
     content = unseal(path, _MAGIC, data, "a record of what stayed private")
     header, _ = read_header(path, content, _FIELDS)
     if header["task"] != task or not all(isinstance(one, str) for one in (*header["roles"], *header["names"])):
         raise StateError(f"{path}: is not the record of task {task!r}")
-    return Kept(frozenset(header["roles"]), frozenset(header["names"]))
+    return FloorRecord(frozenset(header["roles"]), frozenset(header["names"]))

@@ -2,16 +2,21 @@
 
 A span belongs to the day on which it begins. In a night in which the clocks change, it lasts up to an hour longer, never
 shorter: its beginning is the earlier and its end the later of the moments that the local clock could mean by them.
+
+The device's local time, with the rules by which its clocks change.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta, tzinfo
+from pathlib import Path
+from zoneinfo import ZoneInfo
 
-from shared.errors import UsageError
+from fedpatch.shared.errors import UsageError
 
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _SPAN = re.compile(r"(?:([a-z]{3})(?:-([a-z]{3}))? +)?(\d\d):(\d\d) ?- ?(\d\d):(\d\d)", re.ASCII)
@@ -111,3 +116,25 @@ def _moments(day: date, minutes: int, zone: tzinfo) -> tuple[datetime, datetime]
         wall.replace(tzinfo=zone, fold=0).astimezone(UTC),
         wall.replace(tzinfo=zone, fold=1).astimezone(UTC),
     )
+
+
+LOCALTIME = Path("/etc/localtime")
+
+
+def local_now(localtime: Path = LOCALTIME) -> datetime:
+    """Now, aware. The zone is $TZ or what `localtime` holds; it is read each time, as a device may travel.
+
+    Where neither says it, the offset of this moment stands in, which knows of no changes.
+    """
+    zone = _zone(os.environ.get("TZ", "").removeprefix(":"), localtime)
+    return datetime.now(UTC).astimezone(zone)
+
+
+def _zone(name: str, localtime: Path) -> tzinfo | None:
+    try:
+        if name and not name.startswith("/"):
+            return ZoneInfo(name)
+        with Path(name or localtime).open("rb") as file:
+            return ZoneInfo.from_file(file)
+    except (OSError, ValueError, KeyError):  # no such zone, or a rule such as CET-1CEST, which only the C library reads
+        return None

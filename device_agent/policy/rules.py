@@ -6,16 +6,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from device_agent.facts import Fact, Facts
-from device_agent.preference_settings import PreferenceSettings
-from shared.reasons import Condition, LinkKind
+from fedpatch.device_agent.policy.settings import PreferenceSettings
+from fedpatch.device_agent.sensors.facts import Fact, Facts
+from fedpatch.shared.wire.reasons import Condition, LinkKind
 
 # The broker is on this very device, or at the end of a cable: neither can be worse than a WiFi network.
 _BETTER_THAN_WIFI = (LinkKind.LOOPBACK, LinkKind.ETHERNET)
 
 
 @dataclass(frozen=True)
-class Own:
+class OwnUsage:
     """What the work in hand takes of the device: load per CPU, and memory in MiB."""
 
     load_per_cpu: float = 0.0
@@ -31,21 +31,21 @@ class Answer(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Rule:
+class PreferenceRule:
     """`answer` gives None where the owner does not ask for it; `subject` is what is not known when nobody can tell."""
 
     condition: Condition
     retry_after_s: float
     subject: str
-    answer: Callable[[PreferenceSettings, Facts, Own], Answer | None]
+    answer: Callable[[PreferenceSettings, Facts, OwnUsage], Answer | None]
 
 
-def _charging(wants: PreferenceSettings, facts: Facts, own: Own) -> Answer | None:
+def _charging(wants: PreferenceSettings, facts: Facts, own: OwnUsage) -> Answer | None:
     power = facts.external_power
     return Answer(power.value, power, "it runs on its battery") if wants.charging else None
 
 
-def _battery(wants: PreferenceSettings, facts: Facts, own: Own) -> Answer | None:
+def _battery(wants: PreferenceSettings, facts: Facts, own: OwnUsage) -> Answer | None:
     fact = facts.battery_percent
     if not wants.min_battery:
         return None
@@ -56,14 +56,14 @@ def _battery(wants: PreferenceSettings, facts: Facts, own: Own) -> Answer | None
     )
 
 
-def _supply(wants: PreferenceSettings, facts: Facts, own: Own) -> Answer | None:
+def _supply(wants: PreferenceSettings, facts: Facts, own: OwnUsage) -> Answer | None:
     fact = facts.under_voltage
     if wants.under_voltage_ok:
         return None
     return Answer(None if fact.value is None else not fact.value, fact, "its power supply is too weak (under-voltage)")
 
 
-def _unmetered(wants: PreferenceSettings, facts: Facts, own: Own) -> Answer | None:
+def _unmetered(wants: PreferenceSettings, facts: Facts, own: OwnUsage) -> Answer | None:
     fact = facts.metered
     # To a broker on this very device nothing is paid.
     if not wants.unmetered or facts.link.value is LinkKind.LOOPBACK:
@@ -71,7 +71,7 @@ def _unmetered(wants: PreferenceSettings, facts: Facts, own: Own) -> Answer | No
     return Answer(None if fact.value is None else not fact.value, fact, "its connection is metered")
 
 
-def _wifi(wants: PreferenceSettings, facts: Facts, own: Own) -> Answer | None:
+def _wifi(wants: PreferenceSettings, facts: Facts, own: OwnUsage) -> Answer | None:
     link = facts.link
     if not wants.wifi:
         return None
@@ -81,7 +81,7 @@ def _wifi(wants: PreferenceSettings, facts: Facts, own: Own) -> Answer | None:
     return Answer(met, link, f"its connection is {link.value}, neither WiFi nor Ethernet")
 
 
-def _network(wants: PreferenceSettings, facts: Facts, own: Own) -> Answer | None:
+def _network(wants: PreferenceSettings, facts: Facts, own: OwnUsage) -> Answer | None:
     link, ssid = facts.link, facts.ssid
     if not wants.ssids or link.value in _BETTER_THAN_WIFI:
         return None
@@ -92,7 +92,7 @@ def _network(wants: PreferenceSettings, facts: Facts, own: Own) -> Answer | None
     return Answer(ssid.value in wants.ssids, ssid, f"the WiFi network {ssid.value!r} is not among ssids")
 
 
-def _cool(wants: PreferenceSettings, facts: Facts, own: Own) -> Answer | None:
+def _cool(wants: PreferenceSettings, facts: Facts, own: OwnUsage) -> Answer | None:
     fact = facts.temperature_c
     if wants.max_temperature is None:
         return None
@@ -102,7 +102,7 @@ def _cool(wants: PreferenceSettings, facts: Facts, own: Own) -> Answer | None:
     return Answer(fact.value <= wants.max_temperature, fact, words)
 
 
-def _idle(wants: PreferenceSettings, facts: Facts, own: Own) -> Answer | None:
+def _idle(wants: PreferenceSettings, facts: Facts, own: OwnUsage) -> Answer | None:
     fact = facts.load_per_cpu
     if wants.max_load is None:
         return None
@@ -112,7 +112,7 @@ def _idle(wants: PreferenceSettings, facts: Facts, own: Own) -> Answer | None:
     return Answer(load <= wants.max_load, fact, f"it has a load of {load:.2g} per CPU, max_load is {wants.max_load:g}")
 
 
-def _memory(wants: PreferenceSettings, facts: Facts, own: Own) -> Answer | None:
+def _memory(wants: PreferenceSettings, facts: Facts, own: OwnUsage) -> Answer | None:
     fact = facts.free_memory_mib
     if not wants.min_free_memory_mib:
         return None
@@ -123,7 +123,7 @@ def _memory(wants: PreferenceSettings, facts: Facts, own: Own) -> Answer | None:
     return Answer(free >= wants.min_free_memory_mib, fact, words)
 
 
-def _disk(wants: PreferenceSettings, facts: Facts, own: Own) -> Answer | None:
+def _disk(wants: PreferenceSettings, facts: Facts, own: OwnUsage) -> Answer | None:
     fact = facts.free_disk_mib
     if not wants.min_free_disk_mib:
         return None
@@ -133,22 +133,22 @@ def _disk(wants: PreferenceSettings, facts: Facts, own: Own) -> Answer | None:
     return Answer(fact.value >= wants.min_free_disk_mib, fact, words)
 
 
-def _clock(wants: PreferenceSettings, facts: Facts, own: Own) -> Answer | None:
+def _clock(wants: PreferenceSettings, facts: Facts, own: OwnUsage) -> Answer | None:
     clock = facts.clock_set
     return Answer(clock.value, clock, "its clock was not set since it started") if wants.clock_set else None
 
 
 # A battery takes long to charge, a moment of load is soon over.
-RULES: Mapping[str, Rule] = {
-    "charging": Rule(Condition.NOT_CHARGING, 600.0, "whether it has external power", _charging),
-    "min_battery": Rule(Condition.LOW_BATTERY, 900.0, "the battery's charge", _battery),
-    "under_voltage_ok": Rule(Condition.UNDER_VOLTAGE, 300.0, "whether its power supply is too weak", _supply),
-    "unmetered": Rule(Condition.METERED, 600.0, "whether its connection is metered", _unmetered),
-    "wifi": Rule(Condition.NOT_WIFI, 600.0, "by what it is connected", _wifi),
-    "ssids": Rule(Condition.OTHER_SSID, 600.0, "the WiFi network", _network),
-    "max_temperature": Rule(Condition.TOO_HOT, 120.0, "the temperature", _cool),
-    "max_load": Rule(Condition.BUSY, 60.0, "the load", _idle),
-    "min_free_memory_mib": Rule(Condition.LOW_MEMORY, 120.0, "the available memory", _memory),
-    "min_free_disk_mib": Rule(Condition.LOW_DISK, 900.0, "the free space", _disk),
-    "clock_set": Rule(Condition.CLOCK_NOT_SET, 60.0, "whether the clock was set", _clock),
+RULES: Mapping[str, PreferenceRule] = {
+    "charging": PreferenceRule(Condition.NOT_CHARGING, 600.0, "whether it has external power", _charging),
+    "min_battery": PreferenceRule(Condition.LOW_BATTERY, 900.0, "the battery's charge", _battery),
+    "under_voltage_ok": PreferenceRule(Condition.UNDER_VOLTAGE, 300.0, "whether its power supply is too weak", _supply),
+    "unmetered": PreferenceRule(Condition.METERED, 600.0, "whether its connection is metered", _unmetered),
+    "wifi": PreferenceRule(Condition.NOT_WIFI, 600.0, "by what it is connected", _wifi),
+    "ssids": PreferenceRule(Condition.OTHER_SSID, 600.0, "the WiFi network", _network),
+    "max_temperature": PreferenceRule(Condition.TOO_HOT, 120.0, "the temperature", _cool),
+    "max_load": PreferenceRule(Condition.BUSY, 60.0, "the load", _idle),
+    "min_free_memory_mib": PreferenceRule(Condition.LOW_MEMORY, 120.0, "the available memory", _memory),
+    "min_free_disk_mib": PreferenceRule(Condition.LOW_DISK, 900.0, "the free space", _disk),
+    "clock_set": PreferenceRule(Condition.CLOCK_NOT_SET, 60.0, "whether the clock was set", _clock),
 }

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from device_agent.quiet_hours import parse_quiet_hours
-from shared.errors import UsageError, unknown_name
-from shared.settings import Settings, setting
+from fedpatch.device_agent.policy.quiet_hours import parse_quiet_hours
+from fedpatch.shared.config.fields import Settings, setting
+from fedpatch.shared.errors import UsageError, unknown_name
 
 _WANTS = "Preferences"
 _DAILY = "Daily allowance"

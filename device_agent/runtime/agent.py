@@ -12,17 +12,9 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
-from device_agent.admission import Verdict
-from device_agent.effects import Effect, JobKey
-from device_agent.facts import Facts
-from device_agent.namesake import Namesake
-from device_agent.owner import Owner
-from device_agent.owner_limits import DAMAGED
-from device_agent.performing import Performer
-from device_agent.presence import STARTING, StatusFile
-from device_agent.storage import Storage
-from device_agent.trainer import Died, Trainer, TrainerEvent
-from device_agent.training_channel import (
+from fedpatch.device_agent.job.effects import Effect, JobKey
+from fedpatch.device_agent.job.requests import AdmissionDecision
+from fedpatch.device_agent.job.training_messages import (
     ModelMade,
     Ready,
     SetupFailed,
@@ -30,12 +22,21 @@ from device_agent.training_channel import (
     TrainFailed,
     TrainProgress,
 )
-from device_agent.upkeep import Upkeep
-from shared import __version__, topics
-from shared.codec import UnknownMessage, decode, encode
-from shared.errors import DataError, UsageError, WireError
-from shared.link_events import Connected, Disconnected, Link, LinkEvent, Received
-from shared.messages import (
+from fedpatch.device_agent.policy.owner_limits import DAMAGED
+from fedpatch.device_agent.policy.owner_policy import OwnerPolicy
+from fedpatch.device_agent.runtime.duplicate_id import DuplicateIdDetector
+from fedpatch.device_agent.runtime.effect_runner import EffectRunner
+from fedpatch.device_agent.runtime.housekeeping import Housekeeping
+from fedpatch.device_agent.runtime.trainer import Died, Trainer, TrainerEvent
+from fedpatch.device_agent.sensors.facts import Facts
+from fedpatch.device_agent.state.status_file import STARTING, StatusFile
+from fedpatch.device_agent.state.storage_check import Storage
+from fedpatch.shared import __version__
+from fedpatch.shared.errors import DataError, UsageError, WireError
+from fedpatch.shared.mqtt.events import Connected, Disconnected, Link, LinkEvent, Received
+from fedpatch.shared.wire import topics
+from fedpatch.shared.wire.codec import UnknownMessage, decode, encode
+from fedpatch.shared.wire.messages import (
     DEVICE_FEATURES,
     ENCODINGS,
     Body,
@@ -45,8 +46,8 @@ from shared.messages import (
     TaskCapability,
     WorkRequest,
 )
-from shared.reasons import Condition, FailReason
-from shared.transfer import decode_chunk
+from fedpatch.shared.wire.reasons import Condition, FailReason
+from fedpatch.shared.wire.transfer import decode_chunk
 
 _log = logging.getLogger("fedpatch.agent")
 
@@ -80,15 +81,15 @@ class Agent:
 
     def __init__(
         self,
-        performer: Performer,
+        performer: EffectRunner,
         *,
         link: AgentLink,
         inbox: Inbox,
         trainer: Trainer,
-        owner: Owner,
+        owner: OwnerPolicy,
         status: StatusFile,
-        namesake: Namesake,
-        upkeep: Upkeep,
+        namesake: DuplicateIdDetector,
+        upkeep: Housekeeping,
     ) -> None:
         self._me, self._job = performer.me, performer.job
         self._performer = performer
@@ -302,7 +303,7 @@ class Agent:
             return []
         return self._job.on_request(envelope, self._tasks, verdict, now, held)
 
-    def _storage_verdict(self, envelope: Envelope, held: str) -> Verdict | None:
+    def _storage_verdict(self, envelope: Envelope, held: str) -> AdmissionDecision | None:
         """A decline where this device could not store what the round needs; the log and the status say what to do.
 
         The job in hand has what it needs: to be asked for it once more is no cause for alarm.

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from shared.messages import DeviceState
+from fedpatch.shared.wire.messages import DeviceState
 
 
-class Namesake:
+class DuplicateIdDetector:
     """Fed with the states on the device's own topic; `found` while another agent was seen not long ago.
 
     Args:
@@ -24,12 +24,12 @@ class Namesake:
         former_boots: Nonces of earlier starts of this agent.
 
     Example:
-        >>> namesake = Namesake("b2", forget_s=60.0, former_boots=["b1"])
-        >>> namesake.connected()
-        >>> namesake.heard(DeviceState(online=True, boot="b2"), now=0.0)
+        >>> detector = DuplicateIdDetector("b2", forget_s=60.0, former_boots=["b1"])
+        >>> detector.connected()
+        >>> detector.heard(DeviceState(online=True, boot="b2"), now=0.0)
         False
-        >>> namesake.connected()
-        >>> namesake.heard(DeviceState(online=True, boot="another"), now=2.0)
+        >>> detector.connected()
+        >>> detector.heard(DeviceState(online=True, boot="another"), now=2.0)
         True
     """
 

@@ -10,43 +10,43 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from device_agent.downloads import Downloads
-from device_agent.effects import (
+from fedpatch.device_agent.job.effects import (
     ContinueTraining,
+    DropHeldModel,
     Effect,
-    Fetch,
-    Forget,
-    ForgetModel,
+    EndJob,
     JobKey,
-    Keep,
     PauseTraining,
-    Reply,
-    Spool,
-    StopFetching,
+    SendMessage,
+    SpoolUpdate,
+    StartDownload,
+    StartTraining,
+    StopDownload,
     StopTraining,
-    Train,
+    WriteChunk,
 )
-from device_agent.held_model import DIRECTORY as HELD_DIRECTORY
-from device_agent.held_model import HeldModel
-from device_agent.job import Job
-from device_agent.meter import Meter
-from device_agent.model_store import ModelStore
-from device_agent.owner_limits import OwnerLimits
-from device_agent.round_times import RoundTimes
-from device_agent.spool import Spool as UpdateSpool
-from device_agent.spool import Spooled
-from device_agent.storage import DOWNLOADS, SPOOL
-from device_agent.trainer import Trainer
-from device_agent.training_channel import MakeModel, ModelStep, TrainCommand, Trained
-from shared import topics
-from shared.blobs import cut_from_file
-from shared.codec import encode
-from shared.errors import BrokerError, FedpatchError, StateError, UsageError
-from shared.link import Link
-from shared.log_lines import fields
-from shared.messages import Decline, DeviceState, Envelope, Manifest, Offer, WorkRequest, is_delta
-from shared.reasons import FailReason
-from shared.transfer import SendChunk, encode_chunk
+from fedpatch.device_agent.job.job import Job
+from fedpatch.device_agent.job.training_messages import MakeModel, ModelStep, TrainCommand, Trained
+from fedpatch.device_agent.models.store import ModelStore
+from fedpatch.device_agent.policy.job_usage import JobUsage
+from fedpatch.device_agent.policy.owner_limits import OwnerLimits
+from fedpatch.device_agent.runtime.trainer import Trainer
+from fedpatch.device_agent.state.download_files import Downloads
+from fedpatch.device_agent.state.model_cache import DIRECTORY as HELD_DIRECTORY
+from fedpatch.device_agent.state.model_cache import ModelCache
+from fedpatch.device_agent.state.partial_blob import cut_from_file
+from fedpatch.device_agent.state.storage_check import DOWNLOADS, SPOOL
+from fedpatch.device_agent.state.update_spool import Spooled
+from fedpatch.device_agent.state.update_spool import UpdateSpool as UpdateSpool
+from fedpatch.device_agent.telemetry.round_times import RoundTimes
+from fedpatch.shared.app.logging import fields
+from fedpatch.shared.errors import BrokerError, FedpatchError, StateError, UsageError
+from fedpatch.shared.mqtt.client import Link
+from fedpatch.shared.wire import topics
+from fedpatch.shared.wire.codec import encode
+from fedpatch.shared.wire.messages import Decline, DeviceState, Envelope, Manifest, Offer, WorkRequest, is_delta
+from fedpatch.shared.wire.reasons import FailReason
+from fedpatch.shared.wire.transfer import SendChunk, encode_chunk
 
 _log = logging.getLogger("fedpatch.agent")
 
@@ -81,7 +81,7 @@ class Identity:
         return topics.device_state(self.fleet, self.device), encode(gone)
 
 
-class Performer:
+class EffectRunner:
     """The hands of one agent, `me`. `directory` holds downloads and the spool.
 
     `last_outcome` says how the last job ended, and `times` what the last round took. `meter` is told what goes over the
@@ -96,7 +96,7 @@ class Performer:
         *,
         link: Link,
         trainer: Trainer,
-        meter: Meter,
+        meter: JobUsage,
         limits: OwnerLimits,
         directory: Path,
         models: ModelStore | None = None,
@@ -115,12 +115,12 @@ class Performer:
             models.attempts.forget()
         self._spool = UpdateSpool(directory / SPOOL)
         self._downloads: Downloads | None = None
-        self._held = HeldModel(directory / HELD_DIRECTORY)
+        self._held = ModelCache(directory / HELD_DIRECTORY)
         self._update: Manifest | None = None
         # The training process makes the personal model of the round before, which begins and ends with an event.
         self._making = False
-        self._closing: Forget | None = None
-        self._waiting: Train | None = None
+        self._closing: EndJob | None = None
+        self._waiting: StartTraining | None = None
 
     @property
     def making_model(self) -> bool:
@@ -160,7 +160,7 @@ class Performer:
     def take_up_spooled(self) -> None:
         """Go on with the update that waited when the agent ended, if it may still leave, and make its personal model."""
         if (key := self._spool.committed_key()) is not None:
-            self._closing = Forget("committed", committed=key)
+            self._closing = EndJob("committed", committed=key)
             # What is staged needs no update any more, which may be damaged.
             committed = None if self._has_model(key) else self._spool.committed()
             if committed is None or not self._make_model_again(committed):
@@ -210,21 +210,21 @@ class Performer:
 
     def _do(self, effect: Effect) -> list[Effect]:
         match effect:
-            case Reply():
+            case SendMessage():
                 if isinstance(effect.envelope.body, Decline):
                     declined = effect.envelope.body
                     _log.info("declined: %s %s", declined.reason, declined.detail, extra=fields(reason=declined.reason))
                 if isinstance(effect.envelope.body, Offer):
                     self._spool.check(effect.envelope.body.manifest)  # hours may lie between, and cards wear out
                 self._link.publish(topics.up(self.me.fleet, self.me.device), encode(effect.envelope))
-            case Fetch():
+            case StartDownload():
                 return self._fetch(effect.blobs)
-            case Keep() if self._downloads is not None:
+            case WriteChunk() if self._downloads is not None:
                 self._downloads.write(effect.chunk)
                 self._meter.moved(len(effect.chunk.data))
-            case Train():
+            case StartTraining():
                 return self._train(effect)
-            case Spool():
+            case SpoolUpdate():
                 self._keep_update(effect)
             case SendChunk() if self._update is not None:
                 chunk = cut_from_file(self._spool.update_path, self._update, effect.index)
@@ -232,7 +232,7 @@ class Performer:
                 self._link.publish(topic, encode_chunk(chunk))
                 self._meter.moved(len(chunk.data))
                 self.times.sends(time.monotonic())
-            case Forget():
+            case EndJob():
                 self._end_job(effect)
             case _:
                 self._steer(effect)
@@ -241,9 +241,9 @@ class Performer:
     def _steer(self, effect: Effect) -> None:
         """What is under way: shall it stop, wait, go on?"""
         match effect:
-            case StopFetching():
+            case StopDownload():
                 self._end_download(keep=True)
-            case ForgetModel():
+            case DropHeldModel():
                 _log.warning("%s; downloading the whole model", effect.why)
                 self._held.forget()
             case PauseTraining():
@@ -254,7 +254,7 @@ class Performer:
                 self._waiting = None
                 self._trainer.cancel()
 
-    def _end_job(self, effect: Forget) -> None:
+    def _end_job(self, effect: EndJob) -> None:
         level = logging.WARNING if effect.gave_up else logging.INFO
         _log.log(level, "job over: %s", effect.outcome, extra=fields(outcome=effect.outcome.partition(":")[0]))
         self.last_outcome = effect.outcome
@@ -268,7 +268,7 @@ class Performer:
         elif self._closing is None:
             self._close_round(effect)
 
-    def _close_round(self, effect: Forget) -> None:
+    def _close_round(self, effect: EndJob) -> None:
         if effect.committed and self._models:
             self._publish_model(self._models, effect.committed)
         self._spool.clear()
@@ -290,7 +290,7 @@ class Performer:
         if version is not None:
             _log.info("personal model: that of round %d is in use now, %s", key.round, version.path)
 
-    def _keep_update(self, effect: Spool) -> None:
+    def _keep_update(self, effect: SpoolUpdate) -> None:
         known, self._update = self._update, effect.manifest
         try:
             self._spool.save(Spooled(effect.key, effect.manifest, effect.request))
@@ -307,7 +307,7 @@ class Performer:
         self._link.subscribe(*self._filters(self._downloads))
         return self.job.fetching(self._downloads.have, time.monotonic())
 
-    def _train(self, effect: Train) -> list[Effect]:
+    def _train(self, effect: StartTraining) -> list[Effect]:
         assert self._downloads is not None
         if self._closing is not None:
             self._waiting = effect

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import logging
 
-from device_agent.effects import JobState
-from device_agent.facts import Facts
-from device_agent.idling import Idling
-from device_agent.job import Job
-from device_agent.local_metrics import LocalMetrics
-from device_agent.notify import ServiceManager
-from device_agent.trainer import Trainer
-from device_agent.vitals import VitalsPace
-from shared.vitals import LastRound, Vitals
+from fedpatch.device_agent.job.effects import JobState
+from fedpatch.device_agent.job.job import Job
+from fedpatch.device_agent.runtime.idle_timeout import IdleTimer
+from fedpatch.device_agent.runtime.systemd_notify import ServiceManager
+from fedpatch.device_agent.runtime.trainer import Trainer
+from fedpatch.device_agent.sensors.facts import Facts
+from fedpatch.device_agent.telemetry.local_metrics import LocalMetrics
+from fedpatch.device_agent.telemetry.vitals import VitalsPace
+from fedpatch.shared.wire.vitals import LastRound, Vitals
 
 _log = logging.getLogger("fedpatch.agent")
 
@@ -20,13 +20,13 @@ _log = logging.getLogger("fedpatch.agent")
 _IDLE_STATES = (JobState.IDLE, JobState.UPLOADING)
 
 
-class Upkeep:
+class Housekeeping:
     """Asked once in each turn of the loop."""
 
     def __init__(
         self,
         trainer: Trainer,
-        idling: Idling,
+        idling: IdleTimer,
         manager: ServiceManager,
         *,
         metrics: LocalMetrics | None = None,

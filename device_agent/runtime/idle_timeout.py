@@ -6,7 +6,7 @@ It holds hundreds of megabytes as long as torch is loaded; to load it again take
 from __future__ import annotations
 
 
-class Idling:
+class IdleTimer:
     """Told again and again how things are; `tick` says when to release. With `release_s` 0 that is never."""
 
     def __init__(self, release_s: float) -> None:

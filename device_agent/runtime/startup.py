@@ -9,38 +9,42 @@ import threading
 from pathlib import Path
 from queue import SimpleQueue
 
-from device_agent.admission import parse_order
-from device_agent.agent import Agent, Inbox, Stop
-from device_agent.conditions.observe import Observer
-from device_agent.held_model import DIRECTORY as HELD_DIRECTORY
-from device_agent.idling import Idling
-from device_agent.job import Job
-from device_agent.local_metrics import LocalMetrics
-from device_agent.local_time import local_now
-from device_agent.model_store import DIRECTORY, ModelStore
-from device_agent.namesake import Namesake
-from device_agent.notify import ServiceManager
-from device_agent.own_work import OwnLoad, resident_mib
-from device_agent.owner import Owner
-from device_agent.owner_limits import OwnerLimits
-from device_agent.performing import Identity, Performer
-from device_agent.preferences import Preferences
-from device_agent.presence import MAX_BOOTS, StatusFile, former_boots, host_as_device_id, lock_state_dir
-from device_agent.settings import AgentSettings
-from device_agent.storage import PATCHES
-from device_agent.trainer import Trainer
-from device_agent.training_channel import Setup
-from device_agent.upkeep import Upkeep
-from device_agent.usage import UsageLedger
-from device_agent.vitals import VitalsPace
-from device_agent.watching import Watcher
-from shared import __version__
-from shared.broker_settings import exposure
-from shared.broker_url import parse_broker_url
-from shared.link import MqttLink
-from shared.own_certificate import check_holder
-from shared.password_file import password_of
-from shared.signals import exit_code_of, signals_told
+from fedpatch.device_agent.job.job import Job
+from fedpatch.device_agent.job.training_messages import WorkerSetup
+from fedpatch.device_agent.models.store import DIRECTORY, ModelStore
+from fedpatch.device_agent.policy.admission import parse_admission_mode
+from fedpatch.device_agent.policy.evaluate import Preferences
+from fedpatch.device_agent.policy.job_usage import OwnLoadAverage, resident_mib
+from fedpatch.device_agent.policy.owner_limits import OwnerLimits
+from fedpatch.device_agent.policy.owner_policy import OwnerPolicy
+from fedpatch.device_agent.policy.quiet_hours import local_now
+from fedpatch.device_agent.policy.usage_file import UsageLedger
+from fedpatch.device_agent.runtime.agent import Agent, Inbox, Stop
+from fedpatch.device_agent.runtime.duplicate_id import DuplicateIdDetector
+from fedpatch.device_agent.runtime.effect_runner import EffectRunner, Identity
+from fedpatch.device_agent.runtime.housekeeping import Housekeeping
+from fedpatch.device_agent.runtime.idle_timeout import IdleTimer
+from fedpatch.device_agent.runtime.systemd_notify import ServiceManager
+from fedpatch.device_agent.runtime.trainer import Trainer
+from fedpatch.device_agent.sensors.collect import FactCollector, FactWatcher
+from fedpatch.device_agent.settings import AgentSettings
+from fedpatch.device_agent.state.model_cache import DIRECTORY as HELD_DIRECTORY
+from fedpatch.device_agent.state.status_file import (
+    MAX_BOOTS,
+    StatusFile,
+    former_boots,
+    host_as_device_id,
+    lock_state_dir,
+)
+from fedpatch.device_agent.state.storage_check import PATCHES
+from fedpatch.device_agent.telemetry.local_metrics import LocalMetrics
+from fedpatch.device_agent.telemetry.vitals import VitalsPace
+from fedpatch.shared import __version__
+from fedpatch.shared.app.signals import exit_code_of, signals_told
+from fedpatch.shared.diagnostics.own_certificate import check_holder
+from fedpatch.shared.mqtt.broker_settings import exposure, password_of
+from fedpatch.shared.mqtt.client import MqttLink
+from fedpatch.shared.mqtt.url import parse_broker_url
 
 # Two agents that push each other off the broker, each after the longest pause, hear of each other every other pause.
 _FORGET_AFTER_PAUSES = 3.0
@@ -83,8 +87,8 @@ def _make_agent(
     )
     models = ModelStore(directory / DIRECTORY, settings.keep_models) if settings.keep_models else None
     trainer = Trainer(setup_of(settings, directory, identity.device), inbox.put)
-    order = parse_order(settings.admission)
-    job = Job(max_blob_bytes=settings.max_model_mib * 2**20, ask_to_send=order.by_preferences)
+    order = parse_admission_mode(settings.admission)
+    job = Job(max_blob_bytes=settings.max_model_mib * 2**20, ask_to_send=order.follows_preferences)
     boots = (*former_boots(directory), identity.boot)[-MAX_BOOTS:]
     fixed = {
         "device_id": identity.device,
@@ -99,7 +103,7 @@ def _make_agent(
     limits = OwnerLimits(
         patch_dir, private=settings.private, max_steps=settings.max_steps, max_epochs=settings.max_epochs
     )
-    performer = Performer(
+    performer = EffectRunner(
         identity,
         job,
         link=link,
@@ -120,16 +124,18 @@ def _make_agent(
         trainer=trainer,
         owner=owner,
         status=StatusFile(directory, fixed),
-        namesake=Namesake(identity.boot, _FORGET_AFTER_PAUSES * settings.reconnect_max_s, former_boots=boots),
-        upkeep=Upkeep(trainer, Idling(settings.idle_release_s), manager, metrics=metrics, vitals=vitals),
+        namesake=DuplicateIdDetector(
+            identity.boot, _FORGET_AFTER_PAUSES * settings.reconnect_max_s, former_boots=boots
+        ),
+        upkeep=Housekeeping(trainer, IdleTimer(settings.idle_release_s), manager, metrics=metrics, vitals=vitals),
     )
 
 
-def setup_of(settings: AgentSettings, directory: Path, device: str) -> Setup:
+def setup_of(settings: AgentSettings, directory: Path, device: str) -> WorkerSetup:
     """What the training process is told of a device whose state is in `directory`."""
-    from shared.task import data_root
+    from fedpatch.shared.tasks.task import data_root
 
-    return Setup(
+    return WorkerSetup(
         task_ref=settings.task,
         data=settings.data,
         data_root=str((settings.data_root or data_root()).absolute()),
@@ -147,23 +153,23 @@ def setup_of(settings: AgentSettings, directory: Path, device: str) -> Setup:
     )
 
 
-def _make_owner(settings: AgentSettings, directory: Path, inbox: Inbox, trainer: Trainer, root: Path) -> Owner:
-    return Owner(
-        parse_order(settings.admission),
+def _make_owner(settings: AgentSettings, directory: Path, inbox: Inbox, trainer: Trainer, root: Path) -> OwnerPolicy:
+    return OwnerPolicy(
+        parse_admission_mode(settings.admission),
         Preferences.of(settings),
         usage=UsageLedger(directory),
-        watcher=Watcher(observer_of(settings, directory, root), inbox.put),
+        watcher=FactWatcher(observer_of(settings, directory, root), inbox.put),
         local_now=local_now,
         own_memory_mib=lambda: resident_mib(trainer.pid),
-        own_load=OwnLoad(settings.threads, os.cpu_count() or 1),
+        own_load=OwnLoadAverage(settings.threads, os.cpu_count() or 1),
         look_anyway=settings.share_vitals or settings.tells_metrics,
     )
 
 
-def observer_of(settings: AgentSettings, directory: Path, root: Path = Path("/")) -> Observer:
+def observer_of(settings: AgentSettings, directory: Path, root: Path = Path("/")) -> FactCollector:
     """What looks at the conditions of this device, whose state is in `directory`."""
     host = parse_broker_url(settings.broker).host
-    return Observer(broker_host=host, state_dir=directory, root=root, ups=settings.ups)
+    return FactCollector(broker_host=host, state_dir=directory, root=root, ups=settings.ups)
 
 
 def _stop_at_end_of_stdin(inbox: Inbox) -> None:

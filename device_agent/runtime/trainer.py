@@ -16,23 +16,23 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import BinaryIO, cast
 
-from device_agent.effects import ContinueTraining, JobKey, PauseTraining
-from device_agent.restraint import limit_in_words
-from device_agent.training_channel import (
+from fedpatch.device_agent.job.effects import ContinueTraining, JobKey, PauseTraining
+from fedpatch.device_agent.job.training_messages import (
     Answer,
     CancelTraining,
     Command,
     MakeModel,
-    Setup,
     SetupFailed,
     TrainCancelled,
     TrainCommand,
     Trained,
     TrainFailed,
+    WorkerSetup,
     read_answer,
     write_message,
 )
-from shared.errors import WireError
+from fedpatch.device_agent.training.resource_limits import limit_in_words
+from fedpatch.shared.errors import WireError
 
 STOP_TIMEOUT_S = 5.0
 LAST_WORDS_TIMEOUT_S = 2.0
@@ -68,7 +68,7 @@ class Trainer:
     `Trained` says so, and after `make_model`, unless the process ends.
     """
 
-    def __init__(self, setup: Setup, events: Callable[[TrainerEvent], None]) -> None:
+    def __init__(self, setup: WorkerSetup, events: Callable[[TrainerEvent], None]) -> None:
         self.setup = setup
         self._events = events
         self._lock = threading.Lock()
@@ -136,12 +136,14 @@ class Trainer:
 class _Child:
     """One run of the training process, with a thread for each of its two outputs."""
 
-    def __init__(self, setup: Setup, events: Callable[[TrainerEvent], None], forget: Callable[[_Child], bool]) -> None:
+    def __init__(
+        self, setup: WorkerSetup, events: Callable[[TrainerEvent], None], forget: Callable[[_Child], bool]
+    ) -> None:
         self._events = events
         self._forget = forget
         self._limit = limit_in_words(setup)
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "device_agent.training_process"],
+            [sys.executable, "-P", "-m", "fedpatch.device_agent.training.process"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -1,1 +1,4 @@
-"""What fills device_agent.facts.Facts: sources on the machine, each read within a limit of time (docs/conditions.md)."""
+"""Facts about the device: power, heat, network, load, each read within a time limit (docs/conditions.md).
+
+What the owner makes of them is decided in `policy`.
+"""

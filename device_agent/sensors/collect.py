@@ -3,26 +3,27 @@
 The link is asked first, since the network's name and its costs belong to the interface that the route leaves by; so an
 observation takes two limits at most, and a few milliseconds where everything answers. A source that hangs delays the first
 observation alone: later ones do not wait for it before it has answered again.
+
+Looks at the device's conditions in a thread of its own: a look may take seconds where a source hangs.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from device_agent.conditions.bounded import Bounded, CannotTell
-from device_agent.conditions.health import read_supply, read_temperature
-from device_agent.conditions.machine import read_clock, read_disk, read_load, read_memory, read_pause
-from device_agent.conditions.network_manager import Told, ask_network_manager
-from device_agent.conditions.power import ask_ups, read_supplies
-from device_agent.conditions.route import Route, read_link
-from device_agent.conditions.tree import Tree
-from device_agent.conditions.ups import parse_ups
-from device_agent.conditions.wireless import bus_address, read_network
-from device_agent.facts import Fact, Facts
-from shared.reasons import LinkKind
+from fedpatch.device_agent.sensors.facts import Fact, Facts
+from fedpatch.device_agent.sensors.filesystem import SysFs
+from fedpatch.device_agent.sensors.host import read_clock, read_disk, read_load, read_memory, read_pause
+from fedpatch.device_agent.sensors.network_link import Route, read_link
+from fedpatch.device_agent.sensors.power import ask_ups, parse_ups, read_supplies
+from fedpatch.device_agent.sensors.thermal import read_supply, read_temperature
+from fedpatch.device_agent.sensors.timeouts import FactUnavailable, TimedQuestion
+from fedpatch.device_agent.sensors.wifi import NmState, ask_network_manager, bus_address, read_network
+from fedpatch.shared.wire.reasons import LinkKind
 
 SOURCE_LIMIT_S = 2.0
 PAUSE_FILE = "pause"
@@ -31,7 +32,7 @@ _Found = Sequence[Fact[Any]]
 """In the order of the fields of Facts that they are for."""
 
 
-class Observer:
+class FactCollector:
     """Looks at the device. For one caller at a time; nothing is written, and nothing leaves the device.
 
     `ups` is what the owner wrote (ups.py). `root` and `bus` are elsewhere than usual in tests; so may be the `interface`
@@ -48,12 +49,12 @@ class Observer:
         bus: str | None = None,
         interface: Callable[[], str] | None = None,
     ) -> None:
-        self._tree = tree = Tree(root)
+        self._tree = tree = SysFs(root)
         self._bus = bus_address(tree, bus)
         self._interface = interface or Route(broker_host).interface
-        self._link = Bounded("the route to the broker", self._find_link)
-        self._network = Bounded("the network", self._find_network, _nothing_known)
-        self._manager = Bounded("NetworkManager", self._ask_manager)
+        self._link = TimedQuestion("the route to the broker", self._find_link)
+        self._network = TimedQuestion("the network", self._find_network, _nothing_known)
+        self._manager = TimedQuestion("NetworkManager", self._ask_manager)
         pause_file = state_dir / PAUSE_FILE
         named = parse_ups(ups)
 
@@ -68,7 +69,7 @@ class Observer:
             ("the disk", lambda: (read_disk(state_dir), read_pause(pause_file)), ("free_disk_mib", "paused")),
             ("the clock", lambda: (read_clock(tree),), ("clock_set",)),
         )
-        self._others = tuple((fields, Bounded(name, find, _nothing_known)) for name, find, fields in others)
+        self._others = tuple((fields, TimedQuestion(name, find, _nothing_known)) for name, find, fields in others)
 
     def observe(self) -> Facts:
         """The facts now; what cannot be found out within about four seconds is unknown, with why. Never raises."""
@@ -84,7 +85,7 @@ class Observer:
     def _observe_link(self) -> dict[str, Fact[Any]]:
         try:
             interface, link = self._link.answer(SOURCE_LIMIT_S)
-        except CannotTell as error:
+        except FactUnavailable as error:
             return {name: Fact.unknown(str(error)) for name in ("link", "ssid", "metered")}
         began_s = time.monotonic()
         self._network.begin(interface, link)
@@ -97,12 +98,12 @@ class Observer:
     def _find_network(self, interface: str, link: Fact[LinkKind]) -> _Found:
         return read_network(self._tree, self._told, interface, link)
 
-    def _told(self, interface: str, wireless: bool) -> Told:
+    def _told(self, interface: str, wireless: bool) -> NmState:
         """Bounded once more by itself: without NetworkManager, the network's name may still be known."""
         self._manager.begin(interface, wireless)
         return self._manager.answer(SOURCE_LIMIT_S)
 
-    def _ask_manager(self, interface: str, wireless: bool) -> Told:
+    def _ask_manager(self, interface: str, wireless: bool) -> NmState:
         return ask_network_manager(self._bus, interface, wireless=wireless)
 
 
@@ -110,9 +111,36 @@ def _nothing_known(found: _Found) -> bool:
     return not any(fact.known for fact in found)
 
 
-def _answer(source: Bounded[..., _Found], fields: tuple[str, ...], began_s: float) -> dict[str, Fact[Any]]:
+def _answer(source: TimedQuestion[..., _Found], fields: tuple[str, ...], began_s: float) -> dict[str, Fact[Any]]:
     """What a source answered, waiting until its time is over; unknown where it did not."""
     try:
         return dict(zip(fields, source.answer(began_s + SOURCE_LIMIT_S - time.monotonic()), strict=True))
-    except CannotTell as error:
+    except FactUnavailable as error:
         return {name: Fact.unknown(str(error)) for name in fields}
+
+
+class Looks(Protocol):
+    """What can be asked for facts (device_agent.sensors.collect.FactCollector)."""
+
+    def observe(self) -> Facts:
+        """The facts now; bounded in time, and never an exception."""
+
+
+class FactWatcher:
+    """`ask` leads to one look, whose facts go to `events` on this object's thread; asking again meanwhile changes nothing."""
+
+    def __init__(self, observer: Looks, events: Callable[[Facts], None]) -> None:
+        self._observer = observer
+        self._events = events
+        self._asked = threading.Event()
+        threading.Thread(target=self._watch, name="watcher", daemon=True).start()
+
+    def ask(self) -> None:
+        """Look once more, as soon as possible."""
+        self._asked.set()
+
+    def _watch(self) -> None:
+        while True:
+            self._asked.wait()
+            self._asked.clear()
+            self._events(self._observer.observe())

@@ -11,22 +11,22 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from device_agent.conditions.bounded import CannotTell
+from fedpatch.device_agent.sensors.timeouts import FactUnavailable
 
 LIMIT_S = 1.5
 _MAX_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True)
-class Ended:
+class CommandResult:
     """How a program ended: its exit code and what it printed on stdout."""
 
     code: int
     text: str
 
 
-def run_program(argv: Sequence[str], limit_s: float | None = None) -> Ended:
-    """Run it without a shell, in the C locale, for LIMIT_S at most; what it says on stderr is dropped. Raises CannotTell."""
+def run_program(argv: Sequence[str], limit_s: float | None = None) -> CommandResult:
+    """Run it without a shell, in the C locale, for LIMIT_S at most; its stderr is dropped. Raises FactUnavailable."""
     limit_s = LIMIT_S if limit_s is None else limit_s
     name = os.path.basename(argv[0])
     try:
@@ -41,16 +41,16 @@ def run_program(argv: Sequence[str], limit_s: float | None = None) -> Ended:
         )
     except (OSError, ValueError) as error:  # ValueError: a null byte in an argument
         why = error.strerror if isinstance(error, OSError) else error
-        raise CannotTell(f"{name} cannot be run: {why}") from error
+        raise FactUnavailable(f"{name} cannot be run: {why}") from error
     deadline = time.monotonic() + limit_s
     try:
         printed = _read(process, deadline, name)
         code = process.wait(max(0.01, deadline - time.monotonic()))
     except subprocess.TimeoutExpired as error:
-        raise CannotTell(f"{name} has not ended within {limit_s:g} s") from error
+        raise FactUnavailable(f"{name} has not ended within {limit_s:g} s") from error
     finally:
         _end(process)
-    return Ended(code, printed.decode("utf-8", "replace"))
+    return CommandResult(code, printed.decode("utf-8", "replace"))
 
 
 def _read(process: subprocess.Popen[bytes], deadline: float, name: str) -> bytes:
@@ -66,7 +66,7 @@ def _read(process: subprocess.Popen[bytes], deadline: float, name: str) -> bytes
             return bytes(printed)
         printed += piece
         if len(printed) > _MAX_BYTES:
-            raise CannotTell(f"{name} prints more than {_MAX_BYTES // 1024} KiB")
+            raise FactUnavailable(f"{name} prints more than {_MAX_BYTES // 1024} KiB")
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -10,7 +10,7 @@ _MAX_BYTES = 64 * 1024
 _PROGRAM_DIRS = ("usr/local/bin", "usr/bin", "usr/sbin", "bin", "sbin", "lib/systemd")
 
 
-class Tree:
+class SysFs:
     """All paths are relative to the root and written without a leading `/`."""
 
     def __init__(self, root: Path) -> None:

@@ -1,25 +1,89 @@
-"""Reads how busy the device is, what is free on it, whether its clock is set, and whether its owner paused it."""
+"""Reads how busy the device is, what is free on it, whether its clock is set, and whether its owner paused it.
+
+What the kernel's and the clock's figures mean, as text and numbers to facts.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import errno
+import math
 import os
 import time
 from pathlib import Path
 
-from device_agent.conditions.bounded import CannotTell
-from device_agent.conditions.meters import (
-    clock_set,
-    load_per_cpu,
-    parse_available_mib,
-    parse_chrony,
-    parse_cpus,
-    parse_load,
-)
-from device_agent.conditions.programs import run_program
-from device_agent.conditions.tree import Tree
-from device_agent.facts import Fact
+from fedpatch.device_agent.sensors.commands import run_program
+from fedpatch.device_agent.sensors.facts import Fact
+from fedpatch.device_agent.sensors.filesystem import SysFs
+from fedpatch.device_agent.sensors.timeouts import FactUnavailable
+
+_2025_S = 1_735_689_600
+_DAY_S = 86_400.0
+_MAX_CPUS = 4096
+
+
+def parse_load(text: str) -> float | None:
+    """The first figure of /proc/loadavg: the mean over a minute; None for anything else."""
+    try:
+        value = float((text.split() or [""])[0])
+    except ValueError:
+        return None
+    return value if math.isfinite(value) and value >= 0.0 else None
+
+
+def parse_available_mib(text: str) -> float | None:
+    """MemAvailable of /proc/meminfo in MiB; None where it is not there."""
+    for line in text.splitlines():
+        words = line.split()
+        if words[:1] == ["MemAvailable:"] and len(words) > 1:
+            return int(words[1]) / 1024 if _is_count(words[1]) else None
+    return None
+
+
+def parse_cpus(text: str) -> int | None:
+    """How many CPUs a list such as `0-3,6` names; None for anything else."""
+    count = 0
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        last = last if dash else first
+        if not (_is_count(first) and _is_count(last)):
+            return None
+        count += int(last) - int(first) + 1
+    return count if 0 < count <= _MAX_CPUS else None
+
+
+def _is_count(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 15
+
+
+def load_per_cpu(load: float | None, cpus: int) -> Fact[float]:
+    """How busy the device is."""
+    return Fact.unknown("proc/loadavg cannot be read") if load is None else Fact(load / cpus, "proc/loadavg")
+
+
+def clock_set(now_s: float, synchronised: Fact[bool], own_clock_s: float | None) -> Fact[bool]:
+    """Whether the system clock can be believed.
+
+    `synchronised`: what services and the kernel say; `own_clock_s`: what the clock that runs without power says (seconds
+    since 1970) and set the system's clock from at boot, None where there is none.
+    """
+    if now_s < _2025_S:
+        return Fact(False, "the clock shows a year before 2025")
+    if synchronised.value:
+        return synchronised
+    if own_clock_s is not None and own_clock_s >= _2025_S and abs(own_clock_s - now_s) < _DAY_S:
+        return Fact.assumed(True, "sys/class/rtc/rtc0: set at boot from the clock that runs without power")
+    return synchronised
+
+
+def parse_chrony(text: str) -> bool | None:
+    """Whether chrony follows a time server, as `chronyc tracking` prints it; None where it does not say."""
+    for line in text.splitlines():
+        key, colon, value = line.partition(":")
+        if colon and key.strip() == "Leap status":
+            return value.strip() != "Not synchronised"
+    return None
+
 
 _MIB = 1 << 20
 _TIMESYNC = "run/systemd/timesync/synchronized"
@@ -30,13 +94,13 @@ _LONGS_BEFORE_STATUS = 5
 _STA_UNSYNC = 0x40
 
 
-def read_load(tree: Tree) -> Fact[float]:
+def read_load(tree: SysFs) -> Fact[float]:
     """The mean number of runnable processes over a minute, divided by the CPUs."""
     cpus = parse_cpus(tree.text("sys/devices/system/cpu/online") or "") or os.cpu_count() or 1
     return load_per_cpu(parse_load(tree.text("proc/loadavg") or ""), cpus)
 
 
-def read_memory(tree: Tree) -> Fact[float]:
+def read_memory(tree: SysFs) -> Fact[float]:
     """What a new program could take without swapping."""
     mib = parse_available_mib(tree.text("proc/meminfo") or "")
     return Fact.unknown("proc/meminfo does not tell") if mib is None else Fact(mib, "proc/meminfo: MemAvailable")
@@ -65,7 +129,7 @@ def read_pause(pause_file: Path) -> Fact[bool]:
     return Fact(True, str(pause_file))
 
 
-def read_clock(tree: Tree, now_s: float | None = None) -> Fact[bool]:
+def read_clock(tree: SysFs, now_s: float | None = None) -> Fact[bool]:
     """Whether the clock was set from outside since boot; `now_s` stands for the system clock in tests."""
     now_s = time.time() if now_s is None else now_s
     own = tree.text(f"{_RTC}/since_epoch") if tree.text(f"{_RTC}/hctosys") == "1" else None
@@ -73,7 +137,7 @@ def read_clock(tree: Tree, now_s: float | None = None) -> Fact[bool]:
     return clock_set(now_s, _synchronised(tree), own_s)
 
 
-def _synchronised(tree: Tree) -> Fact[bool]:
+def _synchronised(tree: SysFs) -> Fact[bool]:
     if tree.exists(_TIMESYNC):
         return Fact(True, _TIMESYNC)
     kernel = _ask_kernel() if tree.live else Fact[bool].unknown("no time service has left word")
@@ -83,7 +147,7 @@ def _synchronised(tree: Tree) -> Fact[bool]:
     if program is not None:
         try:
             follows = parse_chrony(run_program([program, "-n", "tracking"]).text)
-        except CannotTell:
+        except FactUnavailable:
             return kernel
         if follows is not None:
             return Fact(follows, "chronyc tracking")

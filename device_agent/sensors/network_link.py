@@ -1,21 +1,165 @@
 """Finds the interface by which the route to the broker leaves, and what kind of link it is. No packet is sent.
 
 Asked of the kernel's routing table itself, so policy routes, VPNs and metrics count as they do for the real connection.
+
+The bytes of one question to the Linux kernel (rtnetlink): by which interface does a packet to this address leave?
+
+What kind of link a network interface is, by what the kernel says of it, and what is usual of such a link.
 """
 
 from __future__ import annotations
 
 import os
 import socket
+import struct
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
-from device_agent.conditions.bounded import CannotTell
-from device_agent.conditions.cards import Card, link_kind, uevent_value
-from device_agent.conditions.netlink import route_answer, route_question
-from device_agent.conditions.tree import Tree
-from device_agent.facts import Fact
-from shared.reasons import LinkKind
+from fedpatch.device_agent.sensors.facts import Fact
+from fedpatch.device_agent.sensors.filesystem import SysFs
+from fedpatch.device_agent.sensors.timeouts import FactUnavailable
+from fedpatch.shared.wire.reasons import LinkKind
+
+_HEADER = struct.Struct("=IHHII")  # nlmsghdr: length, type, flags, sequence number, port
+_ROUTE = struct.Struct("=BBBBBBBBI")  # rtmsg: family, lengths of destination and source, ..., flags
+_ATTRIBUTE = struct.Struct("=HH")  # rtattr: length, type
+_NUMBER = struct.Struct("=I")
+_CODE = struct.Struct("=i")
+_ERROR, _NEW_ROUTE, _GET_ROUTE = 2, 24, 26
+_REQUEST = 1
+_DESTINATION, _INTERFACE = 1, 4
+_FAMILIES = {4: 2, 6: 10}  # AF_INET and AF_INET6 of Linux
+
+
+def route_question(address: IPv4Address | IPv6Address, scope: int = 0) -> bytes:
+    """One message; `scope` is the interface's number where the address holds on one link only (fe80::...%eth0)."""
+    attributes = _attribute(_DESTINATION, address.packed)
+    if scope:
+        attributes += _attribute(_INTERFACE, _NUMBER.pack(scope))
+    body = _ROUTE.pack(_FAMILIES[address.version], address.max_prefixlen, 0, 0, 0, 0, 0, 0, 0) + attributes
+    return _HEADER.pack(_HEADER.size + len(body), _GET_ROUTE, _REQUEST, 1, 0) + body
+
+
+def route_answer(answer: bytes) -> int:
+    """Number of the interface; minus the error's number where the kernel refuses; 0 where the bytes say nothing."""
+    if len(answer) < _HEADER.size:
+        return 0
+    length, kind, _, _, _ = _HEADER.unpack_from(answer)
+    body = answer[_HEADER.size : min(length, len(answer))]
+    if kind == _ERROR and len(body) >= 4:
+        code: int = _CODE.unpack_from(body)[0]
+        return min(0, code)
+    if kind != _NEW_ROUTE or len(body) < _ROUTE.size:
+        return 0
+    return _interface_among(body[_ROUTE.size :])
+
+
+def _interface_among(attributes: bytes) -> int:
+    while len(attributes) >= _ATTRIBUTE.size:
+        length, kind = _ATTRIBUTE.unpack_from(attributes)
+        if not _ATTRIBUTE.size <= length <= len(attributes):
+            return 0
+        if kind == _INTERFACE and length == _ATTRIBUTE.size + _NUMBER.size:
+            number: int = _NUMBER.unpack_from(attributes, _ATTRIBUTE.size)[0]
+            return number if number < 1 << 31 else 0
+        attributes = attributes[(length + 3) & ~3 :]
+    return 0
+
+
+def _attribute(kind: int, value: bytes) -> bytes:
+    return _ATTRIBUTE.pack(_ATTRIBUTE.size + len(value), kind) + value
+
+
+_ETHERNET_TYPE, _PPP_TYPE, _LOOPBACK_TYPE = "1", "512", "772"
+_MODEM_DRIVERS = ("cdc_mbim", "hso", "huawei_cdc_ncm", "kalmia", "mhi_net", "option", "qmi_wwan", "sierra_net")
+# What a phone that lends its network by USB looks like, and a 4G stick that plays at being a router.
+_TETHER_DRIVERS = ("cdc_eem", "cdc_ether", "cdc_ncm", "ipheth", "rndis_host")
+_MADE_OF_OTHERS = ("bond", "bridge", "macvlan", "team", "vlan")
+_YES, _NO, _GUESS_YES, _GUESS_NO = 1, 2, 3, 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetInterface:
+    """A network interface: what /sys/class/net says of it.
+
+    `arp_type`: the number of its hardware type; `device_type`: DEVTYPE of its uevent; `hardware`: whether a device is behind
+    it; `below`: the interfaces it is made of, where it is a bridge, a bond or a VLAN.
+    """
+
+    name: str
+    arp_type: str = ""
+    device_type: str = ""
+    driver: str = ""
+    wireless: bool = False
+    hardware: bool = False
+    below: tuple[NetInterface, ...] = ()
+
+
+def uevent_value(text: str, key: str) -> str:
+    """The value of a line `KEY=value`; empty where there is none."""
+    lines = (line.partition("=") for line in text.splitlines())
+    return next((value.strip() for name, found, value in lines if found and name.strip() == key), "")
+
+
+def link_kind(card: NetInterface) -> Fact[LinkKind]:
+    """What kind of link it is; ASSUMED where it is only what such a driver is mostly used for."""
+    place = f"sys/class/net/{card.name}"
+    driver = card.driver.replace("-", "_")
+    if card.arp_type == _LOOPBACK_TYPE:
+        return Fact(LinkKind.LOOPBACK, place)
+    if card.wireless or card.device_type == "wlan":
+        return Fact(LinkKind.WIFI, f"{place}: wireless")
+    if card.device_type == "wwan" or driver in _MODEM_DRIVERS:
+        return Fact(LinkKind.CELLULAR, f"{place}: {driver or card.device_type}")
+    if driver in _TETHER_DRIVERS:
+        return Fact.assumed(LinkKind.CELLULAR, f"{place}: {driver}, as of a phone or a 4G stick")
+    if card.device_type == "bluetooth":
+        return Fact.assumed(LinkKind.CELLULAR, f"{place}: Bluetooth, as of a phone that lends its network")
+    if card.arp_type == _PPP_TYPE:
+        return Fact.assumed(LinkKind.CELLULAR, f"{place}: PPP, as of a modem")
+    if card.device_type in _MADE_OF_OTHERS:
+        return _kind_below(card, place)
+    if card.hardware and card.arp_type == _ETHERNET_TYPE and card.device_type in ("", "dsa"):
+        return Fact(LinkKind.ETHERNET, place)
+    return Fact(LinkKind.OTHER, f"{place}: {card.device_type or 'no device behind it'}")
+
+
+def _kind_below(card: NetInterface, place: str) -> Fact[LinkKind]:
+    """That of the hardware which a bridge, bond or VLAN is made of; OTHER where there are several kinds or none."""
+    kinds = [kind for kind in map(link_kind, card.below) if kind.value is not LinkKind.OTHER]
+    if kinds and all(kind.value is kinds[0].value for kind in kinds):
+        return kinds[0]
+    return Fact(LinkKind.OTHER, f"{place}: {card.device_type}")
+
+
+def usual_metering(link: Fact[LinkKind]) -> Fact[bool]:
+    """Whether such a link is usually paid by the byte; UNKNOWN where nothing is usual."""
+    if link.value is LinkKind.CELLULAR:
+        return Fact.assumed(True, f"{link.source}: mobile data are usually metered")
+    if link.value in (LinkKind.LOOPBACK, LinkKind.ETHERNET, LinkKind.WIFI):
+        return Fact.assumed(False, f"{link.source}: {link.value} is usually not metered")
+    return Fact.unknown(f"{link.source}: nothing is usual of such a link")
+
+
+def told_metering(code: int, link: Fact[LinkKind]) -> Fact[bool]:
+    """NetworkManager's NMMetered of the interface; its guess of `no` does not count for mobile data: it knows few phones."""
+    if code in (_YES, _NO):
+        return Fact(code == _YES, "NetworkManager")
+    usual = usual_metering(link)
+    if code == _GUESS_YES:
+        return Fact.assumed(True, "NetworkManager's guess")
+    if code == _GUESS_NO and usual.value is not True:
+        return Fact.assumed(False, "NetworkManager's guess")
+    return usual
+
+
+def ssid_text(ssid: bytes | Sequence[int]) -> str:
+    r"""Up to 32 bytes as text; what is not printable UTF-8 is written as in `caf\xe9`, so that a terminal can show it."""
+    text = bytes(ssid).decode("utf-8", "backslashreplace")
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in text)
+
 
 NAME_GOOD_S = 600.0
 _NETLINK_LIMIT_S = 1.0
@@ -35,14 +179,14 @@ class Route:
         self._known_at_s = 0.0
 
     def interface(self) -> str:
-        """Name of the interface that packets to the host leave by now. Raises CannotTell."""
+        """Name of the interface that packets to the host leave by now. Raises FactUnavailable."""
         why = ""
         for address, scope in self._looked_up():
             number = _ask_kernel(address, scope)
             if number > 0:
                 return socket.if_indextoname(number)
             why = os.strerror(-number) if number else "the kernel gives no answer"
-        raise CannotTell(f"no route to {self._host}: {why}")
+        raise FactUnavailable(f"no route to {self._host}: {why}")
 
     def _looked_up(self) -> list[_Address]:
         now_s = time.monotonic()
@@ -51,7 +195,7 @@ class Route:
                 found = socket.getaddrinfo(self._host, None, type=socket.SOCK_DGRAM)
             except (OSError, UnicodeError) as error:
                 if not self._addresses:
-                    raise CannotTell(f"the name {self._host} cannot be resolved ({error})") from error
+                    raise FactUnavailable(f"the name {self._host} cannot be resolved ({error})") from error
             else:
                 self._addresses = [_address_of(where) for *_, where in found]
                 self._known_at_s = now_s
@@ -71,17 +215,17 @@ def _ask_kernel(address: IPv4Address | IPv6Address, scope: int) -> int:
         return route_answer(kernel.recv(_NETLINK_BYTES))
 
 
-def read_link(tree: Tree, interface: str) -> Fact[LinkKind]:
+def read_link(tree: SysFs, interface: str) -> Fact[LinkKind]:
     """What kind of link an interface is; OTHER where the kernel shows nothing of it, as in some containers."""
     if not tree.exists(f"{_NET}/{interface}"):
         return Fact.assumed(LinkKind.OTHER, f"{interface} is not in {_NET}")
     return link_kind(_read_card(tree, interface, _DEEPEST))
 
 
-def _read_card(tree: Tree, interface: str, deepest: int) -> Card:
+def _read_card(tree: SysFs, interface: str, deepest: int) -> NetInterface:
     place = f"{_NET}/{interface}"
     lower = [name.removeprefix("lower_") for name in tree.names(place) if name.startswith("lower_")]
-    return Card(
+    return NetInterface(
         name=interface,
         arp_type=tree.text(f"{place}/type") or "",
         device_type=uevent_value(tree.text(f"{place}/uevent") or "", "DEVTYPE"),

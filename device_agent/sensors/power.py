@@ -1,16 +1,33 @@
 """What the kernel's power supplies say together: whether the device is fed from outside, and how full its battery is.
 
 The attributes are those of /sys/class/power_supply (Linux, Documentation/ABI/testing/sysfs-class-power).
+
+Which UPS feeds the device, as its owner writes it, and what the answers of each kind of UPS mean.
+
+`nut:NAME@HOST` (Network UPS Tools), `pisugar`, `pisugar:SOCKET` or `pisugar:HOST:PORT` (PiSugar's power manager) or
+`command:/path/of/program ARGUMENTS`, for every other; docs/conditions.md says how to write such a program.
+
+Reads the power supplies of the kernel, or asks the UPS that the owner named.
 """
 
 from __future__ import annotations
 
 import math
+import os
+import re
+import shlex
+import socket
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from device_agent.facts import Fact
+from fedpatch.device_agent.sensors import commands
+from fedpatch.device_agent.sensors.commands import run_program
+from fedpatch.device_agent.sensors.facts import Fact
+from fedpatch.device_agent.sensors.filesystem import SysFs
+from fedpatch.device_agent.sensors.timeouts import FactUnavailable
+from fedpatch.shared.errors import UsageError
 
 ATTRIBUTES = (
     "type",
@@ -36,7 +53,7 @@ class Power(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Supply:
+class PowerSupply:
     """One power supply that feeds this device; None stands for what it does not say.
 
     `online`: whether power comes in. `energy` and `charge`: what is left and what fits, in µWh and µAh.
@@ -60,7 +77,7 @@ def parse_percent(text: str | None) -> float | None:
     return value if math.isfinite(value) and 0.0 <= value <= 100.0 else None
 
 
-def parse_supply(name: str, attributes: Mapping[str, str]) -> Supply | None:
+def parse_supply(name: str, attributes: Mapping[str, str]) -> PowerSupply | None:
     """None for what feeds something else (a wireless mouse has a battery of its own), or is not plugged in."""
     kind = attributes.get("type", "")
     if attributes.get("scope", "").lower() == "device" or not kind:
@@ -69,7 +86,7 @@ def parse_supply(name: str, attributes: Mapping[str, str]) -> Supply | None:
     if stores and attributes.get("present") == "0":
         return None
     online = _number(attributes.get("online"))
-    return Supply(
+    return PowerSupply(
         name=name,
         stores=stores,
         online=None if online is None else online > 0,
@@ -80,7 +97,7 @@ def parse_supply(name: str, attributes: Mapping[str, str]) -> Supply | None:
     )
 
 
-def external_power(supplies: Sequence[Supply]) -> Fact[bool]:
+def external_power(supplies: Sequence[PowerSupply]) -> Fact[bool]:
     """Whether power comes in from outside; UNKNOWN where batteries are there and nothing says what they do.
 
     A machine without any battery runs, so power comes in, whatever a socket says that it does not use.
@@ -101,7 +118,7 @@ def external_power(supplies: Sequence[Supply]) -> Fact[bool]:
     return _by_batteries(batteries)
 
 
-def _by_batteries(batteries: Sequence[Supply]) -> Fact[bool]:
+def _by_batteries(batteries: Sequence[PowerSupply]) -> Fact[bool]:
     """None of them charges, and there is no inlet that says anything."""
     for one in batteries:
         if one.status == "Discharging":
@@ -111,7 +128,7 @@ def _by_batteries(batteries: Sequence[Supply]) -> Fact[bool]:
     return Fact.unknown(f"{_PLACE}/{batteries[0].name} does not say whether it discharges")
 
 
-def battery_percent(supplies: Sequence[Supply]) -> Fact[float]:
+def battery_percent(supplies: Sequence[PowerSupply]) -> Fact[float]:
     """How full all batteries are together, weighted by what they hold; UNKNOWN where there are none."""
     batteries = [one for one in supplies if one.stores]
     if not batteries:
@@ -147,3 +164,210 @@ def _number(text: str | None) -> float | None:
     digits = (text or "").strip()
     bare = digits.removeprefix("-")
     return float(int(digits)) if bare.isascii() and bare.isdigit() and len(bare) <= 18 else None
+
+
+PISUGAR_HOST = "127.0.0.1"  # not its socket in /tmp: a service with a /tmp of its own does not see that
+PISUGAR_PORT = 8423
+PISUGAR_QUESTIONS = ("battery_power_plugged", "battery_charging", "battery")
+WORDS = "nut:NAME@HOST, pisugar, pisugar:/SOCKET, pisugar:HOST:PORT or command:/PROGRAM ARGUMENTS"
+
+_NUT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*@[A-Za-z0-9\[][A-Za-z0-9_.:\[\]-]*")
+_HOST_PORT = re.compile(r"(?P<host>[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\])(:(?P<port>[0-9]{1,5}))?")
+_TRUE, _FALSE = ("true", "on", "yes", "1"), ("false", "off", "no", "0")
+
+
+@dataclass(frozen=True)
+class Nut:
+    """A UPS that `upsc` is asked about: `target` is NAME@HOST."""
+
+    target: str
+
+
+@dataclass(frozen=True)
+class PiSugar:
+    """PiSugar's power manager: at a Unix socket, else at a TCP port."""
+
+    socket: str = ""
+    host: str = ""
+    port: int = 0
+
+
+@dataclass(frozen=True)
+class UpsCommand:
+    """Any program that prints `power=on|off` and `battery=NN`."""
+
+    argv: tuple[str, ...]
+
+
+Ups = Nut | PiSugar | UpsCommand
+
+
+def parse_ups(text: str) -> Ups | None:
+    """What the setting says; None where it is empty. Raises UsageError."""
+    kind, colon, rest = text.strip().partition(":")
+    if not kind and not colon:
+        return None
+    if kind == "nut" and _NUT.fullmatch(rest):
+        return Nut(rest)
+    if kind == "pisugar" and (not colon or rest):
+        return _parse_pisugar(text, rest)
+    if kind == "command":
+        return _parse_command(text, rest)
+    raise UsageError(f"ups {text!r} is not known; write {WORDS}")
+
+
+def _parse_pisugar(text: str, rest: str) -> PiSugar:
+    if not rest:
+        return PiSugar(host=PISUGAR_HOST, port=PISUGAR_PORT)
+    if rest.startswith("/"):
+        return PiSugar(socket=rest)
+    found = _HOST_PORT.fullmatch(rest)
+    port = int(found["port"] or PISUGAR_PORT) if found else 0
+    if found is None or not 0 < port < 65536:
+        raise UsageError(f"ups {text!r}: {rest!r} is neither a socket's path nor HOST:PORT; write {WORDS}")
+    return PiSugar(host=found["host"].strip("[]"), port=port)
+
+
+def _parse_command(text: str, rest: str) -> UpsCommand:
+    try:
+        argv = tuple(shlex.split(rest))
+    except ValueError as error:
+        raise UsageError(f"ups {text!r}: {str(error).lower()}; quote its arguments as a shell would") from error
+    if not argv or not argv[0].startswith("/"):
+        raise UsageError(f"ups {text!r}: the program needs its whole path; write command:/usr/local/bin/PROGRAM")
+    if "\0" in rest:
+        raise UsageError(f"ups {text!r}: a null byte cannot be part of a command; leave it out")
+    return UpsCommand(argv)
+
+
+def read_upsc(text: str, source: str) -> Power:
+    """What `upsc` printed: ups.status (OL: on line, OB: on battery) and battery.charge."""
+    values = _pairs(text, ":")
+    words = values.get("ups.status", "").split()
+    if "OB" in words or "OL" in words:
+        external: Fact[bool] = Fact("OB" not in words, f"{source}: {' '.join(words)}")
+    else:
+        external = Fact.unknown(f"{source}: ups.status is {values.get('ups.status', '')!r}, neither OL nor OB")
+    return Power(external, _percent(values.get("battery.charge"), f"{source}: battery.charge"))
+
+
+def read_pisugar(answers: Mapping[str, str], source: str) -> Power:
+    """What PiSugar's power manager answered to each question; its oldest boards know charging, but not plugged."""
+    said = [_truth(answers.get(one)) for one in ("battery_power_plugged", "battery_charging")]
+    if all(one is None for one in said):
+        external: Fact[bool] = Fact.unknown(f"{source} does not say whether power is plugged in")
+    else:
+        external = Fact(any(said), f"{source}: {'' if any(said) else 'not '}plugged in")
+    return Power(external, _percent(answers.get("battery"), f"{source}: battery"))
+
+
+def read_command(text: str, source: str) -> Power:
+    """What a program of the owner printed."""
+    values = _pairs(text, "=")
+    power = _truth(values.get("power"))
+    if power is None:
+        external: Fact[bool] = Fact.unknown(f"{source} prints neither power=on nor power=off")
+    else:
+        external = Fact(power, f"{source}: power={values['power']}")
+    return Power(external, _percent(values.get("battery"), f"{source}: battery"))
+
+
+def _pairs(text: str, between: str) -> dict[str, str]:
+    lines = (line.partition(between) for line in text.splitlines())
+    return {name.strip().lower(): value.strip() for name, found, value in lines if found}
+
+
+def _truth(text: str | None) -> bool | None:
+    word = (text or "").strip().lower()
+    return True if word in _TRUE else False if word in _FALSE else None
+
+
+def _percent(text: str | None, source: str) -> Fact[float]:
+    value = parse_percent((text or "").strip().removesuffix("%"))
+    if value is not None:
+        return Fact(value, source)
+    return Fact.unknown(f"{source} is not told" if text is None else f"{source} is {text[:40]!r}, not a percentage")
+
+
+_SUPPLIES = "sys/class/power_supply"
+_MAX_ANSWER_BYTES = 4096
+
+
+def read_supplies(tree: SysFs) -> Power:
+    """Read /sys/class/power_supply, and systemd-ac-power where batteries leave it open. Raises FactUnavailable, OSError."""
+    if not tree.exists("sys/class"):
+        raise FactUnavailable("there is no /sys/class here, so nothing says what feeds this device")
+    found = (
+        parse_supply(name, {one: text for one in ATTRIBUTES if (text := tree.text(f"{_SUPPLIES}/{name}/{one}"))})
+        for name in tree.names(_SUPPLIES)
+    )
+    supplies = [one for one in found if one is not None]
+    external = external_power(supplies)
+    program = None if external.known else tree.program("systemd-ac-power")
+    if program is not None:
+        code = run_program([program]).code
+        external = Fact(code == 0, "systemd-ac-power") if code in (0, 1) else external
+    return Power(external, battery_percent(supplies))
+
+
+def ask_ups(ups: Ups, tree: SysFs) -> Power:
+    """What the owner's UPS says. Raises FactUnavailable where it says nothing."""
+    match ups:
+        case Nut(target):
+            program = tree.program("upsc")
+            if program is None:
+                raise FactUnavailable("upsc is not installed (apt install nut-client)")
+            return read_upsc(_output([program, target], f"is {target} the name of a UPS there?"), f"upsc {target}")
+        case PiSugar():
+            return read_pisugar(_ask_pisugar(ups), "PiSugar")
+        case UpsCommand(argv):
+            return read_command(_output(argv, "run it by hand to see why"), os.path.basename(argv[0]))
+
+
+def _output(argv: tuple[str, ...] | list[str], mend: str) -> str:
+    ended = run_program(argv)
+    if ended.code != 0:
+        raise FactUnavailable(f"{os.path.basename(argv[0])} ended with exit code {ended.code}; {mend}")
+    return ended.text
+
+
+def _ask_pisugar(ups: PiSugar) -> dict[str, str]:
+    """One line for each question; lines that nobody asked for (somebody pressed the button) are passed over."""
+    place = ups.socket or f"{ups.host}:{ups.port}"
+    deadline = time.monotonic() + commands.LIMIT_S
+    try:
+        with _connect(ups) as line:
+            return {one: _ask_line(line, one, deadline) for one in PISUGAR_QUESTIONS}
+    except OSError as error:
+        raise FactUnavailable(f"PiSugar's power manager at {place}: {error.strerror or error}; does it run?") from error
+
+
+def _connect(ups: PiSugar) -> socket.socket:
+    if not ups.socket:
+        return socket.create_connection((ups.host, ups.port), timeout=commands.LIMIT_S)
+    line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        line.settimeout(commands.LIMIT_S)
+        line.connect(ups.socket)
+    except BaseException:
+        line.close()
+        raise
+    return line
+
+
+def _ask_line(line: socket.socket, question: str, deadline: float) -> str:
+    line.sendall(f"get {question}\n".encode())
+    heard = b""
+    while len(heard) < _MAX_ANSWER_BYTES:
+        line.settimeout(max(0.01, deadline - time.monotonic()))
+        piece = line.recv(1024)
+        if not piece:
+            return ""
+        heard += piece
+        for one in heard.split(b"\n")[:-1]:
+            name, colon, value = one.decode("utf-8", "replace").partition(":")
+            if colon and name.strip() == question:
+                return value.strip()
+            if name.strip().lower().startswith("invalid"):  # this board does not know the question
+                return ""
+    return ""

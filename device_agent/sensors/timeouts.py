@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Generic, ParamSpec, TypeVar
 
-from shared.errors import FedpatchError
+from fedpatch.shared.errors import FedpatchError
 
 QUICK_S = 0.5
 
@@ -21,7 +21,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class CannotTell(FedpatchError):
+class FactUnavailable(FedpatchError):
     """A source has no answer; the message says why, for the owner."""
 
 
@@ -32,26 +32,26 @@ class _Asked(Generic[T]):
         self.began_s = time.monotonic()
         self.done = threading.Event()
         self.answers: list[T] = []
-        self.failure: CannotTell | None = None
+        self.failure: FactUnavailable | None = None
         self.took_s = 0.0
 
     def run(self, ask: Callable[[], T]) -> None:
         """Ask, and keep the answer or why there is none."""
         try:
             self.answers.append(ask())
-        except CannotTell as error:
+        except FactUnavailable as error:
             self.failure = error
         except OSError as error:
             place = f"{error.filename}: " if error.filename else ""
-            self.failure = CannotTell(f"{place}{error.strerror or error}")
+            self.failure = FactUnavailable(f"{place}{error.strerror or error}")
         except Exception as error:  # a source that surprises us is no reason to stop a device from working
-            self.failure = CannotTell(f"{type(error).__name__}: {error}")
+            self.failure = FactUnavailable(f"{type(error).__name__}: {error}")
         finally:
             self.took_s = time.monotonic() - self.began_s
             self.done.set()
 
 
-class Bounded(Generic[P, T]):
+class TimedQuestion(Generic[P, T]):
     """`name` is what is asked, in words; `empty` tells of an answer whether nothing is in it. For one caller at a time."""
 
     def __init__(self, name: str, ask: Callable[P, T], empty: Callable[[T], bool] = lambda _: False) -> None:
@@ -76,17 +76,17 @@ class Bounded(Generic[P, T]):
         try:
             run.start()
         except RuntimeError as error:  # no more threads on this machine
-            asked.failure = CannotTell(f"{self._name}: {error}")
+            asked.failure = FactUnavailable(f"{self._name}: {error}")
             asked.done.set()
 
     def answer(self, within_s: float) -> T:
-        """What was answered to the last `begin`; waits `within_s` seconds at most, and raises CannotTell."""
+        """What was answered to the last `begin`; waits `within_s` seconds at most, and raises FactUnavailable."""
         asked = self._asked
         if asked is None:
-            raise CannotTell(f"{self._name} was not asked")
+            raise FactUnavailable(f"{self._name} was not asked")
         if self._stuck or not asked.done.wait(0.0 if self._in_vain_s else max(0.0, within_s)):
             waited_s = self._in_vain_s or time.monotonic() - asked.began_s
-            raise CannotTell(f"{self._name} has not answered for {waited_s:.1f} s")
+            raise FactUnavailable(f"{self._name} has not answered for {waited_s:.1f} s")
         if asked.failure is not None:
             raise asked.failure
         return asked.answers[0]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from shared.blobs import PartialBlob
-from shared.files import refusals_of
-from shared.messages import Manifest
-from shared.transfer import Chunk
+from fedpatch.device_agent.state.partial_blob import PartialBlob
+from fedpatch.shared.app.files import refusals_of
+from fedpatch.shared.wire.messages import Manifest
+from fedpatch.shared.wire.transfer import Chunk
 
 
 class Downloads:

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import msgpack
 
-from shared.errors import StateError
-from shared.files import make_directory, refusals_of, remove_unfinished, write_atomic
-from shared.sealed import content_start, read_header, seal, unseal
+from fedpatch.shared.app.checksummed_file import content_start, read_header, seal, unseal
+from fedpatch.shared.app.files import make_directory, refusals_of, remove_unfinished, write_atomic
+from fedpatch.shared.errors import StateError
 
 DIRECTORY = "held"
 _LINE = b"fedpatch global model 1\n"
@@ -32,7 +32,7 @@ class Held:
     raw_bytes: int
 
 
-class HeldModel:
+class ModelCache:
     """At most one model, in `directory` (0700; made when there is something to hold)."""
 
     def __init__(self, directory: Path) -> None:

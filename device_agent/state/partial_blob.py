@@ -12,9 +12,9 @@ import os
 import struct
 from pathlib import Path
 
-from shared.files import refusals_of
-from shared.messages import Manifest
-from shared.transfer import Chunk
+from fedpatch.shared.app.files import refusals_of
+from fedpatch.shared.wire.messages import Manifest
+from fedpatch.shared.wire.transfer import Chunk
 
 _INDEX = struct.Struct(">I")
 

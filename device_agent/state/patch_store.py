@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgpack
 
-from shared.errors import StateError
-from shared.files import (
+from fedpatch.shared.app.checksummed_file import read_header, seal, unseal
+from fedpatch.shared.app.files import (
     OPEN_TO_OTHERS,
     make_directory,
     previous_of,
@@ -34,17 +34,17 @@ from shared.files import (
     write_after,
     write_atomic,
 )
-from shared.sealed import read_header, seal, unseal
+from fedpatch.shared.errors import StateError
 
 if TYPE_CHECKING:
-    from shared.tensors import Array
+    from fedpatch.shared.tensors.arrays import Array
 
 INDEPENDENT = "independent"
-"""Of the models that were trained alone, below the directory of the patches (device_agent.independent)."""
+"""Of the models that were trained alone, below the directory of the patches (device_agent.training.independent)."""
 MAGIC = b"fedpatch patch 1\n"
 SUFFIX = ".patch"
 RESIDUAL_SUFFIX, RESIDUAL_LINE = ".residual", b"fedpatch residual 1\n"
-"""Of the residuals beside the patches (device_agent.residuals), for readers without numpy."""
+"""Of the residuals beside the patches (device_agent.state.residual_store), for readers without numpy."""
 _HEADER_FIELDS = {"task": str, "schema": str, "policy": str, "run": str, "round": int}
 
 log = logging.getLogger("fedpatch.patches")
@@ -67,7 +67,7 @@ class PatchKey:
 
 @dataclass(frozen=True)
 class PatchState:
-    """Private values and their moments by name, and how many batches the device has ever taken (device_agent.batches).
+    """Private values and their moments by name, and how many batches the device has ever taken (device_agent.training.batches).
 
     Without values, the patch is the initial one.
     """
@@ -304,7 +304,7 @@ def _encode(record: PatchRecord) -> bytes:
 
 
 def _to_list(state: PatchState) -> list[Any]:
-    from shared.tensors import little_endian
+    from fedpatch.shared.tensors.arrays import little_endian
 
     return [
         state.batches_done,

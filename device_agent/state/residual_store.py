@@ -20,16 +20,16 @@ from pathlib import Path
 import msgpack
 import numpy as np
 
-from device_agent.patch_store import RESIDUAL_LINE as _LINE
-from device_agent.patch_store import RESIDUAL_SUFFIX as SUFFIX
-from device_agent.patch_store import SUFFIX as PATCH_SUFFIX
-from device_agent.patch_store import PatchKey
-from shared.compression import pack, unpack
-from shared.errors import FedpatchError
-from shared.feedback import residual_name
-from shared.files import previous_of, refusals_of, write_after, write_atomic
-from shared.sealed import read_header, seal, unseal
-from shared.tensors import Array, Schema, Tensors, base_name
+from fedpatch.device_agent.state.patch_store import RESIDUAL_LINE as _LINE
+from fedpatch.device_agent.state.patch_store import RESIDUAL_SUFFIX as SUFFIX
+from fedpatch.device_agent.state.patch_store import SUFFIX as PATCH_SUFFIX
+from fedpatch.device_agent.state.patch_store import PatchKey
+from fedpatch.shared.app.checksummed_file import read_header, seal, unseal
+from fedpatch.shared.app.files import previous_of, refusals_of, write_after, write_atomic
+from fedpatch.shared.errors import FedpatchError
+from fedpatch.shared.tensors.arrays import Array, Schema, Tensors, base_name
+from fedpatch.shared.tensors.error_feedback import residual_name
+from fedpatch.shared.tensors.packing import pack, unpack
 
 STORED_AS = "delta-int4"
 _FIELDS = {"encoding": str, "schema": str, "run": str, "round": int, "raw_bytes": int}

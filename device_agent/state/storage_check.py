@@ -10,20 +10,27 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from device_agent.admission import Verdict
-from device_agent.held_model import DIRECTORY as HELD
-from device_agent.held_model import HeldModel
-from device_agent.model_store import DIRECTORY as MODELS
-from device_agent.model_store import ModelStore
-from device_agent.patch_store import INDEPENDENT, RESIDUAL_LINE, RESIDUAL_SUFFIX, PatchKey, patch_mend, patch_problem
-from device_agent.patch_store import SUFFIX as PATCH_SUFFIX
-from device_agent.spool import Spool
-from device_agent.ways import expected_bytes, way_to
-from shared.errors import StateError
-from shared.files import mend_at, previous_of, stamp_of
-from shared.messages import MAX_BLOB_BYTES, WorkRequest
-from shared.reasons import Condition, DeclineReason
-from shared.sealed import unseal
+from fedpatch.device_agent.job.download_plan import expected_bytes, plan_download
+from fedpatch.device_agent.job.requests import AdmissionDecision
+from fedpatch.device_agent.models.store import DIRECTORY as MODELS
+from fedpatch.device_agent.models.store import ModelStore
+from fedpatch.device_agent.state.model_cache import DIRECTORY as HELD
+from fedpatch.device_agent.state.model_cache import ModelCache
+from fedpatch.device_agent.state.patch_store import (
+    INDEPENDENT,
+    RESIDUAL_LINE,
+    RESIDUAL_SUFFIX,
+    PatchKey,
+    patch_mend,
+    patch_problem,
+)
+from fedpatch.device_agent.state.patch_store import SUFFIX as PATCH_SUFFIX
+from fedpatch.device_agent.state.update_spool import UpdateSpool
+from fedpatch.shared.app.checksummed_file import unseal
+from fedpatch.shared.app.files import mend_at, previous_of, stamp_of
+from fedpatch.shared.errors import StateError
+from fedpatch.shared.wire.messages import MAX_BLOB_BYTES, WorkRequest
+from fedpatch.shared.wire.reasons import Condition, DeclineReason
 
 RETRY_S = 300.0
 """A person has to move files or make room: nobody does that in seconds."""
@@ -37,7 +44,7 @@ class StorageProblem:
     """What is wrong with the device's storage, and what to do; `verdict` is what the coordinator gets, without paths."""
 
     text: str
-    verdict: Verdict
+    verdict: AdmissionDecision
 
 
 class Storage:
@@ -63,7 +70,7 @@ class Storage:
         if not known[1]:
             return None
         why = "its private patch for this task, and the one before it, are damaged"
-        verdict = Verdict(False, why, retry_after_s=RETRY_S, reason=DeclineReason.STORAGE)
+        verdict = AdmissionDecision(False, why, retry_after_s=RETRY_S, reason=DeclineReason.STORAGE)
         return StorageProblem(f"{known[1]}; {patch_mend(path)}", verdict)
 
     def _space_problem(self, key: PatchKey, request: WorkRequest, held: str) -> StorageProblem | None:
@@ -71,7 +78,7 @@ class Storage:
             disk = os.statvfs(self._directory)
         except OSError:
             return None
-        needed = expected_bytes(request, way_to(request, held, MAX_BLOB_BYTES)) + _SPARE_BYTES
+        needed = expected_bytes(request, plan_download(request, held, MAX_BLOB_BYTES)) + _SPARE_BYTES
         needed += _size(self._directory / PATCHES / key.file_name)
         # Parts of the same model are gone on with, others make room for it.
         needed -= sum(_held_bytes(path) for path in (self._directory / DOWNLOADS).glob("*"))
@@ -82,7 +89,7 @@ class Storage:
         why = "its disk is read-only" if readonly else "its disk has too little room for the round"
         text = f"{self._directory}: " + ("the disk is read-only" if readonly else f"{free} bytes free, {needed} needed")
         mend = mend_at(self._directory, "free some space on this disk")
-        return StorageProblem(f"{text}; {mend}", Verdict(False, why, Condition.LOW_DISK, RETRY_S))
+        return StorageProblem(f"{text}; {mend}", AdmissionDecision(False, why, Condition.LOW_DISK, RETRY_S))
 
 
 def _alone_mend(path: Path) -> str:
@@ -102,13 +109,13 @@ def stored_problems(directory: Path) -> Iterator[tuple[bool, str, str]]:
         except (OSError, StateError) as error:
             mend = "nothing: what it would make up for is left out once, and the next round writes it again"
             yield False, str(error), mend
-    held = HeldModel(directory / HELD)
+    held = ModelCache(directory / HELD)
     if held.path.exists():
         try:
             held.read()
         except StateError as error:
             yield False, str(error), "nothing: the next round downloads the whole global model"
-    if problem := Spool.problem(directory / SPOOL):
+    if problem := UpdateSpool.problem(directory / SPOOL):
         yield False, problem, "nothing: it is dropped when the agent starts, and the round's work with it"
     models = ModelStore(directory / MODELS)
     for problem, current in models.problems():

@@ -7,13 +7,13 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from device_agent.effects import JobKey
-from shared.blobs import file_digest
-from shared.codec import from_bytes, to_bytes
-from shared.errors import StateError, WireError
-from shared.files import make_directory, refusals_of, remove_unfinished, sync_directory, write_atomic
-from shared.messages import Manifest, WorkRequest
-from shared.sealed import seal, unseal
+from fedpatch.device_agent.job.effects import JobKey
+from fedpatch.device_agent.state.partial_blob import file_digest
+from fedpatch.shared.app.checksummed_file import seal, unseal
+from fedpatch.shared.app.files import make_directory, refusals_of, remove_unfinished, sync_directory, write_atomic
+from fedpatch.shared.errors import StateError, WireError
+from fedpatch.shared.wire.codec import from_bytes, to_bytes
+from fedpatch.shared.wire.messages import Manifest, WorkRequest
 
 _log = logging.getLogger("fedpatch.agent")
 
@@ -31,7 +31,7 @@ class Spooled:
     request: WorkRequest | None = None
 
 
-class Spool:
+class UpdateSpool:
     """At most one update. `update_path` is where training writes it; it counts once `save` has noted it.
 
     Raises StateError, here and in each method, when the disk refuses.

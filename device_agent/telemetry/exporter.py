@@ -15,8 +15,8 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from socket import AF_INET, AF_INET6, SHUT_RDWR, socket
 
-from shared.files import mend_of
-from shared.listening import Address
+from fedpatch.shared.app.files import mend_of
+from fedpatch.shared.config.listen_address import Address
 
 WRITE_EVERY_S = 60.0
 """An SD card bears only so many writes."""

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 
-from device_agent.allowance import NOTHING, Spent
-from device_agent.effects import JobState
-from device_agent.facts import Facts
-from device_agent.preference_settings import PreferenceSettings
-from shared.messages import UpdateReport
-from shared.reasons import Condition
-from shared.vitals import LastRound
+from fedpatch.device_agent.job.effects import JobState
+from fedpatch.device_agent.policy.daily_budget import NOTHING, Usage
+from fedpatch.device_agent.policy.settings import PreferenceSettings
+from fedpatch.device_agent.sensors.facts import Facts
+from fedpatch.shared.wire.messages import UpdateReport
+from fedpatch.shared.wire.reasons import Condition
+from fedpatch.shared.wire.vitals import LastRound
 
 _MIB = 2**20
 _Labels = tuple[tuple[str, str], ...]
@@ -37,7 +37,7 @@ class Gauges:
     willing: bool | None
     objections: Set[Condition] = frozenset()
     facts: Facts | None = None
-    today: Spent = NOTHING
+    today: Usage = NOTHING
     allowance: PreferenceSettings
     last_round: LastRound | None = None
     last_round_at: float | None = None

@@ -7,18 +7,18 @@ import time
 from datetime import datetime
 from pathlib import Path
 
-from device_agent.gauge_outlets import Endpoint, TextFile
-from device_agent.gauges import Gauges
-from device_agent.job import Job
-from device_agent.model_store import ModelStore
-from device_agent.owner import Owner
-from device_agent.round_times import RoundTimes
-from device_agent.settings import AgentSettings
-from shared import __version__
-from shared.errors import FedpatchError
-from shared.files import stamp_of
-from shared.listening import parse_address
-from shared.tls_faults import expiry_of
+from fedpatch.device_agent.job.job import Job
+from fedpatch.device_agent.models.store import ModelStore
+from fedpatch.device_agent.policy.owner_policy import OwnerPolicy
+from fedpatch.device_agent.settings import AgentSettings
+from fedpatch.device_agent.telemetry.exporter import Endpoint, TextFile
+from fedpatch.device_agent.telemetry.gauges import Gauges
+from fedpatch.device_agent.telemetry.round_times import RoundTimes
+from fedpatch.shared import __version__
+from fedpatch.shared.app.files import stamp_of
+from fedpatch.shared.config.listen_address import parse_address
+from fedpatch.shared.errors import FedpatchError
+from fedpatch.shared.mqtt.tls_errors import expiry_of
 
 LOOK_EVERY_S = 1.0
 
@@ -29,7 +29,7 @@ class LocalMetrics:
     """Asked in each turn of the loop; `now` is monotonic, in seconds. What cannot be served is said once, in the log."""
 
     def __init__(
-        self, settings: AgentSettings, device: str, owner: Owner, times: RoundTimes, models: ModelStore | None
+        self, settings: AgentSettings, device: str, owner: OwnerPolicy, times: RoundTimes, models: ModelStore | None
     ):
         self._settings = settings
         self._owner = owner

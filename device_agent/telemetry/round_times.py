@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from device_agent.effects import JobKey
-from shared.messages import UpdateReport
-from shared.vitals import LastRound
+from fedpatch.device_agent.job.effects import JobKey
+from fedpatch.shared.wire.messages import UpdateReport
+from fedpatch.shared.wire.vitals import LastRound
 
 
 class RoundTimes:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from device_agent.facts import Fact, Facts
-from shared.vitals import LastRound, Vitals
+from fedpatch.device_agent.sensors.facts import Fact, Facts
+from fedpatch.shared.wire.vitals import LastRound, Vitals
 
 LEAST_S = 60.0
 """Between two messages, whatever happens; but a second one may follow the first at once, as when the first round is over."""

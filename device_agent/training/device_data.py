@@ -2,7 +2,7 @@
 
 A task whose data grow says so by `Task.data_version`. It is asked before each round, and before the data are read, not
 after: what is written while they are read makes another version, and is there for the round after. Where the task makes no
-validation part, it is split off here (shared.validation).
+validation part, it is split off here (shared.tasks.validation).
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from shared.errors import DataError, FedpatchError
-from shared.task import DeviceData, Task
-from shared.task_checks import Fitted, load_checked
-from shared.validation import split_for
+from fedpatch.shared.errors import DataError, FedpatchError
+from fedpatch.shared.task_checks.data import Fitted, load_checked
+from fedpatch.shared.tasks.task import DeviceData, Task
+from fedpatch.shared.tasks.validation import split_for
 
 log = logging.getLogger("fedpatch.training")
 
 
-class GrowingData:
+class ReloadingDataset:
     """The data of one device, by its data spec; `root` is the folder for data files, `holder` names the device in errors.
 
-    They are prepared, cast and checked (shared.task_checks). `raw_shape` is that of an input before the task's `prepare`.
+    They are prepared, cast and checked (shared.task_checks.data). `raw_shape` is that of an input before the task's `prepare`.
     """
 
     def __init__(self, task: Task, spec: str, root: Path, holder: str = "this device") -> None:
@@ -62,7 +62,7 @@ class GrowingData:
         return split_for(self._task, fitted.data)
 
     def _model_dtype(self) -> str:
-        from shared.model import floating_dtype
+        from fedpatch.shared.tasks.torch_model import floating_dtype
 
         return floating_dtype(self._task)
 

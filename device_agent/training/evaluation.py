@@ -7,9 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from shared.errors import DataError
-from shared.model import evaluating
-from shared.task import Task
+from fedpatch.shared.errors import DataError
+from fedpatch.shared.tasks.task import Task
+from fedpatch.shared.tasks.torch_model import evaluating
 
 EVALUATION_BATCH = 512
 

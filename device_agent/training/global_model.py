@@ -11,13 +11,13 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from device_agent.held_model import Held, HeldModel
-from device_agent.training_channel import TrainCommand
-from shared.compression import pack, unpack
-from shared.errors import FedpatchError, SchemaMismatch, StateError, WireError
-from shared.files import refusals_of
-from shared.messages import Manifest
-from shared.tensors import Array, Schema, Tensors, values_digest
+from fedpatch.device_agent.job.training_messages import TrainCommand
+from fedpatch.device_agent.state.model_cache import Held, ModelCache
+from fedpatch.shared.app.files import refusals_of
+from fedpatch.shared.errors import FedpatchError, SchemaMismatch, StateError, WireError
+from fedpatch.shared.tensors.arrays import Array, Schema, Tensors, values_digest
+from fedpatch.shared.tensors.packing import pack, unpack
+from fedpatch.shared.wire.messages import Manifest
 
 HELD_ENCODING = "fp32+zstd"
 """Every value as it is; a tenth less to write to a card than without zstd."""
@@ -25,7 +25,7 @@ HELD_ENCODING = "fp32+zstd"
 log = logging.getLogger("fedpatch.training")
 
 
-def read_global_model(command: TrainCommand, public: Schema, store: HeldModel | None) -> dict[str, Array]:
+def read_global_model(command: TrainCommand, public: Schema, store: ModelCache | None) -> dict[str, Array]:
     """Public tensors of the model that the command names; from then on `store` holds it, if the command says so.
 
     Raises SchemaMismatch for a model of another shape, WireError for one that is damaged, or where the steps from the
@@ -48,7 +48,7 @@ def read_global_model(command: TrainCommand, public: Schema, store: HeldModel | 
     return tensors
 
 
-def _by_steps(command: TrainCommand, public: Schema, store: HeldModel | None) -> dict[str, Array]:
+def _by_steps(command: TrainCommand, public: Schema, store: ModelCache | None) -> dict[str, Array]:
     if store is None:
         raise StateError("this device holds no global model from one round to the next")
     held, blob = store.read()
@@ -84,7 +84,7 @@ def read_blob(
     return unpack(blob, encoding=manifest.encoding, raw_bytes=manifest.raw_bytes, schema=public, base=base)
 
 
-def _hold(store: HeldModel, version: str, tensors: Tensors, public: Schema) -> None:
+def _hold(store: ModelCache, version: str, tensors: Tensors, public: Schema) -> None:
     """What cannot be held costs bytes in the next round, and this one nothing."""
     packed = pack(tensors, public, {}, HELD_ENCODING)
     try:

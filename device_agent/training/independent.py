@@ -4,7 +4,7 @@ It is trained only in rounds that ask for it, and as many steps as the round its
 has taken for the run, and its user accuracy is a lower bound of what learning alone gives for the same effort.
 
 The whole model is private, whatever the owner's policy says. Its state lies in a directory of its own below that of the
-patches, in their format: the owner's floor is derived from the names of patch files (device_agent.private_floor).
+patches, in their format: the owner's floor is derived from the names of patch files (device_agent.policy.private_floor).
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from device_agent.batches import stream_seed
-from device_agent.patch_store import PatchKey, PatchRecord, PatchState, PatchStore
-from device_agent.training import LocalResult, LocalTrainer
-from device_agent.training_channel import TrainCommand
-from shared.errors import FedpatchError, StateError
-from shared.model import initial_tensors
-from shared.tensors import MOMENTS
+from fedpatch.device_agent.job.training_messages import TrainCommand
+from fedpatch.device_agent.state.patch_store import PatchKey, PatchRecord, PatchState, PatchStore
+from fedpatch.device_agent.training.batches import stream_seed
+from fedpatch.device_agent.training.local_trainer import LocalResult, LocalTrainer
+from fedpatch.shared.errors import FedpatchError, StateError
+from fedpatch.shared.tasks.torch_model import initial_tensors
+from fedpatch.shared.tensors.arrays import MOMENTS
 
 log = logging.getLogger("fedpatch.training")
 

@@ -16,16 +16,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from device_agent.batches import batch_indices
-from device_agent.client_optimizers import Adam, ClientOptimizer, Sgd
-from device_agent.evaluation import Cancelled, user_accuracy
-from shared.errors import DataError, UpdateRefused, UsageError, unknown_name
-from shared.input_statistics import statistics_of
-from shared.messages import TrainPlan
-from shared.model import load_tensors, schema_of, to_tensors
-from shared.model_metadata import InputStatistics
-from shared.task import DeviceData, Task
-from shared.tensors import MOMENTS, TRAINABLE, Array, Schema, Tensors, moment_name, require_finite
+from fedpatch.device_agent.training.batches import batch_indices
+from fedpatch.device_agent.training.evaluation import Cancelled, user_accuracy
+from fedpatch.device_agent.training.optimizers import Adam, ClientOptimizer, Sgd
+from fedpatch.shared.errors import DataError, UpdateRefused, UsageError, unknown_name
+from fedpatch.shared.tasks.input_statistics import statistics_of
+from fedpatch.shared.tasks.model_metadata import InputStatistics
+from fedpatch.shared.tasks.task import DeviceData, Task
+from fedpatch.shared.tasks.torch_model import load_tensors, schema_of, to_tensors
+from fedpatch.shared.tensors.arrays import MOMENTS, TRAINABLE, Array, Schema, Tensors, moment_name, require_finite
+from fedpatch.shared.wire.messages import TrainPlan
 
 CLIENT_OPTIMIZERS = ("sgd", "adam")
 

@@ -15,28 +15,28 @@ from pathlib import Path
 
 import numpy as np
 
-from device_agent.batches import stream_seed, update_seed
-from device_agent.global_model import read_blob, read_global_model
-from device_agent.growing_data import GrowingData
-from device_agent.held_model import HeldModel
-from device_agent.independent import IndependentModel
-from device_agent.model_export import ModelExport
-from device_agent.patch_store import INDEPENDENT, PatchKey, PatchRecord, PatchState, PatchStore
-from device_agent.plans import why_too_long
-from device_agent.private_floor import PrivateFloor, public_schema, undercut
-from device_agent.residuals import ResidualOf, ResidualStore
-from device_agent.training import LocalResult, LocalTrainer
-from device_agent.training_channel import TrainCommand
-from shared.codec import from_plain
-from shared.errors import FedpatchError, SchemaMismatch, UpdateRefused, UsageError
-from shared.feedback import pack_with_feedback
-from shared.field_types import MAX_MEASURE
-from shared.files import refusals_of, write_atomic
-from shared.messages import Manifest, TrainPlan, UpdateReport, is_delta
-from shared.model import initial_tensors, load_tensors, require_whole_ties
-from shared.patches import PatchPolicy, merge, parse_policy, split
-from shared.task import Task
-from shared.tensors import Array, Schema, Tensors, listing
+from fedpatch.device_agent.job.training_messages import TrainCommand
+from fedpatch.device_agent.policy.plan_cost import why_too_long
+from fedpatch.device_agent.policy.private_floor import PrivateFloor, public_schema, undercut
+from fedpatch.device_agent.state.model_cache import ModelCache
+from fedpatch.device_agent.state.patch_store import INDEPENDENT, PatchKey, PatchRecord, PatchState, PatchStore
+from fedpatch.device_agent.state.residual_store import ResidualOf, ResidualStore
+from fedpatch.device_agent.training.batches import stream_seed, update_seed
+from fedpatch.device_agent.training.device_data import ReloadingDataset
+from fedpatch.device_agent.training.global_model import read_blob, read_global_model
+from fedpatch.device_agent.training.independent import IndependentModel
+from fedpatch.device_agent.training.local_trainer import LocalResult, LocalTrainer
+from fedpatch.device_agent.training.model_export import ModelExport
+from fedpatch.shared.app.files import refusals_of, write_atomic
+from fedpatch.shared.errors import FedpatchError, SchemaMismatch, UpdateRefused, UsageError
+from fedpatch.shared.tasks.task import Task
+from fedpatch.shared.tasks.torch_model import initial_tensors, load_tensors, require_whole_ties
+from fedpatch.shared.tensors.arrays import Array, Schema, Tensors, listing
+from fedpatch.shared.tensors.error_feedback import pack_with_feedback
+from fedpatch.shared.tensors.patches import PatchPolicy, merge, parse_policy, split
+from fedpatch.shared.wire.codec import from_plain
+from fedpatch.shared.wire.field_types import MAX_MEASURE
+from fedpatch.shared.wire.messages import Manifest, TrainPlan, UpdateReport, is_delta
 
 log = logging.getLogger("fedpatch.training")
 
@@ -44,7 +44,7 @@ log = logging.getLogger("fedpatch.training")
 class LocalUpdate:
     """Does the rounds of one device, one after the other; with `export`, `make_model` after each stages a personal model.
 
-    `private` is the owner's policy of what stays at least, "" for the default (device_agent.private_floor).
+    `private` is the owner's policy of what stays at least, "" for the default (device_agent.policy.private_floor).
     """
 
     def __init__(
@@ -54,8 +54,8 @@ class LocalUpdate:
         device_id: str,
         *,
         export: ModelExport | None = None,
-        data: GrowingData | None = None,
-        held: HeldModel | None = None,
+        data: ReloadingDataset | None = None,
+        held: ModelCache | None = None,
         private: str = "",
     ) -> None:
         self._trainer = trainer
@@ -77,7 +77,7 @@ class LocalUpdate:
     def take_new_data(self) -> int | None:
         """Read the data again where they have changed; the number of training examples if that is another now.
 
-        Raises what `GrowingData` raises; then the trainer has its old data, and they are read again before the next round.
+        Raises what `ReloadingDataset` raises; then the trainer has its old data, and they are read again before the next round.
         """
         before = self._trainer.num_examples
         changed = self._data.load_changed() if self._data else None

@@ -17,19 +17,19 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from device_agent.model_store import Kept, ModelStore
-from device_agent.restraint import give_memory_back
-from device_agent.training import LocalResult, LocalTrainer
-from device_agent.training_channel import TrainCommand
-from shared import __version__
-from shared.errors import ExportRefused, FedpatchError
-from shared.model_metadata import METADATA_FILE, MODEL_FILE, ModelMetadata, Preparation, from_json
-from shared.onnx_export import Exported, export_onnx, torch_outputs
-from shared.onnx_model import OnnxModel, require_parity
+from fedpatch.device_agent.job.training_messages import TrainCommand
+from fedpatch.device_agent.models.store import ModelStore, StoredModel
+from fedpatch.device_agent.training.local_trainer import LocalResult, LocalTrainer
+from fedpatch.device_agent.training.resource_limits import give_memory_back
+from fedpatch.shared import __version__
+from fedpatch.shared.errors import ExportRefused, FedpatchError
+from fedpatch.shared.onnx.export import Exported, export_onnx, torch_outputs
+from fedpatch.shared.onnx.runtime import OnnxModel, require_parity
+from fedpatch.shared.tasks.model_metadata import METADATA_FILE, MODEL_FILE, ModelMetadata, Preparation, from_json
 
 if TYPE_CHECKING:
-    from shared.task import Task
-    from shared.tensors import Array
+    from fedpatch.shared.tasks.task import Task
+    from fedpatch.shared.tensors.arrays import Array
 
 PARITY_SAMPLES = 256
 MAX_DEATHS = 2
@@ -86,7 +86,7 @@ class ModelExport:
     def _note(self, command: TrainCommand, why: str) -> None:
         key = command.key
         log.warning("personal model: round %d gives no other: %s", key.round, why)
-        self._store.note_kept(self._trainer.task.name, Kept(key.run, key.round, why))
+        self._store.note_kept(self._trainer.task.name, StoredModel(key.run, key.round, why))
 
     def _attempt(self, command: TrainCommand, result: LocalResult) -> str:
         """As `_stage`; given up where it has ended this process before: rather no model than no rounds."""

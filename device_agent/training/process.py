@@ -1,8 +1,8 @@
 """The training process: the only one that holds torch, a device's data and its patch. It has no network.
 
-    python -P -m device_agent.training_process
+    python -P -m fedpatch.device_agent.training.process
 
-It is told what to do on standard input and answers on standard output (device_agent.training_channel). `-P` keeps the
+It is told what to do on standard input and answers on standard output (device_agent.job.training_messages). `-P` keeps the
 current directory from shadowing fedpatch's own modules. What the user's task prints goes to standard error, as does
 the log. When its input ends, so does the process, at once: it never outlives its agent.
 """
@@ -21,32 +21,32 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from device_agent.effects import ContinueTraining, PauseTraining
-from device_agent.restraint import hold_back, limit_in_words
-from device_agent.training_channel import (
+from fedpatch.device_agent.job.effects import ContinueTraining, PauseTraining
+from fedpatch.device_agent.job.training_messages import (
     Answer,
     CancelTraining,
     MakeModel,
     ModelMade,
     Ready,
-    Setup,
     SetupFailed,
     TrainCancelled,
     TrainCommand,
     Trained,
     TrainFailed,
     TrainProgress,
+    WorkerSetup,
     read_command,
     write_message,
 )
-from shared.errors import FedpatchError, StateError, UpdateRefused, WireError
-from shared.reasons import FailReason
+from fedpatch.device_agent.training.resource_limits import hold_back, limit_in_words
+from fedpatch.shared.errors import FedpatchError, StateError, UpdateRefused, WireError
+from fedpatch.shared.wire.reasons import FailReason
 
 if TYPE_CHECKING:
-    from device_agent.growing_data import GrowingData
-    from device_agent.local_update import LocalUpdate
-    from device_agent.model_export import ModelExport
-    from device_agent.training import LocalTrainer
+    from fedpatch.device_agent.training.device_data import ReloadingDataset
+    from fedpatch.device_agent.training.local_trainer import LocalTrainer
+    from fedpatch.device_agent.training.local_update import LocalUpdate
+    from fedpatch.device_agent.training.model_export import ModelExport
 
 PROGRESS_EVERY_S = 0.2
 MAX_DETAIL = 500
@@ -54,7 +54,7 @@ MAX_DETAIL = 500
 log = logging.getLogger("fedpatch.training")
 
 
-class Reins:
+class TrainingControl:
     """What the agent may want of a training that is under way."""
 
     def __init__(self) -> None:
@@ -80,25 +80,27 @@ class Reins:
         return self._cancelled or not self._may_go.is_set()
 
 
-class Inbox:
+class CommandReader:
     """Commands, read by a thread of its own, so that a cancel or the agent's end is seen while torch is at work."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
-        self._commands: queue.SimpleQueue[tuple[Setup | TrainCommand | MakeModel, Reins]] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[tuple[WorkerSetup | TrainCommand | MakeModel, TrainingControl]] = (
+            queue.SimpleQueue()
+        )
         threading.Thread(target=self._read, name="inbox", daemon=True).start()
 
-    def next(self) -> tuple[Setup | TrainCommand | MakeModel, Reins]:
+    def next(self) -> tuple[WorkerSetup | TrainCommand | MakeModel, TrainingControl]:
         """Wait for a command, and get hold of what is wanted of it later."""
         return self._commands.get()
 
     def _read(self) -> None:
-        reins = Reins()
+        reins = TrainingControl()
         exit_code = 0
         try:
             while (command := read_command(self._stream)) is not None:
-                if isinstance(command, Setup | TrainCommand | MakeModel):
-                    reins = Reins()
+                if isinstance(command, WorkerSetup | TrainCommand | MakeModel):
+                    reins = TrainingControl()
                     self._commands.put((command, reins))
                 else:
                     reins.take(command)
@@ -109,7 +111,7 @@ class Inbox:
             os._exit(exit_code)
 
 
-class Outbox:
+class AnswerWriter:
     """Answers to the agent. Once nobody reads them, the process ends."""
 
     def __init__(self, stream: BinaryIO) -> None:
@@ -128,10 +130,10 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the agent, which then ends us
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     inbox_stream, outbox_stream = _take_standard_streams()
-    inbox, outbox = Inbox(inbox_stream), Outbox(outbox_stream)
+    inbox, outbox = CommandReader(inbox_stream), AnswerWriter(outbox_stream)
     setup, _ = inbox.next()
     try:
-        if not isinstance(setup, Setup):
+        if not isinstance(setup, WorkerSetup):
             raise WireError(f"training channel: expected Setup, got {type(setup).__name__}")
         hold_back(setup)
         local_update, ready = set_up(setup)
@@ -139,7 +141,7 @@ def main() -> int:
         _log_unexpected(error)
         # Python's own C code may fail with a SystemError where memory runs out.
         ours = isinstance(error, FedpatchError) and not isinstance(error.__cause__, MemoryError | SystemError)
-        limit = limit_in_words(setup) if isinstance(setup, Setup) and not ours else ""
+        limit = limit_in_words(setup) if isinstance(setup, WorkerSetup) and not ours else ""
         outbox.send(SetupFailed(in_words(error) + limit, error.exit_code if isinstance(error, FedpatchError) else 1))
         return error.exit_code if isinstance(error, FedpatchError) else 1
     outbox.send(ready)
@@ -157,32 +159,32 @@ def main() -> int:
             outbox.send(ModelMade(command.command.key))
 
 
-def set_up(setup: Setup) -> tuple[LocalUpdate, Ready]:
+def set_up(setup: WorkerSetup) -> tuple[LocalUpdate, Ready]:
     """Find the task, import torch, load the data, build the model."""
-    from shared.task import find_task
+    from fedpatch.shared.tasks.task import find_task
 
     task = find_task(setup.task_ref)  # first, since a wrong name need not wait for torch
 
     import torch
 
-    from device_agent.growing_data import GrowingData
-    from device_agent.held_model import HeldModel
-    from device_agent.local_update import LocalUpdate
-    from device_agent.patch_store import PatchStore
-    from device_agent.private_floor import PrivateFloor
-    from device_agent.training import LocalTrainer
-    from shared.task_trial import require_trainable
+    from fedpatch.device_agent.policy.private_floor import PrivateFloor
+    from fedpatch.device_agent.state.model_cache import ModelCache
+    from fedpatch.device_agent.state.patch_store import PatchStore
+    from fedpatch.device_agent.training.device_data import ReloadingDataset
+    from fedpatch.device_agent.training.local_trainer import LocalTrainer
+    from fedpatch.device_agent.training.local_update import LocalUpdate
+    from fedpatch.shared.task_checks.trial import require_trainable
 
     torch.set_num_threads(setup.threads)
     holder = f"device {setup.device_id}"
-    data = GrowingData(task, setup.data, Path(setup.data_root), holder)
+    data = ReloadingDataset(task, setup.data, Path(setup.data_root), holder)
     with data.failing_in_words():
         trainer = LocalTrainer(task, data.load(partial(require_trainable, task, holder=holder)))
     store = PatchStore(Path(setup.patch_dir))
     PrivateFloor(store.directory, task.name, setup.private).check(trainer.schema)
     ready = Ready(task.name, trainer.schema.digest, trainer.num_examples, trainer.schema.specs)
     export = _model_export(setup, trainer, data)
-    held = HeldModel(Path(setup.held_dir)) if setup.held_dir else None
+    held = ModelCache(Path(setup.held_dir)) if setup.held_dir else None
     if held:
         held.tidy()
     local_update = LocalUpdate(
@@ -192,20 +194,22 @@ def set_up(setup: Setup) -> tuple[LocalUpdate, Ready]:
     return local_update, ready
 
 
-def _model_export(setup: Setup, trainer: LocalTrainer, data: GrowingData) -> ModelExport | None:
+def _model_export(setup: WorkerSetup, trainer: LocalTrainer, data: ReloadingDataset) -> ModelExport | None:
     if not setup.models_dir:
         return None
 
-    from device_agent.model_export import ModelExport
-    from device_agent.model_store import ModelStore
-    from shared.prepare import preparation_of
+    from fedpatch.device_agent.models.store import ModelStore
+    from fedpatch.device_agent.training.model_export import ModelExport
+    from fedpatch.shared.tasks.prepare import preparation_of
 
     store = ModelStore(Path(setup.models_dir))
     preparation = preparation_of(trainer.task, data.raw_shape)
     return ModelExport(trainer, store, setup.keep_margin, task_ref=setup.task_ref, preparation=preparation)
 
 
-def answer(local_update: LocalUpdate, ready: Ready, command: TrainCommand, reins: Reins, outbox: Outbox) -> Answer:
+def answer(
+    local_update: LocalUpdate, ready: Ready, command: TrainCommand, reins: TrainingControl, outbox: AnswerWriter
+) -> Answer:
     """Do one round, telling of its progress and of more or fewer examples than in `ready`; return how it ended."""
     told_at = -PROGRESS_EVERY_S
 

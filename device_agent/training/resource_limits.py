@@ -8,14 +8,14 @@ import os
 import resource
 from pathlib import Path
 
-from device_agent.training_channel import Setup
+from fedpatch.device_agent.job.training_messages import WorkerSetup
 
 # Halfway to "kill this one first": where memory runs out, a round is lost rather than an application of the owner's.
 _OOM_SCORE_ADJ = 500
 _OOM_FILE = Path("/proc/self/oom_score_adj")
 
 
-def hold_back(setup: Setup) -> None:
+def hold_back(setup: WorkerSetup) -> None:
     """Applies the limits of `setup` to this process, for good; what the system does not grant is left as it is.
 
     `max_memory_mib` limits the data that the process may have (RLIMIT_DATA), not its addresses: torch maps files that
@@ -39,6 +39,6 @@ def give_memory_back() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def limit_in_words(setup: Setup) -> str:
+def limit_in_words(setup: WorkerSetup) -> str:
     """For the end of a sentence about a process that failed; nothing where its memory has no limit."""
     return f"; training may hold {setup.max_memory_mib} MiB (max_memory_mib)" if setup.max_memory_mib else ""

@@ -10,8 +10,7 @@ import numpy as np
 from torch import Tensor, nn
 from torch.nn import functional
 
-from shared.errors import UsageError
-from shared.task import DeviceData, Task
+from fedpatch import DeviceData, Task, UsageError
 
 
 def build_model() -> nn.Module:

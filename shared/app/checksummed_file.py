@@ -9,7 +9,7 @@ from typing import Any
 
 import msgpack
 
-from shared.errors import StateError
+from fedpatch.shared.errors import StateError
 
 _DIGEST_BYTES = hashlib.sha256().digest_size
 

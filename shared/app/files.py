@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from shared.errors import StateError, UsageError
+from fedpatch.shared.errors import StateError, UsageError
 
 UNFINISHED = ".tmp"
 WRITABLE_BY_OTHERS = 0o022  # bits of a mode by which group or others may write
@@ -29,6 +29,11 @@ _MENDS = {
     errno.EDQUOT: "free some space on this disk, or have your quota raised",
     errno.EROFS: "this disk is read-only, as one becomes that is damaged: see the system's log, then mount it read-write",
 }
+
+
+def import_root() -> Path:
+    """The folder from which Python imports fedpatch: `src` of a checkout, or site-packages."""
+    return Path(__file__).absolute().parents[3]
 
 
 def write_atomic(path: Path, data: bytes, *, mode: int = 0o600, durable: bool = True) -> None:

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Self
 
-from shared.errors import UsageError
+from fedpatch.shared.errors import UsageError
 
 # Whoever only asks whether the lock is free holds it for an instant.
 _PAUSES_S = (0.05, 0.2)

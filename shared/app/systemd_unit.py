@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
-from shared.errors import UsageError
+from fedpatch.shared.app.files import import_root
+from fedpatch.shared.errors import UsageError
 
 _STATE_ROOT = Path("/var/lib")
 # ProtectHome= makes these empty.
@@ -22,16 +23,21 @@ _FIRST_WITH_BACKOFF = 254
 
 
 @dataclass(frozen=True)
-class Service:
-    """Which unit: `program` is its command, `name` the service's, and `package` holds its template and the command's code."""
+class UnitService:
+    """Which unit: `package` holds its template, `module` and `program` are its command, `name` is the service's."""
 
     package: str
+    module: str
     program: str
     name: str
 
 
-AGENT = Service(package="device_agent", program="fedpatch-agent", name="fedpatch-agent")
-COORDINATOR = Service(package="coordinator", program="fedpatch", name="fedpatch-coordinator")
+AGENT = UnitService(
+    package="fedpatch.device_agent", module="fedpatch.device_agent", program="fedpatch-agent", name="fedpatch-agent"
+)
+COORDINATOR = UnitService(
+    package="fedpatch.coordinator", module="fedpatch", program="fedpatch", name="fedpatch-coordinator"
+)
 
 
 @dataclass(frozen=True)
@@ -41,7 +47,7 @@ class Unit:
     `systemd` is the version that the unit is for. All paths are absolute.
     """
 
-    service: Service
+    service: UnitService
     user: str
     config: Path
     state_dir: Path
@@ -100,15 +106,15 @@ class Unit:
         ]
 
 
-def this_installation(service: Service) -> tuple[tuple[str, ...], tuple[Path, ...]]:
+def this_installation(service: UnitService) -> tuple[tuple[str, ...], tuple[Path, ...]]:
     """`program` and `needed` of the Python that runs this."""
     script = Path(sys.executable).with_name(service.program)
-    program = (str(script),) if script.exists() else (sys.executable, "-P", "-m", service.package)
-    needed = {Path(sys.prefix), Path(sys.base_prefix), Path(__file__).parent.parent}
+    program = (str(script),) if script.exists() else (sys.executable, "-P", "-m", service.module)
+    needed = {Path(sys.prefix), Path(sys.base_prefix), import_root(), Path(__file__).resolve().parents[2]}
     return program, tuple(sorted(needed))
 
 
-def unit_of_this_installation(service: Service, *, user: str, config: Path, state_dir: Path) -> str:
+def unit_of_this_installation(service: UnitService, *, user: str, config: Path, state_dir: Path) -> str:
     """The unit file for this machine's systemd. UsageError for names that it cannot hold."""
     program, needed = this_installation(service)
     return Unit(

@@ -11,8 +11,8 @@ from typing import Annotated
 
 import msgspec
 
-from shared.errors import DataError
-from shared.settings import NAME
+from fedpatch.shared.config.fields import NAME
+from fedpatch.shared.errors import DataError
 
 FORMAT = 1
 MAX_BUNDLE_BYTES = 256 * 1024

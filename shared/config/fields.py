@@ -2,7 +2,7 @@
 
 A settings class is a frozen dataclass derived from `Settings`; each field is made by `setting(...)`, whose rules (help,
 unit, range, choices) serve the check, the command-line option and the reference page alike. Reading files, the
-environment and flags is the work of shared/config.py.
+environment and flags is the work of shared/config/load.py.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Union, get_args, get_origin, get_type_hints
 
-from shared.errors import UsageError, unknown_name
+from fedpatch.shared.errors import UsageError, unknown_name
 
 NONE_WORD = "none"
 
@@ -105,7 +105,7 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Base of all settings. Values are checked by shared.config.load, not when constructed by hand."""
+    """Base of all settings. Values are checked by shared.config.load.load, not when constructed by hand."""
 
     env_prefix: ClassVar[str] = "FEDPATCH_"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shared.errors import UsageError
+from fedpatch.shared.errors import UsageError
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
 
-from shared.errors import ConfigError
-from shared.secret_variables import drop_secrets
-from shared.settings import NONE_WORD, Setting, Settings, from_text, from_value, settings_of
-from shared.toml_text import key_lines, syntax_problem, toml_value
+from fedpatch.shared.config.fields import NONE_WORD, Setting, Settings, from_text, from_value, settings_of
+from fedpatch.shared.config.secrets import drop_secrets
+from fedpatch.shared.config.toml_edit import key_lines, syntax_problem, toml_value
+from fedpatch.shared.errors import ConfigError
 
 S = TypeVar("S", bound=Settings)
 R = TypeVar("R")

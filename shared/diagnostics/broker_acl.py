@@ -13,19 +13,19 @@ import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from shared import topics
-from shared.broker_settings import BrokerSettings
-from shared.checkup import Checkup
-from shared.messages import MAX_CHUNKS
-from shared.probe import Probe, Taken
-from shared.settings import NAME
-from shared.topics import BY_KIND, TOPICS, Kind, Party
+from fedpatch.shared.config.fields import NAME
+from fedpatch.shared.diagnostics.checks import Checkup
+from fedpatch.shared.diagnostics.probe import Probe, Taken
+from fedpatch.shared.mqtt.broker_settings import BrokerSettings
+from fedpatch.shared.wire import topics
+from fedpatch.shared.wire.messages import MAX_CHUNKS
+from fedpatch.shared.wire.topics import BY_KIND, TOPICS, Kind, Party
 
 _DELIVERY_S = 1.0
 
 
 @dataclass(frozen=True)
-class Side:
+class AclParty:
     """Whose part the doctor takes. `device` is the name on a device, empty on the coordinator.
 
     `client_id` is the name at the broker of whoever works in earnest; the doctor only adds to it. `stranger` is nobody's name.
@@ -82,7 +82,7 @@ class Side:
         return self.party in BY_KIND[kind].readers
 
 
-def check_rights(settings: BrokerSettings, side: Side, probe: Probe, checkup: Checkup) -> set[Kind]:
+def check_rights(settings: BrokerSettings, side: AclParty, probe: Probe, checkup: Checkup) -> set[Kind]:
     """The checks `rights_write` and `rights_read`; what the side may write though it is the other's to write."""
     tells = probe.connected.protocol == "5"
     foreign: set[Kind] = set()
@@ -91,7 +91,7 @@ def check_rights(settings: BrokerSettings, side: Side, probe: Probe, checkup: Ch
     return foreign
 
 
-def _check_writing(settings: BrokerSettings, side: Side, checkup: Checkup, tells: bool) -> None:
+def _check_writing(settings: BrokerSettings, side: AclParty, checkup: Checkup, tells: bool) -> None:
     if not tells:
         checkup.skip("rights_write", "in MQTT 3.1.1 a broker does not say that it refused a message")
         return
@@ -105,7 +105,7 @@ def _check_writing(settings: BrokerSettings, side: Side, checkup: Checkup, tells
 
 
 def _check_reading(
-    settings: BrokerSettings, side: Side, probe: Probe, checkup: Checkup, foreign: set[Kind], tells: bool
+    settings: BrokerSettings, side: AclParty, probe: Probe, checkup: Checkup, foreign: set[Kind], tells: bool
 ) -> None:
     kinds = [row.name for row in TOPICS if side.reads(row.name)]
     known = {found.kind for one in probe.received if (found := topics.parse_topic(side.fleet, one.topic))}
@@ -130,7 +130,9 @@ def _check_reading(
         checkup.good("rights_read", "messages come on every topic that is ours to read")
 
 
-def _is_delivered(settings: BrokerSettings, side: Side, probe: Probe, kind: Kind, foreign: set[Kind]) -> bool | None:
+def _is_delivered(
+    settings: BrokerSettings, side: AclParty, probe: Probe, kind: Kind, foreign: set[Kind]
+) -> bool | None:
     """Whether a message that the broker took comes; None where it takes none of us."""
     for device in _names_to_write_as(side, kind):
         topic = side.example(kind, device)
@@ -141,7 +143,7 @@ def _is_delivered(settings: BrokerSettings, side: Side, probe: Probe, kind: Kind
     return None
 
 
-def _names_to_write_as(side: Side, kind: Kind) -> Iterator[str]:
+def _names_to_write_as(side: AclParty, kind: Kind) -> Iterator[str]:
     """Rules by pattern make every user the device of its own name, also the coordinator's.
 
     But the state of a device that it is itself it may read for that reason, which says nothing about the others'.
@@ -154,17 +156,17 @@ def _names_to_write_as(side: Side, kind: Kind) -> Iterator[str]:
         yield side.user
 
 
-def _try_to_write(settings: BrokerSettings, side: Side, topic: str) -> Taken:
+def _try_to_write(settings: BrokerSettings, side: AclParty, topic: str) -> Taken:
     """On a connection of its own, for some brokers end it at a message that is not allowed."""
     with Probe(settings, side.probe_id("w")) as probe:
         return probe.publish(topic)
 
 
-def _who(side: Side) -> str:
+def _who(side: AclParty) -> str:
     return f"user {side.user!r}" if side.user else "a client without a user name"
 
 
-def _rules_mend(side: Side, kinds: list[Kind]) -> str:
+def _rules_mend(side: AclParty, kinds: list[Kind]) -> str:
     if side.device and side.user and side.user != side.device:
         return f"log in as the user {side.device!r}: the generated rules allow a device only what is under its own name"
     lines = " and ".join(f"`{side.rule_line(kind)}`" for kind in kinds)

@@ -15,17 +15,17 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from shared.broker_reach import Reached, reach
-from shared.broker_rights import Side, check_rights
-from shared.broker_settings import BrokerSettings
-from shared.broker_url import parse_broker_url
-from shared.checkup import Checkup, in_words
-from shared.errors import BrokerError
-from shared.link_events import Received
-from shared.probe import ANSWER_TIMEOUT_S, Probe
-from shared.quantities import size
-from shared.topics import Kind
-from shared.transfer import CHUNK_OVERHEAD_BYTES, chunk_bytes_within
+from fedpatch.shared.app.formatting import size
+from fedpatch.shared.diagnostics.broker_acl import AclParty, check_rights
+from fedpatch.shared.diagnostics.broker_reachability import Reached, reach
+from fedpatch.shared.diagnostics.checks import Checkup, in_words
+from fedpatch.shared.diagnostics.probe import ANSWER_TIMEOUT_S, Probe
+from fedpatch.shared.errors import BrokerError
+from fedpatch.shared.mqtt.broker_settings import BrokerSettings
+from fedpatch.shared.mqtt.events import Received
+from fedpatch.shared.mqtt.url import parse_broker_url
+from fedpatch.shared.wire.topics import Kind
+from fedpatch.shared.wire.transfer import CHUNK_OVERHEAD_BYTES, chunk_bytes_within
 
 ROUND_TRIPS = 9
 SLOW_ROUND_TRIP_MS = 35.0
@@ -48,7 +48,7 @@ class Asked:
     presence: list[Received]
 
 
-def check_broker(settings: BrokerSettings, side: Side, chunk_bytes: int, checkup: Checkup) -> Asked | None:
+def check_broker(settings: BrokerSettings, side: AclParty, chunk_bytes: int, checkup: Checkup) -> Asked | None:
     """All checks of a broker, for chunks of `chunk_bytes`; None where it cannot be reached, or does not let us in."""
     broker = parse_broker_url(settings.broker)
     checkup.say(f"asking the broker at {broker}")
@@ -80,14 +80,14 @@ def check_broker(settings: BrokerSettings, side: Side, chunk_bytes: int, checkup
             return None
 
 
-def _ids_are_tied(settings: BrokerSettings, side: Side, probe: Probe) -> bool:
+def _ids_are_tied(settings: BrokerSettings, side: AclParty, probe: Probe) -> bool:
     """Whether a second connection of ours ends the first, though it asked for another id."""
     with Probe(settings, side.probe_id("t")):
         pass
     return probe.publish(side.echo_topic("tied")) == "lost" and probe.ended
 
 
-def _login_mend(settings: BrokerSettings, side: Side, text: str) -> str:
+def _login_mend(settings: BrokerSettings, side: AclParty, text: str) -> str:
     password = f"--password-file or {settings.env_prefix}PASSWORD"
     ties = f"; where the broker ties clients to their ids, it must take those that begin with {side.client_id}"
     if "asks for a user name" in text:
@@ -108,7 +108,9 @@ def _login_mend(settings: BrokerSettings, side: Side, text: str) -> str:
 class _Broker:
     """One broker that has let us in."""
 
-    def __init__(self, settings: BrokerSettings, side: Side, checkup: Checkup, probe: Probe, reached: Reached) -> None:
+    def __init__(
+        self, settings: BrokerSettings, side: AclParty, checkup: Checkup, probe: Probe, reached: Reached
+    ) -> None:
         self._settings = settings
         self._side = side
         self._checkup = checkup

@@ -11,13 +11,12 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from shared.broker_settings import exposure
-from shared.broker_url import BrokerUrl
-from shared.checkup import Checkup
-from shared.errors import UsageError
-from shared.tls import tls_context
-from shared.tls_faults import distrusted
-from shared.tls_files import TlsFiles
+from fedpatch.shared.diagnostics.checks import Checkup
+from fedpatch.shared.errors import UsageError
+from fedpatch.shared.mqtt.broker_settings import exposure
+from fedpatch.shared.mqtt.tls_context import TlsFiles, tls_context
+from fedpatch.shared.mqtt.tls_errors import distrusted
+from fedpatch.shared.mqtt.url import BrokerUrl
 
 STEP_TIMEOUT_S = 4.0
 CERTIFICATE_DAYS = 14

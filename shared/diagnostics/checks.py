@@ -10,7 +10,7 @@ from typing import Literal
 
 import typer
 
-from shared.errors import FedpatchError
+from fedpatch.shared.errors import FedpatchError
 
 Verdict = Literal["ok", "warn", "fail", "skip"]
 

@@ -14,11 +14,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import shared
-from shared.checkup import Checkup
-from shared.clock import is_synchronised
-from shared.files import write_atomic
-from shared.quantities import minute, size
+from fedpatch import shared
+from fedpatch.shared.app.clock import is_synchronised
+from fedpatch.shared.app.files import write_atomic
+from fedpatch.shared.app.formatting import minute, size
+from fedpatch.shared.diagnostics.checks import Checkup
 
 # torch 2.10 and later dies with SIGILL on the Cortex-A53 and A72 of a Pi 3 and a Pi 4 (see pyproject.toml).
 _LAST_TORCH_ON_AARCH64 = (2, 9)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import time
 
-from shared.broker_settings import BrokerSettings
-from shared.broker_url import parse_broker_url
-from shared.certificate import Certificate
-from shared.checkup import Checkup
-from shared.errors import UsageError
-from shared.quantities import minute
-from shared.tls import certificates_of, key_problem, tls_context
-from shared.tls_files import TlsFiles
+from fedpatch.shared.app.formatting import minute
+from fedpatch.shared.diagnostics.checks import Checkup
+from fedpatch.shared.errors import UsageError
+from fedpatch.shared.mqtt.broker_settings import BrokerSettings
+from fedpatch.shared.mqtt.certificate import Certificate
+from fedpatch.shared.mqtt.tls_context import TlsFiles, certificates_of, key_problem, tls_context
+from fedpatch.shared.mqtt.url import parse_broker_url
 
 WARN_DAYS = 21
 NAME = "certificate"

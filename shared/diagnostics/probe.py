@@ -7,11 +7,10 @@ import time
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
-from shared.broker_settings import BrokerSettings
-from shared.link import MqttLink
-from shared.link_events import Connected, Disconnected, LinkEvent, Received
-from shared.link_faults import Reason
-from shared.password_file import password_of
+from fedpatch.shared.mqtt.broker_settings import BrokerSettings, password_of
+from fedpatch.shared.mqtt.client import MqttLink
+from fedpatch.shared.mqtt.connection_errors import Reason
+from fedpatch.shared.mqtt.events import Connected, Disconnected, LinkEvent, Received
 
 ANSWER_TIMEOUT_S = 3.0
 CONNECT_TIMEOUT_S = 6.0

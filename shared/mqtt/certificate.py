@@ -27,7 +27,7 @@ _OURS = re.compile(r"fedpatch://([^/]+)/([^/]+)/([^/]+)")
 
 
 @dataclass(frozen=True)
-class Holder:
+class CertificateOwner:
     """Whom a certificate that fedpatch made is for."""
 
     fleet: str
@@ -45,7 +45,7 @@ class Certificate:
     not_before: float
     not_after: float
     is_ca: bool
-    holder: Holder | None
+    holder: CertificateOwner | None
     sha256: str
 
     def standing(self, now: float) -> str:
@@ -109,10 +109,10 @@ def _is_ca(data: bytes) -> bool:
     return bool(data) and any(tag == _BOOLEAN and value != b"\0" for tag, value in _children(_one(data, _SEQUENCE)))
 
 
-def _holder(data: bytes) -> Holder | None:
+def _holder(data: bytes) -> CertificateOwner | None:
     for tag, value in _children(_one(data, _SEQUENCE)) if data else ():
         if tag == _URI and (ours := _OURS.fullmatch(value.decode("ascii", "replace"))):
-            return Holder(*ours.groups())
+            return CertificateOwner(*ours.groups())
     return None
 
 

@@ -28,17 +28,16 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
-from shared import link_faults
-from shared.broker_url import BrokerUrl, parse_broker_url
-from shared.errors import UsageError
-from shared.link_attempts import CONNACK_TIMEOUT_S, Attempt, Attempts
-from shared.link_desk import Desk
-from shared.link_events import Connected, Disconnected, Link, LinkEvent, Received
-from shared.outbox import MAX_IN_FLIGHT, Outgoing
-from shared.socket_loop import SocketLoop
-from shared.tls import Credentials, peer_ends
-from shared.tls_faults import fault_of
-from shared.tls_files import TlsFiles
+from fedpatch.shared.errors import UsageError
+from fedpatch.shared.mqtt import connection_errors
+from fedpatch.shared.mqtt.events import Connected, Disconnected, Link, LinkEvent, Received
+from fedpatch.shared.mqtt.outbox import MAX_IN_FLIGHT, QueuedMessage
+from fedpatch.shared.mqtt.reconnect import CONNACK_TIMEOUT_S, ConnectionAttempt, Reconnector
+from fedpatch.shared.mqtt.session import Session
+from fedpatch.shared.mqtt.socket_loop import SocketLoop
+from fedpatch.shared.mqtt.tls_context import Credentials, TlsFiles, peer_ends
+from fedpatch.shared.mqtt.tls_errors import fault_of
+from fedpatch.shared.mqtt.url import BrokerUrl, parse_broker_url
 
 __all__ = ["BrokerUrl", "Connected", "Disconnected", "Link", "LinkEvent", "MqttLink", "Received", "parse_broker_url"]
 
@@ -81,9 +80,9 @@ class MqttLink:
         self._client_id, self._events, self._will = client_id, events, will
         self._keepalive_s, self._clean_start = keepalive_s, clean_start
         self._retains = True
-        self._desk = Desk(self.broker, max_queued)
+        self._desk = Session(self.broker, max_queued)
         self._loop = SocketLoop()
-        self._attempts = Attempts(self._desk, reconnect_delay_s, self._connect, self._emit)
+        self._attempts = Reconnector(self._desk, reconnect_delay_s, self._connect, self._emit)
         self._thread = threading.Thread(target=self._attempts.run, name=f"link {client_id}", daemon=True)
 
     def start(self) -> None:
@@ -96,7 +95,7 @@ class MqttLink:
         A message above the packet limit that the broker stated raises BrokerError, for the broker would close the
         connection at it; one queued before the limit is known is dropped with a warning. QoS 0 is sent once at most.
         """
-        queued = self._desk.put(Outgoing(topic, payload, qos, retain))
+        queued = self._desk.put(QueuedMessage(topic, payload, qos, retain))
         self._loop.wake()
         return queued
 
@@ -136,7 +135,7 @@ class MqttLink:
 
     # One connection, in the link's thread.
 
-    def _connect(self, attempt: Attempt) -> None:
+    def _connect(self, attempt: ConnectionAttempt) -> None:
         client: mqtt.Client | None = None
         try:
             client = self._new_client(attempt)
@@ -144,10 +143,10 @@ class MqttLink:
             client.connect(self.broker.host, self.broker.port, self._keepalive_s, **options)
             self._loop.run(client, partial(self._turn, client, attempt))
         except UsageError as error:
-            attempt.blame(link_faults.Fault(str(error), lasting=True))
+            attempt.blame(connection_errors.ConnectionFault(str(error), lasting=True))
         except (OSError, UnicodeError) as error:
             known = fault_of(self.broker, self._credentials.files, error)
-            attempt.blame(known or link_faults.unreachable(self.broker, error))
+            attempt.blame(known or connection_errors.unreachable(self.broker, error))
         except Exception:
             log.exception("unexpected failure of the connection to %s", self.broker)
         finally:
@@ -160,10 +159,10 @@ class MqttLink:
                 "size, %s",
                 message,
                 self.broker,
-                link_faults.USE_SMALLER_CHUNKS,
+                connection_errors.USE_SMALLER_CHUNKS,
             )
 
-    def _turn(self, client: mqtt.Client, attempt: Attempt) -> bool:
+    def _turn(self, client: mqtt.Client, attempt: ConnectionAttempt) -> bool:
         """What to do before waiting for the socket; False to give the connection up."""
         now = time.monotonic()
         if attempt.goodbye_until is not None:
@@ -171,16 +170,16 @@ class MqttLink:
         if attempt.connected is not None:
             self._feed(client, attempt)
         elif now > attempt.answer_by:
-            attempt.blame(link_faults.silent(self.broker))
+            attempt.blame(connection_errors.silent(self.broker))
             return False
         if self._desk.stopping.is_set():
             self._leave_when_sent(client, attempt)
         elif self._credentials.renewed(now):
-            attempt.blame(link_faults.renewed(self.broker))
+            attempt.blame(connection_errors.renewed(self.broker))
             self._say_goodbye(client, attempt)
         return True
 
-    def _feed(self, client: mqtt.Client, attempt: Attempt) -> None:
+    def _feed(self, client: mqtt.Client, attempt: ConnectionAttempt) -> None:
         """Hand paho what callers want, never more than one packet ahead of the socket: a ping must get through."""
         while wish := self._desk.next_wish():
             if wish.wanted:
@@ -197,7 +196,7 @@ class MqttLink:
             if message.qos > 0:
                 self._desk.sent(info.mid, message)
 
-    def _leave_when_sent(self, client: mqtt.Client, attempt: Attempt) -> None:
+    def _leave_when_sent(self, client: mqtt.Client, attempt: ConnectionAttempt) -> None:
         """Say goodbye once all is sent or it takes too long."""
         now = time.monotonic()
         if attempt.drain_until is None:
@@ -205,14 +204,14 @@ class MqttLink:
         if attempt.connected is None or self._desk.idle() or now > attempt.drain_until:
             self._say_goodbye(client, attempt)
 
-    def _say_goodbye(self, client: mqtt.Client, attempt: Attempt) -> None:
+    def _say_goodbye(self, client: mqtt.Client, attempt: ConnectionAttempt) -> None:
         """Leave without a last will; a broker that does not take even that is left a second later."""
         attempt.goodbye_until = time.monotonic() + GOODBYE_TIMEOUT_S
         client.disconnect()
 
     # paho's callbacks, which run in the same thread.
 
-    def _new_client(self, attempt: Attempt) -> mqtt.Client:
+    def _new_client(self, attempt: ConnectionAttempt) -> mqtt.Client:
         client = mqtt.Client(
             CallbackAPIVersion.VERSION2,
             client_id=self._client_id,
@@ -232,7 +231,9 @@ class MqttLink:
         )
         client.on_disconnect = lambda _client, _data, flags, reason, _properties: attempt.blame(
             fault_of(self.broker, self._credentials.files, getattr(attempt.socket, "alert", None))
-            or link_faults.lost(self.broker, reason, flags.is_disconnect_packet_from_server, bool(attempt.connected))
+            or connection_errors.lost(
+                self.broker, reason, flags.is_disconnect_packet_from_server, bool(attempt.connected)
+            )
         )
         client.on_message = lambda _client, _data, message: self._on_message(message)
         client.on_publish = lambda _client, _data, mid, reason, _properties: self._on_publish(mid, reason)
@@ -242,10 +243,10 @@ class MqttLink:
         return client
 
     def _on_connect(
-        self, attempt: Attempt, session_present: bool, reason: ReasonCode, properties: Properties | None
+        self, attempt: ConnectionAttempt, session_present: bool, reason: ReasonCode, properties: Properties | None
     ) -> None:
         if reason.is_failure:
-            fault = link_faults.refused(self.broker, self._username, reason, with_password=bool(self._password))
+            fault = connection_errors.refused(self.broker, self._username, reason, with_password=bool(self._password))
             # Once: a broker that refuses a will that is not retained too is tried again like any other.
             attempt.blame(fault if self._retains else replace(fault, retains_nothing=False))
             self._retains = self._retains and not fault.retains_nothing
@@ -288,7 +289,7 @@ class MqttLink:
             log.exception("the receiver of link events failed at %s", type(event).__name__)
 
 
-def _opened(attempt: Attempt, sock: Any) -> None:
+def _opened(attempt: ConnectionAttempt, sock: Any) -> None:
     attempt.socket = sock
     # A small QoS 1 message and its answer take 88 ms where both sides let Nagle wait, and 0.4 ms where neither does.
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -7,7 +7,7 @@ import ssl
 from dataclasses import dataclass
 from typing import Protocol
 
-from shared.broker_url import BrokerUrl
+from fedpatch.shared.mqtt.url import BrokerUrl
 
 SAME_NAME = "another client has our name"
 USE_SMALLER_CHUNKS = "use smaller chunks (fedpatch run --chunk-kib)"
@@ -18,7 +18,7 @@ _KEEPALIVE_TIMEOUT, _TAKEN_OVER, _PACKET_TOO_LARGE, _RETAINS_NOTHING = 0x8D, 0x8
 
 
 @dataclass(frozen=True)
-class Fault:
+class ConnectionFault:
     """A failed or ended connection; `lasting` where trying again will not mend it.
 
     `good_from` is the unix time from which it would work: a clock that is behind is waited for.
@@ -41,80 +41,84 @@ class Reason(Protocol):
         """The code, 128 and above for failures."""
 
 
-def unreachable(broker: BrokerUrl, error: Exception) -> Fault:
+def unreachable(broker: BrokerUrl, error: Exception) -> ConnectionFault:
     """No connection could be made at all."""
     hint = f" {broker.scheme_hint}" if broker.scheme_hint else ""
     if isinstance(error, ConnectionRefusedError):
-        return Fault(f"connection refused by {broker}; is a broker running there?{hint}")
+        return ConnectionFault(f"connection refused by {broker}; is a broker running there?{hint}")
     if isinstance(error, socket.gaierror | UnicodeError):
-        return Fault(f"the name {broker.host!r} cannot be resolved; check the broker URL and the network")
+        return ConnectionFault(f"the name {broker.host!r} cannot be resolved; check the broker URL and the network")
     if isinstance(error, ssl.SSLError):
-        return Fault(f"no TLS with {broker} ({getattr(error, 'reason', None) or error}); is this its TLS port?{hint}")
+        return ConnectionFault(
+            f"no TLS with {broker} ({getattr(error, 'reason', None) or error}); is this its TLS port?{hint}"
+        )
     if isinstance(error, TimeoutError):
-        return Fault(f"no answer from {broker}; check the address and the firewall")
+        return ConnectionFault(f"no answer from {broker}; check the address and the firewall")
     if isinstance(error, ConnectionError):
         return _unanswered(broker)
     detail = error.strerror if isinstance(error, OSError) else None
-    return Fault(f"cannot reach {broker}: {detail or error}")
+    return ConnectionFault(f"cannot reach {broker}: {detail or error}")
 
 
-def refused(broker: BrokerUrl, username: str | None, reason: Reason, *, with_password: bool) -> Fault:
+def refused(broker: BrokerUrl, username: str | None, reason: Reason, *, with_password: bool) -> ConnectionFault:
     """The broker answered, and the answer was no; `with_password` says whether we gave one."""
     code = reason.value
     if code == _UNSUPPORTED_VERSION:
-        return Fault(f"{broker} speaks neither MQTT 5 nor 3.1.1", wrong_version=True)
+        return ConnectionFault(f"{broker} speaks neither MQTT 5 nor 3.1.1", wrong_version=True)
     if code in (_BAD_PASSWORD, _NOT_AUTHORIZED):
         if username is None:
             name = "give the name with --username (username), and "
-            return Fault(f"{broker} asks for a user name and a password; {name}{_GIVE_IT}", lasting=True)
+            return ConnectionFault(f"{broker} asks for a user name and a password; {name}{_GIVE_IT}", lasting=True)
         if not with_password:
-            return Fault(f"{broker} refused user {username!r} without a password; {_GIVE_IT}", lasting=True)
-        return Fault(f"{broker} refused user {username!r}; check the user name and the password", lasting=True)
+            return ConnectionFault(f"{broker} refused user {username!r} without a password; {_GIVE_IT}", lasting=True)
+        return ConnectionFault(
+            f"{broker} refused user {username!r}; check the user name and the password", lasting=True
+        )
     if code == _BAD_CLIENT_ID:
-        return Fault(f"{broker} refused our client id; check the name of this device", lasting=True)
+        return ConnectionFault(f"{broker} refused our client id; check the name of this device", lasting=True)
     if code == _BANNED:
-        return Fault(f"{broker} has banned us; ask whoever runs it", lasting=True)
+        return ConnectionFault(f"{broker} has banned us; ask whoever runs it", lasting=True)
     if code == _RETAINS_NOTHING:
-        return Fault(f"{broker} retains no messages, not even a last will", retains_nothing=True)
-    return Fault(f"{broker} refused the connection: {str(reason).lower()}")
+        return ConnectionFault(f"{broker} retains no messages, not even a last will", retains_nothing=True)
+    return ConnectionFault(f"{broker} refused the connection: {str(reason).lower()}")
 
 
-def lost(broker: BrokerUrl, reason: Reason, by_broker: bool, accepted: bool) -> Fault:
+def lost(broker: BrokerUrl, reason: Reason, by_broker: bool, accepted: bool) -> ConnectionFault:
     """A connection is gone: `by_broker` when the broker said why, `accepted` when it had accepted us before."""
     code = reason.value
     if not by_broker:
         if not accepted:
             return _unanswered(broker)
         silence = code == _KEEPALIVE_TIMEOUT
-        return Fault(f"{broker} has been silent for too long") if silence else lost_silently(broker)
+        return ConnectionFault(f"{broker} has been silent for too long") if silence else lost_silently(broker)
     if code == _TAKEN_OVER:
-        return Fault(f"{broker} closed the connection: {SAME_NAME}; give every device its own")
+        return ConnectionFault(f"{broker} closed the connection: {SAME_NAME}; give every device its own")
     if code == _PACKET_TOO_LARGE:
-        return Fault(f"{broker} closed the connection: a message was too large; {USE_SMALLER_CHUNKS}")
-    return Fault(f"{broker} closed the connection: {str(reason).lower()}")
+        return ConnectionFault(f"{broker} closed the connection: a message was too large; {USE_SMALLER_CHUNKS}")
+    return ConnectionFault(f"{broker} closed the connection: {str(reason).lower()}")
 
 
-def silent(broker: BrokerUrl) -> Fault:
+def silent(broker: BrokerUrl) -> ConnectionFault:
     """Something listens there, but does not answer a CONNECT; some 3.1.1 brokers fall silent at one of MQTT 5."""
     hint = f" {broker.scheme_hint}" if broker.scheme_hint else ""
-    return Fault(f"{broker} does not answer; is it an MQTT broker?{hint}", unanswered=True)
+    return ConnectionFault(f"{broker} does not answer; is it an MQTT broker?{hint}", unanswered=True)
 
 
-def _unanswered(broker: BrokerUrl) -> Fault:
+def _unanswered(broker: BrokerUrl) -> ConnectionFault:
     """It hung up on us: no MQTT broker, one that is old, or one that expects TLS."""
     hint = (
         "? " + broker.scheme_hint if broker.tls else ", and is this its port without TLS? For the other, write mqtts://"
     )
-    return Fault(
+    return ConnectionFault(
         f"{broker} closed the connection without an answer; is it an MQTT broker{hint}".rstrip(), unanswered=True
     )
 
 
-def renewed(broker: BrokerUrl) -> Fault:
+def renewed(broker: BrokerUrl) -> ConnectionFault:
     """We end the connection ourselves, to make one with the new files."""
-    return Fault(f"our certificate was renewed, so the connection to {broker} is made anew", renewal=True)
+    return ConnectionFault(f"our certificate was renewed, so the connection to {broker} is made anew", renewal=True)
 
 
-def lost_silently(broker: BrokerUrl) -> Fault:
+def lost_silently(broker: BrokerUrl) -> ConnectionFault:
     """The connection is gone and nobody said why."""
-    return Fault(f"the connection to {broker} was lost")
+    return ConnectionFault(f"the connection to {broker} was lost")

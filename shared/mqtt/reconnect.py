@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from shared.link_desk import Desk
-from shared.link_events import Connected, Disconnected, ProtocolVersion
-from shared.link_faults import Fault, lost_silently
-from shared.outbox import MAX_IN_FLIGHT
+from fedpatch.shared.mqtt.connection_errors import ConnectionFault, lost_silently
+from fedpatch.shared.mqtt.events import Connected, Disconnected, ProtocolVersion
+from fedpatch.shared.mqtt.outbox import MAX_IN_FLIGHT
+from fedpatch.shared.mqtt.session import Session
 
 CONNACK_TIMEOUT_S = 10.0
 
@@ -24,12 +24,12 @@ _OTHER: dict[ProtocolVersion, ProtocolVersion] = {"5": "3.1.1", "3.1.1": "5"}
 
 
 @dataclass
-class Attempt:
+class ConnectionAttempt:
     """One attempt to connect and, if it succeeds, that connection. Belongs to the link's thread."""
 
     protocol: ProtocolVersion
     answer_by: float = field(default_factory=lambda: time.monotonic() + CONNACK_TIMEOUT_S)
-    fault: Fault | None = None
+    fault: ConnectionFault | None = None
     connected: Connected | None = None
     window: int = MAX_IN_FLIGHT
     subscribing: dict[int, tuple[str, ...]] = field(default_factory=dict)
@@ -37,12 +37,12 @@ class Attempt:
     goodbye_until: float | None = None
     socket: object = None
 
-    def blame(self, fault: Fault) -> None:
+    def blame(self, fault: ConnectionFault) -> None:
         """Keep the first fault: what follows is its consequence."""
         self.fault = self.fault or fault
 
 
-class Attempts:
+class Reconnector:
     """Makes attempts until the link is stopped. `make` makes one and returns when that connection is over.
 
     While `patient` is set, from any thread, the pause before each attempt is the longest that is allowed.
@@ -50,9 +50,9 @@ class Attempts:
 
     def __init__(
         self,
-        desk: Desk,
+        desk: Session,
         delays_s: tuple[float, float],
-        make: Callable[[Attempt], None],
+        make: Callable[[ConnectionAttempt], None],
         events: Callable[[Disconnected], None],
     ) -> None:
         self.protocol: ProtocolVersion = "5"
@@ -68,7 +68,7 @@ class Attempts:
         pause_s = self._shortest_s
         changed = False
         while not self._desk.stopping.is_set():
-            attempt = Attempt(self.protocol)
+            attempt = ConnectionAttempt(self.protocol)
             began = time.monotonic()
             self._make(attempt)
             if self._desk.stopping.is_set():
@@ -88,7 +88,7 @@ class Attempts:
             pause_s = min(self._longest_s, random.uniform(self._shortest_s, 3 * pause_s))
             self._pause(self._longest_s if self.patient else pause_s, fault)
 
-    def _pause(self, pause_s: float, fault: Fault) -> None:
+    def _pause(self, pause_s: float, fault: ConnectionFault) -> None:
         """Wait for that long or, where only the clock is wrong, until it has been set."""
         if fault.good_from is None:
             self._desk.stopping.wait(pause_s)
@@ -98,7 +98,7 @@ class Attempts:
             if self._desk.stopping.wait(_CLOCK_EVERY_S):
                 return
 
-    def _change_protocol(self, attempt: Attempt, fault: Fault) -> bool:
+    def _change_protocol(self, attempt: ConnectionAttempt, fault: ConnectionFault) -> bool:
         """Come back at once, with another version or without a retained will, if that may be why it did not accept."""
         if fault.retains_nothing:
             return True

@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import threading
 
-from shared import link_faults
-from shared.broker_url import BrokerUrl
-from shared.errors import BrokerError
-from shared.link_events import Connected
-from shared.outbox import Outbox, Outgoing
-from shared.subscriptions import Subscriptions, Wish
+from fedpatch.shared.errors import BrokerError
+from fedpatch.shared.mqtt import connection_errors
+from fedpatch.shared.mqtt.events import Connected
+from fedpatch.shared.mqtt.outbox import Outbox, QueuedMessage, SubscriptionChange, Subscriptions
+from fedpatch.shared.mqtt.url import BrokerUrl
 
 MAX_MQTT_PACKET_BYTES = 268_435_455
 
 
-class Desk:
+class Session:
     """Callers put and wait; the link's thread takes and tells."""
 
     def __init__(self, broker: BrokerUrl, max_queued: int) -> None:
@@ -29,17 +28,17 @@ class Desk:
         self._subscriptions = Subscriptions()
         self._packet_limit_bytes = MAX_MQTT_PACKET_BYTES
         self._connected: Connected | None = None
-        self._fault: link_faults.Fault | None = None
+        self._fault: connection_errors.ConnectionFault | None = None
 
     # For callers.
 
-    def put(self, message: Outgoing) -> bool:
+    def put(self, message: QueuedMessage) -> bool:
         """Queue `message`; False when there is no room or the link has been stopped; BrokerError when it is too large."""
         if not message.topic or "+" in message.topic or "#" in message.topic:
             raise ValueError(f"not a topic to publish on: {message.topic!r}")
         with self._changed:
             if message.packet_bytes > self._packet_limit_bytes:
-                raise BrokerError(f"{self._too_large(message)}; {link_faults.USE_SMALLER_CHUNKS}")
+                raise BrokerError(f"{self._too_large(message)}; {connection_errors.USE_SMALLER_CHUNKS}")
             return not self.stopping.is_set() and self._outbox.put(message)
 
     def subscribe(self, filters: tuple[str, ...]) -> None:
@@ -60,7 +59,7 @@ class Desk:
             )
             if self._connected is not None:
                 return self._connected
-            fault = self._fault or link_faults.silent(self.broker)
+            fault = self._fault or connection_errors.silent(self.broker)
             raise BrokerError(fault.reason)
 
     def stop(self, drain_s: float) -> None:
@@ -80,39 +79,39 @@ class Desk:
             self._connected, self._fault = connected, None
             self._changed.notify_all()
 
-    def disconnected(self) -> list[Outgoing]:
+    def disconnected(self) -> list[QueuedMessage]:
         """The connection, if there was one, is gone: what was unacknowledged waits again, except what is returned."""
         with self._changed:
             self._connected = None
             return self._outbox.connection_lost()
 
-    def failed(self, fault: link_faults.Fault) -> None:
+    def failed(self, fault: connection_errors.ConnectionFault) -> None:
         """An attempt has failed, or a connection ended."""
         with self._changed:
             self._fault = fault
             self._changed.notify_all()
 
-    def next_wish(self) -> Wish | None:
+    def next_wish(self) -> SubscriptionChange | None:
         """What to tell the broker next of what is wanted."""
         with self._changed:
             return self._subscriptions.next()
 
-    def next_message(self, window: int) -> Outgoing | None:
+    def next_message(self, window: int) -> QueuedMessage | None:
         """What to send next, if anything may be sent now."""
         with self._changed:
             return self._outbox.take(window)
 
-    def complaint(self, message: Outgoing) -> str | None:
+    def complaint(self, message: QueuedMessage) -> str | None:
         """Why `message`, queued before the broker stated its limit, cannot be sent."""
         with self._changed:
             return self._too_large(message) if message.packet_bytes > self._packet_limit_bytes else None
 
-    def sent(self, key: int, message: Outgoing) -> None:
+    def sent(self, key: int, message: QueuedMessage) -> None:
         """`message` is on its way as packet `key`."""
         with self._changed:
             self._outbox.sent(key, message)
 
-    def acknowledged(self, key: int) -> Outgoing | None:
+    def acknowledged(self, key: int) -> QueuedMessage | None:
         """Packet `key` has been acknowledged."""
         with self._changed:
             return self._outbox.acknowledged(key)
@@ -127,5 +126,5 @@ class Desk:
         with self._changed:
             return self._subscriptions.want(topic)
 
-    def _too_large(self, message: Outgoing) -> str:
+    def _too_large(self, message: QueuedMessage) -> str:
         return f"{self.broker} takes packets of {self._packet_limit_bytes} bytes, less than {message}"

@@ -1,17 +1,37 @@
-"""How a connection to a broker is secured: whom to trust, and with which certificate to say who we are."""
+"""How a connection to a broker is secured: whom to trust, and with which certificate to say who we are.
+
+Which files say whom to trust at a broker, and who we are there.
+"""
 
 from __future__ import annotations
 
 import math
 import ssl
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shared.broker_url import BrokerUrl
-from shared.certificate import MAX_PEM_BYTES, Certificate, read_der, read_pem
-from shared.errors import UsageError
-from shared.files import OPEN_TO_OTHERS, stamp_of
-from shared.tls_files import TlsFiles
+from fedpatch.shared.app.files import OPEN_TO_OTHERS, stamp_of
+from fedpatch.shared.errors import UsageError
+from fedpatch.shared.mqtt.certificate import MAX_PEM_BYTES, Certificate, read_der, read_pem
+from fedpatch.shared.mqtt.url import BrokerUrl
+
+
+@dataclass(frozen=True)
+class TlsFiles:
+    """PEM files: the CAs to trust (None: the system's); our own certificate and its key (None: we have none).
+
+    Both may be in one file, so that they change in one rename; then the two paths are the same.
+    """
+
+    ca_file: Path | None = None
+    cert_file: Path | None = None
+    key_file: Path | None = None
+
+    def paths(self) -> tuple[Path, ...]:
+        """Those that there are, each once."""
+        return tuple(dict.fromkeys(one for one in (self.ca_file, self.cert_file, self.key_file) if one is not None))
+
 
 LOOK_EVERY_S = 5.0
 
@@ -33,7 +53,7 @@ def tls_context(broker: BrokerUrl, files: TlsFiles) -> ssl.SSLContext | None:
             f"{files.ca_file}: not a file of CA certificates in PEM form ({error.strerror or error})"
         ) from None
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.sslsocket_class = TidySocket
+    context.sslsocket_class = AlertCapturingSocket
     if files.cert_file is not None:
         _load_own(context, files.cert_file, files.key_file or files.cert_file)
     return context
@@ -109,7 +129,7 @@ class Credentials:
         return tuple(map(stamp_of, self.files.paths()))  # with the mode: a key may have been closed to others
 
 
-class TidySocket(ssl.SSLSocket):
+class AlertCapturingSocket(ssl.SSLSocket):
     """Closes itself when the handshake fails, which paho leaves to the garbage collector, and keeps what the broker says.
 
     With TLS 1.3 a broker refuses our certificate when the handshake is over on our side; paho drops what it says.

@@ -14,13 +14,12 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from shared.broker_url import BrokerUrl
-from shared.certificate import Certificate, read_der
-from shared.clock import is_synchronised
-from shared.link_faults import Fault
-from shared.quantities import minute
-from shared.tls import certificates_of
-from shared.tls_files import TlsFiles
+from fedpatch.shared.app.clock import is_synchronised
+from fedpatch.shared.app.formatting import minute
+from fedpatch.shared.mqtt.certificate import Certificate, read_der
+from fedpatch.shared.mqtt.connection_errors import ConnectionFault
+from fedpatch.shared.mqtt.tls_context import TlsFiles, certificates_of
+from fedpatch.shared.mqtt.url import BrokerUrl
 
 ASK_TIMEOUT_S = 4.0
 RENEW = "fedpatch device rotate, then fedpatch-agent enrol; for a coordinator: fedpatch ca coordinator"
@@ -32,19 +31,19 @@ _OTHER_NAME = (62, 64)
 
 
 @dataclass(frozen=True)
-class Distrust:
+class TrustError:
     """What is wrong and what to do, apart, as the doctors show it; `good_from` where the clock alone may mend it."""
 
     problem: str
     mend: str
     good_from: float | None = None
 
-    def fault(self) -> Fault:
+    def fault(self) -> ConnectionFault:
         """The same for a link; what only waits for the right time is worth to be tried again."""
-        return Fault(f"{self.problem}; {self.mend}", lasting=self.good_from is None, good_from=self.good_from)
+        return ConnectionFault(f"{self.problem}; {self.mend}", lasting=self.good_from is None, good_from=self.good_from)
 
 
-def fault_of(broker: BrokerUrl, files: TlsFiles, error: BaseException | None) -> Fault | None:
+def fault_of(broker: BrokerUrl, files: TlsFiles, error: BaseException | None) -> ConnectionFault | None:
     """The fault that an error of the TLS library means; None where it is about something else than trust."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return distrusted(broker, files, error).fault()
@@ -52,7 +51,7 @@ def fault_of(broker: BrokerUrl, files: TlsFiles, error: BaseException | None) ->
     return None if refusal is None else refusal.fault()
 
 
-def distrusted(broker: BrokerUrl, files: TlsFiles, error: ssl.SSLCertVerificationError) -> Distrust:
+def distrusted(broker: BrokerUrl, files: TlsFiles, error: ssl.SSLCertVerificationError) -> TrustError:
     """We do not trust the broker. May ask it for its certificate, for a few seconds."""
     code = error.verify_code
     if code in (_NOT_YET_VALID, _EXPIRED):
@@ -60,20 +59,20 @@ def distrusted(broker: BrokerUrl, files: TlsFiles, error: ssl.SSLCertVerificatio
     problem = f"{broker} cannot be trusted: {error.verify_message}"
     if code in _OTHER_NAME:
         mend = f"write a name of its certificate in the broker URL, or make one with {broker.host} among its names"
-        return Distrust(f"{broker} cannot be trusted: its certificate is not for the host name {broker.host}", mend)
+        return TrustError(f"{broker} cannot be trusted: its certificate is not for the host name {broker.host}", mend)
     if code in _UNKNOWN_CA:
         known = f"{files.ca_file} holds another CA" if files.ca_file else "the system does not know its CA"
         mend = f"{known}; give --ca-file the PEM file of the CA that signed the broker's certificate"
-        return Distrust(f"{broker} cannot be trusted: its certificate is of an unknown CA", mend)
+        return TrustError(f"{broker} cannot be trusted: its certificate is of an unknown CA", mend)
     if code == _REVOKED:
-        return Distrust(f"{broker} cannot be trusted: its certificate was revoked", "renew it (fedpatch ca broker)")
+        return TrustError(f"{broker} cannot be trusted: its certificate was revoked", "renew it (fedpatch ca broker)")
     if code == _PURPOSE:
         mend = "give the broker a server's certificate (fedpatch ca broker)"
-        return Distrust(f"{broker} cannot be trusted: its certificate is a client's, not a server's", mend)
-    return Distrust(problem, "check the CA file and the host name")
+        return TrustError(f"{broker} cannot be trusted: its certificate is a client's, not a server's", mend)
+    return TrustError(problem, "check the CA file and the host name")
 
 
-def _at_a_wrong_time(broker: BrokerUrl, files: TlsFiles, code: int) -> Distrust:
+def _at_a_wrong_time(broker: BrokerUrl, files: TlsFiles, code: int) -> TrustError:
     now = time.time()
     state = "not yet valid" if code == _NOT_YET_VALID else "expired"
     cas = [one for one in certificates_of(files.ca_file) if one.standing(now) == state]
@@ -87,14 +86,14 @@ def _at_a_wrong_time(broker: BrokerUrl, files: TlsFiles, code: int) -> Distrust:
             if cas
             else "renew it (fedpatch ca broker)"
         )
-        return Distrust(
+        return TrustError(
             f"{what} has expired{since}; {clock}", f"{mend}; where it is not old, set the clock (timedatectl)"
         )
     if is_synchronised() is False:
         clock += " and is not synchronised with any time server"
     begins = f" before {minute(one.not_before)}" if one is not None else ""
     mend = "set the clock (sudo timedatectl set-ntp true, or a time server that can be reached); it goes on once that is done"
-    return Distrust(
+    return TrustError(
         f"{what} is not yet valid{begins}; {clock}", mend, good_from=one.not_before if one is not None else math.inf
     )
 
@@ -114,7 +113,7 @@ def _presented(broker: BrokerUrl) -> Certificate | None:
         return None
 
 
-def refused_by_broker(broker: BrokerUrl, files: TlsFiles, alert: ssl.SSLError) -> Distrust | None:
+def refused_by_broker(broker: BrokerUrl, files: TlsFiles, alert: ssl.SSLError) -> TrustError | None:
     """The broker does not trust us: what its alert (RFC 8446, 6.2) means; None for one about something else."""
     now = time.time()
     word = _word_of(alert)
@@ -122,39 +121,39 @@ def refused_by_broker(broker: BrokerUrl, files: TlsFiles, alert: ssl.SSLError) -
     if own is None:
         if word in ("CERTIFICATE_REQUIRED", "HANDSHAKE_FAILURE", "BAD_CERTIFICATE"):
             mend = "enrol this device (fedpatch-agent enrol FILE), or give cert_file and key_file"
-            return Distrust(f"{broker} asks for a certificate, and we have none", mend)
+            return TrustError(f"{broker} asks for a certificate, and we have none", mend)
         return None
     ours = f"our certificate for {own.subject!r} ({files.cert_file})"
     if word == "CERTIFICATE_EXPIRED":
         return _says_expired(broker, files, own, ours, now)
     if word == "CERTIFICATE_REVOKED":
         mend = "ask whoever runs the fleet; a device that may come back gets a new one (fedpatch device add)"
-        return Distrust(f"{broker} refused {ours}: it was revoked", mend)
+        return TrustError(f"{broker} refused {ours}: it was revoked", mend)
     if word in ("UNKNOWN_CA", "DECRYPT_ERROR"):
         mend = "enrol with a bundle of this broker's fleet, or give the broker that CA (cafile)"
         text = f"the broker does not know its CA, {own.issuer!r}: is it a certificate for another fleet?"
-        return Distrust(f"{broker} refused {ours}: {text}", mend)
+        return TrustError(f"{broker} refused {ours}: {text}", mend)
     if word in ("BAD_CERTIFICATE", "UNSUPPORTED_CERTIFICATE", "CERTIFICATE_UNKNOWN", "ACCESS_DENIED"):
         if own.standing(now) == "not yet valid":
-            return Distrust(
+            return TrustError(
                 f"{broker} refused {ours}: it is not yet valid before {minute(own.not_before)}",
                 "set the clocks of this machine, of the broker and of the CA (timedatectl)",
                 good_from=own.not_before,
             )
-        return Distrust(f"{broker} refused {ours}", "look into the broker's log, and at the broker's clock")
+        return TrustError(f"{broker} refused {ours}", "look into the broker's log, and at the broker's clock")
     return None
 
 
-def _says_expired(broker: BrokerUrl, files: TlsFiles, own: Certificate, ours: str, now: float) -> Distrust:
+def _says_expired(broker: BrokerUrl, files: TlsFiles, own: Certificate, ours: str, now: float) -> TrustError:
     if own.standing(now) == "expired":
-        return Distrust(f"{broker} refused {ours}: it has expired on {minute(own.not_after)}", f"renew it ({RENEW})")
+        return TrustError(f"{broker} refused {ours}: it has expired on {minute(own.not_after)}", f"renew it ({RENEW})")
     gone = next((one for one in certificates_of(files.ca_file) if one.standing(now) == "expired"), None)
     if gone is not None:
-        return Distrust(
+        return TrustError(
             f"{broker} refused {ours}: its CA {gone.subject!r} has expired on {minute(gone.not_after)}",
             "renew the CA (fedpatch ca renew) and give everybody its new ca.crt, the broker too",
         )
-    return Distrust(
+    return TrustError(
         f"{broker} refused {ours} as expired; by the clock here it is good until {minute(own.not_after)}",
         "set the broker's clock, or give it a new CA certificate and revocation list (fedpatch ca crl)",
     )

@@ -6,7 +6,7 @@ import ipaddress
 from dataclasses import dataclass, field
 from urllib.parse import unquote, urlsplit
 
-from shared.errors import UsageError
+from fedpatch.shared.errors import UsageError
 
 DEFAULT_PORTS = {"mqtt": 1883, "mqtts": 8883}
 

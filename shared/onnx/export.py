@@ -1,8 +1,9 @@
 """A torch module as an ONNX model, for programs that have no torch.
 
 The exporter is torch's own that traces one pass (`dynamo=False`): it is in every torch that fedpatch takes, needs the
-package onnx and nothing else, and its graph has the fixed opset of shared.model_metadata. What a trace cannot see, such as a
-branch on a value, shows when the outputs are compared (shared.onnx_model.require_parity), so nothing is handed out uncompared.
+package onnx and nothing else, and its graph has the fixed opset of shared.tasks.model_metadata. What a trace cannot see, such
+as a branch on a value, shows when the outputs are compared (shared.onnx.runtime.require_parity), so nothing is handed out
+uncompared.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from shared.entries import optional_module
-from shared.errors import ExportRefused
-from shared.model import evaluating
-from shared.model_metadata import INPUT, OPSET, OUTPUT
-from shared.tensors import Array
+from fedpatch.shared.app.plugins import import_optional
+from fedpatch.shared.errors import ExportRefused
+from fedpatch.shared.tasks.model_metadata import INPUT, OPSET, OUTPUT
+from fedpatch.shared.tasks.torch_model import evaluating
+from fedpatch.shared.tensors.arrays import Array
 
 # A trace of one example may take the number of examples for a constant.
 _TRACED_EXAMPLES = 2
@@ -41,7 +42,7 @@ def export_onnx(module: nn.Module, example: Array) -> Exported:
     `example` holds one example or more along its first axis, in the dtype that the module takes. The module is left as it
     was, as is torch's random state. Raises ExportRefused where it cannot be exported, UsageError without the package onnx.
     """
-    onnx = optional_module("onnx", "onnx writes ONNX models and is not there", "pip install 'fedpatch[agent]'")
+    onnx = import_optional("onnx", "onnx writes ONNX models and is not there", "pip install 'fedpatch[agent]'")
     traced = torch.from_numpy(np.resize(example, (_TRACED_EXAMPLES, *example.shape[1:])))
     buffer = io.BytesIO()
     export: Any = torch.onnx.export  # whose annotations forget that a buffer will do

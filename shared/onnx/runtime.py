@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from shared.entries import optional_module
-from shared.errors import DataError, ExportRefused, StateError
-from shared.telemetry import forbid_telemetry
-from shared.tensors import Array
+from fedpatch.shared.app.plugins import disable_ort_telemetry, import_optional
+from fedpatch.shared.errors import DataError, ExportRefused, StateError
+from fedpatch.shared.tensors.arrays import Array
 
 BATCH = 512
 """Examples that pass through the model at a time, so that memory does not grow with their number."""
@@ -37,9 +36,9 @@ class OnnxModel:
     """
 
     def __init__(self, model: bytes, where: str, *, threads: int = 1) -> None:
-        forbid_telemetry()
+        disable_ort_telemetry()
         mend = "pip install 'fedpatch[agent]'"
-        runtime = optional_module("onnxruntime", "onnxruntime runs models and is not there", mend)
+        runtime = import_optional("onnxruntime", "onnxruntime runs models and is not there", mend)
         options = runtime.SessionOptions()
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1

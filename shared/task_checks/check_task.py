@@ -13,17 +13,12 @@ from pathlib import Path
 import numpy as np
 from torch import nn
 
-from shared.checkup import Checkup, in_words
-from shared.errors import ExportRefused, FedpatchError, UsageError
-from shared.host_checkup import check_memory
-from shared.input_statistics import statistics_of
-from shared.model import floating_dtype, schema_of
-from shared.patches import parse_policy
-from shared.prepare import prepared
-from shared.quantities import duration, size
-from shared.task import DeviceData, Task
-from shared.task_checks import INPUTS, Fitted, arrays_of, fit, problems_of
-from shared.task_trial import (
+from fedpatch.shared.app.formatting import duration, size
+from fedpatch.shared.diagnostics.checks import Checkup, in_words
+from fedpatch.shared.diagnostics.host import check_memory
+from fedpatch.shared.errors import ExportRefused, FedpatchError, UsageError
+from fedpatch.shared.task_checks.data import INPUTS, Fitted, arrays_of, fit, problems_of
+from fedpatch.shared.task_checks.trial import (
     begins_with_batch_norm,
     require_repeatable,
     same_values_for_a_seed,
@@ -31,7 +26,12 @@ from shared.task_trial import (
     trial_metric,
     trial_step,
 )
-from shared.tensors import Array
+from fedpatch.shared.tasks.input_statistics import statistics_of
+from fedpatch.shared.tasks.prepare import prepared
+from fedpatch.shared.tasks.task import DeviceData, Task
+from fedpatch.shared.tasks.torch_model import floating_dtype, schema_of
+from fedpatch.shared.tensors.arrays import Array
+from fedpatch.shared.tensors.patches import parse_policy
 
 _MOSTLY = 0.9
 _LARGE = 100.0
@@ -195,10 +195,10 @@ def _check_balance(task: Task, data: DeviceData, checkup: Checkup) -> None:
         checkup.warn("classes", text, "collect examples of other classes too; one class teaches nothing")
     elif unseen:
         text = f"{text}; tested on {', '.join(names[one] for one in unseen[:_SHOWN])} without training on it"
-        checkup.warn("classes", text, "split by class (shared.splits.stratified_split), or collect more examples")
+        checkup.warn("classes", text, "split by class (fedpatch.splits.stratified_split), or collect more examples")
     elif counts[most] > _MOSTLY * len(targets):
         text = f"{text}; to answer {names[most]!r} always is right in {counts[most] / len(targets):.0%}"
-        checkup.warn("classes", text, "measure with shared.metrics.macro_f1, or collect more of the other classes")
+        checkup.warn("classes", text, "measure with fedpatch.metrics.macro_f1, or collect more of the other classes")
     else:
         checkup.good("classes", text)
 
@@ -223,7 +223,11 @@ def _check_inputs(question: Question, data: DeviceData, module: nn.Module, check
         text = (
             f"{twice} of {len(data.test_x)} test examples are training examples too, so that the accuracy is too good"
         )
-        checkup.warn("split", text, "remove duplicates before splitting; shared.splits splits by time, block or group")
+        checkup.warn(
+            "split",
+            text,
+            "remove duplicates before splitting; fedpatch.shared.tasks.splits splits by time, block or group",
+        )
     else:
         checkup.good("split", "no test example is a training example")
 
@@ -272,8 +276,8 @@ def _check_memory(data: DeviceData, module: nn.Module, checkup: Checkup) -> None
 
 
 def _check_export(data: DeviceData, module: nn.Module, checkup: Checkup) -> None:
-    from shared.onnx_export import export_onnx, torch_outputs
-    from shared.onnx_model import OnnxModel, require_parity
+    from fedpatch.shared.onnx.export import export_onnx, torch_outputs
+    from fedpatch.shared.onnx.runtime import OnnxModel, require_parity
 
     samples = data.test_x[:_EXPORTED]
     try:

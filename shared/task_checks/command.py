@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from shared.command import AsJson, command
-from shared.signals import interruptible
+from fedpatch.shared.app.command import AsJson, command
+from fedpatch.shared.app.signals import interruptible
 
 
 def add_check_task(app: typer.Typer, program: str) -> None:
@@ -32,16 +32,16 @@ def add_check_task(app: typer.Typer, program: str) -> None:
         as_json: AsJson = False,
     ) -> None:
         """Check a task of your own with a device's data, and say what to change; nothing is trained or sent."""
-        from shared.patches import parse_policy
-        from shared.task import data_root as usual_root
-        from shared.task import find_task
+        from fedpatch.shared.tasks.task import data_root as usual_root
+        from fedpatch.shared.tasks.task import find_task
+        from fedpatch.shared.tensors.patches import parse_policy
 
         found = find_task(task)
         parse_policy(private)
         root = usual_root() if data_root is None else data_root.expanduser()
 
-        from shared.check_task import Question, data_of, examine_task
-        from shared.checkup import conduct
+        from fedpatch.shared.diagnostics.checks import conduct
+        from fedpatch.shared.task_checks.check_task import Question, data_of, examine_task
 
         question = Question(found, data_of(found, data), root, private)
         with interruptible():

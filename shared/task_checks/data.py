@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from shared.errors import DataError
-from shared.prepare import prepared
-from shared.task import DeviceData, Task
-from shared.tensors import Array
+from fedpatch.shared.errors import DataError
+from fedpatch.shared.tasks.prepare import prepared
+from fedpatch.shared.tasks.task import DeviceData, Task
+from fedpatch.shared.tensors.arrays import Array
 
 INPUTS = ("train_x", "val_x", "test_x")
 TARGETS = ("train_y", "val_y", "test_y")

@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from shared.errors import DataError, FedpatchError, UsageError
-from shared.model import evaluating, initial_tensors, schema_of
-from shared.task import DeviceData, Task
-from shared.tensors import Array, Schema, listing
+from fedpatch.shared.errors import DataError, FedpatchError, UsageError
+from fedpatch.shared.tasks.task import DeviceData, Task
+from fedpatch.shared.tasks.torch_model import evaluating, initial_tensors, schema_of
+from fedpatch.shared.tensors.arrays import Array, Schema, listing
 
 _MEASURED = 256
 _TIMED_STEPS = 5
@@ -31,7 +31,7 @@ def require_trainable(task: Task, data: DeviceData, holder: str) -> None:
 
     Args:
         task: The task.
-        data: A device's data, as `shared.task_checks.fit` gives them.
+        data: A device's data, as `fedpatch.shared.task_checks.data.fit` gives them.
         holder: Whose data they are, for messages, such as "device pi-7".
 
     Raises:

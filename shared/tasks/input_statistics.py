@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from shared.model_metadata import MAX_FEATURES, InputStatistics
-from shared.tensors import Array
+from fedpatch.shared.tasks.model_metadata import MAX_FEATURES, InputStatistics
+from fedpatch.shared.tensors.arrays import Array
 
 _ROWS_AT_ONCE = 4096
 _MARGIN_RANGES, _MARGIN_STDS = 0.5, 3.0

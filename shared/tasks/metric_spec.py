@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from shared.errors import UsageError
-from shared.field_types import MAX_MEASURE
+from fedpatch.shared.errors import UsageError
+from fedpatch.shared.wire.field_types import MAX_MEASURE
 
 Goal = Literal["max", "min"]
 

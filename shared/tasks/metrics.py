@@ -1,7 +1,6 @@
-"""Metrics to choose from, of NumPy arrays or of torch's tensors; torch itself is not imported.
+"""Metrics of a model's outputs: accuracy, macro F1, mean absolute error, root mean squared error.
 
-`outputs` are a model's, examples along the first axis, `targets` what they should have been. Each raises DataError where the
-two do not belong together.
+They take NumPy arrays and torch's tensors, examples along the first axis; torch itself is not imported.
 """
 
 from __future__ import annotations
@@ -10,23 +9,53 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shared.errors import DataError
+from fedpatch.shared.errors import DataError
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
 
 def accuracy(outputs: ArrayLike, targets: ArrayLike) -> float:
-    """Share of the n examples, from 0 to 1, whose largest logit, shape (n, classes), is that of their class, shape (n,)."""
+    """Share of the examples whose largest output is that of their class.
+
+    Args:
+        outputs: Logits or probabilities, shape (n, classes).
+        targets: Classes, integers from 0, shape (n,).
+
+    Returns:
+        A fraction from 0 to 1.
+
+    Raises:
+        DataError: The shapes do not fit each other, or there is no example.
+
+    Example:
+        >>> from fedpatch import metrics
+        >>> metrics.accuracy([[0.1, 0.9], [0.8, 0.2]], [1, 1])
+        0.5
+    """
     predicted, wanted = _classes(outputs, targets)
     return float((predicted == wanted).mean())
 
 
 def macro_f1(outputs: ArrayLike, targets: ArrayLike) -> float:
-    """Mean over the classes of their F1, from 0 to 1; shapes as of `accuracy`.
+    """Mean of the F1 scores of the classes: a rare class weighs as much as a frequent one.
 
-    F1 is the harmonic mean of precision and recall. A class counts where it is wanted or predicted at least once, so a rare
-    one weighs as much as a frequent one.
+    F1 is the harmonic mean of precision and recall. A class counts if it is a target or a prediction at least once.
+
+    Args:
+        outputs: Logits or probabilities, shape (n, classes).
+        targets: Classes, integers from 0, shape (n,).
+
+    Returns:
+        A fraction from 0 to 1.
+
+    Raises:
+        DataError: The shapes do not fit each other, or there is no example.
+
+    Example:
+        >>> from fedpatch import metrics
+        >>> metrics.macro_f1([[0.1, 0.9], [0.8, 0.2]], [1, 0])
+        1.0
     """
     predicted, wanted = _classes(outputs, targets)
     scores = []
@@ -37,12 +66,44 @@ def macro_f1(outputs: ArrayLike, targets: ArrayLike) -> float:
 
 
 def mae(outputs: ArrayLike, targets: ArrayLike) -> float:
-    """Mean absolute error, in the unit of the targets; outputs have their shape, or one more axis of length 1."""
+    """Mean absolute error.
+
+    Args:
+        outputs: Predictions, of the targets' shape or with one more axis of length 1.
+        targets: Values, any shape with examples along the first axis.
+
+    Returns:
+        The error in the unit of the targets.
+
+    Raises:
+        DataError: The shapes do not fit each other, or there is no example.
+
+    Example:
+        >>> from fedpatch import metrics
+        >>> metrics.mae([20.0, 23.0], [21.0, 20.0])
+        2.0
+    """
     return float(np.abs(_errors(outputs, targets)).mean())
 
 
 def rmse(outputs: ArrayLike, targets: ArrayLike) -> float:
-    """Root of the mean squared error; unit and shapes as of `mae`."""
+    """Root of the mean squared error.
+
+    Args:
+        outputs: Predictions, of the targets' shape or with one more axis of length 1.
+        targets: Values, any shape with examples along the first axis.
+
+    Returns:
+        The error in the unit of the targets.
+
+    Raises:
+        DataError: The shapes do not fit each other, or there is no example.
+
+    Example:
+        >>> from fedpatch import metrics
+        >>> metrics.rmse([3.0, 0.0], [0.0, 4.0])
+        3.5355339059327378
+    """
     return float(np.sqrt(np.square(_errors(outputs, targets)).mean()))
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from shared.errors import StateError
+from fedpatch.shared.errors import StateError
 
 FORMAT = 1
 OPSET = 17

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shared.errors import DataError, FedpatchError, UsageError
-from shared.model_metadata import PROBE_VALUES, Preparation
-from shared.tensors import Array
+from fedpatch.shared.errors import DataError, FedpatchError, UsageError
+from fedpatch.shared.tasks.model_metadata import PROBE_VALUES, Preparation
+from fedpatch.shared.tensors.arrays import Array
 
 if TYPE_CHECKING:
-    from shared.task import Task
+    from fedpatch.shared.tasks.task import Task
 
 _TOLERANCE = 1e-4  # other processors and other versions of NumPy round otherwise
 _LARGEST = (1.0, 3.0, 255.0, 1000.0)

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from shared.errors import DataError, UsageError
+from fedpatch.shared.errors import DataError, UsageError
 
 Mask = NDArray[np.bool_]
 Positions = NDArray[np.int64]
@@ -37,6 +37,18 @@ def random_split(count: int, test_share: float = 0.2, seed: int = 0) -> Mask:
         count: Number of examples.
         test_share: Share of them that is for testing, above 0 and below 1.
         seed: The same seed gives the same split.
+
+    Returns:
+        A mask of shape (count,): True for test examples.
+
+    Raises:
+        DataError: One part would be empty.
+        UsageError: `test_share` is not above 0 and below 1.
+
+    Example:
+        >>> from fedpatch import splits
+        >>> int(splits.random_split(10, test_share=0.2).sum())
+        2
     """
     test = np.zeros(count, bool)
     test[np.random.default_rng(seed).permutation(count)[: _test_count(count, test_share)]] = True
@@ -50,6 +62,19 @@ def stratified_split(labels: ArrayLike, test_share: float = 0.2, seed: int = 0) 
         labels: Class of each example.
         test_share: Share of each class that is for testing, above 0 and below 1.
         seed: The same seed gives the same split.
+
+    Returns:
+        A mask of shape (count,): True for test examples.
+
+    Raises:
+        DataError: One part would be empty.
+        UsageError: `test_share` is not above 0 and below 1.
+
+    Example:
+        >>> from fedpatch import splits
+        >>> labels = ["common"] * 8 + ["rare"] * 2
+        >>> splits.stratified_split(labels)[8:].sum().item()
+        1
     """
     found = np.asarray(labels)
     test = np.zeros(len(found), bool)
@@ -71,6 +96,16 @@ def time_split(times: ArrayLike, test_share: float = 0.2, gap: float = 0.0) -> t
 
     Returns:
         Masks of the training and of the test examples; an example in the gap is in neither.
+
+    Raises:
+        DataError: One part would be empty.
+        UsageError: `test_share` is not above 0 and below 1.
+
+    Example:
+        >>> from fedpatch import splits
+        >>> train, test = splits.time_split([8.0, 9.0, 10.0, 11.0, 12.0], test_share=0.2)
+        >>> test.tolist()
+        [False, False, False, False, True]
     """
     when = np.asarray(times)
     cut = np.sort(when)[len(when) - _test_count(len(when), test_share)]
@@ -93,6 +128,15 @@ def block_split(count: int, block: int, every: int = 5, gap: int = 0, name: str 
 
     Returns:
         Masks of the training and of the test examples. One of both may be empty where there are few examples.
+
+    Raises:
+        UsageError: `block`, `every` or `gap` is out of its range.
+
+    Example:
+        >>> from fedpatch import splits
+        >>> train, test = splits.block_split(12, block=3, every=2, gap=1)
+        >>> bool((train & test).any())
+        False
     """
     if block < 1 or every < 2 or gap < 0:
         raise UsageError(
@@ -119,6 +163,18 @@ def group_split(groups: Sequence[Any] | ArrayLike, test_share: float = 0.2, seed
         groups: Group of each example.
         test_share: Share of the *groups* that is for testing; at least one group.
         seed: The same seed gives the same split.
+
+    Returns:
+        A mask of shape (count,): True for test examples.
+
+    Raises:
+        DataError: There are fewer than two groups.
+        UsageError: `test_share` is not above 0 and below 1.
+
+    Example:
+        >>> from fedpatch import splits
+        >>> splits.group_split(["ann", "ann", "bob"]).tolist() in ([True, True, False], [False, False, True])
+        True
     """
     found = np.asarray(groups)
     names = np.unique(found)
@@ -131,10 +187,23 @@ def group_split(groups: Sequence[Any] | ArrayLike, test_share: float = 0.2, seed
 
 
 def equal_shards(count: int, devices: int, seed: int = 0) -> list[Positions]:
-    """Share examples out at random, in equal parts; the same seed gives the same shards.
+    """Share examples out at random, in equal parts.
+
+    Args:
+        count: Number of examples.
+        devices: Number of devices.
+        seed: The same seed gives the same shards.
+
+    Returns:
+        For each device the positions of its examples, in order.
 
     Raises:
-        DataError: there are fewer examples than devices.
+        DataError: There are fewer examples than devices.
+
+    Example:
+        >>> from fedpatch import splits
+        >>> [len(shard) for shard in splits.equal_shards(10, devices=3)]
+        [4, 3, 3]
     """
     if not 1 <= devices <= count:
         raise DataError(f"{count} examples cannot be shared among {devices} devices; take from 1 to {count}")
@@ -150,8 +219,16 @@ def label_shards(labels: ArrayLike, devices: int, per_device: int = 2, seed: int
         per_device: Shards of each device; the paper has 2.
         seed: The same seed gives the same shards.
 
+    Returns:
+        For each device the positions of its examples, in order.
+
     Raises:
-        DataError: there are fewer examples than shards.
+        DataError: There are fewer examples than shards.
+
+    Example:
+        >>> from fedpatch import splits
+        >>> len(splits.label_shards([0, 1, 2, 3] * 5, devices=2, per_device=2))
+        2
     """
     found = np.asarray(labels)
     shards = devices * per_device
@@ -165,8 +242,21 @@ def label_shards(labels: ArrayLike, devices: int, per_device: int = 2, seed: int
 def group_shards(groups: Sequence[Any] | ArrayLike, devices: int, seed: int = 0) -> list[Positions]:
     """Give each device all examples of some groups (persons, machines); numbers of groups differ by one at most.
 
+    Args:
+        groups: Group of each example.
+        devices: Number of devices.
+        seed: The same seed gives the same shards.
+
+    Returns:
+        For each device the positions of its examples, in order.
+
     Raises:
-        DataError: there are fewer groups than devices.
+        DataError: There are fewer groups than devices.
+
+    Example:
+        >>> from fedpatch import splits
+        >>> [shard.tolist() for shard in splits.group_shards(["ann", "ann"], devices=1)]
+        [[0, 1]]
     """
     found = np.asarray(groups)
     names = np.unique(found)

@@ -18,12 +18,11 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shared.entries import entries
-from shared.errors import DataError, UsageError, unknown_name
-from shared.metric_terms import ACCURACY, Goal, MetricTerms, metric_terms
-from shared.settings import NAME
-from shared.signals import uninterrupted
-from shared.telemetry import forbid_telemetry
+from fedpatch.shared.app.plugins import disable_ort_telemetry, load_entry_points
+from fedpatch.shared.app.signals import uninterrupted
+from fedpatch.shared.config.fields import NAME
+from fedpatch.shared.errors import DataError, UsageError, unknown_name
+from fedpatch.shared.tasks.metric_spec import ACCURACY, Goal, MetricTerms, metric_terms
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,6 +32,8 @@ ENTRY_POINT_GROUP = "fedpatch.tasks"
 MAX_VALIDATION_SHARE = 0.5
 
 _WHERE_IT_LIES = "start the command in the folder that the file lies in, or install the module"
+# Packages of version 0.1, which tasks imported from.
+_FORMER_PACKAGES = ("coordinator", "device_agent", "shared", "simulator")
 _REFERENCE = re.compile(r"(?P<module>[\w.]+):(?P<attribute>[\w.]+)")
 
 
@@ -40,15 +41,27 @@ _REFERENCE = re.compile(r"(?P<module>[\w.]+):(?P<attribute>[\w.]+)")
 class DeviceData:
     """One device's own examples; they never leave it.
 
-    `train_x` and `test_x` have examples along the first axis and the model's input dtype; `train_y` and `test_y` hold
-    one target per example. `counts_in_ua` is False for a device whose accuracy says nothing about the model (the
-    paper's noisy clients): it trains, but stays out of the mean user accuracy.
-    `origin(field, row)` says, for messages, where a row came from, such as `origin("train_x", 12)`: "readings.csv, line 13".
+    Args:
+        train_x: Training inputs, examples along the first axis, in the model's input dtype.
+        train_y: Training targets, one for each input.
+        test_x: Test inputs, as `train_x`.
+        test_y: Test targets, one for each input.
+        counts_in_ua: False for a device whose accuracy says nothing about the model (the paper's noisy clients): it
+            trains, and stays out of the mean user accuracy.
+        val_x: Validation inputs, on which the agent chooses the personal model; nothing trains on them. None: they are
+            split off the training data (`Task.validation_share`, `Task.ordered`). Empty: there are none.
+        val_y: Validation targets, one for each input; None where `val_x` is None.
+        origin: Function of a field and a row that returns, for messages, where the row came from, such as
+            `origin("train_x", 12)`: "readings.csv, line 13".
 
-    `val_x` and `val_y` are the validation part, on which the agent chooses the personal model; nothing trains on it. None:
-    it is split off the training data (`Task.validation_share`, `Task.ordered`). Empty arrays: there is none.
+    Raises:
+        DataError: Inputs and targets differ in number, or the training or test part is empty.
 
-    Raises DataError where inputs and targets differ in number, or the training or test part is empty.
+    Example:
+        >>> import numpy as np
+        >>> from fedpatch import DeviceData
+        >>> x, y = np.zeros((8, 3), np.float32), np.zeros(8, np.int64)
+        >>> data = DeviceData(x[:6], y[:6], x[6:], y[6:])
     """
 
     train_x: np.ndarray
@@ -86,36 +99,65 @@ class DeviceData:
 
 @dataclass(frozen=True)
 class Task:
-    """Everything that fedpatch must know to train a model of yours.
+    """A model, the data of a device, a loss and a metric: all that fedpatch needs to train.
 
-    `name` is what coordinator and devices call the task on the wire: 1 to 32 lower-case letters, digits, `-` and `_`.
-    `build_model()` returns a freshly initialised module; every call must give the same names, shapes and dtypes.
-    `load_data(spec, root)` returns the data of the device whose configuration holds the string `spec`; what `spec`
-    means is the task's own business. `root` is the folder for data files (`data_root()`). A spec that cannot be read is
-    a UsageError, data that is absent, damaged or too small a DataError.
-    `loss(outputs, targets)` is differentiated for every minibatch and must be a mean over it.
-    `metric(outputs, targets)` is the user accuracy, from all test examples of a device at once: a fraction from 0 to 1,
-    unless `metric_name` says that it is another measure, `metric_goal` whether more or less of that is better, and
-    `metric_range` its limits (None: 0 to 1 for an accuracy, else any finite number).
-    `learning_rates` and `server_learning_rates` are used, by name of the strategy, where a run does not set its own.
-    `demo_data` is a data spec with the fields `{index}` and `{count}`; `fedpatch demo` gives one to each of its
-    devices. Empty: the task has no demo.
-    `load_many(specs, root)` returns the data of many devices at once, for simulations: what `load_data` would return
-    for each of `specs`, in their order. None: `load_data` is called for each.
-    `simulation_data` is a data spec with the fields `{index}`, `{count}` and `{seed}`; `fedpatch simulate` gives one to
-    each of its clients. Empty: `demo_data` is taken, and without that either the user must give one.
-    `class_names` are those of the model's outputs, in their order. `input_shape` and `input_dtype` are those of one
-    example: `fedpatch export` needs them, having no data. `metric_takes_arrays` says that `metric` takes NumPy arrays as well
-    as tensors, and imports no torch for them: then `fedpatch-agent evaluate` needs none either.
-    `data_version(spec, root)` tells, at little cost, of data that grow: when it is another than before, a device reads its
-    data anew before the next round. None, or no such function: they stay as they were when the device began.
-    `validation_share` of the training data, from 0 to 0.5, is held out as validation data where `load_data` gives none
-    (`DeviceData.val_x`); 0: none is, and the newest personal model is published. `ordered` says that training examples are in
-    order of time and that it matters: then the last of them are held out (shared.validation).
-    `prepare(raw)` makes the model's inputs of raw ones: float32 arrays in and out, examples along the first axis, each
-    example by itself, with NumPy alone. With it `load_data` returns raw inputs, and fedpatch applies it wherever inputs
-    enter the model: in training, in measuring and in prediction. `input_shape` then describes prepared inputs, and
-    `raw_shape` raw ones where their shape is another.
+    Args:
+        name: Name of the task on the wire: 1 to 32 lower-case letters, digits, `-` and `_`.
+        description: One line for lists of tasks.
+        build_model: Returns a freshly initialised module; every call must give the same names, shapes and dtypes.
+        load_data: `load_data(spec, root)` returns the data of the device whose configuration holds the string `spec`. The
+            task decides what `spec` means; `root` is the folder for data files (`data_root()`). It raises UsageError for a
+            spec that cannot be read, DataError for data that are absent, damaged or too few.
+        loss: `loss(outputs, targets)` is differentiated for every minibatch and must be a mean over it.
+        metric: `metric(outputs, targets)` is the user accuracy, from all test examples of a device at once: a fraction from
+            0 to 1, unless `metric_name` names another measure.
+        batch_size: Examples in a minibatch, at least 1.
+        learning_rates: By name of the strategy; used where a run does not set its own.
+        server_learning_rates: By name of the strategy; used where a run does not set its own.
+        demo_data: A data spec with the fields `{index}` and `{count}`, one for each device of `fedpatch demo`. Empty: the
+            task has no demo.
+        load_many: `load_many(specs, root)` returns the data of many devices at once, in the order of `specs`, for
+            simulations. None: `load_data` is called for each.
+        simulation_data: A data spec with the fields `{index}`, `{count}` and `{seed}`, one for each client of
+            `fedpatch simulate`. Empty: `demo_data` is used.
+        class_names: Names of the model's outputs, in their order.
+        input_shape: Shape of one (prepared) input; `fedpatch export` needs it, having no data.
+        input_dtype: Dtype of an input.
+        metric_takes_arrays: `metric` takes NumPy arrays as well as tensors, and imports no torch for them; then
+            `fedpatch-agent evaluate` needs no torch either.
+        metric_name: Name of the measure.
+        metric_goal: "max" if more is better, "min" if less is.
+        metric_range: Limits of the measure. None: 0 to 1 for an accuracy, else any finite number.
+        data_version: `data_version(spec, root)` tells, at little cost, a version of data that grow: when it changes, a
+            device reads its data again before the next round. None: data stay as they are.
+        validation_share: Share of the training data, from 0 to 0.5, that is held out for validation where `load_data` gives
+            none. 0: none is, and the newest personal model is published.
+        ordered: Training examples are in order of time and that matters: then the last ones are held out
+            (fedpatch.shared.tasks.validation).
+        prepare: `prepare(raw)` makes the model's inputs of raw ones: float32 arrays in and out, examples along the first
+            axis, each example by itself, with NumPy alone. With it `load_data` returns raw inputs, and fedpatch applies it
+            in training, in measuring and in prediction.
+        raw_shape: Shape of one raw input where it differs from `input_shape`.
+
+    Raises:
+        UsageError: The name, batch size, validation share or a term of the metric is not allowed.
+
+    Example:
+        >>> import numpy as np
+        >>> from fedpatch import DeviceData, Task, metrics
+        >>> def build_model():
+        ...     from torch import nn
+        ...     return nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+        >>> def load_data(spec, root):
+        ...     rng = np.random.default_rng(int(spec))
+        ...     x, y = rng.normal(size=(40, 3)).astype(np.float32), rng.integers(0, 2, 40)
+        ...     return DeviceData(x[:30], y[:30], x[30:], y[30:])
+        >>> def loss(outputs, targets):
+        ...     from torch.nn import functional as F
+        ...     return F.cross_entropy(outputs, targets)
+        >>> TASK = Task("coins", "tosses of a coin", build_model, load_data, loss, metrics.accuracy)
+        >>> TASK.batch_size
+        20
     """
 
     name: str
@@ -170,7 +212,18 @@ class BrokenTask:
 
 
 def data_root() -> Path:
-    """Folder that holds one folder of data files per task: FEDPATCH_DATA, or ~/.cache/fedpatch/data."""
+    """Folder that holds one folder of data files per task: FEDPATCH_DATA, or ~/.cache/fedpatch/data.
+
+    Returns:
+        The folder, which need not exist.
+
+    Example:
+        >>> import os
+        >>> from fedpatch import data_root
+        >>> os.environ["FEDPATCH_DATA"] = "/srv/data"
+        >>> str(data_root())
+        '/srv/data'
+    """
     chosen = os.environ.get("FEDPATCH_DATA")
     return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "fedpatch" / "data"
 
@@ -207,7 +260,7 @@ def _parse(ref: str) -> re.Match[str]:
 
 
 def _candidates(ref: str) -> Mapping[str, EntryPoint]:
-    installed = entries(ENTRY_POINT_GROUP)
+    installed = load_entry_points(ENTRY_POINT_GROUP)
     if ref not in installed:
         if not installed:
             raise UsageError(
@@ -228,7 +281,7 @@ def _how_to_name_a_module(ref: str) -> str:
 def list_tasks() -> list[Task | BrokenTask]:
     """Every installed task, by name; one that cannot be loaded is told as a BrokenTask and hides no other."""
     found: list[Task | BrokenTask] = []
-    for name, candidates in sorted(entries(ENTRY_POINT_GROUP).items()):
+    for name, candidates in sorted(load_entry_points(ENTRY_POINT_GROUP).items()):
         try:
             found.append(_load_installed(name, candidates))
         except UsageError as error:
@@ -257,7 +310,7 @@ def _load_installed(name: str, candidates: Mapping[str, EntryPoint]) -> Task:
 def _load(what: str, module_name: str, attribute: str, mend: str = "install its package again") -> Task:
     try:
         with uninterrupted():  # in the middle of torch's import, an exception aborts the process
-            forbid_telemetry()
+            disable_ort_telemetry()
             found: Any = import_module(module_name)
     except Exception as error:  # the module is the user's: whatever it raises is told in one sentence
         problem = f"{type(error).__name__}: {error}{_mend(error, module_name, mend)}"
@@ -270,13 +323,17 @@ def _load(what: str, module_name: str, attribute: str, mend: str = "install its 
             hint = f" (tasks there: {', '.join(sorted(tasks))})" if tasks else ""
             raise UsageError(f"{what}: module {module_name!r} has no attribute {attribute!r}{hint}") from None
     if not isinstance(found, Task):
-        raise UsageError(f"{what}: {attribute!r} is of type {type(found).__name__}, not a shared.task.Task")
+        raise UsageError(f"{what}: {attribute!r} is of type {type(found).__name__}, not a fedpatch.Task")
     return found
 
 
 def _mend(error: Exception, module_name: str, mend: str) -> str:
     """What to do where a module is missing: `mend` if it is the task's own, else install the one that the task imports."""
-    if not isinstance(error, ModuleNotFoundError) or not error.name:
+    if not isinstance(error, ImportError) or not error.name:
+        return ""
+    if error.name.partition(".")[0] in _FORMER_PACKAGES:
+        return "; import from fedpatch instead, such as: from fedpatch import DeviceData, Task"
+    if not isinstance(error, ModuleNotFoundError):
         return ""
     if f"{module_name}.".startswith(f"{error.name}."):
         return f"; {mend}"

@@ -17,11 +17,12 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
-from shared.errors import SchemaMismatch, UsageError
-from shared.tensors import Array, Role, Schema, Tensors, TensorSpec, listing
+from fedpatch.shared.errors import SchemaMismatch, UsageError
+from fedpatch.shared.tensors.arrays import Array, Role, Schema, Tensors, TensorSpec, listing
+from fedpatch.shared.tensors.patch_policy import parse_policy
 
 if TYPE_CHECKING:
-    from shared.task import Task
+    from fedpatch.shared.tasks.task import Task
 
 
 def schema_of(module: nn.Module) -> Schema:
@@ -35,6 +36,28 @@ def schema_of(module: nn.Module) -> Schema:
         return Schema(tuple(_spec(name, tensor, roles[name]) for name, tensor in _state(module).items()))
     except SchemaMismatch as error:
         raise UsageError(f"the task's model cannot be federated: {error}") from error
+
+
+def private_names(model: nn.Module, policy: str) -> frozenset[str]:
+    """Names of the tensors of `model` that stay on a device under a patch policy.
+
+    Args:
+        model: The model, as a task's `build_model` returns it.
+        policy: none, stats, affine, all or names:<glob,...>.
+
+    Returns:
+        The names, as in `model.state_dict()`; moments of the optimizer are not among them.
+
+    Raises:
+        UsageError: The policy is none of these, or matches nothing in the model.
+
+    Example:
+        >>> from torch import nn
+        >>> from fedpatch import private_names
+        >>> sorted(private_names(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8)), "affine"))
+        ['1.bias', '1.weight']
+    """
+    return parse_policy(policy).private_names(schema_of(model))
 
 
 def to_tensors(module: nn.Module) -> dict[str, Array]:

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from shared.task import DeviceData, Task
+from fedpatch.shared.tasks.task import DeviceData, Task
 
 MIN_VALIDATION_EXAMPLES = 5
 """Where the share gives fewer, they make no validation part: they would say little about a model. Nothing trains on them

@@ -14,22 +14,22 @@ from typing import Any
 
 import numpy as np
 
-from shared.errors import UpdateRefused
-from shared.schema import DTYPES as DTYPES
-from shared.schema import MAX_NAME_BYTES as MAX_NAME_BYTES
-from shared.schema import MAX_RANK as MAX_RANK
-from shared.schema import MAX_SCHEMA_BYTES as MAX_SCHEMA_BYTES
-from shared.schema import MAX_TENSORS as MAX_TENSORS
-from shared.schema import MOMENTS as MOMENTS
-from shared.schema import ROLES as ROLES
-from shared.schema import TRAINABLE as TRAINABLE
-from shared.schema import Role as Role
-from shared.schema import Schema as Schema
-from shared.schema import TensorSpec as TensorSpec
-from shared.schema import UnexpectedTensors as UnexpectedTensors
-from shared.schema import base_name as base_name
-from shared.schema import listing as listing
-from shared.schema import moment_name as moment_name
+from fedpatch.shared.errors import UpdateRefused
+from fedpatch.shared.tensors.schema import DTYPES as DTYPES
+from fedpatch.shared.tensors.schema import MAX_NAME_BYTES as MAX_NAME_BYTES
+from fedpatch.shared.tensors.schema import MAX_RANK as MAX_RANK
+from fedpatch.shared.tensors.schema import MAX_SCHEMA_BYTES as MAX_SCHEMA_BYTES
+from fedpatch.shared.tensors.schema import MAX_TENSORS as MAX_TENSORS
+from fedpatch.shared.tensors.schema import MOMENTS as MOMENTS
+from fedpatch.shared.tensors.schema import ROLES as ROLES
+from fedpatch.shared.tensors.schema import TRAINABLE as TRAINABLE
+from fedpatch.shared.tensors.schema import Role as Role
+from fedpatch.shared.tensors.schema import Schema as Schema
+from fedpatch.shared.tensors.schema import TensorSpec as TensorSpec
+from fedpatch.shared.tensors.schema import UnexpectedTensors as UnexpectedTensors
+from fedpatch.shared.tensors.schema import base_name as base_name
+from fedpatch.shared.tensors.schema import listing as listing
+from fedpatch.shared.tensors.schema import moment_name as moment_name
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Tensors = Mapping[str, Array]

@@ -1,7 +1,7 @@
 """Which rule each tensor travels by: what an encoding does to weights, statistics and moments.
 
     encoding     trained values   statistics, buffers   exp_avg             exp_avg_sq   integers, other moments
-    fp32, fp16   in the schema's dtype; fp16 halves trained values where it can (shared.compression)
+    fp32, fp16   in the schema's dtype; fp16 halves trained values where it can (shared.tensors.packing)
     delta-bf16   delta-bf16       delta-bf16            bf16                bf16         as they are
     delta-int8   delta-int8       delta-bf16            int8                delta-level  as they are
     delta-int4   delta-int4       delta-bf16            int4                delta-level  as they are
@@ -20,8 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from shared.errors import WireError
-from shared.quantise import (
+from fedpatch.shared.errors import WireError
+from fedpatch.shared.tensors.arrays import Array, TensorSpec, never_negative
+from fedpatch.shared.tensors.quantise import (
     INT4_TOP,
     INT8_TOP,
     Rng,
@@ -37,11 +38,10 @@ from shared.quantise import (
     to_nibbles,
     wide,
 )
-from shared.tensors import Array, TensorSpec, never_negative
 
 BLOCK = 1024
 FEEDBACK = ("delta-int4",)
-"""Encodings so coarse that what rounding took away is kept, and given with the next step (shared.feedback).
+"""Encodings so coarse that what rounding took away is kept, and given with the next step (shared.tensors.error_feedback).
 
 delta-int8 is none of them: it is right in the mean, and with scales as coarse as its own what is given later grows where a
 round's training goes most of the way by itself: it would be made up for twice.
@@ -49,7 +49,7 @@ round's training goes most of the way by itself: it would be made up for twice.
 
 
 @dataclass(frozen=True)
-class Rule:
+class EncodingRule:
     """How a tensor is written: `word` names it on the wire.
 
     Codes have a scale a `block` of values (0: one a tensor), which is at least `coarse` times their root mean square; but not
@@ -65,15 +65,15 @@ class Rule:
     inward: bool = False
 
 
-_DELTA_BF16 = Rule("delta-bf16", "bf16", delta=True)
-_BF16 = Rule("bf16", "bf16")
+_DELTA_BF16 = EncodingRule("delta-bf16", "bf16", delta=True)
+_BF16 = EncodingRule("bf16", "bf16")
 # How coarse the scales are is measured (docs/performance.md, Bytes): so that updates take a sixteenth, at no further round.
-_DELTA_INT8 = Rule("delta-int8", "codes", delta=True, top=INT8_TOP, coarse=1.0)
+_DELTA_INT8 = EncodingRule("delta-int8", "codes", delta=True, top=INT8_TOP, coarse=1.0)
 # A first moment that grew by rounding would be greater than its second one allows, and its steps a thousand times too long.
-_INT8 = Rule("int8-blocks", "codes", top=INT8_TOP, block=BLOCK, coarse=0.2, inward=True)
-_DELTA_INT4 = Rule("delta-int4", "codes", delta=True, top=INT4_TOP, block=BLOCK)
-_INT4 = Rule("int4-blocks", "codes", top=INT4_TOP, block=BLOCK, inward=True)
-_DELTA_LEVEL = Rule("delta-level", "levels", delta=True)
+_INT8 = EncodingRule("int8-blocks", "codes", top=INT8_TOP, block=BLOCK, coarse=0.2, inward=True)
+_DELTA_INT4 = EncodingRule("delta-int4", "codes", delta=True, top=INT4_TOP, block=BLOCK)
+_INT4 = EncodingRule("int4-blocks", "codes", top=INT4_TOP, block=BLOCK, inward=True)
+_DELTA_LEVEL = EncodingRule("delta-level", "levels", delta=True)
 
 # Trained values, exp_avg, exp_avg_sq.
 _RULES = {
@@ -83,7 +83,7 @@ _RULES = {
 }
 
 
-def rule_of(encoding: str, spec: TensorSpec) -> Rule | None:
+def rule_of(encoding: str, spec: TensorSpec) -> EncodingRule | None:
     """The rule of a delta encoding for a tensor; None: it travels as it is."""
     trained, first, second = _RULES[encoding]
     if np.dtype(spec.dtype).kind != "f":
@@ -95,7 +95,7 @@ def rule_of(encoding: str, spec: TensorSpec) -> Rule | None:
     return {"exp_avg": first, "exp_avg_sq": second}.get(spec.name.rpartition(":")[2])
 
 
-def encode(values: Array, base: Array, spec: TensorSpec, rule: Rule, rng: Rng) -> bytes | None:
+def encode(values: Array, base: Array, spec: TensorSpec, rule: EncodingRule, rng: Rng) -> bytes | None:
     """Values of the schema's dtype and shape as `rule` writes them; None: it cannot, so they have to travel as they are."""
     flat = values.reshape(-1).astype(wide(spec.dtype))
     before = base.reshape(-1).astype(flat.dtype)
@@ -119,7 +119,7 @@ def encode(values: Array, base: Array, spec: TensorSpec, rule: Rule, rng: Rng) -
             return struct.pack("<h", top) + levels.tobytes()
 
 
-def decode(data: memoryview, base: Array, spec: TensorSpec, rule: Rule) -> Array:
+def decode(data: memoryview, base: Array, spec: TensorSpec, rule: EncodingRule) -> Array:
     """Undo `encode`: a fresh array of the schema's dtype and shape. Raises WireError for another number of bytes."""
     size = math.prod(spec.shape)
     if len(data) != (expected := _bytes_of(rule, size)):
@@ -136,7 +136,7 @@ def decode(data: memoryview, base: Array, spec: TensorSpec, rule: Rule) -> Array
         return values.reshape(spec.shape).astype(spec.dtype)
 
 
-def _decoded(data: memoryview, base: Array | None, size: int, rule: Rule, dtype: np.dtype[Any]) -> Array:
+def _decoded(data: memoryview, base: Array | None, size: int, rule: EncodingRule, dtype: np.dtype[Any]) -> Array:
     if rule.kind == "bf16":
         return from_bf16(data).astype(dtype)
     if rule.kind == "codes":
@@ -148,7 +148,7 @@ def _decoded(data: memoryview, base: Array | None, size: int, rule: Rule, dtype:
     return from_levels(struct.unpack("<h", data[:2])[0], np.frombuffer(data[2:], np.uint8), base, dtype)
 
 
-def _bytes_of(rule: Rule, size: int) -> int:
+def _bytes_of(rule: EncodingRule, size: int) -> int:
     if rule.kind == "bf16":
         return 2 * size
     if rule.kind == "levels":

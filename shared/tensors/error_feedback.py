@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from shared.compression import Packed, pack, unpack
-from shared.encodings import FEEDBACK
-from shared.errors import SchemaMismatch
-from shared.quantise import wide
-from shared.tensors import Array, Schema, Tensors, TensorSpec, moment_name
+from fedpatch.shared.errors import SchemaMismatch
+from fedpatch.shared.tensors.arrays import Array, Schema, Tensors, TensorSpec, moment_name
+from fedpatch.shared.tensors.encodings import FEEDBACK
+from fedpatch.shared.tensors.packing import Packed, pack, unpack
+from fedpatch.shared.tensors.quantise import wide
 
 
 def residual_name(tensor: str) -> str:
@@ -30,7 +30,7 @@ def is_residual(name: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Step:
+class StepWithFeedback:
     """A packed blob, the tensors that whoever unpacks it will have, and the residual that this leaves."""
 
     packed: Packed
@@ -69,7 +69,7 @@ def step_with_feedback(
     base: Tensors | None,
     seed: int,
     residual: Tensors,
-) -> Step:
+) -> StepWithFeedback:
     """`pack_with_feedback`, and what comes out when it is unpacked, for whoever needs both; raises the same."""
     schema.check_names(tensors)
     trained = [spec for spec in schema.specs if spec.trainable and encoding in FEEDBACK]
@@ -79,7 +79,7 @@ def step_with_feedback(
     with np.errstate(over="ignore", invalid="ignore"):
         left = {residual_name(name): intended[name] - decoded[name] for name in intended}
     after = {name: np.where(np.isfinite(values), values, 0).astype(values.dtype) for name, values in left.items()}
-    return Step(packed, decoded, after)
+    return StepWithFeedback(packed, decoded, after)
 
 
 def _sum(values: Array, residual: Tensors, spec: TensorSpec) -> Array:

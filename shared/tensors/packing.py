@@ -2,10 +2,13 @@
 
 The container is one msgpack map {"meta": map, "tensors": [[name, form, shape, values], ...]}: keys in this order,
 tensors sorted by name. A form is a dtype, and then the values are little-endian in C order; or, in a delta encoding, the
-word of a rule (shared.encodings). With `+zstd`, and in a delta encoding, it is one zstd frame that states its content size.
+word of a rule (shared.tensors.encodings). With `+zstd`, and in a delta encoding, it is one zstd frame that states its content
+size.
 
 fp16 halves weights and batch norm's gamma and beta only. Statistics and optimizer moments stay as they are: most second
 moments of Adam are below 6e-8, which is zero in fp16, and then the next step divides by epsilon.
+
+msgpack from anybody, value by value: nothing is built before it is known to be whole and short.
 """
 
 from __future__ import annotations
@@ -19,11 +22,8 @@ import msgpack
 import numpy as np
 import zstandard
 
-from shared.encodings import decode, encode, rule_of
-from shared.errors import SchemaMismatch, WireError, unknown_name
-from shared.messages import ENCODINGS, Manifest, is_delta
-from shared.msgpack_reader import MAX_DEPTH, Reader, build, plain
-from shared.tensors import (
+from fedpatch.shared.errors import SchemaMismatch, WireError, unknown_name
+from fedpatch.shared.tensors.arrays import (
     MAX_NAME_BYTES,
     MAX_TENSORS,
     Array,
@@ -34,7 +34,82 @@ from shared.tensors import (
     listing,
     little_endian,
 )
-from shared.transfer import describe
+from fedpatch.shared.tensors.encodings import decode, encode, rule_of
+from fedpatch.shared.wire.messages import ENCODINGS, Manifest, is_delta
+from fedpatch.shared.wire.transfer import describe
+
+MAX_DEPTH = 16
+
+
+class Reader:
+    """Takes one msgpack value after the other, and builds only what is whole and short.
+
+    A few bytes of msgpack can state hundreds of nested lists, each with room for as many entries as the blob has bytes,
+    and every byte can be a list of its own. `skip` builds nothing, and so finds the end of a value for free.
+    """
+
+    def __init__(self, raw: bytes, limit: int) -> None:
+        """`limit`: most bytes of a value of which nothing else is said."""
+        self._limit = limit
+        self._raw = memoryview(raw)
+        self._unpacker = msgpack.Unpacker(max_buffer_size=max(1, len(raw)))
+        self._unpacker.feed(raw)
+
+    def map_size(self) -> int:
+        """Enter a map, and return how many pairs it states."""
+        return int(self._unpacker.read_map_header())
+
+    def array_size(self) -> int:
+        """Enter a list, and return how many values it states."""
+        return int(self._unpacker.read_array_header())
+
+    def skip(self) -> memoryview:
+        """Bytes of the next value, whatever it is."""
+        start = self._unpacker.tell()
+        self._unpacker.skip()
+        return self._raw[start : self._unpacker.tell()]
+
+    def value(self, limit: int | None = None) -> Any:
+        """Return the next value, of at most `limit` bytes."""
+        return build(self.skip(), limit or self._limit)
+
+    def binary(self) -> memoryview:
+        """Bytes inside the next value, which must be binary; nothing is copied."""
+        encoded = self.skip()
+        header_bytes = {0xC4: 2, 0xC5: 3, 0xC6: 5}.get(encoded[0])
+        if header_bytes is None:
+            raise WireError("the values of a tensor are not binary")
+        return encoded[header_bytes:]
+
+    def expect_end(self) -> None:
+        """Raise WireError where anything is left."""
+        extra = len(self._raw) - self._unpacker.tell()
+        if extra:
+            raise WireError(f"{extra} bytes follow the last tensor")
+
+
+def build(encoded: bytes | memoryview, limit: int) -> Any:
+    """Value of a whole encoding: no list in it can have more entries than there are bytes."""
+    if len(encoded) > limit:
+        raise WireError(f"a value takes {len(encoded)} bytes where at most {limit} are allowed")
+    return msgpack.unpackb(encoded, strict_map_key=True, ext_hook=_no_extension)
+
+
+def _no_extension(code: int, data: bytes) -> None:
+    raise ValueError(f"extension type {code} of {len(data)} bytes is not allowed")
+
+
+def plain(value: Any, depth: int = 0) -> bool:
+    """Whether `value` is nothing but what msgpack has by itself, with str keys, at most `MAX_DEPTH` deep."""
+    match value:
+        case None | bool() | int() | float() | str() | bytes():
+            return True
+        case dict() if depth < MAX_DEPTH:
+            return all(isinstance(key, str) and plain(item, depth + 1) for key, item in value.items())
+        case list() | tuple() if depth < MAX_DEPTH:
+            return all(plain(item, depth + 1) for item in value)
+    return False
+
 
 ZSTD_LEVEL = 1
 """Values are as small at 1 as at 3, in two thirds of the time."""
@@ -55,7 +130,7 @@ class Packed:
     encoding: str
 
     def manifest(self, chunk_bytes: int, schema: Schema) -> Manifest:
-        """What announces it; `schema` is that of its tensors. UsageError as shared.transfer.describe."""
+        """What announces it; `schema` is that of its tensors. UsageError as shared.wire.transfer.describe."""
         encoding, raw_bytes = self.encoding, self.raw_bytes
         return describe(
             self.blob, chunk_bytes=chunk_bytes, encoding=encoding, raw_bytes=raw_bytes, schema=schema.digest

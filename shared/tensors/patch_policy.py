@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
-from shared.errors import UsageError, unknown_name
-from shared.schema import Role, Schema, base_name, listing
+from fedpatch.shared.errors import UsageError, unknown_name
+from fedpatch.shared.tensors.schema import Role, Schema, base_name, listing
 
 ROLES_OF: dict[str, frozenset[Role]] = {
     "none": frozenset(),

@@ -1,14 +1,14 @@
-"""Taking a model apart and together along the line that a patch policy draws (shared.policies)."""
+"""Taking a model apart and together along the line that a patch policy draws (shared.tensors.patch_policy)."""
 
 from __future__ import annotations
 
-from shared.errors import SchemaMismatch
-from shared.policies import KINDS as KINDS
-from shared.policies import MAX_TEXT as MAX_TEXT
-from shared.policies import ROLES_OF as ROLES_OF
-from shared.policies import PatchPolicy as PatchPolicy
-from shared.policies import parse_policy as parse_policy
-from shared.tensors import Array, Schema, Tensors, UnexpectedTensors, base_name, listing
+from fedpatch.shared.errors import SchemaMismatch
+from fedpatch.shared.tensors.arrays import Array, Schema, Tensors, UnexpectedTensors, base_name, listing
+from fedpatch.shared.tensors.patch_policy import KINDS as KINDS
+from fedpatch.shared.tensors.patch_policy import MAX_TEXT as MAX_TEXT
+from fedpatch.shared.tensors.patch_policy import ROLES_OF as ROLES_OF
+from fedpatch.shared.tensors.patch_policy import PatchPolicy as PatchPolicy
+from fedpatch.shared.tensors.patch_policy import parse_policy as parse_policy
 
 
 def split(tensors: Tensors, policy: PatchPolicy, schema: Schema) -> tuple[dict[str, Array], dict[str, Array]]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from shared.tensors import Array
+from fedpatch.shared.tensors.arrays import Array
 
 Rng = np.random.Generator
 

@@ -1,6 +1,6 @@
 """The schema that coordinator and device agree on: name, shape, dtype and role of each tensor. No array, so no numpy.
 
-A model and the moments of its optimizer are one flat mapping from names to arrays (shared.tensors).
+A model and the moments of its optimizer are one flat mapping from names to arrays (shared.tensors.arrays).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from shared.errors import SchemaMismatch, WireError
+from fedpatch.shared.errors import SchemaMismatch, WireError
 
 if TYPE_CHECKING:
     import numpy as np

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from shared.errors import WireError
-from shared.messages import MAX_CHUNKS
+from fedpatch.shared.errors import WireError
+from fedpatch.shared.wire.messages import MAX_CHUNKS
 
 # magic, version, flags (0), SHA-256 of the blob, index, count, length of the data, CRC-32 of the data; network order.
 _HEADER = struct.Struct(">2sBB32sIIII")

@@ -1,7 +1,7 @@
 """Message <-> msgpack bytes. `decode` raises WireError and nothing else, whatever the bytes are.
 
 msgpack bounds each string, container and byte string before it is built; msgspec then checks every field against the
-types and limits of shared.messages. Unknown message types are an error of their own, so that a newer peer's messages
+types and limits of shared.wire.messages. Unknown message types are an error of their own, so that a newer peer's messages
 can be counted and ignored.
 """
 
@@ -13,9 +13,9 @@ from typing import Any, TypeVar, get_args
 import msgpack
 import msgspec
 
-from shared.errors import WireError
-from shared.field_types import Count, Word
-from shared.messages import MAX_CHUNKS, PROTOCOL_VERSION, Body, Envelope
+from fedpatch.shared.errors import WireError
+from fedpatch.shared.wire.field_types import Count, Word
+from fedpatch.shared.wire.messages import MAX_CHUNKS, PROTOCOL_VERSION, Body, Envelope
 
 T = TypeVar("T")
 

@@ -11,10 +11,10 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from shared.field_types import Count, Measure, Positive, Seconds, Text, Word
-from shared.reasons import Condition, DeclineReason, FailReason, JobPhase, RefuseReason
-from shared.run_status import RunStatus
-from shared.vitals import Vitals
+from fedpatch.shared.wire.field_types import Count, Measure, Positive, Seconds, Text, Word
+from fedpatch.shared.wire.reasons import Condition, DeclineReason, FailReason, JobPhase, RefuseReason
+from fedpatch.shared.wire.run_status import RunStatus
+from fedpatch.shared.wire.vitals import Vitals
 
 PROTOCOL_VERSION = 1
 # How tensors may travel; the first is the default.
@@ -87,7 +87,7 @@ class ModelDelta:
     """A step from one version of the global model to the next, for devices that hold the version `base`.
 
     A version is named by the digest of the manifest of its whole model. `content` is the digest of the tensors that
-    the step leads to (shared.tensors), by which a device knows that it came to the same bits.
+    the step leads to (shared.tensors.arrays), by which a device knows that it came to the same bits.
     """
 
     base: Digest

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from shared.field_types import Count, Fraction, Measure, Seconds, Text, Word
+from fedpatch.shared.wire.field_types import Count, Fraction, Measure, Seconds, Text, Word
 
 MAX_DEVICES = 50
 MAX_TALLIES = 40

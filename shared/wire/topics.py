@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from shared.errors import UsageError
-from shared.messages import MAX_CHUNKS
-from shared.settings import NAME
+from fedpatch.shared.config.fields import NAME
+from fedpatch.shared.errors import UsageError
+from fedpatch.shared.wire.messages import MAX_CHUNKS
 
 Kind = Literal["coordinator_state", "run_status", "device_state", "down", "up", "model_chunk", "update_chunk"]
 Party = Literal["coordinator", "device", "watcher"]

@@ -3,7 +3,7 @@
 A PUBACK proves nothing about the other end, so both directions repair themselves: whoever lacks chunks says which. Down,
 a device asks for what is missing when the flow has been quiet (`Download`). Up, a device sends at most a window of chunks
 that the coordinator has not acknowledged, and offers again when it hears nothing (`Upload`); the coordinator's end is
-coordinator.uploads. Neither side holds more than its window in flight.
+coordinator.rounds.upload_scheduler. Neither side holds more than its window in flight.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from shared.chunks import CHUNK_OVERHEAD_BYTES, Bitmap, Chunk, decode_chunk, encode_chunk
-from shared.errors import BrokerError, UsageError, WireError
-from shared.messages import MAX_CHUNKS, Ack, Grant, Manifest, Need, Offer
+from fedpatch.shared.errors import BrokerError, UsageError, WireError
+from fedpatch.shared.wire.chunks import CHUNK_OVERHEAD_BYTES, Bitmap, Chunk, decode_chunk, encode_chunk
+from fedpatch.shared.wire.messages import MAX_CHUNKS, Ack, Grant, Manifest, Need, Offer
 
 __all__ = [
     "CHUNK_OVERHEAD_BYTES",

@@ -10,8 +10,8 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from shared.field_types import Count, Fraction, Seconds, Word
-from shared.reasons import LinkKind
+from fedpatch.shared.wire.field_types import Count, Fraction, Seconds, Word
+from fedpatch.shared.wire.reasons import LinkKind
 
 Celsius = Annotated[float, Meta(ge=-273.0, le=1000.0)]
 Load = Annotated[float, Meta(ge=0.0, le=1e6)]

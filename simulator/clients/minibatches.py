@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from device_agent.batches import batch_indices, stream_seed
-from shared.messages import TrainPlan
-from simulator.study import client_id
+from fedpatch.device_agent.training.batches import batch_indices, stream_seed
+from fedpatch.shared.wire.messages import TrainPlan
+from fedpatch.simulator.spec.study import client_id
 
 DRAWN_AHEAD = 5_000
 """As many clients are drawn for ahead as have so many examples in their batches: a few kilobytes."""
@@ -23,8 +23,8 @@ Turn = tuple[int, int]
 """A client's turn to train: its number, and how many batches it took before."""
 
 
-class Draws:
-    """The batches of device_agent.batches, for clients of `num_examples` examples each; `plan` and they say how many."""
+class MinibatchStream:
+    """The batches of device_agent.training.batches, for clients of `num_examples` examples; `plan` says how many."""
 
     def __init__(self, plan: TrainPlan, num_examples: Sequence[int], batches_per_step: int) -> None:
         self._plan, self._num_examples, self._batches_per_step = plan, num_examples, batches_per_step

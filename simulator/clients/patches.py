@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shared.errors import SchemaMismatch
-from shared.tensors import Array, Schema, Tensors, listing
+from fedpatch.shared.errors import SchemaMismatch
+from fedpatch.shared.tensors.arrays import Array, Schema, Tensors, listing
 
 
 class Patches:

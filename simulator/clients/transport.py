@@ -1,21 +1,140 @@
-"""Both ways of a simulated network: what clients and coordinator read of what the other sent, and how many bytes it took."""
+"""Both ways of a simulated network: what clients and coordinator read of what the other sent, and how many bytes it took.
+
+Each client's update as a device would send it: encoded, decoded again, and with what rounding took kept for the next one.
+
+How the global model comes to the clients: what they read of it, and the bytes that it takes each of them.
+
+In an encoding of differences a client that holds an earlier version takes the steps from there, unless the whole model is
+shorter or the steps are more than a work request names; that is what devices do (docs/protocol.md).
+"""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from coordinator.strategies import ServerState, zeros
-from shared.compression import pack
-from shared.errors import UsageError
-from shared.tensors import Array, Schema, Tensors
-from simulator.downlink import Downlink
-from simulator.study import EXACT, Study
-from simulator.uplink import Uplink, report_of
+import torch
+
+from fedpatch.coordinator.aggregation.model_delta import quantised_step, step_seed
+from fedpatch.coordinator.aggregation.strategies import ServerState, zeros
+from fedpatch.coordinator.rounds.run_spec import EVERYWHERE, whole_model_encoding
+from fedpatch.device_agent.state.residual_store import as_kept
+from fedpatch.shared.errors import UsageError
+from fedpatch.shared.tensors.arrays import Array, Schema, Tensors
+from fedpatch.shared.tensors.encodings import FEEDBACK
+from fedpatch.shared.tensors.error_feedback import residual_name, step_with_feedback
+from fedpatch.shared.tensors.packing import pack, unpack
+from fedpatch.shared.wire.messages import MAX_DELTAS, UpdateReport, is_delta
+from fedpatch.simulator.clients.patches import check_blocks, shared_zeros
+from fedpatch.simulator.spec.study import EXACT, Study, client_id
 
 
-class Wire:
+class Uplink:
+    """What all clients have from their updates before: `residuals[name]` has shape (clients, ...), `sizes` is in bytes.
+
+    Both lie in memory that worker processes share; a page that nobody wrote to takes none. Who has sent nothing yet has a
+    size of 0.
+    """
+
+    def __init__(self, encoding: str, travelling: Schema, clients: int) -> None:
+        self.encoding, self.travelling = encoding, travelling
+        trained = [spec for spec in travelling.specs if spec.trainable and encoding in FEEDBACK]
+        self.residuals = {
+            residual_name(spec.name): shared_zeros((clients, *spec.shape), getattr(torch, spec.dtype))
+            for spec in trained
+        }
+        self.sizes = shared_zeros((clients,), torch.int64)
+
+    def send(self, client: int, tensors: Tensors, base: Tensors, report: UpdateReport, seed: int) -> dict[str, Array]:
+        """What the coordinator reads of the client's update; its residual and its size are kept."""
+        residual = {name: block[client].numpy() for name, block in self.residuals.items()}
+        step = step_with_feedback(
+            tensors, self.travelling, asdict(report), self.encoding, base=base, seed=seed, residual=residual
+        )
+        if step.residual:
+            for name, values in as_kept(step.residual, self.travelling, seed).items():
+                residual[name][...] = values
+        self.sizes[client] = len(step.packed.blob)
+        return step.tensors
+
+    def bytes_of(self, clients: Sequence[int]) -> int:
+        """Bytes of the last updates of these clients together."""
+        return int(self.sizes[list(clients)].sum())
+
+    def restore(self, residuals: Tensors) -> None:
+        """Take residuals of earlier. Raises SchemaMismatch unless they are those of as many clients of this model."""
+        check_blocks("residuals", self.residuals, residuals)
+        for name, block in self.residuals.items():
+            block.copy_(torch.from_numpy(residuals[name]))
+
+
+def report_of(client: int, num_examples: int, steps: int, loss: float) -> UpdateReport:
+    """As long as a device's; what a simulation does not know (digest, accuracies, seconds) is made up."""
+    digest = hashlib.sha256(client_id(client).encode()).hexdigest()
+    return UpdateReport(digest, num_examples, steps, loss, 0.9, 0.9, 0.1, 0.1)
+
+
+class Downlink:
+    """One for a simulation; `client` is held against versions, which are numbers of completed rounds."""
+
+    def __init__(self, encoding: str, travelling: Schema, clients: int, seed: int) -> None:
+        self._encoding, self._schema, self._seed = encoding, travelling, seed
+        self._held = [-1] * clients
+        self._steps: list[int] = []  # bytes of the steps to the last versions, the present one's last
+        self._whole: int | None = None
+        self._version = 0
+
+    def follow(self, before: ServerState, after: ServerState) -> ServerState:
+        """What the clients can follow of the server's step: all of it, or what the encoding carries of it."""
+        if not is_delta(self._encoding):
+            return after
+        seed = step_seed(self._seed, after.round)
+        followed, packed = quantised_step(before, after, self._schema, self._encoding, seed)
+        self._steps = [*self._steps, len(packed.blob)][-MAX_DELTAS:]
+        return followed
+
+    def read(self, state: ServerState) -> dict[str, Array]:
+        """Tensors of the state as clients read them; to be called for each version, before `take`."""
+        self._version = state.round
+        if self._encoding == "fp32" and self._whole is not None:
+            return state.tensors  # exact, and as long as ever
+        encoding = whole_model_encoding(self._encoding)
+        packed = pack(state.tensors, self._schema, {"round": state.round + 1}, encoding)
+        self._whole = len(packed.blob)
+        if encoding in (EVERYWHERE, "fp32"):
+            return state.tensors
+        return unpack(packed.blob, encoding=encoding, raw_bytes=packed.raw_bytes, schema=self._schema)[1]
+
+    def take(self, clients: Sequence[int]) -> int:
+        """Bytes that it takes these clients together to come to the version that was read last."""
+        total = 0
+        for client in clients:
+            total += self._bytes_from(self._held[client])
+            self._held[client] = self._version
+        return total
+
+    def _bytes_from(self, held: int) -> int:
+        assert self._whole is not None
+        behind = self._version - held
+        if held < 0 or not is_delta(self._encoding) or behind > len(self._steps):
+            return self._whole
+        return min(self._whole, sum(self._steps[len(self._steps) - behind :]))
+
+    def state(self) -> dict[str, Any]:
+        """Plain data, to go on from later."""
+        return {"held": self._held, "steps": self._steps, "whole": self._whole}
+
+    def restore(self, before: Mapping[str, Any]) -> None:
+        """Go on where `state` was taken. Raises UsageError where it is none of as many clients."""
+        held, steps = before.get("held"), before.get("steps")
+        if not isinstance(held, list) or not isinstance(steps, list) or len(held) != len(self._held):
+            raise UsageError("what was saved does not say which model each client holds; delete it to begin anew")
+        self._held, self._steps, self._whole = list(held), list(steps), before.get("whole")
+
+
+class SimulatedTransport:
     """Carries nothing, and counts nothing, where `travelling` is empty: independent clients."""
 
     def __init__(self, study: Study, travelling: Schema) -> None:

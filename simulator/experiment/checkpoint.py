@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from coordinator.strategies import ServerState
-from shared.errors import UsageError
-from shared.files import open_atomic, refusals_of, remove_unfinished
-from shared.tensors import Array
-from simulator.study import Point, Study
+from fedpatch.coordinator.aggregation.strategies import ServerState
+from fedpatch.shared.app.files import open_atomic, refusals_of, remove_unfinished
+from fedpatch.shared.errors import UsageError
+from fedpatch.shared.tensors.arrays import Array
+from fedpatch.simulator.spec.study import Point, Study
 
 STATE_FILE = "state.npz"
 

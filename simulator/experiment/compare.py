@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from shared.metric_terms import MetricTerms
-from shared.quantities import accuracy
+from fedpatch.shared.app.formatting import accuracy
+from fedpatch.shared.tasks.metric_spec import MetricTerms
 
 ALONE = "independent"
 POLICIES = ("none", "stats", "affine", "all")
@@ -38,7 +38,7 @@ class Arm:
 
 
 @dataclass(frozen=True)
-class Row:
+class ComparisonRow:
     """An arm beside learning alone; `gaining` is the share of clients that are better than alone, None for ALONE itself."""
 
     name: str
@@ -60,16 +60,16 @@ class Row:
         }
 
 
-def rows(arms: Sequence[Arm], metric: MetricTerms) -> list[Row]:
+def rows(arms: Sequence[Arm], metric: MetricTerms) -> list[ComparisonRow]:
     """The table, in the order of `arms`, one of which is ALONE."""
     alone = next(arm for arm in arms if arm.name == ALONE)
     return [_row(arm, alone, metric) for arm in arms]
 
 
-def _row(arm: Arm, alone: Arm, metric: MetricTerms) -> Row:
+def _row(arm: Arm, alone: Arm, metric: MetricTerms) -> ComparisonRow:
     values = list(arm.accuracies.values())
     gains = _gains(arm, alone, metric)
-    return Row(
+    return ComparisonRow(
         arm.name,
         statistics.fmean(values),
         float(np.quantile(values, 0.1 if metric.goal == "max" else 0.9)),

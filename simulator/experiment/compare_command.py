@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shared.command import AsJson, say
-from shared.errors import FedpatchError, UsageError, unknown_name
-from shared.signals import EXIT_INTERRUPTED, stoppable
-from simulator.computing import (
+from fedpatch.shared.app.command import AsJson, say
+from fedpatch.shared.app.signals import EXIT_INTERRUPTED, stoppable
+from fedpatch.shared.errors import FedpatchError, UsageError, unknown_name
+from fedpatch.simulator.spec.compute import (
     STOPPING,
     Clients,
     Data,
@@ -22,13 +22,13 @@ from simulator.computing import (
     Workers,
     worker_count,
 )
-from simulator.study import EVERYTHING, STRATEGIES_OF_MTFL, Study
+from fedpatch.simulator.spec.study import EVERYTHING, STRATEGIES_OF_MTFL, Study
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from simulator.compare import Arm, Row
+    from fedpatch.simulator.experiment.compare import Arm, ComparisonRow
 
 Rounds = Annotated[int, typer.Option(metavar="N", help="Rounds of each simulation.")]
 Seeds = Annotated[int, typer.Option(min=1, metavar="N", help="How many seeds to compute, from 0 on.")]
@@ -54,9 +54,9 @@ def compare(  # noqa: PLR0913  (a command has as many arguments as it has option
 
     A policy that the model cannot have is left out. The same options give the same result.
     """
-    from shared.task import find_task
-    from simulator.compare import ALONE, POLICIES, recommend, rows
-    from simulator.terms import make_study
+    from fedpatch.shared.tasks.task import find_task
+    from fedpatch.simulator.experiment.compare import ALONE, POLICIES, recommend, rows
+    from fedpatch.simulator.experiment.options import make_study
 
     if strategy not in STRATEGIES_OF_MTFL:
         raise unknown_name("strategy", strategy, STRATEGIES_OF_MTFL)
@@ -105,8 +105,8 @@ def _why_not(build_model: Callable[[], object], policy: str) -> str:
     """Why a model cannot have a policy, "" where it can."""
     import torch
 
-    from shared.model import schema_of
-    from shared.patches import parse_policy
+    from fedpatch.shared.tasks.torch_model import schema_of
+    from fedpatch.shared.tensors.patches import parse_policy
 
     with torch.random.fork_rng(devices=[]):
         schema = schema_of(build_model())  # type: ignore[arg-type]  # whatever the task builds
@@ -132,8 +132,8 @@ def _failures_of(task: str) -> Iterator[None]:
 
 def _arm(name: str, studies: list[Study], workers: int, stopped: Callable[[], bool], root: Path | None) -> Arm | None:
     """All seeds of one arm; None where it was interrupted."""
-    from simulator.compare import Arm
-    from simulator.simulate import simulate
+    from fedpatch.simulator.experiment.compare import Arm
+    from fedpatch.simulator.experiment.simulation import simulate
 
     accuracies: dict[tuple[int, int], float] = {}
     num_bytes = 0
@@ -148,11 +148,11 @@ def _arm(name: str, studies: list[Study], workers: int, stopped: Callable[[], bo
     return Arm(name, accuracies, studies[0].rounds, 0 if studies[0].private == EVERYTHING else num_bytes)
 
 
-def _print(table: list[Row], label: str, sentence: str) -> None:
+def _print(table: list[ComparisonRow], label: str, sentence: str) -> None:
     from rich.table import Table
 
-    from coordinator.printing import print_table
-    from shared.quantities import accuracy, size
+    from fedpatch.coordinator.cli.tables import print_table
+    from fedpatch.shared.app.formatting import accuracy, size
 
     shown = Table(box=None, pad_edge=False, header_style="bold")
     shown.add_column("policy")

@@ -6,17 +6,17 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 
-from coordinator.limits import parse_examples_cap, parse_norm_bound
-from coordinator.selection import ROUNDING
-from coordinator.strategies import FedAdam
-from shared.errors import ConfigError, UsageError, unknown_name
-from shared.messages import ENCODINGS
-from shared.metric_terms import MetricTerms
-from shared.patches import parse_policy
-from shared.task import Task
-from shared.tasks.partition import parse_data_spec
-from simulator.paper_tables import PER_FEDAVG_RATES, PFEDME_RATES, SCENARIOS
-from simulator.study import ALGORITHMS, EXACT, STRATEGIES_OF_MTFL, UNBOUNDED, Study
+from fedpatch.coordinator.aggregation.limits import parse_examples_cap, parse_norm_bound
+from fedpatch.coordinator.aggregation.strategies import FedAdam
+from fedpatch.coordinator.cohort.sampling import ROUNDING
+from fedpatch.shared.errors import ConfigError, UsageError, unknown_name
+from fedpatch.shared.tasks.bundled.partition import parse_data_spec
+from fedpatch.shared.tasks.metric_spec import MetricTerms
+from fedpatch.shared.tasks.task import Task
+from fedpatch.shared.tensors.patches import parse_policy
+from fedpatch.shared.wire.messages import ENCODINGS
+from fedpatch.simulator.spec.published import PER_FEDAVG_RATES, PFEDME_RATES, SCENARIOS
+from fedpatch.simulator.spec.study import ALGORITHMS, EXACT, STRATEGIES_OF_MTFL, UNBOUNDED, Study
 
 _LARGEST_SEED = 2**53
 

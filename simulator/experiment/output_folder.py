@@ -10,11 +10,10 @@ import shutil
 from dataclasses import asdict, fields
 from pathlib import Path
 
-from shared.errors import UsageError
-from shared.files import write_atomic
-from simulator.figures import save
-from simulator.plots import draw_outcome, require_matplotlib
-from simulator.study import Outcome, Point, Study
+from fedpatch.shared.app.files import write_atomic
+from fedpatch.shared.errors import UsageError
+from fedpatch.simulator.experiment.plots import draw_outcome, require_matplotlib, save
+from fedpatch.simulator.spec.study import Outcome, Point, Study
 
 OUTCOME_FILE = "outcome.json"
 CURVE_FILE = "curve.csv"

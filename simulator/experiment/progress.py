@@ -12,9 +12,9 @@ from typing import Protocol, Self, TextIO
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from coordinator.terminal import Display, PlainLines, can_draw, plain_console
-from shared.quantities import accuracy, duration
-from simulator.study import Point, Study
+from fedpatch.shared.app.formatting import accuracy, duration
+from fedpatch.shared.app.terminal import Display, PlainLines, can_draw, plain_console
+from fedpatch.simulator.spec.study import Point, Study
 
 LINE_EVERY_S = 10.0
 RECENT_ROUNDS = 10
@@ -30,7 +30,7 @@ class StudyProgress(Display, Protocol):
 def make_progress(stderr: TextIO, study: Study, *, plain: bool = False) -> StudyProgress:
     """A bar where `stderr` is a terminal that can be drawn on, unless `plain` lines are wanted."""
     console = plain_console(stderr)
-    return Bar(console, study) if can_draw(console) and not plain else Lines(stderr, study)
+    return Bar(console, study) if can_draw(console) and not plain else ProgressLines(stderr, study)
 
 
 @contextmanager
@@ -44,7 +44,7 @@ def status(beginning: str, otherwise: Callable[[str], None] = lambda _: None) ->
         yield shown.update
 
 
-class Course:
+class CurveProgress:
     """How far a study has come and how fast, in words."""
 
     def __init__(self, study: Study) -> None:
@@ -73,7 +73,7 @@ class Bar:
     """Draws the newest point at its own pace, in a thread of rich's."""
 
     def __init__(self, console: Console, study: Study) -> None:
-        self._course = Course(study)
+        self._course = CurveProgress(study)
         # stdout stays as it is: what is printed there is a result and may go into a file.
         self._progress = Progress(
             TextColumn("round {task.completed:.0f}/{task.total:.0f}", markup=False),
@@ -101,13 +101,13 @@ class Bar:
             self._progress.console.print(line, markup=False, soft_wrap=True)
 
 
-class Lines(PlainLines):
+class ProgressLines(PlainLines):
     """One line every ten seconds at most; `clock` counts seconds."""
 
     def __init__(self, stderr: TextIO, study: Study, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(stderr)
         self._rounds = study.rounds
-        self._course = Course(study)
+        self._course = CurveProgress(study)
         self._clock = clock
         self._said_at = clock()
 

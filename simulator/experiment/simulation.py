@@ -19,33 +19,34 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coordinator.aggregation import stored
-from coordinator.bounds import weights
-from coordinator.folding import Folded
-from coordinator.limits import Limits, parse_examples_cap, parse_norm_bound
-from coordinator.quantised_step import without_residuals
-from coordinator.selection import select
-from coordinator.strategies import FedAvg, ServerState, Strategy, find_strategy
-from shared import __version__
-from shared.errors import DataError, SchemaMismatch, UpdateRefused, UsageError
-from shared.metric_terms import MetricTerms
-from shared.model import initial_tensors, require_whole_ties, schema_of
-from shared.patches import parse_policy
-from shared.task import Task, data_root, find_task
-from shared.task_trial import require_trainable
-from shared.tensors import Array, Schema
-from simulator import saved as states
-from simulator.baselines import check_baseline, kept_between_rounds, kind_of_steps
-from simulator.bounded import ChangeUpdate, change_spooled, fold_spooled
-from simulator.cohort import Cohort, InProcess, Member, make_learner
-from simulator.features import can_leave_out_features, used_features
-from simulator.ground import Ground
-from simulator.patches import Patches, check_blocks
-from simulator.population import Population, load_population
-from simulator.stacked import StackedCohort
-from simulator.study import EVERYTHING, STRATEGIES_OF_MTFL, UNBOUNDED, Outcome, Point, Study, client_id
-from simulator.wire import Wire
-from simulator.workers import Workers
+from fedpatch.coordinator.aggregation.aggregate import AggregateResult
+from fedpatch.coordinator.aggregation.limits import Limits, parse_examples_cap, parse_norm_bound
+from fedpatch.coordinator.aggregation.model_delta import without_residuals
+from fedpatch.coordinator.aggregation.norm_clipping import example_weights
+from fedpatch.coordinator.aggregation.strategies import FedAvg, ServerState, Strategy, find_strategy
+from fedpatch.coordinator.aggregation.weighted_mean import stored
+from fedpatch.coordinator.cohort.sampling import select
+from fedpatch.shared import __version__
+from fedpatch.shared.errors import DataError, SchemaMismatch, UpdateRefused, UsageError
+from fedpatch.shared.task_checks.trial import require_trainable
+from fedpatch.shared.tasks.metric_spec import MetricTerms
+from fedpatch.shared.tasks.task import Task, data_root, find_task
+from fedpatch.shared.tasks.torch_model import initial_tensors, require_whole_ties, schema_of
+from fedpatch.shared.tensors.arrays import Array, Schema
+from fedpatch.shared.tensors.patches import parse_policy
+from fedpatch.simulator.clients.patches import Patches, check_blocks
+from fedpatch.simulator.clients.population import Population, load_population
+from fedpatch.simulator.clients.transport import SimulatedTransport
+from fedpatch.simulator.experiment import checkpoint as states
+from fedpatch.simulator.kernels.sparse_features import can_leave_out_features, used_features
+from fedpatch.simulator.learners.baselines import check_baseline, kept_between_rounds, kind_of_steps
+from fedpatch.simulator.learners.bounded import ChangeUpdate, change_spooled, fold_spooled
+from fedpatch.simulator.learners.cohort import InProcess, make_learner
+from fedpatch.simulator.learners.context import LearnerContext
+from fedpatch.simulator.learners.protocols import Cohort, CohortMember
+from fedpatch.simulator.learners.stacked import StackedCohort
+from fedpatch.simulator.learners.worker_pool import Workers
+from fedpatch.simulator.spec.study import EVERYTHING, STRATEGIES_OF_MTFL, UNBOUNDED, Outcome, Point, Study, client_id
 
 SAVE_EVERY_S = 15.0
 SAVE_SHARE = 0.05
@@ -118,7 +119,7 @@ class Simulation:
         study: Study,
         task: Task,
         population: Population,
-        make_cohort: Callable[[Task, Ground], Cohort],
+        make_cohort: Callable[[Task, LearnerContext], Cohort],
         change: ChangeUpdate | None = None,
     ) -> None:
         self.study, self.population = study, population
@@ -150,14 +151,14 @@ class Simulation:
         self._batches_per_round = [plan.steps_for(count) * per_step for count in population.num_examples]
         features = used_features(population) if can_leave_out_features(model, private) else None
         travelling = self.strategy.travelling(self.public)
-        self._wire = Wire(study, travelling)
+        self._wire = SimulatedTransport(study, travelling)
         self._plan = plan
         self._limits = Limits(parse_norm_bound(study.norm_bound), parse_examples_cap(study.max_num_examples))
         self._change, self.clipped = change, 0
         apart = (study.norm_bound != UNBOUNDED or change is not None) and len(travelling) > 0
         self._spool = TemporaryDirectory(prefix="fedpatch-simulate-") if apart else None
         spool = None if self._spool is None else Path(self._spool.name)
-        ground = Ground(study, population, features, self.patches, plan, travelling, self._wire.uplink, spool)
+        ground = LearnerContext(study, population, features, self.patches, plan, travelling, self._wire.uplink, spool)
         self._cohort = make_cohort(task, ground)
         self._ids = {client_id(client): client for client in range(study.clients)}
 
@@ -267,7 +268,7 @@ class Simulation:
         self.server = self._wire.follow(before, self.server)
         return float(np.mean(losses))
 
-    def _folded(self, selected: list[int]) -> Folded | None:
+    def _folded(self, selected: list[int]) -> AggregateResult | None:
         if self._spool is None:
             return None
         folder, base = Path(self._spool.name), self._wire.read(self.server)
@@ -286,11 +287,11 @@ class Simulation:
         self.clipped += len(folded.clipped)
         return folded
 
-    def _members(self, selected: list[int]) -> list[Member]:
+    def _members(self, selected: list[int]) -> list[CohortMember]:
         examples = self.population.num_examples
-        weighs = weights({client_id(one): examples[one] for one in selected}, self._limits.examples)
+        weighs = example_weights({client_id(one): examples[one] for one in selected}, self._limits.examples)
         total = sum(weighs.values())
-        return [Member(one, self._batches[one], weighs[client_id(one)] / total) for one in selected]
+        return [CohortMember(one, self._batches[one], weighs[client_id(one)] / total) for one in selected]
 
 
 @contextmanager
@@ -327,7 +328,7 @@ def versions() -> dict[str, str]:
     }
 
 
-def _cohort(task: Task, ground: Ground, *, workers: int, device: str) -> Cohort:
+def _cohort(task: Task, ground: LearnerContext, *, workers: int, device: str) -> Cohort:
     if device != "cpu":
         if ground.spool is not None:
             raise UsageError(f"--norm-bound {ground.study.norm_bound} is computed on the CPU only; use --device cpu")

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shared.command import AsJson
-from shared.config import cli_options
-from shared.quantities import counted, duration, size
-from shared.signals import interruptible
-from simulator.fleet_terms import FleetTerms
-from simulator.progress import status
+from fedpatch.shared.app.command import AsJson
+from fedpatch.shared.app.formatting import counted, duration, size
+from fedpatch.shared.app.signals import interruptible
+from fedpatch.shared.config.load import cli_options
+from fedpatch.simulator.experiment.progress import status
+from fedpatch.simulator.fleet.settings import FleetTerms
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from simulator.fleet_report import FleetReport, FleetRound
-    from simulator.fleet_study import Row
+    from fedpatch.simulator.fleet.report import FleetReport, FleetRound
+    from fedpatch.simulator.fleet.sweep import SweepRow
 
 
 Compare = Annotated[
@@ -49,8 +49,8 @@ def fleet(settings: FleetTerms, compare: Compare = None, as_json: AsJson = False
 
 
 def _play(terms: FleetTerms, as_json: bool) -> None:
-    from coordinator.printing import print_json, print_table
-    from simulator.fleet import simulate_fleet
+    from fedpatch.coordinator.cli.tables import print_json, print_table
+    from fedpatch.simulator.fleet.simulation import simulate_fleet
 
     with status(_BEGINNING) as say:
         report = simulate_fleet(terms, lambda one: say(f"round {one.round} of {terms.rounds}"))
@@ -63,9 +63,9 @@ def _play(terms: FleetTerms, as_json: bool) -> None:
 
 
 def _compare(terms: FleetTerms, wanted: Sequence[str], as_json: bool) -> None:
-    from coordinator.printing import print_json, print_table
-    from shared.config import public_values
-    from simulator.fleet_study import combine, compare_policies, parse_axis
+    from fedpatch.coordinator.cli.tables import print_json, print_table
+    from fedpatch.shared.config.load import public_values
+    from fedpatch.simulator.fleet.sweep import combine, compare_policies, parse_axis
 
     axes = [parse_axis(text) for text in wanted]
     many, done = len(combine(terms, axes)), iter(range(1, sys.maxsize))
@@ -94,7 +94,7 @@ def rounds_table(rounds: Sequence[FleetRound]) -> Table:
     return table
 
 
-def policies_table(rows: Sequence[Row]) -> Table:
+def policies_table(rows: Sequence[SweepRow]) -> Table:
     """A row for each policy: what is different in it, rounds that failed, how long they took, what was trained in vain."""
     names = list(rows[0].changes) if rows else []
     table = _table(*names, "rounds", "failed", "median", "p95", "updates", "wasted", "up", "total time")

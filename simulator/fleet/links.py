@@ -9,21 +9,21 @@ from __future__ import annotations
 import random
 from functools import partial
 
-from shared.codec import decode, encode
-from shared.messages import ENCODINGS, Envelope, Manifest
-from shared.transfer import CHUNK_OVERHEAD_BYTES, Chunk, decode_chunk, describe, encode_chunk
-from simulator.agenda import Action, Agenda
-from simulator.fleet_terms import SCHEMA
+from fedpatch.shared.wire.codec import decode, encode
+from fedpatch.shared.wire.messages import ENCODINGS, Envelope, Manifest
+from fedpatch.shared.wire.transfer import CHUNK_OVERHEAD_BYTES, Chunk, decode_chunk, describe, encode_chunk
+from fedpatch.simulator.fleet.settings import SCHEMA
+from fedpatch.simulator.fleet.virtual_clock import Action, VirtualClock
 
 # What a message without a chunk takes on the line, about: envelope, body, topic and TCP.
 MESSAGE_BYTES = 300
 STAND_IN_BYTES = 16
 
 
-class Line:
+class NetworkLine:
     """One direction between a device and the broker: bytes go one after the other at its speed, then take its latency."""
 
-    def __init__(self, agenda: Agenda, bits_s: float, latency_s: float, loss: float, rng: random.Random) -> None:
+    def __init__(self, agenda: VirtualClock, bits_s: float, latency_s: float, loss: float, rng: random.Random) -> None:
         self._agenda = agenda
         self._seconds_per_byte = 8.0 / bits_s
         self._latency_s = latency_s
@@ -48,7 +48,7 @@ class Line:
             deliver()
 
 
-class Wire:
+class FleetWire:
     """What the other end gets of a message. Encoded and decoded again if `real`, else the very object: that is faster."""
 
     def __init__(self, *, real: bool) -> None:
@@ -63,7 +63,7 @@ class Wire:
         return decode_chunk(encode_chunk(chunk)) if self._real else chunk
 
 
-class StandIn:
+class FakeBlob:
     """In place of blobs of `size_bytes`: as many chunks, each of them `STAND_IN_BYTES` of a tag that no other blob has."""
 
     def __init__(self, size_bytes: int, chunk_bytes: int) -> None:

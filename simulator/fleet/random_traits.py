@@ -9,11 +9,11 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from simulator.fleet_terms import FleetTerms
+from fedpatch.simulator.fleet.settings import FleetTerms
 
 
 @dataclass(frozen=True)
-class Traits:
+class DeviceProfile:
     """What stays the same of a device: its training time in an average round, its link, whether its task is another version."""
 
     train_s: float
@@ -23,7 +23,7 @@ class Traits:
 
 
 @dataclass(frozen=True)
-class Fate:
+class DeviceOutcome:
     """A device's part in one round.
 
     `off_training` and `off_upload` are the fraction of its training, of its upload, after which the device goes off for
@@ -37,17 +37,17 @@ class Fate:
     away_s: float
 
 
-def draw_traits(terms: FleetTerms, device: int) -> Traits:
+def draw_traits(terms: FleetTerms, device: int) -> DeviceProfile:
     """Of one device of the fleet, by its number."""
     rng = random.Random(f"{terms.seed}:{device}")
     train_s = _around(rng, terms.train_s, terms.train_spread)
     down_mbit_s = _around(rng, terms.down_mbit_s, terms.link_spread)
     up_mbit_s = _around(rng, terms.up_mbit_s, terms.link_spread)
     slow, outdated = rng.random() < terms.slow_share, rng.random() < terms.outdated
-    return Traits(train_s * (terms.slow_factor if slow else 1.0), down_mbit_s * 1e6, up_mbit_s * 1e6, outdated)
+    return DeviceProfile(train_s * (terms.slow_factor if slow else 1.0), down_mbit_s * 1e6, up_mbit_s * 1e6, outdated)
 
 
-def draw_fate(terms: FleetTerms, device: int, train_s: float, round_number: int) -> Fate:
+def draw_fate(terms: FleetTerms, device: int, train_s: float, round_number: int) -> DeviceOutcome:
     """Of one device in one round; `train_s` is its time in an average one."""
     rng = random.Random(f"{terms.seed}:{device}:{round_number}")
     # Everything is drawn, also what is then not used: other probabilities must not shift the other draws.
@@ -55,7 +55,7 @@ def draw_fate(terms: FleetTerms, device: int, train_s: float, round_number: int)
     away_s = _around(rng, terms.away_s, terms.away_spread)
     unwilling, off_training, off_upload = (rng.random() for _ in range(3))
     at_training, at_upload = rng.random(), rng.random()
-    return Fate(
+    return DeviceOutcome(
         willing=unwilling >= terms.unwilling,
         train_s=trains_s,
         off_training=at_training if off_training < terms.dropout_training else None,

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any
 
-from coordinator.auto_deadline import FIRST_DEADLINE_S
-from coordinator.round import RoundPolicy
-from coordinator.run_spec import RunSpec
-from coordinator.settings import RoundSettings
-from shared.messages import ENCODINGS, MAX_BLOB_BYTES, MAX_CHUNKS, TrainPlan
-from shared.settings import Settings, setting
+from fedpatch.coordinator.rounds.auto_deadline import FIRST_DEADLINE_S
+from fedpatch.coordinator.rounds.round import RoundPolicy
+from fedpatch.coordinator.rounds.run_spec import RunSpec
+from fedpatch.coordinator.settings import RoundSettings
+from fedpatch.shared.config.fields import Settings, setting
+from fedpatch.shared.wire.messages import ENCODINGS, MAX_BLOB_BYTES, MAX_CHUNKS, TrainPlan
 
 TASK = "fleet"
 SCHEMA = "00" * 32

@@ -2,26 +2,212 @@
 
 For studies of the round policy: what deadlines, quorum and over-selection come to with devices that are slow, decline and
 drop out. Nothing is trained. The broker is taken to be as fast as it has to be; packing, saving and averaging take no time.
+
+A device of a simulated fleet: the agent's real job, with an imagined disk, training and link.
+
+It goes off as a Raspberry Pi does: power or network are gone, what it was training is lost, the global model and a finished
+update are on its card and taken up again when it is back.
 """
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import random
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
-from coordinator import effects as do
-from coordinator.engine import Engine
-from shared.messages import DeviceState, Envelope, Manifest, UpdateReport
-from shared.transfer import Chunk
-from simulator.agenda import Agenda, Alarm
-from simulator.fleet_device import FleetDevice
-from simulator.fleet_link import MESSAGE_BYTES, STAND_IN_BYTES, StandIn, Wire, tag_of
-from simulator.fleet_report import FleetReport, FleetRound
-from simulator.fleet_terms import FleetTerms
+from fedpatch.coordinator.rounds import effects as do
+from fedpatch.coordinator.rounds.run_engine import Engine
+from fedpatch.device_agent.job.effects import (
+    Effect,
+    EndJob,
+    JobKey,
+    SendMessage,
+    SpoolUpdate,
+    StartDownload,
+    StartTraining,
+    WriteChunk,
+)
+from fedpatch.device_agent.job.job import Job
+from fedpatch.device_agent.job.requests import AdmissionDecision
+from fedpatch.shared.wire.messages import (
+    MAX_BLOB_BYTES,
+    DeviceState,
+    Envelope,
+    Manifest,
+    TaskCapability,
+    UpdateReport,
+    WorkRequest,
+)
+from fedpatch.shared.wire.transfer import Chunk, SendChunk
+from fedpatch.simulator.fleet.links import MESSAGE_BYTES, STAND_IN_BYTES, FakeBlob, FleetWire, NetworkLine, tag_of
+from fedpatch.simulator.fleet.random_traits import DeviceOutcome, draw_fate, draw_traits
+from fedpatch.simulator.fleet.report import FleetReport, FleetRound
+from fedpatch.simulator.fleet.settings import OTHER_SCHEMA, SCHEMA, TASK, FleetTerms
+from fedpatch.simulator.fleet.virtual_clock import Timer, VirtualClock
+
+# A broker notices a silent connection after one and a half keepalives; the agent's are 30 s.
+WILL_S = 45.0
+
+_WILLING, _UNWILLING = AdmissionDecision(True), AdmissionDecision(False, "its owner says no")
+
+
+class FleetDevice:
+    """One of many, with what was drawn for it."""
+
+    def __init__(self, number: int, terms: FleetTerms, world: SimulatedFleet) -> None:
+        self.name = f"device-{number}"
+        self.online = False
+        self.job = Job(max_blob_bytes=MAX_BLOB_BYTES)
+        self._number = number
+        self._terms = terms
+        self._world = world
+        self._agenda = world.agenda
+        self._traits = draw_traits(terms, number)
+        losses = random.Random(f"{terms.seed}:{number}:losses")
+        about = (terms.latency_s, terms.message_loss, losses)
+        self.down = NetworkLine(world.agenda, self._traits.down_bits_s, *about)
+        self._up = NetworkLine(world.agenda, self._traits.up_bits_s, *about)
+        self._alarm = Timer(world.agenda, self._wake)
+        schema = OTHER_SCHEMA if self._traits.outdated else SCHEMA
+        self._tasks = (TaskCapability(TASK, schema, 1),)
+        self._boots = 0
+        self._round = 0
+        self._fate: DeviceOutcome | None = None
+        self._parts: dict[int, bytes] = {}
+        self._parts_of = ""
+        self._update: SpoolUpdate | None = None
+
+    def start(self) -> None:
+        """Switched on: an update in the spool is taken up."""
+        self._boots += 1
+        self.online = True
+        self.job = Job(max_blob_bytes=MAX_BLOB_BYTES)
+        if self._update is not None:
+            waits = self._update
+            self.job.resume(waits.key, waits.manifest, self._agenda.now, waits.request)
+        state = DeviceState(True, self._boot, tasks=self._tasks, job=self.job.status())
+        self._up.send(MESSAGE_BYTES, partial(self._world.on_state, self.name, self._pass(state)), safe=True)
+        self._alarm.set(self.job.next_deadline())
+
+    def on_message(self, envelope: Envelope) -> None:
+        """The coordinator says something."""
+        now = self._agenda.now
+        if isinstance(envelope.body, WorkRequest):
+            verdict = _WILLING if self._fate_in(envelope.round).willing else _UNWILLING
+            self._perform(self.job.on_request(envelope, self._tasks, verdict, now))
+        else:
+            self._perform(self.job.on_message(envelope, now))
+
+    def on_model_chunk(self, chunk: Chunk) -> None:
+        """A chunk of the global model."""
+        self._perform(self.job.on_chunk(chunk, self._agenda.now))
+
+    @property
+    def _boot(self) -> str:
+        return f"{self.name}-{self._boots}"
+
+    def _pass(self, state: DeviceState) -> Envelope:
+        return self._world.wire.message(Envelope(state))
+
+    def _fate_in(self, round_number: int) -> DeviceOutcome:
+        if self._fate is None or self._round != round_number:
+            self._round = round_number
+            self._fate = draw_fate(self._terms, self._number, self._traits.train_s, round_number)
+        return self._fate
+
+    def _wake(self) -> None:
+        if self.online:
+            self._perform(self.job.tick(self._agenda.now))
+
+    def _go_off(self, job: Job, key: JobKey, away_s: float) -> None:
+        """In the middle of a job, if it is still at that; in which epoch makes no difference."""
+        if job is not self.job or job.key is None or (job.key.run, job.key.round) != (key.run, key.round):
+            return
+        self.online = False
+        self._up.cut()
+        self.down.cut()
+        self._world.unsubscribe(self)
+        self.job = Job(max_blob_bytes=MAX_BLOB_BYTES)
+        self._agenda.after(WILL_S, partial(self._give_will, self._boots))
+        self._agenda.after(away_s, self.start)
+
+    def _give_will(self, boots: int) -> None:
+        if boots == self._boots:
+            self._world.on_state(self.name, self._pass(DeviceState(False, self._boot)))
+
+    # ---- what its job wants done
+
+    def _perform(self, effects: list[Effect]) -> None:
+        queue = deque(effects)
+        while queue:
+            queue.extend(self._do(queue.popleft()))
+        self._alarm.set(self.job.next_deadline())
+
+    def _do(self, effect: Effect) -> list[Effect]:
+        match effect:
+            case SendMessage():
+                message = self._world.wire.message(effect.envelope)
+                self._up.send(MESSAGE_BYTES, partial(self._world.on_message, self.name, message))
+            case StartDownload():
+                return self._fetch(*effect.blobs)
+            case WriteChunk():
+                self._parts[effect.chunk.index] = effect.chunk.data
+            case StartTraining():
+                return self._train(effect)
+            case SpoolUpdate():
+                self._update = effect
+            case SendChunk():
+                self._send_chunk(effect.index)
+            case EndJob():
+                self._world.unsubscribe(self)
+                self._parts, self._update = {}, None
+        return []
+
+    def _fetch(self, manifest: Manifest) -> list[Effect]:
+        if self._parts_of != manifest.digest:
+            self._parts, self._parts_of = {}, manifest.digest
+        self._world.subscribe(self, manifest.digest)
+        return self.job.fetching({manifest.digest: self._parts.keys()}, self._agenda.now)
+
+    def _train(self, effect: StartTraining) -> list[Effect]:
+        self._world.unsubscribe(self)
+        blob = b"".join(self._parts[index] for index in sorted(self._parts))
+        if hashlib.sha256(blob).hexdigest() != effect.request.model.digest:
+            self._parts = {}
+            return self.job.damaged()
+        fate = self._fate_in(effect.key.round)
+        self._world.trains(effect.key.round)
+        if fate.off_training is not None:
+            self._fate = replace(fate, off_training=None)  # once in a round
+            self._agenda.after(
+                fate.train_s * fate.off_training, partial(self._go_off, self.job, effect.key, fate.away_s)
+            )
+        self._agenda.after(fate.train_s, partial(self._finish, self.job, effect.key))
+        return []
+
+    def _finish(self, job: Job, key: JobKey) -> None:
+        """The training of an earlier start is gone, and the job knows one that is of no use any more."""
+        if job is self.job:
+            manifest = self._world.updates.manifest(tag_of(self._number, key.round))
+            self._perform(job.trained(key, manifest, self._agenda.now))
+
+    def _send_chunk(self, index: int) -> None:
+        assert self._update is not None
+        key, manifest = self._update.key, self._update.manifest
+        stand_in = self._world.updates
+        chunk = self._world.wire.chunk(stand_in.chunk(manifest, tag_of(self._number, key.round), index))
+        arrive = partial(self._world.on_chunk, self.name, chunk, stand_in.real_bytes(index))
+        self._up.send(stand_in.line_bytes(index), arrive)
+        fate = self._fate_in(key.round)
+        if fate.off_upload is not None and index >= int(fate.off_upload * manifest.chunk_count):
+            self._fate = replace(fate, off_upload=None)  # once in a round
+            self._agenda.after(0.0, partial(self._go_off, self.job, key, fate.away_s))
+
 
 OnRound = Callable[[FleetRound], None]
 
@@ -34,7 +220,7 @@ _REPORT = UpdateReport("00" * 32, 1, 1, 0.0, None, None, 0.0, 0.0)
 def simulate_fleet(terms: FleetTerms, on_round: OnRound = lambda _: None, *, wire: bool = False) -> FleetReport:
     """Plays all rounds; `on_round` gets each as soon as it is over. `wire` sends all messages through the codec.
 
-    `terms` must have passed their check, as those of shared.config.load have.
+    `terms` must have passed their check, as those of shared.config.load.load have.
     """
     began = time.perf_counter()
     fleet = SimulatedFleet(terms, on_round, wire=wire)
@@ -54,16 +240,16 @@ class SimulatedFleet:
     """The coordinator with its broker, and all devices. Every event costs the same, whatever their number."""
 
     def __init__(self, terms: FleetTerms, on_round: OnRound = lambda _: None, *, wire: bool = False) -> None:
-        self.agenda = Agenda(0.0)
-        self.wire = Wire(real=wire)
-        self.updates = StandIn(terms.update_bytes, terms.chunk_bytes)
+        self.agenda = VirtualClock(0.0)
+        self.wire = FleetWire(real=wire)
+        self.updates = FakeBlob(terms.update_bytes, terms.chunk_bytes)
         self.rounds: list[FleetRound] = []
         self._on_round = on_round
-        self._models = StandIn(terms.model_bytes, terms.chunk_bytes)
+        self._models = FakeBlob(terms.model_bytes, terms.chunk_bytes)
         self._engine = Engine(
             terms.run_spec(chunk_bytes=STAND_IN_BYTES), jitter=random.Random(f"{terms.seed}:coordinator")
         )
-        self._alarm = Alarm(self.agenda, self._wake)
+        self._alarm = Timer(self.agenda, self._wake)
         self._devices = {
             one.name: one for one in (FleetDevice(number, terms, self) for number in range(1, terms.devices + 1))
         }
@@ -71,9 +257,9 @@ class SimulatedFleet:
         self._chunks: tuple[Chunk, ...] = ()
         self._subscribers: dict[str, FleetDevice] = {}
         self._trainings = self._bytes_down = self._bytes_up = 0
-        self._finish: do.Finish | None = None
+        self._finish: do.EndRun | None = None
 
-    def run(self) -> do.Finish:
+    def run(self) -> do.EndRun:
         """Until the engine has played its rounds, or has given up."""
         self._perform(self._engine.start(self.agenda.now))
         for device in self._devices.values():
@@ -133,28 +319,28 @@ class SimulatedFleet:
         """What the engine waits for is done at once."""
         now = self.agenda.now
         match effect:
-            case do.Send():
+            case do.SendMessage():
                 self._send(effect)
             case do.PublishModel():
                 return self._engine.model_published(self._publish_model(effect.round), now)
-            case do.Store():
+            case do.StoreUpdate():
                 return self._engine.stored(effect.device, effect.manifest.digest, _REPORT, now)
-            case do.Aggregate():
+            case do.AggregateUpdates():
                 return self._engine.aggregated(now)
-            case do.Republish():
+            case do.ResendChunks():
                 for device, index in itertools.product(self._subscribers.values(), effect.indices):
                     self._publish(index, device)
             case do.RetractModel():
                 self._manifest, self._chunks = None, ()
                 self._subscribers.clear()
-            case do.Record():
+            case do.SaveRecord():
                 self.rounds.append(FleetRound.of(effect.record, **self._counted()))
                 self._on_round(self.rounds[-1])
-            case do.Finish():
+            case do.EndRun():
                 self._finish = effect
         return []
 
-    def _send(self, effect: do.Send) -> None:
+    def _send(self, effect: do.SendMessage) -> None:
         device = self._devices[effect.device]
         if device.online:
             device.down.send(MESSAGE_BYTES, partial(device.on_message, self.wire.message(effect.envelope)))

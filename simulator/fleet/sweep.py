@@ -7,16 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shared.config import load, public_values
-from shared.errors import UsageError, unknown_name
-from shared.settings import from_text, settings_of
-from simulator.fleet import simulate_fleet
-from simulator.fleet_report import FleetReport
-from simulator.fleet_terms import FleetTerms
+from fedpatch.shared.config.fields import from_text, settings_of
+from fedpatch.shared.config.load import load, public_values
+from fedpatch.shared.errors import UsageError, unknown_name
+from fedpatch.simulator.fleet.report import FleetReport
+from fedpatch.simulator.fleet.settings import FleetTerms
+from fedpatch.simulator.fleet.simulation import simulate_fleet
 
 
 @dataclass(frozen=True)
-class Axis:
+class SweepAxis:
     """A term and the values that it is to have in turn."""
 
     name: str
@@ -24,7 +24,7 @@ class Axis:
 
 
 @dataclass(frozen=True)
-class Row:
+class SweepRow:
     """One combination: what is different in it, and what came of it."""
 
     changes: Mapping[str, Any]
@@ -36,10 +36,10 @@ class Row:
         return {"changes": dict(self.changes), **self.report.totals(), **ended}
 
 
-OnRow = Callable[[Row], None]
+OnRow = Callable[[SweepRow], None]
 
 
-def parse_axis(text: str) -> Axis:
+def parse_axis(text: str) -> SweepAxis:
     """`over_select=1.0,1.3` or `over-select=...`. UsageError where there is no such term or a value cannot be."""
     name, _, listed = text.partition("=")
     name = name.strip().replace("-", "_")
@@ -50,12 +50,12 @@ def parse_axis(text: str) -> Axis:
     if not words:
         raise UsageError(f"--compare {text}: names no values; write them as in {name}=1,2")
     try:
-        return Axis(name, tuple(dict.fromkeys(from_text(known[name], word) for word in words)))
+        return SweepAxis(name, tuple(dict.fromkeys(from_text(known[name], word) for word in words)))
     except ValueError as error:
         raise UsageError(f"--compare {text}: {error}") from None
 
 
-def combine(terms: FleetTerms, axes: Sequence[Axis]) -> list[tuple[dict[str, Any], FleetTerms]]:
+def combine(terms: FleetTerms, axes: Sequence[SweepAxis]) -> list[tuple[dict[str, Any], FleetTerms]]:
     """Every combination, the last axis changing fastest. ConfigError where one cannot be, before any is played."""
     names = [axis.name for axis in axes]
     if twice := next((name for name in names if names.count(name) > 1), None):
@@ -68,13 +68,14 @@ def combine(terms: FleetTerms, axes: Sequence[Axis]) -> list[tuple[dict[str, Any
     return combined
 
 
-def compare_policies(terms: FleetTerms, axes: Sequence[Axis], on_row: OnRow = lambda _: None) -> list[Row]:
+def compare_policies(terms: FleetTerms, axes: Sequence[SweepAxis], on_row: OnRow = lambda _: None) -> list[SweepRow]:
     """Plays every combination; `on_row` gets each as soon as it is there.
 
-    All of them meet the same devices with the same accidents (simulator.fleet_draws), so that rows differ by what is compared.
+    All of them meet the same devices with the same accidents (simulator.fleet.random_traits), so that rows differ by what is
+    compared.
     """
     rows = []
     for changes, changed in combine(terms, axes):
-        rows.append(Row(changes, simulate_fleet(changed)))
+        rows.append(SweepRow(changes, simulate_fleet(changed)))
         on_row(rows[-1])
     return rows

@@ -9,7 +9,7 @@ from functools import partial
 Action = Callable[[], None]
 
 
-class Agenda:
+class VirtualClock:
     """What is to be done, in the order of its time; `now` (seconds) moves only in `run_next`.
 
     `done` counts what was done so far.
@@ -45,10 +45,10 @@ class Agenda:
         action()
 
 
-class Alarm:
+class Timer:
     """Wakes a state machine at its deadline. One that has moved to a later time costs nothing until the old one comes."""
 
-    def __init__(self, agenda: Agenda, wake: Action) -> None:
+    def __init__(self, agenda: VirtualClock, wake: Action) -> None:
         self._agenda = agenda
         self._wake = wake
         self._set_for: float | None = None

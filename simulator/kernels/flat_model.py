@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from simulator.layers import Calls, Layer, Linear
+from fedpatch.simulator.kernels.layers import Calls, Layer, Linear
 
 KEPT_PASSES = 256
 """For so many shapes of inputs the passes are kept; clients that leave out features differ in shape."""

@@ -1,12 +1,14 @@
 """Forward and backward passes of the layers that the bundled models are made of, written out for speed.
 
 Autograd costs a small model more than its arithmetic does, and so do new tensors and the way to each call. Here every layer
-knows its own derivative and writes down the calls that compute it, on tensors that stay; simulator.storage makes them
-again for every batch. A gradient, times minus the learning rate, is added to the weights in the same matrix product that
+knows its own derivative and writes down the calls that compute it, on tensors that stay; simulator.kernels.flat_model makes
+them again for every batch. A gradient, times minus the learning rate, is added to the weights in the same matrix product that
 computes it (plain SGD), or left in `grads` for whoever needs it (Adam, pFedMe). Values lie in the order in which the products
 are fastest: weights of linear layers as (in, out), images and weights of convolutions with the channels last.
 
-What is not here (dropout, residual connections, hooks) is for `simulator.one_by_one`, which trains any model.
+What is not here (dropout, residual connections, hooks) is for `fedpatch.simulator.learners.reference`, which trains any model.
+
+The layers for images: convolution and pooling; see simulator.kernels.layers.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shared.errors import DataError
+from fedpatch.shared.errors import DataError
 
 Calls = list[Callable[[], object]]
 
@@ -251,3 +253,81 @@ def _order(x: Tensor) -> torch.memory_format:
     if x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last):
         return torch.channels_last
     return torch.contiguous_format
+
+
+class Conv2d(Layer):
+    """A two-dimensional convolution with zero padding."""
+
+    order = (0, 2, 3, 1)
+    spare_output = True
+
+    def __init__(self, name: str, module: nn.Conv2d) -> None:
+        super().__init__(name, module)
+        self._shape: Any = module.stride, module.padding, module.dilation
+        self._groups = module.groups
+
+    def forward(self, x: Tensor, calls: Calls) -> Tensor:
+        """Shape (n, channels, height, width)."""
+        self._x = x = self._laid("x", x, torch.channels_last, calls)
+        out = self._room("out", self.infer(x))
+        calls.append(lambda: out.copy_(self.infer(x)))
+        return out
+
+    def infer(self, x: Tensor) -> Tensor:
+        """The same."""
+        x = x.contiguous(memory_format=torch.channels_last)
+        out: Tensor = aten.conv2d(x, self.params["weight"], self.params.get("bias"), *self._shape, self._groups)
+        return out
+
+    def backward(self, grad: Tensor, learning_rate: float | None, calls: Calls) -> Tensor:
+        """As that of a linear layer."""
+        x, below, weight, has_bias = self._x, self._room("below", self._x), self.params["weight"], "bias" in self.params
+        bias_sizes, wanted = [weight.shape[0]] if has_bias else None, [not self.first, True, has_bias]
+
+        def learn() -> None:
+            found, weight_grad, bias_grad = aten.convolution_backward(
+                grad, x, weight, bias_sizes, *self._shape, False, [0, 0], self._groups, wanted
+            )
+            self._learn("weight", weight_grad, learning_rate)
+            if has_bias:
+                self._learn("bias", bias_grad, learning_rate)
+            if not self.first:
+                below.copy_(found)
+
+        calls.append(learn)
+        return below
+
+
+class MaxPool2d(Layer):
+    """The greatest value of each window."""
+
+    spare_output = True
+
+    def __init__(self, name: str, module: nn.MaxPool2d) -> None:
+        super().__init__(name, module)
+        sizes = [_pair(size) for size in (module.kernel_size, module.stride, module.padding, module.dilation)]
+        self._shape = *sizes, module.ceil_mode
+
+    def forward(self, x: Tensor, calls: Calls) -> Tensor:
+        """Shape (n, channels, height, width)."""
+        self._x = x
+        out, indices = aten.max_pool2d_with_indices(x, *self._shape)
+        out, self._indices = self._room("out", out), self._room("indices", indices)
+        calls.append(partial(aten.max_pool2d_with_indices.out, x, *self._shape, out=out, indices=self._indices))
+        return out
+
+    def infer(self, x: Tensor) -> Tensor:
+        """The same."""
+        out: Tensor = aten.max_pool2d_with_indices(x, *self._shape)[0]
+        return out
+
+    def backward(self, grad: Tensor, learning_rate: float | None, calls: Calls) -> Tensor:
+        """To where the greatest values came from."""
+        below = self._room("below", self._x)
+        backward = aten.max_pool2d_with_indices_backward.grad_input
+        calls.append(partial(backward, grad, self._x, *self._shape, self._indices, grad_input=below))
+        return below
+
+
+def _pair(size: int | tuple[int, ...]) -> list[int]:
+    return [size, size] if isinstance(size, int) else list(size)

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from shared.tasks.classification import cross_entropy
+from fedpatch.shared.tasks.bundled.classification import cross_entropy
 
 KEPT_STEPS = 16
 """Of so many steps the parts of the losses are kept; they are summed together, which costs less than one by one."""

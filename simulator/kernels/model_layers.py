@@ -1,4 +1,4 @@
-"""Which models are plain sequences of layers that simulator.layers knows."""
+"""Which models are plain sequences of layers that simulator.kernels.layers knows."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from itertools import pairwise
 
 from torch import nn
 
-from simulator.images import Conv2d, MaxPool2d
-from simulator.layers import BatchNorm, Flatten, Layer, Linear, ReLU, Tanh
+from fedpatch.simulator.kernels.layers import BatchNorm, Conv2d, Flatten, Layer, Linear, MaxPool2d, ReLU, Tanh
 
 _LAYERS: dict[type[nn.Module], type[Layer]] = {
     nn.Linear: Linear,

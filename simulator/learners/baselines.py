@@ -14,16 +14,16 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
-from shared.errors import UsageError
-from shared.messages import TrainPlan
-from shared.tensors import Schema, TensorSpec
-from simulator.client_steps import AdamSteps, Batches, BatchesFrom, ClientSteps, SgdSteps
-from simulator.ground import Ground
-from simulator.layers import Layer
-from simulator.losses import Loss
-from simulator.sequences import layers_of
-from simulator.storage import WorkingModel
-from simulator.study import Study
+from fedpatch.shared.errors import UsageError
+from fedpatch.shared.tensors.arrays import Schema, TensorSpec
+from fedpatch.shared.wire.messages import TrainPlan
+from fedpatch.simulator.kernels.flat_model import WorkingModel
+from fedpatch.simulator.kernels.layers import Layer
+from fedpatch.simulator.kernels.losses import Loss
+from fedpatch.simulator.kernels.model_layers import layers_of
+from fedpatch.simulator.learners.context import LearnerContext
+from fedpatch.simulator.learners.optimizer_steps import AdamSteps, Batches, BatchesFrom, ClientSteps, SgdSteps
+from fedpatch.simulator.spec.study import Study
 
 MU = 0.001
 """pFedMe's weight decay of theta: no part of Algorithm 1, but of its authors' published optimizer, with this value."""
@@ -38,7 +38,7 @@ class _Baseline(ClientSteps):
 
     needs_grads = True
 
-    def __init__(self, ground: Ground, model: WorkingModel) -> None:
+    def __init__(self, ground: LearnerContext, model: WorkingModel) -> None:
         super().__init__(ground, model)
         self._taken = ground.patches.values[TAKEN]
         self._start = torch.zeros_like(model.public)
@@ -69,7 +69,7 @@ class PerFedAvgSteps(_Baseline):
 
     batches_per_step = 2
 
-    def __init__(self, ground: Ground, model: WorkingModel) -> None:
+    def __init__(self, ground: LearnerContext, model: WorkingModel) -> None:
         super().__init__(ground, model)
         self._alpha = _given(ground.study, "adaptation_rate")
 
@@ -104,7 +104,7 @@ class PFedMeSteps(_Baseline):
     first layer that the client's data never use.
     """
 
-    def __init__(self, ground: Ground, model: WorkingModel) -> None:
+    def __init__(self, ground: LearnerContext, model: WorkingModel) -> None:
         super().__init__(ground, model)
         self._theta = ground.patches.values[THETA]
         self._lambda = _given(ground.study, "proximity")

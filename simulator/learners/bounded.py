@@ -4,29 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from coordinator.folding import Folded, fold
-from coordinator.limits import Limits
-from coordinator.strategies import ServerState
-from shared.messages import TrainPlan
-from shared.tensors import Array, Schema
-from simulator.study import client_id
-from simulator.uplink import SingleUpdates
-
-if TYPE_CHECKING:
-    from simulator.cohort import Learner
+from fedpatch.coordinator.aggregation.aggregate import AggregateResult, aggregate
+from fedpatch.coordinator.aggregation.limits import Limits
+from fedpatch.coordinator.aggregation.strategies import ServerState
+from fedpatch.shared.tensors.arrays import Array, Schema
+from fedpatch.shared.wire.messages import TrainPlan
+from fedpatch.simulator.learners.protocols import Learner
+from fedpatch.simulator.learners.single_updates import SingleUpdates
+from fedpatch.simulator.spec.study import client_id
 
 ChangeUpdate = Callable[[int, dict[str, Array], Mapping[str, Array]], dict[str, Array]]
 """Makes another update of a client's, given the global model that it began with."""
 
 
 class SpooledLearner(SingleUpdates):
-    """Lets another learner train, and writes each update to a file instead of adding it up; see simulator.cohort.Learner."""
+    """Lets another learner train, and writes each update to a file instead of adding it up; see Learner."""
 
     def __init__(self, learner: Learner, travelling: Schema, folder: Path) -> None:
         super().__init__(learner, travelling)
@@ -57,7 +54,7 @@ def fold_spooled(
     base: Mapping[str, Array],
     limits: Limits,
     plan: TrainPlan,
-) -> Folded:
+) -> AggregateResult:
     """The mean of what these clients wrote to `folder`, as the coordinator makes it; nothing of it is left there.
 
     `base` is the global model as clients read it, `num_examples` are those of all clients.
@@ -68,7 +65,7 @@ def fold_spooled(
         return read_spooled(folder, numbers[device])
 
     counted = {device: num_examples[client] for device, client in numbers.items()}
-    folded = fold(
+    folded = aggregate(
         list(numbers), counted, read, schema=schema, base=base, limits=limits, plan=plan, past=state.references
     )
     for client in clients:

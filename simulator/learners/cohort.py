@@ -8,57 +8,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from shared.errors import UpdateRefused
-from shared.task import Task
-from simulator.bounded import SpooledLearner
-from simulator.draws import Turn
-from simulator.fused import FusedLearner
-from simulator.ground import Ground
-from simulator.one_by_one import OneByOneLearner
-from simulator.sequences import layers_of
-from simulator.uplink import EncodedLearner
+from fedpatch.shared.errors import UpdateRefused
+from fedpatch.shared.tasks.task import Task
+from fedpatch.simulator.kernels.model_layers import layers_of
+from fedpatch.simulator.learners.bounded import SpooledLearner
+from fedpatch.simulator.learners.context import LearnerContext
+from fedpatch.simulator.learners.encoded import EncodedLearner
+from fedpatch.simulator.learners.fused import FusedLearner
+from fedpatch.simulator.learners.protocols import CohortMember, Learner
+from fedpatch.simulator.learners.reference import OneByOneLearner
 
 CHUNKS = 16
 
 
-@dataclass(frozen=True)
-class Member:
-    """A client in a round: how many batches it took before, and its share of all the round's examples."""
-
-    client: int
-    first_batch: int
-    weight: float
-
-
-class Learner(Protocol):
-    """Holds one model and lends it to one client after another."""
-
-    def begin(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take the global model (and moments) of the round, by name."""
-
-    def measure(self, client: int) -> float:
-        """User accuracy of the global model with this client's patch."""
-
-    def expect(self, turns: Sequence[Turn]) -> None:
-        """Who will be trained next, most likely, in this order: what they need can be made ready for many at once."""
-
-    def train(self, client: int, first_batch: int, weight: float) -> float:
-        """LocalUpdate; the patch is kept, the rest is added to the sums. Returns the mean loss over the steps."""
-
-    def result(self) -> Tensor:
-        """Weighted sums of the clients trained since the last call: a float64 vector that `tensors_of` can read."""
-
-    def tensors_of(self, total: Tensor) -> dict[str, Tensor]:
-        """Tensors by name, float64, from a (sum of) `result`."""
-
-
-def make_learner(task: Task, ground: Ground) -> Learner:
+def make_learner(task: Task, ground: LearnerContext) -> Learner:
     """The fastest learner that can train the task's model on a CPU."""
     with torch.random.fork_rng(devices=[]):
         model = task.build_model()
@@ -67,25 +34,25 @@ def make_learner(task: Task, ground: Ground) -> Learner:
     return spooled(encoded(learner, ground), ground)
 
 
-def spooled(learner: Learner, ground: Ground) -> Learner:
+def spooled(learner: Learner, ground: LearnerContext) -> Learner:
     """The same learner, or one that keeps each update by itself where they are to be bounded."""
     return learner if ground.spool is None else SpooledLearner(learner, ground.travelling, ground.spool)
 
 
-def encoded(learner: Learner, ground: Ground) -> Learner:
+def encoded(learner: Learner, ground: LearnerContext) -> Learner:
     """The same learner, or one that sends what it trained as the study's encoding has it."""
     if ground.uplink is None:
         return learner
     return EncodedLearner(learner, ground.uplink, ground.plan, ground.population.num_examples)
 
 
-def chunks_of(members: Sequence[Member]) -> list[Sequence[Member]]:
+def chunks_of(members: Sequence[CohortMember]) -> list[Sequence[CohortMember]]:
     """At most CHUNKS parts of almost equal length, in order."""
     size = max(1, -(-len(members) // CHUNKS))
     return [members[start : start + size] for start in range(0, len(members), size)]
 
 
-def train_chunk(learner: Learner, members: Sequence[Member]) -> list[float]:
+def train_chunk(learner: Learner, members: Sequence[CohortMember]) -> list[float]:
     """Losses of the members, in order; the learner holds the sums. Raises UpdateRefused where one diverges."""
     losses = []
     learner.expect([(one.client, one.first_batch) for one in members])
@@ -102,22 +69,6 @@ def train_chunk(learner: Learner, members: Sequence[Member]) -> list[float]:
     return losses
 
 
-class Cohort(Protocol):
-    """Trains and measures many clients of a round."""
-
-    def begin(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take the global model (and moments) of the round, by name."""
-
-    def measure(self, clients: Sequence[int]) -> list[float]:
-        """User accuracy of each."""
-
-    def train(self, members: Sequence[Member]) -> tuple[dict[str, Tensor], list[float]]:
-        """The weighted mean (float64) of what the members send, and their losses."""
-
-    def close(self) -> None:
-        """End what it started."""
-
-
 class InProcess:
     """A cohort trained by this process alone."""
 
@@ -132,7 +83,7 @@ class InProcess:
         """User accuracy of each."""
         return [self.learner.measure(client) for client in clients]
 
-    def train(self, members: Sequence[Member]) -> tuple[dict[str, Tensor], list[float]]:
+    def train(self, members: Sequence[CohortMember]) -> tuple[dict[str, Tensor], list[float]]:
         """The weighted mean of what the members send, and their losses."""
         total, losses = None, []
         for chunk in chunks_of(members):

@@ -1,6 +1,6 @@
 """LocalUpdate of one client after another on one working model that never leaves the processor's cache.
 
-The same steps on the same batches as device_agent.local_update makes, at a fraction of the cost: no autograd, no new
+The same steps on the same batches as device_agent.training.local_update makes, at a fraction of the cost: no autograd, no new
 tensors for each client, one pass over memory to load a model and one to add it to the sum.
 """
 
@@ -12,26 +12,26 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from device_agent.evaluation import EVALUATION_BATCH
-from shared.errors import UpdateRefused
-from shared.task import Task
-from shared.tensors import moment_name
-from simulator.baselines import kind_of_steps
-from simulator.client_steps import AdamSteps, Batches, ClientSteps
-from simulator.draws import Draws, Turn
-from simulator.ground import Ground
-from simulator.layers import Layer
-from simulator.losses import loss_of
-from simulator.storage import Place, WorkingModel
-from simulator.sums import Sums
+from fedpatch.device_agent.training.evaluation import EVALUATION_BATCH
+from fedpatch.shared.errors import UpdateRefused
+from fedpatch.shared.tasks.task import Task
+from fedpatch.shared.tensors.arrays import moment_name
+from fedpatch.simulator.clients.minibatches import MinibatchStream, Turn
+from fedpatch.simulator.kernels.flat_model import Place, WorkingModel
+from fedpatch.simulator.kernels.layers import Layer
+from fedpatch.simulator.kernels.losses import loss_of
+from fedpatch.simulator.kernels.sparse_features import SparseSum
+from fedpatch.simulator.learners.baselines import kind_of_steps
+from fedpatch.simulator.learners.context import LearnerContext
+from fedpatch.simulator.learners.optimizer_steps import AdamSteps, Batches, ClientSteps
 
 VECTOR_MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class FusedLearner:
-    """Trains and measures clients of a population; see simulator.cohort.Learner."""
+    """Trains and measures clients of a population; see simulator.learners.cohort.Learner."""
 
-    def __init__(self, task: Task, model: nn.Module, layers: list[Layer], ground: Ground) -> None:
+    def __init__(self, task: Task, model: nn.Module, layers: list[Layer], ground: LearnerContext) -> None:
         self._task, self._plan = task, ground.plan
         self._population, self._patches = ground.population, ground.patches
         kind = kind_of_steps(ground.study.strategy, self._plan)
@@ -43,7 +43,7 @@ class FusedLearner:
         ]
         self._features = ground.features if self._layout.rows is not None else None
         self._steps: ClientSteps = kind(ground, self._model)
-        self._draws = Draws(ground.plan, self._population.num_examples, kind.batches_per_step)
+        self._draws = MinibatchStream(ground.plan, self._population.num_examples, kind.batches_per_step)
         self._loss = loss_of(task.loss)
         self._nothing = torch.zeros_like(self._model.private)
         self._round: list[Tensor] = []
@@ -51,7 +51,7 @@ class FusedLearner:
         self._counter_sums: dict[str, float] = {}
         self._step = self._step_sum = 0.0
         self._idle: dict[int, list[Tensor]] = {}
-        self._sums = Sums(self._layout, 1 + self._steps.moments, self._idle_rows)
+        self._sums = SparseSum(self._layout, 1 + self._steps.moments, self._idle_rows)
 
     # ---- what travels, as one vector
 
@@ -105,7 +105,7 @@ class FusedLearner:
         return float(self._task.metric(outputs, self._population.of(client).test_y))
 
     def expect(self, turns: Sequence[Turn]) -> None:
-        """See simulator.cohort.Learner."""
+        """See simulator.learners.cohort.Learner."""
         self._draws.expect(turns)
 
     def train(self, client: int, first_batch: int, weight: float) -> float:

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from shared.errors import UsageError
-from shared.task import Task
-from simulator.fused import FusedLearner
-from simulator.ground import Ground
-from simulator.layers import BatchNorm
-from simulator.sequences import layers_of
+from fedpatch.shared.errors import UsageError
+from fedpatch.shared.tasks.task import Task
+from fedpatch.simulator.kernels.layers import BatchNorm
+from fedpatch.simulator.kernels.model_layers import layers_of
+from fedpatch.simulator.learners.context import LearnerContext
+from fedpatch.simulator.learners.fused import FusedLearner
 
 Moments = dict[str, tuple[Tensor, Tensor]]
 """By batch norm layer: mean and variance of its outputs, per channel, over a client's test examples."""
@@ -27,7 +27,7 @@ class WatchedLearner(FusedLearner):
     its data are: they are shuffled once. With `at_step` None nothing is measured on the way.
     """
 
-    def __init__(self, task: Task, ground: Ground, *, at_step: AtStep | None, sample: int) -> None:
+    def __init__(self, task: Task, ground: LearnerContext, *, at_step: AtStep | None, sample: int) -> None:
         with torch.random.fork_rng(devices=[]):
             model = task.build_model()
         layers = layers_of(model)

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.optim.adam import adam
 
-from simulator.ground import Ground
-from simulator.losses import Loss
-from simulator.storage import WorkingModel
+from fedpatch.simulator.kernels.flat_model import WorkingModel
+from fedpatch.simulator.kernels.losses import Loss
+from fedpatch.simulator.learners.context import LearnerContext
 
 Batches = Iterator[tuple[Tensor, Tensor]]
 BatchesFrom = Callable[[int, int], Batches]
@@ -31,7 +31,7 @@ class ClientSteps:
     """How many vectors of moments there are beside the values: 0, or 2 (exp_avg, exp_avg_sq) and a step count."""
     batches_per_step = 1
 
-    def __init__(self, ground: Ground, model: WorkingModel) -> None:
+    def __init__(self, ground: LearnerContext, model: WorkingModel) -> None:
         self._plan, self._model = ground.plan, model
 
     def run(self, batches: Batches, loss: Loss) -> None:
@@ -65,7 +65,7 @@ class AdamSteps(ClientSteps):
     needs_grads = True
     moments = 2
 
-    def __init__(self, ground: Ground, model: WorkingModel) -> None:
+    def __init__(self, ground: LearnerContext, model: WorkingModel) -> None:
         super().__init__(ground, model)
         plan = ground.plan
         self._options: dict[str, Any] = {

@@ -8,21 +8,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from device_agent.batches import stream_seed
-from device_agent.evaluation import user_accuracy
-from device_agent.training import LocalTrainer
-from shared.model import load_tensors
-from shared.task import DeviceData, Task
-from shared.tensors import Array
-from simulator.draws import Turn
-from simulator.ground import Ground
-from simulator.study import client_id
+from fedpatch.device_agent.training.batches import stream_seed
+from fedpatch.device_agent.training.evaluation import user_accuracy
+from fedpatch.device_agent.training.local_trainer import LocalTrainer
+from fedpatch.shared.tasks.task import DeviceData, Task
+from fedpatch.shared.tasks.torch_model import load_tensors
+from fedpatch.shared.tensors.arrays import Array
+from fedpatch.simulator.clients.minibatches import Turn
+from fedpatch.simulator.learners.context import LearnerContext
+from fedpatch.simulator.spec.study import client_id
 
 
 class OneByOneLearner:
-    """Trains and measures clients of a population; see simulator.cohort.Learner."""
+    """Trains and measures clients of a population; see simulator.learners.cohort.Learner."""
 
-    def __init__(self, task: Task, ground: Ground) -> None:
+    def __init__(self, task: Task, ground: LearnerContext) -> None:
         self._task, self._plan = task, ground.plan
         self._population, self._patches = ground.population, ground.patches
         self._travelling = ground.travelling

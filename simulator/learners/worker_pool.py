@@ -14,11 +14,12 @@ import torch
 import torch.multiprocessing as mp
 from torch import Tensor
 
-from shared.errors import DataError, FedpatchError, SchemaMismatch, UpdateRefused, UsageError
-from shared.task import find_task
-from simulator.cohort import CHUNKS, Learner, Member, chunks_of, make_learner, train_chunk
-from simulator.ground import Ground
-from simulator.patches import shared_zeros
+from fedpatch.shared.errors import DataError, FedpatchError, SchemaMismatch, UpdateRefused, UsageError
+from fedpatch.shared.tasks.task import find_task
+from fedpatch.simulator.clients.patches import shared_zeros
+from fedpatch.simulator.learners.cohort import CHUNKS, chunks_of, make_learner, train_chunk
+from fedpatch.simulator.learners.context import LearnerContext
+from fedpatch.simulator.learners.protocols import CohortMember, Learner
 
 POLL_S = 1.0
 ORPHAN_CHECK_S = 5.0
@@ -29,7 +30,7 @@ _COME_WHOLE = {one.__name__: one for one in (DataError, SchemaMismatch, UsageErr
 class Workers:
     """A cohort's LocalUpdates over `count` processes, as InProcess does them over none."""
 
-    def __init__(self, task_ref: str, ground: Ground, count: int) -> None:
+    def __init__(self, task_ref: str, ground: LearnerContext, count: int) -> None:
         self._task = find_task(task_ref)
         self.learner = make_learner(self._task, ground)
         self._model = {
@@ -64,7 +65,7 @@ class Workers:
         parts = [clients[at : at + MEASURED_AT_ONCE] for at in range(0, len(clients), MEASURED_AT_ONCE)]
         return [value for part in self._share("measure", parts) for value in part]
 
-    def train(self, members: Sequence[Member]) -> tuple[dict[str, Tensor], list[float]]:
+    def train(self, members: Sequence[CohortMember]) -> tuple[dict[str, Tensor], list[float]]:
         """The weighted mean of what the members send, and their losses."""
         chunks = chunks_of(members)
         losses = [loss for part in self._share("train", chunks) for loss in part]
@@ -112,7 +113,7 @@ class Workers:
 
 
 def _work(
-    task_ref: str, ground: Ground, model: Mapping[str, Tensor], sums: Tensor, todo: Any, done: Any
+    task_ref: str, ground: LearnerContext, model: Mapping[str, Tensor], sums: Tensor, todo: Any, done: Any
 ) -> None:  # pragma: no cover - runs in another process
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the parent ends us
     done.cancel_join_thread()  # else a full pipe that nobody reads any more would keep us for ever

@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 
-from shared.command import AsJson, say
-from shared.errors import FedpatchError, UpdateRefused, UsageError, unknown_name
-from shared.quantities import accuracy, duration
-from shared.signals import EXIT_INTERRUPTED, interruptible, stoppable
-from simulator.computing import STOPPING, Device, device_name, worker_count
-from simulator.paper import Cell, select_cells, study_of
-from simulator.paper_run import Sum, Watcher, run_paper
-from simulator.plots import require_matplotlib
-from simulator.progress import StudyProgress, make_progress
-from simulator.results import UNFINISHED, Result, Results, Sitting, read_json
-from simulator.study import Point
+from fedpatch.shared.app.command import AsJson, say
+from fedpatch.shared.app.formatting import accuracy, duration
+from fedpatch.shared.app.signals import EXIT_INTERRUPTED, interruptible, stoppable
+from fedpatch.shared.errors import FedpatchError, UpdateRefused, UsageError, unknown_name
+from fedpatch.simulator.experiment.plots import require_matplotlib
+from fedpatch.simulator.experiment.progress import StudyProgress, make_progress
+from fedpatch.simulator.paper.experiments import Cell, select_cells, study_of
+from fedpatch.simulator.paper.results import UNFINISHED, Attempt, Result, Results, read_json
+from fedpatch.simulator.paper.runner import CellWatcher, Sum, run_paper
+from fedpatch.simulator.spec.compute import STOPPING, Device, device_name, worker_count
+from fedpatch.simulator.spec.study import Point
 
 if TYPE_CHECKING:
-    from simulator.summary import Comparison
+    from fedpatch.simulator.paper.comparison import Comparison
 
 MEASURED = ("fig3", "fig4")  # within rounds, which a simulation of cells does not look into
 ALL = ("table2", "table3", "fig3", "fig4", "fig5")
@@ -82,7 +82,7 @@ def paper(  # noqa: PLR0913  (a command has as many arguments as it has options)
         raise unknown_name("table or figure", which, ALL)
     if markdown and as_json:
         raise UsageError("--markdown and --json are two forms of one comparison; leave one of them out")
-    sitting = Sitting(worker_count(workers), device_name(device), _command_line())
+    sitting = Attempt(worker_count(workers), device_name(device), _command_line())
     if which in MEASURED:
         if cells is not None or markdown or device != "cpu":
             raise UsageError(
@@ -107,11 +107,11 @@ def _command_line() -> str:
     return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
 
 
-def _compute(chosen: Sequence[Cell], seeds: Sequence[int], store: Results, sitting: Sitting) -> int:
+def _compute(chosen: Sequence[Cell], seeds: Sequence[int], store: Results, sitting: Attempt) -> int:
     """Exit code."""
     plain = logging.getLogger("fedpatch").isEnabledFor(logging.DEBUG)
     try:
-        with stoppable(STOPPING) as stopped, Teller(plain=plain) as watcher:
+        with stoppable(STOPPING) as stopped, ProgressPrinter(plain=plain) as watcher:
             total = run_paper(chosen, seeds, store, sitting, watcher=watcher, stopped=stopped)
     except KeyboardInterrupt:
         say(_how_to_go_on(store))
@@ -140,7 +140,7 @@ def _how_to_go_on(store: Results) -> str:
     return f"to go on, give the same command again: it takes up what is in {store.folder / UNFINISHED}"
 
 
-class Teller(Watcher):
+class ProgressPrinter(CellWatcher):
     """Tells on stderr what is being computed, how far it is, and each result in one line."""
 
     def __init__(self, *, plain: bool) -> None:
@@ -191,8 +191,8 @@ def _outcome(cell: Cell, result: Result) -> str:
 
 
 def _show(which: str, chosen: Sequence[Cell], store: Results, form: str) -> None:
-    from coordinator.printing import print_json, print_table
-    from simulator.summary import compare, legend, markdown, rich_table, tables, to_json
+    from fedpatch.coordinator.cli.tables import print_json, print_table
+    from fedpatch.simulator.paper.comparison import compare, legend, markdown, rich_table, tables, to_json
 
     comparisons = compare(store, chosen)
     if which == "fig5":
@@ -209,7 +209,7 @@ def _show(which: str, chosen: Sequence[Cell], store: Results, form: str) -> None
 
 
 def _draw_fig5(comparisons: Sequence[Comparison], folder: Path) -> None:
-    from simulator.fig5_figure import draw_fig5
+    from fedpatch.simulator.paper.figures import draw_fig5
 
     if any(one.results for one in comparisons):
         for path in draw_fig5(comparisons, folder / "fig5" / "fig5"):
@@ -220,8 +220,7 @@ def _draw_measured(
     which: str, folder: Path, seeds: Sequence[int], measure: Callable[[int], dict[str, Any]] | None, *, as_json: bool
 ) -> None:
     """Prints the paths of the pictures, one set per seed; without `measure`, of what is there."""
-    from simulator.fig3_figure import draw_fig3
-    from simulator.fig4_figure import draw_fig4
+    from fedpatch.simulator.paper.figures import draw_fig3, draw_fig4
 
     require_matplotlib()
     draw = {"fig3": draw_fig3, "fig4": draw_fig4}[which]
@@ -235,7 +234,7 @@ def _draw_measured(
 
 def _measure(which: str, folder: Path, rounds: int | None, seed: int) -> dict[str, Any]:
     """Measures and saves it, below `folder`."""
-    from simulator.inspection import run_fig3, run_fig4
+    from fedpatch.simulator.paper.inspection import run_fig3, run_fig4
 
     run = {"fig3": run_fig3, "fig4": run_fig4}[which]
     with interruptible():

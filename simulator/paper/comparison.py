@@ -11,8 +11,8 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from simulator.paper import TABLES, Cell
-from simulator.results import DATASETS, Result, Results
+from fedpatch.simulator.paper.experiments import TABLES, Cell
+from fedpatch.simulator.paper.results import DATASETS, Result, Results
 
 RELATIVE_SLACK = 0.2
 SLACK_ROUNDS = 3
@@ -93,7 +93,7 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class Count:
+class RoundCount:
     """How many cells there are, how many have a result, and what the comparison with the paper says of those decided."""
 
     cells: int
@@ -113,10 +113,10 @@ def compare(results: Results, cells: Sequence[Cell]) -> list[Comparison]:
     return [_compare(results, cell) for cell in cells]
 
 
-def count(comparisons: Sequence[Comparison]) -> Count:
+def count(comparisons: Sequence[Comparison]) -> RoundCount:
     """Over all of them."""
     verdicts = Counter(one.within for one in comparisons)
-    return Count(len(comparisons), sum(bool(one.results) for one in comparisons), verdicts[True], verdicts[False])
+    return RoundCount(len(comparisons), sum(bool(one.results) for one in comparisons), verdicts[True], verdicts[False])
 
 
 def to_json(comparisons: Sequence[Comparison]) -> dict[str, Any]:
@@ -162,7 +162,7 @@ def legend(comparisons: Sequence[Comparison]) -> str:
 
 
 @dataclass(frozen=True)
-class Row:
+class ComparedRow:
     """Strategy and what is private, and an entry per scenario: None where no such cell was asked for."""
 
     names: tuple[str, ...]
@@ -175,7 +175,7 @@ class Grid:
 
     title: str
     headings: tuple[str, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[ComparedRow, ...]
 
 
 def _compare(results: Results, cell: Cell) -> Comparison:
@@ -193,7 +193,7 @@ def _grid(comparisons: Sequence[Comparison]) -> Grid:
     return Grid(
         datasets(comparisons),
         ("strategy", "private", *(f"W={clients} C={participation}" for clients, participation in scenarios)),
-        tuple(Row(names, tuple(row.get(one) for one in scenarios)) for names, row in by_row.items()),
+        tuple(ComparedRow(names, tuple(row.get(one) for one in scenarios)) for names, row in by_row.items()),
     )
 
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
-from shared.errors import UsageError, unknown_name
-from simulator.paper_tables import (
+from fedpatch.shared.errors import UsageError, unknown_name
+from fedpatch.simulator.spec.published import (
     BATCH_SIZE,
     CLIENT_RATES,
     FIG_5,
@@ -30,7 +30,7 @@ from simulator.paper_tables import (
     TARGET_UA,
     Row,
 )
-from simulator.study import Study
+from fedpatch.simulator.spec.study import Study
 
 TABLES = ("table2", "table3")
 WITH_CELLS = (*TABLES, "fig5")

@@ -1,4 +1,9 @@
-"""Fig. 3 of the paper: what aggregation does to user accuracy, and to what batch norm hands on (Eq. 10)."""
+"""Fig. 3 of the paper: what aggregation does to user accuracy, and to what batch norm hands on (Eq. 10).
+
+Fig. 4 of the paper: user accuracy at every local step, without patches and with each kind of patch.
+
+Fig. 5 of the paper: user accuracy per round of four algorithms, a panel per data set, W and C.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +13,20 @@ from typing import Any
 
 import numpy as np
 
-from simulator.figures import BLUE, GREEN, ORANGE, drawing, legend_above, save, step_positions
+from fedpatch.simulator.experiment.plots import (
+    BLUE,
+    GREEN,
+    ORANGE,
+    PINK,
+    drawing,
+    legend_above,
+    mean_and_confidence,
+    save,
+    smooth,
+    step_positions,
+)
+from fedpatch.simulator.paper.comparison import Comparison, datasets
+from fedpatch.simulator.spec.published import SCENARIOS, TARGET_UA
 
 _CURVES = (("ind", "independent", GREEN), ("fl", "FL(FedAvg)", ORANGE), ("mtfl", "MTFL(FedAvg)", BLUE))
 _SHIFTS = (("mean", "shift of the mean"), ("var", "shift of the variance"))
@@ -91,3 +109,131 @@ def _draw_shares(panel: Any, entries: Sequence[Mapping[str, Any]], name: str) ->
 
 def _rounds(entries: Iterable[Mapping[str, Any]]) -> list[int]:
     return [int(one["round"]) for one in entries]
+
+
+_PANELS = (("stats", "(a) private μ, σ"), ("affine", "(b) private γ, β"), ("all", "(c) private μ, σ, γ, β"))
+_WITH_INSET = "affine"
+_SMOOTHED_ROUNDS = 5
+_INSET_ROUNDS = 4
+_FAINT = 0.35
+
+
+def draw_fig4(measured: Mapping[str, Any], stem: Path) -> list[Path]:
+    """Three panels, each with one kind of patch beside none; training accuracy faint, test accuracy solid.
+
+    `measured` is {"policies": {policy: {"train": [...], "test": [...]}}, "steps_per_round": n}, policies none, stats,
+    affine and all; a list holds, per round, user accuracy after aggregation and then after each of n steps. All is
+    smoothed but the inset of panel (b), where the drops at aggregation are to be seen. Returns the paths of the PNG and
+    the SVG.
+    """
+    policies, steps = measured["policies"], int(measured["steps_per_round"])
+    with drawing(1, len(_PANELS), width_in=11.0, height_in=3.6, sharey=True) as (figure, panels):
+        lines: dict[str, Any] = {}
+        for panel, (policy, title) in zip(panels[0], _PANELS, strict=True):
+            lines |= _draw_pair(panel, policies["none"], "FL(FedAvg)", ORANGE, steps)
+            lines |= _draw_pair(panel, policies[policy], "MTFL(FedAvg)", BLUE, steps)
+            panel.set(title=title, xlabel="local step")
+            panel.margins(x=0)
+            if policy == _WITH_INSET:
+                _draw_inset(panel, policies["none"], policies[policy], steps)
+        panels[0][0].set_ylabel("user accuracy (%)")
+        panels[0][0].set_ylim(*_limits(policies, steps))
+        legend_above(figure, lines)
+        return save(figure, stem)
+
+
+def _draw_pair(panel: Any, curves: Mapping[str, list[float]], label: str, colour: str, steps: int) -> dict[str, Any]:
+    lines = {}
+    for part, alpha, width in (("test", 1.0, 1.4), ("train", _FAINT, 1.1)):
+        series = _smoothed(curves[part], steps)
+        places = step_positions(len(series), steps)
+        (lines[f"{label}, {part}"],) = panel.plot(places, series, color=colour, alpha=alpha, linewidth=width)
+    return lines
+
+
+def _draw_inset(panel: Any, none: Mapping[str, list[float]], patched: Mapping[str, list[float]], steps: int) -> None:
+    """A few rounds in the middle of the run, as they were measured."""
+    per_round = steps + 1
+    rounds = len(none["test"]) // per_round
+    first = max(0, rounds // 2 - _INSET_ROUNDS // 2) * per_round
+    window = slice(first, first + _INSET_ROUNDS * per_round)
+    inset = panel.inset_axes((0.42, 0.12, 0.55, 0.42))
+    for curves, colour in ((none, ORANGE), (patched, BLUE)):
+        places = step_positions(len(curves["test"]), steps)[window]
+        inset.plot(places, 100 * np.asarray(curves["test"][window]), color=colour, linewidth=1.0)
+    inset.set_title("test, not smoothed", fontsize=7, pad=2)
+    inset.tick_params(labelsize=6)
+    inset.margins(x=0)
+
+
+def _limits(policies: Mapping[str, Mapping[str, list[float]]], steps: int) -> tuple[float, float]:
+    """From where the slowest curve is after a twentieth of the run, so that the steep beginning does not flatten the rest."""
+    series = [_smoothed(values, steps) for one in policies.values() for values in one.values()]
+    low = min(float(one[len(one) // 20 :].min()) for one in series)
+    high = max(float(one.max()) for one in series)
+    return np.floor(low), min(100.3, high + 0.05 * (high - low))
+
+
+def _smoothed(values: list[float], steps: int) -> np.ndarray:
+    return 100 * smooth(values, _SMOOTHED_ROUNDS * (steps + 1))
+
+
+_LINES = {
+    ("fedavg", "none"): ("FL(FedAvg)", ORANGE, "-"),
+    ("fedavg", "affine"): ("MTFL(FedAvg), private γ, β", BLUE, "-"),
+    ("pfedme", "none"): ("pFedMe", GREEN, "--"),
+    ("per-fedavg", "none"): ("Per-FedAvg", PINK, "-."),
+}
+_LOWEST_PERCENT = {"mnist": 80.0, "cifar10": 30.0}  # what lies below is over within a few rounds
+
+
+def draw_fig5(comparisons: Sequence[Comparison], stem: Path) -> list[Path]:
+    """Draw what there is of Fig. 5: the mean over the seeds, and its 95 % confidence interval where there are several.
+
+    Returns the paths of the PNG and the SVG.
+    """
+    tasks = [task for task in TARGET_UA if any(one.cell.task == task and one.results for one in comparisons)]
+    rows = max(1, len(tasks))
+    size = {"width_in": 11.0, "height_in": 0.6 + 2.5 * rows}
+    with drawing(rows, len(SCENARIOS), **size, sharex=True, sharey="row") as (figure, panels):
+        lines: dict[str, Any] = {}
+        for row, task in zip(panels, tasks, strict=False):
+            here = [one for one in comparisons if one.cell.task == task]
+            lines |= _draw_row(row, here)
+            row[0].set_ylabel(f"{datasets(here)}\nuser accuracy (%)")
+            row[0].set_ylim(_LOWEST_PERCENT[task], _highest_percent(here) + 1.0)
+        for panel in panels[-1]:
+            panel.set_xlabel("round")
+        legend_above(figure, {label: lines[label] for label, _, _ in _LINES.values() if label in lines})
+        return save(figure, stem)
+
+
+def _draw_row(row: Sequence[Any], comparisons: Sequence[Comparison]) -> dict[str, Any]:
+    """Returns the lines by label."""
+    lines: dict[str, Any] = {}
+    for panel, (clients, participation) in zip(row, SCENARIOS, strict=True):
+        setting = (clients, participation)
+        finished = [one for one in comparisons if one.results and (one.cell.clients, one.cell.participation) == setting]
+        for one in finished:
+            lines |= _draw_curve(panel, one)
+        panel.set_title(f"W = {clients}, C = {participation}", fontsize=9)
+        panel.margins(x=0)
+        if not finished:
+            panel.text(0.5, 0.5, "not computed yet", transform=panel.transAxes, ha="center", color="#767676")
+    return lines
+
+
+def _draw_curve(panel: Any, one: Comparison) -> dict[str, Any]:
+    label, colour, dashes = _LINES[one.cell.strategy, one.cell.private]
+    mean, half = mean_and_confidence([result.curve for result in one.results])
+    rounds = np.arange(len(mean))
+    (line,) = panel.plot(rounds, 100 * mean, color=colour, linestyle=dashes)
+    if half is not None:
+        panel.fill_between(rounds, 100 * (mean - half), 100 * (mean + half), color=colour, alpha=0.25, linewidth=0)
+    return {label: line}
+
+
+def _highest_percent(comparisons: Sequence[Comparison]) -> float:
+    """At least so much that the axis has some length."""
+    highest = max(max(result.curve) for one in comparisons for result in one.results)
+    return max(100 * highest, _LOWEST_PERCENT[comparisons[0].cell.task] + 10.0)

@@ -16,15 +16,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shared.files import write_atomic
-from shared.task import Task, data_root, find_task
-from simulator.cohort import InProcess
-from simulator.ground import Ground
-from simulator.population import load_population
-from simulator.simulate import Simulation, one_thread, versions
-from simulator.study import Study
-from simulator.terms import make_study
-from simulator.watched import Moments, WatchedLearner
+from fedpatch.shared.app.files import write_atomic
+from fedpatch.shared.tasks.task import Task, data_root, find_task
+from fedpatch.simulator.clients.population import load_population
+from fedpatch.simulator.experiment.options import make_study
+from fedpatch.simulator.experiment.simulation import Simulation, one_thread, versions
+from fedpatch.simulator.learners.cohort import InProcess
+from fedpatch.simulator.learners.context import LearnerContext
+from fedpatch.simulator.learners.instrumented import Moments, WatchedLearner
+from fedpatch.simulator.spec.study import Study
 
 CLIENTS = 200
 FIG3_ROUNDS = 20
@@ -43,7 +43,7 @@ Curves = dict[str, list[float]]
 def run_fig4(results_dir: Path, seed: int, rounds: int | None, on_progress: Say) -> dict[str, Any]:
     """User accuracy on training and test data at every local step, for FL and each kind of patch (Fig. 4).
 
-    Returns, and writes to fig4/seed<seed>.json below `results_dir`, what simulator.fig4_figure draws. A policy that is
+    Returns, and writes to fig4/seed<seed>.json below `results_dir`, what simulator.paper.figures draws. A policy that is
     finished is not measured again. All is measured by one process.
     """
     rounds = rounds or FIG4_ROUNDS
@@ -64,7 +64,7 @@ def run_fig4(results_dir: Path, seed: int, rounds: int | None, on_progress: Say)
 def run_fig3(results_dir: Path, seed: int, rounds: int | None, on_progress: Say) -> dict[str, Any]:
     """User accuracy at every step of the first rounds, and both sides of Eq. (10), measured (Fig. 3).
 
-    Returns, and writes to fig3/seed<seed>.json below `results_dir`, what simulator.fig3_figure draws.
+    Returns, and writes to fig3/seed<seed>.json below `results_dir`, what simulator.paper.figures draws.
     """
     rounds = rounds or FIG3_ROUNDS
     path = results_dir / "fig3" / f"seed{seed}.json"
@@ -176,7 +176,7 @@ def _watched(
     population = load_population(task, study.data, study.clients, study.seed, data_root())
     learners: list[WatchedLearner] = []
 
-    def cohort(task: Task, ground: Ground) -> InProcess:
+    def cohort(task: Task, ground: LearnerContext) -> InProcess:
         learners.append(WatchedLearner(task, ground, at_step=at_step, sample=SAMPLE))
         return InProcess(learners[0])
 

@@ -18,13 +18,13 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from shared import __version__
-from shared.errors import UsageError
-from shared.files import write_atomic
-from shared.locks import FileLock
-from shared.task import data_root
-from simulator.paper import Cell, study_of
-from simulator.study import Outcome, Study
+from fedpatch.shared import __version__
+from fedpatch.shared.app.files import write_atomic
+from fedpatch.shared.app.locks import FileLock
+from fedpatch.shared.errors import UsageError
+from fedpatch.shared.tasks.task import data_root
+from fedpatch.simulator.paper.experiments import Cell, study_of
+from fedpatch.simulator.spec.study import Outcome, Study
 
 UNFINISHED = ".unfinished"
 FORMAT = 1
@@ -68,7 +68,7 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Sitting:
+class Attempt:
     """On what, and at whose bidding, results are computed; `device` as torch names it."""
 
     workers: int = 1
@@ -76,7 +76,7 @@ class Sitting:
     command: str = ""
 
 
-def result_of(cell: Cell, outcome: Outcome, sitting: Sitting, started_at: str) -> Result:
+def result_of(cell: Cell, outcome: Outcome, sitting: Attempt, started_at: str) -> Result:
     """What is kept of a complete simulation of `cell`."""
     points = outcome.points
     return Result(
@@ -102,7 +102,7 @@ def dataset_name(task: str, root: Path) -> str:
     """What results on the data below `root` are to be called: a copy with other pixels has another name."""
     if task != "cifar10":
         return DATASETS.get(task, task)
-    from shared.tasks.cifar10 import ARCHIVE, JPEG75
+    from fedpatch.shared.tasks.bundled.cifar10 import ARCHIVE, JPEG75
 
     copied = JPEG75.path(root).exists() and not ARCHIVE.path(root).exists()
     return f"{DATASETS[task]} (JPEG q75)" if copied else DATASETS[task]

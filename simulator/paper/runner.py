@@ -14,16 +14,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
-from shared.errors import UpdateRefused
-from simulator.paper import Cell, in_order, study_of
-from simulator.results import Result, Results, Sitting, result_of
-from simulator.study import Outcome, Point, Study
+from fedpatch.shared.errors import UpdateRefused
+from fedpatch.simulator.paper.experiments import Cell, in_order, study_of
+from fedpatch.simulator.paper.results import Attempt, Result, Results, result_of
+from fedpatch.simulator.spec.study import Outcome, Point, Study
 
 _NOTE_EVERY_S = 20.0
 
 
 class Simulate(Protocol):
-    """`simulator.simulate.simulate`, or what stands in for it."""
+    """`fedpatch.simulator.experiment.simulation.simulate`, or what stands in for it."""
 
     def __call__(
         self,
@@ -38,7 +38,7 @@ class Simulate(Protocol):
         """Play `study` to its end, or until `stopped()` says True between two rounds."""
 
 
-class Watcher:
+class CellWatcher:
     """Is told what goes on; this one keeps it to itself."""
 
     def begins(self, cell: Cell, seed: int, place: int, count: int) -> None:
@@ -78,9 +78,9 @@ def run_paper(
     cells: Sequence[Cell],
     seeds: Sequence[int],
     results: Results,
-    sitting: Sitting,
+    sitting: Attempt,
     *,
-    watcher: Watcher | None = None,
+    watcher: CellWatcher | None = None,
     stopped: Callable[[], bool] = lambda: False,
     simulate: Simulate | None = None,
 ) -> Sum:
@@ -102,7 +102,7 @@ def run_paper(
             if not ours:
                 counts["elsewhere"] += 1
                 continue
-            attempt = _Attempt(cell, seed, results, watcher or Watcher())
+            attempt = _Attempt(cell, seed, results, watcher or CellWatcher())
             attempt.watcher.begins(cell, seed, present + index + 1, len(wanted))
             try:
                 if not attempt.play(play, sitting, stopped):
@@ -118,11 +118,11 @@ def run_paper(
 class _Attempt:
     """One cell with one seed, now."""
 
-    def __init__(self, cell: Cell, seed: int, results: Results, watcher: Watcher) -> None:
+    def __init__(self, cell: Cell, seed: int, results: Results, watcher: CellWatcher) -> None:
         self.cell, self.seed, self.results, self.watcher = cell, seed, results, watcher
         self._noted_at = float("-inf")
 
-    def play(self, simulate: Simulate, sitting: Sitting, stopped: Callable[[], bool]) -> bool:
+    def play(self, simulate: Simulate, sitting: Attempt, stopped: Callable[[], bool]) -> bool:
         """Whether it is finished; if so, its result is written."""
         began_at = datetime.now(UTC).isoformat(timespec="seconds")
         saved = self.results.saved(self.cell, self.seed)
@@ -152,6 +152,6 @@ class _Attempt:
 
 
 def _own_simulate() -> Simulate:
-    from simulator.simulate import simulate  # brings torch along
+    from fedpatch.simulator.experiment.simulation import simulate  # brings torch along
 
     return simulate

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from shared.errors import UsageError, unknown_name
+from fedpatch.shared.errors import UsageError, unknown_name
 
 DEVICES = ("cpu", "cuda")
 STOPPING = "stops after this round; Ctrl-C again stops at once"

@@ -7,15 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from coordinator.selection import ROUNDING
-from shared.errors import UsageError
-from shared.metric_terms import ACCURACY, Goal, MetricTerms
+from fedpatch.coordinator.cohort.sampling import ROUNDING
+from fedpatch.shared.errors import UsageError
+from fedpatch.shared.tasks.metric_spec import ACCURACY, Goal, MetricTerms
 
 STRATEGIES_OF_MTFL = ("fedavg", "fedadam", "fedavg-adam")
 BASELINES = ("per-fedavg", "pfedme", "independent")
 UNBOUNDED = "off"
 EVERYTHING = "names:*"
-"""As a policy: nothing is federated. So each client learns alone, by the strategy's own plan (simulator.compare)."""
+"""As a policy: nothing is federated. So each client learns alone, by the strategy's own plan (simulator.experiment.compare)."""
 EXACT = "fp32"
 """The encoding that changes no bit, and the simulator's default."""
 ALGORITHMS = (*STRATEGIES_OF_MTFL, *BASELINES)
@@ -28,7 +28,7 @@ class Study:
     `strategy` is one of ALGORITHMS. `data` is the data spec of client {index} of {count}; {seed} is put in too where it
     stands there. `participation` is the paper's C. `learning_rate` is the client optimizer's (Per-FedAvg: beta, pFedMe: eta),
     `server_learning_rate` only FedAdam's, `adaptation_rate` only Per-FedAvg's (alpha), `proximity` only pFedMe's (lambda).
-    `encoding` is how models and updates travel (shared.messages.ENCODINGS). `norm_bound` and `max_num_examples` bound
+    `encoding` is how models and updates travel (shared.wire.messages.ENCODINGS). `norm_bound` and `max_num_examples` bound
     updates as a run's settings of these names do; the paper has neither.
     `steps` 0 means round(num_examples / batch_size) * epochs steps of every client in a round. `metric` and `metric_goal`
     are the task's, in whose terms every user accuracy is.
@@ -68,7 +68,7 @@ class Study:
 
     @property
     def participants(self) -> int:
-        """Clients that each round selects, as coordinator.selection does."""
+        """Clients that each round selects, as coordinator.cohort.sampling does."""
         return max(1, int(self.participation * self.clients + ROUNDING))
 
     def reached(self, user_accuracy: float) -> bool:

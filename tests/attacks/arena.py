@@ -13,15 +13,15 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
-from coordinator.settings import RunSettings
-from shared import topics
-from shared.codec import decode, encode
-from shared.errors import WireError
-from shared.link import MqttLink, Received
-from shared.messages import Body, DeviceState, Envelope, TaskCapability, WorkRequest
-from shared.patches import parse_policy
-from shared.tensors import MOMENTS
-from tests.brokers import Client, Mosquitto, client, free_port
+from fedpatch.coordinator.settings import RunSettings
+from fedpatch.shared.errors import WireError
+from fedpatch.shared.mqtt.client import MqttLink, Received
+from fedpatch.shared.tensors.arrays import MOMENTS
+from fedpatch.shared.tensors.patches import parse_policy
+from fedpatch.shared.wire import topics
+from fedpatch.shared.wire.codec import decode, encode
+from fedpatch.shared.wire.messages import Body, DeviceState, Envelope, TaskCapability, WorkRequest
+from tests.support.brokers import Client, Mosquitto, client, free_port
 from tests.system.commands import Command, run
 from tests.system.fleet import Fleet
 from tests.system.misdeeds import MAX_MODEL_MIB, SCHEMA

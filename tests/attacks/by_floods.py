@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from shared import topics
-from shared.codec import encode
-from shared.messages import Decline, Envelope, Progress
-from shared.reasons import DeclineReason, JobPhase
-from shared.vitals import Vitals
+from fedpatch.shared.wire import topics
+from fedpatch.shared.wire.codec import encode
+from fedpatch.shared.wire.messages import Decline, Envelope, Progress
+from fedpatch.shared.wire.reasons import DeclineReason, JobPhase
+from fedpatch.shared.wire.vitals import Vitals
 from tests.attacks import raw
 from tests.attacks.arena import MAX_DEVICES, Arena, Outcome, state
 from tests.attacks.attack import Attack, Proof

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from shared import topics
-from shared.codec import encode
-from shared.link import Received
-from shared.messages import (
+from fedpatch.shared.mqtt.client import Received
+from fedpatch.shared.wire import topics
+from fedpatch.shared.wire.codec import encode
+from fedpatch.shared.wire.messages import (
     Accept,
     Cancel,
     Claim,
@@ -21,7 +21,7 @@ from shared.messages import (
     Refused,
     WorkRequest,
 )
-from shared.reasons import DeclineReason, RefuseReason
+from fedpatch.shared.wire.reasons import DeclineReason, RefuseReason
 from tests.attacks.arena import Arena, Outcome, state
 from tests.attacks.attack import Attack, Proof
 

@@ -25,7 +25,7 @@ class Poison:
     part: str
     change: Change
     measured_as: str
-    """Its name in benchmarks.norm_bounds, which measures what it does to user accuracy."""
+    """Its name in benchmarks.training.norm_bounds, which measures what it does to user accuracy."""
 
     def upload(self, update: Update) -> Upload:
         """The global model as it came, changed; from as many examples as others have."""

@@ -10,8 +10,8 @@ import msgpack
 import numpy as np
 import zstandard
 
-from shared.compression import pack
-from shared.reasons import RefuseReason
+from fedpatch.shared.tensors.packing import pack
+from fedpatch.shared.wire.reasons import RefuseReason
 from tests.attacks.attack import Attack
 from tests.attacks.by_updates import misbehaving
 from tests.system.rogue import Misdeed, Update, Upload

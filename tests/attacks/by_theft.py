@@ -5,17 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from shared import topics
-from shared.codec import encode
-from shared.messages import (
-    Accept,
-    Cancel,
-    CoordinatorState,
-    Decline,
-    Envelope,
-    Failed,
-)
-from shared.reasons import DeclineReason, FailReason
+from fedpatch.shared.wire import topics
+from fedpatch.shared.wire.codec import encode
+from fedpatch.shared.wire.messages import Accept, Cancel, CoordinatorState, Decline, Envelope, Failed
+from fedpatch.shared.wire.reasons import DeclineReason, FailReason
 from tests.attacks.arena import state
 
 FLEET, VICTIM, THIEF = "home", "pi-1", "pi-2"

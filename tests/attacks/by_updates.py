@@ -9,10 +9,10 @@ import msgpack
 import numpy as np
 import zstandard
 
-from coordinator.conduct import MISFORTUNES
-from shared.chunks import Chunk
-from shared.messages import Accept, Decline, Offer, Refused
-from shared.reasons import DeclineReason, RefuseReason
+from fedpatch.coordinator.cohort.offences import NOT_OFFENCES
+from fedpatch.shared.wire.chunks import Chunk
+from fedpatch.shared.wire.messages import Accept, Decline, Offer, Refused
+from fedpatch.shared.wire.reasons import DeclineReason, RefuseReason
 from tests.attacks.arena import QUARANTINE_AFTER, Arena, Outcome
 from tests.attacks.attack import Attack, Proof
 from tests.system.misdeeds import MISDEEDS
@@ -140,7 +140,7 @@ _MORE: Mapping[str, tuple[str, RefuseReason, Misdeed]] = {
 
 def misbehaving(reason: RefuseReason, misdeed: Misdeed) -> Callable[[Arena, str], Proof | None]:
     """In the first round, and once more where it is no offence; the device hears why, and an offender is not asked again."""
-    offends = ("refused", reason) not in MISFORTUNES
+    offends = ("refused", reason) not in NOT_OFFENCES
     times = 1 if offends else 2
 
     def play(arena: Arena, device: str) -> Proof:

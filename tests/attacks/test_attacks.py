@@ -11,14 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coordinator.checkpoint import load_checkpoint
-from coordinator.runs import run_directory
-from shared.topics import mosquitto_acl
+from fedpatch.coordinator.runtime.runs import run_directory
+from fedpatch.coordinator.storage.checkpoint import load_checkpoint
+from fedpatch.shared.wire.topics import mosquitto_acl
 from tests.attacks.arena import HONEST, MAX_DEVICES, ROUNDS, Arena, Outcome, honest_fleet
 from tests.attacks.attack import Proof, devices_of
 from tests.attacks.by_theft import FLEET, THEFTS, THIEF, VICTIM
 from tests.attacks.table import ATTACKS
-from tests.brokers import PATIENCE_S, Mosquitto, client
+from tests.support.brokers import PATIENCE_S, Mosquitto, client
 from tests.system.commands import run
 
 pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(600)]

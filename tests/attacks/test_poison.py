@@ -8,14 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from benchmarks.norm_bounds import FLEETS, play
-from coordinator.checkpoint import load_checkpoint
-from coordinator.runs import run_directory
-from coordinator.settings import RunSettings
-from shared.messages import Committed
+from benchmarks.training.norm_bounds import FLEETS, play
+from fedpatch.coordinator.runtime.runs import run_directory
+from fedpatch.coordinator.settings import RunSettings
+from fedpatch.coordinator.storage.checkpoint import load_checkpoint
+from fedpatch.shared.wire.messages import Committed
 from tests.attacks.arena import HONEST, Arena, Outcome, honest_fleet
 from tests.attacks.by_poison import POISONER, POISONS, poison
-from tests.brokers import Mosquitto
+from tests.support.brokers import Mosquitto
 from tests.system.commands import run
 
 LOSS = 0.05

@@ -1,4 +1,4 @@
-"""benchmarks.bytes at toy size: every encoding is still played, and its bytes are told beside the reference's."""
+"""benchmarks.network.bytes at toy size: every encoding is still played, and its bytes are told beside the reference's."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from benchmarks import bytes as byte_count
-from shared.command import run_app
-from tests.programs import Program
+from benchmarks.network import bytes as byte_count
+from fedpatch.shared.app.command import run_app
+from tests.support.programs import Program
 
 
 @pytest.mark.benchmarks

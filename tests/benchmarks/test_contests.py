@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.contests import ratios, spread
+from benchmarks.support.contests import ratios, spread
 
 
 def test_ratios_are_taken_turn_by_turn():

@@ -7,9 +7,9 @@ from importlib import import_module
 
 import pytest
 
-from shared.command import run_app
+from fedpatch.shared.app.command import run_app
 from tests.benchmarks.test_smoke import COMMANDS
-from tests.programs import Program
+from tests.support.programs import Program
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -1,4 +1,4 @@
-"""benchmarks.load and benchmarks.load_virtual at toy size: real sessions and simulated ones, and nobody is lost."""
+"""network.load and network.load_virtual at toy size: real sessions and simulated ones, and nobody is lost."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import shutil
 
 import pytest
 
-from benchmarks import load, load_virtual
-from benchmarks.shipped_broker import shipped_limits
-from shared.command import run_app
-from tests.programs import Program
+from benchmarks.network import load, load_virtual
+from benchmarks.network.shipped_broker import shipped_limits
+from fedpatch.shared.app.command import run_app
+from tests.support.programs import Program
 
 ROUNDS, DEVICES = 2, 20
 

@@ -1,10 +1,10 @@
-"""benchmarks.metrics_cost: it plays the same rounds with metrics and without."""
+"""benchmarks.network.metrics_cost: it plays the same rounds with metrics and without."""
 
 from __future__ import annotations
 
-from benchmarks.metered_fleet import MeteredFleet
-from coordinator.metrics import Metrics
-from simulator.fleet_terms import FleetTerms
+from benchmarks.network.metered_fleet import MeteredFleet
+from fedpatch.coordinator.observability.metric_definitions import Metrics
+from fedpatch.simulator.fleet.settings import FleetTerms
 
 
 def test_metrics_change_nothing_of_what_they_measure(tmp_path):

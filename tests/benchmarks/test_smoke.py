@@ -1,6 +1,6 @@
 """Every benchmark at toy size: whatever is measured still runs, and tells what it found.
 
-A command is any module of benchmarks/ that ends in `run_app`. One without `--toy` fails here.
+A command is any module below benchmarks/ that ends in `run_app`. One without `--toy` fails here.
 """
 
 from __future__ import annotations
@@ -16,17 +16,21 @@ import pytest
 import typer
 
 import benchmarks
-from benchmarks import simulation
-from shared.command import run_app
-from tests.programs import Program
+from benchmarks.training import simulation
+from fedpatch.shared.app.command import run_app
+from tests.support.programs import Program
 
 FOLDER = Path(benchmarks.__file__).parent
-COMMANDS = sorted(path.stem for path in FOLDER.glob("*.py") if "    run_app(" in path.read_text("utf-8"))
+COMMANDS = sorted(
+    ".".join(path.relative_to(FOLDER).with_suffix("").parts)
+    for path in FOLDER.rglob("*.py")
+    if "    run_app(" in path.read_text("utf-8")
+)
 OWN_TESTS = {
-    "bytes": "test_bytes.py",
-    "load": "test_load.py",
-    "load_virtual": "test_load.py",
-    "testbed": "test_testbed.py",
+    "network.bytes": "test_bytes.py",
+    "network.load": "test_load.py",
+    "network.load_virtual": "test_load.py",
+    "testbed.run": "test_testbed.py",
 }
 """Benchmarks that are played at toy size in files of their own: some need more than a broker."""
 MB = 1e6
@@ -76,7 +80,7 @@ def options_of(app: typer.Typer, name: str) -> set[str]:
     """Those of the benchmark's command."""
     found = typer.main.get_command(app)
     commands = getattr(found, "commands", {"": found})
-    chosen = commands.get("run") or commands.get(name) or next(iter(commands.values()))
+    chosen = commands.get("run") or commands.get(name.rpartition(".")[2]) or next(iter(commands.values()))
     return {option for one in chosen.params for option in one.opts}
 
 
@@ -97,14 +101,15 @@ def test_it_is_played_at_toy_size_elsewhere(name):
 
 def test_all_benchmarks_are_found():
     """The search for commands finds those that are known."""
-    assert {"aggregation", "coordination", "device", "footprint", "metrics_cost", "prediction", "simulation"} <= set(
-        COMMANDS
-    )
+    device = {"device.device", "device.footprint"}
+    network = {"network.coordination", "network.metrics_cost"}
+    training = {"training.prediction", "training.simulation"}
+    assert {"coordinator.aggregation", *device, *network, *training} <= set(COMMANDS)
 
 
 def test_simulators_train_the_same_model(toy):
     """The losses of fedpatch, over one process and two, and of the plain loop agree round by round."""
-    document = toy("simulation")
+    document = toy("training.simulation")
     (work,) = document["works"]
     contests = {one["name"]: one for one in work["contests"]}
     for name in ("fedpatch", "fedpatch-2", "fedpatch-ua", "plain", "plain-2"):
@@ -117,14 +122,14 @@ def test_simulators_train_the_same_model(toy):
 
 def test_the_agent_trains_as_a_bare_loop_does(toy):
     """The losses of its trainer and of the loop beside which it is timed agree."""
-    for one in toy("device")["training"]:
+    for one in toy("device.device")["training"]:
         own, bare = (contest["train_losses"] for contest in one["contests"])
         assert own == pytest.approx(bare, abs=2e-3), one["strategy"]
 
 
 def test_rounds_without_training_are_whole(toy):
     """Our coordinator got an update of each device, as many bytes as the bare exchange and a little more."""
-    (one,) = toy("coordination")["measured"]
+    (one,) = toy("network.coordination")["measured"]
     contests = {contest["name"]: contest for contest in one["contests"]}
     assert {"fedpatch-fp32", "bare"} <= contests.keys()
     assert 1.0 < contests["fedpatch-fp32"]["bytes_up"] / (one["devices"] * one["model_bytes"]) < 1.2
@@ -132,7 +137,7 @@ def test_rounds_without_training_are_whole(toy):
 
 def test_an_agent_is_small_and_quiet(toy):
     """Idle below 60 MB; after the rounds only the agent is left, and it writes nothing. Digits come with scikit-learn."""
-    document = toy("footprint")
+    document = toy("device.footprint")
     states = document["states"]
     there = [("training" in one) for one in states]
     # A machine that is slow to notice the end of the run finds the training process gone already.
@@ -144,6 +149,6 @@ def test_an_agent_is_small_and_quiet(toy):
 
 def test_metrics_have_series_for_devices(toy):
     """Of what is measured, something is there."""
-    document = toy("metrics_cost")
+    document = toy("network.metrics_cost")
     assert document["ratio"] > 0
     assert document["series"] > document["devices"] == 5

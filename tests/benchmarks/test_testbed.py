@@ -1,4 +1,4 @@
-"""benchmarks.testbed at toy size: real agents on hosts of their own, a table beside the paper's, and nothing left behind."""
+"""benchmarks.testbed.run at toy size: real agents on hosts of their own, a table beside the paper's, nothing left behind."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import testbed
-from benchmarks.testbed_cells import PAPER, Cell, cells_of, cpus_of, device_names, find_cells
-from benchmarks.testbed_hosts import ROOT, Hosts, take_down, why_not
-from benchmarks.testbed_table import PARTS, markdown, shares
-from shared.command import run_app
-from shared.errors import UsageError
-from tests.programs import Program
+from benchmarks.testbed import run
+from benchmarks.testbed.cells import PAPER, Cell, cells_of, cpus_of, device_names, find_cells
+from benchmarks.testbed.hosts import ROOT, Hosts, take_down, why_not
+from benchmarks.testbed.table import PARTS, markdown, shares
+from fedpatch.shared.app.command import run_app
+from fedpatch.shared.errors import UsageError
+from tests.support.programs import Program
 
 PATIENCE_S = 150.0
 ROUND = {"round_s": 10.0, "down_s": 1.0, "client_s": 7.5, "up_s": 1.0, "server_s": 0.5}
@@ -38,7 +38,7 @@ def lab() -> None:
 @pytest.mark.timeout(900)
 def test_cells_are_played_once_and_kept(lab, monkeypatch, capsys, tmp_path):
     """Ten agents over shaped links, with whole values and with differences, and ten devices that learn alone."""
-    program = Program(lambda: run_app(testbed.app, "testbed"), monkeypatch, capsys)
+    program = Program(lambda: run_app(run.app, "testbed"), monkeypatch, capsys)
     cells = "digits-fl,digits-independent"
     ended = program("--toy", "--cells", cells, "--out", tmp_path, "--json")
     assert ended.code == 0, ended.err
@@ -91,7 +91,7 @@ def test_a_testbed_that_is_killed_leaves_nothing_behind(lab):
     """Its hosts, and what runs there, are taken down by a process that sees it end."""
     text = (
         "import time, subprocess, sys\n"
-        "from benchmarks.testbed_hosts import Hosts\n"
+        "from benchmarks.testbed.hosts import Hosts\n"
         "with Hosts(['server', 'pi'], rate_bit_s=1e6) as hosts:\n"
         "    with hosts.inside('pi'):\n"
         "        child = subprocess.Popen(['sleep', '1000'])\n"

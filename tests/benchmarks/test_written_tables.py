@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from benchmarks.write_tables import PAGE, TABLES, written
+from benchmarks.support.write_tables import PAGE, TABLES, written
 
 
 def test_the_page_says_what_was_measured():
-    """`python -m benchmarks.write_tables` would change nothing."""
+    """`python -m benchmarks.support.write_tables` would change nothing."""
     page = PAGE.read_text("utf-8")
     assert written(page) == page
 

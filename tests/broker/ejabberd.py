@@ -18,7 +18,7 @@ from types import TracebackType
 
 import pytest
 
-from tests.brokers import HOST, free_port, listening
+from tests.support.brokers import HOST, free_port, listening
 
 START_PATIENCE_S = 120.0
 USERNAME, PASSWORD = "fedpatch@localhost", "anything"

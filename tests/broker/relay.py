@@ -11,7 +11,7 @@ import threading
 import time
 from types import TracebackType
 
-from tests.brokers import HOST
+from tests.support.brokers import HOST
 
 _CONNECT, _PUBLISH = 1, 3
 _MQTT_3_1_1 = 4

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from shared import topics
-from shared.link import Received
-from shared.topics import TOPICS, mosquitto_acl
-from tests.brokers import Client, Mosquitto, client
+from fedpatch.shared.mqtt.client import Received
+from fedpatch.shared.wire import topics
+from fedpatch.shared.wire.topics import TOPICS, mosquitto_acl
+from tests.support.brokers import Client, Mosquitto, client
 
 pytestmark = pytest.mark.broker
 

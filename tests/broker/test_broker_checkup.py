@@ -6,16 +6,27 @@ import time
 
 import pytest
 
-from shared import topics
-from shared.broker_checkup import SLOW_ROUND_TRIP_MS, check_broker
-from shared.broker_rights import Side
-from shared.checkup import Checkup, Finding
-from shared.codec import encode
-from shared.link import Received
-from shared.messages import CoordinatorState, Envelope
-from shared.topics import mosquitto_acl
-from tests.brokers import Mosquitto, client
-from tests.checkups import COORDINATOR, DEVICE, FLEET, PASSWORDS, SIDES, ask, guarded, logged_in, settings_for, verdicts
+from fedpatch.shared.diagnostics.broker_acl import AclParty
+from fedpatch.shared.diagnostics.broker_behaviour import SLOW_ROUND_TRIP_MS, check_broker
+from fedpatch.shared.diagnostics.checks import Checkup, Finding
+from fedpatch.shared.mqtt.client import Received
+from fedpatch.shared.wire import topics
+from fedpatch.shared.wire.codec import encode
+from fedpatch.shared.wire.messages import CoordinatorState, Envelope
+from fedpatch.shared.wire.topics import mosquitto_acl
+from tests.support.brokers import Mosquitto, client
+from tests.support.checkups import (
+    COORDINATOR,
+    DEVICE,
+    FLEET,
+    PASSWORDS,
+    SIDES,
+    ask,
+    guarded,
+    logged_in,
+    settings_for,
+    verdicts,
+)
 
 pytestmark = pytest.mark.broker
 
@@ -203,7 +214,7 @@ def test_a_broker_that_freezes_meanwhile(mosquitto):
             mosquitto.freeze()
 
     checkup = Checkup(show=freeze, say=lambda text: None)
-    side = Side("device", FLEET, DEVICE, "one", None)
+    side = AclParty("device", FLEET, DEVICE, "one", None)
     assert check_broker(settings_for("device", mosquitto.url), side, 100_000, checkup) is None
     mosquitto.thaw()
     found = {one.name: one for one in checkup.findings}

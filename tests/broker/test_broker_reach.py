@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from shared.checkup import Finding
-from tests.brokers import HOST, Mosquitto, free_port
-from tests.checkups import ask, settings_for, verdicts
+from fedpatch.shared.diagnostics.checks import Finding
+from tests.support.brokers import HOST, Mosquitto, free_port
+from tests.support.checkups import ask, settings_for, verdicts
 
 pytestmark = pytest.mark.broker
 

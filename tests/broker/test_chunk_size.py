@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.chunk_size import find_chunk_bytes
-from coordinator.settings import RunSettings
-from shared.errors import BrokerError
-from shared.transfer import MIN_CHUNK_BYTES
+from fedpatch.coordinator.runtime.chunk_size import find_chunk_bytes
+from fedpatch.coordinator.settings import RunSettings
+from fedpatch.shared.errors import BrokerError
+from fedpatch.shared.wire.transfer import MIN_CHUNK_BYTES
 from tests.broker.relay import Relay
-from tests.brokers import Mosquitto
+from tests.support.brokers import Mosquitto
 
 pytestmark = pytest.mark.broker
 

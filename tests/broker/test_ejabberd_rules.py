@@ -9,15 +9,15 @@ from contextlib import ExitStack
 
 import pytest
 
-from coordinator.ejabberd_rules import ejabberd_rules
-from shared import topics
-from shared.errors import BrokerError
-from shared.link import Received
-from shared.tls_files import TlsFiles
-from shared.topics import TOPICS
+from fedpatch.coordinator.cli.broker import ejabberd_rules
+from fedpatch.shared.errors import BrokerError
+from fedpatch.shared.mqtt.client import Received
+from fedpatch.shared.mqtt.tls_context import TlsFiles
+from fedpatch.shared.wire import topics
+from fedpatch.shared.wire.topics import TOPICS
 from tests.broker.ejabberd import Ejabberd
-from tests.brokers import PATIENCE_S, Client, client
-from tests.secured import Certificates
+from tests.support.brokers import PATIENCE_S, Client, client
+from tests.support.secured import Certificates
 
 pytestmark = pytest.mark.broker
 

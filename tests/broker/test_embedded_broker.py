@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.embedded_broker import EmbeddedBroker
-from shared.errors import BrokerError, UsageError
-from shared.link import Connected, Disconnected, Received
-from tests.brokers import PATIENCE_S, client, free_port
+from fedpatch.coordinator.demo.broker import EmbeddedBroker
+from fedpatch.shared.errors import BrokerError, UsageError
+from fedpatch.shared.mqtt.client import Connected, Disconnected, Received
+from tests.support.brokers import PATIENCE_S, client, free_port
 
 ROOT = Path(__file__).parents[2]
 
 ABANDONS = """
 import os
-from coordinator.embedded_broker import EmbeddedBroker
+from fedpatch.coordinator.demo.broker import EmbeddedBroker
 broker = EmbeddedBroker(port=0)
 broker.start()
 print(broker.port, flush=True)

@@ -17,14 +17,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shared.chunks import encode_chunk
-from shared.messages import Manifest
-from shared.model import initial_tensors, schema_of
-from shared.tasks import digits
-from shared.topics import mosquitto_acl
-from shared.transfer import cut
-from tests.brokers import HOST
-from tests.secured import Certificates, SecuredMosquitto
+from fedpatch.shared.tasks.bundled import digits
+from fedpatch.shared.tasks.torch_model import initial_tensors, schema_of
+from fedpatch.shared.wire.chunks import encode_chunk
+from fedpatch.shared.wire.messages import Manifest
+from fedpatch.shared.wire.topics import mosquitto_acl
+from fedpatch.shared.wire.transfer import cut
+from tests.support.brokers import HOST
+from tests.support.secured import Certificates, SecuredMosquitto
 from tests.system.commands import Command, Done
 
 pytestmark = [pytest.mark.broker, pytest.mark.system, pytest.mark.timeout(300)]

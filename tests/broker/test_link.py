@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from shared.link import Connected, Disconnected, MqttLink, Received
-from tests.brokers import PATIENCE_S, Client, Mosquitto, client, link_is_alive
+from fedpatch.shared.mqtt.client import Connected, Disconnected, MqttLink, Received
+from tests.support.brokers import PATIENCE_S, Client, Mosquitto, client, link_is_alive
 
 pytestmark = pytest.mark.broker
 
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 DIES = """
 import sys, threading
-from shared.link import Connected, MqttLink
+from fedpatch.shared.mqtt.client import Connected, MqttLink
 connected = threading.Event()
 url, will = sys.argv[1:]
 link = MqttLink(url, client_id="mortal", events=lambda event: connected.set(), will=(will, b"gone"))

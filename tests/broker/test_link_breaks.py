@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from shared.errors import BrokerError
-from shared.link import Connected, Disconnected, Received
-from tests.brokers import HOST, Client, Mosquitto, client, free_port
+from fedpatch.shared.errors import BrokerError
+from fedpatch.shared.mqtt.client import Connected, Disconnected, Received
+from tests.support.brokers import HOST, Client, Mosquitto, client, free_port
 
 pytestmark = pytest.mark.broker
 

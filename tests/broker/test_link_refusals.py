@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from shared.errors import BrokerError, UsageError
-from shared.link import Connected, Disconnected, MqttLink
-from shared.tls_files import TlsFiles
-from tests.brokers import HOST, PATIENCE_S, Mosquitto, client, free_port, link_is_alive
+from fedpatch.shared.errors import BrokerError, UsageError
+from fedpatch.shared.mqtt.client import Connected, Disconnected, MqttLink
+from fedpatch.shared.mqtt.tls_context import TlsFiles
+from tests.support.brokers import HOST, PATIENCE_S, Mosquitto, client, free_port, link_is_alive
 
 pytestmark = pytest.mark.broker
 

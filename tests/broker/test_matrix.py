@@ -18,9 +18,9 @@ from paho.mqtt import client as mqtt
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 from paho.mqtt.reasoncodes import ReasonCode
 
-from shared.topics import TOPICS, Topic, transfer_id
-from tests.brokers import HOST, PATIENCE_S
-from tests.secured import Certificates, SecuredMosquitto, rules
+from fedpatch.shared.wire.topics import TOPICS, Topic, transfer_id
+from tests.support.brokers import HOST, PATIENCE_S
+from tests.support.secured import Certificates, SecuredMosquitto, rules
 
 pytestmark = pytest.mark.broker
 

@@ -7,10 +7,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from shared.errors import BrokerError
-from shared.link import Connected, Disconnected, Received
+from fedpatch.shared.errors import BrokerError
+from fedpatch.shared.mqtt.client import Connected, Disconnected, Received
 from tests.broker.relay import Relay
-from tests.brokers import Client, Mosquitto, client
+from tests.support.brokers import Client, Mosquitto, client
 
 pytestmark = pytest.mark.broker
 

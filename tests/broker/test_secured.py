@@ -14,13 +14,13 @@ import pytest
 from paho.mqtt import client as mqtt
 from paho.mqtt.enums import CallbackAPIVersion
 
-from shared import topics
-from shared.errors import BrokerError
-from shared.link import Connected, Disconnected
-from shared.tls_files import TlsFiles
-from tests.brokers import HOST, PATIENCE_S, Client, client
-from tests.checkups import ask, settings_for, verdicts
-from tests.secured import CONFIGURATIONS, Certificates, SecuredMosquitto, rules
+from fedpatch.shared.errors import BrokerError
+from fedpatch.shared.mqtt.client import Connected, Disconnected
+from fedpatch.shared.mqtt.tls_context import TlsFiles
+from fedpatch.shared.wire import topics
+from tests.support.brokers import HOST, PATIENCE_S, Client, client
+from tests.support.checkups import ask, settings_for, verdicts
+from tests.support.secured import CONFIGURATIONS, Certificates, SecuredMosquitto, rules
 
 pytestmark = pytest.mark.broker
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.identity.authority import BROKER
-from shared.link import Connected, Disconnected
-from shared.tls_files import TlsFiles
-from tests.brokers import HOST, Mosquitto, client
-from tests.identities import DAY_S, Certified, url_of
+from fedpatch.coordinator.pki.authority import BROKER
+from fedpatch.shared.mqtt.client import Connected, Disconnected
+from fedpatch.shared.mqtt.tls_context import TlsFiles
+from tests.support.brokers import HOST, Mosquitto, client
+from tests.support.identities import DAY_S, Certified, url_of
 
 pytestmark = pytest.mark.broker
 
@@ -162,8 +162,8 @@ LIBRARIES = sorted(Path("/usr/lib").glob("**/libfaketime.so.1"))
 LOOK = """
 import queue, sys
 from pathlib import Path
-from shared.link import Connected, Disconnected, MqttLink
-from shared.tls_files import TlsFiles
+from fedpatch.shared.mqtt.client import Connected, Disconnected, MqttLink
+from fedpatch.shared.mqtt.tls_context import TlsFiles
 events, (url, ca, own) = queue.Queue(), sys.argv[1:]
 link = MqttLink(url, client_id="pi-1", events=events.put, tls=TlsFiles(Path(ca), Path(own), Path(own)))
 link.start()

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.preparation import Prepared, prepare
-from coordinator.registry import REGISTRY_FILE, Registry
-from coordinator.settings import RunSettings
+from fedpatch.coordinator.runtime.prepare import Prepared, prepare
+from fedpatch.coordinator.settings import RunSettings
+from fedpatch.coordinator.storage.registry import REGISTRY_FILE, Registry
 
 
 @pytest.fixture(scope="module")

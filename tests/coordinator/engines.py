@@ -6,17 +6,12 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from coordinator.effects import Aggregate, Effect, Store
-from coordinator.engine import Engine
-from coordinator.records import RoundRecord
-from shared.messages import (
-    Accept,
-    Body,
-    Grant,
-    Offer,
-)
-from shared.transfer import cut
-from tests.specs import model, report, run_spec, said, there, told, update
+from fedpatch.coordinator.rounds.effects import AggregateUpdates, Effect, StoreUpdate
+from fedpatch.coordinator.rounds.records import RoundRecord
+from fedpatch.coordinator.rounds.run_engine import Engine
+from fedpatch.shared.wire.messages import Accept, Body, Grant, Offer
+from fedpatch.shared.wire.transfer import cut
+from tests.support.specs import model, report, run_spec, said, there, told, update
 
 BLOB = b"u" * 350
 DIGEST = update(BLOB).digest
@@ -50,7 +45,7 @@ def report_of(made: Engine, device: str, now: float = 5.0, accuracy: float | Non
     send(made, device, Accept(10), now, number)
     assert isinstance(told(send(made, device, Offer(update(BLOB)), now, number))[0][1], Grant)
     last = [made.on_chunk(device, cut(BLOB, update(BLOB), index), now) for index in range(4)][-1]
-    assert kinds(last) == [Store]
+    assert kinds(last) == [StoreUpdate]
     return made.stored(device, DIGEST, report(accuracy), now)
 
 
@@ -59,7 +54,7 @@ def aggregating() -> Engine:
     made = asking("ab", quorum=0.5, grace_s=0.0)
     for device in "ab":
         send(made, device, Accept(10))
-    assert report_of(made, "a")[-1] == Aggregate(1, ("a",))
+    assert report_of(made, "a")[-1] == AggregateUpdates(1, ("a",))
     return made
 
 

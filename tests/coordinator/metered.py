@@ -6,14 +6,14 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-from coordinator.effects import Aggregate, Effect, PublishModel, Record, Store
-from coordinator.metering import Meter
-from coordinator.metrics import Metrics
-from shared.messages import Accept, Body, DeviceState, Offer
-from shared.transfer import cut
-from shared.vitals import Vitals
+from fedpatch.coordinator.observability.metric_definitions import Metrics
+from fedpatch.coordinator.observability.run_metrics import RunMetrics
+from fedpatch.coordinator.rounds.effects import AggregateUpdates, Effect, PublishModel, SaveRecord, StoreUpdate
+from fedpatch.shared.wire.messages import Accept, Body, DeviceState, Offer
+from fedpatch.shared.wire.transfer import cut
+from fedpatch.shared.wire.vitals import Vitals
 from tests.coordinator.engines import BLOB, engine, send
-from tests.specs import model, report, there, update
+from tests.support.specs import model, report, there, update
 
 
 class Metered:
@@ -25,7 +25,7 @@ class Metered:
     def __init__(self, directory: Path, devices: str = "ab", *, busy_s: float = 0.0, **changes: Any) -> None:
         self.engine = engine(devices=len(devices), **changes)
         self.metrics = Metrics()
-        self.meter = Meter(self.metrics, self.engine, directory, strategy="fedavg", max_devices=50)
+        self.meter = RunMetrics(self.metrics, self.engine, directory, strategy="fedavg", max_devices=50)
         self.now = 0.0
         self.accuracies: dict[str, float | None] = {}
         self._busy_s = busy_s
@@ -76,12 +76,12 @@ class Metered:
             self.meter.performed(effect, began_at, self.now)
 
     def _do(self, effect: Effect) -> list[Effect]:
-        self.now += self._busy_s if isinstance(effect, PublishModel | Aggregate | Record) else 0.0
+        self.now += self._busy_s if isinstance(effect, PublishModel | AggregateUpdates | SaveRecord) else 0.0
         match effect:
             case PublishModel():
                 return self.engine.model_published(model(), self.now)
-            case Store(device=device, manifest=manifest):
+            case StoreUpdate(device=device, manifest=manifest):
                 return self.engine.stored(device, manifest.digest, report(self.accuracies[device]), self.now)
-            case Aggregate():
+            case AggregateUpdates():
                 return self.engine.aggregated(self.now)
         return []

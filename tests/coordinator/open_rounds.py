@@ -5,16 +5,15 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from coordinator.effects import Effect
-from coordinator.fleet import Fleet
-from coordinator.ledger import Ledger, Opening
-from coordinator.open_round import OpenRound
-from coordinator.post import Post
-from coordinator.round_states import State
-from shared.messages import Accept, Body, Decline, DeviceState, Failed, Grant, Offer
-from shared.reasons import DeclineReason, FailReason
-from shared.transfer import cut
-from tests.specs import TASK, model, run_spec, there, told, update
+from fedpatch.coordinator.rounds.active_round import ActiveRound
+from fedpatch.coordinator.rounds.effects import Effect
+from fedpatch.coordinator.rounds.envelopes import EnvelopeFactory
+from fedpatch.coordinator.rounds.roster import Fleet
+from fedpatch.coordinator.rounds.states import RoundJournal, RoundStart, State
+from fedpatch.shared.wire.messages import Accept, Body, Decline, DeviceState, Failed, Grant, Offer
+from fedpatch.shared.wire.reasons import DeclineReason, FailReason
+from fedpatch.shared.wire.transfer import cut
+from tests.support.specs import TASK, model, run_spec, there, told, update
 
 BLOB = b"u" * 350
 
@@ -27,9 +26,9 @@ class Bench:
         self.fleet = Fleet(TASK, encoding=spec.encoding)
         for device in devices:
             self.fleet.see(device, there())
-        self.post = Post(spec)
-        opening = Opening(Ledger(1, target or len(devices), tuple(devices), base=""))
-        self.open = OpenRound(spec, opening, self.fleet, self.post, random.Random(1), limit_s, 0.0)
+        self.post = EnvelopeFactory(spec)
+        opening = RoundStart(RoundJournal(1, target or len(devices), tuple(devices), base=""))
+        self.open = ActiveRound(spec, opening, self.fleet, self.post, random.Random(1), limit_s, 0.0)
         self.begun = self.open.begin(model(), 0.0)
 
     def hear(self, device: str, *bodies: Body, now: float = 1.0) -> list[Effect]:

@@ -10,22 +10,22 @@ from typing import Any
 
 import numpy as np
 
-from coordinator.checkpoint import load_checkpoint
-from coordinator.engine import Engine
-from coordinator.inbox import Inbox
-from coordinator.performing import Performer
-from coordinator.preparation import Prepared, run_spec
-from coordinator.publisher import ModelPublisher
-from coordinator.recovery import reconcile, take_up_round
-from coordinator.registry import Registry
-from coordinator.settings import RunSettings
-from coordinator.warden import LOOK_EVERY_S, Warden
-from shared.codec import to_plain
-from shared.compression import pack
-from shared.messages import Accept, Envelope, Offer, UpdateReport
-from shared.transfer import cut
+from fedpatch.coordinator.guard.quarantine import LOOK_EVERY_S, Quarantine
+from fedpatch.coordinator.rounds.run_engine import Engine
+from fedpatch.coordinator.runtime.effect_runner import EffectRunner
+from fedpatch.coordinator.runtime.event_queue import EventQueue
+from fedpatch.coordinator.runtime.model_publisher import ModelPublisher
+from fedpatch.coordinator.runtime.prepare import Prepared, run_spec
+from fedpatch.coordinator.runtime.resume import reconcile, take_up_round
+from fedpatch.coordinator.settings import RunSettings
+from fedpatch.coordinator.storage.checkpoint import load_checkpoint
+from fedpatch.coordinator.storage.registry import Registry
+from fedpatch.shared.tensors.packing import pack
+from fedpatch.shared.wire.codec import to_plain
+from fedpatch.shared.wire.messages import Accept, Envelope, Offer, UpdateReport
+from fedpatch.shared.wire.transfer import cut
 from tests.coordinator.links import RecordedLink
-from tests.specs import there
+from tests.support.specs import there
 
 
 class Bench:
@@ -49,11 +49,11 @@ class Bench:
         self.engine = Engine(spec, records=records, unfinished=unfinished, jitter=random.Random(1))
         self.link = link = RecordedLink()
         self.sent: list[tuple[str, Any]] = []
-        self.inbox = Inbox()
+        self.inbox = EventQueue()
         connection: Any = SimpleNamespace(send=self._send, fleet="demo", link=link, inbox=self.inbox)
         view: Any = SimpleNamespace(say=self.said.append)
         self.publisher = ModelPublisher(link, "demo", directory / "note")
-        self.performer = Performer(
+        self.performer = EffectRunner(
             self.engine,
             prepared,
             state,
@@ -63,7 +63,7 @@ class Bench:
             directory=directory,
             view=view,
         )
-        self.warden = self.performer.warden = Warden(registry, "demo", settings.quarantine_after, self.said.append)
+        self.warden = self.performer.warden = Quarantine(registry, "demo", settings.quarantine_after, self.said.append)
         self.engine.fleet.hold(self.warden.held)
         self._looks = 0
         self._changes = changes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from coordinator.registry import Registry, Sighting
+from fedpatch.coordinator.storage.registry import Registry, Sighting
 
 
 def seen(

@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.absences import LONGEST_PERIOD, MAX_ABSENT, Absences, period_of
-from coordinator.quorum import Standing
-from coordinator.records import RoundRecord
-from coordinator.round_states import State
-from coordinator.selection import Selection, select
-from shared.messages import Accept, Decline, Failed, Progress
-from shared.reasons import DeclineReason, FailReason, JobPhase, RefuseReason
+from fedpatch.coordinator.cohort.quorum import Standing
+from fedpatch.coordinator.cohort.sampling import Selection, select
+from fedpatch.coordinator.rounds.absences import LONGEST_PERIOD, MAX_ABSENT, Absences, period_of
+from fedpatch.coordinator.rounds.records import RoundRecord
+from fedpatch.coordinator.rounds.states import State
+from fedpatch.shared.wire.messages import Accept, Decline, Failed, Progress
+from fedpatch.shared.wire.reasons import DeclineReason, FailReason, JobPhase, RefuseReason
 from tests.coordinator.engines import asking, engine, report_of, send
-from tests.specs import gone, model, there
+from tests.support.specs import gone, model, there
 
 
 def drawn(absences: Absences, devices: str, number: int, participation: float = 1.0) -> Selection:

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.aggregation import WeightedMean, check_private, check_update
-from shared.errors import SchemaMismatch, UpdateRefused
-from shared.reasons import RefuseReason
-from shared.tensors import DTYPES, MOMENTS, Schema, TensorSpec
+from fedpatch.coordinator.aggregation.weighted_mean import WeightedMean, check_private, check_update
+from fedpatch.shared.errors import SchemaMismatch, UpdateRefused
+from fedpatch.shared.tensors.arrays import DTYPES, MOMENTS, Schema, TensorSpec
+from fedpatch.shared.wire.reasons import RefuseReason
 from tests.shared.arbitrary_tensors import FLOATS, same, schemas, tensors_of
 
 SCHEMA = Schema(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.auto_deadline import (
+from fedpatch.coordinator.rounds.auto_deadline import (
     DEADLINE_WINDOW,
     FIRST_DEADLINE_S,
     LONGEST_DEADLINE_S,
@@ -14,11 +14,11 @@ from coordinator.auto_deadline import (
     auto_deadline_s,
     policy_of,
 )
-from coordinator.records import PhaseSeconds, RoundRecord
-from shared.messages import Accept, Progress, WorkRequest
-from shared.reasons import JobPhase
+from fedpatch.coordinator.rounds.records import PhaseSeconds, RoundRecord
+from fedpatch.shared.wire.messages import Accept, Progress, WorkRequest
+from fedpatch.shared.wire.reasons import JobPhase
 from tests.coordinator.engines import asking, engine, report_of, send
-from tests.specs import model, run_spec, there, told
+from tests.support.specs import model, run_spec, there, told
 
 
 def good(number: int = 1, p90_s: float | None = 100.0, deadline_s: float = 600.0) -> RoundRecord:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.books import MAX_BY_DEVICE, Traffic, write_record
-from coordinator.records import RoundRecord
-from coordinator.round import Round
-from shared.metric_terms import MetricTerms, metric_terms
+from fedpatch.coordinator.rounds.record_builder import MAX_BY_DEVICE, RoundTraffic, build_record
+from fedpatch.coordinator.rounds.records import RoundRecord
+from fedpatch.coordinator.rounds.round import Round
+from fedpatch.shared.tasks.metric_spec import MetricTerms, metric_terms
 from tests.coordinator.engines import asking, report_of
-from tests.specs import report, run_spec
+from tests.support.specs import report, run_spec
 
 
 def _record(accuracies: dict[str, float], metric: MetricTerms | None = None) -> RoundRecord:
     reports = {device: report(value) for device, value in accuracies.items()}
     current = Round(1, run_spec().policy, 0.0)
-    return write_record(current, "aggregated", reports, Traffic(0, 0), {}, metric=metric or MetricTerms())
+    return build_record(current, "aggregated", reports, RoundTraffic(0, 0), {}, metric=metric or MetricTerms())
 
 
 def test_the_worst_tenth_is_beside_the_mean_and_the_worst():

@@ -1,4 +1,4 @@
-"""coordinator.bounds and coordinator.folding: what one update may weigh, and how far it may go."""
+"""aggregation.norm_clipping and aggregation.aggregate: what one update may weigh, and how far it may go."""
 
 from __future__ import annotations
 
@@ -10,33 +10,40 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.bounds import (
+from fedpatch.coordinator.aggregation.aggregate import AggregateResult
+from fedpatch.coordinator.aggregation.aggregate import aggregate as fold_with
+from fedpatch.coordinator.aggregation.limits import (
+    MAX_NAMED,
+    MAX_PARTS,
+    ExamplesCap,
+    Limits,
+    NormBound,
+    parse_examples_cap,
+    parse_norm_bound,
+)
+from fedpatch.coordinator.aggregation.norm_clipping import (
     KEPT_REFERENCES,
     MAX_SECOND_MOMENT,
     Clipped,
     Pace,
     References,
-    allowed,
     check_moments,
     check_norm,
     check_registered,
     check_steps,
     clip,
+    example_weights,
     limits_of,
     lower_median,
     norm,
+    norm_limits,
     norms,
     references,
     remembered,
-    weights,
 )
-from coordinator.folding import Folded
-from coordinator.folding import fold as fold_with
-from coordinator.limits import ExamplesCap, Limits, NormBound, parse_examples_cap, parse_norm_bound
-from coordinator.records import MAX_NAMED, MAX_PARTS
-from shared.errors import UpdateRefused, UsageError
-from shared.messages import TrainPlan
-from shared.tensors import MOMENTS, Schema, TensorSpec
+from fedpatch.shared.errors import UpdateRefused, UsageError
+from fedpatch.shared.tensors.arrays import MOMENTS, Schema, TensorSpec
+from fedpatch.shared.wire.messages import TrainPlan
 
 WEIGHTS = Schema((TensorSpec("b", (3,), "float32", "weight"), TensorSpec("w", (2, 2), "float32", "weight")))
 SCHEMA = Schema((*WEIGHTS.specs, TensorSpec("n", (), "int64", "stats"), TensorSpec("s", (2,), "float32", "stats")))
@@ -44,7 +51,7 @@ MOVING = WEIGHTS.with_moments(MOMENTS)
 PLAN = TrainPlan("adam", 0.01, 20)
 
 
-def fold(*args: Any, **terms: Any) -> Folded:
+def fold(*args: Any, **terms: Any) -> AggregateResult:
     """With a plan of 20 examples a step, where no other is given."""
     return fold_with(*args, **{"plan": PLAN} | terms)
 
@@ -119,7 +126,7 @@ def test_an_infinite_norm_is_the_global_model():
 @given(st.dictionaries(st.text(max_size=3), st.integers(1, 2**53), min_size=1, max_size=9), st.floats(1, 50))
 def test_a_weight_is_never_more_than_the_cap(num_examples, factor):
     """Nor than what the device reports; who is within the cap weighs what it reports."""
-    capped = weights(num_examples, ExamplesCap(factor=factor))
+    capped = example_weights(num_examples, ExamplesCap(factor=factor))
     most = math.floor(factor * lower_median(num_examples.values()))
     assert capped == {device: min(count, most) for device, count in num_examples.items()}
     assert min(capped.values()) >= 1
@@ -134,7 +141,7 @@ def test_half_of_the_devices_cannot_raise_the_median():
 
 def test_a_factor_beyond_all_numbers_caps_nothing():
     """It is a number above 1 like any other, though its product with a median has none."""
-    assert weights({"a": 7, "b": 2**53}, parse_examples_cap("auto:1e308")) == {"a": 7, "b": 2**53}
+    assert example_weights({"a": 7, "b": 2**53}, parse_examples_cap("auto:1e308")) == {"a": 7, "b": 2**53}
 
 
 @given(st.permutations(["a", "b", "c", "d"]), st.sampled_from(["off", "clip:0.5", "auto:2"]))
@@ -187,7 +194,9 @@ def test_auto_bounds_moments_too():
     assert folded.clipped.keys() == {"d"}
     assert folded.clipped["d"].keys() == {"exp_avg_sq"}
     cohort = {device: norms(one, base, MOVING) for device, one in updates.items()}
-    assert norms(folded.mean, base, MOVING)["exp_avg_sq"] <= allowed(references(cohort, {}), terms.norm)["exp_avg_sq"]
+    assert (
+        norms(folded.mean, base, MOVING)["exp_avg_sq"] <= norm_limits(references(cohort, {}), terms.norm)["exp_avg_sq"]
+    )
     assert (folded.mean["w"] == np.float32(0.1)).all()  # the weights are within their bound
 
 
@@ -226,7 +235,7 @@ def test_without_a_bound_nothing_is_measured():
 def test_what_is_tracked_is_within_its_bound(base, sent, bound):
     """Tensor by tensor, each on the line to the global model; what is within its bound stays as it is, to the last bit."""
     cohort = {str(at): norms(one, base, TRACKING) for at, one in enumerate(sent)}
-    limits = allowed(references(cohort, {}), parse_norm_bound(bound))
+    limits = norm_limits(references(cohort, {}), parse_norm_bound(bound))
     for update in sent:
         # Without that of the weights, which would pull everything back.
         most = {part: limit for part, limit in limits.items() if part.startswith("stats ")}
@@ -337,8 +346,8 @@ def test_bounds_are_read():
     assert parse_norm_bound("off") == NormBound()
     assert parse_examples_cap("500") == ExamplesCap(most=500)
     assert parse_examples_cap("auto:10") == ExamplesCap(factor=10.0)
-    assert weights({"a": 10, "b": 1000}, parse_examples_cap("500")) == {"a": 10, "b": 500}
-    assert weights({"a": 10}, parse_examples_cap("off")) == {"a": 10}
+    assert example_weights({"a": 10, "b": 1000}, parse_examples_cap("500")) == {"a": 10, "b": 500}
+    assert example_weights({"a": 10}, parse_examples_cap("off")) == {"a": 10}
 
 
 @given(st.permutations([1.0, 2.0, 30.0, 4.0, 1e9]))
@@ -372,7 +381,7 @@ def test_a_single_device_raises_its_reference_by_the_factor_a_round_at_most():
     bound = NormBound("auto", 3.0)
     for at in range(1, 6):
         usual = references({"a": {"weights": 1e30}}, past)
-        most = allowed(usual, bound)
+        most = norm_limits(usual, bound)
         assert most["weights"] <= 3.0**at
         past = remembered({"weights": 1e30}, most, past, 1)
     assert len(past["weights"]) == KEPT_REFERENCES
@@ -480,7 +489,12 @@ def test_norms_are_compared_between_devices_with_many_examples_and_few():
     """Counters by step, and moments by what gradients of one size make of them in so many steps."""
     few, many = (Pace.of(PLAN, count) for count in (20, 2000))
     for pace, steps in ((few, 1), (many, 100)):
-        found = {"count n": 3.0 * steps, "weights": 30.0, "exp_avg": 1 - 0.9**steps, "exp_avg_sq": 1 - 0.999**steps}
+        found = {
+            "count n": 3.0 * steps,
+            "weights": 30.0,
+            "exp_avg": 1 - 0.9**steps,
+            "exp_avg_sq": 1 - 0.999**steps,
+        }
         assert pace.per_unit(found) == pytest.approx(
             {"count n": 3.0, "weights": 30.0, "exp_avg": 1.0, "exp_avg_sq": 1.0}
         )
@@ -518,7 +532,7 @@ def test_second_moments_that_were_pushed_up_are_no_measure_of_the_next_push():
 def test_a_record_names_sixteen_devices_and_four_parts_of_each():
     """The farthest first; a capped number of examples before them."""
     far = {f"stats {at}": float(at + 2) for at in range(9)}
-    folded = Folded({}, {f"d{at:02}": far for at in range(40)}, {"d00": 5})
+    folded = AggregateResult({}, {f"d{at:02}": far for at in range(40)}, {"d00": 5})
     named = folded.bounded_devices()
     assert list(named) == [f"d{at:02}" for at in range(MAX_NAMED)]
     assert named["d00"] == ["num_examples", "stats 8", "stats 7", "stats 6"]

@@ -10,16 +10,20 @@ import msgpack
 import pytest
 import zstandard
 
-from coordinator.intake import Terms, check_offer, read_update
-from coordinator.uploads import UploadDesk
-from shared.chunks import decode_chunk
-from shared.codec import MAX_MESSAGE_BYTES, decode
-from shared.errors import UpdateRefused, WireError
-from shared.messages import MAX_BLOB_BYTES, Manifest
-from shared.tensors import Schema, TensorSpec
+from fedpatch.coordinator.aggregation.update_validation import (
+    UpdateRequirements,
+    check_offer,
+    decode_and_validate_update,
+)
+from fedpatch.coordinator.rounds.upload_scheduler import UploadDesk
+from fedpatch.shared.errors import UpdateRefused, WireError
+from fedpatch.shared.tensors.arrays import Schema, TensorSpec
+from fedpatch.shared.wire.chunks import decode_chunk
+from fedpatch.shared.wire.codec import MAX_MESSAGE_BYTES, decode
+from fedpatch.shared.wire.messages import MAX_BLOB_BYTES, Manifest
 
 SCHEMA = Schema((TensorSpec("w", (10,), "float32", "weight"),))
-TERMS = Terms(SCHEMA, frozenset(), "0" * 64)
+TERMS = UpdateRequirements(SCHEMA, frozenset(), "0" * 64)
 ROOM_BYTES = 2 * 2**20
 BOMB = zstandard.ZstdCompressor().compress(bytes(256 * 2**20))
 NAMED = msgpack.packb({"meta": {}, "tensors": [["w" * 60_000, "float32", [10], bytes(40)]]})
@@ -40,7 +44,7 @@ def peak_bytes(call: Callable[[], object]) -> int:
 
 def update(blob: bytes, raw_bytes: int, encoding: str = "fp32") -> Callable[[], object]:
     """An update of these bytes, as announced."""
-    return lambda: read_update(blob, TERMS, encoding=encoding, raw_bytes=raw_bytes)
+    return lambda: decode_and_validate_update(blob, TERMS, encoding=encoding, raw_bytes=raw_bytes)
 
 
 def offer(**changes: int) -> Callable[[], object]:

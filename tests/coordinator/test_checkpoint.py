@@ -17,8 +17,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator import checkpoint
-from coordinator.checkpoint import (
+from fedpatch.coordinator.aggregation.strategies import STRATEGIES, ServerState, find_strategy, zeros
+from fedpatch.coordinator.storage import checkpoint
+from fedpatch.coordinator.storage.checkpoint import (
     drop_round,
     export_model,
     load_checkpoint,
@@ -26,9 +27,8 @@ from coordinator.checkpoint import (
     save_checkpoint,
     store_update,
 )
-from coordinator.strategies import STRATEGIES, ServerState, find_strategy, zeros
-from shared.errors import StateError
-from shared.tensors import Schema, TensorSpec
+from fedpatch.shared.errors import StateError
+from fedpatch.shared.tensors.arrays import Schema, TensorSpec
 from tests.shared.arbitrary_tensors import same, schemas, tensors_of
 
 PUBLIC = Schema(
@@ -225,8 +225,8 @@ def test_a_disk_that_refuses_is_told_and_the_checkpoint_before_stays(tmp_path):
     program = f"""
 import resource
 from pathlib import Path
-from coordinator.checkpoint import save_checkpoint, load_checkpoint
-from shared.errors import StateError
+from fedpatch.coordinator.storage.checkpoint import save_checkpoint, load_checkpoint
+from fedpatch.shared.errors import StateError
 from dataclasses import replace
 state, schema, meta = load_checkpoint(Path({str(tmp_path)!r}))
 resource.setrlimit(resource.RLIMIT_FSIZE, (100, {resource.RLIM_INFINITY}))

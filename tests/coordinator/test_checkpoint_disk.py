@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.checkpoint import load_checkpoint, save_checkpoint, store_update
-from shared.errors import StateError
+from fedpatch.coordinator.storage.checkpoint import load_checkpoint, save_checkpoint, store_update
+from fedpatch.shared.errors import StateError
 from tests.coordinator.test_checkpoint import PUBLIC, equal, state_of
-from tests.disks import small_disk
+from tests.support.disks import small_disk
 
 
 def test_a_full_disk_leaves_the_checkpoints_before_and_nothing_half_written(tmp_path):

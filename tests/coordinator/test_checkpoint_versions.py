@@ -6,8 +6,8 @@ from pathlib import Path
 
 import msgpack
 
-from coordinator import checkpoint
-from coordinator.checkpoint import load_checkpoint, save_checkpoint
+from fedpatch.coordinator.storage import checkpoint
+from fedpatch.coordinator.storage.checkpoint import load_checkpoint, save_checkpoint
 from tests.coordinator.test_checkpoint import PUBLIC, equal, state_of
 
 

@@ -10,8 +10,8 @@ import sys
 
 import pytest
 
-from shared.topics import mosquitto_acl
-from tests.programs import Ended
+from fedpatch.shared.wire.topics import mosquitto_acl
+from tests.support.programs import Ended
 
 
 def test_the_acl_is_the_one_of_the_topic_table(fedpatch):
@@ -24,7 +24,7 @@ def test_the_acl_is_the_one_of_the_topic_table(fedpatch):
 def test_the_broker_serves_until_a_signal(number, code):
     """It says where it listens, lets clients in, and leaves with the code that the signal asks for."""
     pytest.importorskip("amqtt", reason="the built-in broker is not installed (pip install 'fedpatch[demo]')")
-    command = [sys.executable, "-P", "-m", "coordinator", "broker", "--port", "0"]
+    command = [sys.executable, "-m", "fedpatch", "broker", "--port", "0"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stderr is not None

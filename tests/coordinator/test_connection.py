@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from coordinator import claim
-from coordinator.connection import Connection
-from coordinator.settings import RunSettings
-from shared import topics
-from shared.codec import encode
-from shared.errors import UsageError
-from shared.link import Connected, Disconnected, LinkEvent, Received
-from shared.messages import Body, Claim, CoordinatorState, Envelope
-from shared.topics import mosquitto_acl
-from tests.brokers import PATIENCE_S, Mosquitto, client
+from fedpatch.coordinator.runtime import fleet_claim
+from fedpatch.coordinator.runtime.connection import Connection
+from fedpatch.coordinator.settings import RunSettings
+from fedpatch.shared.errors import UsageError
+from fedpatch.shared.mqtt.client import Connected, Disconnected, LinkEvent, Received
+from fedpatch.shared.wire import topics
+from fedpatch.shared.wire.codec import encode
+from fedpatch.shared.wire.messages import Body, Claim, CoordinatorState, Envelope
+from fedpatch.shared.wire.topics import mosquitto_acl
+from tests.support.brokers import PATIENCE_S, Mosquitto, client
 
 pytestmark = pytest.mark.broker
 
@@ -79,8 +79,8 @@ def retained_presence(url: str, state: CoordinatorState) -> None:
 @pytest.fixture
 def waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever waits for an answer that does not come is found out by the time limit of the test; a slow broker is borne."""
-    monkeypatch.setattr(claim, "ANSWER_S", 3600.0)
-    monkeypatch.setattr(claim, "_ECHO_S", PATIENCE_S)
+    monkeypatch.setattr(fleet_claim, "ANSWER_S", 3600.0)
+    monkeypatch.setattr(fleet_claim, "_ECHO_S", PATIENCE_S)
 
 
 def test_a_second_coordinator_refuses_and_the_first_does_not_notice(broker: str, waits_for_ever: None):
@@ -117,10 +117,10 @@ def test_another_fleet_is_no_rival(mosquitto: Mosquitto, waits_for_ever: None):
 def test_one_that_died_with_its_broker_costs_a_single_wait(mosquitto: Mosquitto, monkeypatch: pytest.MonkeyPatch):
     """The broker was killed before it could send the last will, and still retains that somebody is online."""
     retained_presence(mosquitto.url, CoordinatorState(True, "dead"))
-    monkeypatch.setattr(claim, "ANSWER_S", 0.2)
+    monkeypatch.setattr(fleet_claim, "ANSWER_S", 0.2)
     with at_work(mosquitto.url):
         pass
-    monkeypatch.setattr(claim, "ANSWER_S", 3600.0)
+    monkeypatch.setattr(fleet_claim, "ANSWER_S", 3600.0)
     with at_work(mosquitto.url):
         pass
 
@@ -128,12 +128,12 @@ def test_one_that_died_with_its_broker_costs_a_single_wait(mosquitto: Mosquitto,
 @pytest.mark.parametrize("there", [True, False])
 def test_where_a_broker_retains_nothing_only_the_answer_tells(there: bool, monkeypatch: pytest.MonkeyPatch):
     """Silence means that nobody is there, once one has waited."""
-    monkeypatch.setattr(claim, "ANSWER_S", 3600.0 if there else 0.2)
+    monkeypatch.setattr(fleet_claim, "ANSWER_S", 3600.0 if there else 0.2)
     heard: queue.SimpleQueue[LinkEvent] = queue.SimpleQueue()
     bodies: list[Body] = [Claim("mine"), Claim("another's"), *([CoordinatorState(True, "first")] if there else [])]
     for body in bodies:
         heard.put(Received(PRESENCE, encode(Envelope(body)), retained=False))
-    assert claim._answered(heard, "mine", retains=False) == there
+    assert fleet_claim._answered(heard, "mine", retains=False) == there
 
 
 def test_one_that_says_goodbye_while_it_is_asked_is_not_waited_for(waits_for_ever: None):
@@ -145,7 +145,7 @@ def test_one_that_says_goodbye_while_it_is_asked_is_not_waited_for(waits_for_eve
         (CoordinatorState(False, "first"), False),
     ):
         heard.put(Received(PRESENCE, encode(Envelope(body)), retained))
-    assert not claim._answered(heard, "mine", retains=True)
+    assert not fleet_claim._answered(heard, "mine", retains=True)
 
 
 @pytest.mark.parametrize("form", ["listed", "pattern"])
@@ -160,7 +160,7 @@ def test_the_generated_access_rules_let_coordinators_see_each_other(form: str, w
 
 def test_older_access_rules_are_told_and_cost_a_wait(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
     """They let nobody but devices read the coordinator's topic: the run begins, as it did before."""
-    monkeypatch.setattr(claim, "_ECHO_S", 0.2)
+    monkeypatch.setattr(fleet_claim, "_ECHO_S", 0.2)
     acl = mosquitto_acl("home", devices=["pi-1"]).replace("readwrite", "write")
     with Mosquitto(acl=acl, passwords={"coordinator": "coordinator"}) as mosquitto:
         assert not refused_at(mosquitto.url, user="coordinator")
@@ -171,7 +171,7 @@ def test_one_that_is_thrown_out_says_by_whom(
     mosquitto: Mosquitto, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     """By a program that does not ask first; a broker that does not say so shows it by what it retains afterwards."""
-    monkeypatch.setattr("coordinator.connection.claim_fleet", lambda _settings, _boot: None)
+    monkeypatch.setattr("fedpatch.coordinator.runtime.connection.acquire_fleet", lambda _settings, _boot: None)
     with at_work(mosquitto.url) as first, at_work(mosquitto.url):
         told = "another coordinator of fleet 'home' was at work while we were away; end one of the two"
         assert eventually(lambda: told in caplog.messages)

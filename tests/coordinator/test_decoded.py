@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.decoded import Decoded
+from fedpatch.coordinator.runtime.update_writer import DecodedCache
 
 STEPS = st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 12)), max_size=12)
 
@@ -19,7 +19,7 @@ def update(size: int) -> dict[str, np.ndarray]:
 @given(STEPS)
 def test_what_is_kept_is_the_last_of_each_device_and_bounded(steps):
     """An update is here as it was given or not at all, and all of them together fit."""
-    decoded, given_last = Decoded(20), {}
+    decoded, given_last = DecodedCache(20), {}
     for device, size in steps:
         given_last[device] = update(size)
         decoded.keep(device, given_last[device])
@@ -30,7 +30,7 @@ def test_what_is_kept_is_the_last_of_each_device_and_bounded(steps):
 
 def test_after_a_round_there_is_room_for_the_next():
     """Nothing is left of a round that is over."""
-    decoded = Decoded(10)
+    decoded = DecodedCache(10)
     decoded.keep("a", update(10))
     decoded.keep("b", update(1))
     assert decoded.of("b") is None

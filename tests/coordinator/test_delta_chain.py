@@ -7,14 +7,14 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.delta_chain import Step, chain
-from shared.compression import Packed
-from shared.messages import MAX_DELTAS
+from fedpatch.coordinator.aggregation.model_delta import ServerDelta, chain
+from fedpatch.shared.tensors.packing import Packed
+from fedpatch.shared.wire.messages import MAX_DELTAS
 
 contents = st.sampled_from("abcdef")
 steps_of_any_history = st.lists(
     st.builds(
-        lambda number, before, content, size: Step(
+        lambda number, before, content, size: ServerDelta(
             number, f"v-{before}", before, content, Packed(bytes(size), size, "delta-int8")
         ),
         st.integers(1, 30),
@@ -26,10 +26,11 @@ steps_of_any_history = st.lists(
 )
 
 
-def straight(count: int, size: int = 10) -> list[Step]:
+def straight(count: int, size: int = 10) -> list[ServerDelta]:
     """A history without a fault: after round 1 the content is "1", and so on."""
     return [
-        Step(n, f"v-{n - 1}", str(n - 1), str(n), Packed(bytes(size), size, "delta-int8")) for n in range(1, count + 1)
+        ServerDelta(n, f"v-{n - 1}", str(n - 1), str(n), Packed(bytes(size), size, "delta-int8"))
+        for n in range(1, count + 1)
     ]
 
 

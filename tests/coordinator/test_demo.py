@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from coordinator import cli
-from coordinator.demo import MARK, fresh_devices, open_directory, run_demo
-from coordinator.demo_devices import DemoDevice, device_names, start_device, stop_devices, wait_until_ready
-from coordinator.demo_settings import DemoSettings
-from coordinator.view import PlainView
-from shared.errors import BrokerError, FedpatchError, UsageError
-from tests.brokers import free_port
-from tests.programs import Program
+from fedpatch import cli
+from fedpatch.coordinator.demo.demo import MARK, fresh_devices, open_directory, run_demo
+from fedpatch.coordinator.demo.devices import DemoDevice, device_names, start_device, stop_devices, wait_until_ready
+from fedpatch.coordinator.demo.settings import DemoSettings
+from fedpatch.coordinator.observability.live_view import PlainView
+from fedpatch.shared.errors import BrokerError, FedpatchError, UsageError
+from tests.support.brokers import free_port
+from tests.support.programs import Program
 
 _SLEEP = "import time; time.sleep(600)"
 _STUBBORN = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); {_SLEEP}"
@@ -114,9 +114,9 @@ def test_devices_that_do_not_heed_sigterm_are_killed(device, monkeypatch):
     ended.process.wait()
     while not deaf.log.read_text():
         time.sleep(0.01)
-    monkeypatch.setattr("coordinator.demo_devices.STOP_TIMEOUT_S", 60.0)
+    monkeypatch.setattr("fedpatch.coordinator.demo.devices.STOP_TIMEOUT_S", 60.0)
     stop_devices([ended, usual])
-    monkeypatch.setattr("coordinator.demo_devices.STOP_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("fedpatch.coordinator.demo.devices.STOP_TIMEOUT_S", 0.2)
     stop_devices([ended, deaf])
     assert [one.process.poll() for one in (ended, usual, deaf)] == [0, -15, -9]
 
@@ -201,7 +201,7 @@ def test_a_task_that_cannot_be_shared_out_has_no_demo(tmp_path):
 
 def demo(out: Path, *argv: str) -> subprocess.CompletedProcess[str]:
     """Play a demo to its end."""
-    command = [sys.executable, "-P", "-m", "coordinator", "demo", "--out", str(out), "--json", *argv]
+    command = [sys.executable, "-m", "fedpatch", "demo", "--out", str(out), "--json", *argv]
     return subprocess.run(command, cwd=out.parent, capture_output=True, text=True, check=False, timeout=250)
 
 
@@ -236,7 +236,7 @@ def test_a_signal_while_the_fleet_is_ended_costs_no_result(tmp_path, monkeypatch
         os.kill(os.getpid(), number)
         stop_devices(devices)
 
-    monkeypatch.setattr("coordinator.demo.stop_devices", stop)
+    monkeypatch.setattr("fedpatch.coordinator.demo.demo.stop_devices", stop)
     out = tmp_path / "demo"
     ended = Program(cli.main, monkeypatch, capsys)("demo", "--devices", 1, "--rounds", 1, "--out", out, "--json")
     assert ended.code == 0, ended.err
@@ -251,7 +251,7 @@ def test_a_device_without_data_ends_the_demo_with_its_own_message(tmp_path):
     pytest.importorskip("amqtt", reason="the built-in broker is not installed (pip install 'fedpatch[demo]')")
     (tmp_path / "hungry.py").write_text(
         "from dataclasses import replace\n"
-        "from shared.tasks.digits import TASK as DIGITS\n"
+        "from fedpatch.shared.tasks.bundled.digits import TASK as DIGITS\n"
         "TASK = replace(DIGITS, name='hungry', demo_data='shard:{index}/1')\n"
     )
     result = demo(tmp_path / "demo", "--devices", "2", "--task", "hungry:TASK")

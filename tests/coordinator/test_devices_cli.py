@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.registry import REGISTRY_FILE, Registry
+from fedpatch.coordinator.storage.registry import REGISTRY_FILE, Registry
 from tests.coordinator.sightings import seen
-from tests.programs import Ended, Program
+from tests.support.programs import Ended, Program
 
 
 @pytest.fixture

@@ -11,20 +11,21 @@ from typing import Any
 
 import pytest
 
-from coordinator.doctor import examine
-from coordinator.preparation import prepare
-from coordinator.settings import RunSettings
-from shared import __version__, topics
-from shared.checkup import Finding
-from shared.codec import encode
-from shared.locks import FileLock
-from shared.messages import ENCODINGS, CoordinatorState, DeviceState, Envelope, TaskCapability
-from tests.brokers import HOST, Mosquitto, client, free_port
-from tests.checkups import FLEET, patient_doctors, quiet_checkup
+from fedpatch.coordinator.operations.doctor import examine
+from fedpatch.coordinator.runtime.prepare import prepare
+from fedpatch.coordinator.settings import RunSettings
+from fedpatch.shared import __version__
+from fedpatch.shared.app.locks import FileLock
+from fedpatch.shared.diagnostics.checks import Finding
+from fedpatch.shared.wire import topics
+from fedpatch.shared.wire.codec import encode
+from fedpatch.shared.wire.messages import ENCODINGS, CoordinatorState, DeviceState, Envelope, TaskCapability
+from tests.support.brokers import HOST, Mosquitto, client, free_port
+from tests.support.checkups import FLEET, patient_doctors, quiet_checkup
 
 TASKS = """
 from dataclasses import replace
-from shared.tasks import digits
+from fedpatch.shared.tasks.bundled import digits
 
 def build_model():
     raise ValueError("no such layer")
@@ -138,7 +139,7 @@ def test_a_coordinator_at_work_is_left_alone(settings):
 
 def test_the_lock_that_it_looks_at_is_that_of_a_run():
     """Else it would never see one."""
-    source = (Path(__file__).resolve().parents[2] / "coordinator" / "runs.py").read_text("utf-8")
+    source = (Path(__file__).resolve().parents[2] / "coordinator" / "runtime" / "runs.py").read_text("utf-8")
     assert 'f"fleet-{fleet}.lock"' in source
 
 

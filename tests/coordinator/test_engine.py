@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from coordinator.effects import Effect, Finish, PublishModel, Record
-from coordinator.engine import RETRY_S, Engine
-from coordinator.ledger import Ledger, Opening
-from coordinator.records import RoundRecord
-from coordinator.run_spec import Stopped
-from shared.messages import Accept, Body, Committed, Decline, Offer
-from shared.reasons import Condition, DeclineReason
-from shared.transfer import cut
-from tests.specs import model, report, run_spec, said, there, told, update
+from fedpatch.coordinator.rounds.effects import Effect, EndRun, PublishModel, SaveRecord
+from fedpatch.coordinator.rounds.records import RoundRecord
+from fedpatch.coordinator.rounds.run_engine import RETRY_S, Engine
+from fedpatch.coordinator.rounds.run_spec import Stopped
+from fedpatch.coordinator.rounds.states import RoundJournal, RoundStart
+from fedpatch.shared.wire.messages import Accept, Body, Committed, Decline, Offer
+from fedpatch.shared.wire.reasons import Condition, DeclineReason
+from fedpatch.shared.wire.transfer import cut
+from tests.support.specs import model, report, run_spec, said, there, told, update
 
 
 def engine(*devices: str, records: tuple[RoundRecord, ...] = (), **changes: Any) -> Engine:
@@ -33,9 +33,9 @@ def opened(effects: list[Effect]) -> list[int]:
     return [effect.round for effect in effects if isinstance(effect, PublishModel)]
 
 
-def finish(effects: list[Effect]) -> Finish | None:
+def finish(effects: list[Effect]) -> EndRun | None:
     """The end of the run, if it came."""
-    return next((effect for effect in effects if isinstance(effect, Finish)), None)
+    return next((effect for effect in effects if isinstance(effect, EndRun)), None)
 
 
 def all_decline(current: Engine, now: float, reason: DeclineReason = DeclineReason.UNWILLING) -> list[Effect]:
@@ -225,7 +225,7 @@ class TestEnd:
         if published:
             current.model_published(model(), 0.0)
         effects = current.interrupt(1.0)
-        assert [effect for effect in effects if isinstance(effect, Record)] == []
+        assert [effect for effect in effects if isinstance(effect, SaveRecord)] == []
         assert (current.records, current.last_round) == ([], 0)
         again = Engine(replace(current.spec, epoch=2), records=current.records, jitter=random.Random(1))
         again.start(0.0)
@@ -258,9 +258,9 @@ class TestInterval:
 
     def test_is_counted_from_the_first_beginning_of_a_round_that_was_taken_up(self):
         """A crash does not slow a fleet down."""
-        ledger = Ledger(1, 1, ("a",), model().digest, spent_s=30.0)
+        ledger = RoundJournal(1, 1, ("a",), model().digest, spent_s=30.0)
         current = Engine(
-            run_spec(round_interval_s=100.0, rounds=2), unfinished=Opening(ledger), jitter=random.Random(1)
+            run_spec(round_interval_s=100.0, rounds=2), unfinished=RoundStart(ledger), jitter=random.Random(1)
         )
         current.start(0.0)
         current.on_state("a", there(), 0.0)

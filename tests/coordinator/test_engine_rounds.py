@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.effects import Aggregate, Finish, PublishModel, Record, RetractModel
-from coordinator.records import RoundRecord
-from coordinator.round import RETURN_S
-from coordinator.round_states import Phase
-from coordinator.run_spec import Stopped
-from shared.errors import IllegalTransition
-from shared.messages import Accept, Cancel, Committed, Failed, Grant, Need, Offer, Progress, Refused
-from shared.reasons import FailReason, JobPhase, RefuseReason
-from shared.transfer import cut
+from fedpatch.coordinator.rounds.effects import AggregateUpdates, EndRun, PublishModel, RetractModel, SaveRecord
+from fedpatch.coordinator.rounds.records import RoundRecord
+from fedpatch.coordinator.rounds.round import RETURN_S
+from fedpatch.coordinator.rounds.run_spec import Stopped
+from fedpatch.coordinator.rounds.states import Phase
+from fedpatch.shared.errors import IllegalTransition
+from fedpatch.shared.wire.messages import Accept, Cancel, Committed, Failed, Grant, Need, Offer, Progress, Refused
+from fedpatch.shared.wire.reasons import FailReason, JobPhase, RefuseReason
+from fedpatch.shared.wire.transfer import cut
 from tests.coordinator.engines import BLOB, DIGEST, aggregating, asking, engine, kinds, report_of, send
-from tests.specs import counted, gone, model, there, told, update
+from tests.support.specs import counted, gone, model, there, told, update
 
 
 class TestBeginning:
@@ -33,7 +33,7 @@ class TestBeginning:
         made.on_state("a", there(), 1.0)
         assert made.tick(59.9) == []
         [finish] = made.tick(60.0)
-        assert isinstance(finish, Finish)
+        assert isinstance(finish, EndRun)
         assert (finish.reason, made.stopped, made.next_deadline()) == (Stopped.FAILED, Stopped.FAILED, None)
         assert finish.detail.startswith("1 of 2 devices came within 60 s; are the agents running")
         assert "--wait-s" in finish.detail
@@ -45,7 +45,7 @@ class TestBeginning:
         deadline = made.next_deadline()
         assert deadline is not None
         [finish] = made.tick(deadline)
-        assert isinstance(finish, Finish)
+        assert isinstance(finish, EndRun)
         assert finish.reason is Stopped.DEADLINE
         assert finish.detail.startswith("no round began: 0 of 1 devices came within 0.3 s; are the agents running")
 
@@ -133,9 +133,9 @@ class TestRound:
         """The last report closes it; the aggregate is made of those that reported; the record is kept."""
         made = asking("ab")
         assert counted(report_of(made, "b")) == [("b", "reported", "")]
-        assert report_of(made, "a", 6.0)[-1] == Aggregate(1, ("a", "b"))
+        assert report_of(made, "a", 6.0)[-1] == AggregateUpdates(1, ("a", "b"))
         assert made.tick(7.0) == []
-        assert kinds(made.aggregated(9.0)) == [RetractModel, Record, PublishModel]
+        assert kinds(made.aggregated(9.0)) == [RetractModel, SaveRecord, PublishModel]
         [record] = made.records
         assert (record.outcome, record.reported, record.phase_seconds.aggregate) == ("aggregated", 2, 3.0)
 
@@ -145,7 +145,7 @@ class TestRound:
         send(made, "a", Accept(10))
         send(made, "b", Accept(10))
         effects = made.tick(300.0)
-        assert kinds(effects)[-2:] == [RetractModel, Record]
+        assert kinds(effects)[-2:] == [RetractModel, SaveRecord]
         assert told(effects) == [("a", Cancel("late")), ("b", Cancel("late"))]
         assert made.records[0].failure == "quorum_missed"
 
@@ -236,15 +236,15 @@ class TestEnd:
         made.aggregated(6.0)
         made.model_published(model(), 6.0)
         report_of(made, "a", accuracy=0.95)
-        assert made.aggregated(9.0)[-1] == Finish(Stopped.TARGET_UA, "")
+        assert made.aggregated(9.0)[-1] == EndRun(Stopped.TARGET_UA, "")
 
     def test_after_an_interrupt(self):
         """In every phase of a round, and before there is one; the second one changes nothing."""
-        assert engine().interrupt(1.0) == [Finish(Stopped.INTERRUPTED, "")]
+        assert engine().interrupt(1.0) == [EndRun(Stopped.INTERRUPTED, "")]
         selecting = engine()
         selecting.on_state("a", there(), 1.0)
         assert told(selecting.interrupt(2.0)) == []
         recruiting = asking("ab")
         assert told(recruiting.interrupt(2.0)) == [("a", Cancel("late")), ("b", Cancel("late"))]
         assert recruiting.interrupt(3.0) == []
-        assert aggregating().interrupt(6.0)[-1] == Finish(Stopped.INTERRUPTED, "")
+        assert aggregating().interrupt(6.0)[-1] == EndRun(Stopped.INTERRUPTED, "")

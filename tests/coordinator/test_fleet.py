@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.fleet import Fleet
-from shared.messages import Decline, TaskCapability
-from shared.reasons import Condition, DeclineReason
-from tests.specs import SCHEMA, TASK, TASKS, gone, there
+from fedpatch.coordinator.rounds.roster import Fleet
+from fedpatch.shared.wire.messages import Decline, TaskCapability
+from fedpatch.shared.wire.reasons import Condition, DeclineReason
+from tests.support.specs import SCHEMA, TASK, TASKS, gone, there
 
 OTHER = TaskCapability("mnist", SCHEMA, 5)
 

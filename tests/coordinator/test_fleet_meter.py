@@ -1,4 +1,4 @@
-"""coordinator.fleet_meter: the states of devices, and a bound on the series of single ones."""
+"""fedpatch.coordinator.observability.fleet_metrics: the states of devices, and a bound on the series of single ones."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from hypothesis import strategies as st
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarks.metered_fleet import MeteredFleet
-from coordinator.effects import Count, Record
-from coordinator.fleet_meter import standing
-from coordinator.limits import Limits
-from coordinator.metering import Meter
-from coordinator.metrics import FLEET_STATES, Metrics
-from coordinator.records import RoundRecord
-from shared.messages import Decline, DeviceState, TaskCapability
-from shared.reasons import Condition, DeclineReason
-from simulator.fleet_terms import FleetTerms
+from benchmarks.network.metered_fleet import MeteredFleet
+from fedpatch.coordinator.aggregation.limits import Limits
+from fedpatch.coordinator.observability.fleet_metrics import standing
+from fedpatch.coordinator.observability.metric_definitions import FLEET_STATES, Metrics
+from fedpatch.coordinator.observability.run_metrics import RunMetrics
+from fedpatch.coordinator.rounds.effects import CountEvent, SaveRecord
+from fedpatch.coordinator.rounds.records import RoundRecord
+from fedpatch.shared.wire.messages import Decline, DeviceState, TaskCapability
+from fedpatch.shared.wire.reasons import Condition, DeclineReason
+from fedpatch.simulator.fleet.settings import FleetTerms
 from tests.coordinator.engines import engine
 from tests.coordinator.metered import Metered
-from tests.specs import SCHEMA, TASK, gone, there
+from tests.support.specs import SCHEMA, TASK, gone, there
 
 _TASKS = st.sampled_from([(), (TaskCapability(TASK, SCHEMA, 10),), (TaskCapability("other", SCHEMA, 10),)])
 _STATES = st.builds(
@@ -124,7 +124,7 @@ def test_a_device_that_made_way_has_no_series(tmp_path):
     """More devices than may be known, and fewer series than those: who is not known any more is not drawn."""
     drawn = Metered(tmp_path, "abc", limits=Limits(max_devices=3))
     drawn.metrics = Metrics()
-    drawn.meter = Meter(drawn.metrics, drawn.engine, tmp_path, strategy="fedavg", max_devices=2)
+    drawn.meter = RunMetrics(drawn.metrics, drawn.engine, tmp_path, strategy="fedavg", max_devices=2)
     drawn.look()
     for left, came in zip("abc", "xyz", strict=True):
         drawn.state(left, gone())
@@ -137,9 +137,9 @@ def test_what_is_bounded_and_turned_away_is_counted(tmp_path):
     """Updates that count for less, by the bound that they met, and messages of devices in quarantine."""
     drawn = Metered(tmp_path, "a")
     drawn.meter.performed(
-        Record(RoundRecord(1, "aggregated", 1, 1, 0, 1, bounded={"norm": 2, "num_examples": 1})), 0.0, 0.0
+        SaveRecord(RoundRecord(1, "aggregated", 1, 1, 0, 1, bounded={"norm": 2, "num_examples": 1})), 0.0, 0.0
     )
-    drawn.meter.performed(Count("a", "refused", "quarantined"), 0.0, 0.0)
+    drawn.meter.performed(CountEvent("a", "refused", "quarantined"), 0.0, 0.0)
     assert drawn.value("updates_bounded_total", bound="norm") == 2
     assert drawn.value("updates_bounded_total", bound="num_examples") == 1
     assert drawn.value("messages_turned_away_total") == 1

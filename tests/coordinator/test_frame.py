@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from coordinator.frame import MAX_DEVICES, SPARKS, draw, sparkline
-from coordinator.round_states import State
-from coordinator.snapshot import DeviceLine, Others
+from fedpatch.coordinator.observability.live_view import MAX_DEVICES, SPARKS, draw, sparkline
+from fedpatch.coordinator.observability.snapshot import DeviceLine, Others
+from fedpatch.coordinator.rounds.states import State
 from tests.coordinator.test_view import collecting, text_of
 
 

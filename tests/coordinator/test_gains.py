@@ -8,12 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.asking import measures_independent
-from coordinator.gains import figures, fleet_loses
-from coordinator.records import RoundRecord, RunSummary, loss_warning
-from coordinator.round_text import round_line
-from shared.messages import UpdateReport
-from shared.metric_terms import MetricTerms
+from fedpatch.coordinator.observability.round_text import round_line
+from fedpatch.coordinator.rounds.invitations import measures_independent
+from fedpatch.coordinator.rounds.records import RoundRecord, RunSummary, figures, fleet_loses, loss_warning
+from fedpatch.shared.tasks.metric_spec import MetricTerms
+from fedpatch.shared.wire.messages import UpdateReport
 
 REPORT = UpdateReport("ab" * 32, 10, 5, 0.1, 0.5, 0.6, 0.0, 0.0)
 RECORD = RoundRecord(10, "aggregated", 3, 3, 0, 3, user_accuracy=0.5)

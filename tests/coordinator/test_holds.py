@@ -9,26 +9,26 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.aggregation import WeightedMean
-from coordinator.bounds import check_registered
-from coordinator.conduct import MISFORTUNES, OFFENCES, Conduct
-from coordinator.effects import Count
-from coordinator.fleet import DRAINED, QUARANTINED, Fleet
-from coordinator.ledger import Ledger
-from coordinator.metrics import IGNORED
-from coordinator.moments import Moment
-from coordinator.records import Hold
-from coordinator.registry import REGISTRY_FILE, Registry, Sighting
-from coordinator.registry_copy import copy_of
-from coordinator.registry_tables import SCHEMA_VERSION, script
-from coordinator.warden import LOOK_EVERY_S, Warden
-from shared.errors import UpdateRefused
-from shared.messages import Accept, Cancel, Offer, Refused, RetryAfter
-from shared.reasons import RefuseReason
-from shared.tensors import Schema
+from fedpatch.coordinator.aggregation.norm_clipping import check_registered
+from fedpatch.coordinator.aggregation.weighted_mean import WeightedMean
+from fedpatch.coordinator.cohort.offences import NOT_OFFENCES, OFFENCES, OffenceCounter
+from fedpatch.coordinator.guard.quarantine import LOOK_EVERY_S, Quarantine
+from fedpatch.coordinator.observability.metric_definitions import IGNORED
+from fedpatch.coordinator.rounds.effects import CountEvent
+from fedpatch.coordinator.rounds.records import Hold
+from fedpatch.coordinator.rounds.roster import DRAINED, QUARANTINED, Fleet
+from fedpatch.coordinator.rounds.states import RoundJournal
+from fedpatch.coordinator.storage.boot_clock import BootTime
+from fedpatch.coordinator.storage.database import copy_of
+from fedpatch.coordinator.storage.migrations import SCHEMA_VERSION, script
+from fedpatch.coordinator.storage.registry import REGISTRY_FILE, Registry, Sighting
+from fedpatch.shared.errors import UpdateRefused
+from fedpatch.shared.tensors.arrays import Schema
+from fedpatch.shared.wire.messages import Accept, Cancel, Offer, Refused, RetryAfter
+from fedpatch.shared.wire.reasons import RefuseReason
 from tests.coordinator.engines import asking
 from tests.coordinator.sightings import seen
-from tests.specs import TASK, gone, said, there, told, update
+from tests.support.specs import TASK, gone, said, there, told, update
 
 
 @pytest.fixture
@@ -43,16 +43,16 @@ def registry(tmp_path: Path) -> Iterator[Registry]:
 def test_every_reason_is_an_offence_or_a_misfortune():
     """None is forgotten, and none is both."""
     reasons = {("refused", reason) for reason in RefuseReason} | {("ignored", reason) for reason in IGNORED}
-    assert OFFENCES.keys() | MISFORTUNES.keys() == reasons
-    assert not OFFENCES.keys() & MISFORTUNES.keys()
+    assert OFFENCES.keys() | NOT_OFFENCES.keys() == reasons
+    assert not OFFENCES.keys() & NOT_OFFENCES.keys()
 
 
 def test_misfortunes_never_count():
     """However often they happen."""
-    conduct = Conduct(1, {})
-    for what, reason in MISFORTUNES:
-        assert not conduct.note(Count("a", what, reason, times=1000))
-    assert not conduct.note(Count("a", "declined", "unwilling"))
+    conduct = OffenceCounter(1, {})
+    for what, reason in NOT_OFFENCES:
+        assert not conduct.note("a", what, reason, times=1000)
+    assert not conduct.note("a", "declined", "unwilling")
     assert not conduct.due("a")
 
 
@@ -62,18 +62,18 @@ def test_more_examples_than_registered_are_a_misfortune_and_none_at_all_an_offen
         check_registered(1000, 100)
     with pytest.raises(UpdateRefused) as nothing:
         WeightedMean(Schema(())).add({}, 0)
-    conduct = Conduct(1, {})
-    assert not conduct.note(Count("a", "refused", grown.value.reason))
-    assert conduct.note(Count("a", "refused", nothing.value.reason))
+    conduct = OffenceCounter(1, {})
+    assert not conduct.note("a", "refused", grown.value.reason)
+    assert conduct.note("a", "refused", nothing.value.reason)
 
 
 def test_offences_add_up_over_restarts():
     """Those that the registry knows of are counted too; 0 is never enough."""
-    conduct = Conduct(3, {"a": 2})
+    conduct = OffenceCounter(3, {"a": 2})
     assert not conduct.due("a")
-    assert conduct.note(Count("a", "refused", "damaged"))
+    assert conduct.note("a", "refused", "damaged")
     assert (conduct.due("a"), conduct.due("b"), conduct.of("a")) == (True, False, 3)
-    never = Conduct(0, {"a": 10**6})
+    never = OffenceCounter(0, {"a": 10**6})
     assert not never.due("a")
 
 
@@ -104,8 +104,8 @@ def test_a_release_forgets_offences(registry):
 
 def test_a_hold_outlives_the_file_that_it_was_written_into(registry):
     """The warden's and whoever else calls `keep`: the copy that takes the place of a damaged registry has it."""
-    warden = Warden(registry, "kitchen", 1, lambda _: None)
-    warden.note(Count("pi-1", "refused", "damaged"))
+    warden = Quarantine(registry, "kitchen", 1, lambda _: None)
+    warden.note(CountEvent("pi-1", "refused", "damaged"))
     assert warden.look(1.0) == {"pi-1": QUARANTINED}
     registry.holds.put("kitchen", "pi-2", DRAINED, "battery", 7.0)
     registry.holds.keep()
@@ -116,7 +116,7 @@ def test_a_hold_outlives_the_file_that_it_was_written_into(registry):
     copy = copy_of(registry.path)
     before = copy.stat().st_mtime_ns
     with Registry(registry.path) as again:
-        assert Warden(again, "kitchen", 1, print).look(9.0) is None
+        assert Quarantine(again, "kitchen", 1, print).look(9.0) is None
     assert copy.stat().st_mtime_ns == before
 
 
@@ -147,7 +147,7 @@ def test_names_that_were_never_asked_are_forgotten_first(registry):
 
 def test_a_coordinator_notices_what_another_process_decides(registry):
     """At its next look, and only then is there anything to do."""
-    warden = Warden(registry, "kitchen", 5, print)
+    warden = Quarantine(registry, "kitchen", 5, print)
     assert warden.look(1.0) is None
     with Registry(registry.path) as other:
         other.holds.put("kitchen", "pi-1", DRAINED, "battery", 1.0)
@@ -162,46 +162,46 @@ def test_a_coordinator_notices_what_another_process_decides(registry):
 def test_the_warden_puts_offenders_into_quarantine(registry):
     """At the limit, told to people with the way back; released, it may offend anew before it is held again."""
     lines: list[str] = []
-    warden = Warden(registry, "kitchen", 2, lines.append)
-    warden.note(Count("pi-1", "refused", "damaged"))
-    warden.note(Count("pi-2", "refused", "late"))
+    warden = Quarantine(registry, "kitchen", 2, lines.append)
+    warden.note(CountEvent("pi-1", "refused", "damaged"))
+    warden.note(CountEvent("pi-2", "refused", "late"))
     assert warden.look(1.0) is None
-    warden.note(Count("pi-1", "ignored", "not_ours"))
+    warden.note(CountEvent("pi-1", "ignored", "not_ours"))
     assert warden.look(3.0) == {"pi-1": QUARANTINED}
     assert "fedpatch devices release pi-1" in lines[0]
-    assert Warden(registry, "kitchen", 2, print).held == {"pi-1": QUARANTINED}
+    assert Quarantine(registry, "kitchen", 2, print).held == {"pi-1": QUARANTINED}
     with Registry(registry.path) as other:
         other.holds.lift("kitchen", "pi-1", QUARANTINED)
     assert warden.look(5.0) == {}
-    warden.note(Count("pi-1", "refused", "damaged"))
+    warden.note(CountEvent("pi-1", "refused", "damaged"))
     assert warden.look(7.0) is None
 
 
 def test_a_release_before_quarantine_forgets_offences_in_a_run_too(registry):
     """One that was near its limit begins anew, though nobody had held it back yet."""
-    warden = Warden(registry, "kitchen", 2, print)
-    warden.note(Count("pi-1", "refused", "damaged"))
+    warden = Quarantine(registry, "kitchen", 2, print)
+    warden.note(CountEvent("pi-1", "refused", "damaged"))
     assert warden.look(1.0) is None
     with Registry(registry.path) as other:
         other.holds.lift("kitchen", "pi-1", QUARANTINED)
     assert warden.look(3.0) is None
-    warden.note(Count("pi-1", "refused", "damaged"))
+    warden.note(CountEvent("pi-1", "refused", "damaged"))
     assert warden.look(5.0) is None
     assert registry.holds.offences("kitchen") == {"pi-1": 1}
 
 
 def test_names_without_end_leave_bounded_offences_and_holds(registry):
     """Who makes way for another is forgotten, with what was not written yet; no more are held than may be known."""
-    warden = Warden(registry, "kitchen", 2, print, most=3)
-    warden.note(Count("ghost", "refused", "damaged"))
+    warden = Quarantine(registry, "kitchen", 2, print, most=3)
+    warden.note(CountEvent("ghost", "refused", "damaged"))
     warden.look(1.0)
     warden.forget("ghost")
-    warden.note(Count("spirit", "refused", "damaged"))
+    warden.note(CountEvent("spirit", "refused", "damaged"))
     warden.forget("spirit")
     assert warden.look(3.0) is None
     assert registry.holds.offences("kitchen") == {}
     for number in range(9):
-        warden.note(Count(f"ghost-{number}", "ignored", "not_ours", times=2))
+        warden.note(CountEvent(f"ghost-{number}", "ignored", "not_ours", times=2))
     held = warden.look(5.0)
     assert held == dict.fromkeys(("ghost-0", "ghost-1", "ghost-2"), QUARANTINED)
     for number in range(9):
@@ -212,8 +212,8 @@ def test_names_without_end_leave_bounded_offences_and_holds(registry):
 
 def test_who_has_offended_enough_does_not_escape_by_making_way(registry):
     """It leaves at once, and others come in its place before the warden has looked."""
-    warden = Warden(registry, "kitchen", 2, print, most=3)
-    warden.note(Count("pi-1", "refused", "damaged", times=2))
+    warden = Quarantine(registry, "kitchen", 2, print, most=3)
+    warden.note(CountEvent("pi-1", "refused", "damaged", times=2))
     warden.forget("pi-1")
     assert warden.look(1.0) == {"pi-1": QUARANTINED}
     warden.forget("pi-1")
@@ -225,13 +225,13 @@ def test_a_quarantined_device_is_out_of_the_round_and_turned_away():
     """It hears so, its messages are counted, and the others go on."""
     engine = asking("ab")
     engine.on_message("b", said(Accept(10)), 1.0)
-    assert Count("b", "failed", QUARANTINED) in engine.on_holds({"b": QUARANTINED}, 2.0)
+    assert CountEvent("b", "failed", QUARANTINED) in engine.on_holds({"b": QUARANTINED}, 2.0)
     answers = engine.on_message("b", said(Offer(update())), 3.0)
     [(_, refused), (_, cancel)] = told(answers)
     assert isinstance(refused, Refused)
     assert refused.reason is RefuseReason.QUARANTINED
     assert cancel == Cancel("quarantined")
-    assert answers[-1] == Count("b", "refused", "quarantined")
+    assert answers[-1] == CountEvent("b", "refused", "quarantined")
     assert engine.fleet.eligible() == ["a"]
     engine.on_holds({}, 4.0)
     assert engine.fleet.eligible() == ["a", "b"]
@@ -290,7 +290,7 @@ def test_runs_that_can_be_resumed_are_known_with_their_round(registry):
     for fleet in ("kitchen", "garden", "kitchen"):
         terms = {"task": "digits", "strategy": "fedavg", "private": "none", "schema": "5c"}
         run = registry.create_run(created_at=1.0, settings={"fleet": fleet}, **terms)
-        registry.rounds.open(run.id, Ledger(4, 1, ("a",), "b"), Moment.now())
+        registry.rounds.open(run.id, RoundJournal(4, 1, ("a",), "b"), BootTime.now())
         runs.append(run.id)
     registry.finish_run(runs[0], stopped_because="interrupted", user_accuracy=None, model=None)
     registry.finish_run(runs[2], stopped_because="max_rounds", user_accuracy=None, model=None)

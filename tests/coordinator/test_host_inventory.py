@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from coordinator.host_inventory import inventory
-from coordinator.identity.authority import DEVICE, Authority
-from coordinator.records import DeviceInfo
-from coordinator.registry import REGISTRY_FILE, Registry
-from coordinator.registry_tables import COUNTERS
-from shared.errors import UsageError
+from fedpatch.coordinator.operations.inventory import inventory
+from fedpatch.coordinator.pki.authority import DEVICE, Authority
+from fedpatch.coordinator.rounds.records import DeviceInfo
+from fedpatch.coordinator.storage.migrations import COUNTERS
+from fedpatch.coordinator.storage.registry import REGISTRY_FILE, Registry
+from fedpatch.shared.errors import UsageError
 from tests.coordinator.sightings import seen
 
 
@@ -91,7 +91,7 @@ def test_ansible_reads_it(state_dir, tmp_path):
     if not ansible_inventory.exists():
         pytest.skip("ansible-core is not installed (pip install 'fedpatch[dev]')")
     script = tmp_path / "devices"
-    program = "import sys; from coordinator.cli import main; sys.argv[0] = 'fedpatch'; main()"
+    program = "import sys; from fedpatch.cli import main; sys.argv[0] = 'fedpatch'; main()"
     script.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{program}" inventory --state-dir {state_dir} "$@"\n')
     script.chmod(0o755)
     environment = {**os.environ, "LC_ALL": "C.UTF-8", "HOME": str(tmp_path)}  # Ansible insists on both

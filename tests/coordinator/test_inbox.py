@@ -12,18 +12,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.doorkeeper import Doorkeeper
-from coordinator.inbox import Inbox, Interrupt
-from coordinator.round_states import State
-from coordinator.service import Service
-from coordinator.storing import Written
-from shared import topics
-from shared.codec import encode
-from shared.link import Received
-from shared.messages import Accept, Envelope
+from fedpatch.coordinator.guard.ingress_filter import IngressFilter
+from fedpatch.coordinator.rounds.states import State
+from fedpatch.coordinator.runtime.event_queue import EventQueue, Interrupt
+from fedpatch.coordinator.runtime.service import Service
+from fedpatch.coordinator.runtime.update_writer import UpdateWritten
+from fedpatch.shared.mqtt.client import Received
+from fedpatch.shared.wire import topics
+from fedpatch.shared.wire.codec import encode
+from fedpatch.shared.wire.messages import Accept, Envelope
 from tests.coordinator.links import RecordedLink
 from tests.coordinator.performers import Bench
-from tests.specs import there
+from tests.support.specs import there
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def later(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 
 def test_events_come_out_in_the_order_in_which_they_came():
     """And nothing where nothing waits."""
-    inbox, events = Inbox(), [Interrupt(), Interrupt()]
+    inbox, events = EventQueue(), [Interrupt(), Interrupt()]
     for event in events:
         inbox.put(event)
     assert inbox.waiting() == 2
@@ -51,7 +51,7 @@ def test_events_come_out_in_the_order_in_which_they_came():
 
 def test_the_time_is_that_of_the_event_that_was_taken(later):
     """Behind the present while events wait; the present once none does."""
-    inbox = Inbox()
+    inbox = EventQueue()
     began_at = inbox.now
     inbox.put(Interrupt())
     later(5)
@@ -68,7 +68,7 @@ def test_the_time_is_that_of_the_event_that_was_taken(later):
 @given(st.lists(st.tuples(st.sampled_from(["put", "get", "catch up", "reach"]), st.floats(0, 1e6))))
 def test_the_time_never_goes_back(steps):
     """Whatever comes, and whenever somebody looks."""
-    inbox = Inbox()
+    inbox = EventQueue()
     for what, moment in steps:
         before = inbox.now
         if what == "put":
@@ -83,7 +83,7 @@ def test_the_time_never_goes_back(steps):
 
 
 def _at_work(bench: Bench) -> Service:
-    connection: Any = SimpleNamespace(inbox=bench.inbox, door=Doorkeeper(10), fleet="demo", link=RecordedLink())
+    connection: Any = SimpleNamespace(inbox=bench.inbox, door=IngressFilter(10), fleet="demo", link=RecordedLink())
     nobody: Any = SimpleNamespace(
         refuses=lambda _device: False, look=lambda *_: [], show=lambda _: None, say=lambda _: None
     )
@@ -103,7 +103,7 @@ def test_an_answer_that_came_in_time_counts_though_the_coordinator_was_busy(
         bench.perform(bench.engine.on_state(device, there(), time.monotonic()))
     bench.hear("a", Accept(10))
     later(came_after_s)
-    bench.inbox.put(Written())  # other work, after which the coordinator looks at its deadlines
+    bench.inbox.put(UpdateWritten())  # other work, after which the coordinator looks at its deadlines
     answer = Envelope(Accept(10), task="digits", run=bench.engine.spec.run, epoch=bench.engine.spec.epoch, round=1)
     bench.inbox.put(Received(topics.up("demo", "b"), encode(answer), retained=False))
     later(30)

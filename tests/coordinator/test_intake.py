@@ -1,4 +1,4 @@
-"""coordinator.intake: which update is taken, and with which reason one is refused."""
+"""fedpatch.coordinator.aggregation.update_validation: which update is taken, and with which reason one is refused."""
 
 from __future__ import annotations
 
@@ -8,28 +8,32 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coordinator.intake import Terms, check_offer, read_update
-from coordinator.limits import Limits, NormBound
-from shared.compression import pack
-from shared.errors import UpdateRefused
-from shared.reasons import RefuseReason
-from shared.tensors import Schema, TensorSpec
-from tests.specs import model, report
+from fedpatch.coordinator.aggregation.limits import Limits, NormBound
+from fedpatch.coordinator.aggregation.update_validation import (
+    UpdateRequirements,
+    check_offer,
+    decode_and_validate_update,
+)
+from fedpatch.shared.errors import UpdateRefused
+from fedpatch.shared.tensors.arrays import Schema, TensorSpec
+from fedpatch.shared.tensors.packing import pack
+from fedpatch.shared.wire.reasons import RefuseReason
+from tests.support.specs import model, report
 
 BASE = "ab" * 32
 PATCH = TensorSpec("bn.weight", (1,), "float32", "weight")
 SCHEMA = Schema((TensorSpec("w", (2,), "float32", "weight"),))
 MODEL = {"w": np.zeros(2, np.float32)}
-TERMS = Terms(SCHEMA, frozenset({"bn.weight"}), BASE, model=MODEL, limits=Limits(NormBound("reject", 2.0)))
+TERMS = UpdateRequirements(SCHEMA, frozenset({"bn.weight"}), BASE, model=MODEL, limits=Limits(NormBound("reject", 2.0)))
 
 
 def _read(schema: Schema = SCHEMA, w: float = 1.0, registered: int | None = None, **changes: Any) -> float:
     """The loss that an update reports whose report has these changes, once it is taken."""
     tensors = {spec.name: np.full(spec.shape, w, spec.dtype) for spec in schema.specs}
     packed = pack(tensors, schema, asdict(report(base=BASE)) | changes, "fp32")
-    return read_update(packed.blob, TERMS, encoding="fp32", raw_bytes=packed.raw_bytes, registered=registered)[
-        0
-    ].train_loss
+    return decode_and_validate_update(
+        packed.blob, TERMS, encoding="fp32", raw_bytes=packed.raw_bytes, registered=registered
+    )[0].train_loss
 
 
 def test_an_update_that_keeps_the_terms_is_taken():

@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-from coordinator import checkpoint, run_journal
-from coordinator.checkpoint import load_checkpoint
-from coordinator.fleet import QUARANTINED
-from coordinator.preparation import Prepared
-from coordinator.registry import REGISTRY_FILE, Registry
-from coordinator.run_journal import read_journal
-from coordinator.tables import Tables
-from shared.files import append_durably, write_atomic
-from shared.messages import Offer
+from fedpatch.coordinator.rounds.roster import QUARANTINED
+from fedpatch.coordinator.runtime.prepare import Prepared
+from fedpatch.coordinator.storage import checkpoint, run_journal
+from fedpatch.coordinator.storage.checkpoint import load_checkpoint
+from fedpatch.coordinator.storage.registry import REGISTRY_FILE, Registry
+from fedpatch.coordinator.storage.run_journal import read_journal
+from fedpatch.coordinator.storage.table import Tables
+from fedpatch.shared.app.files import append_durably, write_atomic
+from fedpatch.shared.wire.messages import Offer
 from tests.coordinator.performers import Bench
 
 ROUNDS = 2

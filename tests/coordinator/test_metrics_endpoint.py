@@ -1,4 +1,4 @@
-"""coordinator.metrics_endpoint: metrics are served while a run goes on, and their want never costs a run."""
+"""coordinator.observability.metrics_endpoint: metrics are served while a run goes on, and their want never costs a run."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.demo_settings import DemoSettings
-from coordinator.metrics_endpoint import observed
-from coordinator.observing import Unobserved
-from coordinator.settings import RunSettings
-from shared.config import load
-from shared.errors import ConfigError, UsageError
-from shared.listening import Address, parse_address
-from shared.tls_faults import expiry_of
+from fedpatch.coordinator.demo.settings import DemoSettings
+from fedpatch.coordinator.observability.metrics_endpoint import observed
+from fedpatch.coordinator.observability.observer import NullObserver
+from fedpatch.coordinator.settings import RunSettings
+from fedpatch.shared.config.listen_address import Address, parse_address
+from fedpatch.shared.config.load import load
+from fedpatch.shared.errors import ConfigError, UsageError
+from fedpatch.shared.mqtt.tls_errors import expiry_of
 from tests.coordinator.engines import engine
 from tests.monitoring.prometheus import fetch
 
@@ -78,7 +78,7 @@ def test_a_port_that_is_taken_costs_a_line_and_not_the_run(told, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         with observed(_settings(metrics=address), engine(), tmp_path, told.view) as observer:
-            assert isinstance(observer, Unobserved)
+            assert isinstance(observer, NullObserver)
     (line,) = told.lines
     assert line.startswith(f"no metrics: cannot listen on {address}: ")
     assert "--metrics" in line
@@ -88,7 +88,7 @@ def test_a_port_that_is_taken_costs_a_line_and_not_the_run(told, tmp_path):
 def test_a_host_that_cannot_be_a_name_costs_a_line_and_not_the_run(told, tmp_path, address):
     """Such a name is not even looked up."""
     with observed(_settings(metrics=address), engine(), tmp_path, told.view) as observer:
-        assert isinstance(observer, Unobserved)
+        assert isinstance(observer, NullObserver)
     assert told.lines[0].startswith(f"no metrics: cannot listen on {address}: ")
 
 
@@ -99,7 +99,7 @@ def test_a_second_run_on_the_same_address_goes_on_without_metrics(told, tmp_path
         url = told.lines.pop().removeprefix("metrics: ")
         address = url.removeprefix("http://").removesuffix("/metrics")
         with observed(_settings(metrics=address), engine(), tmp_path, told.view) as second:
-            assert isinstance(second, Unobserved)
+            assert isinstance(second, NullObserver)
             second.link(connected=True)
             assert "\nfedpatch_broker_connected 0.0\n" in fetch(url)
     assert told.lines.pop().startswith(f"no metrics: cannot listen on {address}: ")
@@ -108,17 +108,22 @@ def test_a_second_run_on_the_same_address_goes_on_without_metrics(told, tmp_path
 def test_an_address_of_another_machine_costs_a_line_and_not_the_run(told, tmp_path):
     """As with a port that is taken."""
     with observed(_settings(metrics="192.0.2.1:0"), engine(), tmp_path, told.view) as observer:
-        assert isinstance(observer, Unobserved)
+        assert isinstance(observer, NullObserver)
     assert told.lines[0].startswith("no metrics: cannot listen on 192.0.2.1:0: ")
 
 
 def test_without_the_library_a_run_goes_on_and_says_what_to_install(told, tmp_path, monkeypatch):
     """One line, with the extra that has it."""
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    for name in [name for name in sys.modules if name in ("coordinator.metrics", "coordinator.metering")]:
+    for name in [
+        name
+        for name in sys.modules
+        if name
+        in ("fedpatch.coordinator.observability.metric_definitions", "fedpatch.coordinator.observability.run_metrics")
+    ]:
         monkeypatch.delitem(sys.modules, name)
     with observed(_settings(), engine(), tmp_path, told.view) as observer:
-        assert isinstance(observer, Unobserved)
+        assert isinstance(observer, NullObserver)
     assert "fedpatch[coordinator]" in told.lines[0]
 
 
@@ -126,7 +131,7 @@ def test_none_serves_nothing(told, tmp_path):
     """And says nothing; a demo is like that unless told otherwise."""
     settings = load(RunSettings, file=None, environ={}, flags={"metrics": "none"})
     with observed(settings, engine(), tmp_path, told.view) as observer:
-        assert isinstance(observer, Unobserved)
+        assert isinstance(observer, NullObserver)
     assert told.lines == []
     assert DemoSettings().metrics is None
     assert RunSettings().metrics == "127.0.0.1:9464"

@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 import torch
 
-from coordinator.checkpoint import save_checkpoint
-from coordinator.preparation import Prepared, prepare
-from coordinator.records import RoundRecord
-from coordinator.registry import REGISTRY_FILE, Registry
-from coordinator.settings import RunSettings
-from coordinator.strategies import ServerState
-from shared import task as tasks
-from shared.config import public_values
-from shared.model import initial_tensors, load_tensors
-from shared.onnx_model import OnnxModel
-from shared.tensors import Array
+from fedpatch.coordinator.aggregation.strategies import ServerState
+from fedpatch.coordinator.rounds.records import RoundRecord
+from fedpatch.coordinator.runtime.prepare import Prepared, prepare
+from fedpatch.coordinator.settings import RunSettings
+from fedpatch.coordinator.storage.checkpoint import save_checkpoint
+from fedpatch.coordinator.storage.registry import REGISTRY_FILE, Registry
+from fedpatch.shared.config.load import public_values
+from fedpatch.shared.onnx.runtime import OnnxModel
+from fedpatch.shared.tasks import task as tasks
+from fedpatch.shared.tasks.torch_model import initial_tensors, load_tensors
+from fedpatch.shared.tensors.arrays import Array
 
 INPUTS = np.random.default_rng(7).random((6, 64), dtype=np.float32)
 SEED = 5
@@ -131,7 +131,7 @@ def test_a_task_without_an_input_shape_says_what_is_missing(fedpatch, tmp_path, 
         (replace(found, build_model=torch.nn.Identity), "has schema"),
         (replace(found, input_shape=(63,)), "cannot be written as ONNX"),
     ):
-        monkeypatch.setattr("coordinator.model_export.find_task", lambda _ref, changed=changed: changed)
+        monkeypatch.setattr("fedpatch.coordinator.operations.export.find_task", lambda _ref, changed=changed: changed)
         told = fedpatch("export", "last", "--state-dir", tmp_path)
         assert told.code != 0
         assert problem in told.err

@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from coordinator.checkpoint import load_checkpoint
-from coordinator.negotiation import EVERYWHERE
-from coordinator.preparation import Prepared
-from coordinator.registry import Registry
-from shared import topics
-from shared.compression import unpack
-from shared.messages import Accept, Failed, Manifest, Need, Progress, Refused, WorkRequest
-from shared.reasons import FailReason, JobPhase
-from shared.tensors import Tensors, values_digest
-from shared.transfer import Bitmap, decode_chunk
+from fedpatch.coordinator.rounds.run_spec import EVERYWHERE
+from fedpatch.coordinator.runtime.prepare import Prepared
+from fedpatch.coordinator.storage.checkpoint import load_checkpoint
+from fedpatch.coordinator.storage.registry import Registry
+from fedpatch.shared.tensors.arrays import Tensors, values_digest
+from fedpatch.shared.tensors.packing import unpack
+from fedpatch.shared.wire import topics
+from fedpatch.shared.wire.messages import Accept, Failed, Manifest, Need, Progress, Refused, WorkRequest
+from fedpatch.shared.wire.reasons import FailReason, JobPhase
+from fedpatch.shared.wire.transfer import Bitmap, decode_chunk
 from tests.coordinator.performers import Bench
-from tests.specs import there
+from tests.support.specs import there
 
 OLD = replace(there(), encodings=("fp32+zstd", "fp16+zstd", "fp32", "fp16"))
 

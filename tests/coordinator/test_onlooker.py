@@ -9,14 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.onlooker import AWAY, PATIENCE_S, Onlooker, timeless
-from coordinator.round_states import State
-from coordinator.snapshot import DeviceLine
-from coordinator.status import status_of
-from shared import topics
-from shared.codec import encode
-from shared.link_events import Connected, Disconnected, Received
-from shared.messages import Body, Claim, CoordinatorState, Envelope
+from fedpatch.coordinator.observability.snapshot import DeviceLine, status_of
+from fedpatch.coordinator.observability.status_follower import AWAY, PATIENCE_S, StatusFollower, timeless
+from fedpatch.coordinator.rounds.states import State
+from fedpatch.shared.mqtt.events import Connected, Disconnected, Received
+from fedpatch.shared.wire import topics
+from fedpatch.shared.wire.codec import encode
+from fedpatch.shared.wire.messages import Body, Claim, CoordinatorState, Envelope
 from tests.coordinator.test_view import collecting
 from tests.shared.arbitrary_messages import envelopes
 
@@ -40,9 +39,9 @@ OVER = told(status_of(replace(SEEN, devices=()), "target_ua"))
 
 
 @pytest.fixture
-def onlooker() -> Onlooker:
+def onlooker() -> StatusFollower:
     """One that is connected since second 0."""
-    return Onlooker("home", "broker.local:1883", 0.0)
+    return StatusFollower("home", "broker.local:1883", 0.0)
 
 
 def test_the_picture_is_what_was_told_and_time_goes_on_in_it(onlooker):
@@ -148,7 +147,7 @@ def test_a_broken_connection_is_told_once_and_its_return(onlooker):
 @given(st.lists(envelopes().map(encode) | st.binary(max_size=40), max_size=5), st.booleans())
 def test_nothing_that_arrives_makes_it_fail(payloads, on_presence):
     """Whoever may write there may write anything."""
-    onlooker = Onlooker("home", "broker.local:1883", 0.0)
+    onlooker = StatusFollower("home", "broker.local:1883", 0.0)
     for payload in payloads:
         onlooker.take(Received(PRESENCE if on_presence else PROGRESS, payload, False), 1.0)
         onlooker.picture(2.0)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.effects import Republish
-from coordinator.open_round import REINVITE_S
-from coordinator.round_states import Phase, State
-from shared.messages import (
+from fedpatch.coordinator.rounds.active_round import REINVITE_S
+from fedpatch.coordinator.rounds.effects import ResendChunks
+from fedpatch.coordinator.rounds.states import Phase, State
+from fedpatch.shared.wire.messages import (
     COORDINATOR_FEATURES,
     Accept,
     Ack,
@@ -21,10 +21,10 @@ from shared.messages import (
     Progress,
     WorkRequest,
 )
-from shared.reasons import Condition, DeclineReason, FailReason, JobPhase
-from shared.transfer import Bitmap, cut
+from fedpatch.shared.wire.reasons import Condition, DeclineReason, FailReason, JobPhase
+from fedpatch.shared.wire.transfer import Bitmap, cut
 from tests.coordinator.open_rounds import BLOB, Bench
-from tests.specs import CHUNK_BYTES, RUN, SCHEMA, counted, gone, model, report, run_spec, there, told, update
+from tests.support.specs import CHUNK_BYTES, RUN, SCHEMA, counted, gone, model, report, run_spec, there, told, update
 
 
 def asked(effects) -> list[str]:
@@ -136,7 +136,7 @@ class TestMissingChunks:
 
     def test_are_published_again(self):
         """Those that are asked for, and no others."""
-        assert Bench().hear("a", self.need(0, 2)) == [Republish(model().digest, (0, 2))]
+        assert Bench().hear("a", self.need(0, 2)) == [ResendChunks(model().digest, (0, 2))]
 
     def test_of_another_model_are_not(self):
         """Nor nonsense, nor nothing."""

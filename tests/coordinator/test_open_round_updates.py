@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.effects import Republish, Store
-from coordinator.open_round import UPLOAD_IDLE_S
-from coordinator.repairs import FAN_OUT_BYTES_S, REPUBLISH_S, Repairs
-from coordinator.round_states import Phase, State
-from shared.messages import (
+from fedpatch.coordinator.rounds.active_round import UPLOAD_IDLE_S
+from fedpatch.coordinator.rounds.effects import ResendChunks, StoreUpdate
+from fedpatch.coordinator.rounds.invitations import FAN_OUT_BYTES_S, REPUBLISH_S, ChunkResender
+from fedpatch.coordinator.rounds.states import Phase, State
+from fedpatch.shared.wire.messages import (
     Accept,
     Ack,
     Cancel,
@@ -24,10 +24,10 @@ from shared.messages import (
     Refused,
     RetryAfter,
 )
-from shared.reasons import DeclineReason, FailReason, RefuseReason
-from shared.transfer import Bitmap, Chunk, cut, describe
+from fedpatch.shared.wire.reasons import DeclineReason, FailReason, RefuseReason
+from fedpatch.shared.wire.transfer import Bitmap, Chunk, cut, describe
 from tests.coordinator.open_rounds import BLOB, Bench
-from tests.specs import counted, gone, model, report, told, update
+from tests.support.specs import counted, gone, model, report, told, update
 
 DIGEST = update().digest
 
@@ -94,7 +94,7 @@ class TestUpdates:
     def test_are_stored_before_they_are_committed(self):
         """The last chunk asks for storage, and says nothing to the device yet."""
         bench = Bench("ab").accept_all()
-        assert bench.upload("a")[-1] == Store(1, "a", update(), BLOB)
+        assert bench.upload("a")[-1] == StoreUpdate(1, "a", update(), BLOB)
         assert bench.state("a") is State.UPLOADING
         effects = bench.open.stored("a", DIGEST, report(), 3.0)
         assert told(effects) == [("a", Committed(DIGEST))]
@@ -132,7 +132,7 @@ class TestUpdates:
         parts = [cut(BLOB, update(), index) for index in range(3)]
         parts.append(Chunk(DIGEST, 3, 4, b"x" * 50))
         effects = [effect for part in parts for effect in bench.open.on_chunk("a", part, 2.0)]
-        assert not any(isinstance(effect, Store) for effect in effects)
+        assert not any(isinstance(effect, StoreUpdate) for effect in effects)
         assert told(effects)[-1] == ("a", Refused(DIGEST, RefuseReason.DAMAGED, "SHA-256 differs"))
         assert bench.state("a") is State.FAILED
 
@@ -235,8 +235,8 @@ def test_chunks_that_several_devices_miss_are_published_once():
     bench = Bench("abc").accept_all()
     need = Need(model().digest, Bitmap(model().chunk_count, [0, 2]).to_bytes())
     asked = [bench.hear(device, need, now=2.0) for device in "abc"]
-    assert asked == [[Republish(model().digest, (0, 2))], [], []]
-    assert bench.hear("a", need, now=2.0 + REPUBLISH_S) == [Republish(model().digest, (0, 2))]
+    assert asked == [[ResendChunks(model().digest, (0, 2))], [], []]
+    assert bench.hear("a", need, now=2.0 + REPUBLISH_S) == [ResendChunks(model().digest, (0, 2))]
 
 
 def test_nothing_is_sent_again_while_the_first_sending_is_under_way():
@@ -244,7 +244,7 @@ def test_nothing_is_sent_again_while_the_first_sending_is_under_way():
     large = describe(bytes(800_000), chunk_bytes=100_000, encoding="fp32", raw_bytes=800_000, schema="0" * 64)
     need = Need(large.digest, Bitmap(large.chunk_count, [1, 5]).to_bytes())
     takes_s = 1000 * large.size_bytes / FAN_OUT_BYTES_S
-    repairs = Repairs(large, now=10.0)
+    repairs = ChunkResender(large, now=10.0)
     assert repairs.wanted(need, 10.0 + takes_s / 2, waiting=1000) == ()
     assert repairs.wanted(need, 10.0 + takes_s / 2, waiting=100) == (1, 5)
     assert repairs.wanted(need, 10.0 + takes_s, waiting=1000) == ()
@@ -253,7 +253,7 @@ def test_nothing_is_sent_again_while_the_first_sending_is_under_way():
 
 def test_a_bitmap_that_fits_no_chunks_of_the_model_asks_for_nothing():
     """A device may send any bytes: too few, too many, or those of another model."""
-    repairs = Repairs(model())
+    repairs = ChunkResender(model())
     for missing in (b"", b"\xff", b"\xff" * 9):
         assert repairs.wanted(Need(model().digest, missing), 100.0) == ()
     assert repairs.wanted(Need("00" * 32, Bitmap(model().chunk_count, [1]).to_bytes()), 100.0) == ()

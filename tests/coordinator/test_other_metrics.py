@@ -9,22 +9,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coordinator.frame import draw
-from coordinator.intake import Terms, read_update
-from coordinator.preparation import prepare, run_spec
-from coordinator.printing import print_run, print_summary
-from coordinator.records import RoundRecord, RunInfo, RunSummary
-from coordinator.recovery import terms_of
-from coordinator.round_text import round_line
-from coordinator.run_spec import Stopped
-from coordinator.settings import RunSettings
-from coordinator.snapshot import take_snapshot
-from shared.compression import pack
-from shared.errors import UpdateRefused, UsageError
-from shared.metric_terms import MetricTerms, metric_terms
-from shared.reasons import RefuseReason
-from shared.tasks import digits
-from shared.tensors import Schema, TensorSpec
+from fedpatch.coordinator.aggregation.update_validation import UpdateRequirements, decode_and_validate_update
+from fedpatch.coordinator.cli.tables import print_run, print_summary
+from fedpatch.coordinator.observability.live_view import draw
+from fedpatch.coordinator.observability.round_text import round_line
+from fedpatch.coordinator.observability.snapshot import take_snapshot
+from fedpatch.coordinator.rounds.records import RoundRecord, RunInfo, RunSummary
+from fedpatch.coordinator.rounds.run_spec import Stopped
+from fedpatch.coordinator.runtime.prepare import prepare, run_spec
+from fedpatch.coordinator.runtime.resume import terms_of
+from fedpatch.coordinator.settings import RunSettings
+from fedpatch.shared.errors import UpdateRefused, UsageError
+from fedpatch.shared.tasks.bundled import digits
+from fedpatch.shared.tasks.metric_spec import MetricTerms, metric_terms
+from fedpatch.shared.tensors.arrays import Schema, TensorSpec
+from fedpatch.shared.tensors.packing import pack
+from fedpatch.shared.wire.reasons import RefuseReason
 from tests.coordinator.engines import asking, report_of
 
 MAE = metric_terms("MAE", "min", None)
@@ -108,12 +108,15 @@ def _update(before: float | None, after: float | None) -> tuple[bytes, int]:
 def test_a_measure_that_cannot_be_is_refused(metric, before, after, taken):
     """What a device says of itself may not spoil the mean: out_of_range, as any value that can never be."""
     blob, raw_bytes = _update(before, after)
-    terms = Terms(SCHEMA, (), "ab" * 32, metric)
+    terms = UpdateRequirements(SCHEMA, (), "ab" * 32, metric)
     if taken:
-        assert read_update(blob, terms, encoding="fp32", raw_bytes=raw_bytes)[0].user_accuracy_before == before
+        assert (
+            decode_and_validate_update(blob, terms, encoding="fp32", raw_bytes=raw_bytes)[0].user_accuracy_before
+            == before
+        )
         return
     with pytest.raises(UpdateRefused) as refused:
-        read_update(blob, terms, encoding="fp32", raw_bytes=raw_bytes)
+        decode_and_validate_update(blob, terms, encoding="fp32", raw_bytes=raw_bytes)
     assert refused.value.reason == RefuseReason.OUT_OF_RANGE
 
 
@@ -121,7 +124,7 @@ def test_a_measure_that_cannot_be_is_refused(metric, before, after, taken):
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunSettings:
     """A run of digits with an error for a metric, of a module in the current directory."""
     (tmp_path / "digits_by_error.py").write_text(
-        "from dataclasses import replace\nfrom shared.tasks.digits import TASK as DIGITS\n"
+        "from dataclasses import replace\nfrom fedpatch.shared.tasks.bundled.digits import TASK as DIGITS\n"
         "TASK = replace(DIGITS, metric_name='MAE', metric_goal='min')\n"
     )
     monkeypatch.chdir(tmp_path)
@@ -140,7 +143,7 @@ def test_the_tasks_metric_is_part_of_the_terms(settings):
 def test_a_strategy_that_the_task_knows_no_rate_for_needs_one(monkeypatch: pytest.MonkeyPatch):
     """Nobody guesses it; where it is said, the run has it."""
     slow = replace(digits.TASK, learning_rates={})
-    monkeypatch.setattr("coordinator.preparation.find_task", lambda _: slow)
+    monkeypatch.setattr("fedpatch.coordinator.runtime.prepare.find_task", lambda _: slow)
     with pytest.raises(UsageError, match=r"task 'digits' names no learning rate for fedavg-adam; .*--learning-rate"):
         prepare(RunSettings(task="digits"))
     assert prepare(RunSettings(task="digits", learning_rate=0.5)).plan.learning_rate == 0.5

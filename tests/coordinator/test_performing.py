@@ -10,17 +10,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coordinator.checkpoint import load_checkpoint, store_update
-from coordinator.decoded import Decoded
-from coordinator.effects import Count, Finish
-from coordinator.preparation import Prepared
-from coordinator.records import RoundRecord, StoredUpdate
-from coordinator.registry import REGISTRY_FILE, Registry
-from coordinator.round_text import troubles
-from coordinator.run_spec import Stopped
-from shared.errors import StateError
-from shared.messages import Failed, Offer
-from shared.reasons import FailReason
+from fedpatch.coordinator.observability.round_text import troubles
+from fedpatch.coordinator.rounds.effects import CountEvent, EndRun
+from fedpatch.coordinator.rounds.records import RoundRecord, StoredUpdate
+from fedpatch.coordinator.rounds.run_spec import Stopped
+from fedpatch.coordinator.runtime.prepare import Prepared
+from fedpatch.coordinator.runtime.update_writer import DecodedCache
+from fedpatch.coordinator.storage.checkpoint import load_checkpoint, store_update
+from fedpatch.coordinator.storage.registry import REGISTRY_FILE, Registry
+from fedpatch.shared.errors import StateError
+from fedpatch.shared.wire.messages import Failed, Offer
+from fedpatch.shared.wire.reasons import FailReason
 from tests.coordinator.performers import Bench
 
 
@@ -94,13 +94,13 @@ def test_model_and_record_are_saved_together(bench):
 
 def test_a_device_cannot_write_to_the_terminal(bench):
     """Its own words are shown without what a terminal would obey."""
-    bench.perform([Count("a", "declined", "unwilling", "\x1b[2Jowned\n")])
+    bench.perform([CountEvent("a", "declined", "unwilling", "\x1b[2Jowned\n")])
     assert bench.said == ["a declined: unwilling ?[2Jowned"]
 
 
 def test_the_last_word_of_a_run_is_cleaned_too(bench):
     """It may quote why a device declined."""
-    bench.perform([Finish(Stopped.FAILED, "a: \x1b]0;owned\x07")])
+    bench.perform([EndRun(Stopped.FAILED, "a: \x1b]0;owned\x07")])
     assert bench.said == ["a: ?]0;owned?"]
 
 
@@ -110,7 +110,7 @@ def test_a_model_that_could_not_be_saved_is_not_taken_for_the_state(bench, monke
     def full(*_: object) -> None:
         raise StateError("no space left")
 
-    monkeypatch.setattr("coordinator.performing.save_checkpoint", full)
+    monkeypatch.setattr("fedpatch.coordinator.runtime.effect_runner.save_checkpoint", full)
     bench.upload("a", 1.0)
     with pytest.raises(StateError):
         bench.upload("b", 3.0)
@@ -139,7 +139,7 @@ def test_updates_are_folded_alike_from_memory_and_from_the_disk(tmp_path, prepar
         directory.mkdir()
         with Registry(directory / REGISTRY_FILE) as registry:
             bench = Bench(directory, prepared, registry)
-            bench.performer.decoded = Decoded(room)
+            bench.performer.decoded = DecodedCache(room)
             bench.begin()
             bench.upload("a", 0.1)
             bench.upload("b", 0.3)

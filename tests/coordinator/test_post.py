@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.effects import Count, Send
-from coordinator.post import Post
-from shared.messages import Accept, Cancel, Committed, Decline, Failed, Need, Offer, Progress, Refused
-from shared.reasons import DeclineReason, FailReason, JobPhase, RefuseReason
-from tests.specs import RUN, TASK, model, run_spec, said, told, update
+from fedpatch.coordinator.rounds.effects import CountEvent, SendMessage
+from fedpatch.coordinator.rounds.envelopes import EnvelopeFactory
+from fedpatch.shared.wire.messages import Accept, Cancel, Committed, Decline, Failed, Need, Offer, Progress, Refused
+from fedpatch.shared.wire.reasons import DeclineReason, FailReason, JobPhase, RefuseReason
+from tests.support.specs import RUN, TASK, model, run_spec, said, told, update
 
 
 def test_messages_carry_run_epoch_and_round():
     """And a number of their own."""
-    post = Post(run_spec(epoch=4))
+    post = EnvelopeFactory(run_spec(epoch=4))
     first, second = (post.send("a", 2, Cancel("late")).envelope for _ in range(2))
     assert (first.run, first.task, first.epoch, first.round) == (RUN, TASK, 4, 2)
     assert first.id < second.id
@@ -21,25 +21,25 @@ def test_messages_carry_run_epoch_and_round():
 
 def test_what_was_committed_is_committed_again():
     """A device that did not hear it can forget its update, whatever became of the round."""
-    post = Post(run_spec())
+    post = EnvelopeFactory(run_spec())
     post.committed["a"] = update().digest
     old = said(Offer(update()), 7, epoch=3, run="another")
     [effect] = post.settle_stale("a", old, RefuseReason.LATE)
-    assert isinstance(effect, Send)
+    assert isinstance(effect, SendMessage)
     assert effect.envelope.body == Committed(update().digest)
     assert (effect.envelope.run, effect.envelope.epoch, effect.envelope.round) == ("another", 3, 7)
 
 
 def test_a_stale_update_is_refused():
     """With the reason; another device's commit is none of its business."""
-    post = Post(run_spec())
+    post = EnvelopeFactory(run_spec())
     post.committed["b"] = update().digest
     effects = post.settle_stale("a", said(Offer(update())), RefuseReason.STALE_EPOCH)
     [(device, body)] = told(effects)
     assert device == "a"
     assert isinstance(body, Refused)
     assert (body.digest, body.reason) == (update().digest, RefuseReason.STALE_EPOCH)
-    assert effects[1] == Count("a", "late", "stale_epoch")
+    assert effects[1] == CountEvent("a", "late", "stale_epoch")
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_a_stale_update_is_refused():
 )
 def test_work_for_a_round_that_is_over_is_cancelled(body):
     """Whatever shows that a device still works for it, even the mere wish for more chunks."""
-    assert told(Post(run_spec()).settle_stale("a", said(body), RefuseReason.LATE)) == [("a", Cancel("late"))]
+    assert told(EnvelopeFactory(run_spec()).settle_stale("a", said(body), RefuseReason.LATE)) == [("a", Cancel("late"))]
 
 
 @pytest.mark.parametrize(
@@ -57,6 +57,6 @@ def test_work_for_a_round_that_is_over_is_cancelled(body):
 )
 def test_what_leaves_nothing_open_has_no_answer(body):
     """The device is done with that round, or never said such a thing."""
-    post = Post(run_spec())
+    post = EnvelopeFactory(run_spec())
     assert post.settle_stale("a", said(body), RefuseReason.LATE) == []
-    assert post.turn_away("a", said(body)) == [Count("a", "refused", RefuseReason.QUARANTINED)]
+    assert post.turn_away("a", said(body)) == [CountEvent("a", "refused", RefuseReason.QUARANTINED)]

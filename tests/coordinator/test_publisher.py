@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.publisher import Blob, ModelPublisher
-from shared.errors import BrokerError
-from shared.transfer import decode_chunk
+from fedpatch.coordinator.runtime.model_publisher import Blob, ModelPublisher
+from fedpatch.shared.errors import BrokerError
+from fedpatch.shared.wire.transfer import decode_chunk
 from tests.coordinator.links import RecordedLink
-from tests.specs import model
+from tests.support.specs import model
 
 BLOB = b"m" * 250
 
@@ -71,7 +71,7 @@ def test_a_broker_that_retains_nothing_is_told_nothing_of_what_was_left(link, tm
 
 def test_a_model_is_remembered_until_the_broker_has_taken_it_back(link, tmp_path, monkeypatch):
     """To publish is not to arrive: a coordinator may be killed, or the broker away, before it does."""
-    monkeypatch.setattr("coordinator.publisher.CLOSE_TIMEOUT_S", 0.0)
+    monkeypatch.setattr("fedpatch.coordinator.runtime.model_publisher.CLOSE_TIMEOUT_S", 0.0)
     current = publisher(link, tmp_path)
     current.publish(Blob(BLOB, model()))
     link.idle = False

@@ -1,19 +1,26 @@
-"""coordinator.purses: what is dropped before anybody looks at it, and that honest devices never are."""
+"""fedpatch.coordinator.guard.rate_limiter: what is dropped before anybody looks at it, and that honest devices never are."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.doorkeeper import MAX_WAITING_BYTES, Doorkeeper
-from coordinator.purses import BYTES_AT_ONCE, BYTES_PER_S, MESSAGES_AT_ONCE, MESSAGES_PER_S, REPEATS, Purses
-from shared.messages import Envelope, Grant
-from shared.topics import ParsedTopic
+from fedpatch.coordinator.guard.ingress_filter import MAX_WAITING_BYTES, IngressFilter
+from fedpatch.coordinator.guard.rate_limiter import (
+    BYTES_AT_ONCE,
+    BYTES_PER_S,
+    MESSAGES_AT_ONCE,
+    MESSAGES_PER_S,
+    REPEATS,
+    RateLimiter,
+)
+from fedpatch.shared.wire.messages import Envelope, Grant
+from fedpatch.shared.wire.topics import ParsedTopic
 
 
-def purses(*devices: str, most: int = 100) -> Purses:
+def purses(*devices: str, most: int = 100) -> RateLimiter:
     """One that knows these devices."""
-    made = Purses(most)
+    made = RateLimiter(most)
     for device in devices:
         made.know(device, 0.0)
     return made
@@ -110,13 +117,13 @@ def test_invented_names_share_one_purse_and_leave_nothing_behind():
 
 def test_a_fleet_that_is_met_for_the_first_time_is_let_in():
     """Every device that may be known tells its presence at once, twice."""
-    door = Purses(10_000)
+    door = RateLimiter(10_000)
     assert all(door.admit("device_state", f"pi-{number % 10_000}", 400, 1.0) for number in range(20_000))
 
 
 def test_what_waits_is_bounded():
     """Whoever it is of: the inbox takes so many bytes and no more, until some are taken out."""
-    door = Doorkeeper(10)
+    door = IngressFilter(10)
     door.expect(MAX_WAITING_BYTES, 2**20)
     door.knows("a")
     door.sends("a", Envelope(Grant("0" * 64, 8, b"")))

@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.aggregation import WeightedMean
-from coordinator.bounds import check_moments
-from coordinator.checkpoint import load_checkpoint, save_checkpoint
-from coordinator.quantised_step import quantised_step, step_seed, without_residuals
-from coordinator.strategies import STRATEGIES, ServerState, Strategy
-from shared.compression import Packed, pack, unpack
-from shared.encodings import FEEDBACK
-from shared.feedback import pack_with_feedback, residual_name
-from shared.messages import ENCODINGS, is_delta
-from shared.tensors import Schema, TensorSpec, moment_name, values_digest
+from fedpatch.coordinator.aggregation.model_delta import quantised_step, step_seed, without_residuals
+from fedpatch.coordinator.aggregation.norm_clipping import check_moments
+from fedpatch.coordinator.aggregation.strategies import STRATEGIES, ServerState, Strategy
+from fedpatch.coordinator.aggregation.weighted_mean import WeightedMean
+from fedpatch.coordinator.storage.checkpoint import load_checkpoint, save_checkpoint
+from fedpatch.shared.tensors.arrays import Schema, TensorSpec, moment_name, values_digest
+from fedpatch.shared.tensors.encodings import FEEDBACK
+from fedpatch.shared.tensors.error_feedback import pack_with_feedback, residual_name
+from fedpatch.shared.tensors.packing import Packed, pack, unpack
+from fedpatch.shared.wire.messages import ENCODINGS, is_delta
 
 SCHEMA = Schema(
     (
@@ -187,7 +187,7 @@ def test_another_encoding_takes_over_what_was_left_or_drops_it():
 )
 @settings(deadline=None)
 def test_moments_of_real_gradients_are_taken_however_they_travelled(encoding, seed, spread, growth, steps):
-    """Down in steps and up again: rounding makes no first moment greater than its second one allows (coordinator.bounds)."""
+    """Down in steps and up again: rounding makes no first moment greater than its second one allows (norm_clipping)."""
     strategy = STRATEGIES["fedavg-adam"]()
     schema = strategy.travelling(SCHEMA)
     plan = strategy.plan(0.001, 10, 1, 0, 0)

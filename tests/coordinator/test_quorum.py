@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.quorum import RULE, Standing, devices_meant, updates_needed, without
+from fedpatch.coordinator.cohort.quorum import RULE, Standing, devices_meant, updates_needed, without
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = ("concepts.md", "protocol.md", "configuration.md")

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.records import MAX_NAMED, PhaseSeconds, RoundRecord, RunSummary
-from coordinator.round_text import troubles
+from fedpatch.coordinator.aggregation.limits import MAX_NAMED
+from fedpatch.coordinator.observability.round_text import troubles
+from fedpatch.coordinator.rounds.records import PhaseSeconds, RoundRecord, RunSummary
 
 COUNTS = st.integers(0, 1000)
 SHARES = st.none() | st.floats(0, 1)

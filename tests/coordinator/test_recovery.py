@@ -7,25 +7,24 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.checkpoint import kept_rounds, load_checkpoint, save_checkpoint, store_update
-from coordinator.ledger import Ledger
-from coordinator.moments import Moment
-from coordinator.performing import Performer
-from coordinator.preparation import Prepared
-from coordinator.records import RoundRecord
-from coordinator.recovery import seen_devices
-from coordinator.registry import REGISTRY_FILE, Registry, Sighting
-from coordinator.round_states import State
-from shared.errors import StateError
-from shared.messages import Committed, Offer
+from fedpatch.coordinator.rounds.records import RoundRecord
+from fedpatch.coordinator.rounds.states import RoundJournal, State
+from fedpatch.coordinator.runtime.effect_runner import EffectRunner
+from fedpatch.coordinator.runtime.prepare import Prepared
+from fedpatch.coordinator.runtime.resume import seen_devices
+from fedpatch.coordinator.storage.boot_clock import BootTime
+from fedpatch.coordinator.storage.checkpoint import kept_rounds, load_checkpoint, save_checkpoint, store_update
+from fedpatch.coordinator.storage.registry import REGISTRY_FILE, Registry, Sighting
+from fedpatch.shared.errors import StateError
+from fedpatch.shared.wire.messages import Committed, Offer
 from tests.coordinator.performers import Bench
 
 
 @pytest.fixture
 def bench(tmp_path: Path, prepared: Prepared, registry: Registry, monkeypatch: pytest.MonkeyPatch) -> Bench:
     """A round in which both devices have accepted; no time passes, however busy the machine is."""
-    moment, now = Moment.now(), time.monotonic()
-    monkeypatch.setattr(Moment, "now", lambda: moment)
+    moment, now = BootTime.now(), time.monotonic()
+    monkeypatch.setattr(BootTime, "now", lambda: moment)
     monkeypatch.setattr(time, "monotonic", lambda: now)
     return Bench(tmp_path, prepared, registry).begin()
 
@@ -68,16 +67,16 @@ class TestOpenRound:
 
     def test_that_was_being_aggregated_is_aggregated_with_the_same_devices(self, bench, monkeypatch, prepared):
         """The others had been told that it is over."""
-        original = Performer._record
+        original = EffectRunner._record
 
         def killed(*_: object) -> None:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(Performer, "_record", killed)
+        monkeypatch.setattr(EffectRunner, "_record", killed)
         bench.upload("a", 1.0)
         with pytest.raises(KeyboardInterrupt):
             bench.upload("b", 3.0)
-        monkeypatch.setattr(Performer, "_record", original)
+        monkeypatch.setattr(EffectRunner, "_record", original)
         later = bench.again()
         [record] = later.registry.rounds.records(later.engine.spec.run)
         assert (record.outcome, record.reported) == ("aggregated", 2)
@@ -102,9 +101,9 @@ class TestOpenRound:
         bench.upload("a", 1.0)
         run = bench.engine.spec.run
         bench.registry.rounds.close(run)
-        ledger = bench.registry.rounds.unfinished(run, Moment.now())
-        bench.registry.rounds.open(run, ledger, Moment.now())
-        assert bench.registry.rounds.unfinished(run, Moment.now()).closing
+        ledger = bench.registry.rounds.unfinished(run, BootTime.now())
+        bench.registry.rounds.open(run, ledger, BootTime.now())
+        assert bench.registry.rounds.unfinished(run, BootTime.now()).closing
 
     def test_names_an_update_that_the_registry_does_not_know(self, bench):
         """A registry that was damaged is as old as its copy."""
@@ -127,8 +126,8 @@ class TestOpenRound:
         """Updates of another base are of no use: a newer version may pack the same model in other bytes."""
         bench.upload("a", 1.0)
         run = bench.engine.spec.run
-        ledger = Ledger(1, 2, ("a", "b"), "f" * 64)
-        bench.registry.rounds.open(run, ledger, Moment.now())
+        ledger = RoundJournal(1, 2, ("a", "b"), "f" * 64)
+        bench.registry.rounds.open(run, ledger, BootTime.now())
         later = bench.again()
         assert later.engine.open is None
         assert "round 1 was open with another model; it is played from its beginning" in later.said
@@ -142,17 +141,17 @@ class TestOpenRound:
 
     def test_that_an_operator_interrupted_has_the_time_it_had(self, bench, monkeypatch):
         """The night between is not held against the devices."""
-        started = Moment.now()
+        started = BootTime.now()
         bench.perform(bench.engine.interrupt(bench.engine.open.round._invited_at + 100.0))
-        night = Moment(started.boot, started.uptime_s + 30_000, started.unix_s + 30_000)
-        monkeypatch.setattr("coordinator.recovery.Moment.now", lambda: night)
+        night = BootTime(started.boot, started.uptime_s + 30_000, started.unix_s + 30_000)
+        monkeypatch.setattr("fedpatch.coordinator.runtime.resume.BootTime.now", lambda: night)
         assert "round 1 goes on with 0 of 2 updates, 500 s to its deadline" in bench.again().said
 
     def test_that_was_killed_loses_the_time_between(self, bench, monkeypatch):
         """The devices were at work meanwhile."""
-        then = Moment.now()
-        later = Moment(then.boot, then.uptime_s + 101.0, then.unix_s - 1e9)
-        monkeypatch.setattr("coordinator.recovery.Moment.now", lambda: later)
+        then = BootTime.now()
+        later = BootTime(then.boot, then.uptime_s + 101.0, then.unix_s - 1e9)
+        monkeypatch.setattr("fedpatch.coordinator.runtime.resume.BootTime.now", lambda: later)
         assert "round 1 goes on with 0 of 2 updates, 499 s to its deadline" in bench.again().said
 
     def test_tells_a_device_again_what_was_committed(self, bench):
@@ -172,7 +171,7 @@ class TestCheckpoint:
         save_checkpoint(bench.directory, state, bench.prepared.public, {"record": saved.to_dict()})
         later = bench.again()
         assert later.registry.rounds.records(run) == [saved]
-        assert later.registry.rounds.unfinished(run, Moment.now()) is None
+        assert later.registry.rounds.unfinished(run, BootTime.now()) is None
 
     def test_that_is_older_than_failed_rounds_leaves_them(self, bench):
         """A failed round makes no checkpoint."""

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.records import PhaseSeconds, RoundRecord, StoredUpdate
-from coordinator.registry import REGISTRY_FILE, Registry
-from coordinator.registry_copy import copy_of
-from shared.errors import StateError, UsageError
+from fedpatch.coordinator.rounds.records import PhaseSeconds, RoundRecord, StoredUpdate
+from fedpatch.coordinator.storage.database import copy_of
+from fedpatch.coordinator.storage.registry import REGISTRY_FILE, Registry
+from fedpatch.shared.errors import StateError, UsageError
 from tests.coordinator.sightings import seen
 
 DIGEST = "ab" * 32
@@ -194,8 +194,8 @@ def test_what_a_method_did_outlasts_a_kill(path):
     program = f"""
 import os, signal
 from pathlib import Path
-from coordinator.records import RoundRecord
-from coordinator.registry import Registry
+from fedpatch.coordinator.rounds.records import RoundRecord
+from fedpatch.coordinator.storage.registry import Registry
 registry = Registry(Path({str(path)!r}))
 run = registry.create_run(created_at=0.0, task="t", strategy="s", private="none", settings={{}}, schema="")
 registry.rounds.finish(run.id, RoundRecord(1, "aggregated", 1, 1, 0, 1))

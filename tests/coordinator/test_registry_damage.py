@@ -16,16 +16,15 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from coordinator.database import keep_copy, must_exist
-from coordinator.records import RoundRecord, StoredUpdate
-from coordinator.registry import REGISTRY_FILE, Registry
-from coordinator.registry_copy import copy_of
-from coordinator.run_journal import RUNS
-from coordinator.stored_content import check_stored
-from shared.errors import StateError, UsageError
-from tests.checkups import quiet_checkup
+from fedpatch.coordinator.rounds.records import RoundRecord, StoredUpdate
+from fedpatch.coordinator.storage.database import copy_of, keep_copy, must_exist
+from fedpatch.coordinator.storage.registry import REGISTRY_FILE, Registry
+from fedpatch.coordinator.storage.run_journal import RUNS
+from fedpatch.coordinator.storage.stored_content import check_stored
+from fedpatch.shared.errors import StateError, UsageError
 from tests.coordinator.sightings import seen
-from tests.disks import small_disk
+from tests.support.checkups import quiet_checkup
+from tests.support.disks import small_disk
 
 Content = dict[str, list[tuple[Any, ...]]]
 LOG = "fedpatch.registry"

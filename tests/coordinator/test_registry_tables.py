@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from coordinator import registry_tables
-from coordinator.database import open_database
-from coordinator.moments import Moment
-from coordinator.rebuild import rebuild_registry
-from coordinator.registry import REGISTRY_FILE, Registry
-from coordinator.registry_copy import copy_of
-from coordinator.registry_tables import SCHEMA_VERSION, script
-from shared.errors import StateError
+from fedpatch.coordinator.storage import migrations
+from fedpatch.coordinator.storage.boot_clock import BootTime
+from fedpatch.coordinator.storage.database import copy_of, open_database
+from fedpatch.coordinator.storage.migrations import SCHEMA_VERSION, script
+from fedpatch.coordinator.storage.rebuild import rebuild_registry
+from fedpatch.coordinator.storage.registry import REGISTRY_FILE, Registry
+from fedpatch.shared.errors import StateError
 from tests.coordinator.test_registry_damage import Content, Told, content_of, opened
 
 VERSION_4 = Path(__file__).parent / "old" / "registry-version-4.sql"
@@ -62,7 +61,7 @@ def test_updates_of_version_3_are_in_the_encoding_of_their_run(tmp_path: Path):
     with Told() as lines, Registry(path) as registry:
         found = {run: registry.rounds.updates(run, 1)[0].encoding for run in ("half", "old")}
         assert found == {"half": "fp16+zstd", "old": "fp32+zstd"}
-        ledger = registry.rounds.unfinished("half", Moment.now())
+        ledger = registry.rounds.unfinished("half", BootTime.now())
         assert ledger is not None and (ledger.base, ledger.encoding, ledger.negotiated) == ("cd", "", {})
     assert (lines, opened(path)[1]) == ([], [])
 
@@ -84,7 +83,7 @@ def test_a_migration_that_fails_changes_nothing(tmp_path: Path, monkeypatch: pyt
     """All of it, or none: here the tables of version 4 are made, and then the disk refuses."""
     path = tmp_path / REGISTRY_FILE
     known = old_registry(path)
-    monkeypatch.setattr(registry_tables, "script", lambda before: f"{script(before, 4)} INSERT INTO absent VALUES (1);")
+    monkeypatch.setattr(migrations, "script", lambda before: f"{script(before, 4)} INSERT INTO absent VALUES (1);")
     with pytest.raises(StateError, match="absent"):
         open_database(path, readonly=False)
     with closing(sqlite3.connect(path)) as db:
@@ -120,7 +119,7 @@ def test_registry_of_version_4_opens_and_has_journals_from_then_on(version_4: Pa
         tables = {name for (name,) in registry._db.execute("SELECT name FROM sqlite_schema")}
         assert "sums" not in tables
         runs = [(run, registry.rounds.records(run.id)) for run in registry.runs()]
-        ledger = registry.rounds.unfinished(OPEN, Moment.now())
+        ledger = registry.rounds.unfinished(OPEN, BootTime.now())
         assert ledger is not None and (ledger.round, ledger.accepted) == (2, frozenset({"pi-1"}))
         assert (ledger.absent, ledger.offenders) == (frozenset(), {})
         assert registry.holds.held("lab") == {"pi-2": "quarantined"}

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from coordinator.round import Round, RoundPolicy
-from coordinator.round_states import TABLE, Event, Phase, State
-from shared.errors import IllegalTransition
+from fedpatch.coordinator.rounds.round import Round, RoundPolicy
+from fedpatch.coordinator.rounds.states import TABLE, Event, Phase, State
+from fedpatch.shared.errors import IllegalTransition
 
 # A row per state, a column per event: the next state, "-" where the event changes nothing.
 GRID = """

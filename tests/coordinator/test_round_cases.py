@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.round import Participant, Round, RoundPolicy
-from coordinator.round_states import Event, Phase, State
+from fedpatch.coordinator.rounds.round import Participant, Round, RoundPolicy
+from fedpatch.coordinator.rounds.states import Event, Phase, State
 
 POLICY = RoundPolicy(
     target=4, min_cohort=1, quorum=0.75, recruit_deadline_s=10.0, deadline_s=100.0, grace_s=20.0, rejoin_s=15.0
@@ -265,7 +265,7 @@ class TestBooks:
 
 
 class TestWhoCounts:
-    """The quorum is a share of the devices that the round is meant for (coordinator.quorum)."""
+    """The quorum is a share of the devices that the round is meant for (coordinator.cohort.quorum)."""
 
     def test_one_of_ten_that_accepts_makes_no_round(self):
         """Nine decline: what the tenth would report is not the fleet's."""

@@ -7,21 +7,21 @@ from typing import Any
 
 import pytest
 
-from coordinator.ledger import Ledger
-from coordinator.moments import Moment
-from shared.errors import UpdateRefused
+from fedpatch.coordinator.rounds.states import RoundJournal
+from fedpatch.coordinator.storage.boot_clock import BootTime
+from fedpatch.shared.errors import UpdateRefused
 from tests.coordinator.test_registry import new_run, record_of, update_of
 
 
-def ledger_of(number: int = 1, **changes: Any) -> Ledger:
+def ledger_of(number: int = 1, **changes: Any) -> RoundJournal:
     """A round of three devices."""
-    return replace(Ledger(number, 2, ("b", "a", "c"), "ab" * 32), **changes)
+    return replace(RoundJournal(number, 2, ("b", "a", "c"), "ab" * 32), **changes)
 
 
 def test_the_open_round_is_known_until_it_is_over(registry):
     """With who accepted, and in the order in which devices were drawn; its record takes its place."""
     run = new_run(registry).id
-    now = Moment("boot", 10.0, 1e9)
+    now = BootTime("boot", 10.0, 1e9)
     assert registry.rounds.unfinished(run, now) is None
     registry.rounds.open(run, ledger_of(), now)
     registry.rounds.accept(run, {"a"})
@@ -36,7 +36,7 @@ def test_the_open_round_is_known_until_it_is_over(registry):
 
 def test_the_open_round_keeps_its_offenders_and_those_that_it_was_not_meant_for(registry):
     """From the moment of the offence on, and when the round goes on in another epoch."""
-    run, now = new_run(registry).id, Moment("boot", 10.0, 1e9)
+    run, now = new_run(registry).id, BootTime("boot", 10.0, 1e9)
     registry.rounds.bench(run, "a", "not_finite")
     assert registry.rounds.unfinished(run, now) is None
     ledger = ledger_of(absent=frozenset("c"), offenders={"a": "not_finite"})
@@ -50,7 +50,7 @@ def test_the_open_round_keeps_its_offenders_and_those_that_it_was_not_meant_for(
 
 def test_a_round_that_goes_on_keeps_its_updates_and_no_others(registry):
     """What a killed coordinator left of an earlier round goes when the next is opened."""
-    run, now = new_run(registry).id, Moment("boot", 10.0, 1e9)
+    run, now = new_run(registry).id, BootTime("boot", 10.0, 1e9)
     registry.rounds.add_update(run, update_of(round=1))
     registry.rounds.add_update(run, update_of(round=2))
     registry.rounds.open(run, ledger_of(2, accepted=frozenset("b")), now)
@@ -60,26 +60,26 @@ def test_a_round_that_goes_on_keeps_its_updates_and_no_others(registry):
 
 def test_the_deadline_comes_nearer_while_nobody_is_there_but_for_an_interrupt(registry):
     """By the machine's own clock as long as it runs, by the wall clock after a boot, and never backwards."""
-    run, then = new_run(registry).id, Moment("boot", 10.0, 1e9)
+    run, then = new_run(registry).id, BootTime("boot", 10.0, 1e9)
     registry.rounds.open(run, ledger_of(spent_s=5.0), then)
     spent = {
-        Moment("boot", 40.0, 1e9 - 1e8): 35.0,
-        Moment("other", 3.0, 1e9 + 60.0): 65.0,
-        Moment("other", 3.0, 0.0): 5.0,
-        Moment("", 0.0, 1e9 + 7.0): 12.0,
+        BootTime("boot", 40.0, 1e9 - 1e8): 35.0,
+        BootTime("other", 3.0, 1e9 + 60.0): 65.0,
+        BootTime("other", 3.0, 0.0): 5.0,
+        BootTime("", 0.0, 1e9 + 7.0): 12.0,
     }
     for now, spent_s in spent.items():
         assert registry.rounds.unfinished(run, now) == ledger_of(spent_s=spent_s)
     registry.rounds.pause(run, 20.0)
     for now in spent:
         assert registry.rounds.unfinished(run, now) == ledger_of(spent_s=20.0)
-    registry.rounds.open(run, ledger_of(spent_s=20.0), Moment("boot", 100.0, 1e9))
-    assert registry.rounds.unfinished(run, Moment("boot", 101.0, 0.0)) == ledger_of(spent_s=21.0)
+    registry.rounds.open(run, ledger_of(spent_s=20.0), BootTime("boot", 100.0, 1e9))
+    assert registry.rounds.unfinished(run, BootTime("boot", 101.0, 0.0)) == ledger_of(spent_s=21.0)
 
 
 def test_going_back_forgets_what_came_after(registry):
     """The rounds since the model that is left are played again."""
-    run, now = new_run(registry).id, Moment("boot", 10.0, 1e9)
+    run, now = new_run(registry).id, BootTime("boot", 10.0, 1e9)
     for number in (1, 2, 3):
         registry.rounds.finish(run, record_of(number))
     registry.rounds.open(run, ledger_of(4), now)

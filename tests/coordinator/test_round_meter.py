@@ -1,4 +1,4 @@
-"""coordinator.round_meter and traffic_meter: what they make of a run that is played by hand."""
+"""fedpatch.coordinator.observability.round_metrics and traffic_meter: what they make of a run that is played by hand."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.metrics import PHASES
-from coordinator.round_meter import spread
-from shared.messages import Accept, Decline, Failed, Need, Offer
-from shared.metric_terms import MetricTerms
-from shared.reasons import Condition, DeclineReason, FailReason
-from shared.transfer import Bitmap
+from fedpatch.coordinator.observability.metric_definitions import PHASES
+from fedpatch.coordinator.observability.round_metrics import spread
+from fedpatch.shared.tasks.metric_spec import MetricTerms
+from fedpatch.shared.wire.messages import Accept, Decline, Failed, Need, Offer
+from fedpatch.shared.wire.reasons import Condition, DeclineReason, FailReason
+from fedpatch.shared.wire.transfer import Bitmap
 from tests.coordinator.engines import BLOB
 from tests.coordinator.metered import Metered
-from tests.specs import gone, model, there, update
+from tests.support.specs import gone, model, there, update
 
 _VALUES = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=30)
 _MORE, _LESS = MetricTerms("score", "max", -1e9, 1e9), MetricTerms("error", "min", -1e9, 1e9)

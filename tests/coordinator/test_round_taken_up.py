@@ -8,31 +8,30 @@ from typing import Any
 
 import pytest
 
-from coordinator.effects import Aggregate, Open, Pause, PublishModel, Send
-from coordinator.engine import Engine
-from coordinator.fleet import QUARANTINED
-from coordinator.ledger import KeptUpdate, Ledger, Opening
-from coordinator.round import RETURN_S
-from coordinator.round_states import Phase, State
-from coordinator.silence import PROBE_S
-from shared.messages import Accept, Committed, Failed, Offer, Progress, WorkRequest
-from shared.reasons import FailReason, JobPhase
-from shared.transfer import cut
+from fedpatch.coordinator.cohort.silence import PROBE_S
+from fedpatch.coordinator.rounds.effects import AggregateUpdates, PublishModel, SaveJournal, SavePause, SendMessage
+from fedpatch.coordinator.rounds.roster import QUARANTINED
+from fedpatch.coordinator.rounds.round import RETURN_S
+from fedpatch.coordinator.rounds.run_engine import Engine
+from fedpatch.coordinator.rounds.states import CommittedUpdate, Phase, RoundJournal, RoundStart, State
+from fedpatch.shared.wire.messages import Accept, Committed, Failed, Offer, Progress, WorkRequest
+from fedpatch.shared.wire.reasons import FailReason, JobPhase
+from fedpatch.shared.wire.transfer import cut
 from tests.coordinator.engines import BLOB, DIGEST, asking, kinds, send
-from tests.specs import counted, model, report, run_spec, said, there, told, update
+from tests.support.specs import counted, model, report, run_spec, said, there, told, update
 
 EPOCH = 2
 
 
 def opening(
     invited: str, accepted: str = "", reported: str = "", spent_s: float = 0.0, closing: bool = False
-) -> Opening:
+) -> RoundStart:
     """Round 1 as its ledger tells of it."""
-    ledger = Ledger(1, len(invited), tuple(invited), model().digest, frozenset(accepted), spent_s, closing)
-    return Opening(ledger, {device: KeptUpdate(DIGEST, len(BLOB), report(0.5)) for device in reported})
+    ledger = RoundJournal(1, len(invited), tuple(invited), model().digest, frozenset(accepted), spent_s, closing)
+    return RoundStart(ledger, {device: CommittedUpdate(DIGEST, len(BLOB), report(0.5)) for device in reported})
 
 
-def going_on(unfinished: Opening, now: float = 0.0, **changes: Any) -> tuple[Engine, list[Any]]:
+def going_on(unfinished: RoundStart, now: float = 0.0, **changes: Any) -> tuple[Engine, list[Any]]:
     """The next epoch's engine, and what it does once the model lies on the broker."""
     made = Engine(run_spec(epoch=EPOCH, **changes), unfinished=unfinished, jitter=random.Random(1))
     assert made.start(now) == [PublishModel(1)]
@@ -65,10 +64,10 @@ def test_a_new_round_is_in_the_ledger_before_anybody_is_asked():
     for device in "ab":
         made.on_state(device, there(), 0.0)
     effects = made.model_published(model(), 0.0)
-    assert isinstance(effects[0], Open)
+    assert isinstance(effects[0], SaveJournal)
     ledger = effects[0].ledger
     assert (ledger.round, ledger.target, sorted(ledger.invited), ledger.base) == (1, 2, ["a", "b"], model().digest)
-    assert kinds(effects[-2:]) == [Send, Send]
+    assert kinds(effects[-2:]) == [SendMessage, SendMessage]
 
 
 def test_those_who_have_not_reported_are_asked_again():
@@ -105,7 +104,7 @@ def test_what_was_committed_counts_without_a_word_from_its_device():
     """`committed` was a promise."""
     made, _ = going_on(opening("ab", accepted="ab", reported="a"))
     effects = report_of_again(made, "b")
-    assert effects[-1] == Aggregate(1, ("a", "b"))
+    assert effects[-1] == AggregateUpdates(1, ("a", "b"))
 
 
 def test_a_device_that_did_not_hear_committed_hears_it_now():
@@ -162,7 +161,7 @@ def test_an_end_before_the_model_is_published_does_not_set_the_deadline_back(end
     """A disk that is full at each start must not keep a round open for ever."""
     made = Engine(run_spec(epoch=EPOCH), unfinished=opening("a", spent_s=100.0), jitter=random.Random(1))
     made.start(0.0)
-    assert end(made, 5.0)[0] == Pause(105.0)
+    assert end(made, 5.0)[0] == SavePause(105.0)
 
 
 def test_the_deadline_does_not_begin_anew():
@@ -186,7 +185,7 @@ def test_a_round_whose_deadline_has_passed_ends_with_what_it_has(reported, outco
 def test_an_aggregation_that_had_begun_is_done_with_the_very_same_updates():
     """Devices were told that it is over: nobody is asked, nothing is waited for."""
     _, effects = going_on(opening("abc", accepted="abc", reported="ac", closing=True), quorum=0.5)
-    assert [effect for effect in effects if isinstance(effect, Aggregate)] == [Aggregate(1, ("a", "c"))]
+    assert [effect for effect in effects if isinstance(effect, AggregateUpdates)] == [AggregateUpdates(1, ("a", "c"))]
     assert not [body for _, body in told(effects) if isinstance(body, WorkRequest)]
 
 
@@ -194,7 +193,7 @@ def test_an_interrupt_stops_the_deadline():
     """A night in which the operator had stopped the coordinator is not held against the devices."""
     made = asking("ab")
     effects = made.interrupt(120.0)
-    assert effects[0] == Pause(120.0)
+    assert effects[0] == SavePause(120.0)
 
 
 def test_the_time_until_the_broker_answers_counts():

@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator import run_journal
-from coordinator.rebuild import rebuild_registry
-from coordinator.records import PhaseSeconds, RoundRecord
-from coordinator.registry import REGISTRY_FILE, Registry
-from coordinator.registry_copy import copy_of, damaged_of
-from coordinator.run_journal import FILE, journals, read_journal
-from shared.errors import UsageError
+from fedpatch.coordinator.rounds.records import PhaseSeconds, RoundRecord
+from fedpatch.coordinator.storage import run_journal
+from fedpatch.coordinator.storage.database import copy_of, damaged_of
+from fedpatch.coordinator.storage.rebuild import rebuild_registry
+from fedpatch.coordinator.storage.registry import REGISTRY_FILE, Registry
+from fedpatch.coordinator.storage.run_journal import FILE, journals, read_journal
+from fedpatch.shared.errors import UsageError
 from tests.coordinator.sightings import seen
 
 ROUNDS = 4

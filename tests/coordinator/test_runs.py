@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from coordinator import runs
-from coordinator.records import RoundRecord, RunSummary
-from coordinator.registry import REGISTRY_FILE, Registry
-from coordinator.settings import RunSettings
-from shared.config import public_values
-from shared.errors import UsageError
+from fedpatch.coordinator.rounds.records import RoundRecord, RunSummary
+from fedpatch.coordinator.runtime import runs
+from fedpatch.coordinator.settings import RunSettings
+from fedpatch.coordinator.storage.registry import REGISTRY_FILE, Registry
+from fedpatch.shared.config.load import public_values
+from fedpatch.shared.errors import UsageError
 
 
 class Recorded:

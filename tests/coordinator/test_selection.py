@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.selection import Selection, select
-from shared.errors import UsageError
+from fedpatch.coordinator.cohort.sampling import Selection, select
+from fedpatch.shared.errors import UsageError
 
 DEVICES = [f"pi{number:03}" for number in range(100)]
 

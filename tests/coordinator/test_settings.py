@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.demo_settings import DemoSettings
-from coordinator.settings import MAX_CHUNKS_IN_FLIGHT, RunSettings
-from shared.config import load, to_toml
-from shared.errors import ConfigError
-from shared.messages import MAX_CHUNKS
-from shared.settings import settings_of
+from fedpatch.coordinator.demo.settings import DemoSettings
+from fedpatch.coordinator.settings import MAX_CHUNKS_IN_FLIGHT, RunSettings
+from fedpatch.shared.config.fields import settings_of
+from fedpatch.shared.config.load import load, to_toml
+from fedpatch.shared.errors import ConfigError
+from fedpatch.shared.wire.messages import MAX_CHUNKS
 
 
 def problems(cls=RunSettings, environ=None, **flags) -> list[str]:

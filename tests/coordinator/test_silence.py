@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.round_states import Phase, State
-from coordinator.silence import ANSWER_S, PROBE_S, SILENT_S, SLOW_BYTES_S, STARTING_S
-from coordinator.uploads import STALL_S
-from shared.messages import Accept, Grant, Offer, Progress, WorkRequest
-from shared.reasons import JobPhase
-from shared.transfer import cut
+from fedpatch.coordinator.cohort.silence import ANSWER_S, PROBE_S, SILENT_S, SLOW_BYTES_S, STARTING_S
+from fedpatch.coordinator.rounds.states import Phase, State
+from fedpatch.coordinator.rounds.upload_scheduler import STALL_S
+from fedpatch.shared.wire.messages import Accept, Grant, Offer, Progress, WorkRequest
+from fedpatch.shared.wire.reasons import JobPhase
+from fedpatch.shared.wire.transfer import cut
 from tests.coordinator.open_rounds import BLOB, Bench
-from tests.specs import TASKS, counted, gone, report, there, told, update
+from tests.support.specs import TASKS, counted, gone, report, there, told, update
 
 DEADLINE_S = 100_000.0
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from coordinator.snapshot import take_snapshot
-from shared.messages import Accept, Progress
-from shared.reasons import JobPhase
+from fedpatch.coordinator.observability.snapshot import take_snapshot
+from fedpatch.shared.wire.messages import Accept, Progress
+from fedpatch.shared.wire.reasons import JobPhase
 from tests.coordinator.engines import BLOB, asking, engine, report_of, send
-from tests.specs import model, there
+from tests.support.specs import model, there
 
 
 class TestSnapshot:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import io
 
-from coordinator.effects import Finish, PublishModel
-from coordinator.fleet import Fleet
-from coordinator.records import RoundRecord
-from coordinator.silence import STARTING_S
-from coordinator.snapshot import Snapshot, take_snapshot
-from coordinator.status import snapshot_of, status_of
-from coordinator.view import PlainView
-from shared.codec import decode, encode
-from shared.messages import Envelope, TaskCapability
-from shared.run_status import RunStatus
+from fedpatch.coordinator.cohort.silence import STARTING_S
+from fedpatch.coordinator.observability.live_view import PlainView
+from fedpatch.coordinator.observability.snapshot import Snapshot, snapshot_of, status_of, take_snapshot
+from fedpatch.coordinator.rounds.effects import EndRun, PublishModel
+from fedpatch.coordinator.rounds.records import RoundRecord
+from fedpatch.coordinator.rounds.roster import Fleet
+from fedpatch.shared.wire.codec import decode, encode
+from fedpatch.shared.wire.messages import Envelope, TaskCapability
+from fedpatch.shared.wire.run_status import RunStatus
 from tests.coordinator.engines import engine
-from tests.specs import TASK, gone, there
+from tests.support.specs import TASK, gone, there
 
 OTHER = (TaskCapability("faces", "11" * 32, 10), TaskCapability("gaits", "22" * 32, 10))
 
@@ -78,7 +77,7 @@ class TestWaiting:
         made.on_state("b", starting(), 1.0)
         assert made.tick(60.0 + STARTING_S - 1) == []
         [finish] = made.tick(60.0 + STARTING_S)
-        assert isinstance(finish, Finish)
+        assert isinstance(finish, EndRun)
         assert "1 of 3 devices came within 60 s, and 1 more are still starting 300 s later" in finish.detail
         assert "--wait-s" in finish.detail
 
@@ -88,7 +87,7 @@ class TestWaiting:
         made.on_state("a", starting(), 1.0)
         assert made.tick(70.0) == []
         [finish] = made.on_state("a", there(), 80.0)
-        assert isinstance(finish, Finish)
+        assert isinstance(finish, EndRun)
 
     def test_run_that_is_taken_up_waits_for_devices_that_are_starting(self):
         """They were restarted with the machine that the coordinator is on."""

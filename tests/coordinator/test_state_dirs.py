@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.registry import REGISTRY_FILE, Registry
-from coordinator.state_dirs import MAX_NOTED, find, find_to_resume, remember
-from shared.errors import UsageError
+from fedpatch.coordinator.storage.registry import REGISTRY_FILE, Registry
+from fedpatch.coordinator.storage.state_dirs import MAX_NOTED, find, find_to_resume, remember
+from fedpatch.shared.errors import UsageError
 
 
 @pytest.fixture(autouse=True)
@@ -139,7 +139,7 @@ def test_a_user_without_a_home_costs_the_note_only(tmp_path, monkeypatch):
     def homeless() -> Path:
         raise RuntimeError("Could not determine home directory.")
 
-    monkeypatch.setattr("coordinator.state_dirs.Path.home", homeless)
+    monkeypatch.setattr("fedpatch.coordinator.storage.state_dirs.Path.home", homeless)
     remember(tmp_path / "a")
 
 

@@ -7,13 +7,12 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.records import PhaseSeconds, RoundRecord
-from coordinator.round_states import State
-from coordinator.snapshot import DeviceLine, Others, Snapshot
-from coordinator.status import snapshot_of, status_of
-from shared.codec import MAX_MESSAGE_BYTES, decode, encode, from_plain, to_plain
-from shared.messages import CoordinatorState, Envelope
-from shared.run_status import MAX_DEVICES, MAX_EARLIER, MAX_ROUNDS, DeviceStatus, RunStatus, StateCount
+from fedpatch.coordinator.observability.snapshot import DeviceLine, Others, Snapshot, snapshot_of, status_of
+from fedpatch.coordinator.rounds.records import PhaseSeconds, RoundRecord
+from fedpatch.coordinator.rounds.states import State
+from fedpatch.shared.wire.codec import MAX_MESSAGE_BYTES, decode, encode, from_plain, to_plain
+from fedpatch.shared.wire.messages import CoordinatorState, Envelope
+from fedpatch.shared.wire.run_status import MAX_DEVICES, MAX_EARLIER, MAX_ROUNDS, DeviceStatus, RunStatus, StateCount
 from tests.coordinator.test_view import WAITING, collecting, fleet, record, text_of
 from tests.shared.arbitrary_messages import of_message
 

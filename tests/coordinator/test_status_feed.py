@@ -7,14 +7,14 @@ from itertools import pairwise
 
 import pytest
 
-from coordinator.snapshot import Snapshot
-from coordinator.status_feed import LEAST_S, REPEAT_S, StatusFeed
-from shared.codec import decode
-from shared.messages import Envelope
-from shared.run_status import RunStatus
+from fedpatch.coordinator.observability.snapshot import Snapshot
+from fedpatch.coordinator.observability.status_publisher import LEAST_S, REPEAT_S, StatusPublisher
+from fedpatch.shared.wire.codec import decode
+from fedpatch.shared.wire.messages import Envelope
+from fedpatch.shared.wire.run_status import RunStatus
 from tests.coordinator.links import RecordedLink
 from tests.coordinator.test_view import WAITING
-from tests.specs import RUN, TASK, run_spec
+from tests.support.specs import RUN, TASK, run_spec
 
 
 class Told:
@@ -22,7 +22,7 @@ class Told:
 
     def __init__(self) -> None:
         self.link = RecordedLink()
-        self.feed = StatusFeed(self.link, "home", run_spec())
+        self.feed = StatusPublisher(self.link, "home", run_spec())
 
     def at(self, now: float, present: int = 0, stopped: str = "", **changes: object) -> bool:
         """Whether this is told at that time."""

@@ -15,23 +15,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator import run_journal
-from coordinator.checkpoint import export_model, save_checkpoint, store_update
-from coordinator.delta_chain import Step
-from coordinator.delta_files import save_step
-from coordinator.ledger import Ledger
-from coordinator.moments import Moment
-from coordinator.records import RoundRecord, StoredUpdate
-from coordinator.registry import REGISTRY_FILE, Registry
-from coordinator.registry_copy import copy_of
-from coordinator.run_journal import journals
-from coordinator.stored_content import check_stored
-from coordinator.strategies import ServerState
-from shared.checkup import Finding
-from shared.compression import Packed
-from shared.tensors import Schema, TensorSpec
-from tests.checkups import quiet_checkup
+from fedpatch.coordinator.aggregation.model_delta import ServerDelta
+from fedpatch.coordinator.aggregation.strategies import ServerState
+from fedpatch.coordinator.rounds.records import RoundRecord, StoredUpdate
+from fedpatch.coordinator.rounds.states import RoundJournal
+from fedpatch.coordinator.storage import run_journal
+from fedpatch.coordinator.storage.boot_clock import BootTime
+from fedpatch.coordinator.storage.checkpoint import export_model, save_checkpoint, store_update
+from fedpatch.coordinator.storage.database import copy_of
+from fedpatch.coordinator.storage.delta_cache import save_step
+from fedpatch.coordinator.storage.registry import REGISTRY_FILE, Registry
+from fedpatch.coordinator.storage.run_journal import journals
+from fedpatch.coordinator.storage.stored_content import check_stored
+from fedpatch.shared.diagnostics.checks import Finding
+from fedpatch.shared.tensors.arrays import Schema, TensorSpec
+from fedpatch.shared.tensors.packing import Packed
 from tests.coordinator.sightings import seen
+from tests.support.checkups import quiet_checkup
 
 SCHEMA = Schema((TensorSpec("w", (8,), "float32", "weight"),))
 BLOB = b"an update" * 10
@@ -58,10 +58,10 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
         digest = hashlib.sha256(BLOB).hexdigest()
         seen(registry, "pi-1", fleet="lab", now=1.0, online=True)
         registry.holds.put("lab", "pi-1", "drained", "battery", 1.0)
-        registry.rounds.open(run, Ledger(3, 2, ("pi-1",), "ab" * 32, encoding="fp32"), Moment("boot", 1.0, 1.0))
+        registry.rounds.open(run, RoundJournal(3, 2, ("pi-1",), "ab" * 32, encoding="fp32"), BootTime("boot", 1.0, 1.0))
         store_update(directory, 3, "pi-1", BLOB, digest)
         registry.rounds.add_update(run, StoredUpdate(3, "pi-1", digest, 99, 40, "fp32"))
-        save_step(directory, Step(2, "a", "b", "c", Packed(b"x" * 50, 99, "delta-int8")), ())
+        save_step(directory, ServerDelta(2, "a", "b", "c", Packed(b"x" * 50, 99, "delta-int8")), ())
         export_model(directory / "model.npz", {"w": np.full(8, 2, np.float32)})
         registry.finish_run(run, stopped_because="max_rounds", user_accuracy=0.5, model=str(directory / "model.npz"))
     return state_dir

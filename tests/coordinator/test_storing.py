@@ -10,24 +10,24 @@ from typing import Any
 
 import pytest
 
-from coordinator.checkpoint import store_update
-from coordinator.effects import Store
-from coordinator.preparation import Prepared, prepare
-from coordinator.registry import REGISTRY_FILE, Registry
-from coordinator.settings import RunSettings
-from coordinator.storing import Storing
-from shared.errors import StateError
-from shared.messages import Committed
-from shared.transfer import describe
+from fedpatch.coordinator.rounds.effects import StoreUpdate
+from fedpatch.coordinator.runtime.prepare import Prepared, prepare
+from fedpatch.coordinator.runtime.update_writer import UpdateWriter
+from fedpatch.coordinator.settings import RunSettings
+from fedpatch.coordinator.storage.checkpoint import store_update
+from fedpatch.coordinator.storage.registry import REGISTRY_FILE, Registry
+from fedpatch.shared.errors import StateError
+from fedpatch.shared.wire.messages import Committed
+from fedpatch.shared.wire.transfer import describe
 from tests.coordinator.performers import Bench
 
 LONG_S = 60.0
 
 
-def update_of(device: str) -> Store:
+def update_of(device: str) -> StoreUpdate:
     """An effect that no more is asked of than its device."""
     blob = device.encode()
-    return Store(1, device, describe(blob, chunk_bytes=1, encoding="fp32", raw_bytes=len(blob), schema=""), blob)
+    return StoreUpdate(1, device, describe(blob, chunk_bytes=1, encoding="fp32", raw_bytes=len(blob), schema=""), blob)
 
 
 class Disk:
@@ -36,7 +36,7 @@ class Disk:
     def __init__(self, *devices: str) -> None:
         self.may = {device: threading.Event() for device in devices}
 
-    def keep(self, effect: Store) -> str:
+    def keep(self, effect: StoreUpdate) -> str:
         """Its device."""
         assert self.may[effect.device].wait(LONG_S)
         return effect.device.upper()
@@ -54,7 +54,7 @@ def disk() -> Iterator[Disk]:
 def test_updates_come_out_in_the_order_in_which_they_arrived(disk):
     """One that is written sooner than the one before it waits."""
     done = threading.Semaphore(0)
-    storing = Storing(disk.keep, done.release, threads=2)
+    storing = UpdateWriter(disk.keep, done.release, threads=2)
     storing.begin(update_of("a"))
     storing.begin(update_of("b"))
     disk.may["b"].set()
@@ -68,7 +68,7 @@ def test_updates_come_out_in_the_order_in_which_they_arrived(disk):
 
 def test_whoever_wants_room_waits_for_the_oldest_alone(disk):
     """With two on their way and one allowed, the first is waited for and the second is not."""
-    storing = Storing(disk.keep, threads=2)
+    storing = UpdateWriter(disk.keep, threads=2)
     storing.begin(update_of("a"))
     storing.begin(update_of("b"))
     disk.may["a"].set()
@@ -82,10 +82,10 @@ def test_whoever_wants_room_waits_for_the_oldest_alone(disk):
 def test_a_disk_that_refuses_is_heard_of_by_whoever_takes(threads):
     """The error of the other thread ends the run as its own would."""
 
-    def full(_effect: Store) -> None:
+    def full(_effect: StoreUpdate) -> None:
         raise StateError("no space left")
 
-    storing = Storing(full, threads=threads)
+    storing = UpdateWriter(full, threads=threads)
     storing.begin(update_of("a"))
     with pytest.raises(StateError, match="no space left"):
         storing.take(0)
@@ -95,7 +95,7 @@ def test_a_disk_that_refuses_is_heard_of_by_whoever_takes(threads):
 @pytest.mark.parametrize("threads", [0, 1])
 def test_what_is_done_afterwards_is_done_when_all_is_forgotten(tmp_path, threads):
     """Files of a round that is over are gone before the next is folded."""
-    storing = Storing(str, threads=threads)
+    storing = UpdateWriter(str, threads=threads)
     storing.begin(update_of("a"))
     storing.afterwards(lambda: (tmp_path / "there").touch())
     storing.forget()
@@ -119,7 +119,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
         assert disk.may[device].wait(LONG_S)
         return store_update(directory, round, device, *rest)
 
-    monkeypatch.setattr("coordinator.performing.store_update", write)
+    monkeypatch.setattr("fedpatch.coordinator.runtime.effect_runner.store_update", write)
     yield disk
     for may in disk.may.values():
         may.set()

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.aggregation import WeightedMean
-from coordinator.strategies import STRATEGIES, FedAdam, ServerState, Strategy, find_strategy
-from shared.compression import pack, unpack
-from shared.errors import SchemaMismatch, UsageError
-from shared.messages import TrainPlan
-from shared.tensors import MOMENTS, Schema, TensorSpec
+from fedpatch.coordinator.aggregation.strategies import STRATEGIES, FedAdam, ServerState, Strategy, find_strategy
+from fedpatch.coordinator.aggregation.weighted_mean import WeightedMean
+from fedpatch.shared.errors import SchemaMismatch, UsageError
+from fedpatch.shared.tensors.arrays import MOMENTS, Schema, TensorSpec
+from fedpatch.shared.tensors.packing import pack, unpack
+from fedpatch.shared.wire.messages import TrainPlan
 from tests.shared.arbitrary_tensors import FLOATS, bits, same, schemas, tensors_of
 
 SCHEMA = Schema(

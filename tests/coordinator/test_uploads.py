@@ -8,9 +8,9 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.uploads import MAX_RETRY_S, STALL_S, Complete, UploadDesk
-from shared.messages import Ack, Grant, Manifest, RetryAfter
-from shared.transfer import Bitmap, Chunk, cut, describe
+from fedpatch.coordinator.rounds.upload_scheduler import MAX_RETRY_S, STALL_S, Complete, UploadDesk
+from fedpatch.shared.wire.messages import Ack, Grant, Manifest, RetryAfter
+from fedpatch.shared.wire.transfer import Bitmap, Chunk, cut, describe
 
 CHUNK_BYTES = 10
 

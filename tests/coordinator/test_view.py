@@ -17,12 +17,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from coordinator.frame import MAX_DEVICES, draw
-from coordinator.records import PhaseSeconds, RoundRecord
-from coordinator.round_states import State
-from coordinator.round_text import round_line
-from coordinator.snapshot import DeviceLine, Snapshot
-from coordinator.view import LiveView, PlainView, make_view
+from fedpatch.coordinator.observability.live_view import MAX_DEVICES, LiveView, PlainView, draw, make_view
+from fedpatch.coordinator.observability.round_text import round_line
+from fedpatch.coordinator.observability.snapshot import DeviceLine, Snapshot
+from fedpatch.coordinator.rounds.records import PhaseSeconds, RoundRecord
+from fedpatch.coordinator.rounds.states import State
 
 WAITING = Snapshot(
     run="20260504-101500-3fa9c1",
@@ -275,7 +274,7 @@ def test_no_color_is_respected(monkeypatch):
 
 _IN_TMUX = """
 import sys, threading
-from coordinator.view import make_view
+from fedpatch.coordinator.observability.live_view import make_view
 from tests.coordinator.test_view import collecting, fleet
 with make_view(sys.stderr) as view:
     view.say("a word")

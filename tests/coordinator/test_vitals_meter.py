@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.limits import Limits
-from coordinator.metrics import SIGNS
-from coordinator.vitals_meter import STALE_S
-from shared.reasons import LinkKind
-from shared.vitals import LastRound, Vitals
+from fedpatch.coordinator.aggregation.limits import Limits
+from fedpatch.coordinator.observability.fleet_metrics import STALE_S
+from fedpatch.coordinator.observability.metric_definitions import SIGNS
+from fedpatch.shared.wire.reasons import LinkKind
+from fedpatch.shared.wire.vitals import LastRound, Vitals
 from tests.coordinator.metered import Metered
 from tests.shared.arbitrary_messages import of_message
-from tests.specs import RUN, there
+from tests.support.specs import RUN, there
 
 WELL = Vitals(True, 0.75, False, False, 61.5, LinkKind.WIFI, 0.5, 2**29, 2**33)
 SERIES = {

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-import coordinator.cli
-import coordinator.watch
-from coordinator.registry import REGISTRY_FILE, Registry
-from coordinator.watch import newest_run
-from coordinator.watch_cli import broker_settings
-from shared.errors import UsageError
-from shared.tls_files import TlsFiles
-from tests.brokers import free_port
-from tests.programs import Program
+import fedpatch.cli
+import fedpatch.coordinator.operations.watch
+from fedpatch.coordinator.cli.watch import broker_settings
+from fedpatch.coordinator.operations.watch import newest_run
+from fedpatch.coordinator.storage.registry import REGISTRY_FILE, Registry
+from fedpatch.shared.errors import UsageError
+from fedpatch.shared.mqtt.tls_context import TlsFiles
+from tests.support.brokers import free_port
+from tests.support.programs import Program
 
 
 def begin(place: Path, fleet: str, created_at: float, ended: str | None = None, **more: str) -> str:
@@ -51,8 +51,10 @@ def test_without_a_run_the_error_says_what_to_say(tmp_path):
 @pytest.mark.parametrize("how", [["--once"], ["--json"], []])
 def test_a_broker_that_is_not_there_is_said(how, monkeypatch, capsys):
     """As by the other commands, with exit code 3."""
-    monkeypatch.setattr(coordinator.watch, "CONNECT_TIMEOUT_S", 3.0)  # in which it is refused on a busy machine, too
-    ended = Program(coordinator.cli.main, monkeypatch, capsys)(
+    monkeypatch.setattr(
+        fedpatch.coordinator.operations.watch, "CONNECT_TIMEOUT_S", 3.0
+    )  # in which it is refused on a busy machine, too
+    ended = Program(fedpatch.cli.main, monkeypatch, capsys)(
         "watch", "--broker", f"mqtt://127.0.0.1:{free_port()}", *how
     )
     assert ended.code == 3
@@ -62,7 +64,7 @@ def test_a_broker_that_is_not_there_is_said(how, monkeypatch, capsys):
 
 def test_a_fleet_that_cannot_be_is_a_mistake_in_one_sentence(monkeypatch, capsys):
     """Exit code 2."""
-    ended = Program(coordinator.cli.main, monkeypatch, capsys)("watch", "--broker", "mqtts://b", "--fleet", "No Name")
+    ended = Program(fedpatch.cli.main, monkeypatch, capsys)("watch", "--broker", "mqtts://b", "--fleet", "No Name")
     assert ended.code == 2
     assert "--fleet" in ended.err and len(ended.err.splitlines()) == 1
 
@@ -72,8 +74,10 @@ def test_the_certificate_of_the_run_is_shown_unless_another_is_given(tmp_path, m
     files = {"ca_file": "/ca.crt", "cert_file": "/own.crt", "key_file": "/own.key"}
     begin(tmp_path, "kitchen", 100.0, broker="mqtts://broker", **files)
     watched: list[TlsFiles] = []
-    monkeypatch.setattr(coordinator.watch, "watch", lambda settings, **_: watched.append(settings.tls_files))
-    watch = Program(coordinator.cli.main, monkeypatch, capsys)
+    monkeypatch.setattr(
+        fedpatch.coordinator.operations.watch, "watch", lambda settings, **_: watched.append(settings.tls_files)
+    )
+    watch = Program(fedpatch.cli.main, monkeypatch, capsys)
     watch("watch", "--state-dir", tmp_path)
     watch("watch", "--state-dir", tmp_path, "--cert-file", "/anna.pem")
     assert watched == [

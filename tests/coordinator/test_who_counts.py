@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from coordinator.effects import Aggregate, Effect, Finish, PublishModel
-from coordinator.engine import Engine
-from coordinator.fleet import DRAINED
-from coordinator.quorum import Standing
-from coordinator.records import RoundRecord
-from coordinator.round import RETURN_S
-from coordinator.run_spec import Stopped
-from shared.messages import Accept, Decline, WorkRequest
-from shared.reasons import DeclineReason, RefuseReason
+from fedpatch.coordinator.cohort.quorum import Standing
+from fedpatch.coordinator.rounds.effects import AggregateUpdates, Effect, EndRun, PublishModel
+from fedpatch.coordinator.rounds.records import RoundRecord
+from fedpatch.coordinator.rounds.roster import DRAINED
+from fedpatch.coordinator.rounds.round import RETURN_S
+from fedpatch.coordinator.rounds.run_engine import Engine
+from fedpatch.coordinator.rounds.run_spec import Stopped
+from fedpatch.shared.wire.messages import Accept, Decline, WorkRequest
+from fedpatch.shared.wire.reasons import DeclineReason, RefuseReason
 from tests.coordinator.engines import DIGEST, engine, report_of, send
-from tests.specs import gone, model, run_spec, there, told
+from tests.support.specs import gone, model, run_spec, there, told
 
 DEFAULTS: dict[str, Any] = {"quorum": 0.8, "rounds": 30, "max_failed_rounds": 3, "wait_s": 120.0}
 
@@ -45,7 +45,7 @@ def all_report(made: Engine, devices: Iterable[str], now: float, accuracy: float
     effects: list[Effect] = []
     for device in devices:
         effects = report_of(made, device, now, accuracy)
-    assert Aggregate(made.last_round, tuple(sorted(devices))) in effects, effects
+    assert AggregateUpdates(made.last_round, tuple(sorted(devices))) in effects, effects
     return made.aggregated(now)
 
 
@@ -55,9 +55,9 @@ def offend(made: Engine, device: str, now: float, reason: RefuseReason = RefuseR
     return made.refused(device, DIGEST, reason, "NaN", now)
 
 
-def finish(effects: list[Effect]) -> Finish | None:
+def finish(effects: list[Effect]) -> EndRun | None:
     """The end of the run, if it came."""
-    return next((effect for effect in effects if isinstance(effect, Finish)), None)
+    return next((effect for effect in effects if isinstance(effect, EndRun)), None)
 
 
 class TestDecline:
@@ -348,7 +348,7 @@ class TestTarget:
         [record] = made.records
         assert (record.outcome, record.measured, record.needed, made.stopped) == ("aggregated", 1, 4, None)
         made.model_published(model(), 6.0)
-        assert finish(all_report(made, "abcd", 7.0, 0.95)) == Finish(Stopped.TARGET_UA, "")
+        assert finish(all_report(made, "abcd", 7.0, 0.95)) == EndRun(Stopped.TARGET_UA, "")
 
 
 class TestEnd:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from shared.errors import DataError
-from shared.task import DeviceData
+from fedpatch.shared.errors import DataError
+from fedpatch.shared.tasks.task import DeviceData
 from tests.device_agent.toy_tasks import TOY, random_data
 
 REFERENCE = "tests.device_agent.growing_task:TASK"

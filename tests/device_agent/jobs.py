@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from device_agent.admission import Verdict
-from device_agent.effects import Effect, JobKey, JobState, Reply
-from device_agent.job import Job
-from shared.messages import (
-    Body,
-    WorkRequest,
-)
-from shared.transfer import cut
-from tests.specs import CHUNK_BYTES, RUN, SCHEMA, TASK, TASKS, model, run_spec, said, update
+from fedpatch.device_agent.job.effects import Effect, JobKey, JobState, SendMessage
+from fedpatch.device_agent.job.job import Job
+from fedpatch.device_agent.job.requests import AdmissionDecision
+from fedpatch.shared.wire.messages import Body, WorkRequest
+from fedpatch.shared.wire.transfer import cut
+from tests.support.specs import CHUNK_BYTES, RUN, SCHEMA, TASK, TASKS, model, run_spec, said, update
 
 BLOB = b"m" * 250
 DIGEST = update().digest
@@ -22,12 +19,14 @@ KEY = JobKey(RUN, 1, 1, TASK)
 
 def said_back(effects: list[Effect]) -> list[Body]:
     """What the device answers."""
-    return [effect.envelope.body for effect in effects if isinstance(effect, Reply)]
+    return [effect.envelope.body for effect in effects if isinstance(effect, SendMessage)]
 
 
 def ask(job: Job, round_number: int = 1, now: float = 10.0, accept: bool = True, **changes) -> list[Effect]:
     """A work request reaches the device."""
-    return job.on_request(said(REQUEST, round_number, **changes), TASKS, Verdict(accept, "" if accept else "no"), now)
+    return job.on_request(
+        said(REQUEST, round_number, **changes), TASKS, AdmissionDecision(accept, "" if accept else "no"), now
+    )
 
 
 def here(job: Job, indices: Iterable[int], now: float) -> list[Effect]:

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from device_agent.held_model import Held, HeldModel
-from device_agent.training_channel import ModelStep, TrainCommand
-from shared.compression import pack, unpack
-from shared.messages import Manifest, ModelDelta
-from shared.tensors import Array, values_digest
+from fedpatch.device_agent.job.training_messages import ModelStep, TrainCommand
+from fedpatch.device_agent.state.model_cache import Held, ModelCache
+from fedpatch.shared.tensors.arrays import Array, values_digest
+from fedpatch.shared.tensors.packing import pack, unpack
+from fedpatch.shared.wire.messages import Manifest, ModelDelta
 from tests.device_agent.rounds import Scene
 
 
@@ -63,7 +63,7 @@ class Versions:
             whole |= {"model_path": "", "held": self.manifests[begins].digest, "steps": steps}
         return self.scene.command(**{"hold": True, **whole, **changes})
 
-    def hold(self, store: HeldModel, number: int) -> None:
+    def hold(self, store: ModelCache, number: int) -> None:
         """A device holds this version."""
         packed = pack(self.tensors[number], self.scene.public, {}, "fp32")
         held = Held(self.manifests[number].digest, self.scene.public.digest, packed.encoding, packed.raw_bytes)

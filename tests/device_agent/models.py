@@ -7,9 +7,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from device_agent.model_store import ModelStore, ModelVersion
-from shared.model_metadata import METADATA_FILE, MODEL_FILE, ModelMetadata, from_json
-from shared.task import Task
+from fedpatch.device_agent.models.store import ModelStore, ModelVersion
+from fedpatch.shared.tasks.model_metadata import METADATA_FILE, MODEL_FILE, ModelMetadata, from_json
+from fedpatch.shared.tasks.task import Task
 
 RUN = "20260101-000000-abcdef"
 
@@ -74,6 +74,6 @@ def onnx_of(task: Task, shape: tuple[int, ...]) -> bytes:
     """A new model of a task."""
     import numpy as np
 
-    from shared.onnx_export import export_onnx  # only here, since a store can be tested without torch
+    from fedpatch.shared.onnx.export import export_onnx  # only here, since a store can be tested without torch
 
     return export_onnx(task.build_model(), np.zeros((1, *shape), np.float32)).model

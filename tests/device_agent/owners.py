@@ -7,21 +7,22 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from device_agent.admission import Verdict, parse_order
-from device_agent.allowance import NOTHING, Spent
-from device_agent.effects import Effect
-from device_agent.facts import Fact, Facts
-from device_agent.job import Job
-from device_agent.own_work import OwnLoad
-from device_agent.owner import Owner
-from device_agent.owner_limits import OwnerLimits
-from device_agent.preference_settings import PreferenceSettings
-from device_agent.preferences import Preferences
-from device_agent.training_channel import Ready
-from shared.config import load
-from shared.reasons import LinkKind
+from fedpatch.device_agent.job.effects import Effect
+from fedpatch.device_agent.job.job import Job
+from fedpatch.device_agent.job.requests import AdmissionDecision
+from fedpatch.device_agent.job.training_messages import Ready
+from fedpatch.device_agent.policy.admission import parse_admission_mode
+from fedpatch.device_agent.policy.daily_budget import NOTHING, Usage
+from fedpatch.device_agent.policy.evaluate import Preferences
+from fedpatch.device_agent.policy.job_usage import OwnLoadAverage
+from fedpatch.device_agent.policy.owner_limits import OwnerLimits
+from fedpatch.device_agent.policy.owner_policy import OwnerPolicy
+from fedpatch.device_agent.policy.settings import PreferenceSettings
+from fedpatch.device_agent.sensors.facts import Fact, Facts
+from fedpatch.shared.config.load import load
+from fedpatch.shared.wire.reasons import LinkKind
 from tests.device_agent.jobs import REQUEST
-from tests.specs import MODEL_SCHEMA, SCHEMA, TASK
+from tests.support.specs import MODEL_SCHEMA, SCHEMA, TASK
 
 READY = Ready(TASK, SCHEMA, 10, MODEL_SCHEMA.specs)
 NOON = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
@@ -44,7 +45,7 @@ WELL = Facts(
 
 
 def limits_of(directory: Path, *, known: bool = True, private: str = "", max_steps: int = 1000) -> OwnerLimits:
-    """Limits of an owner, for the model and data of tests.specs; with `known` the training process has reported them."""
+    """Limits of an owner, for the model and data of support.specs; with `known` the training process has reported them."""
     limits = OwnerLimits(directory / "patches", private=private, max_steps=max_steps, max_epochs=100)
     if known:
         limits.take(READY)
@@ -78,7 +79,7 @@ class Pocketbook:
         """A watcher's."""
         self.asked += 1
 
-    def note(self, more: Spent) -> None:
+    def note(self, more: Usage) -> None:
         """A ledger's."""
         self.today = self.today.plus(more)
 
@@ -90,17 +91,17 @@ def owner_of(
     local: datetime = NOON,
     look_anyway: bool = False,
     **settings: Any,
-) -> Owner:
+) -> OwnerPolicy:
     """An owner to whom it is always `local`, and who lets the device work unless `admission` or a demand is against it."""
     pocketbook = book or Pocketbook()
-    return Owner(
-        parse_order(admission),
+    return OwnerPolicy(
+        parse_admission_mode(admission),
         wants(**settings),
         usage=pocketbook,
         watcher=pocketbook,
         local_now=lambda: local,
         own_memory_mib=lambda: 0.0,
-        own_load=OwnLoad(1, 4),
+        own_load=OwnLoadAverage(1, 4),
         look_anyway=look_anyway,
     )
 
@@ -117,6 +118,6 @@ class Bench:
         """The same facts at each of these moments."""
         return [effect for now in moments for effect in self.owner.see(found, job, [TASK], now)]
 
-    def consider(self, now: float) -> Verdict | None:
+    def consider(self, now: float) -> AdmissionDecision | None:
         """An offer of the usual work."""
         return self.owner.consider(TASK, REQUEST, now)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from device_agent.effects import Effect
-from device_agent.job import Job
-from device_agent.meter import Meter
-from device_agent.model_store import ModelStore
-from device_agent.owner_limits import OwnerLimits
-from device_agent.performing import Identity, Performer
-from shared.messages import Body
+from fedpatch.device_agent.job.effects import Effect
+from fedpatch.device_agent.job.job import Job
+from fedpatch.device_agent.models.store import ModelStore
+from fedpatch.device_agent.policy.job_usage import JobUsage
+from fedpatch.device_agent.policy.owner_limits import OwnerLimits
+from fedpatch.device_agent.runtime.effect_runner import EffectRunner, Identity
+from fedpatch.shared.wire.messages import Body
 from tests.device_agent.owners import limits_of
 from tests.device_agent.wire import Wire
 
@@ -24,14 +24,14 @@ def performer_of(
     *,
     limits: OwnerLimits | None = None,
     models: ModelStore | None = None,
-) -> Performer:
+) -> EffectRunner:
     """The hands of the device, which works in `directory`; unless given, limits are those of tests.device_agent.owners."""
-    return Performer(
+    return EffectRunner(
         Identity("lab", "pi", "b1"),
         job,
         link=wire,
         trainer=trainer,
-        meter=Meter(),
+        meter=JobUsage(),
         limits=limits or limits_of(directory),
         directory=directory,
         models=models,

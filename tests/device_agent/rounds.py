@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import zstandard
 
-from device_agent.effects import JobKey
-from device_agent.training_channel import TrainCommand
-from shared.compression import pack, unpack
-from shared.messages import Manifest, TrainPlan, is_delta
-from shared.model import initial_tensors, schema_of
-from shared.patches import PatchPolicy, parse_policy
-from shared.task import Task
-from shared.tensors import MOMENTS, Array, Schema, Tensors
+from fedpatch.device_agent.job.effects import JobKey
+from fedpatch.device_agent.job.training_messages import TrainCommand
+from fedpatch.shared.tasks.task import Task
+from fedpatch.shared.tasks.torch_model import initial_tensors, schema_of
+from fedpatch.shared.tensors.arrays import MOMENTS, Array, Schema, Tensors
+from fedpatch.shared.tensors.packing import pack, unpack
+from fedpatch.shared.tensors.patches import PatchPolicy, parse_policy
+from fedpatch.shared.wire.messages import Manifest, TrainPlan, is_delta
 
 SGD = TrainPlan("sgd", 0.1, 5, seed=1)
 ADAM = TrainPlan("adam", 0.01, 5, moments=MOMENTS, seed=1)

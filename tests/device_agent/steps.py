@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from device_agent.admission import Verdict
-from device_agent.effects import Effect, JobState
-from device_agent.job import Job
-from shared.messages import Manifest, ModelDelta, WorkRequest
-from shared.transfer import cut
+from fedpatch.device_agent.job.effects import Effect, JobState
+from fedpatch.device_agent.job.job import Job
+from fedpatch.device_agent.job.requests import AdmissionDecision
+from fedpatch.shared.wire.messages import Manifest, ModelDelta, WorkRequest
+from fedpatch.shared.wire.transfer import cut
 from tests.device_agent.jobs import REQUEST
-from tests.specs import TASKS, model, said
+from tests.support.specs import TASKS, model, said
 
 BLOBS = tuple(letter * 250 for letter in (b"j", b"k", b"l", b"m"))
 VERSIONS: tuple[Manifest, ...] = tuple(model(blob) for blob in BLOBS)
@@ -30,7 +30,7 @@ def asked() -> WorkRequest:
 def ask(job: Job, held: str, request: WorkRequest | None = None, *, epoch: int = 1, now: float = 10.0) -> list[Effect]:
     """The request reaches a device that holds this version."""
     envelope = said(request or asked(), epoch=epoch)
-    return job.on_request(envelope, TASKS, Verdict(True), now, held)
+    return job.on_request(envelope, TASKS, AdmissionDecision(True), now, held)
 
 
 def arrive(job: Job, blob: bytes, now: float = 12.0) -> list[Effect]:

@@ -6,46 +6,49 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device_agent.admission import NEVER_S, Order, Verdict, decide, parse_order
-from device_agent.preferences import Objection
-from shared.errors import UsageError
-from shared.reasons import Condition
+from fedpatch.device_agent.job.requests import AdmissionDecision
+from fedpatch.device_agent.policy.admission import NEVER_S, AdmissionMode, decide, parse_admission_mode
+from fedpatch.device_agent.policy.evaluate import Objection
+from fedpatch.shared.errors import UsageError
+from fedpatch.shared.wire.reasons import Condition
 
-FILE = parse_order("file:/etc/fedpatch/order")
+FILE = parse_admission_mode("file:/etc/fedpatch/order")
 
 
 @pytest.mark.parametrize(
     ("text", "order"),
     [
-        ("preferences", Order(always=False, by_preferences=True)),
-        ("always", Order(always=True)),
-        ("never", Order(always=False)),
-        ("file:/etc/fedpatch/order", Order(always=False, path="/etc/fedpatch/order")),
-        ("file:order", Order(always=False, path="order")),
+        ("preferences", AdmissionMode(always=False, follows_preferences=True)),
+        ("always", AdmissionMode(always=True)),
+        ("never", AdmissionMode(always=False)),
+        ("file:/etc/fedpatch/order", AdmissionMode(always=False, path="/etc/fedpatch/order")),
+        ("file:order", AdmissionMode(always=False, path="order")),
     ],
 )
 def test_orders_are_four_words(text, order):
     """As the preferences say, always, never, or as a file says."""
-    assert parse_order(text) == order
+    assert parse_admission_mode(text) == order
 
 
 @pytest.mark.parametrize("text", ["", "Always", "file", "file:", "maybe"])
 def test_other_words_are_refused(text):
     """A typing error must not become consent."""
     with pytest.raises(UsageError, match="preferences, always, never or file:PATH"):
-        parse_order(text)
+        parse_admission_mode(text)
 
 
 def test_always_and_never_need_no_file():
     """And never says who decided."""
-    assert decide(parse_order("always"), None) == Verdict(True)
-    assert decide(parse_order("never"), "accept") == Verdict(False, "its owner said never", retry_after_s=NEVER_S)
+    assert decide(parse_admission_mode("always"), None) == AdmissionDecision(True)
+    assert decide(parse_admission_mode("never"), "accept") == AdmissionDecision(
+        False, "its owner said never", retry_after_s=NEVER_S
+    )
 
 
 @pytest.mark.parametrize("text", ["accept", "accept\n", "  accept  \ndecline", "accept while at home"])
 def test_a_file_accepts_with_its_first_word(text):
     """What follows is a remark."""
-    assert decide(FILE, text) == Verdict(True)
+    assert decide(FILE, text) == AdmissionDecision(True)
 
 
 @pytest.mark.parametrize(
@@ -58,12 +61,12 @@ def test_a_file_accepts_with_its_first_word(text):
 )
 def test_a_file_declines_and_says_why(text, why):
     """Its words reach the coordinator."""
-    assert decide(FILE, text) == Verdict(False, why)
+    assert decide(FILE, text) == AdmissionDecision(False, why)
 
 
 def test_a_file_that_cannot_be_read_declines():
     """In doubt the owner was not asked; where the file is stays with the owner."""
-    assert decide(FILE, None) == Verdict(False, "its owner's file cannot be read")
+    assert decide(FILE, None) == AdmissionDecision(False, "its owner's file cannot be read")
 
 
 OBJECTIONS = (
@@ -74,15 +77,15 @@ OBJECTIONS = (
 
 def test_preferences_decline_with_the_most_lasting_objection():
     """The coordinator hears which preferences are missed and when to ask again, and nothing of what was found."""
-    verdict = decide(parse_order("preferences"), None, OBJECTIONS)
-    assert verdict == Verdict(False, "other ssid, too hot", Condition.OTHER_SSID, 600.0)
-    assert decide(parse_order("preferences"), None, ()) == Verdict(True)
+    verdict = decide(parse_admission_mode("preferences"), None, OBJECTIONS)
+    assert verdict == AdmissionDecision(False, "other ssid, too hot", Condition.OTHER_SSID, 600.0)
+    assert decide(parse_admission_mode("preferences"), None, ()) == AdmissionDecision(True)
 
 
 @pytest.mark.parametrize(("text", "accept"), [("always", True), ("never", False), ("file:/order", True)])
 def test_any_other_order_overrules_the_preferences(text, accept):
     """The owner's last word is the last word."""
-    assert decide(parse_order(text), "accept", OBJECTIONS).accept is accept
+    assert decide(parse_admission_mode(text), "accept", OBJECTIONS).accept is accept
 
 
 @given(st.text())

@@ -8,25 +8,25 @@ from pathlib import Path
 
 import pytest
 
-from device_agent.agent import EARLY_DEATHS, Agent, Inbox, Stop
-from device_agent.effects import JobKey
-from device_agent.idling import Idling
-from device_agent.job import Job
-from device_agent.namesake import Namesake
-from device_agent.notify import ServiceManager
-from device_agent.performing import Identity, Performer
-from device_agent.presence import StatusFile
-from device_agent.spool import Spool, Spooled
-from device_agent.storage import Storage
-from device_agent.trainer import Died, Trainer
-from device_agent.training_channel import Setup, SetupFailed, Trained, TrainFailed, TrainProgress
-from device_agent.upkeep import Upkeep
-from device_agent.vitals import VitalsPace, vitals_of
-from shared import topics
-from shared.codec import encode
-from shared.errors import DataError, UsageError
-from shared.link import Connected, Disconnected, Received
-from shared.messages import (
+from fedpatch.device_agent.job.effects import JobKey
+from fedpatch.device_agent.job.job import Job
+from fedpatch.device_agent.job.training_messages import SetupFailed, Trained, TrainFailed, TrainProgress, WorkerSetup
+from fedpatch.device_agent.runtime.agent import EARLY_DEATHS, Agent, Inbox, Stop
+from fedpatch.device_agent.runtime.duplicate_id import DuplicateIdDetector
+from fedpatch.device_agent.runtime.effect_runner import EffectRunner, Identity
+from fedpatch.device_agent.runtime.housekeeping import Housekeeping
+from fedpatch.device_agent.runtime.idle_timeout import IdleTimer
+from fedpatch.device_agent.runtime.systemd_notify import ServiceManager
+from fedpatch.device_agent.runtime.trainer import Died, Trainer
+from fedpatch.device_agent.state.status_file import StatusFile
+from fedpatch.device_agent.state.storage_check import Storage
+from fedpatch.device_agent.state.update_spool import Spooled, UpdateSpool
+from fedpatch.device_agent.telemetry.vitals import VitalsPace, vitals_of
+from fedpatch.shared.errors import DataError, UsageError
+from fedpatch.shared.mqtt.client import Connected, Disconnected, Received
+from fedpatch.shared.wire import topics
+from fedpatch.shared.wire.codec import encode
+from fedpatch.shared.wire.messages import (
     COORDINATOR_FEATURES,
     Accept,
     Claim,
@@ -41,12 +41,12 @@ from shared.messages import (
     Progress,
     WorkRequest,
 )
-from shared.reasons import DeclineReason, FailReason, JobPhase
-from shared.transfer import cut, encode_chunk
+from fedpatch.shared.wire.reasons import DeclineReason, FailReason, JobPhase
+from fedpatch.shared.wire.transfer import cut, encode_chunk
 from tests.device_agent.jobs import BLOB, REQUEST
 from tests.device_agent.owners import READY, WELL, facts, limits_of, owner_of
 from tests.device_agent.wire import Wire
-from tests.specs import RUN, SCHEMA, TASK, model, report, said, update
+from tests.support.specs import RUN, SCHEMA, TASK, model, report, said, update
 
 UPDATE = b"u" * 350
 DOWN = topics.down("lab", "pi")
@@ -79,9 +79,9 @@ def played(tmp_path, monkeypatch):
 
     def play(*events, wire: Wire | None = None, vitals: VitalsPace | None = None) -> list:
         identity, wire, inbox, job = Identity.new("lab", "pi"), wire or Wire(), Inbox(), Job(max_blob_bytes=10_000)
-        trainer = Trainer(Setup("none", "", "", "", "pi"), inbox.put)
+        trainer = Trainer(WorkerSetup("none", "", "", "", "pi"), inbox.put)
         owner = owner_of()
-        performer = Performer(
+        performer = EffectRunner(
             identity,
             job,
             link=wire,
@@ -98,8 +98,8 @@ def played(tmp_path, monkeypatch):
             trainer=trainer,
             owner=owner,
             status=status,
-            namesake=Namesake(identity.boot, 3600.0),
-            upkeep=Upkeep(trainer, Idling(0.0), ServiceManager(), vitals=vitals),
+            namesake=DuplicateIdDetector(identity.boot, 3600.0),
+            upkeep=Housekeeping(trainer, IdleTimer(0.0), ServiceManager(), vitals=vitals),
         )
         own = DeviceState(online=True, boot=identity.boot)
         for event in (CONNECTED, *events, Stop(7)):
@@ -219,9 +219,9 @@ class TestOwnersLimits:
         assert spool.load() is None
 
 
-def spool_with(directory: Path, request: WorkRequest, manifest: Manifest) -> Spool:
+def spool_with(directory: Path, request: WorkRequest, manifest: Manifest) -> UpdateSpool:
     """An update that waited when the agent ended."""
-    spool = Spool(directory / "spool")
+    spool = UpdateSpool(directory / "spool")
     spool.update_path.write_bytes(UPDATE)
     spool.save(Spooled(KEY, manifest, request))
     return spool

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device_agent.allowance import NOTHING, DayBook, Spent
+from fedpatch.device_agent.policy.daily_budget import NOTHING, DayUsage, Usage
 
 TODAY = date(2026, 11, 21)
 LONG_AGO = date(1970, 1, 1)
@@ -22,9 +22,9 @@ def day(offset: int) -> date:
 
 def told(*story: date | int) -> int:
     """Rounds that count at the end of a story of dates that the clock shows and rounds that are noted."""
-    book = DayBook.new(TODAY)
+    book = DayUsage.new(TODAY)
     for one in story:
-        book = book.note(Spent(rounds=one)) if isinstance(one, int) else book.on(one)
+        book = book.note(Usage(rounds=one)) if isinstance(one, int) else book.on(one)
     return book.spent.rounds
 
 
@@ -59,22 +59,22 @@ def test_what_counts(story, counts):
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=10), st.lists(st.integers(0, 3), max_size=10))
 def test_with_a_clock_that_is_right_every_day_counts_for_itself(rounds, gaps):
     """Days without a round between them or not."""
-    today, book = TODAY, DayBook.new(TODAY)
+    today, book = TODAY, DayUsage.new(TODAY)
     for index, count in enumerate(rounds):
         gap = gaps[index] if index < len(gaps) else 1
         today += timedelta(days=gap)
         before = book.spent.rounds if gap == 0 else 0
-        book = book.on(today).note(Spent(rounds=count))
+        book = book.on(today).note(Usage(rounds=count))
         assert book.spent.rounds == before + count
 
 
 @given(st.lists(st.tuples(st.integers(0, 4000), st.integers(0, 3)), max_size=20))
 def test_setting_the_clock_back_gives_nothing_back(steps):
     """However often and however far."""
-    book, today, spent = DayBook.new(TODAY), TODAY, 0
+    book, today, spent = DayUsage.new(TODAY), TODAY, 0
     for back, count in steps:
         today -= timedelta(days=back)
-        book = book.on(today).note(Spent(rounds=count))
+        book = book.on(today).note(Usage(rounds=count))
         spent += count
         assert book.spent.rounds == spent
 
@@ -89,9 +89,9 @@ def test_setting_it_back_and_right_again_gives_nothing_back(back, further, befor
 @given(st.lists(st.dates(), max_size=8), st.integers(0, 9))
 def test_the_allowance_is_whole_again_two_midnights_after_any_confusion(dates, rounds):
     """Nobody is shut out for ever by a clock that was wrong once."""
-    book = DayBook.new(TODAY)
+    book = DayUsage.new(TODAY)
     for shown in dates:
-        book = book.on(shown).note(Spent(rounds=rounds))
+        book = book.on(shown).note(Usage(rounds=rounds))
     for offset in range(3):
         book = book.on(day(offset))
     assert book.spent == NOTHING
@@ -99,5 +99,5 @@ def test_the_allowance_is_whole_again_two_midnights_after_any_confusion(dates, r
 
 def test_all_three_kinds_are_counted():
     """Rounds, bytes and seconds."""
-    book = DayBook.new(TODAY).note(Spent(1, 1000, 2.5)).note(Spent(traffic_bytes=24, training_s=0.5))
-    assert book.spent == Spent(1, 1024, 3.0)
+    book = DayUsage.new(TODAY).note(Usage(1, 1000, 2.5)).note(Usage(traffic_bytes=24, training_s=0.5))
+    assert book.spent == Usage(1, 1024, 3.0)

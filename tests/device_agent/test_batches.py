@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device_agent.batches import batch_indices, stream_seed, update_seed
-from shared.messages import TrainPlan
+from fedpatch.device_agent.training.batches import batch_indices, stream_seed, update_seed
+from fedpatch.shared.wire.messages import TrainPlan
 
 NUMBERS = st.integers(1, 40)
 SEEDS = st.integers(0, 2**64 - 1)

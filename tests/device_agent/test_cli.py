@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from device_agent.held_model import Held, HeldModel
-from device_agent.patch_store import PatchKey, PatchRecord, PatchState, PatchStore
-from device_agent.presence import StatusFile, lock_state_dir
-from tests.programs import Ended
+from fedpatch.device_agent.state.model_cache import Held, ModelCache
+from fedpatch.device_agent.state.patch_store import PatchKey, PatchRecord, PatchState, PatchStore
+from fedpatch.device_agent.state.status_file import StatusFile, lock_state_dir
+from tests.support.programs import Ended
 
 TRAINING = {
     "state": "training",
@@ -107,7 +107,7 @@ def test_status_tells_which_global_model_is_held(agent, state_dir):
     """By the digest that the coordinator knows it by; of a device that holds none, nothing."""
     none = json.loads(agent("status", "--state-dir", state_dir, "--json").out)
     assert none["held_version"] is None
-    HeldModel(state_dir / "held").write(Held("ab" * 32, "5c" * 32, "fp32", 4), b"blob")
+    ModelCache(state_dir / "held").write(Held("ab" * 32, "5c" * 32, "fp32", 4), b"blob")
     told = json.loads(agent("status", "--state-dir", state_dir, "--json").out)
     assert told["held_version"] == "ab" * 32
     assert "global model: version abababababab is held" in agent("status", "--state-dir", state_dir).out
@@ -179,7 +179,7 @@ def test_wrong_settings_are_told_together(agent):
 def test_an_agent_ends_with_whoever_holds_its_stdin(tmp_path):
     """That is how no agent outlives the demo that started it."""
     options = ["--broker", "mqtt://127.0.0.1:9", "--data", "shard:0/10", "--state-dir", str(tmp_path / "agent")]
-    command = [sys.executable, "-P", "-m", "device_agent", "run", "--until-stdin-closes", *options]
+    command = [sys.executable, "-m", "fedpatch.device_agent", "run", "--until-stdin-closes", *options]
     result = subprocess.run(command, input=b"", capture_output=True, check=False, timeout=120)
     assert result.returncode == 0, result.stderr.decode()
     assert result.stdout == b""

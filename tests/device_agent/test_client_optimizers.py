@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from device_agent.client_optimizers import Adam, ClientOptimizer, Sgd
+from fedpatch.device_agent.training.optimizers import Adam, ClientOptimizer, Sgd
 from tests.device_agent.conftest import ROOT
 
 
@@ -66,9 +66,9 @@ def test_a_round_of_training_does_not_load_torchs_compiler(plan, tmp_path):
     program = f"""
 import sys
 from pathlib import Path
-from device_agent.local_update import LocalUpdate
-from device_agent.patch_store import PatchStore
-from device_agent.training import LocalTrainer
+from fedpatch.device_agent.training.local_update import LocalUpdate
+from fedpatch.device_agent.state.patch_store import PatchStore
+from fedpatch.device_agent.training.local_trainer import LocalTrainer
 from tests.device_agent.rounds import {plan}, Scene
 from tests.device_agent.toy_tasks import TOY
 folder = Path({str(tmp_path)!r})

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from device_agent.facts import Facts
+from fedpatch.device_agent.sensors.facts import Facts
 from tests.device_agent.conditions.scenes import BATTERY, Scene
-from tests.programs import Ended, Program
+from tests.support.programs import Ended, Program
 
 
 @pytest.fixture

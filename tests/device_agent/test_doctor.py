@@ -10,28 +10,28 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.settings import RunSettings
-from device_agent.doctor import CHUNK_BYTES, examine
-from device_agent.presence import StatusFile, lock_state_dir
-from device_agent.settings import AgentSettings
-from shared import topics
-from shared.broker_reach import Reached
-from shared.checkup import Finding
-from shared.codec import encode
-from shared.errors import UsageError
-from shared.messages import CoordinatorState, DeviceState, Envelope
-from shared.topics import mosquitto_acl
-from tests.brokers import HOST, PATIENCE_S, Mosquitto, client, free_port
-from tests.checkups import COORDINATOR, DEVICE, FLEET, PASSWORDS, guarded, patient_doctors, quiet_checkup
+from fedpatch.coordinator.settings import RunSettings
+from fedpatch.device_agent.cli.doctor import CHUNK_BYTES, examine
+from fedpatch.device_agent.settings import AgentSettings
+from fedpatch.device_agent.state.status_file import StatusFile, lock_state_dir
+from fedpatch.shared.diagnostics.broker_reachability import Reached
+from fedpatch.shared.diagnostics.checks import Finding
+from fedpatch.shared.errors import UsageError
+from fedpatch.shared.wire import topics
+from fedpatch.shared.wire.codec import encode
+from fedpatch.shared.wire.messages import CoordinatorState, DeviceState, Envelope
+from fedpatch.shared.wire.topics import mosquitto_acl
 from tests.device_agent.conditions.scenes import BATTERY, Scene
+from tests.support.brokers import HOST, PATIENCE_S, Mosquitto, client, free_port
+from tests.support.checkups import COORDINATOR, DEVICE, FLEET, PASSWORDS, guarded, patient_doctors, quiet_checkup
 
 pytestmark = pytest.mark.usefixtures("installed")
 
 TASKS = """
 import os
 from dataclasses import replace
-from shared.errors import DataError
-from shared.tasks import digits
+from fedpatch.shared.errors import DataError
+from fedpatch.shared.tasks.bundled import digits
 
 def load_data(spec, root):
     raise DataError(f"{root}/examples.csv: no such file")
@@ -194,7 +194,10 @@ def test_a_broker_without_rules_is_told_where_it_is_not_only_ours(settings, monk
     with Mosquitto() as broker:
         ours = replace(settings, broker=broker.url)
         assert "access" not in find(ours)
-        monkeypatch.setattr("shared.broker_reach.Reached", lambda **found: Reached(**{**found, "loopback": False}))
+        monkeypatch.setattr(
+            "fedpatch.shared.diagnostics.broker_reachability.Reached",
+            lambda **found: Reached(**{**found, "loopback": False}),
+        )
         found = find(ours)["access"]
     assert found.verdict == "warn" and "fedpatch broker acl --fleet home" in found.mend
 
@@ -212,6 +215,6 @@ def test_its_chunk_is_as_large_as_a_coordinators():
 
 def test_its_process_loads_neither_torch_nor_numpy():
     """As the agent's does not: the task is loaded by the training process."""
-    program = "import sys, device_agent.doctor; print(*sorted({'numpy', 'torch'} & sys.modules.keys()))"
-    done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True)
+    program = "import sys, fedpatch.device_agent.cli.doctor; print(*sorted({'numpy', 'torch'} & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""

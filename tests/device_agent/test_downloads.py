@@ -7,11 +7,11 @@ import os
 
 import pytest
 
-from device_agent.downloads import Downloads
-from shared.errors import StateError
-from shared.transfer import cut
+from fedpatch.device_agent.state.download_files import Downloads
+from fedpatch.shared.errors import StateError
+from fedpatch.shared.wire.transfer import cut
 from tests.device_agent.steps import STEP_BLOBS, STEPS
-from tests.specs import model
+from tests.support.specs import model
 
 
 def fill(downloads: Downloads, blob: bytes, *indices: int) -> None:

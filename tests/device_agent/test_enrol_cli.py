@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from shared.bundle import encode_bundle
+from fedpatch.shared.config.enrolment_bundle import encode_bundle
 from tests.device_agent.test_enrolling import bundle_of
-from tests.programs import Program
+from tests.support.programs import Program
 
 
 def test_the_settings_name_the_state_directory_and_doing_it_again_changes_nothing(

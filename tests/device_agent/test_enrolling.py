@@ -14,17 +14,16 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.identity.authority import DEVICE, Authority
-from device_agent.cli import main
-from device_agent.enrolling import install, open_to_others, read_bundle
-from device_agent.settings import AgentSettings
-from shared.broker_url import parse_broker_url
-from shared.bundle import Bundle, decode_bundle, encode_bundle
-from shared.errors import ConfigError, DataError, UsageError
-from shared.password_file import read_password
-from shared.tls import tls_context
-from shared.tls_files import TlsFiles
-from tests.programs import Program
+from fedpatch.coordinator.pki.authority import DEVICE, Authority
+from fedpatch.device_agent.cli.enrolment import install, open_to_others, read_bundle
+from fedpatch.device_agent.cli.main import main
+from fedpatch.device_agent.settings import AgentSettings
+from fedpatch.shared.config.enrolment_bundle import Bundle, decode_bundle, encode_bundle
+from fedpatch.shared.errors import ConfigError, DataError, UsageError
+from fedpatch.shared.mqtt.broker_settings import read_password
+from fedpatch.shared.mqtt.tls_context import TlsFiles, tls_context
+from fedpatch.shared.mqtt.url import parse_broker_url
+from tests.support.programs import Program
 
 OWN = '# the owner\'s\ntask = "digits"\ndata = "shard:0/2"  # all there is\n'
 
@@ -205,7 +204,7 @@ def test_an_installation_that_is_cut_short_is_completed_by_doing_it_again(
             os.rename(source, target)
 
         with monkeypatch.context() as patch:
-            patch.setattr("shared.files.os.replace", pulled)
+            patch.setattr("fedpatch.shared.app.files.os.replace", pulled)
             try:
                 device.install(second)
                 whole = True
@@ -286,7 +285,7 @@ def test_a_device_needs_no_further_package(tmp_path: Path):
     """Enrolling works where `cryptography` cannot be imported."""
     (tmp_path / "bundle").write_bytes(encode_bundle(bundle_of(tmp_path)))
     program = (
-        "import sys; sys.modules['cryptography'] = None; from device_agent.cli import main; "
+        "import sys; sys.modules['cryptography'] = None; from fedpatch.device_agent.cli.main import main; "
         f"sys.argv = ['fedpatch-agent', 'enrol', '{tmp_path}/bundle', '--config', '{tmp_path}/agent.toml', "
         f"'--state-dir', '{tmp_path}/state', '--json']; main()"
     )

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from device_agent.evaluation import Cancelled, user_accuracy
-from shared.errors import DataError
+from fedpatch.device_agent.training.evaluation import Cancelled, user_accuracy
+from fedpatch.shared.errors import DataError
 from tests.device_agent.toy_tasks import TOY, build_model, random_data
 
 

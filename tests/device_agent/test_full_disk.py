@@ -12,25 +12,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from device_agent.admission import Verdict
-from device_agent.effects import JobState
-from device_agent.local_update import LocalUpdate
-from device_agent.patch_store import PatchKey, PatchRecord, PatchState, PatchStore
-from device_agent.presence import StatusFile
-from device_agent.spool import Spool, Spooled
-from device_agent.trainer import Trainer
-from device_agent.training import LocalTrainer
-from device_agent.training_channel import Setup
-from shared.errors import StateError
-from shared.messages import Accept, Body, Failed, Manifest, Offer, Progress
-from shared.reasons import FailReason, JobPhase
-from shared.transfer import cut, describe
+from fedpatch.device_agent.job.effects import JobState
+from fedpatch.device_agent.job.requests import AdmissionDecision
+from fedpatch.device_agent.job.training_messages import WorkerSetup
+from fedpatch.device_agent.runtime.trainer import Trainer
+from fedpatch.device_agent.state.patch_store import PatchKey, PatchRecord, PatchState, PatchStore
+from fedpatch.device_agent.state.status_file import StatusFile
+from fedpatch.device_agent.state.update_spool import Spooled, UpdateSpool
+from fedpatch.device_agent.training.local_trainer import LocalTrainer
+from fedpatch.device_agent.training.local_update import LocalUpdate
+from fedpatch.shared.errors import StateError
+from fedpatch.shared.wire.messages import Accept, Body, Failed, Manifest, Offer, Progress
+from fedpatch.shared.wire.reasons import FailReason, JobPhase
+from fedpatch.shared.wire.transfer import cut, describe
 from tests.device_agent.jobs import KEY, REQUEST
 from tests.device_agent.performers import PlayedDevice
 from tests.device_agent.rounds import SGD, Scene
 from tests.device_agent.toy_tasks import TOY, random_data
-from tests.disks import SmallDisk, small_disk
-from tests.specs import PUBLIC_SCHEMA, TASKS, said, update
+from tests.support.disks import SmallDisk, small_disk
+from tests.support.specs import PUBLIC_SCHEMA, TASKS, said, update
 
 PAGE_BYTES = 4096
 SIZE_BYTES = 64 * PAGE_BYTES
@@ -54,14 +54,14 @@ class Device(PlayedDevice):
     """A job and its performer, whose training process never says a word."""
 
     def __init__(self, directory: Path) -> None:
-        trainer = Trainer(Setup("none", "", "", "", "pi"), lambda event: None)
+        trainer = Trainer(WorkerSetup("none", "", "", "", "pi"), lambda event: None)
         trainer.train = lambda command: None  # type: ignore[method-assign]
         super().__init__(directory, trainer, max_blob_bytes=SIZE_BYTES)
 
     def ask(self, round_number: int = 1, epoch: int = 1) -> list[Body]:
         """A work request; what the device answers."""
         request = said(replace(REQUEST, model=manifest()), round_number, epoch=epoch)
-        return self.perform(self.job.on_request(request, TASKS, Verdict(True), 0.0))
+        return self.perform(self.job.on_request(request, TASKS, AdmissionDecision(True), 0.0))
 
     def download(self) -> list[Body]:
         """All chunks of the model, as far as they are wanted."""
@@ -119,7 +119,7 @@ class TestSpool:
         device.ask(2)
         device.download()
         assert device.train(b"u") == [Offer(update(b"u"))]
-        assert Spool(disk.path / "spool").load() is not None
+        assert UpdateSpool(disk.path / "spool").load() is not None
 
     def test_that_cannot_be_rewritten_keeps_the_update_and_its_old_note(self, disk):
         """The newer epoch gets its offer; a reboot would offer it in the epoch before, and be asked again."""
@@ -129,7 +129,7 @@ class TestSpool:
         device.train(b"u")
         disk.fill()
         assert device.ask(epoch=2) == [Accept(10), Offer(update(b"u"))]
-        waits = Spool(disk.path / "spool").load()
+        waits = UpdateSpool(disk.path / "spool").load()
         assert waits == Spooled(KEY, update(b"u"), replace(REQUEST, model=manifest()))
 
 
@@ -197,7 +197,7 @@ def test_an_agent_starts_on_a_full_disk_and_says_what_it_needs_on_one_that_is_re
     """Room may be made while it runs; a disk that can only be read needs a person. No traceback in either case."""
     spoil(disk)
     options = ["--broker", "mqtt://127.0.0.1:9", "--data", "shard:0/10", "--state-dir", str(disk.path / "agent")]
-    command = [sys.executable, "-P", "-m", "device_agent", "run", "--until-stdin-closes", *options]
+    command = [sys.executable, "-m", "fedpatch.device_agent", "run", "--until-stdin-closes", *options]
     ended = subprocess.run(command, input=b"", capture_output=True, check=False, timeout=120)
     said_so = ended.stderr.decode()
     assert ended.returncode == code, said_so

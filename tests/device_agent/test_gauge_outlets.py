@@ -15,9 +15,9 @@ from urllib.request import urlopen
 
 import pytest
 
-from device_agent import gauge_outlets
-from device_agent.gauge_outlets import CONTENT_TYPE, WRITE_EVERY_S, Endpoint, TextFile
-from shared.listening import Address
+from fedpatch.device_agent.telemetry import exporter
+from fedpatch.device_agent.telemetry.exporter import CONTENT_TYPE, WRITE_EVERY_S, Endpoint, TextFile
+from fedpatch.shared.config.listen_address import Address
 from tests.monitoring.prometheus import fetch
 
 
@@ -46,7 +46,7 @@ def test_a_client_that_is_rude_or_slow_is_left_behind(monkeypatch, rude):
     try:
         where = urlsplit(endpoint.url)
         with monkeypatch.context() as patch:
-            patch.setattr(gauge_outlets._Handler, "timeout", 0.2)
+            patch.setattr(exporter._Handler, "timeout", 0.2)
             with (
                 socket.create_connection((where.hostname, where.port), 60) as client,
                 contextlib.suppress(ConnectionError),  # it may also be reset
@@ -61,7 +61,7 @@ def test_a_client_that_is_rude_or_slow_is_left_behind(monkeypatch, rude):
 
 def test_a_client_that_drips_is_left_behind_too(monkeypatch):
     """A byte now and then keeps no connection for ever: not from the next client, and not the agent from its end."""
-    monkeypatch.setattr(gauge_outlets._Handler, "timeout", 1.0)
+    monkeypatch.setattr(exporter._Handler, "timeout", 1.0)
     endpoint = Endpoint(Address("127.0.0.1", 0), lambda: "fine 1\n")
     where = urlsplit(endpoint.url)
     over = threading.Event()
@@ -153,6 +153,6 @@ def test_a_link_that_somebody_put_in_the_way_is_not_followed(tmp_path, caplog):
 
 def test_no_library_is_needed():
     """What an agent is installed with is enough: nobody has to add one to a device."""
-    program = "import sys, device_agent.local_metrics; print('prometheus_client' in sys.modules)"
-    ended = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True)
+    program = "import sys, fedpatch.device_agent.telemetry.local_metrics; print('prometheus_client' in sys.modules)"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert ended.stdout.strip() == "False"

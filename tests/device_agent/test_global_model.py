@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device_agent.global_model import read_global_model
-from device_agent.held_model import HeldModel
-from shared.errors import SchemaMismatch, WireError
-from shared.messages import ENCODINGS, is_delta
-from tests.damage_on_disk import flip_bit
+from fedpatch.device_agent.state.model_cache import ModelCache
+from fedpatch.device_agent.training.global_model import read_global_model
+from fedpatch.shared.errors import SchemaMismatch, WireError
+from fedpatch.shared.wire.messages import ENCODINGS, is_delta
 from tests.device_agent.model_steps import Versions
 from tests.device_agent.rounds import ADAM, SGD, Scene
 from tests.device_agent.toy_tasks import TOY
+from tests.support.damage_on_disk import flip_bit
 
 DELTAS = [one for one in ENCODINGS if is_delta(one)]
 
@@ -32,7 +32,7 @@ def versions(tmp_path):
 @pytest.fixture
 def store(tmp_path):
     """Nothing is held yet."""
-    return HeldModel(tmp_path / "held")
+    return ModelCache(tmp_path / "held")
 
 
 def read(versions, store, command):
@@ -167,7 +167,7 @@ def test_a_model_of_another_shape_is_no_fault_of_its_steps(versions, store):
 def test_training_begins_from_the_very_version_that_was_asked_for_or_not_at_all(tmp_path_factory, data):
     """Any version held, any steps named, any file damaged."""
     folder = tmp_path_factory.mktemp("scene")
-    versions, store = Versions(Scene(folder, TOY, SGD, "affine")), HeldModel(folder / "held")
+    versions, store = Versions(Scene(folder, TOY, SGD, "affine")), ModelCache(folder / "held")
     held, named = data.draw(st.integers(0, 3)), data.draw(st.integers(0, 3))
     versions.hold(store, held)
     steps = tuple(data.draw(st.lists(st.sampled_from(versions.steps), max_size=4)))

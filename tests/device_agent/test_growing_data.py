@@ -12,15 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device_agent.batches import batch_indices
-from device_agent.growing_data import GrowingData
-from device_agent.local_update import LocalUpdate
-from device_agent.patch_store import PatchStore
-from device_agent.trainer import Trainer
-from device_agent.training import LocalTrainer
-from device_agent.training_channel import Ready, Setup, Trained, TrainFailed, TrainProgress
-from shared.errors import DataError
-from shared.reasons import FailReason
+from fedpatch.device_agent.job.training_messages import Ready, Trained, TrainFailed, TrainProgress, WorkerSetup
+from fedpatch.device_agent.runtime.trainer import Trainer
+from fedpatch.device_agent.state.patch_store import PatchStore
+from fedpatch.device_agent.training.batches import batch_indices
+from fedpatch.device_agent.training.device_data import ReloadingDataset
+from fedpatch.device_agent.training.local_trainer import LocalTrainer
+from fedpatch.device_agent.training.local_update import LocalUpdate
+from fedpatch.shared.errors import DataError
+from fedpatch.shared.wire.reasons import FailReason
 from tests.device_agent.growing_task import REFERENCE, TASK
 from tests.device_agent.rounds import SGD, Scene
 
@@ -32,10 +32,10 @@ def _write(folder: Path, text: str) -> None:
 
 
 @pytest.fixture
-def growing(tmp_path: Path) -> GrowingData:
+def growing(tmp_path: Path) -> ReloadingDataset:
     """A device's data, of 23 examples."""
     _write(tmp_path, "23")
-    return GrowingData(TASK, "count", tmp_path)
+    return ReloadingDataset(TASK, "count", tmp_path)
 
 
 def test_data_that_stay_are_read_once(growing):
@@ -57,7 +57,7 @@ def test_data_that_changed_are_read_again_once(growing, tmp_path):
 @pytest.mark.parametrize("hook", [None, lambda spec, root: None])
 def test_a_task_that_tells_no_version_is_read_once(growing, tmp_path, hook):
     """Without the function, or where it says None, nothing ever changes."""
-    still = GrowingData(replace(TASK, data_version=hook), "count", tmp_path)
+    still = ReloadingDataset(replace(TASK, data_version=hook), "count", tmp_path)
     still.load()
     _write(tmp_path, "40")
     assert still.load_changed() is None
@@ -72,7 +72,7 @@ def test_what_is_written_while_data_are_read_is_seen_next_time(tmp_path):
         return data
 
     _write(tmp_path, "23")
-    growing = GrowingData(replace(TASK, load_data=load_and_write), "count", tmp_path)
+    growing = ReloadingDataset(replace(TASK, load_data=load_and_write), "count", tmp_path)
     assert len(growing.load().train_x) == 23
     changed = growing.load_changed()
     assert changed is not None and len(changed.train_x) == 31
@@ -147,7 +147,7 @@ class _Agent:
         self.folder = folder
         self.scene = Scene(folder, TASK, SGD, "none")
         self.events: queue.Queue = queue.Queue()
-        setup = Setup(REFERENCE, "count", str(folder), str(folder / "patches"), "ann", private="none")
+        setup = WorkerSetup(REFERENCE, "count", str(folder), str(folder / "patches"), "ann", private="none")
         self.trainer = Trainer(setup, self.events.put)
 
     def round(self, number: int) -> list:

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device_agent.held_model import Held, HeldModel
-from shared.errors import StateError
+from fedpatch.device_agent.state.model_cache import Held, ModelCache
+from fedpatch.shared.errors import StateError
 from tests.device_agent.guillotine import Guillotine
 
 FIRST = Held("a1" * 32, "5c" * 32, "fp32+zstd", 1000)
@@ -21,7 +21,7 @@ SECOND = Held("b2" * 32, "5c" * 32, "fp32+zstd", 1001)
 @pytest.fixture
 def store(tmp_path):
     """In a directory that is not there yet."""
-    return HeldModel(tmp_path / "held")
+    return ModelCache(tmp_path / "held")
 
 
 def test_nothing_is_held_at_first(store):
@@ -47,7 +47,7 @@ def test_the_next_model_takes_the_place_of_the_one_before(store):
 @given(st.data())
 def test_any_damage_is_found(tmp_path_factory, data):
     """A bit turned over, an end cut off: what is read is what was written, or it is an error; a look tells or is silent."""
-    store = HeldModel(tmp_path_factory.mktemp("held"))
+    store = ModelCache(tmp_path_factory.mktemp("held"))
     store.write(FIRST, b"blob" * 10)
     whole = bytearray(store.path.read_bytes())
     at = data.draw(st.integers(0, len(whole) - 1))
@@ -66,7 +66,7 @@ def test_killed_before_any_write_one_of_the_two_is_held(tmp_path_factory):
     fatal = deaths = 0
     while True:
         fatal += 1
-        store = HeldModel(tmp_path_factory.mktemp("held") / "held")
+        store = ModelCache(tmp_path_factory.mktemp("held") / "held")
         store.write(FIRST, b"first")
         if Guillotine(fatal).run(partial(store.write, SECOND, b"second")) < fatal:
             break

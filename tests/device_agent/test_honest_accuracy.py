@@ -11,16 +11,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from device_agent.growing_data import GrowingData
-from device_agent.local_update import LocalUpdate
-from device_agent.model_export import ModelExport
-from device_agent.model_store import ModelStore
-from device_agent.patch_store import PatchStore
-from device_agent.personal import PersonalModel
-from device_agent.training import LocalTrainer
-from shared.messages import TrainPlan
-from shared.task import DeviceData, Task
-from shared.validation import split_for
+from fedpatch.device_agent.models.personal import PersonalModel
+from fedpatch.device_agent.models.store import ModelStore
+from fedpatch.device_agent.state.patch_store import PatchStore
+from fedpatch.device_agent.training.device_data import ReloadingDataset
+from fedpatch.device_agent.training.local_trainer import LocalTrainer
+from fedpatch.device_agent.training.local_update import LocalUpdate
+from fedpatch.device_agent.training.model_export import ModelExport
+from fedpatch.shared.tasks.task import DeviceData, Task
+from fedpatch.shared.tasks.validation import split_for
+from fedpatch.shared.wire.messages import TrainPlan
 from tests.device_agent.rounds import Scene
 from tests.device_agent.toy_tasks import FEATURES, TOY, accuracy
 
@@ -152,11 +152,11 @@ def test_a_device_whose_data_grow_holds_out_nothing_that_it_has_trained_on(tmp_p
     task = _counting_task(ordered)
     count = tmp_path / "count"
     trained: set[bytes] = set()
-    growing = GrowingData(task, "count", tmp_path)
+    growing = ReloadingDataset(task, "count", tmp_path)
     for step, examples in enumerate((60, 61, 90, 300, 299, 700)):
         count.write_text(str(examples))
         if step in (0, 3):
-            data = GrowingData(task, "count", tmp_path).load()
+            data = ReloadingDataset(task, "count", tmp_path).load()
             growing.load()
         else:
             changed = growing.load_changed()
@@ -173,7 +173,7 @@ def test_the_number_of_examples_is_that_of_the_training_examples(tmp_path):
     """In `Ready` and in the update's report, from which the coordinator has the weight."""
     task = _counting_task(ordered=True)
     (tmp_path / "count").write_text("60")
-    data = GrowingData(task, "count", tmp_path)
+    data = ReloadingDataset(task, "count", tmp_path)
     device = Device(tmp_path / "ann", task, data.load())
     assert device.trainer.num_examples == 54
     update = LocalUpdate(device.trainer, PatchStore(tmp_path / "patches"), "ann", data=data)

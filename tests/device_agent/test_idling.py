@@ -5,12 +5,12 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device_agent.idling import Idling
+from fedpatch.device_agent.runtime.idle_timeout import IdleTimer
 
 
 def test_it_is_given_back_once_after_a_while_without_work():
     """The while is counted from when it was first seen idle, and after the release there is nothing to count."""
-    idling = Idling(100.0)
+    idling = IdleTimer(100.0)
     for now in (5.0, 50.0, 104.9):
         idling.see(idle=True, now=now)
         assert not idling.tick(now)
@@ -22,7 +22,7 @@ def test_it_is_given_back_once_after_a_while_without_work():
 
 def test_work_begins_the_count_anew():
     """Only an unbroken rest counts."""
-    idling = Idling(100.0)
+    idling = IdleTimer(100.0)
     idling.see(idle=True, now=0.0)
     idling.see(idle=False, now=99.0)
     assert idling.next_deadline() is None
@@ -33,7 +33,7 @@ def test_work_begins_the_count_anew():
 
 def test_with_zero_it_is_kept():
     """Until the coordinator announces a rest."""
-    idling = Idling(0.0)
+    idling = IdleTimer(0.0)
     idling.see(idle=True, now=0.0)
     assert idling.next_deadline() is None
     assert not idling.tick(1e9)
@@ -45,7 +45,7 @@ def test_with_zero_it_is_kept():
 )
 def test_whoever_worked_within_the_while_is_never_released(release_s, turns):
     """For any course of events: a release means that every look within the last `release_s` found it idle."""
-    idling, now, busy_at, seen_at = Idling(release_s), 0.0, -1.0, None
+    idling, now, busy_at, seen_at = IdleTimer(release_s), 0.0, -1.0, None
     for wait_s, idle in turns:
         now += wait_s
         idling.see(idle=idle, now=now)

@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 import torch
 
-from device_agent.batches import batch_indices, stream_seed
-from device_agent.effects import JobKey
-from device_agent.local_update import LocalUpdate
-from device_agent.patch_store import PatchStore, kept_in_patches, list_patches
-from device_agent.private_floor import PrivateFloor
-from device_agent.requests import goes_on
-from device_agent.training import LocalTrainer
-from shared.errors import StateError, UpdateRefused
-from shared.messages import COORDINATOR_FEATURES
-from shared.model import initial_tensors, load_tensors
-from shared.tensors import Array
+from fedpatch.device_agent.job.effects import JobKey
+from fedpatch.device_agent.job.requests import continues
+from fedpatch.device_agent.policy.private_floor import PrivateFloor
+from fedpatch.device_agent.state.patch_store import PatchStore, kept_in_patches, list_patches
+from fedpatch.device_agent.training.batches import batch_indices, stream_seed
+from fedpatch.device_agent.training.local_trainer import LocalTrainer
+from fedpatch.device_agent.training.local_update import LocalUpdate
+from fedpatch.shared.errors import StateError, UpdateRefused
+from fedpatch.shared.tasks.torch_model import initial_tensors, load_tensors
+from fedpatch.shared.tensors.arrays import Array
+from fedpatch.shared.wire.messages import COORDINATOR_FEATURES
 from tests.device_agent.guillotine import Guillotine, Killed
 from tests.device_agent.jobs import REQUEST
 from tests.device_agent.rounds import ADAM, SGD, Scene
@@ -72,7 +72,7 @@ def state_of(device: Device):
     """The model that the device has trained alone."""
     store = PatchStore(device.patches / "independent")
     [entry] = list_patches(store.directory)
-    from device_agent.patch_store import PatchKey
+    from fedpatch.device_agent.state.patch_store import PatchKey
 
     return store.load(PatchKey(entry.task, entry.schema, entry.policy), "another run", 0)
 
@@ -226,7 +226,7 @@ def test_a_measure_after_long_training_is_given_up_in_time_for_the_upload(
     """A measure has half of what training left of the round, less the time of the download; here it needs 20 s of 100."""
     device = Device(tmp_path)
     clock = [1000.0]
-    monkeypatch.setattr("device_agent.independent.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("fedpatch.device_agent.training.independent.time.monotonic", lambda: clock[0])
     real = device.trainer.run
 
     def run(*args, **named):
@@ -271,5 +271,5 @@ def test_the_second_model_is_no_patch_of_the_owners_floor(tmp_path):
 def test_a_request_that_differs_in_what_is_measured_or_understood_goes_on(change):
     """A request that differs in what is measured or understood goes on."""
     old, new = JobKey("run", 1, 2, "toy"), JobKey("run", 2, 2, "toy")
-    assert goes_on(old, REQUEST, new, replace(REQUEST, **change), downloading=False)
-    assert not goes_on(old, REQUEST, new, replace(REQUEST, private="all"), downloading=False)
+    assert continues(old, REQUEST, new, replace(REQUEST, **change), downloading=False)
+    assert not continues(old, REQUEST, new, replace(REQUEST, private="all"), downloading=False)

@@ -6,11 +6,20 @@ from dataclasses import replace
 
 import pytest
 
-from device_agent.effects import Fetch, Forget, JobState, Keep, Reply, Spool, StopTraining, Train
-from device_agent.job import Job
-from device_agent.ways import Way
-from shared.errors import WireError
-from shared.messages import (
+from fedpatch.device_agent.job.download_plan import DownloadPlan
+from fedpatch.device_agent.job.effects import (
+    EndJob,
+    JobState,
+    SendMessage,
+    SpoolUpdate,
+    StartDownload,
+    StartTraining,
+    StopTraining,
+    WriteChunk,
+)
+from fedpatch.device_agent.job.job import Job
+from fedpatch.shared.errors import WireError
+from fedpatch.shared.wire.messages import (
     Accept,
     Ack,
     Cancel,
@@ -24,8 +33,8 @@ from shared.messages import (
     Refused,
     RetryAfter,
 )
-from shared.reasons import FailReason, JobPhase, RefuseReason
-from shared.transfer import SendChunk, cut
+from fedpatch.shared.wire.reasons import FailReason, JobPhase, RefuseReason
+from fedpatch.shared.wire.transfer import SendChunk, cut
 from tests.device_agent.jobs import (
     BLOB,
     DIGEST,
@@ -39,18 +48,18 @@ from tests.device_agent.jobs import (
     training,
     uploading,
 )
-from tests.specs import RUN, model, said, update
+from tests.support.specs import RUN, model, said, update
 
 
 class TestDownload:
     def test_keeps_chunks_and_trains_when_it_has_them(self):
         """The last chunk begins the training, and says so."""
         job = downloading(have=frozenset({0}))
-        assert job.on_chunk(cut(BLOB, model(), 2), 11.0) == [Keep(cut(BLOB, model(), 2))]
+        assert job.on_chunk(cut(BLOB, model(), 2), 11.0) == [WriteChunk(cut(BLOB, model(), 2))]
         assert job.on_chunk(cut(BLOB, model(), 2), 11.0) == []
         kept, begun, train = job.on_chunk(cut(BLOB, model(), 1), 13.5)
-        assert (kept, said_back([begun])) == (Keep(cut(BLOB, model(), 1)), [Progress(JobPhase.TRAINING, 0, 1)])
-        assert train == Train(KEY, REQUEST, 3.5, Way(model()))
+        assert (kept, said_back([begun])) == (WriteChunk(cut(BLOB, model(), 1)), [Progress(JobPhase.TRAINING, 0, 1)])
+        assert train == StartTraining(KEY, REQUEST, 3.5, DownloadPlan(model()))
         assert train.ends_at == 10.0 + REQUEST.deadline_s
         assert job.on_chunk(cut(BLOB, model(), 1), 14.0) == []
 
@@ -58,7 +67,7 @@ class TestDownload:
         """A reboot after the last chunk costs nothing."""
         job = Job(max_blob_bytes=10_000)
         ask(job)
-        assert [type(effect) for effect in here(job, range(3), 10.0)] == [Reply, Train]
+        assert [type(effect) for effect in here(job, range(3), 10.0)] == [SendMessage, StartTraining]
 
     def test_asks_for_what_is_missing(self):
         """After a quiet second, and while it is not yet prepared not at all."""
@@ -75,7 +84,7 @@ class TestDownload:
     def test_that_is_damaged_begins_anew(self):
         """What the disk made of it is not what was announced."""
         job = training()
-        assert job.damaged() == [Fetch((model(),))]
+        assert job.damaged() == [StartDownload((model(),))]
         assert (job.state, here(job, frozenset(), 20.0)) == (JobState.DOWNLOADING, [])
 
     def test_ends_at_the_deadline(self):
@@ -98,15 +107,15 @@ class TestTraining:
         """What must survive a restart is remembered before it is offered."""
         job = training()
         spool, offer = job.trained(KEY, update(), 20.0)
-        assert (spool, said_back([offer])) == (Spool(KEY, update(), REQUEST), [Offer(update())])
+        assert (spool, said_back([offer])) == (SpoolUpdate(KEY, update(), REQUEST), [Offer(update())])
         assert job.status() == JobStatus(RUN, 1, 1, JobPhase.UPLOADING)
 
     def test_that_fails_is_told(self):
         """The coordinator hears the reason; what an error's words hold is for the device alone."""
         effects = training().training_failed(KEY, FailReason.NOT_FINITE, "secret.weight holds nan")
         assert said_back(effects) == [Failed(FailReason.NOT_FINITE)]
-        assert [type(effect) for effect in effects] == [Reply, StopTraining, Forget]
-        assert effects[-1] == Forget("gave up: not_finite: secret.weight holds nan", gave_up=True)
+        assert [type(effect) for effect in effects] == [SendMessage, StopTraining, EndJob]
+        assert effects[-1] == EndJob("gave up: not_finite: secret.weight holds nan", gave_up=True)
 
     @pytest.mark.parametrize("other", [{"run": "run-2"}, {"round": 2}, {"epoch": 0}, {"task": "mnist"}], ids=str)
     def test_of_another_job_is_of_no_interest(self, other):
@@ -152,7 +161,7 @@ class TestUpload:
     def test_ends_when_the_coordinator_says_so(self, end, outcome):
         """Only then is the update forgotten."""
         job = uploading()
-        assert job.on_message(said(end), 21.0) == [Forget(outcome, committed=KEY if outcome == "committed" else None)]
+        assert job.on_message(said(end), 21.0) == [EndJob(outcome, committed=KEY if outcome == "committed" else None)]
         assert (job.state, job.status(), job.next_deadline()) == (JobState.IDLE, None, None)
         assert job.tick(1e6) == []
 
@@ -179,7 +188,7 @@ class TestUpload:
         job.resume(KEY, update(), 5.0)
         assert job.status() == JobStatus(RUN, 1, 1, JobPhase.UPLOADING)
         assert said_back(job.tick(5.0)) == [Offer(update())]
-        assert job.on_message(said(Committed(DIGEST)), 6.0) == [Forget("committed", committed=KEY)]
+        assert job.on_message(said(Committed(DIGEST)), 6.0) == [EndJob("committed", committed=KEY)]
 
     def test_a_bitmap_that_does_not_fit_is_a_wire_error(self):
         """The job stays as it was."""
@@ -208,7 +217,7 @@ class TestNews:
         job = make()
         for body in (Committed(DIGEST), Grant(DIGEST, 4, b"\x00")):
             assert job.on_message(said(body), 13.0) == []
-        assert Forget("cancelled: late") in job.on_message(said(Cancel("late")), 13.0)
+        assert EndJob("cancelled: late") in job.on_message(said(Cancel("late")), 13.0)
         assert job.state is JobState.IDLE
 
     def test_that_only_a_device_says_is_nothing(self):

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device_agent.admission import Verdict
-from device_agent.effects import Fetch, Forget, JobState, StopTraining
-from device_agent.job import Job
-from shared.messages import Accept, Decline, Failed, Offer
-from shared.reasons import DeclineReason, FailReason
+from fedpatch.device_agent.job.effects import EndJob, JobState, StartDownload, StopTraining
+from fedpatch.device_agent.job.job import Job
+from fedpatch.device_agent.job.requests import AdmissionDecision
+from fedpatch.shared.wire.messages import Accept, Decline, Failed, Offer
+from fedpatch.shared.wire.reasons import DeclineReason, FailReason
 from tests.device_agent.jobs import IN_EACH_STATE, KEY, REQUEST, ask, downloading, said_back, training, uploading
-from tests.specs import TASKS, said, update
+from tests.support.specs import TASKS, said, update
 
 NO = Decline(DeclineReason.UNWILLING, "no")
 
@@ -38,7 +38,7 @@ class TestDeclined:
         """Even if the task's data or version changed meanwhile: the next round's request finds out."""
         job = Job(max_blob_bytes=10_000)
         none = (replace(TASKS[0], num_examples=0),)
-        [first] = said_back(job.on_request(said(REQUEST), none, Verdict(True), 10.0))
+        [first] = said_back(job.on_request(said(REQUEST), none, AdmissionDecision(True), 10.0))
         assert said_back(ask(job)) == [first]
 
     def test_overtakes_what_is_older(self):
@@ -78,7 +78,7 @@ class TestFailed:
         """The coordinator that came back asks for the round anew; the device may fare better."""
         job = training()
         job.give_up(FailReason.TRAINING, "")
-        assert [type(effect) for effect in ask(job, epoch=2)][1:] == [Fetch]
+        assert [type(effect) for effect in ask(job, epoch=2)][1:] == [StartDownload]
 
     def test_in_the_epoch_that_took_the_job_over_is_said_there(self):
         """The old epoch has nobody any more who would ask."""
@@ -125,7 +125,7 @@ def test_no_question_is_ever_answered_in_two_ways(asked):
         answers = said_back(effects)
         if question in final:
             assert answers in ([], [final[question]])
-            assert not [effect for effect in effects if isinstance(effect, Fetch | Forget | StopTraining)]
+            assert not [effect for effect in effects if isinstance(effect, StartDownload | EndJob | StopTraining)]
         for answer in answers:
             if isinstance(answer, Decline | Failed):
                 final[question] = answer

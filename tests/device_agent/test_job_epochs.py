@@ -9,13 +9,34 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device_agent.admission import Verdict
-from device_agent.effects import Effect, Fetch, Forget, JobState, Keep, Reply, Spool, StopTraining, Train
-from device_agent.job import Job
-from device_agent.ways import Way
-from shared.messages import Accept, Cancel, Committed, Failed, Grant, JobStatus, Need, Offer, Progress, WorkRequest
-from shared.reasons import FailReason, JobPhase
-from shared.transfer import SendChunk, cut
+from fedpatch.device_agent.job.download_plan import DownloadPlan
+from fedpatch.device_agent.job.effects import (
+    Effect,
+    EndJob,
+    JobState,
+    SendMessage,
+    SpoolUpdate,
+    StartDownload,
+    StartTraining,
+    StopTraining,
+    WriteChunk,
+)
+from fedpatch.device_agent.job.job import Job
+from fedpatch.device_agent.job.requests import AdmissionDecision
+from fedpatch.shared.wire.messages import (
+    Accept,
+    Cancel,
+    Committed,
+    Failed,
+    Grant,
+    JobStatus,
+    Need,
+    Offer,
+    Progress,
+    WorkRequest,
+)
+from fedpatch.shared.wire.reasons import FailReason, JobPhase
+from fedpatch.shared.wire.transfer import SendChunk, cut
 from tests.device_agent.jobs import (
     BLOB,
     DIGEST,
@@ -29,19 +50,19 @@ from tests.device_agent.jobs import (
     training,
     uploading,
 )
-from tests.specs import CHUNK_BYTES, RUN, TASKS, model, run_spec, said, update
+from tests.support.specs import CHUNK_BYTES, RUN, TASKS, model, run_spec, said, update
 
 NEW_KEY = replace(KEY, epoch=2)
 
 
 def asked(job: Job, request: WorkRequest, epoch: int = 2, now: float = 30.0) -> list[Effect]:
     """A request of the newer epoch, whatever the device's owner says by now."""
-    return job.on_request(said(request, epoch=epoch), TASKS, Verdict(False, "no longer"), now)
+    return job.on_request(said(request, epoch=epoch), TASKS, AdmissionDecision(False, "no longer"), now)
 
 
 def spoken_in(effects: list[Effect]) -> set[tuple[str, int, int]]:
     """Run, epoch and round of all that is said."""
-    said_so = [effect.envelope for effect in effects if isinstance(effect, Reply)]
+    said_so = [effect.envelope for effect in effects if isinstance(effect, SendMessage)]
     return {(one.run, one.epoch, one.round) for one in said_so}
 
 
@@ -59,10 +80,10 @@ class TestTakeOver:
         assert job.status() == JobStatus(RUN, 2, 1, JobPhase.DOWNLOADING)
         need = job.tick(41.0)
         assert (said_back(need), spoken_in(need)) == ([Need(model().digest, b"\x06")], {(RUN, 2, 1)})
-        assert job.on_chunk(cut(BLOB, model(), 1), 42.0) == [Keep(cut(BLOB, model(), 1))]
+        assert job.on_chunk(cut(BLOB, model(), 1), 42.0) == [WriteChunk(cut(BLOB, model(), 1))]
         _, begun, train = job.on_chunk(cut(BLOB, model(), 2), 43.0)
         assert spoken_in([begun]) == {(RUN, 2, 1)}
-        assert train == Train(NEW_KEY, REQUEST, download_s=33.0, way=Way(model()))
+        assert train == StartTraining(NEW_KEY, REQUEST, download_s=33.0, way=DownloadPlan(model()))
 
     def test_of_a_download_for_which_room_is_being_made_only_says_so(self):
         """It begins in the new epoch as soon as there is room."""
@@ -83,7 +104,7 @@ class TestTakeOver:
         progress = job.progress(KEY, 3, 5)
         assert (said_back(progress), spoken_in(progress)) == ([Progress(JobPhase.TRAINING, 3, 5)], {(RUN, 2, 1)})
         spool, offer = job.trained(KEY, update(), 40.0)
-        assert (spool, said_back([offer])) == (Spool(NEW_KEY, update(), REQUEST), [Offer(update())])
+        assert (spool, said_back([offer])) == (SpoolUpdate(NEW_KEY, update(), REQUEST), [Offer(update())])
         assert spoken_in([offer]) == {(RUN, 2, 1)}
 
     def test_of_training_keeps_its_failure_for_the_new_epoch(self):
@@ -100,25 +121,25 @@ class TestTakeOver:
         job.on_message(said(Grant(DIGEST, 4, b"\x00")), 21.0)
         request = replace(REQUEST, deadline_s=100.0)
         spool, *answers = asked(job, request)
-        assert spool == Spool(NEW_KEY, update(), request)
+        assert spool == SpoolUpdate(NEW_KEY, update(), request)
         assert (said_back(answers), spoken_in(answers)) == ([Accept(10), Offer(update())], {(RUN, 2, 1)})
         assert job.on_message(said(Grant(DIGEST, 1, b"\x00")), 31.0) == []
         assert job.on_message(said(Grant(DIGEST, 1, b"\x00"), epoch=2), 31.0) == [SendChunk(0)]
-        assert job.on_message(said(Committed(DIGEST), epoch=2), 32.0) == [Forget("committed", committed=NEW_KEY)]
+        assert job.on_message(said(Committed(DIGEST), epoch=2), 32.0) == [EndJob("committed", committed=NEW_KEY)]
 
     def test_of_an_update_that_waited_out_a_restart(self):
         """The request lies in the spool beside it, so the device knows what it is of."""
         job = Job(max_blob_bytes=10_000)
         job.resume(KEY, update(), 5.0, REQUEST)
         spool, *answers = asked(job, REQUEST)
-        assert (spool, said_back(answers)) == (Spool(NEW_KEY, update(), REQUEST), [Accept(10), Offer(update())])
+        assert (spool, said_back(answers)) == (SpoolUpdate(NEW_KEY, update(), REQUEST), [Accept(10), Offer(update())])
 
     def test_of_an_update_that_nobody_knows_the_request_of_begins_anew(self):
         """An older version's note does not say from which model it was trained."""
         job = Job(max_blob_bytes=10_000)
         job.resume(KEY, update(), 5.0)
         effects = ask(job, epoch=2)
-        assert [type(effect) for effect in effects] == [Forget, Reply, Fetch]
+        assert [type(effect) for effect in effects] == [EndJob, SendMessage, StartDownload]
 
     @pytest.mark.parametrize("make", [downloading, training], ids=lambda make: make.__name__)
     def test_brings_its_own_deadline(self, make):
@@ -155,17 +176,24 @@ class TestTakeOver:
         """Anything else is another job: the old one is dropped, as it is for a newer round."""
         job = make()
         was_training = job.state is JobState.TRAINING
-        effects = job.on_request(said(other, epoch=2), TASKS, Verdict(True), 30.0)
-        assert [type(effect) for effect in effects] == [*([StopTraining] * was_training), Forget, Reply, Fetch]
+        effects = job.on_request(said(other, epoch=2), TASKS, AdmissionDecision(True), 30.0)
+        assert [type(effect) for effect in effects] == [
+            *([StopTraining] * was_training),
+            EndJob,
+            SendMessage,
+            StartDownload,
+        ]
 
     def test_of_a_model_in_other_chunks_matters_only_while_they_come(self):
         """Behind a broker with another limit the same model is cut differently: what has arrived of it does not fit."""
         recut = replace(REQUEST, model=replace(model(), chunk_bytes=50, chunk_count=5))
         job = downloading()
-        assert [type(effect) for effect in job.on_request(said(recut, epoch=2), TASKS, Verdict(True), 30.0)] == [
-            Forget,
-            Reply,
-            Fetch,
+        assert [
+            type(effect) for effect in job.on_request(said(recut, epoch=2), TASKS, AdmissionDecision(True), 30.0)
+        ] == [
+            EndJob,
+            SendMessage,
+            StartDownload,
         ]
         assert said_back(asked(training(), recut)) == [Accept(10), Progress(JobPhase.TRAINING, 0, 1)]
         assert said_back(asked(uploading(), recut)) == [Accept(10), Offer(update())]
@@ -174,21 +202,21 @@ class TestTakeOver:
         """As any request does; the coordinator asks again."""
         job = Job(max_blob_bytes=10_000)
         job.resume(KEY, update(), 5.0, REQUEST)
-        assert job.on_request(said(REQUEST, epoch=2), (), Verdict(True), 6.0) == []
+        assert job.on_request(said(REQUEST, epoch=2), (), AdmissionDecision(True), 6.0) == []
         assert job.key == KEY
 
     def test_lets_a_damaged_model_be_fetched_again(self):
         """What is trained then is trained under the new key."""
         job = training()
         asked(job, REQUEST)
-        assert job.damaged() == [Fetch((model(),))]
+        assert job.damaged() == [StartDownload((model(),))]
         begun, train = here(job, range(3), 40.0)
         assert (spoken_in([begun]), train) == (
             {(RUN, 2, 1)},
-            Train(NEW_KEY, REQUEST, download_s=30.0, way=Way(model())),
+            StartTraining(NEW_KEY, REQUEST, download_s=30.0, way=DownloadPlan(model())),
         )
         assert job.trained(KEY, update(), 41.0) == []
-        assert isinstance(job.trained(NEW_KEY, update(), 41.0)[0], Spool)
+        assert isinstance(job.trained(NEW_KEY, update(), 41.0)[0], SpoolUpdate)
 
 
 _MOVES: dict[str, Callable[[Job, int], list[Effect]]] = {
@@ -212,15 +240,15 @@ def test_however_often_a_coordinator_comes_back_a_round_is_trained_once(moves):
         done = _MOVES[move](job, epoch)
         assert spoken_in(done) <= {(RUN, epoch, 1)}
         effects += done
-        for train in [effect for effect in done if isinstance(effect, Train)]:
+        for train in [effect for effect in done if isinstance(effect, StartTraining)]:
             assert not trained
             trained = True
             assert job.progress(replace(train.key, epoch=train.key.epoch + 1), 1, 2) == []
         if trained and job.state is JobState.TRAINING and newer:
-            key = next(effect.key for effect in effects if isinstance(effect, Train))
+            key = next(effect.key for effect in effects if isinstance(effect, StartTraining))
             effects += job.trained(key, update(), 20.0)
-    assert sum(isinstance(effect, Fetch) for effect in effects) == 1
-    assert not any(isinstance(effect, Forget | StopTraining) for effect in effects)
-    spooled = [effect.key.epoch for effect in effects if isinstance(effect, Spool)]
+    assert sum(isinstance(effect, StartDownload) for effect in effects) == 1
+    assert not any(isinstance(effect, EndJob | StopTraining) for effect in effects)
+    spooled = [effect.key.epoch for effect in effects if isinstance(effect, SpoolUpdate)]
     assert spooled == sorted(set(spooled))
     assert not spooled or spooled[-1] == epoch

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from device_agent.effects import (
+from fedpatch.device_agent.job.effects import (
     ContinueTraining,
     Effect,
-    Fetch,
-    Forget,
+    EndJob,
     JobState,
     PauseTraining,
-    Spool,
-    StopFetching,
+    SpoolUpdate,
+    StartDownload,
+    StopDownload,
     StopTraining,
 )
-from device_agent.job import Job
-from shared.messages import Ack, Cancel, Committed, Failed, Grant, Offer, Progress, RetryAfter
-from shared.reasons import Condition, FailReason, JobPhase
-from shared.transfer import Bitmap, SendChunk, cut
+from fedpatch.device_agent.job.job import Job
+from fedpatch.shared.wire.messages import Ack, Cancel, Committed, Failed, Grant, Offer, Progress, RetryAfter
+from fedpatch.shared.wire.reasons import Condition, FailReason, JobPhase
+from fedpatch.shared.wire.transfer import Bitmap, SendChunk, cut
 from tests.device_agent.jobs import (
     BLOB,
     DIGEST,
@@ -32,7 +32,7 @@ from tests.device_agent.jobs import (
     training,
     uploading,
 )
-from tests.specs import model, said, update
+from tests.support.specs import model, said, update
 
 NOTHING_YET = Bitmap(4).to_bytes()
 
@@ -47,10 +47,10 @@ class TestPause:
         """No chunk is taken and none asked for; later the rest is fetched."""
         job = downloading()
         job.on_chunk(cut(BLOB, model(), 0), 11.0)
-        assert job.pause() == [StopFetching()]
+        assert job.pause() == [StopDownload()]
         assert job.on_chunk(cut(BLOB, model(), 1), 12.0) == []
         assert job.tick(60.0) == []
-        assert job.go_on(61.0) == [Fetch((model(),))]
+        assert job.go_on(61.0) == [StartDownload((model(),))]
         here(job, frozenset({0}), 61.0)
         for index in (1, 2):
             job.on_chunk(cut(BLOB, model(), index), 62.0)
@@ -79,7 +79,7 @@ class TestPause:
         """The last step may have been taken already: the update is kept, and offered later."""
         job = training()
         job.pause()
-        assert job.trained(KEY, update(), 20.0) == [Spool(KEY, update(), REQUEST)]
+        assert job.trained(KEY, update(), 20.0) == [SpoolUpdate(KEY, update(), REQUEST)]
         assert said_back(job.go_on(60.0)) == [Offer(update())]
 
     def test_outlasts_a_coordinator(self):
@@ -103,10 +103,10 @@ class TestPause:
         """The next one is not born paused."""
         job = make()
         job.pause()
-        assert isinstance(job.on_message(said(Cancel("late")), 30.0)[-1], Forget)
+        assert isinstance(job.on_message(said(Cancel("late")), 30.0)[-1], EndJob)
         assert not job.paused
         assert job.go_on(31.0) == []
-        assert any(isinstance(effect, Fetch) for effect in ask(job, 2, now=32.0))
+        assert any(isinstance(effect, StartDownload) for effect in ask(job, 2, now=32.0))
 
     @pytest.mark.parametrize("make", IN_EACH_STATE)
     def test_twice_is_once(self, make):
@@ -136,7 +136,7 @@ def test_what_is_committed_during_a_pause_is_committed():
     """The chunks had all arrived."""
     job = uploading()
     job.pause()
-    assert job.on_message(said(Committed(DIGEST)), 30.0)[-1] == Forget("committed", committed=KEY)
+    assert job.on_message(said(Committed(DIGEST)), 30.0)[-1] == EndJob("committed", committed=KEY)
 
 
 def test_an_abandoned_job_names_the_condition():
@@ -146,4 +146,4 @@ def test_an_abandoned_job_names_the_condition():
     failed, stop, forget = job.give_up(FailReason.UNWILLING, "unplugged", Condition.NOT_CHARGING)
     assert said_back([failed]) == [Failed(FailReason.UNWILLING, Condition.NOT_CHARGING)]
     assert stop == StopTraining()
-    assert forget == Forget("gave up: unwilling: unplugged", gave_up=True)
+    assert forget == EndJob("gave up: unwilling: unplugged", gave_up=True)

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from device_agent.admission import Verdict
-from device_agent.effects import Fetch, Forget, JobState, Reply, StopTraining
-from device_agent.job import Job
-from shared.messages import Accept, Committed, Decline, JobStatus, Progress, Refused
-from shared.reasons import Condition, DeclineReason, JobPhase, RefuseReason
+from fedpatch.device_agent.job.effects import EndJob, JobState, SendMessage, StartDownload, StopTraining
+from fedpatch.device_agent.job.job import Job
+from fedpatch.device_agent.job.requests import AdmissionDecision
+from fedpatch.shared.wire.messages import Accept, Committed, Decline, JobStatus, Progress, Refused
+from fedpatch.shared.wire.reasons import Condition, DeclineReason, JobPhase, RefuseReason
 from tests.device_agent.jobs import (
     DIGEST,
     IN_EACH_STATE,
@@ -22,7 +22,7 @@ from tests.device_agent.jobs import (
     training,
     uploading,
 )
-from tests.specs import RUN, TASKS, model, said
+from tests.support.specs import RUN, TASKS, model, said
 
 
 class TestRequest:
@@ -30,7 +30,7 @@ class TestRequest:
         """The answer carries the terms of the request; then the model is wanted."""
         job = Job(max_blob_bytes=10_000)
         effects = ask(job, 2, epoch=3)
-        assert effects == [Reply(said(Accept(10), 2, epoch=3, id=1)), Fetch((model(),))]
+        assert effects == [SendMessage(said(Accept(10), 2, epoch=3, id=1)), StartDownload((model(),))]
         assert job.status() == JobStatus(RUN, 3, 2, JobPhase.DOWNLOADING)
 
     def test_again_is_answered_again(self):
@@ -58,7 +58,12 @@ class TestRequest:
         job = make()
         was_training = job.state is JobState.TRAINING
         effects = ask(job, **newer)
-        assert [type(effect) for effect in effects] == [*([StopTraining] * was_training), Forget, Reply, Fetch]
+        assert [type(effect) for effect in effects] == [
+            *([StopTraining] * was_training),
+            EndJob,
+            SendMessage,
+            StartDownload,
+        ]
         assert job.state is JobState.DOWNLOADING
 
     @pytest.mark.parametrize("older", [{"round_number": 4, "epoch": 2}, {"round_number": 9, "epoch": 1}], ids=str)
@@ -82,7 +87,7 @@ class TestRequest:
 
     def test_before_the_device_is_ready_is_not_answered(self):
         """It will be sent again; declining for want of tasks would be held against the device."""
-        assert Job(max_blob_bytes=10_000).on_request(said(REQUEST), (), Verdict(True), 10.0) == []
+        assert Job(max_blob_bytes=10_000).on_request(said(REQUEST), (), AdmissionDecision(True), 10.0) == []
 
 
 class TestDecline:
@@ -100,7 +105,7 @@ class TestDecline:
     def test_has_its_reason(self, request_, accept, reason):
         """A lasting reason comes before a passing one; nothing is begun."""
         job = Job(max_blob_bytes=10_000)
-        effects = job.on_request(said(request_), TASKS, Verdict(accept, "on battery"), 10.0)
+        effects = job.on_request(said(request_), TASKS, AdmissionDecision(accept, "on battery"), 10.0)
         [body] = said_back(effects)
         assert (len(effects), getattr(body, "reason", ""), job.state) == (1, reason, JobState.IDLE)
         assert (
@@ -110,7 +115,7 @@ class TestDecline:
     def test_for_a_task_that_is_not_here_says_which_are(self):
         """Cut to what a message holds, however many there are."""
         many = tuple(replace(TASKS[0], task=f"task-{number:02}-{'x' * 50}") for number in range(40))
-        [body] = said_back(Job(max_blob_bytes=1).on_request(said(REQUEST), many, Verdict(True), 0.0))
+        [body] = said_back(Job(max_blob_bytes=1).on_request(said(REQUEST), many, AdmissionDecision(True), 0.0))
         assert getattr(body, "reason", "") == "unknown_task"
         detail = getattr(body, "detail", "")
         assert "'digits' is not installed" in detail
@@ -119,12 +124,12 @@ class TestDecline:
     def test_for_want_of_data(self):
         """Nothing can be learnt from no examples."""
         none = (replace(TASKS[0], num_examples=0),)
-        [body] = said_back(Job(max_blob_bytes=10_000).on_request(said(REQUEST), none, Verdict(True), 0.0))
+        [body] = said_back(Job(max_blob_bytes=10_000).on_request(said(REQUEST), none, AdmissionDecision(True), 0.0))
         assert getattr(body, "reason", "") == "too_little_data"
 
     def test_for_a_preference_says_which_and_when_to_ask_again(self):
         """So that the coordinator does not ask in vain."""
-        verdict = Verdict(False, "quiet hours", Condition.QUIET_HOURS, 1800.0)
+        verdict = AdmissionDecision(False, "quiet hours", Condition.QUIET_HOURS, 1800.0)
         effects = Job(max_blob_bytes=10_000).on_request(said(REQUEST), TASKS, verdict, 10.0)
         expected = Decline(DeclineReason.UNWILLING, "quiet hours", Condition.QUIET_HOURS, 1800.0)
         assert said_back(effects) == [expected]
@@ -134,5 +139,5 @@ class TestDecline:
         """Whoever is owed that work says itself when it is of no use any more."""
         job = make()
         state = job.state
-        assert [type(effect) for effect in ask(job, 1, run="run-2", accept=False)] == [Reply]
+        assert [type(effect) for effect in ask(job, 1, run="run-2", accept=False)] == [SendMessage]
         assert (job.key, job.state) == (KEY, state)

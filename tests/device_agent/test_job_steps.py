@@ -8,18 +8,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device_agent.admission import Verdict
-from device_agent.effects import Effect, Fetch, Forget, ForgetModel, JobState, Keep, PauseTraining, Reply, Train
-from device_agent.job import Job
-from device_agent.ways import Way
-from shared.messages import Accept, Failed, Need, Progress, WorkRequest
-from shared.reasons import FailReason, JobPhase
-from shared.transfer import Bitmap
+from fedpatch.device_agent.job.download_plan import DownloadPlan
+from fedpatch.device_agent.job.effects import (
+    DropHeldModel,
+    Effect,
+    EndJob,
+    JobState,
+    PauseTraining,
+    SendMessage,
+    StartDownload,
+    StartTraining,
+    WriteChunk,
+)
+from fedpatch.device_agent.job.job import Job
+from fedpatch.device_agent.job.requests import AdmissionDecision
+from fedpatch.shared.wire.messages import Accept, Failed, Need, Progress, WorkRequest
+from fedpatch.shared.wire.reasons import FailReason, JobPhase
+from fedpatch.shared.wire.transfer import Bitmap
 from tests.device_agent.jobs import KEY, said_back
 from tests.device_agent.steps import BLOBS, DELTAS, STEP_BLOBS, STEPS, VERSIONS, arrive, ask, asked, by_steps
-from tests.specs import TASKS, said
+from tests.support.specs import TASKS, said
 
-WHOLE = Fetch((VERSIONS[-1],))
+WHOLE = StartDownload((VERSIONS[-1],))
 
 
 class TestDownload:
@@ -27,20 +37,22 @@ class TestDownload:
         """In whatever order their chunks come; a chunk of the whole model is none of them."""
         job = Job(max_blob_bytes=10_000)
         accept, fetch = ask(job, VERSIONS[0].digest)
-        assert (said_back([accept]), fetch) == ([Accept(10)], Fetch(STEPS))
+        assert (said_back([accept]), fetch) == ([Accept(10)], StartDownload(STEPS))
         job.fetching({}, 10.0)
         assert arrive(job, BLOBS[-1]) == []
-        assert all(isinstance(effect, Keep) for blob in (STEP_BLOBS[2], STEP_BLOBS[0]) for effect in arrive(job, blob))
+        assert all(
+            isinstance(effect, WriteChunk) for blob in (STEP_BLOBS[2], STEP_BLOBS[0]) for effect in arrive(job, blob)
+        )
         *_, begun, train = arrive(job, STEP_BLOBS[1], 13.0)
         assert said_back([begun]) == [Progress(JobPhase.TRAINING, 0, 1)]
-        assert train == Train(KEY, asked(), 3.0, Way(VERSIONS[-1], VERSIONS[0].digest, DELTAS))
+        assert train == StartTraining(KEY, asked(), 3.0, DownloadPlan(VERSIONS[-1], VERSIONS[0].digest, DELTAS))
 
     def test_of_nothing_trains_at_once(self):
         """Who holds the model of the round, because it was trained from before, needs no byte of it."""
         job = Job(max_blob_bytes=10_000)
-        assert ask(job, VERSIONS[-1].digest)[-1] == Fetch(())
+        assert ask(job, VERSIONS[-1].digest)[-1] == StartDownload(())
         _, train = job.fetching({}, 10.0)
-        assert train == Train(KEY, asked(), 0.0, Way(VERSIONS[-1], VERSIONS[-1].digest))
+        assert train == StartTraining(KEY, asked(), 0.0, DownloadPlan(VERSIONS[-1], VERSIONS[-1].digest))
 
     def test_asks_for_what_is_missing_of_each_step(self):
         """After one pause for all of them, as it would for the chunks of one blob."""
@@ -57,7 +69,7 @@ class TestDownload:
         job = Job(max_blob_bytes=10_000)
         ask(job, VERSIONS[1].digest)
         effects = job.fetching({one.digest: range(one.chunk_count) for one in STEPS[1:]}, 10.0)
-        assert [type(effect) for effect in effects] == [Reply, Train]
+        assert [type(effect) for effect in effects] == [SendMessage, StartTraining]
 
     def test_that_is_damaged_takes_the_whole_model(self):
         """A disk that spoils blobs is given no further chance to spoil a small one."""
@@ -72,17 +84,17 @@ class TestDownload:
         job.fetching({}, 10.0)
         job.pause()
         assert arrive(job, STEP_BLOBS[1]) == []
-        assert job.go_on(20.0) == [Fetch(STEPS[1:])]
+        assert job.go_on(20.0) == [StartDownload(STEPS[1:])]
 
 
 class TestStepsThatLeadNowhere:
     def test_are_answered_by_the_whole_model_in_the_same_round(self):
         """What was held is forgotten, and the coordinator hears of no failure."""
         job = by_steps()
-        assert job.training_failed(KEY, FailReason.DOWNLOAD, "why") == [ForgetModel("why"), WHOLE]
+        assert job.training_failed(KEY, FailReason.DOWNLOAD, "why") == [DropHeldModel("why"), WHOLE]
         job.fetching({}, 20.0)
         *_, train = arrive(job, BLOBS[-1], 22.0)
-        assert train == Train(KEY, asked(), 12.0, Way(VERSIONS[-1]))
+        assert train == StartTraining(KEY, asked(), 12.0, DownloadPlan(VERSIONS[-1]))
 
     def test_are_so_once(self):
         """A whole model that cannot be used either ends the round."""
@@ -101,7 +113,7 @@ class TestStepsThatLeadNowhere:
         """Then the model is fetched once it is over."""
         job = by_steps()
         assert job.pause() == [PauseTraining()]
-        assert job.training_failed(KEY, FailReason.DOWNLOAD, "why") == [ForgetModel("why")]
+        assert job.training_failed(KEY, FailReason.DOWNLOAD, "why") == [DropHeldModel("why")]
         assert job.go_on(30.0) == [WHOLE]
 
     def test_leave_the_deadline_where_it_was(self):
@@ -116,7 +128,7 @@ class TestStepsThatLeadNowhere:
         job = by_steps()
         recut = replace(VERSIONS[-1], chunk_bytes=50, chunk_count=5)
         ask(job, "", replace(asked(), model=recut), epoch=2)
-        assert job.training_failed(KEY, FailReason.DOWNLOAD, "why")[-1] == Fetch((recut,))
+        assert job.training_failed(KEY, FailReason.DOWNLOAD, "why")[-1] == StartDownload((recut,))
 
 
 class TestNewerEpoch:
@@ -144,8 +156,8 @@ class TestNewerEpoch:
         job.fetching({}, 10.0)
         arrive(job, STEP_BLOBS[0])
         effects = ask(job, VERSIONS[0].digest, replace(asked(), deltas=deltas), epoch=2)
-        assert (said_back(effects), effects[1:]) == ([Accept(10)], [Fetch(blobs)])
-        assert not any(isinstance(effect, Forget) for effect in effects)
+        assert (said_back(effects), effects[1:]) == ([Accept(10)], [StartDownload(blobs)])
+        assert not any(isinstance(effect, EndJob) for effect in effects)
 
     def test_with_another_way_in_a_pause_takes_that_afterwards(self):
         """Nothing is fetched before."""
@@ -184,8 +196,8 @@ class Disk:
         self.held = held
         self.come: dict[str, set[int]] = {}
         self.job = Job(max_blob_bytes=10_000)
-        self.trains: Train | None = None
-        self.ways: list[Way] = []
+        self.trains: StartTraining | None = None
+        self.ways: list[DownloadPlan] = []
         self.epoch = 0
 
     def move(self, what: str, detail: WorkRequest | bytes | bool | None) -> None:
@@ -193,7 +205,7 @@ class Disk:
         if isinstance(detail, WorkRequest):
             self.epoch += 1
             envelope = said(detail, epoch=self.epoch)
-            self.perform(self.job.on_request(envelope, TASKS, Verdict(True), 20.0, self.held))
+            self.perform(self.job.on_request(envelope, TASKS, AdmissionDecision(True), 20.0, self.held))
         elif isinstance(detail, bytes):
             self.perform(arrive(self.job, detail, 20.0))
         elif what == "pause":
@@ -210,22 +222,22 @@ class Disk:
         """All of them, and those that follow."""
         for effect in effects:
             match effect:
-                case Fetch():
+                case StartDownload():
                     wanted = {blob.digest for blob in effect.blobs}
                     self.come = {digest: indices for digest, indices in self.come.items() if digest in wanted}
                     self.perform(self.job.fetching(self.come, 20.0))
-                case Keep():
+                case WriteChunk():
                     self.come.setdefault(effect.chunk.digest, set()).add(effect.chunk.index)
-                case Train():
+                case StartTraining():
                     self.check(effect)
                     self.trains = effect
                     self.ways.append(effect.way)
-                case ForgetModel():
+                case DropHeldModel():
                     self.held = ""
-                case Forget():
+                case EndJob():
                     self.come, self.trains = {}, None
 
-    def check(self, train: Train) -> None:
+    def check(self, train: StartTraining) -> None:
         """What training is given leads to the model that was asked for, and all of it is here."""
         assert train.request.model == train.way.model
         assert {blob.digest for blob in train.way.blobs} <= self.come.keys()
@@ -249,4 +261,7 @@ def test_whatever_happens_training_is_given_a_whole_way_to_the_model_that_was_as
     first = disk.ways[-1]
     disk.move("fail", None)
     disk.move("blob", BLOBS[-1])
-    assert (disk.job.state, disk.ways[-1]) == (JobState.TRAINING if first.held else JobState.IDLE, Way(VERSIONS[-1]))
+    assert (disk.job.state, disk.ways[-1]) == (
+        JobState.TRAINING if first.held else JobState.IDLE,
+        DownloadPlan(VERSIONS[-1]),
+    )

@@ -13,21 +13,21 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from device_agent.allowance import Spent
-from device_agent.gauges import Gauges
-from device_agent.job import Job
-from device_agent.local_metrics import LOOK_EVERY_S, LocalMetrics
-from device_agent.model_store import ModelStore
-from device_agent.round_times import RoundTimes
-from device_agent.settings import AgentSettings
-from shared.config import load
-from shared.errors import ConfigError
+from fedpatch.device_agent.job.job import Job
+from fedpatch.device_agent.models.store import ModelStore
+from fedpatch.device_agent.policy.daily_budget import Usage
+from fedpatch.device_agent.settings import AgentSettings
+from fedpatch.device_agent.telemetry.gauges import Gauges
+from fedpatch.device_agent.telemetry.local_metrics import LOOK_EVERY_S, LocalMetrics
+from fedpatch.device_agent.telemetry.round_times import RoundTimes
+from fedpatch.shared.config.load import load
+from fedpatch.shared.errors import ConfigError
 from tests.device_agent.jobs import KEY, uploading
 from tests.device_agent.models import publish
 from tests.device_agent.owners import WELL, Pocketbook, facts, owner_of
-from tests.documented_metrics import documented, served
 from tests.monitoring.prometheus import fetch, lint
-from tests.specs import TASK, report
+from tests.support.documented_metrics import documented, served
+from tests.support.specs import TASK, report
 
 LIMITS = {"max_rounds_per_day": 5, "max_mib_per_day": 3, "max_minutes_per_day": 2}
 
@@ -112,7 +112,7 @@ def test_an_endpoint_has_every_documented_metric_and_no_other(tmp_path, caplog):
 def test_the_gauges_say_what_the_agent_does(bench):
     """State, round, conditions, and what was spent of what is allowed."""
     bench.owner.see(facts(external_power=False, temperature_c=61.5, battery_percent=40.0), bench.job, [TASK], 0.0)
-    bench.book.note(Spent(2, 1_000_000, 30.0))
+    bench.book.note(Usage(2, 1_000_000, 30.0))
     bench.look(1.0, connected=False)
     for name, labels, value in (
         ("state", {"state": "idle"}, 1),

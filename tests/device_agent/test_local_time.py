@@ -8,7 +8,7 @@ from zoneinfo import TZPATH
 
 import pytest
 
-from device_agent.local_time import local_now
+from fedpatch.device_agent.policy.quiet_hours import local_now
 
 WINTER, SUMMER = datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 7, 1, tzinfo=UTC)
 

@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 from torch import nn
 
-from device_agent.local_update import LocalUpdate
-from device_agent.patch_store import PatchKey, PatchStore
-from device_agent.residuals import ResidualOf, ResidualStore
-from device_agent.training import LocalTrainer
-from shared.codec import from_bytes, to_bytes
-from shared.errors import SchemaMismatch, StateError, UpdateRefused, UsageError, WireError
-from shared.field_types import MAX_MEASURE
-from shared.messages import ENCODINGS, MAX_CHUNKS, UpdateReport, is_delta
-from shared.model import initial_tensors
-from shared.patches import split
-from shared.tensors import MOMENTS
+from fedpatch.device_agent.state.patch_store import PatchKey, PatchStore
+from fedpatch.device_agent.state.residual_store import ResidualOf, ResidualStore
+from fedpatch.device_agent.training.local_trainer import LocalTrainer
+from fedpatch.device_agent.training.local_update import LocalUpdate
+from fedpatch.shared.errors import SchemaMismatch, StateError, UpdateRefused, UsageError, WireError
+from fedpatch.shared.tasks.torch_model import initial_tensors
+from fedpatch.shared.tensors.arrays import MOMENTS
+from fedpatch.shared.tensors.patches import split
+from fedpatch.shared.wire.codec import from_bytes, to_bytes
+from fedpatch.shared.wire.field_types import MAX_MEASURE
+from fedpatch.shared.wire.messages import ENCODINGS, MAX_CHUNKS, UpdateReport, is_delta
 from tests.device_agent.guillotine import Guillotine
 from tests.device_agent.rounds import ADAM, POLICIES, SGD, Scene, raw_update, traces
 from tests.device_agent.toy_tasks import TOY, random_data
@@ -168,7 +168,7 @@ def test_a_private_tensor_among_the_public_ones_ends_the_round_before_anything_i
         update, patch = split(tensors, policy, schema)
         return {**update, "bn.weight": patch["bn.weight"]}, patch
 
-    monkeypatch.setattr("device_agent.local_update.split", split_badly)
+    monkeypatch.setattr("fedpatch.device_agent.training.local_update.split", split_badly)
     with pytest.raises(UpdateRefused, match=r"'bn\.weight' would have left this device; nothing was written") as error:
         device.run(scene.command())
     assert error.value.reason == "private_value"

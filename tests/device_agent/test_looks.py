@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from device_agent.admission import Verdict
-from device_agent.owner import LOOK_IDLE_S
+from fedpatch.device_agent.job.requests import AdmissionDecision
+from fedpatch.device_agent.policy.owner_policy import LOOK_IDLE_S
 from tests.device_agent.jobs import REQUEST, training
 from tests.device_agent.owners import Pocketbook, facts, owner_of
-from tests.specs import TASK
+from tests.support.specs import TASK
 
 UNPLUGGED = facts(external_power=False)
 
@@ -20,4 +20,4 @@ def test_facts_are_looked_up_for_others_where_the_order_needs_none():
     assert owner.see(UNPLUGGED, job, [TASK], 13.0) == owner.see(UNPLUGGED, job, [TASK], 100.0) == []
     assert (owner.facts, owner.unwilling, owner.willing) == (UNPLUGGED, None, True)
     assert owner.next_deadline(job) == 100.0 + LOOK_IDLE_S
-    assert owner.consider(TASK, REQUEST, 101.0) == Verdict(True)
+    assert owner.consider(TASK, REQUEST, 101.0) == AdmissionDecision(True)

@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from device_agent.model_store import DIRECTORY, Kept, ModelStore
-from device_agent.presence import StatusFile, lock_state_dir
-from shared.model_metadata import METADATA_FILE, MODEL_FILE
-from shared.tasks import digits
+from fedpatch.device_agent.models.store import DIRECTORY, ModelStore, StoredModel
+from fedpatch.device_agent.state.status_file import StatusFile, lock_state_dir
+from fedpatch.shared.tasks.bundled import digits
+from fedpatch.shared.tasks.model_metadata import METADATA_FILE, MODEL_FILE
 from tests.device_agent.models import RUN, onnx_of, publish
-from tests.programs import Ended, agent_leaves
+from tests.support.programs import Ended, agent_leaves
 
 DATA = "shard:0/10"
 FIGURES = "accuracy 0.5 on 20 test examples (chosen by 0.75 on 12 validation examples)"
@@ -177,7 +177,7 @@ def test_no_command_imports_torch(state_dir, inputs, command):
 def test_models_are_listed_the_newest_first(agent, state_dir):
     """Which is the present one, and why the last round gave no other."""
     store = ModelStore(state_dir / DIRECTORY)
-    store.note_kept("digits", Kept(RUN, 4, "accuracy 0.1 is worse"))
+    store.note_kept("digits", StoredModel(RUN, 4, "accuracy 0.1 is worse"))
     lines = agent("models", "--state-dir", state_dir).out.splitlines()
     assert [line.startswith(f"present model of digits, {FIGURES}: of round") for line in lines] == [True] + [False] * 3
     assert f"of round 3 of run {RUN}" in lines[0]
@@ -234,7 +234,7 @@ def test_models_and_status_tell_why_there_is_no_first_model(agent, tmp_path):
     """Otherwise an owner would wait for it round by round; predict still says that there is none."""
     store = ModelStore(tmp_path / DIRECTORY)
     store.prepare("digits")
-    store.note_kept("digits", Kept(RUN, 7, "too little memory"))
+    store.note_kept("digits", StoredModel(RUN, 7, "too little memory"))
     lock_state_dir(tmp_path).release()
     StatusFile(tmp_path, {"device_id": "pi", "fleet": "f", "broker": "b", "version": "1"}).write({"state": "idle"})
     line = f"no personal model of digits yet: round 7 of run {RUN} gave none: too little memory"

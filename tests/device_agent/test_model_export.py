@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 import torch
 
-from device_agent.held_model import HeldModel
-from device_agent.local_update import LocalUpdate
-from device_agent.model_export import ModelExport
-from device_agent.model_store import Kept, ModelStore
-from device_agent.patch_store import PatchStore
-from device_agent.personal import PersonalModel
-from device_agent.training import LocalTrainer
-from shared.errors import StateError
-from shared.messages import UpdateReport, is_delta
-from shared.model import load_tensors, to_tensors
-from shared.model_metadata import MODEL_FILE
-from shared.task import Task
+from fedpatch.device_agent.models.personal import PersonalModel
+from fedpatch.device_agent.models.store import ModelStore, StoredModel
+from fedpatch.device_agent.state.model_cache import ModelCache
+from fedpatch.device_agent.state.patch_store import PatchStore
+from fedpatch.device_agent.training.local_trainer import LocalTrainer
+from fedpatch.device_agent.training.local_update import LocalUpdate
+from fedpatch.device_agent.training.model_export import ModelExport
+from fedpatch.shared.errors import StateError
+from fedpatch.shared.tasks.model_metadata import MODEL_FILE
+from fedpatch.shared.tasks.task import Task
+from fedpatch.shared.tasks.torch_model import load_tensors, to_tensors
+from fedpatch.shared.wire.messages import UpdateReport, is_delta
 from tests.device_agent.rounds import ADAM, POLICIES, Scene
 from tests.device_agent.toy_tasks import TOY, random_data
 
@@ -135,7 +135,7 @@ def test_a_worse_model_does_not_replace_the_present_one(tmp_path, caplog, goal, 
     assert (tmp_path / "update").exists()
     kept = device.models.kept("toy")
     if stays:
-        assert isinstance(kept, Kept)
+        assert isinstance(kept, StoredModel)
         assert (kept.run, kept.round) == ("run", 2)
         assert f"accuracy {new:.4g} of round 2 is worse than the present model's {present:.4g}" in kept.why
         assert f"on {VALIDATION} validation examples" in kept.why
@@ -184,7 +184,7 @@ def test_where_work_is_to_stop_the_update_is_made_and_no_model(tmp_path):
     assert (tmp_path / "update").exists()
     device.local_update.make_model(lambda: True)
     assert device.models.publish("toy", "run", 2) is None
-    assert device.models.kept("toy") == Kept("run", 2, "work had to stop before it was made")
+    assert device.models.kept("toy") == StoredModel("run", 2, "work had to stop before it was made")
     device.play(3)
     assert device.personal.metadata.round == 3
 
@@ -362,7 +362,7 @@ def test_the_metadata_is_json_for_anybody(tmp_path):
 def test_model_made_again_after_a_restart_is_that_of_the_round(tmp_path, private, encoding):
     """From the update that waits and the patch: exactly where the encoding keeps every bit, else as the coordinator has it."""
     device = Device(tmp_path, private=private)
-    held = HeldModel(tmp_path / "held")
+    held = ModelCache(tmp_path / "held")
     store = PatchStore(tmp_path / "patches")
     device.local_update = LocalUpdate(device.trainer, store, "ann", held=held, private=private)
     command = device.scene.command(encoding=encoding, hold=is_delta(encoding))

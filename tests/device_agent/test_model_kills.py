@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from device_agent.model_store import ModelStore
+from fedpatch.device_agent.models.store import ModelStore
 from tests.device_agent.guillotine import Guillotine
 from tests.device_agent.models import RUN, describe, present, publish, rounds
 
@@ -72,7 +72,7 @@ def test_a_commit_after_a_kill_publishes_what_was_renamed(tmp_path_factory):
 def test_killed_for_real_it_is_whole_too(tmp_path):
     """A process that publishes without end is killed again and again."""
     program = (
-        "import sys; from pathlib import Path; from device_agent.model_store import ModelStore\n"
+        "import sys; from pathlib import Path; from fedpatch.device_agent.models.store import ModelStore\n"
         "from tests.device_agent.models import publish\n"
         "store = ModelStore(Path(sys.argv[1]), 2); round = int(sys.argv[2])\n"
         "while True:\n"

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device_agent.model_store import Kept, ModelStore
-from shared.errors import StateError, UsageError
-from shared.locks import FileLock
-from shared.model_metadata import METADATA_FILE, MODEL_FILE
+from fedpatch.device_agent.models.store import ModelStore, StoredModel
+from fedpatch.shared.app.locks import FileLock
+from fedpatch.shared.errors import StateError, UsageError
+from fedpatch.shared.tasks.model_metadata import METADATA_FILE, MODEL_FILE
 from tests.device_agent.models import RUN, describe, present, publish, rounds
-from tests.disks import small_disk
+from tests.support.disks import small_disk
 
 
 @pytest.fixture
@@ -151,7 +151,7 @@ def test_a_damaged_version_is_told_and_hinders_nothing(store, tmp_path):
 
 def test_why_the_present_model_stays_is_remembered_until_another_comes(store):
     """For people; before there is any, there is nothing to say."""
-    kept = Kept(RUN, 2, "accuracy 0.1 is worse")
+    kept = StoredModel(RUN, 2, "accuracy 0.1 is worse")
     store.note_kept("toy", kept)
     assert store.kept("toy") is None
     publish(store, 1)
@@ -169,7 +169,7 @@ def test_a_full_disk_costs_the_new_model_alone(tmp_path):
         disk.fill()
         with pytest.raises(StateError, match="free some space"):
             store.stage(bytes(50_000), describe(2, bytes(50_000)))
-        store.note_kept("toy", Kept(RUN, 2, "no space"))
+        store.note_kept("toy", StoredModel(RUN, 2, "no space"))
         assert store.publish("toy", RUN, 2) is None
         assert present(disk.path / "models") == 1
         disk.empty()
@@ -179,6 +179,6 @@ def test_a_full_disk_costs_the_new_model_alone(tmp_path):
 
 def test_reading_needs_no_torch_no_numpy_and_no_onnxruntime():
     """The agent's process publishes and lists: it may hold none of them."""
-    program = "import sys, device_agent.model_store, device_agent.model_cli; print(*sys.modules)"
+    program = "import sys, fedpatch.device_agent.models.store, fedpatch.device_agent.cli.models; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
     assert not {"torch", "numpy", "onnx", "onnxruntime"} & set(loaded)

@@ -5,23 +5,23 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device_agent.namesake import Namesake
-from shared.messages import DeviceState
+from fedpatch.device_agent.runtime.duplicate_id import DuplicateIdDetector
+from fedpatch.shared.wire.messages import DeviceState
 
 ME, OTHER = (DeviceState(online=True, boot=boot) for boot in ("mine", "another"))
 WILL = DeviceState(online=False, boot="another")
 
 
-def heard_before() -> Namesake:
+def heard_before() -> DuplicateIdDetector:
     """On its second connection; it was heard on the first."""
-    namesake = Namesake("mine", 100.0)
+    namesake = DuplicateIdDetector("mine", 100.0)
     namesake.connected()
     assert not namesake.heard(ME, 1.0)
     namesake.connected()
     return namesake
 
 
-def found() -> Namesake:
+def found() -> DuplicateIdDetector:
     """Another was seen at second 10."""
     namesake = heard_before()
     assert namesake.heard(OTHER, 10.0)
@@ -39,7 +39,7 @@ def test_other_boot_on_a_later_connection_is_found_once():
 
 def test_a_retained_state_of_a_former_life_is_not_another():
     """It stands there when the agent starts, and until its own has arrived; a broken start shows it twice."""
-    namesake = Namesake("mine", 100.0)
+    namesake = DuplicateIdDetector("mine", 100.0)
     for second in range(5):
         namesake.connected()
         assert not namesake.heard(OTHER, float(second))
@@ -58,7 +58,7 @@ def test_a_will_is_not_another():
 
 def test_former_boot_from_a_broker_with_an_old_copy_is_not_another():
     """The agent knows the nonces of its earlier starts."""
-    namesake = Namesake("mine", 100.0, former_boots=["another"])
+    namesake = DuplicateIdDetector("mine", 100.0, former_boots=["another"])
     namesake.connected()
     assert not namesake.heard(ME, 1.0)
     namesake.connected()
@@ -79,7 +79,7 @@ def test_another_that_is_not_heard_any_more_is_taken_to_be_gone():
 @given(st.lists(st.sampled_from(("connect", "echo", "will")), max_size=30), st.integers(0, 30))
 def test_an_agent_that_is_alone_never_finds_another(events, former):
     """However often it reconnects, whatever wills are late, with its former life to be seen until it was heard."""
-    namesake, heard = Namesake("mine", 1e9), False
+    namesake, heard = DuplicateIdDetector("mine", 1e9), False
     for second, event in enumerate(events):
         if event == "connect":
             namesake.connected()

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from device_agent.new_task.skeleton import KINDS, module_name, render, write_skeleton
-from shared.errors import UsageError
-from shared.task import find_task
-from shared.validation import split_for
-from tests.programs import install
+from fedpatch.device_agent.cli.new_task.new_task import KINDS, module_name, render, write_skeleton
+from fedpatch.shared.errors import UsageError
+from fedpatch.shared.tasks.task import find_task
+from fedpatch.shared.tasks.validation import split_for
+from tests.support.programs import install
 from tests.system.commands import run
 
 ROOT = Path(__file__).resolve().parents[2]

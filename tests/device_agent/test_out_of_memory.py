@@ -7,9 +7,9 @@ import queue
 
 import pytest
 
-from device_agent.trainer import Died, Trainer
-from device_agent.training_channel import Ready, Setup, Trained, TrainFailed, TrainProgress
-from shared.reasons import FailReason
+from fedpatch.device_agent.job.training_messages import Ready, Trained, TrainFailed, TrainProgress, WorkerSetup
+from fedpatch.device_agent.runtime.trainer import Died, Trainer
+from fedpatch.shared.wire.reasons import FailReason
 from tests.device_agent.rounds import ADAM, Scene, key
 from tests.device_agent.toy_tasks import MISHAP
 
@@ -22,7 +22,9 @@ class Device:
     def __init__(self, folder) -> None:
         self.mishap = folder / "mishap"
         self.events: queue.Queue = queue.Queue()
-        setup = Setup("tests.device_agent.toy_tasks:MISHAP", "ann:23", str(folder), str(folder / "patches"), "ann")
+        setup = WorkerSetup(
+            "tests.device_agent.toy_tasks:MISHAP", "ann:23", str(folder), str(folder / "patches"), "ann"
+        )
         self.trainer = Trainer(setup, self.events.put)
         self._scene = Scene(folder, MISHAP, ADAM, "all")
 

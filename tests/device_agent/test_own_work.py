@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from device_agent.own_work import OwnLoad, resident_mib
+from fedpatch.device_agent.policy.job_usage import OwnLoadAverage, resident_mib
 
 
 def test_a_process_has_its_memory():
@@ -18,7 +18,7 @@ def test_a_process_has_its_memory():
 
 def test_its_load_rises_and_fades_as_the_kernels_does():
     """After a minute at work two thirds of it are in the mean, and a minute later two thirds of that are gone."""
-    load = OwnLoad(threads=2, cpus=4)
+    load = OwnLoadAverage(threads=2, cpus=4)
     load.see(True, 0.0)
     load.see(False, 60.0)
     assert load.mean == pytest.approx(0.5 * 0.632, abs=1e-3)
@@ -28,7 +28,7 @@ def test_its_load_rises_and_fades_as_the_kernels_does():
 
 def test_work_that_has_just_begun_is_not_yet_in_the_mean():
     """So what others do is not taken for one's own."""
-    load = OwnLoad(threads=4, cpus=4)
+    load = OwnLoadAverage(threads=4, cpus=4)
     load.see(True, 100.0)
     load.see(True, 101.0)
     assert 0.0 < load.mean < 0.02

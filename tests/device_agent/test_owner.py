@@ -6,16 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device_agent.admission import Verdict
-from device_agent.allowance import Spent
-from device_agent.effects import ContinueTraining, Forget, PauseTraining
-from device_agent.job import Job
-from device_agent.owner import FRESH_S, LOOK_AT_WORK_S, LOOK_IDLE_S
-from shared.messages import Failed
-from shared.reasons import Condition, FailReason
+from fedpatch.device_agent.job.effects import ContinueTraining, EndJob, PauseTraining
+from fedpatch.device_agent.job.job import Job
+from fedpatch.device_agent.job.requests import AdmissionDecision
+from fedpatch.device_agent.policy.daily_budget import Usage
+from fedpatch.device_agent.policy.owner_policy import FRESH_S, LOOK_AT_WORK_S, LOOK_IDLE_S
+from fedpatch.shared.wire.messages import Failed
+from fedpatch.shared.wire.reasons import Condition, FailReason
 from tests.device_agent.jobs import KEY, ask, downloading, said_back, training, uploading
 from tests.device_agent.owners import NOON, WELL, Bench, facts
-from tests.specs import update
+from tests.support.specs import update
 
 UNPLUGGED = facts(external_power=False)
 METERED = facts(metered=True)
@@ -35,7 +35,7 @@ class TestOffer:
         assert bench.consider(0.5) is None
         assert bench.book.asked == 1
         bench.see(idle(), WELL, 0.6)
-        assert bench.consider(0.7) == Verdict(True)
+        assert bench.consider(0.7) == AdmissionDecision(True)
         assert bench.consider(0.7 + FRESH_S + 0.1) is None
         assert bench.book.asked == 2
 
@@ -94,7 +94,7 @@ class TestWorkInHand:
         assert bench.see(job, UNPLUGGED, 74.0) == []
         effects = bench.see(job, UNPLUGGED, 75.0)
         assert said_back(effects) == [Failed(FailReason.UNWILLING, Condition.NOT_CHARGING)]
-        assert isinstance(effects[-1], Forget)
+        assert isinstance(effects[-1], EndJob)
 
     @pytest.mark.parametrize("on_loss", ["finish", "abandon"])
     def test_ends_as_its_owner_configured(self, on_loss):
@@ -129,23 +129,23 @@ class TestWorkInHand:
         bench.owner.meter.begins_round()
         bench.owner.meter.moved(500)
         bench.owner.tick(job, 10.0)
-        assert bench.book.today == Spent(1, 500, 0.0)
+        assert bench.book.today == Usage(1, 500, 0.0)
         job.pause()
         bench.owner.tick(job, 40.0)
-        assert bench.book.today == Spent(1, 500, 30.0)
+        assert bench.book.today == Usage(1, 500, 30.0)
         job.go_on(100.0)
         bench.owner.tick(job, 100.0)
         bench.owner.tick(idle(), 110.0)
-        assert bench.book.today == Spent(1, 500, 40.0)
+        assert bench.book.today == Usage(1, 500, 40.0)
         bench.owner.tick(idle(), 200.0)
-        assert bench.book.today == Spent(1, 500, 40.0)
+        assert bench.book.today == Usage(1, 500, 40.0)
 
     def test_is_noted_when_the_agent_ends(self):
         """In the middle of it."""
         bench = Bench()
         bench.owner.tick(training(), 10.0)
         bench.owner.stop(30.0)
-        assert bench.book.today == Spent(0, 0, 20.0)
+        assert bench.book.today == Usage(0, 0, 20.0)
 
     def test_that_is_finished_does_not_make_the_device_willing(self):
         """To send an update needs no power; to take more work does."""

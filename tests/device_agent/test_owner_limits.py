@@ -6,21 +6,21 @@ from dataclasses import replace
 
 import pytest
 
-from device_agent.admission import Verdict
-from device_agent.doctor import _check_private
-from device_agent.job import Job
-from device_agent.owner_limits import OwnerLimits, least_without_model
-from device_agent.plans import why_too_long
-from device_agent.training_channel import Ready
-from shared.errors import UsageError, WireError
-from shared.messages import COORDINATOR_FEATURES, Decline, TrainPlan
-from shared.reasons import DeclineReason
-from shared.schema import Schema
-from shared.transfer import describe
-from tests.checkups import quiet_checkup
+from fedpatch.device_agent.cli.doctor import _check_private
+from fedpatch.device_agent.job.job import Job
+from fedpatch.device_agent.job.requests import AdmissionDecision
+from fedpatch.device_agent.job.training_messages import Ready
+from fedpatch.device_agent.policy.owner_limits import OwnerLimits, least_without_model
+from fedpatch.device_agent.policy.plan_cost import why_too_long
+from fedpatch.shared.errors import UsageError, WireError
+from fedpatch.shared.tensors.schema import Schema
+from fedpatch.shared.wire.messages import COORDINATOR_FEATURES, Decline, TrainPlan
+from fedpatch.shared.wire.reasons import DeclineReason
+from fedpatch.shared.wire.transfer import describe
 from tests.device_agent.jobs import REQUEST, said_back
 from tests.device_agent.owners import READY, limits_of
-from tests.specs import MODEL_SCHEMA, SCHEMA, TASK, TASKS, said, update
+from tests.support.checkups import quiet_checkup
+from tests.support.specs import MODEL_SCHEMA, SCHEMA, TASK, TASKS, said, update
 
 PLAN = TrainPlan("sgd", 0.1, 5)
 
@@ -39,7 +39,7 @@ def test_a_request_that_keeps_less_is_declined_with_a_word_of_its_own(tmp_path, 
 @pytest.mark.parametrize("reason", [DeclineReason.PRIVATE_POLICY, DeclineReason.PLAN_LIMIT])
 def test_an_older_coordinator_gets_a_word_that_it_knows(reason):
     """It would ignore the message, and ask again and again; the detail says the same."""
-    verdict = Verdict(False, "beyond a limit", reason=reason)
+    verdict = AdmissionDecision(False, "beyond a limit", reason=reason)
     [answer] = said_back(Job(max_blob_bytes=10_000).on_request(said(REQUEST), TASKS, verdict, 0.0))
     assert answer == Decline(DeclineReason.UNSUPPORTED, "beyond a limit")
 

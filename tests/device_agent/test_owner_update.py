@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from device_agent.job import Job
-from shared.messages import Failed, Offer
-from shared.reasons import Condition, FailReason
+from fedpatch.device_agent.job.job import Job
+from fedpatch.shared.wire.messages import Failed, Offer
+from fedpatch.shared.wire.reasons import Condition, FailReason
 from tests.device_agent.jobs import KEY, REQUEST, ask, here, said_back
 from tests.device_agent.owners import WELL, Bench, facts
-from tests.specs import update
+from tests.support.specs import update
 
 UNPLUGGED = facts(external_power=False)
 METERED = facts(metered=True)

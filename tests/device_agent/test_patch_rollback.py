@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device_agent.patch_store import PatchKey, PatchRecord, PatchState, PatchStore
-from shared.errors import StateError
+from fedpatch.device_agent.state.patch_store import PatchKey, PatchRecord, PatchState, PatchStore
+from fedpatch.shared.errors import StateError
 
 KEY = PatchKey("digits", "ab" * 32, "affine")
 Rounds = tuple[int, ...]

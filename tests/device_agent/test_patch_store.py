@@ -15,8 +15,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device_agent.patch_store import MAGIC, PatchKey, PatchRecord, PatchState, PatchStore, list_patches
-from shared.errors import StateError
+from fedpatch.device_agent.state.patch_store import (
+    MAGIC,
+    PatchKey,
+    PatchRecord,
+    PatchState,
+    PatchStore,
+    list_patches,
+)
+from fedpatch.shared.errors import StateError
 from tests.shared.arbitrary_tensors import schemas, tensors_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -290,7 +297,7 @@ def test_to_list_patches_needs_neither_torch_nor_numpy(directory):
     """The command that lists them answers at once on a small device."""
     PatchStore(directory).save(record(1))
     program = (
-        "import sys; from pathlib import Path; from device_agent.patch_store import list_patches\n"
+        "import sys; from pathlib import Path; from fedpatch.device_agent.state.patch_store import list_patches\n"
         "assert len(list_patches(Path(sys.argv[1]))) == 1; sys.exit(bool({'numpy', 'torch'} & sys.modules.keys()))"
     )
     assert subprocess.run([sys.executable, "-c", program, directory], cwd=ROOT, check=False).returncode == 0

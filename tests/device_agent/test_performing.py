@@ -12,22 +12,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device_agent.admission import Verdict
-from device_agent.effects import JobState, Spool
-from device_agent.model_store import ModelStore
-from device_agent.performing import LONG_REST_S, Identity
-from device_agent.spool import Spool as UpdateSpool
-from device_agent.spool import Spooled
-from device_agent.trainer import Trainer
-from device_agent.training_channel import MakeModel, Setup, TrainCommand, Trained
-from shared.locks import FileLock
-from shared.messages import Accept, Body, Cancel, Committed, Failed, Offer, Progress, Refused
-from shared.reasons import FailReason, JobPhase, RefuseReason
-from shared.transfer import cut
+from fedpatch.device_agent.job.effects import JobState, SpoolUpdate
+from fedpatch.device_agent.job.requests import AdmissionDecision
+from fedpatch.device_agent.job.training_messages import MakeModel, TrainCommand, Trained, WorkerSetup
+from fedpatch.device_agent.models.store import ModelStore
+from fedpatch.device_agent.runtime.effect_runner import LONG_REST_S, Identity
+from fedpatch.device_agent.runtime.trainer import Trainer
+from fedpatch.device_agent.state.update_spool import Spooled
+from fedpatch.device_agent.state.update_spool import UpdateSpool as UpdateSpool
+from fedpatch.shared.app.locks import FileLock
+from fedpatch.shared.wire.messages import Accept, Body, Cancel, Committed, Failed, Offer, Progress, Refused
+from fedpatch.shared.wire.reasons import FailReason, JobPhase, RefuseReason
+from fedpatch.shared.wire.transfer import cut
 from tests.device_agent.jobs import BLOB, KEY, REQUEST
 from tests.device_agent.models import describe
 from tests.device_agent.performers import PlayedDevice
-from tests.specs import TASKS, model, report, said, update
+from tests.support.specs import TASKS, model, report, said, update
 
 UPDATE = b"u" * 350
 NAMES = st.from_regex(r"[a-z0-9][a-z0-9_-]{0,31}", fullmatch=True)
@@ -53,12 +53,12 @@ class Device(PlayedDevice):
     """A job and its performer; where the device keeps models, what its training process is told is noted."""
 
     def __init__(self, directory: Path, models: ModelStore | None = None) -> None:
-        setup = Setup("none", "", str(directory), str(directory / "patches"), "pi")
+        setup = WorkerSetup("none", "", str(directory), str(directory / "patches"), "pi")
         super().__init__(directory, (RecordedTrainer if models else Trainer)(setup, lambda event: None), models=models)
 
     def ask(self, round_number: int = 1) -> list[Body]:
         """A work request; what the device answers."""
-        return self.perform(self.job.on_request(said(REQUEST, round_number), TASKS, Verdict(True), 0.0))
+        return self.perform(self.job.on_request(said(REQUEST, round_number), TASKS, AdmissionDecision(True), 0.0))
 
     def chunk(self, index: int) -> list[Body]:
         """A chunk of the global model arrives."""
@@ -145,14 +145,14 @@ def test_after_a_failure_the_rest_of_a_batch_is_not_done(device):
 def test_an_update_that_a_newer_epoch_took_over_is_noted_so(device):
     """Whoever takes it up after a reboot offers it in the epoch that is current."""
     waiting(device)
-    taken_over = device.job.on_request(said(REQUEST, epoch=2), TASKS, Verdict(True), 1.0)
+    taken_over = device.job.on_request(said(REQUEST, epoch=2), TASKS, AdmissionDecision(True), 1.0)
     newer = Spooled(replace(KEY, epoch=2), update(UPDATE), REQUEST)
     assert device.perform(taken_over) == [Accept(10), Offer(update(UPDATE))]
     assert UpdateSpool(device.directory / "spool").load() == newer
     again = Device(device.directory)
     again.performer.take_up_spooled()
     assert again.job.key == newer.key
-    thrice = again.job.on_request(said(REQUEST, epoch=3), TASKS, Verdict(True), 2.0)
+    thrice = again.job.on_request(said(REQUEST, epoch=3), TASKS, AdmissionDecision(True), 2.0)
     assert again.perform(thrice) == [Accept(10), Offer(update(UPDATE))]
 
 
@@ -171,7 +171,7 @@ def test_a_newer_epoch_that_cannot_be_noted_costs_no_update(device, caplog):
     """After a reboot it would be found under the epoch before, and asked for once more."""
     waiting(device)
     stuck(device)
-    taken_over = device.job.on_request(said(REQUEST, epoch=2), TASKS, Verdict(True), 1.0)
+    taken_over = device.job.on_request(said(REQUEST, epoch=2), TASKS, AdmissionDecision(True), 1.0)
     assert device.perform(taken_over) == [Accept(10), Offer(update(UPDATE))]
     assert "offer.msgpack" in caplog.text
 
@@ -268,7 +268,9 @@ class TestPersonalModel:
         device = Device(tmp_path, models)
         device.upload()
         lock = FileLock(tmp_path / "models" / KEY.task / ".lock", "held")
-        monkeypatch.setattr("device_agent.performing.time.sleep", lambda s: lock.release() if s >= 0.5 else None)
+        monkeypatch.setattr(
+            "fedpatch.device_agent.runtime.effect_runner.time.sleep", lambda s: lock.release() if s >= 0.5 else None
+        )
         device.perform(device.job.on_message(said(Committed(update(UPDATE).digest)), 1.0))
         assert models.current(KEY.task) is not None
 
@@ -283,7 +285,7 @@ class TestPersonalModelInTheMaking:
         models = ModelStore(directory / "models", 2)
         device = Device(directory, models)
         device.upload()
-        device.perform([Spool(KEY, update(UPDATE), REQUEST)])
+        device.perform([SpoolUpdate(KEY, update(UPDATE), REQUEST)])
         device.performer.trained(Trained(KEY, update(UPDATE), report(), model_follows=True))
         if staged:
             self.stage(models)

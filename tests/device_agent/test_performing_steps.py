@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from device_agent.effects import Effect, JobState
-from device_agent.held_model import DIRECTORY, Held, HeldModel
-from device_agent.job import Job
-from device_agent.training_channel import TrainCommand
-from shared import topics
-from shared.messages import Cancel, WorkRequest
-from shared.reasons import FailReason
-from shared.transfer import cut
+from fedpatch.device_agent.job.effects import Effect, JobState
+from fedpatch.device_agent.job.job import Job
+from fedpatch.device_agent.job.training_messages import TrainCommand
+from fedpatch.device_agent.state.model_cache import DIRECTORY, Held, ModelCache
+from fedpatch.shared.wire import topics
+from fedpatch.shared.wire.messages import Cancel, WorkRequest
+from fedpatch.shared.wire.reasons import FailReason
+from fedpatch.shared.wire.transfer import cut
 from tests.device_agent.jobs import KEY
 from tests.device_agent.performers import performer_of
 from tests.device_agent.steps import BLOBS, DELTAS, STEP_BLOBS, STEPS, VERSIONS, ask, asked
 from tests.device_agent.wire import Wire
-from tests.specs import model, said
+from tests.support.specs import model, said
 
 HELD = Held(VERSIONS[1].digest, VERSIONS[1].schema, "fp32+zstd", 250)
 
@@ -60,7 +60,7 @@ class Device:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.start()
-        self.held = HeldModel(directory / DIRECTORY)
+        self.held = ModelCache(directory / DIRECTORY)
         self.held.write(HELD, BLOBS[1])
 
     def start(self) -> None:

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from device_agent.model_store import DIRECTORY, ModelStore
-from device_agent.personal import PersonalModel
-from shared.errors import DataError, StateError, UsageError
-from shared.model_metadata import MODEL_FILE
-from tests.damage_on_disk import flip_bit
+from fedpatch.device_agent.models.personal import PersonalModel
+from fedpatch.device_agent.models.store import DIRECTORY, ModelStore
+from fedpatch.shared.errors import DataError, StateError, UsageError
+from fedpatch.shared.tasks.model_metadata import MODEL_FILE
 from tests.device_agent.models import onnx_of, publish
 from tests.device_agent.toy_tasks import TOY
+from tests.support.damage_on_disk import flip_bit
 
 INPUTS = np.random.default_rng(1).random((5, 12), dtype=np.float32)
 

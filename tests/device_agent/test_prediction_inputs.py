@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from device_agent.prediction_inputs import read_inputs
-from shared.errors import DataError, UsageError
+from fedpatch.device_agent.models.inputs import read_inputs
+from fedpatch.shared.errors import DataError, UsageError
 
 SHAPES = st.sampled_from([(4,), (2, 3), (3, 2, 2), (1,)])
 

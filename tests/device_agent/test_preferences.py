@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device_agent.allowance import NOTHING, Spent
-from device_agent.preference_rules import RULES, Own
-from device_agent.preference_settings import ALLOWED_IF_UNKNOWN
-from device_agent.preferences import Objection, Preferences, judge, words_for_wire
-from shared.errors import ConfigError
-from shared.reasons import Condition, LinkKind
+from fedpatch.device_agent.policy.daily_budget import NOTHING, Usage
+from fedpatch.device_agent.policy.evaluate import Objection, Preferences, judge, words_for_wire
+from fedpatch.device_agent.policy.rules import RULES, OwnUsage
+from fedpatch.device_agent.policy.settings import ALLOWED_IF_UNKNOWN
+from fedpatch.shared.errors import ConfigError
+from fedpatch.shared.wire.reasons import Condition, LinkKind
 from tests.device_agent.owners import WELL, easy, facts, wants
 
 NOON = datetime(2026, 11, 21, 12, 0, tzinfo=timezone(timedelta(hours=1)))
@@ -150,7 +150,7 @@ def test_what_the_work_takes_itself_is_not_held_against_it():
     preferences = easy(max_load=0.3, min_free_memory_mib=500)
     device = facts(load_per_cpu=0.7, free_memory_mib=300.0)
     assert conditions(preferences, device) == [Condition.LOW_MEMORY, Condition.BUSY]
-    assert conditions(preferences, device, own=Own(load_per_cpu=0.5, memory_mib=250.0)) == []
+    assert conditions(preferences, device, own=OwnUsage(load_per_cpu=0.5, memory_mib=250.0)) == []
 
 
 @pytest.mark.parametrize(("paused", "expected"), [(True, [Condition.PAUSED]), (None, [Condition.PAUSED]), (False, [])])
@@ -186,14 +186,14 @@ def test_a_clock_that_is_not_set_cannot_tell_whether_it_is_quiet(hours):
 @pytest.mark.parametrize(
     ("setting", "within", "beyond", "condition"),
     [
-        ({"max_rounds_per_day": 3}, Spent(rounds=2), Spent(rounds=3), Condition.ROUNDS_SPENT),
+        ({"max_rounds_per_day": 3}, Usage(rounds=2), Usage(rounds=3), Condition.ROUNDS_SPENT),
         (
             {"max_mib_per_day": 5},
-            Spent(traffic_bytes=5 * MIB - 1),
-            Spent(traffic_bytes=5 * MIB),
+            Usage(traffic_bytes=5 * MIB - 1),
+            Usage(traffic_bytes=5 * MIB),
             Condition.TRAFFIC_SPENT,
         ),
-        ({"max_minutes_per_day": 2}, Spent(training_s=119.0), Spent(training_s=120.0), Condition.MINUTES_SPENT),
+        ({"max_minutes_per_day": 2}, Usage(training_s=119.0), Usage(training_s=120.0), Condition.MINUTES_SPENT),
     ],
 )
 def test_a_daily_allowance_ends_at_midnight(setting, within, beyond, condition):
@@ -206,7 +206,7 @@ def test_a_daily_allowance_ends_at_midnight(setting, within, beyond, condition):
 
 def test_a_round_that_would_not_fit_into_the_day_is_declined():
     """Before its model is loaded down, not in the middle of it."""
-    spent = Spent(traffic_bytes=3 * MIB)
+    spent = Usage(traffic_bytes=3 * MIB)
     assert conditions(easy(max_mib_per_day=5), spent=spent, expected_bytes=2 * MIB) == []
     assert conditions(easy(max_mib_per_day=5), spent=spent, expected_bytes=2 * MIB + 1) == [Condition.TRAFFIC_SPENT]
 
@@ -214,9 +214,9 @@ def test_a_round_that_would_not_fit_into_the_day_is_declined():
 def test_a_round_that_has_begun_is_not_one_too_many():
     """Its own place in the allowance is taken; traffic and minutes beyond theirs end it."""
     preferences = easy(max_rounds_per_day=3, max_mib_per_day=5, max_minutes_per_day=2)
-    just = Spent(rounds=3, traffic_bytes=5 * MIB, training_s=119.0)
+    just = Usage(rounds=3, traffic_bytes=5 * MIB, training_s=119.0)
     assert conditions(preferences, spent=just, working=True) == []
-    beyond = just.plus(Spent(traffic_bytes=1, training_s=1.0))
+    beyond = just.plus(Usage(traffic_bytes=1, training_s=1.0))
     assert set(conditions(preferences, spent=beyond, working=True)) == {
         Condition.TRAFFIC_SPENT,
         Condition.MINUTES_SPENT,

@@ -11,19 +11,19 @@ import numpy as np
 import pytest
 import torch
 
-from device_agent.model_evaluation import evaluate_model
-from device_agent.model_export import ModelExport
-from device_agent.model_store import DIRECTORY, ModelStore
-from device_agent.personal import PersonalModel
-from device_agent.training import LocalResult, LocalTrainer
-from shared.errors import DataError, UsageError
-from shared.model_metadata import METADATA_FILE
-from shared.prepare import preparation_of
-from shared.task import Task
-from shared.task_checks import load_checked
+from fedpatch.device_agent.models.evaluate import evaluate_model
+from fedpatch.device_agent.models.personal import PersonalModel
+from fedpatch.device_agent.models.store import DIRECTORY, ModelStore
+from fedpatch.device_agent.training.local_trainer import LocalResult, LocalTrainer
+from fedpatch.device_agent.training.model_export import ModelExport
+from fedpatch.shared.errors import DataError, UsageError
+from fedpatch.shared.task_checks.data import load_checked
+from fedpatch.shared.tasks.model_metadata import METADATA_FILE
+from fedpatch.shared.tasks.prepare import preparation_of
+from fedpatch.shared.tasks.task import Task
 from tests.device_agent.rounds import SGD, Scene
-from tests.programs import agent_leaves
 from tests.shared.prepared_task import PLAIN, REFERENCE, TASK, rows
+from tests.support.programs import agent_leaves
 
 RAW, LABELS = rows(200, seed=4)
 

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from device_agent.local_update import LocalUpdate
-from device_agent.patch_store import PatchKey, PatchRecord, PatchState, PatchStore, patch_mend
-from device_agent.private_floor import Kept, PrivateFloor, public_schema, undercut
-from device_agent.training import LocalTrainer
-from shared.errors import StateError, UpdateRefused, UsageError
-from shared.patches import parse_policy
-from shared.tensors import MOMENTS, Role, Schema, TensorSpec, base_name
+from fedpatch.device_agent.policy.private_floor import FloorRecord, PrivateFloor, public_schema, undercut
+from fedpatch.device_agent.state.patch_store import PatchKey, PatchRecord, PatchState, PatchStore, patch_mend
+from fedpatch.device_agent.training.local_trainer import LocalTrainer
+from fedpatch.device_agent.training.local_update import LocalUpdate
+from fedpatch.shared.errors import StateError, UpdateRefused, UsageError
+from fedpatch.shared.tensors.arrays import MOMENTS, Role, Schema, TensorSpec, base_name
+from fedpatch.shared.tensors.patches import parse_policy
 from tests.device_agent.rounds import ADAM, Scene
 from tests.device_agent.toy_tasks import TOY, random_data
 
@@ -201,7 +201,7 @@ def test_over_any_requests_what_once_stayed_never_travels(policies):
 @given(st.sets(st.sampled_from(NAMES)), st.sets(st.sampled_from(NAMES)))
 def test_a_record_only_grows(first, second):
     """Whatever a later round keeps."""
-    kept = Kept().plus(first, MODEL)
+    kept = FloorRecord().plus(first, MODEL)
     assert kept.names_in(MODEL) >= first
     assert kept.plus(second, MODEL).names_in(MODEL) >= kept.names_in(MODEL) | second
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device_agent.quiet_hours import DAYS, next_midnight, parse_quiet_hours
-from shared.errors import UsageError
+from fedpatch.device_agent.policy.quiet_hours import DAYS, next_midnight, parse_quiet_hours
+from fedpatch.shared.errors import UsageError
 
 # An hour's change, half an hour's, one at midnight itself, and a whole day that was left out.
 ZONE_NAMES = ("Europe/Berlin", "Australia/Lord_Howe", "America/Havana", "Pacific/Apia", "UTC")

@@ -13,16 +13,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device_agent.local_update import LocalUpdate
-from device_agent.patch_store import PatchKey, PatchStore, list_patches
-from device_agent.residuals import ResidualOf, ResidualStore
-from device_agent.training import LocalTrainer
-from device_agent.training_channel import TrainCommand
-from shared.compression import unpack
-from shared.encodings import FEEDBACK
-from shared.feedback import residual_name
-from shared.messages import ENCODINGS, Manifest
-from shared.tensors import Schema, TensorSpec
+from fedpatch.device_agent.job.training_messages import TrainCommand
+from fedpatch.device_agent.state.patch_store import PatchKey, PatchStore, list_patches
+from fedpatch.device_agent.state.residual_store import ResidualOf, ResidualStore
+from fedpatch.device_agent.training.local_trainer import LocalTrainer
+from fedpatch.device_agent.training.local_update import LocalUpdate
+from fedpatch.shared.tensors.arrays import Schema, TensorSpec
+from fedpatch.shared.tensors.encodings import FEEDBACK
+from fedpatch.shared.tensors.error_feedback import residual_name
+from fedpatch.shared.tensors.packing import unpack
+from fedpatch.shared.wire.messages import ENCODINGS, Manifest
 from tests.device_agent.guillotine import Guillotine
 from tests.device_agent.rounds import ADAM, SGD, Scene, raw_update
 from tests.device_agent.toy_tasks import TOY, random_data

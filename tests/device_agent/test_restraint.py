@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from device_agent.trainer import Died, Trainer
-from device_agent.training_channel import Ready, Setup, SetupFailed
+from fedpatch.device_agent.job.training_messages import Ready, SetupFailed, WorkerSetup
+from fedpatch.device_agent.runtime.trainer import Died, Trainer
 
 TIMEOUT_S = 100
 
@@ -22,7 +22,7 @@ def start(installed, tmp_path):
 
     def begin(**limits: int):
         events: queue.Queue = queue.Queue()
-        setup = Setup("tests.device_agent.toy_tasks:TOY", "ann:23", str(tmp_path), str(tmp_path / "p"), "ann")
+        setup = WorkerSetup("tests.device_agent.toy_tasks:TOY", "ann:23", str(tmp_path), str(tmp_path / "p"), "ann")
         setup = replace(setup, **limits)  # type: ignore[arg-type]
         started.append(trainer := Trainer(setup, events.put))
         trainer.start()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from device_agent.effects import JobKey
-from device_agent.round_times import RoundTimes
-from shared.vitals import LastRound
-from tests.specs import report
+from fedpatch.device_agent.job.effects import JobKey
+from fedpatch.device_agent.telemetry.round_times import RoundTimes
+from fedpatch.shared.wire.vitals import LastRound
+from tests.support.specs import report
 
 KEY = JobKey("r", 1, 3, "digits")
 REPORT = replace(report(0.5), train_s=20.0)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from device_agent.settings import AgentSettings
-from shared.config import load
-from shared.errors import ConfigError
-from shared.settings import settings_of
+from fedpatch.device_agent.settings import AgentSettings
+from fedpatch.shared.config.fields import settings_of
+from fedpatch.shared.config.load import load
+from fedpatch.shared.errors import ConfigError
 
 DATA = "shard:0/10"
 

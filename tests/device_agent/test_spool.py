@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from device_agent.spool import Spool, Spooled
-from shared.codec import to_bytes
-from shared.files import UNFINISHED
+from fedpatch.device_agent.state.update_spool import Spooled, UpdateSpool
+from fedpatch.shared.app.files import UNFINISHED
+from fedpatch.shared.wire.codec import to_bytes
 from tests.device_agent.jobs import KEY, REQUEST
-from tests.specs import update
+from tests.support.specs import update
 
 UPDATE = b"u" * 350
 WAITS = Spooled(KEY, update(UPDATE), REQUEST)
@@ -21,14 +21,14 @@ WAITS = Spooled(KEY, update(UPDATE), REQUEST)
 @pytest.fixture
 def spool(tmp_path):
     """One in which an update lies that nobody has noted yet."""
-    spool = Spool(tmp_path / "spool")
+    spool = UpdateSpool(tmp_path / "spool")
     spool.update_path.write_bytes(UPDATE)
     return spool
 
 
-def reopened(spool: Spool) -> Spool:
+def reopened(spool: UpdateSpool) -> UpdateSpool:
     """After a restart."""
-    return Spool(spool.update_path.parent)
+    return UpdateSpool(spool.update_path.parent)
 
 
 def test_what_was_noted_is_found_after_a_restart(spool):

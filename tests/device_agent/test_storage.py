@@ -13,28 +13,28 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.answers import lasts
-from device_agent.admission import Verdict
-from device_agent.doctor import _check_stored
-from device_agent.effects import JobKey
-from device_agent.held_model import Held, HeldModel
-from device_agent.job import Job
-from device_agent.model_store import ModelStore
-from device_agent.patch_store import INDEPENDENT, PatchKey, PatchRecord, PatchState, PatchStore
-from device_agent.residuals import ResidualOf, ResidualStore
-from device_agent.spool import Spool, Spooled
-from device_agent.storage import RETRY_S, Storage
-from shared.codec import to_bytes
-from shared.errors import StateError
-from shared.files import previous_of
-from shared.messages import COORDINATOR_FEATURES, Accept, Decline, WorkRequest
-from shared.reasons import Condition, DeclineReason
-from shared.tensors import Schema, TensorSpec
-from tests.checkups import quiet_checkup
+from fedpatch.coordinator.rounds.roster import lasts
+from fedpatch.device_agent.cli.doctor import _check_stored
+from fedpatch.device_agent.job.effects import JobKey
+from fedpatch.device_agent.job.job import Job
+from fedpatch.device_agent.job.requests import AdmissionDecision
+from fedpatch.device_agent.models.store import ModelStore
+from fedpatch.device_agent.state.model_cache import Held, ModelCache
+from fedpatch.device_agent.state.patch_store import INDEPENDENT, PatchKey, PatchRecord, PatchState, PatchStore
+from fedpatch.device_agent.state.residual_store import ResidualOf, ResidualStore
+from fedpatch.device_agent.state.storage_check import RETRY_S, Storage
+from fedpatch.device_agent.state.update_spool import Spooled, UpdateSpool
+from fedpatch.shared.app.files import previous_of
+from fedpatch.shared.errors import StateError
+from fedpatch.shared.tensors.arrays import Schema, TensorSpec
+from fedpatch.shared.wire.codec import to_bytes
+from fedpatch.shared.wire.messages import COORDINATOR_FEATURES, Accept, Decline, WorkRequest
+from fedpatch.shared.wire.reasons import Condition, DeclineReason
 from tests.device_agent.jobs import KEY, REQUEST, said_back
 from tests.device_agent.models import describe
-from tests.disks import SmallDisk, small_disk
-from tests.specs import RUN, TASK, TASKS, said, update
+from tests.support.checkups import quiet_checkup
+from tests.support.disks import SmallDisk, small_disk
+from tests.support.specs import RUN, TASK, TASKS, said, update
 
 PATCH = PatchKey(TASK, REQUEST.schema, REQUEST.private)
 ALONE = PatchKey(TASK, REQUEST.schema, "independent")
@@ -69,7 +69,7 @@ def spoil(*files: Path) -> None:
 def answer(state_dir: Path, request: WorkRequest = NOW) -> Decline | Accept:
     """What the device says to a request, as its agent does."""
     found = Storage(state_dir).problem(TASK, request)
-    verdict = found.verdict if found else Verdict(True)
+    verdict = found.verdict if found else AdmissionDecision(True)
     job = Job(max_blob_bytes=10_000)
     (body,) = said_back(job.on_request(said(request), TASKS, verdict, 0.0))
     assert isinstance(body, Decline | Accept)
@@ -197,8 +197,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
         alone.save(PatchRecord(ALONE, RUN, number, PatchState(), after))
         of = ResidualOf("delta-int4", PUBLIC.digest, RUN, number)
         residuals.save(PATCH, of, PUBLIC, {"w:residual": np.ones(8, np.float32)}, number)
-    HeldModel(state / "held").write(Held("ab" * 32, "cd" * 32, "fp32", 3), b"xyz")
-    spool = Spool(state / "spool")
+    ModelCache(state / "held").write(Held("ab" * 32, "cd" * 32, "fp32", 3), b"xyz")
+    spool = UpdateSpool(state / "spool")
     spool.update_path.write_bytes(b"update")
     spool.save(Spooled(KEY, update(b"update"), REQUEST))
     spool.note_committed()
@@ -279,7 +279,7 @@ def test_status_names_the_files_of_a_damaged_patch(agent, whole: Path, tmp_path:
 
 def test_note_of_an_earlier_version_without_a_checksum_is_taken_up(tmp_path: Path):
     """The update that waited while fedpatch was upgraded is not lost."""
-    spool = Spool(tmp_path)
+    spool = UpdateSpool(tmp_path)
     spool.update_path.write_bytes(b"update")
     spooled = Spooled(JobKey(RUN, 1, 1, TASK), update(b"update"), REQUEST)
     (tmp_path / "offer.msgpack").write_bytes(to_bytes(spooled))

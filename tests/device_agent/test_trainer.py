@@ -13,12 +13,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from device_agent.patch_store import PatchKey, PatchStore
-from device_agent.trainer import Died
-from device_agent.training_channel import Ready, SetupFailed, TrainCancelled, Trained, TrainFailed, TrainProgress
-from device_agent.training_process import PROGRESS_EVERY_S
-from shared.errors import DataError
-from shared.reasons import FailReason
+from fedpatch.device_agent.job.training_messages import (
+    Ready,
+    SetupFailed,
+    TrainCancelled,
+    Trained,
+    TrainFailed,
+    TrainProgress,
+)
+from fedpatch.device_agent.runtime.trainer import Died
+from fedpatch.device_agent.state.patch_store import PatchKey, PatchStore
+from fedpatch.device_agent.training.process import PROGRESS_EVERY_S
+from fedpatch.shared.errors import DataError
+from fedpatch.shared.wire.reasons import FailReason
 from tests.device_agent.rounds import ADAM, POLICIES, SGD, Scene, key, raw_update, traces
 from tests.device_agent.toy_tasks import SLOW
 from tests.device_agent.watched import TIMEOUT_S, Watched, until_logged
@@ -262,7 +269,7 @@ def test_an_agent_checks_its_data_when_it_starts(fresh, reference, data, problem
 
 def test_an_unknown_task_is_told_with_the_exit_code_of_wrong_usage(fresh):
     """The device's configuration names a task that does not exist; there is no process then."""
-    watched = fresh("device_agent:TOY", "ann:5")
+    watched = fresh("fedpatch.device_agent:TOY", "ann:5")
     failed = watched.next()
     assert isinstance(failed, SetupFailed)
     assert "no attribute 'TOY'" in failed.detail and (failed.exit_code, failed.lost) == (2, ())
@@ -275,7 +282,7 @@ def ended_as(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ob
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(program))
-    monkeypatch.setattr("device_agent.trainer.LAST_WORDS_TIMEOUT_S", TIMEOUT_S)
+    monkeypatch.setattr("fedpatch.device_agent.runtime.trainer.LAST_WORDS_TIMEOUT_S", TIMEOUT_S)
     watched = Watched(tmp_path)
     watched.trainer.start()
     died = watched.next()

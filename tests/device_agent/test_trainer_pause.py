@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from device_agent.training_channel import TrainCancelled, Trained, TrainProgress
-from device_agent.training_process import PROGRESS_EVERY_S
+from fedpatch.device_agent.job.training_messages import TrainCancelled, Trained, TrainProgress
+from fedpatch.device_agent.training.process import PROGRESS_EVERY_S
 from tests.device_agent.rounds import SGD, Scene, key
 from tests.device_agent.toy_tasks import SLOW
 from tests.device_agent.watched import TIMEOUT_S, Watched

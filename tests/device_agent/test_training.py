@@ -10,12 +10,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from device_agent.training import LocalTrainer
-from shared.errors import DataError, SchemaMismatch, UpdateRefused, UsageError
-from shared.messages import TrainPlan
-from shared.model import initial_tensors
-from shared.task import DeviceData, Task
-from shared.tensors import MOMENTS
+from fedpatch.device_agent.training.local_trainer import LocalTrainer
+from fedpatch.shared.errors import DataError, SchemaMismatch, UpdateRefused, UsageError
+from fedpatch.shared.tasks.task import DeviceData, Task
+from fedpatch.shared.tasks.torch_model import initial_tensors
+from fedpatch.shared.tensors.arrays import MOMENTS
+from fedpatch.shared.wire.messages import TrainPlan
 from tests.device_agent.toy_tasks import TOY, accuracy, random_data
 
 SGD = TrainPlan("sgd", 0.1, 5, seed=1)

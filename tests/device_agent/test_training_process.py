@@ -10,11 +10,11 @@ from typing import BinaryIO, cast
 
 import pytest
 
-from device_agent.effects import ContinueTraining, PauseTraining
-from device_agent.training_channel import CancelTraining, Ready, Setup, write_message
-from device_agent.training_process import Reins, fail_reason, in_words, set_up
-from shared.errors import DataError, SchemaMismatch, StateError, UpdateRefused, UsageError, WireError
-from shared.reasons import FailReason
+from fedpatch.device_agent.job.effects import ContinueTraining, PauseTraining
+from fedpatch.device_agent.job.training_messages import CancelTraining, Ready, WorkerSetup, write_message
+from fedpatch.device_agent.training.process import TrainingControl, fail_reason, in_words, set_up
+from fedpatch.shared.errors import DataError, SchemaMismatch, StateError, UpdateRefused, UsageError, WireError
+from fedpatch.shared.wire.reasons import FailReason
 from tests.device_agent.rounds import ADAM, Scene
 from tests.device_agent.toy_tasks import TOY
 
@@ -23,7 +23,7 @@ TIMEOUT_S = 120
 
 def test_that_work_is_to_stop_is_told_without_waiting():
     """By a pause until it is over, and by a cancel for good."""
-    reins = Reins()
+    reins = TrainingControl()
     assert not reins.stopped()
     reins.take(PauseTraining())
     assert reins.stopped()
@@ -35,7 +35,7 @@ def test_that_work_is_to_stop_is_told_without_waiting():
 
 def test_a_tasks_own_sentence_is_told_as_it_is(tmp_path):
     """A DataError needs no more words than the task gave it."""
-    setup = Setup("tests.device_agent.toy_tasks:TOY", "absent:5", str(tmp_path), str(tmp_path / "patches"), "ann")
+    setup = WorkerSetup("tests.device_agent.toy_tasks:TOY", "absent:5", str(tmp_path), str(tmp_path / "patches"), "ann")
     with pytest.raises(DataError) as caught:
         set_up(setup)
     assert in_words(caught.value) == "toy: examples.npz is absent; fetch it first"
@@ -43,14 +43,14 @@ def test_a_tasks_own_sentence_is_told_as_it_is(tmp_path):
 
 def test_what_a_tasks_code_raises_is_told_with_its_data(tmp_path):
     """The task, the data specification and the exception, in one line."""
-    setup = Setup("tests.device_agent.toy_tasks:TOY", "bug:5", str(tmp_path), str(tmp_path / "patches"), "ann")
+    setup = WorkerSetup("tests.device_agent.toy_tasks:TOY", "bug:5", str(tmp_path), str(tmp_path / "patches"), "ann")
     with pytest.raises(DataError, match="task 'toy' failed with data 'bug:5': KeyError: 'no such column'"):
         set_up(setup)
 
 
 def test_ready_tells_what_the_device_has(tmp_path):
     """Name of the task, schema of the whole model without moments, number of training examples."""
-    setup = Setup("tests.device_agent.toy_tasks:TOY", "ann:23", str(tmp_path), str(tmp_path / "patches"), "ann")
+    setup = WorkerSetup("tests.device_agent.toy_tasks:TOY", "ann:23", str(tmp_path), str(tmp_path / "patches"), "ann")
     _, ready = set_up(setup)
     schema = Scene(tmp_path, TOY, ADAM, "all").model
     assert ready == Ready("toy", schema.digest, 23, schema.specs)
@@ -63,7 +63,9 @@ def test_a_plan_beyond_the_owners_limits_is_not_trained(tmp_path, max_steps, max
     """The agent accepted it for the data of before; here they may be others."""
     patches = str(tmp_path / "patches")
     limits = {"max_steps": max_steps, "max_epochs": max_epochs}
-    setup = Setup("tests.device_agent.toy_tasks:TOY", "ann:23", str(tmp_path), patches, "ann", private="none", **limits)
+    setup = WorkerSetup(
+        "tests.device_agent.toy_tasks:TOY", "ann:23", str(tmp_path), patches, "ann", private="none", **limits
+    )
     local_update, _ = set_up(setup)
     command = Scene(tmp_path, TOY, replace(ADAM, steps=5, batch_size=23), "none").command()
     if not why:
@@ -100,7 +102,7 @@ def test_an_error_becomes_one_line_of_bounded_length():
 def _process(directory: Path) -> subprocess.Popen[bytes]:
     """A training process without a Trainer."""
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "device_agent.training_process"],
+        [sys.executable, "-P", "-m", "fedpatch.device_agent.training.process"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -134,13 +136,15 @@ def test_a_process_whose_agent_is_gone_ends(installed, tmp_path):
     assert process.returncode == 0
 
 
-def test_a_folder_named_shared_in_the_current_directory_is_not_imported(installed, tmp_path):
+def test_a_module_in_the_current_directory_is_not_imported(installed, tmp_path):
     """What lies about where the agent was started does not become part of it."""
-    for name in ("shared", "device_agent", "queue"):
+    for name in ("fedpatch", "queue"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("raise SystemExit('decoy')")
     with _process(tmp_path) as process:
-        setup = Setup("shared.tasks.digits:TASKS", "", str(tmp_path), str(tmp_path / "patches"), "ann")
+        setup = WorkerSetup(
+            "fedpatch.shared.tasks.bundled.digits:TASKS", "", str(tmp_path), str(tmp_path / "patches"), "ann"
+        )
         write_message(cast(BinaryIO, process.stdin), setup)
         process.wait(TIMEOUT_S)
         _, errors = process.communicate()

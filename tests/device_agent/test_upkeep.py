@@ -9,18 +9,18 @@ from queue import SimpleQueue
 
 import pytest
 
-from device_agent.idling import Idling
-from device_agent.job import Job
-from device_agent.local_metrics import LocalMetrics
-from device_agent.notify import ServiceManager
-from device_agent.round_times import RoundTimes
-from device_agent.settings import AgentSettings
-from device_agent.trainer import Trainer, TrainerEvent
-from device_agent.training_channel import Setup
-from device_agent.upkeep import Upkeep
+from fedpatch.device_agent.job.job import Job
+from fedpatch.device_agent.job.training_messages import WorkerSetup
+from fedpatch.device_agent.runtime.housekeeping import Housekeeping
+from fedpatch.device_agent.runtime.idle_timeout import IdleTimer
+from fedpatch.device_agent.runtime.systemd_notify import ServiceManager
+from fedpatch.device_agent.runtime.trainer import Trainer, TrainerEvent
+from fedpatch.device_agent.settings import AgentSettings
+from fedpatch.device_agent.telemetry.local_metrics import LocalMetrics
+from fedpatch.device_agent.telemetry.round_times import RoundTimes
 from tests.device_agent.jobs import downloading, uploading
 from tests.device_agent.owners import owner_of
-from tests.specs import TASK
+from tests.support.specs import TASK
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Trainer
     program.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(program))
     inbox: SimpleQueue[TrainerEvent] = SimpleQueue()
-    made = Trainer(Setup("none", "", "", "", "pi"), inbox.put)
+    made = Trainer(WorkerSetup("none", "", "", "", "pi"), inbox.put)
     made.start()
     yield made
     made.stop()
@@ -48,7 +48,7 @@ def _idle() -> Job:
 )
 def test_a_training_process_ends_after_a_while_without_work(trainer: Trainer, job, task, ends):
     """An upload may take days and trains nothing; a process that is just loading its task has not rested yet."""
-    upkeep, job = Upkeep(trainer, Idling(100.0), ServiceManager()), job()
+    upkeep, job = Housekeeping(trainer, IdleTimer(100.0), ServiceManager()), job()
     upkeep.look(job, connected=True, task=task, now=0.0)
     assert upkeep.next_deadline() == (100.0 if ends else None)
     upkeep.look(job, connected=True, task=task, now=99.0)
@@ -63,7 +63,7 @@ def test_the_owners_file_is_kept_while_the_loop_turns_and_goes_with_it(trainer: 
     path = tmp_path / "fedpatch.prom"
     settings = AgentSettings(data="shard:0/1", metrics_textfile=path)
     metrics = LocalMetrics(settings, "pi", owner_of(), RoundTimes(), None)
-    upkeep = Upkeep(trainer, Idling(0.0), ServiceManager(), metrics=metrics)
+    upkeep = Housekeeping(trainer, IdleTimer(0.0), ServiceManager(), metrics=metrics)
     upkeep.look(_idle(), connected=True, task=TASK, now=0.0)
     assert "fedpatch_agent_" in path.read_text()
     upkeep.look(_idle(), connected=False, task=TASK, now=0.1)

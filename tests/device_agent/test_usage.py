@@ -10,10 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from device_agent.allowance import NOTHING, Spent
-from device_agent.usage import USAGE_NAME, UsageLedger, read_today
+from fedpatch.device_agent.policy.daily_budget import NOTHING, Usage
+from fedpatch.device_agent.policy.usage_file import USAGE_NAME, UsageLedger, read_today
 
-SPENT = Spent(rounds=1, traffic_bytes=4_000_000, training_s=12.5)
+SPENT = Usage(rounds=1, traffic_bytes=4_000_000, training_s=12.5)
 
 
 class Clock:
@@ -45,7 +45,7 @@ def test_what_was_spent_outlives_a_restart(ledger):
     assert first.today == NOTHING
     first.note(SPENT)
     first.note(SPENT)
-    assert ledger().today == first.today == Spent(2, 8_000_000, 25.0)
+    assert ledger().today == first.today == Usage(2, 8_000_000, 25.0)
 
 
 def test_a_new_day_begins_at_midnight(ledger, clock):
@@ -73,7 +73,7 @@ def test_a_clock_that_starts_in_the_past_gives_no_second_allowance(ledger, clock
     assert again.today == SPENT
     again.note(SPENT)
     clock.now = right
-    assert again.today == ledger().today == Spent(2, 8_000_000, 25.0)
+    assert again.today == ledger().today == Usage(2, 8_000_000, 25.0)
 
 
 def test_nothing_is_written_where_nothing_was_spent(ledger, tmp_path, clock):

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device_agent.facts import Fact, Facts
-from device_agent.vitals import LEAST_S, REPEAT_S, VitalsPace, matters, vitals_of
-from shared.codec import decode, encode
-from shared.messages import Envelope
-from shared.reasons import LinkKind
-from shared.vitals import LastRound, Vitals
+from fedpatch.device_agent.sensors.facts import Fact, Facts
+from fedpatch.device_agent.telemetry.vitals import LEAST_S, REPEAT_S, VitalsPace, matters, vitals_of
+from fedpatch.shared.wire.codec import decode, encode
+from fedpatch.shared.wire.messages import Envelope
+from fedpatch.shared.wire.reasons import LinkKind
+from fedpatch.shared.wire.vitals import LastRound, Vitals
 from tests.device_agent.owners import WELL, facts
 
 NUMBERS = st.none() | st.floats()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from queue import SimpleQueue
 
-from device_agent.facts import Facts
-from device_agent.watching import Watcher
+from fedpatch.device_agent.sensors.collect import FactWatcher
+from fedpatch.device_agent.sensors.facts import Facts
 from tests.device_agent.owners import WELL
 
 
@@ -28,7 +28,7 @@ class Slow:
 def test_whoever_asks_during_a_look_gets_one_more_and_not_one_for_each():
     """The caller never waits; the facts of a look that had begun before it asked may be old."""
     slow, events = Slow(), SimpleQueue[Facts]()
-    watcher = Watcher(slow, events.put)
+    watcher = FactWatcher(slow, events.put)
     watcher.ask()
     assert slow.begun.acquire(timeout=60.0)
     for _ in range(5):

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device_agent.ways import Way, expected_bytes, way_to
-from shared.messages import ENCODINGS, Manifest, ModelDelta, WorkRequest
+from fedpatch.device_agent.job.download_plan import DownloadPlan, expected_bytes, plan_download
+from fedpatch.shared.wire.messages import ENCODINGS, Manifest, ModelDelta, WorkRequest
 from tests.device_agent.steps import CONTENT, STEPS, VERSIONS, asked
 
 LIMIT = 10_000
@@ -19,15 +19,15 @@ LIMIT = 10_000
 def test_whoever_holds_a_version_takes_the_rest_of_the_way(begins):
     """The steps from there, in their order, and nothing else is downloaded."""
     request = asked()
-    way = way_to(request, VERSIONS[begins].digest, LIMIT)
-    assert way == Way(request.model, VERSIONS[begins].digest, request.deltas[begins:])
+    way = plan_download(request, VERSIONS[begins].digest, LIMIT)
+    assert way == DownloadPlan(request.model, VERSIONS[begins].digest, request.deltas[begins:])
     assert way.blobs == tuple(step.manifest for step in request.deltas[begins:])
     assert way.saved_bytes == request.model.size_bytes - sum(one.size_bytes for one in way.blobs) > 0
 
 
 def test_a_way_is_told_in_words():
     """For whoever reads the agent's log."""
-    ways = [way_to(asked(), held, LIMIT) for held in ("", *(one.digest for one in VERSIONS[-3:]))]
+    ways = [plan_download(asked(), held, LIMIT) for held in ("", *(one.digest for one in VERSIONS[-3:]))]
     told = [
         "the whole model",
         "the model held and 2 steps from there",
@@ -40,15 +40,15 @@ def test_a_way_is_told_in_words():
 def test_whoever_holds_the_model_itself_downloads_nothing():
     """With or without steps: a round that is repeated is one case of it."""
     for request in (asked(), replace(asked(), deltas=())):
-        way = way_to(request, request.model.digest, LIMIT)
+        way = plan_download(request, request.model.digest, LIMIT)
         assert (way.held, way.blobs) == (request.model.digest, ())
 
 
 @pytest.mark.parametrize("held", ["", "77" * 32], ids=["nothing", "another"])
 def test_whoever_holds_nothing_of_use_takes_the_whole_model(held):
     """As does a device of a version that knows no steps."""
-    assert way_to(asked(), held, LIMIT) == Way(asked().model)
-    assert way_to(asked(), held, LIMIT).blobs == (asked().model,)
+    assert plan_download(asked(), held, LIMIT) == DownloadPlan(asked().model)
+    assert plan_download(asked(), held, LIMIT).blobs == (asked().model,)
 
 
 @pytest.mark.parametrize(
@@ -69,15 +69,15 @@ def test_steps_that_cannot_be_gone_are_no_reason_against_the_work(spoilt):
     request = asked()
     bad = replace(request.deltas[1], manifest=replace(request.deltas[1].manifest, **spoilt))
     request = replace(request, deltas=(request.deltas[0], bad, request.deltas[2]))
-    assert way_to(request, VERSIONS[0].digest, LIMIT) == Way(request.model)
-    assert way_to(request, VERSIONS[2].digest, LIMIT).blobs == (request.deltas[2].manifest,)
+    assert plan_download(request, VERSIONS[0].digest, LIMIT) == DownloadPlan(request.model)
+    assert plan_download(request, VERSIONS[2].digest, LIMIT).blobs == (request.deltas[2].manifest,)
 
 
 def test_steps_that_begin_twice_at_what_is_held_are_gone_from_the_last():
     """A coordinator went back and forth; the way that is left is what counts."""
     request = asked()
     twice = replace(request, deltas=(replace(request.deltas[0], base=VERSIONS[2].digest), *request.deltas[1:]))
-    assert way_to(twice, VERSIONS[2].digest, LIMIT).steps == twice.deltas[2:]
+    assert plan_download(twice, VERSIONS[2].digest, LIMIT).steps == twice.deltas[2:]
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_steps_that_begin_twice_at_what_is_held_are_gone_from_the_last():
 def test_an_owner_who_pays_for_traffic_is_asked_for_what_the_work_will_take(encoding, held, expected):
     """The way to the model, and an update: no more than as large as the model, or half of that as a difference."""
     request = replace(asked(), encoding=encoding)
-    assert expected_bytes(request, way_to(request, held, LIMIT)) == expected
+    assert expected_bytes(request, plan_download(request, held, LIMIT)) == expected
 
 
 digests = st.sampled_from([one.digest for one in VERSIONS] + ["77" * 32])
@@ -110,7 +110,7 @@ requests = st.builds(
 def test_a_way_begins_with_what_is_held_ends_with_the_model_and_costs_no_more_than_that(request_, held):
     """Whatever a coordinator names."""
     request: WorkRequest = request_
-    way = way_to(request, held, LIMIT)
+    way = plan_download(request, held, LIMIT)
     assert way.model == request.model
     assert way.saved_bytes >= 0
     assert way.held in ("", held)

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from device_agent.allowance import NOTHING
-from device_agent.preferences import Objection, judge
-from device_agent.willingness import Change, Lost, OnLoss, PauseOver, Regained, Willingness
-from shared.reasons import Condition
+from fedpatch.device_agent.policy.daily_budget import NOTHING
+from fedpatch.device_agent.policy.evaluate import Objection, judge
+from fedpatch.device_agent.policy.hysteresis import (
+    Change,
+    ConditionLost,
+    ConditionRestored,
+    Hysteresis,
+    OnLoss,
+    PauseExpired,
+)
+from fedpatch.shared.wire.reasons import Condition
 from tests.device_agent.owners import easy, facts
 from tests.device_agent.test_preferences import NOON
 
@@ -17,14 +24,14 @@ HOT = (Objection(Condition.TOO_HOT, "it has 81 °C", 120.0),)
 NONE: tuple[Objection, ...] = ()
 
 
-def willing(**settings) -> Willingness:
+def willing(**settings) -> Hysteresis:
     """Of a device that has just seen that all is well, at time 0."""
-    found = Willingness(easy(**settings))
+    found = Hysteresis(easy(**settings))
     assert found.observe(NONE, 0.0, working=False) is None
     return found
 
 
-def play(device: Willingness, story: dict[float, tuple[Objection, ...]], *, working: bool = True) -> list[Change]:
+def play(device: Hysteresis, story: dict[float, tuple[Objection, ...]], *, working: bool = True) -> list[Change]:
     """What is told while the facts are these at those times."""
     told = (device.observe(objections, now, working=working) for now, objections in story.items())
     return [change for change in told if change is not None]
@@ -41,7 +48,7 @@ def test_a_plug_that_flaps_is_missed():
     """Its good moments are too short to count, and the bad ones add up: two seconds of them, looked at every second."""
     device = willing(loss_after_s=2.0)
     story = {10.0 + second: NONE if second % 2 else BATTERY for second in range(8)}
-    assert play(device, story) == [Lost(BATTERY, OnLoss.PAUSE)]
+    assert play(device, story) == [ConditionLost(BATTERY, OnLoss.PAUSE)]
     assert device.unwilling is Condition.NOT_CHARGING
     device = willing(loss_after_s=2.0)
     play(device, {10.0: BATTERY, 11.5: NONE, 12.0: BATTERY})
@@ -52,7 +59,7 @@ def test_a_loss_after_a_return_has_the_whole_patience_again():
     """What flapped before the device was unwilling is over with it."""
     device = willing(loss_after_s=2.0, return_after_s=1.0)
     flapping = {10.0: BATTERY, 11.5: NONE, 12.0: BATTERY, 12.5: BATTERY, 13.0: NONE, 14.0: NONE}
-    assert [type(change) for change in play(device, flapping)] == [Lost, Regained]
+    assert [type(change) for change in play(device, flapping)] == [ConditionLost, ConditionRestored]
     assert play(device, {14.5: BATTERY, 16.4: BATTERY, 16.5: NONE}) == []
 
 
@@ -60,19 +67,19 @@ def test_a_loss_that_lasts_is_told_once():
     """With the action that the owner chose, and everything that is missed then."""
     device = willing(on_loss="finish")
     story = {10.0: BATTERY, 11.0: BATTERY, 12.0: BATTERY + HOT, 13.0: BATTERY}
-    assert play(device, story) == [Lost(BATTERY + HOT, OnLoss.FINISH)]
+    assert play(device, story) == [ConditionLost(BATTERY + HOT, OnLoss.FINISH)]
     assert (device.willing, device.unwilling) == (False, Condition.NOT_CHARGING)
 
 
 def test_two_losses_that_take_turns_are_one():
     """There is no moment at which the owner's demands are met."""
-    assert play(willing(), {10.0: BATTERY, 11.0: HOT, 12.0: BATTERY}) == [Lost(BATTERY, OnLoss.PAUSE)]
+    assert play(willing(), {10.0: BATTERY, 11.0: HOT, 12.0: BATTERY}) == [ConditionLost(BATTERY, OnLoss.PAUSE)]
 
 
 def test_what_is_missed_at_the_start_counts_at_once():
     """There was no moment at which it was met; an agent that finds an update to upload learns what to do with it."""
-    device = Willingness(easy(on_loss="abandon"))
-    assert device.observe(BATTERY, 0.0, working=True) == Lost(BATTERY, OnLoss.ABANDON)
+    device = Hysteresis(easy(on_loss="abandon"))
+    assert device.observe(BATTERY, 0.0, working=True) == ConditionLost(BATTERY, OnLoss.ABANDON)
 
 
 def test_work_goes_on_when_all_was_met_for_long_enough():
@@ -80,8 +87,8 @@ def test_work_goes_on_when_all_was_met_for_long_enough():
     device = willing(return_after_s=30.0)
     lost = {10.0: BATTERY, 12.0: BATTERY}
     short = {20.0: NONE, 49.0: NONE, 49.5: BATTERY, 60.0: NONE, 89.9: NONE}
-    assert play(device, {**lost, **short}) == [Lost(BATTERY, OnLoss.PAUSE)]
-    assert play(device, {90.0: NONE, 91.0: NONE, 200.0: NONE}) == [Regained(78.0)]
+    assert play(device, {**lost, **short}) == [ConditionLost(BATTERY, OnLoss.PAUSE)]
+    assert play(device, {90.0: NONE, 91.0: NONE, 200.0: NONE}) == [ConditionRestored(78.0)]
     assert device.willing
 
 
@@ -89,16 +96,18 @@ def test_work_goes_on_when_all_was_met_for_long_enough():
 def test_the_owner_chooses_what_becomes_of_work(action):
     """The three words of on_loss."""
     told = play(willing(on_loss=action), {10.0: BATTERY, 12.0: BATTERY, 1000.0: BATTERY})
-    assert told[0] == Lost(BATTERY, OnLoss(action))
-    assert told[1:] == ([PauseOver(BATTERY)] if action == "pause" else [])
+    assert told[0] == ConditionLost(BATTERY, OnLoss(action))
+    assert told[1:] == ([PauseExpired(BATTERY)] if action == "pause" else [])
 
 
 def test_a_pause_has_an_end():
     """Told once, also when all is met again but not for long enough."""
     device = willing(pause_limit_s=100.0)
-    assert play(device, {10.0: BATTERY, 12.0: BATTERY, 90.0: NONE, 111.9: NONE}) == [Lost(BATTERY, OnLoss.PAUSE)]
-    assert play(device, {112.0: NONE, 113.0: NONE}) == [PauseOver(BATTERY)]
-    assert play(device, {120.0: NONE}) == [Regained(108.0)]
+    assert play(device, {10.0: BATTERY, 12.0: BATTERY, 90.0: NONE, 111.9: NONE}) == [
+        ConditionLost(BATTERY, OnLoss.PAUSE)
+    ]
+    assert play(device, {112.0: NONE, 113.0: NONE}) == [PauseExpired(BATTERY)]
+    assert play(device, {120.0: NONE}) == [ConditionRestored(108.0)]
 
 
 def test_a_pause_without_work_has_no_end_to_tell():
@@ -110,9 +119,9 @@ def test_a_pause_without_work_has_no_end_to_tell():
 
 def test_a_pause_that_must_outlast_its_limit_is_not_begun():
     """The night is longer than ten minutes; a short rest is not."""
-    assert play(willing(), {10.0: NIGHT, 12.0: NIGHT}) == [Lost(NIGHT, OnLoss.ABANDON)]
-    assert play(willing(pause_limit_s=28_800.0), {10.0: NIGHT, 12.0: NIGHT}) == [Lost(NIGHT, OnLoss.PAUSE)]
-    assert play(willing(on_loss="finish"), {10.0: NIGHT, 12.0: NIGHT}) == [Lost(NIGHT, OnLoss.FINISH)]
+    assert play(willing(), {10.0: NIGHT, 12.0: NIGHT}) == [ConditionLost(NIGHT, OnLoss.ABANDON)]
+    assert play(willing(pause_limit_s=28_800.0), {10.0: NIGHT, 12.0: NIGHT}) == [ConditionLost(NIGHT, OnLoss.PAUSE)]
+    assert play(willing(on_loss="finish"), {10.0: NIGHT, 12.0: NIGHT}) == [ConditionLost(NIGHT, OnLoss.FINISH)]
 
 
 def test_an_offer_is_declined_for_what_is_missed_at_that_moment():
@@ -165,7 +174,7 @@ def test_what_ends_by_the_clock_is_over_when_it_is_over():
     """The coordinator was told that very moment; but whatever else was missed must hold all the same."""
     device = willing(return_after_s=30.0)
     assert play(device, {10.0: NIGHT, 12.0: NIGHT, 8000.0: NIGHT, 8010.0: NONE}, working=False)[1:] == [
-        Regained(7998.0)
+        ConditionRestored(7998.0)
     ]
     device = willing(return_after_s=30.0)
     assert (
@@ -174,7 +183,7 @@ def test_what_ends_by_the_clock_is_over_when_it_is_over():
     )
     (told,) = device.answer(NONE, 8010.0)
     assert told.retry_after_s == 25.0 and device.next_deadline() == 8035.0
-    assert play(device, {8034.0: NONE, 8035.0: NONE}, working=False) == [Regained(8023.0)]
+    assert play(device, {8034.0: NONE, 8035.0: NONE}, working=False) == [ConditionRestored(8023.0)]
 
 
 def test_what_ends_by_the_clock_is_looked_for_when_it_ends():
@@ -207,7 +216,7 @@ def test_facts_are_judged_more_strictly_while_unwilling():
         percent = 30.5 if now % 40 < 20 else 29.5
         missed = judge(device.preferences, facts(battery_percent=percent), NOTHING, local=NOON)
         told.append(device.observe(missed, float(now), working=False))
-    assert [type(change) for change in told if change is not None] == [Lost]
+    assert [type(change) for change in told if change is not None] == [ConditionLost]
 
 
 @pytest.mark.parametrize("limit_s", [0.0, 0.5, 3.0])
@@ -218,7 +227,7 @@ def test_a_loss_is_told_at_the_next_deadline(limit_s):
     if limit_s:
         assert told is None and device.next_deadline() == 10.0 + limit_s
         told = device.observe(BATTERY, 10.0 + limit_s, working=True)
-    assert isinstance(told, Lost)
+    assert isinstance(told, ConditionLost)
 
 
 def test_the_next_deadline_is_that_of_the_pause_or_of_the_return():

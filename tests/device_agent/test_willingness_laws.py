@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device_agent.willingness import Lost, OnLoss, PauseOver, Regained
+from fedpatch.device_agent.policy.hysteresis import ConditionLost, ConditionRestored, OnLoss, PauseExpired
 from tests.device_agent.test_willingness import BATTERY, HOT, NONE, willing
 
 STEPS = st.lists(
@@ -34,10 +34,12 @@ def test_losses_and_returns_take_turns(steps, terms):
         told += [change] if change is not None else []
         assert device.willing == (device.unwilling is None)
     kinds = [type(change) for change in told]
-    turns = [kind for kind in kinds if kind is not PauseOver]
-    assert turns == [Lost, Regained] * (len(turns) // 2) + [Lost] * (len(turns) % 2)
+    turns = [kind for kind in kinds if kind is not PauseExpired]
+    assert turns == [ConditionLost, ConditionRestored] * (len(turns) // 2) + [ConditionLost] * (len(turns) % 2)
     for change, following in pairwise(told):
-        assert not isinstance(following, PauseOver) or (isinstance(change, Lost) and change.action is OnLoss.PAUSE)
+        assert not isinstance(following, PauseExpired) or (
+            isinstance(change, ConditionLost) and change.action is OnLoss.PAUSE
+        )
 
 
 SHARES = st.lists(st.floats(0.01, 0.99), min_size=1, max_size=40)
@@ -62,7 +64,7 @@ def test_a_fact_that_keeps_flapping_stops_work(losses, returns, patience_s):
         change = device.observe(BATTERY, now, working=True)
         if abs(lost_s - patience_s) < 1e-6:
             return  # too close for rounding
-        assert isinstance(change, Lost) == (lost_s > patience_s)
+        assert isinstance(change, ConditionLost) == (lost_s > patience_s)
         if change is not None:
             return
         now += loss * patience_s
@@ -97,6 +99,6 @@ def test_a_loss_is_never_told_later_than_its_deadline(steps, terms):
         if device.willing and since is not None:
             assert deadline is not None and deadline <= since + terms["loss_after_s"]
             if deadline < now:
-                assert isinstance(device.observe(BATTERY, deadline, working=True), Lost)
+                assert isinstance(device.observe(BATTERY, deadline, working=True), ConditionLost)
         device.observe(missed, now, working=True)
         since = None if not missed or not device.willing else now if since is None else since

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from shared.errors import DataError
-from shared.task import DeviceData, Task
+from fedpatch.shared.errors import DataError
+from fedpatch.shared.tasks.task import DeviceData, Task
 
 FEATURES, HIDDEN, CLASSES = 12, 8, 3
 

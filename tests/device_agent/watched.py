@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from device_agent.trainer import Trainer
-from device_agent.training_channel import Ready, Setup, TrainProgress
+from fedpatch.device_agent.job.training_messages import Ready, TrainProgress, WorkerSetup
+from fedpatch.device_agent.runtime.trainer import Trainer
 
 TIMEOUT_S = 120
 
@@ -29,7 +29,7 @@ class Watched:
         self.patches = folder / "patches"
         self.events: queue.Queue = queue.Queue()
         self.trainer = Trainer(
-            Setup(task, data, str(folder), str(self.patches), "ann", private="none"), self.events.put
+            WorkerSetup(task, data, str(folder), str(self.patches), "ann", private="none"), self.events.put
         )
 
     def next(self):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from shared import topics
-from shared.codec import decode
-from shared.messages import Body
+from fedpatch.shared.wire import topics
+from fedpatch.shared.wire.codec import decode
+from fedpatch.shared.wire.messages import Body
 
 
 class Wire:

@@ -136,7 +136,10 @@ BETWEEN = {
     ("docs/brokers.md", "sudo systemctl reload"): "mosquitto_passwd /etc/mosquitto/passwd pi-1\n",
     ("docs/brokers.md", "fedpatch-agent run"): "(umask 077; echo word > pi-1.password)\n",
     ("docs/brokers.md", "fedpatch broker acl"): "fedpatch ca init --fleet kitchen --broker-name broker.local\n",
-    ("docs/cli.md", "fedpatch resume"): "export READER_ROUNDS=2\n",
+    (
+        "docs/cli.md",
+        "fedpatch resume",
+    ): "export READER_ROUNDS=2\nfedpatch devices drain pi-7 --reason away > /dev/null\n",
     ("docs/cli.md", "fedpatch watch --broker"): KITCHEN,
     ("docs/cli.md", "fedpatch ca init"): "rm -r fedpatch-state/ca\n",
     ("docs/cli.md", "fedpatch simulate paper"): PROJECT,

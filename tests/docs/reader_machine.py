@@ -76,7 +76,7 @@ class ReaderMachine:
         laid = ("sh", "-c", _laid(), "sh", str(self._layers))
         if subprocess.run([*_UNSHARE, *laid, "true"], capture_output=True, check=False).returncode:
             pytest.skip("this machine allows no namespaces with folders laid over others")
-        serve = (sys.executable, "-P", "-m", "tests.docs.reader_server", str(self.socket))
+        serve = (sys.executable, "-m", "tests.docs.reader_server", str(self.socket))
         environment = os.environ | {"PYTHONPATH": str(ROOT)}
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(

@@ -18,11 +18,11 @@ from typing import Any
 from typer.core import TyperCommand
 
 PREPARED = (
-    "coordinator.cli",
-    "device_agent.cli",
-    "simulator.cli",
-    "simulator.simulate",
-    "shared.tasks.digits",
+    "fedpatch.cli",
+    "fedpatch.device_agent.cli.main",
+    "fedpatch.simulator.cli",
+    "fedpatch.simulator.experiment.simulation",
+    "fedpatch.shared.tasks.bundled.digits",
     "onnxruntime",
 )
 
@@ -95,8 +95,8 @@ def _become(request: dict[str, Any], files: Sequence[int]) -> None:
         if program == "parse":
             _parse(argv)
         sys.argv = [program, *argv]
-        __import__("coordinator.cli" if program == "fedpatch" else "device_agent.cli")
-        sys.modules["coordinator.cli" if program == "fedpatch" else "device_agent.cli"].main()
+        __import__("fedpatch.cli" if program == "fedpatch" else "fedpatch.device_agent.cli.main")
+        sys.modules["fedpatch.cli" if program == "fedpatch" else "fedpatch.device_agent.cli.main"].main()
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
     except BaseException:

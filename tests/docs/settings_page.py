@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from shared.settings import Setting, Settings, settings_of
+from fedpatch.shared.config.fields import Setting, Settings, settings_of
 
 
 def reference(classes: Mapping[str, type[Settings]]) -> str:

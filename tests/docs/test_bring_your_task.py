@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 import torch
 
-from coordinator.demo_settings import DemoSettings
-from coordinator.settings import RunSettings
-from device_agent.settings import AgentSettings
-from shared.errors import UsageError
-from shared.model import schema_of
-from shared.patches import parse_policy
-from shared.task import DeviceData, Task, find_task
-from shared.tasks import digits
+from fedpatch.coordinator.demo.settings import DemoSettings
+from fedpatch.coordinator.settings import RunSettings
+from fedpatch.device_agent.settings import AgentSettings
+from fedpatch.shared.errors import UsageError
+from fedpatch.shared.tasks.bundled import digits
+from fedpatch.shared.tasks.task import DeviceData, Task, find_task
+from fedpatch.shared.tasks.torch_model import schema_of
+from fedpatch.shared.tensors.patches import parse_policy
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGE = (DOCS / "bring-your-task.md").read_text("utf-8")

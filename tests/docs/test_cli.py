@@ -12,13 +12,13 @@ import typer
 from typer.main import get_command
 from typer.testing import CliRunner
 
-import coordinator.cli
-import device_agent.cli
-from shared import __version__
+import fedpatch.cli
+import fedpatch.device_agent.cli.main
+from fedpatch.shared import __version__
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "cli.md").read_text("utf-8")
 SETTINGS = (Path(__file__).resolve().parents[2] / "docs" / "configuration.md").read_text("utf-8")
-PROGRAMS = {"fedpatch": coordinator.cli.app, "fedpatch-agent": device_agent.cli.app}
+PROGRAMS = {"fedpatch": fedpatch.cli.app, "fedpatch-agent": fedpatch.device_agent.cli.main.app}
 
 
 def _children(command: Any) -> dict[str, Any]:

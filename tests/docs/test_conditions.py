@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from device_agent.conditions import programs
-from device_agent.conditions.power import ask_ups
-from device_agent.conditions.tree import Tree
-from device_agent.conditions.ups import Command, parse_ups
-from device_agent.facts import Facts
+from fedpatch.device_agent.sensors import commands
+from fedpatch.device_agent.sensors.facts import Facts
+from fedpatch.device_agent.sensors.filesystem import SysFs
+from fedpatch.device_agent.sensors.power import UpsCommand, ask_ups, parse_ups
 
 PAGE = (Path(__file__).parents[2] / "docs" / "conditions.md").read_text("utf-8")
 PATIENCE_S = 90.0
@@ -43,8 +42,8 @@ def test_the_program_of_the_page_works(tmp_path, monkeypatch, level, external):
     pinctrl.write_text(f"#!/bin/sh\n[ \"$1 $2\" = 'get 6' ] && echo ' 6: ip    pu | {level} // GPIO6 = input'\n")
     for one in (program, pinctrl):
         one.chmod(0o755)
-    monkeypatch.setattr(programs, "LIMIT_S", PATIENCE_S)
+    monkeypatch.setattr(commands, "LIMIT_S", PATIENCE_S)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     named = parse_ups("command:/usr/local/bin/my-hat")
-    assert named == Command(("/usr/local/bin/my-hat",)) and f'ups = "command:{named.argv[0]}"' in PAGE
-    assert ask_ups(Command((str(program),)), Tree(tmp_path)).external.value is external
+    assert named == UpsCommand(("/usr/local/bin/my-hat",)) and f'ups = "command:{named.argv[0]}"' in PAGE
+    assert ask_ups(UpsCommand((str(program),)), SysFs(tmp_path)).external.value is external

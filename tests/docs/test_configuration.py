@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from coordinator.demo_settings import DemoSettings
-from coordinator.settings import RunSettings
-from device_agent.settings import AgentSettings
-from shared.settings import settings_of
-from simulator.fleet_terms import FleetTerms
+from fedpatch.coordinator.demo.settings import DemoSettings
+from fedpatch.coordinator.settings import RunSettings
+from fedpatch.device_agent.settings import AgentSettings
+from fedpatch.shared.config.fields import settings_of
+from fedpatch.simulator.fleet.settings import FleetTerms
 from tests.docs.settings_page import reference
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"

@@ -7,19 +7,19 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.metered_fleet import VITALS, MeteredFleet
-from coordinator.metrics import Metrics
-from coordinator.metrics_endpoint import serve
-from coordinator.settings import RunSettings
-from device_agent.vitals import LEAST_S, REPEAT_S
-from shared.codec import encode
-from shared.listening import parse_address
-from shared.messages import Envelope, UpdateReport
-from shared.vitals import LastRound
-from simulator import fleet
-from simulator.fleet_terms import FleetTerms
-from tests.documented_metrics import PAGE, documented, served
+from benchmarks.network.metered_fleet import VITALS, MeteredFleet
+from fedpatch.coordinator.observability.metric_definitions import Metrics
+from fedpatch.coordinator.observability.metrics_endpoint import serve
+from fedpatch.coordinator.settings import RunSettings
+from fedpatch.device_agent.telemetry.vitals import LEAST_S, REPEAT_S
+from fedpatch.shared.config.listen_address import parse_address
+from fedpatch.shared.wire.codec import encode
+from fedpatch.shared.wire.messages import Envelope, UpdateReport
+from fedpatch.shared.wire.vitals import LastRound
+from fedpatch.simulator.fleet import simulation
+from fedpatch.simulator.fleet.settings import FleetTerms
 from tests.monitoring.prometheus import fetch, lint
+from tests.support.documented_metrics import PAGE, documented, served
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def text(tmp_path_factory) -> str:
     metrics.traffic.expiry.labels("ca").set(1.0)
     report = UpdateReport("00" * 32, 1, 1, 0.0, 0.5, 0.6, 1.0, 2.0, 0.4)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fleet, "_REPORT", report)
+        patch.setattr(simulation, "_REPORT", report)
         terms = FleetTerms(devices=20, rounds=3, participation=1.0, quorum=0.2, dropout_training=0.2, unwilling=0.2)
         played = MeteredFleet(terms, metrics, tmp_path_factory.mktemp("run"))
         played.run()

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from device_agent.model_store import DIRECTORY, ModelStore
-from device_agent.settings import AgentSettings
-from shared.model_metadata import OPSET, ModelMetadata
-from shared.onnx_model import TOLERANCE
-from shared.task import Task
-from shared.tasks import digits
+from fedpatch.device_agent.models.store import DIRECTORY, ModelStore
+from fedpatch.device_agent.settings import AgentSettings
+from fedpatch.shared.onnx.runtime import TOLERANCE
+from fedpatch.shared.tasks.bundled import digits
+from fedpatch.shared.tasks.model_metadata import OPSET, ModelMetadata
+from fedpatch.shared.tasks.task import Task
 from tests.device_agent.models import onnx_of, publish
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "personal-model.md").read_text("utf-8")

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from device_agent.preference_rules import RULES
-from device_agent.preference_settings import ALLOWED_IF_UNKNOWN, ON_LOSS, PreferenceSettings
-from device_agent.preferences import Preferences
-from device_agent.settings import AgentSettings
-from device_agent.willingness import OnLoss
-from shared.config import load
-from shared.reasons import Condition
+from fedpatch.device_agent.policy.evaluate import Preferences
+from fedpatch.device_agent.policy.hysteresis import OnLoss
+from fedpatch.device_agent.policy.rules import RULES
+from fedpatch.device_agent.policy.settings import ALLOWED_IF_UNKNOWN, ON_LOSS, PreferenceSettings
+from fedpatch.device_agent.settings import AgentSettings
+from fedpatch.shared.config.load import load
+from fedpatch.shared.wire.reasons import Condition
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "preferences.md").read_text("utf-8")
 EXAMPLE = re.findall(r"^```toml\n(.*?)^```$", PAGE, flags=re.MULTILINE | re.DOTALL)[0]

@@ -10,17 +10,19 @@ from typing import get_type_hints
 
 import pytest
 
-from coordinator.open_round import REINVITE_S, UPLOAD_IDLE_S
-from coordinator.repairs import REPUBLISH_S
-from coordinator.round_states import TABLE, Event, State
-from coordinator.status_feed import LEAST_S, REPEAT_S
-from device_agent.training import CLIENT_OPTIMIZERS
-from device_agent.vitals import CHANGE_BATTERY, CHANGE_C
-from device_agent.vitals import LEAST_S as LEAST_S_OF_VITALS
-from device_agent.vitals import REPEAT_S as REPEAT_S_OF_VITALS
-from shared import messages
-from shared.codec import BODY_TYPES, MAX_MESSAGE_BYTES, _Frame
-from shared.messages import (
+from fedpatch.coordinator.observability.status_publisher import LEAST_S, REPEAT_S
+from fedpatch.coordinator.rounds.active_round import REINVITE_S, UPLOAD_IDLE_S
+from fedpatch.coordinator.rounds.invitations import REPUBLISH_S
+from fedpatch.coordinator.rounds.states import TABLE, Event, State
+from fedpatch.device_agent.telemetry.vitals import CHANGE_BATTERY, CHANGE_C
+from fedpatch.device_agent.telemetry.vitals import LEAST_S as LEAST_S_OF_VITALS
+from fedpatch.device_agent.telemetry.vitals import REPEAT_S as REPEAT_S_OF_VITALS
+from fedpatch.device_agent.training.local_trainer import CLIENT_OPTIMIZERS
+from fedpatch.shared.tensors.arrays import MOMENTS
+from fedpatch.shared.tensors.quantise import _OCTAVE
+from fedpatch.shared.wire import messages
+from fedpatch.shared.wire.codec import BODY_TYPES, MAX_MESSAGE_BYTES, _Frame
+from fedpatch.shared.wire.messages import (
     COORDINATOR_FEATURES,
     DEVICE_FEATURES,
     ENCODINGS,
@@ -32,13 +34,17 @@ from shared.messages import (
     TrainPlan,
     UpdateReport,
 )
-from shared.quantise import _OCTAVE
-from shared.reasons import RefuseReason
-from shared.run_status import DeviceStatus, ReasonCount, RoundStatus, StateCount
-from shared.tensors import MOMENTS
-from shared.topics import TOPICS
-from shared.transfer import ASK_QUIET_S, CHUNK_OVERHEAD_BYTES, GRANTED_QUIET_S, MAX_QUIET_S, OFFER_QUIET_S
-from shared.vitals import LastRound
+from fedpatch.shared.wire.reasons import RefuseReason
+from fedpatch.shared.wire.run_status import DeviceStatus, ReasonCount, RoundStatus, StateCount
+from fedpatch.shared.wire.topics import TOPICS
+from fedpatch.shared.wire.transfer import (
+    ASK_QUIET_S,
+    CHUNK_OVERHEAD_BYTES,
+    GRANTED_QUIET_S,
+    MAX_QUIET_S,
+    OFFER_QUIET_S,
+)
+from fedpatch.shared.wire.vitals import LastRound
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "protocol.md").read_text("utf-8")
 WITHIN = (Manifest, ModelDelta, TrainPlan, TaskCapability, LastRound, JobStatus, UpdateReport)

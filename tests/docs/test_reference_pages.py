@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from shared.errors import EXIT_LESS, FedpatchError
-from shared.topics import TOPICS, mosquitto_acl
+from fedpatch.shared.errors import EXIT_LESS, FedpatchError
+from fedpatch.shared.wire.topics import TOPICS, mosquitto_acl
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 MARK = "<!-- From here on, tests/docs/test_reference_pages.py writes what the code says. -->"
@@ -31,7 +31,7 @@ def _exit_codes() -> str:
     while waiting:
         error = waiting.pop(0)
         # Those that other modules add are named in the tree of shared/errors.py.
-        waiting = [one for one in error.__subclasses__() if one.__module__ == "shared.errors"] + waiting
+        waiting = [one for one in error.__subclasses__() if one.__module__ == "fedpatch.shared.errors"] + waiting
         said = (error.__doc__ or "").split("\n\n")[0].strip()
         lines.append(f"| `{error.__name__}` | {error.exit_code} | {said} |")
     return "\n".join(lines) + "\n"

@@ -17,21 +17,21 @@ import numpy as np
 import pytest
 import yaml
 
-from device_agent.conditions.ups import read_command
-from device_agent.model_store import DIRECTORY, ModelStore
-from shared import metrics
-from shared.codec import BODY_TYPES
-from shared.compression import pack
-from shared.errors import DataError
-from shared.log_lines import LineFormatter, LogFormat, fields
-from shared.model import initial_tensors, schema_of
-from shared.schema import Schema
-from shared.task import DeviceData
-from shared.task_checks import checked
-from shared.tasks import digits
-from shared.validation import split_for
-from simulator.progress import Lines
-from simulator.study import Point, Study
+from fedpatch.device_agent.models.store import DIRECTORY, ModelStore
+from fedpatch.device_agent.sensors.power import read_command
+from fedpatch.shared.app.logging import LineFormatter, LogFormat, fields
+from fedpatch.shared.errors import DataError
+from fedpatch.shared.task_checks.data import checked
+from fedpatch.shared.tasks import metrics
+from fedpatch.shared.tasks.bundled import digits
+from fedpatch.shared.tasks.task import DeviceData
+from fedpatch.shared.tasks.torch_model import initial_tensors, schema_of
+from fedpatch.shared.tasks.validation import split_for
+from fedpatch.shared.tensors.packing import pack
+from fedpatch.shared.tensors.schema import Schema
+from fedpatch.shared.wire.codec import BODY_TYPES
+from fedpatch.simulator.experiment.progress import ProgressLines
+from fedpatch.simulator.spec.study import Point, Study
 from tests.device_agent.models import publish
 from tests.docs.pages import OTHER, ROOT
 from tests.monitoring.prometheus import promtool
@@ -46,7 +46,7 @@ BY_OTHERS = {
     ("docs/conditions.md", "#!/bin/sh"): "tests/docs/test_conditions.py",
     ("docs/conditions.md", "ups ="): "tests/docs/test_conditions.py",
     ("docs/monitoring.md", "global:"): "tests/docs/test_runbooks.py",
-    ("docs/personal-model.md", "from device_agent.personal"): "tests/docs/test_personal_model.py",
+    ("docs/personal-model.md", "from fedpatch import PersonalModel"): "tests/docs/test_personal_model.py",
     ("docs/personal-model.md", "import json"): "tests/docs/test_personal_model.py",
     ("docs/preferences.md", "broker ="): "tests/docs/test_preferences.py",
     ("docs/protocol.md", "           accept"): "tests/docs/test_protocol.py",
@@ -252,6 +252,6 @@ def test_a_line_of_the_log_is_written_so():
 def test_a_simulation_tells_how_far_it_is_so():
     """Twelve of 500 rounds, of 410 ms each."""
     said, now = io.StringIO(), iter((0.0, 60.0))
-    with Lines(said, Study.from_dict(STUDY.to_dict() | {"rounds": 500}), clock=lambda: next(now)) as lines:
+    with ProgressLines(said, Study.from_dict(STUDY.to_dict() | {"rounds": 500}), clock=lambda: next(now)) as lines:
         lines.show(Point(12, 0.912, 0.8, 0.7, 4, None, 0.41))
     assert said.getvalue() == _shown("progress")

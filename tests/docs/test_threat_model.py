@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.conduct import MISFORTUNES, OFFENCES
-from coordinator.settings import RunSettings
-from shared.tensors import base_name
+from fedpatch.coordinator.cohort.offences import NOT_OFFENCES, OFFENCES
+from fedpatch.coordinator.settings import RunSettings
+from fedpatch.shared.tensors.arrays import base_name
 from tests.attacks.table import markdown, rows
 from tests.docs import what_stays
 
@@ -48,7 +48,7 @@ def test_there_are_forty_attacks_and_more():
     assert len({name for name, _, _ in rows()}) == len(rows()) >= 40
 
 
-@pytest.mark.parametrize("table", [OFFENCES, MISFORTUNES], ids=["offences", "misfortunes"])
+@pytest.mark.parametrize("table", [OFFENCES, NOT_OFFENCES], ids=["offences", "misfortunes"])
 def test_what_counts_against_a_device_is_on_the_page(table):
     """Reason by reason, with what it means."""
     for (what, reason), words in table.items():
@@ -57,12 +57,18 @@ def test_what_counts_against_a_device_is_on_the_page(table):
 
 def test_the_limits_are_those_of_the_program():
     """The figures of the page."""
-    from coordinator.bounds import EXAMPLES_FACTOR, EXAMPLES_MARGIN, MAX_SECOND_MOMENT
-    from coordinator.doorkeeper import MAX_WAITING_BYTES
-    from coordinator.open_round import UPLOAD_IDLE_S
-    from coordinator.purses import BYTES_AT_ONCE, BYTES_PER_S, MESSAGES_AT_ONCE, MESSAGES_PER_REQUEST, MESSAGES_PER_S
-    from coordinator.uploads import STALL_S
-    from shared.codec import MAX_MESSAGE_BYTES
+    from fedpatch.coordinator.aggregation.norm_clipping import EXAMPLES_FACTOR, EXAMPLES_MARGIN, MAX_SECOND_MOMENT
+    from fedpatch.coordinator.guard.ingress_filter import MAX_WAITING_BYTES
+    from fedpatch.coordinator.guard.rate_limiter import (
+        BYTES_AT_ONCE,
+        BYTES_PER_S,
+        MESSAGES_AT_ONCE,
+        MESSAGES_PER_REQUEST,
+        MESSAGES_PER_S,
+    )
+    from fedpatch.coordinator.rounds.active_round import UPLOAD_IDLE_S
+    from fedpatch.coordinator.rounds.upload_scheduler import STALL_S
+    from fedpatch.shared.wire.codec import MAX_MESSAGE_BYTES
 
     assert (MESSAGES_AT_ONCE, MESSAGES_PER_S, MESSAGES_PER_REQUEST) == (1200, 20, 32)
     assert (BYTES_AT_ONCE, BYTES_PER_S, MAX_MESSAGE_BYTES) == (4 * 2**20, 64 * 1024, 64 * 1024)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.brokers import free_port
+from tests.support.brokers import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs/tutorial-own-task.md").read_text("utf-8")
@@ -42,7 +42,7 @@ class Followed:
 def _programs(folder: Path) -> Path:
     """The commands that an installation would have put on the PATH."""
     folder.mkdir()
-    lines = {"python": "", "fedpatch": "-P -m coordinator", "fedpatch-agent": "-P -m device_agent"}
+    lines = {"python": "", "fedpatch": "-m fedpatch", "fedpatch-agent": "-m fedpatch.device_agent"}
     for name, arguments in lines.items():
         (folder / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {arguments} "$@"\n')
         (folder / name).chmod(0o755)

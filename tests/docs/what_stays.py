@@ -8,10 +8,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 
-from shared.model import schema_of
-from shared.patches import parse_policy
-from shared.task import find_task
-from shared.tensors import MOMENTS, Schema
+from fedpatch.shared.tasks.task import find_task
+from fedpatch.shared.tasks.torch_model import schema_of
+from fedpatch.shared.tensors.arrays import MOMENTS, Schema
+from fedpatch.shared.tensors.patches import parse_policy
 
 TASK = "digits"
 WORDS = {

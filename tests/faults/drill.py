@@ -16,11 +16,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tests.brokers import Mosquitto
 from tests.faults.scene import HASTY, NAMES, PATIENT, Scene, make_as_new
 from tests.faults.schedules import Schedule, Strike, Victim
 from tests.faults.verdict import judge
 from tests.faults.watch import Seen, Watch
+from tests.support.brokers import Mosquitto
 from tests.system.commands import Command
 from tests.system.fleet import PATIENCE_S, AgentProcess, Fleet
 

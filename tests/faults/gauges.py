@@ -8,11 +8,11 @@ import sqlite3
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from coordinator.registry import REGISTRY_FILE
-from shared import topics
-from shared.link import Received
-from tests.brokers import client
+from fedpatch.coordinator.storage.registry import REGISTRY_FILE
+from fedpatch.shared.mqtt.client import Received
+from fedpatch.shared.wire import topics
 from tests.faults.drill import children
+from tests.support.brokers import client
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 # One row for each round is what it is for; the rest is of the open round, or of devices and runs.

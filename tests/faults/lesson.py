@@ -12,10 +12,10 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import nn
 
-from shared.tensors import Array
-from tests import oracle
+from fedpatch.shared.tensors.arrays import Array
 from tests.faults.scene import PRIVATE, STRATEGY, data_spec
 from tests.faults.slow_task import TASK, build_model
+from tests.support import oracle
 from tests.system.oracle_task import device_data
 
 _SEED = 0

@@ -12,13 +12,13 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from coordinator.records import RoundRecord
-from coordinator.registry import REGISTRY_FILE, Registry
-from coordinator.runs import run_directory
-from device_agent.patch_store import PatchKey, PatchState, PatchStore
-from shared.model import schema_of
+from fedpatch.coordinator.rounds.records import RoundRecord
+from fedpatch.coordinator.runtime.runs import run_directory
+from fedpatch.coordinator.storage.registry import REGISTRY_FILE, Registry
+from fedpatch.device_agent.state.patch_store import PatchKey, PatchState, PatchStore
+from fedpatch.shared.tasks.torch_model import schema_of
 from tests.faults.slow_task import REFERENCE, TASK, build_model
-from tests.listing import listed
+from tests.support.listing import listed
 from tests.system.commands import Command
 from tests.system.fleet import Fleet
 from tests.system.oracle_task import device_data

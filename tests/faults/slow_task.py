@@ -12,10 +12,10 @@ from pathlib import Path
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from shared.task import DeviceData
+from fedpatch.shared.tasks.task import DeviceData
+from tests.support.tanh_model import tanh_model
 from tests.system import oracle_task
 from tests.system.oracle_task import CLASSES, FEATURES
-from tests.tanh_model import tanh_model
 
 HIDDEN = 48
 

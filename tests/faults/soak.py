@@ -23,9 +23,8 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.report import machine
-from shared.files import write_atomic
-from tests.brokers import Mosquitto
+from benchmarks.support.report import machine
+from fedpatch.shared.app.files import write_atomic
 from tests.faults.gauges import (
     files,
     open_files,
@@ -36,6 +35,7 @@ from tests.faults.gauges import (
     training_processes,
 )
 from tests.faults.slopes import BLOCKS, SIGNIFICANT, Slope, slope
+from tests.support.brokers import Mosquitto
 from tests.system.commands import Command
 from tests.system.fleet import Fleet
 from tests.system.oracle_task import REFERENCE

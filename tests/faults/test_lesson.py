@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests import oracle
 from tests.faults.lesson import Lesson
 from tests.faults.scene import NAMES, PRIVATE, STRATEGY, data_spec
 from tests.faults.slow_task import TASK, build_model
+from tests.support import oracle
 from tests.system.oracle_task import device_data
 
 COHORTS = [("ann", "bob"), ("bob",), ("ann", "bob", "cat")]
 
 
 def test_where_everybody_counts_it_is_the_oracle():
-    """Model and patches after three rounds are those of tests.oracle, to the last bit."""
+    """Model and patches after three rounds are those of tests.support.oracle, to the last bit."""
     lesson = Lesson(NAMES)
     for cohort in COHORTS:
         lesson.round(cohort, cohort)

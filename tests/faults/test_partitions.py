@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from tests.brokers import Mosquitto
 from tests.faults.lab import ON_HOSTS, Cut, Lab
 from tests.faults.netem import LineTerms
 from tests.faults.scene import NAMES, PATIENT, Scene, make_as_new
 from tests.faults.verdict import judge
 from tests.faults.watch import Happening, Seen, Watch
+from tests.support.brokers import Mosquitto
 from tests.system.commands import Command
 from tests.system.fleet import AgentProcess, Fleet
 

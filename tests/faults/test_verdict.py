@@ -11,8 +11,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from coordinator.records import PhaseSeconds, RoundRecord
-from device_agent.patch_store import PatchState
+from fedpatch.coordinator.rounds.records import PhaseSeconds, RoundRecord
+from fedpatch.device_agent.state.patch_store import PatchState
 from tests.faults.lesson import Lesson
 from tests.faults.scene import HASTY, NAMES, Scene, num_examples
 from tests.faults.verdict import judge

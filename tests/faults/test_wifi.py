@@ -6,12 +6,12 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from tests.brokers import Mosquitto
 from tests.faults.lab import ON_HOSTS, Lab
 from tests.faults.netem import WIFI
 from tests.faults.scene import NAMES, PATIENT, Scene
 from tests.faults.verdict import judge
 from tests.faults.watch import Watch
+from tests.support.brokers import Mosquitto
 from tests.system.fleet import Fleet
 
 pytestmark = ON_HOSTS

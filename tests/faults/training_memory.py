@@ -24,12 +24,12 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.report import machine
-from device_agent.trainer import Trainer, TrainerEvent
-from device_agent.training_channel import ModelMade, Ready, Setup, Trained, TrainProgress
-from shared.files import write_atomic
-from shared.tasks.digits import TASK
-from shared.tensors import Array
+from benchmarks.support.report import machine
+from fedpatch.device_agent.job.training_messages import ModelMade, Ready, Trained, TrainProgress, WorkerSetup
+from fedpatch.device_agent.runtime.trainer import Trainer, TrainerEvent
+from fedpatch.shared.app.files import write_atomic
+from fedpatch.shared.tasks.bundled.digits import TASK
+from fedpatch.shared.tensors.arrays import Array
 from tests.device_agent.rounds import SGD, Scene
 from tests.faults.gauges import resident_kib
 from tests.faults.slopes import SIGNIFICANT, Slope, slope
@@ -68,7 +68,7 @@ def play(folder: Path, rounds: int, every: int, models: bool) -> tuple[list[dict
 def _training_process(folder: Path, models: bool) -> Iterator[tuple[Trainer, SimpleQueue[TrainerEvent]]]:
     patches, held = str(folder / "patches"), str(folder / "held")
     models_dir = str(folder / "models") if models else ""
-    setup = Setup("digits", DATA, str(folder), patches, device_id="pi", models_dir=models_dir, held_dir=held)
+    setup = WorkerSetup("digits", DATA, str(folder), patches, device_id="pi", models_dir=models_dir, held_dir=held)
     events: SimpleQueue[TrainerEvent] = SimpleQueue()
     trainer = Trainer(setup, events.put)
     trainer.start()
@@ -87,7 +87,7 @@ def _outcome(events: SimpleQueue[TrainerEvent], kind: type) -> TrainerEvent:
 
 
 def _publish(folder: Path, number: int) -> None:
-    from device_agent.model_store import ModelStore
+    from fedpatch.device_agent.models.store import ModelStore
 
     ModelStore(folder / "models").publish(TASK.name, "run", number)
 

@@ -15,14 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from coordinator.checkpoint import load_checkpoint
-from coordinator.records import RoundRecord
-from coordinator.registry import REGISTRY_FILE
-from shared.tensors import Array
+from fedpatch.coordinator.rounds.records import RoundRecord
+from fedpatch.coordinator.storage.checkpoint import load_checkpoint
+from fedpatch.coordinator.storage.registry import REGISTRY_FILE
+from fedpatch.shared.tensors.arrays import Array
 from tests.faults.lesson import Lesson
 from tests.faults.scene import Scene, reporters
 from tests.faults.watch import Watch
-from tests.listing import listed
+from tests.support.listing import listed
 
 TOLERANCE = 1e-5
 LATE_S = 10.0

@@ -20,9 +20,9 @@ from pathlib import Path
 
 import msgpack
 
-from coordinator.registry import REGISTRY_FILE
+from fedpatch.coordinator.storage.registry import REGISTRY_FILE
 from tests.faults.scene import Scene
-from tests.listing import content, listed
+from tests.support.listing import content, listed
 
 _BEGAN = re.compile(r"(\S+) round (\d+)(: training| waits to be committed)")
 _COMMITTED = "job over: committed"

@@ -16,21 +16,28 @@ import msgpack
 import numpy as np
 import zstandard
 
-from coordinator.intake import Terms, read_update
-from device_agent.admission import decide, parse_order
-from device_agent.effects import JobKey
-from device_agent.training_channel import Ready, Setup, Trained, read_answer, read_command, write_message
-from shared.broker_url import parse_broker_url
-from shared.codec import decode, from_bytes, to_bytes, to_plain
-from shared.compression import pack, unpack
-from shared.errors import SchemaMismatch, UpdateRefused, UsageError, WireError
-from shared.messages import ENCODINGS, MAX_CHUNKS, Manifest, UpdateReport, is_delta
-from shared.patches import parse_policy
-from shared.tasks.partition import parse_data_spec
-from shared.tensors import MOMENTS, Schema, TensorSpec
-from shared.topics import parse_topic
-from shared.transfer import Bitmap, Chunk, decode_chunk, encode_chunk
-from tests.specs import model, report
+from fedpatch.coordinator.aggregation.update_validation import UpdateRequirements, decode_and_validate_update
+from fedpatch.device_agent.job.effects import JobKey
+from fedpatch.device_agent.job.training_messages import (
+    Ready,
+    Trained,
+    WorkerSetup,
+    read_answer,
+    read_command,
+    write_message,
+)
+from fedpatch.device_agent.policy.admission import decide, parse_admission_mode
+from fedpatch.shared.errors import SchemaMismatch, UpdateRefused, UsageError, WireError
+from fedpatch.shared.mqtt.url import parse_broker_url
+from fedpatch.shared.tasks.bundled.partition import parse_data_spec
+from fedpatch.shared.tensors.arrays import MOMENTS, Schema, TensorSpec
+from fedpatch.shared.tensors.packing import pack, unpack
+from fedpatch.shared.tensors.patches import parse_policy
+from fedpatch.shared.wire.codec import decode, from_bytes, to_bytes, to_plain
+from fedpatch.shared.wire.messages import ENCODINGS, MAX_CHUNKS, Manifest, UpdateReport, is_delta
+from fedpatch.shared.wire.topics import parse_topic
+from fedpatch.shared.wire.transfer import Bitmap, Chunk, decode_chunk, encode_chunk
+from tests.support.specs import model, report
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 PUBLIC = Schema(
@@ -101,8 +108,8 @@ def _unpack(data: bytes, _: Path) -> None:
 
 def _read_update(data: bytes, _: Path) -> None:
     blob, encoding, raw_bytes = _announced(data)
-    terms = Terms(PUBLIC, ("bn.weight",), model().digest, model=BASE)
-    got, tensors = read_update(blob, terms, encoding=encoding, raw_bytes=raw_bytes)
+    terms = UpdateRequirements(PUBLIC, ("bn.weight",), model().digest, model=BASE)
+    got, tensors = decode_and_validate_update(blob, terms, encoding=encoding, raw_bytes=raw_bytes)
     assert got.base == model().digest
     assert all(np.isfinite(array).all() for array in tensors.values())
 
@@ -164,9 +171,9 @@ def _topic(text: str) -> None:
 
 
 def _order(text: str) -> None:
-    decide(parse_order("file:/order"), text)
+    decide(parse_admission_mode("file:/order"), text)
     if text in ("always", "never") or text.startswith("file:"):
-        decide(parse_order(text), None)
+        decide(parse_admission_mode(text), None)
 
 
 def _stream(read: Callable[[io.BytesIO], object | None]) -> Callable[[bytes, Path], Any]:
@@ -228,7 +235,9 @@ WIRE_DECODERS: tuple[Decoder, ...] = (
         "text",
     ),
     Decoder("order", _words(_order), (UsageError,), (b"always", b"file:/run/order", b"decline: asleep\n"), "text"),
-    Decoder("command", _stream(read_command), (WireError,), (_frames(Setup("digits", "shard:0/1", "/d", "/p", "a")),)),
+    Decoder(
+        "command", _stream(read_command), (WireError,), (_frames(WorkerSetup("digits", "shard:0/1", "/d", "/p", "a")),)
+    ),
     Decoder(
         "answer",
         _stream(read_answer),

@@ -21,36 +21,43 @@ from typing import Any
 
 import numpy as np
 
-from coordinator.checkpoint import load_checkpoint, load_update, save_checkpoint, store_update
-from coordinator.ledger import Ledger
-from coordinator.moments import Moment
-from coordinator.publisher import ModelPublisher
-from coordinator.records import RoundRecord
-from coordinator.registry import Registry
-from coordinator.settings import RunSettings
-from coordinator.strategies import ServerState
-from device_agent.patch_store import MAGIC, PatchKey, PatchRecord, PatchState, PatchStore, list_patches
-from device_agent.settings import AgentSettings
-from device_agent.spool import Spool, Spooled
-from device_agent.standing import read_standing
-from shared.blobs import PartialBlob
-from shared.codec import to_bytes
-from shared.config import load, to_toml
-from shared.errors import ConfigError, DataError, StateError, UsageError
-from shared.settings import Settings
-from shared.tasks.cifar10 import read_archive
-from shared.tasks.mnist import read_idx
-from simulator import saved as simulation
-from simulator.outcome_files import OUTCOME_FILE, StudyFolder, to_json
-from simulator.paper import select_cells, study_of
-from simulator.results import Result, Results
-from simulator.study import Outcome, Point, Study
+from fedpatch.coordinator.aggregation.strategies import ServerState
+from fedpatch.coordinator.rounds.records import RoundRecord
+from fedpatch.coordinator.rounds.states import RoundJournal
+from fedpatch.coordinator.runtime.model_publisher import ModelPublisher
+from fedpatch.coordinator.settings import RunSettings
+from fedpatch.coordinator.storage.boot_clock import BootTime
+from fedpatch.coordinator.storage.checkpoint import load_checkpoint, load_update, save_checkpoint, store_update
+from fedpatch.coordinator.storage.registry import Registry
+from fedpatch.device_agent.settings import AgentSettings
+from fedpatch.device_agent.state.partial_blob import PartialBlob
+from fedpatch.device_agent.state.patch_store import (
+    MAGIC,
+    PatchKey,
+    PatchRecord,
+    PatchState,
+    PatchStore,
+    list_patches,
+)
+from fedpatch.device_agent.state.status_file import read_standing
+from fedpatch.device_agent.state.update_spool import Spooled, UpdateSpool
+from fedpatch.shared.config.fields import Settings
+from fedpatch.shared.config.load import load, to_toml
+from fedpatch.shared.errors import ConfigError, DataError, StateError, UsageError
+from fedpatch.shared.tasks.bundled.cifar10 import read_archive
+from fedpatch.shared.tasks.bundled.mnist import read_idx
+from fedpatch.shared.wire.codec import to_bytes
+from fedpatch.simulator.experiment import checkpoint as simulation
+from fedpatch.simulator.experiment.output_folder import OUTCOME_FILE, StudyFolder, to_json
+from fedpatch.simulator.paper.experiments import select_cells, study_of
+from fedpatch.simulator.paper.results import Result, Results
+from fedpatch.simulator.spec.study import Outcome, Point, Study
 from tests.coordinator.links import RecordedLink
 from tests.coordinator.sightings import seen
 from tests.fuzz.decoders import _KEY, PUBLIC, TENSORS, Decoder
 from tests.fuzz.held_decoders import held_decoders
 from tests.fuzz.identity_decoders import identity_decoders
-from tests.specs import model
+from tests.support.specs import model
 
 _PATCH = PatchKey("digits", "ab" * 32, "affine")
 _CHECKPOINT = b"fedpatch checkpoint 1\n"
@@ -59,7 +66,7 @@ _CELL = select_cells("table2", None)[0]
 _STUDY = Study("digits", 2, "fedavg", "none", "shard:{index}/{count}", 1.0, 1, None, 0, 0.1, 20)
 _POINT = Point(0, 0.5, 0.5, 0.5, 2, None, 1.0)
 _RECORD = RoundRecord(1, "aggregated", 2, 2, 0, 2)
-_NOW = Moment("boot", 1.0, 2.0)
+_NOW = BootTime("boot", 1.0, 2.0)
 
 
 def _sealed(magic: bytes, content: bytes) -> bytes:
@@ -88,7 +95,7 @@ def _stored_update(data: bytes, folder: Path) -> None:
 def _spool(data: bytes, folder: Path) -> None:
     (folder / "offer.msgpack").write_bytes(data)
     (folder / "update.bin").write_bytes(b"m" * 250)
-    spooled = Spool(folder).load()
+    spooled = UpdateSpool(folder).load()
     assert spooled is None or spooled.manifest.digest == model().digest
 
 
@@ -132,7 +139,7 @@ def _registry_file() -> bytes:
                 created_at=0.0, task="digits", strategy="fedavg", private="affine", settings={"rounds": 1}, schema="ab"
             )
             registry.rounds.finish(run.id, _RECORD)
-            registry.rounds.open(run.id, Ledger(2, 1, ("a",), "ab" * 32, frozenset("a")), _NOW)
+            registry.rounds.open(run.id, RoundJournal(2, 1, ("a",), "ab" * 32, frozenset("a")), _NOW)
             seen(registry, "a", fleet="field", now=0.0, online=True, version="1", tasks=["digits"])
         with contextlib.closing(sqlite3.connect(path)) as db:
             db.execute("PRAGMA journal_mode = DELETE")

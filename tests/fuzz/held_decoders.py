@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from device_agent.held_model import Held, HeldModel
-from device_agent.patch_store import PatchKey
-from device_agent.residuals import ResidualOf, ResidualStore
-from shared.compression import pack
-from shared.errors import StateError
+from fedpatch.device_agent.state.model_cache import Held, ModelCache
+from fedpatch.device_agent.state.patch_store import PatchKey
+from fedpatch.device_agent.state.residual_store import ResidualOf, ResidualStore
+from fedpatch.shared.errors import StateError
+from fedpatch.shared.tensors.packing import pack
 from tests.fuzz.decoders import PUBLIC, TENSORS, Decoder
 
 _MODEL, _RESIDUAL = b"fedpatch global model 1\n", b"fedpatch residual 1\n"
@@ -43,7 +43,7 @@ class _Sealed:
 
 
 def _model(data: bytes, folder: Path) -> None:
-    store = HeldModel(folder)
+    store = ModelCache(folder)
     store.path.write_bytes(data)
     version = store.version()
     assert store.read()[0].version == version
@@ -59,7 +59,7 @@ def _residual(data: bytes, folder: Path) -> None:
 def _written_model() -> bytes:
     packed = pack(TENSORS, PUBLIC, {}, "fp32+zstd")
     with tempfile.TemporaryDirectory() as place:
-        store = HeldModel(Path(place))
+        store = ModelCache(Path(place))
         store.write(Held("ab" * 32, PUBLIC.digest, packed.encoding, packed.raw_bytes), packed.blob)
         return store.path.read_bytes()
 

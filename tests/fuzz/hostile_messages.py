@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from shared.messages import (
+from fedpatch.shared.wire.messages import (
     MAX_BLOB_BYTES,
     MAX_CHUNKS,
     Accept,
@@ -22,10 +22,10 @@ from shared.messages import (
     Progress,
     TaskCapability,
 )
-from shared.reasons import JobPhase
-from shared.transfer import Bitmap, Chunk, cut
+from fedpatch.shared.wire.reasons import JobPhase
+from fedpatch.shared.wire.transfer import Bitmap, Chunk, cut
 from tests.shared.arbitrary_messages import envelopes, of_message
-from tests.specs import RUN, SCHEMA, TASK, TASKS, model, update
+from tests.support.specs import RUN, SCHEMA, TASK, TASKS, model, update
 
 RUNS = (RUN, "other", "")
 EPOCHS = (0, 1, 2, 2**53)

@@ -7,11 +7,11 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from coordinator.identity.authority import Authority
-from coordinator.identity.index import Entry, Index, decode_index, encode_index
-from shared.bundle import Bundle, decode_bundle, encode_bundle
-from shared.certificate import read_der, read_pem
-from shared.errors import DataError, StateError
+from fedpatch.coordinator.pki.authority import Authority
+from fedpatch.coordinator.pki.index import Entry, Index, decode_index, encode_index
+from fedpatch.shared.config.enrolment_bundle import Bundle, decode_bundle, encode_bundle
+from fedpatch.shared.errors import DataError, StateError
+from fedpatch.shared.mqtt.certificate import read_der, read_pem
 from tests.fuzz.decoders import Decoder
 
 

@@ -10,12 +10,21 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from device_agent.admission import Verdict
-from device_agent.effects import Effect, Fetch, Forget, JobKey, JobState, Reply, Spool, Train
-from device_agent.job import Job
-from shared.codec import decode, encode
-from shared.errors import WireError
-from shared.messages import (
+from fedpatch.device_agent.job.effects import (
+    Effect,
+    EndJob,
+    JobKey,
+    JobState,
+    SendMessage,
+    SpoolUpdate,
+    StartDownload,
+    StartTraining,
+)
+from fedpatch.device_agent.job.job import Job
+from fedpatch.device_agent.job.requests import AdmissionDecision
+from fedpatch.shared.errors import WireError
+from fedpatch.shared.wire.codec import decode, encode
+from fedpatch.shared.wire.messages import (
     ENCODINGS,
     Ack,
     Cancel,
@@ -28,8 +37,8 @@ from shared.messages import (
     UpBody,
     WorkRequest,
 )
-from shared.reasons import FailReason, RefuseReason
-from shared.transfer import SendChunk, check_manifest, cut
+from fedpatch.shared.wire.reasons import FailReason, RefuseReason
+from fedpatch.shared.wire.transfer import SendChunk, check_manifest, cut
 from tests.fuzz.effort import tries
 from tests.fuzz.hostile_messages import (
     BITMAPS,
@@ -44,7 +53,7 @@ from tests.fuzz.hostile_messages import (
     weight,
 )
 from tests.shared.arbitrary_messages import envelopes, of_message
-from tests.specs import CHUNK_BYTES, SCHEMA, TASK, TASKS, model, run_spec, said, update
+from tests.support.specs import CHUNK_BYTES, SCHEMA, TASK, TASKS, model, run_spec, said, update
 
 # Bytes that are long on purpose are long to print, too.
 pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")
@@ -69,7 +78,9 @@ REQUESTS = st.one_of(
 )
 CAPABILITIES = st.sampled_from([TASKS, TASKS, (), (TaskCapability("~" * 64, SCHEMA, 0),) * 64])
 KEYS = st.builds(JobKey, st.sampled_from(RUNS), st.sampled_from(EPOCHS), ROUNDS, st.just(TASK))
-VERDICTS = st.sampled_from([Verdict(True), Verdict(True), Verdict(False, "\U0001f353" * 600)])
+VERDICTS = st.sampled_from(
+    [AdmissionDecision(True), AdmissionDecision(True), AdmissionDecision(False, "\U0001f353" * 600)]
+)
 ANSWERS = st.one_of(
     st.builds(Grant, DIGESTS, st.sampled_from([1, 4, 4096]), BITMAPS),
     st.builds(Ack, DIGESTS, BITMAPS),
@@ -89,7 +100,7 @@ class HostileCoordinator(RuleBasedStateMachine):
         """A device that was just switched on."""
         self.job = Job(max_blob_bytes=MAX_BLOB_BYTES)
         self.now = 0.0
-        self.trains: Train | None = None
+        self.trains: StartTraining | None = None
         self.update: Manifest | None = None
         self.chunks: list[int] = []
 
@@ -103,7 +114,7 @@ class HostileCoordinator(RuleBasedStateMachine):
     @rule(manifest=st.just(model(MODEL)) | MANIFESTS, number=st.integers(1, 9))
     def ask_properly(self, manifest, number):
         """A request that can be followed, but perhaps for its model."""
-        self.ask(said(replace(REQUEST, model=manifest), number), TASKS, Verdict(True))
+        self.ask(said(replace(REQUEST, model=manifest), number), TASKS, AdmissionDecision(True))
 
     @rule(envelope=addressed(ANSWERS, ROUNDS))
     def answer(self, envelope):
@@ -219,25 +230,25 @@ class HostileCoordinator(RuleBasedStateMachine):
 
     def _do(self, effect: Effect) -> list[Effect]:
         match effect:
-            case Reply():
+            case SendMessage():
                 assert isinstance(effect.envelope.body, get_args(UpBody)), "a device says only what a device may say"
                 assert decode(encode(effect.envelope)) == effect.envelope, "beyond the limits of the wire"
                 assert "private" not in repr(effect.envelope)
-            case Fetch():
+            case StartDownload():
                 for blob in effect.blobs:
                     check_manifest(blob, MAX_BLOB_BYTES)
                 have = {blob.digest: range(0, blob.chunk_count, 2) for blob in effect.blobs}
                 return self.job.fetching(have, self.now)
-            case Train():
+            case StartTraining():
                 assert {effect.request.encoding, effect.request.model.encoding} <= set(ENCODINGS)
                 self.trains = effect
-            case Spool():
+            case SpoolUpdate():
                 self.update = effect.manifest
             case SendChunk():
                 assert self.update is not None
                 assert 0 <= effect.index < self.update.chunk_count
                 self.chunks.append(effect.index)
-            case Forget():
+            case EndJob():
                 self.update = self.trains = None
         return []
 
@@ -248,7 +259,7 @@ class HostileCoordinator(RuleBasedStateMachine):
         if not hasattr(self, "job"):
             return
         key = JobKey("honest", 1, 1, TASK)
-        self.perform(self.job.on_request(said(REQUEST, run="honest"), TASKS, Verdict(True), self.now))
+        self.perform(self.job.on_request(said(REQUEST, run="honest"), TASKS, AdmissionDecision(True), self.now))
         assert self.job.key == key
         self.deliver_all()
         assert self.trains is not None

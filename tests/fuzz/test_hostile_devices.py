@@ -10,16 +10,16 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from coordinator import effects as do
-from coordinator.engine import Engine
-from coordinator.fleet import DRAINED
-from coordinator.round_states import Phase
-from shared.messages import Accept, Committed, Grant, Offer
-from shared.reasons import RefuseReason
-from shared.transfer import cut
+from fedpatch.coordinator.rounds import effects as do
+from fedpatch.coordinator.rounds.roster import DRAINED
+from fedpatch.coordinator.rounds.run_engine import Engine
+from fedpatch.coordinator.rounds.states import Phase
+from fedpatch.shared.wire.messages import Accept, Committed, Grant, Offer
+from fedpatch.shared.wire.reasons import RefuseReason
+from fedpatch.shared.wire.transfer import cut
 from tests.fuzz.effort import tries
 from tests.fuzz.hostile_messages import BLOBS, MODEL, addressed, chunks, presences, up_bodies, weight
-from tests.specs import gone, model, report, run_spec, said, there, told, update
+from tests.support.specs import gone, model, report, run_spec, said, there, told, update
 
 # Bytes that are long on purpose are long to print, too.
 pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")
@@ -169,24 +169,24 @@ class HostileDevices(RuleBasedStateMachine):
 
     def _do(self, effect: do.Effect) -> list[do.Effect]:
         match effect:
-            case do.Send(device=device) if isinstance(effect.envelope.body, Committed):
+            case do.SendMessage(device=device) if isinstance(effect.envelope.body, Committed):
                 assert (device, effect.envelope.body.digest) in self.stored, "committed before it was stored"
             case do.PublishModel():
                 self.begun_at = self.now
                 return self.engine.model_published(model(MODEL), self.now)
-            case do.Store():
+            case do.StoreUpdate():
                 return self._store(effect)
-            case do.Aggregate():
+            case do.AggregateUpdates():
                 assert list(effect.devices) == sorted(self.committed[effect.round])
                 self.aggregated.append(effect.round)
                 return self.engine.aggregated(self.now)
-            case do.Record():
+            case do.SaveRecord():
                 assert effect.record.reported == len(self.committed.get(effect.record.round, {}))
-            case do.Finish():
+            case do.EndRun():
                 raise AssertionError(f"devices ended the run: {effect}")
         return []
 
-    def _store(self, effect: do.Store) -> list[do.Effect]:
+    def _store(self, effect: do.StoreUpdate) -> list[do.Effect]:
         digest = effect.manifest.digest
         assert hashlib.sha256(effect.blob).hexdigest() == digest
         if self.refusing:

@@ -121,7 +121,7 @@ def test_an_emulated_device_takes_part_in_a_round(root, mosquitto, tmp_path):
     }
     reached = {"broker": mosquitto.url, "fleet": "kitchen"}
     words = [word for name, value in {**options, **reached}.items() for word in (f"--{name}", value)]
-    agent = root.line("python3", "-P", "-m", "device_agent", "run", "--until-stdin-closes", *words)
+    agent = root.line("python3", "-m", "fedpatch.device_agent", "run", "--until-stdin-closes", *words)
     run = {**reached, "state-dir": tmp_path, "task": "digits", "rounds": 1, "devices": 1, "wait-s": PATIENCE_S}
     run |= {"recruit-deadline-s": 120, "deadline-s": PATIENCE_S}
     arguments = [word for name, value in run.items() for word in (f"--{name}", value)]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from coordinator.identity.certificates import Period, make_ca, new_key
+from fedpatch.coordinator.pki.x509 import Period, make_ca, new_key
 from tests.hosts.plays import HERE, ROLES, by_ansible, played, refused, tasks_of
 
 NAMES = sorted(path.name for path in ROLES.iterdir())

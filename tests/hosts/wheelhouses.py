@@ -20,10 +20,12 @@ from tests.hosts.bases import KEPT, ROOT, Kind, alone
 MANIFEST = "wheelhouse.json"
 # What ends a service as soon as it is to serve; the other commands of its program still work.
 BROKEN_AGENT = {
-    "device_agent/running.py": "\n\ndef run_agent(*_given: object, **_named: object) -> None:\n    raise SystemExit(1)\n"
+    "fedpatch/device_agent/runtime/startup.py": "\n\n"
+    "def run_agent(*_given: object, **_named: object) -> None:\n    raise SystemExit(1)\n"
 }
 BROKEN_COORDINATOR = {
-    "coordinator/runs.py": "\n\ndef run_or_go_on(*_given: object, **_named: object) -> None:\n    raise SystemExit(1)\n"
+    "fedpatch/coordinator/runtime/runs.py": "\n\n"
+    "def run_or_go_on(*_given: object, **_named: object) -> None:\n    raise SystemExit(1)\n"
 }
 _NONE: Mapping[str, str] = MappingProxyType({})
 _LONG_S = 900.0
@@ -76,7 +78,7 @@ def _rewrite(wheel: Path, to: Path, before: str, after: str, additions: Mapping[
             data = source.read(name)
             if name == f"{old}/METADATA":
                 data = re.sub(rb"(?m)^Version: .*$", b"Version: " + after.encode(), data, count=1)
-            elif name == "shared/__init__.py":
+            elif name == "fedpatch/shared/__init__.py":
                 data = data.replace(before.encode(), after.encode())
             elif name == f"{old}/RECORD":
                 data = re.sub(rb"(?m)^(.*?),.*$", rb"\1,,", data.replace(old.encode(), new.encode()))

@@ -19,7 +19,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from tests.brokers import HOST, free_port
+from tests.support.brokers import HOST, free_port
 
 PATIENCE_S = 200.0
 _ANSWER_LIMIT_S = 30.0

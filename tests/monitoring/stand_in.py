@@ -15,8 +15,8 @@ from prometheus_client import CollectorRegistry, ProcessCollector, start_http_se
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from shared.reasons import Condition, DeclineReason, FailReason, RefuseReason
-from tests.brokers import HOST
+from fedpatch.shared.wire.reasons import Condition, DeclineReason, FailReason, RefuseReason
+from tests.support.brokers import HOST
 
 DEVICES = ("ann", "bob", "cat", "dan", "eve")
 PHASES = ("select", "recruit", "download", "train", "upload", "aggregate", "checkpoint")

@@ -13,10 +13,10 @@ import yaml
 
 pytest.importorskip("grafana_foundation_sdk", reason="Grafana's library is not installed (pip install 'fedpatch[dev]')")
 
-from coordinator.round_states import State
 from dashboards import __main__ as generator
 from dashboards.boards import to_text
 from dashboards.states import STATES, WORDS, state_number
+from fedpatch.coordinator.rounds.states import State
 from tests.monitoring.grafana_schema import complaints, fetch_compiler
 from tests.monitoring.prometheus import Prometheus
 from tests.monitoring.stand_in import DEVICE_STATES, StandIn, metric_names

@@ -10,29 +10,29 @@ from typing import Any
 
 import msgpack
 
-from device_agent.admission import Verdict
-from device_agent.allowance import Spent
-from device_agent.held_model import DIRECTORY as HELD
-from device_agent.held_model import HeldModel
-from device_agent.job import Job
-from device_agent.local_update import LocalUpdate
-from device_agent.model_store import DIRECTORY as MODELS
-from device_agent.model_store import ModelStore
-from device_agent.owner_limits import OwnerLimits
-from device_agent.patch_store import PatchKey, PatchStore
-from device_agent.presence import lock_state_dir
-from device_agent.residuals import ResidualOf, ResidualStore
-from device_agent.spool import Spool
-from device_agent.training import LocalTrainer
-from device_agent.training_channel import Ready, TrainCommand
-from device_agent.usage import UsageLedger
-from shared import topics
-from shared.codec import decode
-from shared.compression import pack
-from shared.messages import Committed, Envelope, Offer, Refused, TaskCapability, WorkRequest
-from shared.reasons import RefuseReason
-from shared.tensors import Tensors
-from shared.transfer import cut
+from fedpatch.device_agent.job.job import Job
+from fedpatch.device_agent.job.requests import AdmissionDecision
+from fedpatch.device_agent.job.training_messages import Ready, TrainCommand
+from fedpatch.device_agent.models.store import DIRECTORY as MODELS
+from fedpatch.device_agent.models.store import ModelStore
+from fedpatch.device_agent.policy.daily_budget import Usage
+from fedpatch.device_agent.policy.owner_limits import OwnerLimits
+from fedpatch.device_agent.policy.usage_file import UsageLedger
+from fedpatch.device_agent.state.model_cache import DIRECTORY as HELD
+from fedpatch.device_agent.state.model_cache import ModelCache
+from fedpatch.device_agent.state.patch_store import PatchKey, PatchStore
+from fedpatch.device_agent.state.residual_store import ResidualOf, ResidualStore
+from fedpatch.device_agent.state.status_file import lock_state_dir
+from fedpatch.device_agent.state.update_spool import UpdateSpool
+from fedpatch.device_agent.training.local_trainer import LocalTrainer
+from fedpatch.device_agent.training.local_update import LocalUpdate
+from fedpatch.shared.tensors.arrays import Tensors
+from fedpatch.shared.tensors.packing import pack
+from fedpatch.shared.wire import topics
+from fedpatch.shared.wire.codec import decode
+from fedpatch.shared.wire.messages import Committed, Envelope, Offer, Refused, TaskCapability, WorkRequest
+from fedpatch.shared.wire.reasons import RefuseReason
+from fedpatch.shared.wire.transfer import cut
 from tests.device_agent.models import RUN, describe
 from tests.device_agent.performers import performer_of
 from tests.device_agent.rounds import SGD, Scene
@@ -111,7 +111,7 @@ class DeviceStory:
         self._models = ModelStore(state / MODELS, 2)
         data = random_data("pi", 20)
         local_update = LocalUpdate(
-            LocalTrainer(TOY, data), PatchStore(state / "patches"), "pi", held=HeldModel(state / HELD)
+            LocalTrainer(TOY, data), PatchStore(state / "patches"), "pi", held=ModelCache(state / HELD)
         )
         self._training = _Training(local_update)
         self._tasks = (TaskCapability(TOY.name, scene().model.digest, 20),)
@@ -131,7 +131,7 @@ class DeviceStory:
         def said(body: Any) -> Envelope:
             return Envelope(body, task=TOY.name, run=RUN, epoch=1, round=number)
 
-        self.performer.perform(self._job.on_request(said(request), self._tasks, Verdict(True), 0.0))
+        self.performer.perform(self._job.on_request(said(request), self._tasks, AdmissionDecision(True), 0.0))
         for index in range(manifest.chunk_count):
             self.performer.perform(self._job.on_chunk(cut(packed.blob, manifest, index), 0.0))
         key, (update, _) = self._training.answer
@@ -143,7 +143,7 @@ class DeviceStory:
         self.performer.perform(self._job.on_message(said(answer), 0.0))
         if committed:
             self._mark("published", round=number)
-        self._usage.note(Spent(1, 1000, 1.0))
+        self._usage.note(Usage(1, 1000, 1.0))
         self._mark("spent", rounds=number)
 
     def _offered(self, envelope: Envelope) -> None:
@@ -155,5 +155,5 @@ class DeviceStory:
 
 def spooled(state: Path) -> tuple[int, str] | None:
     """Round and digest of the update that waits."""
-    waiting = Spool(state / "spool").load()
+    waiting = UpdateSpool(state / "spool").load()
     return (waiting.key.round, waiting.manifest.digest) if waiting else None

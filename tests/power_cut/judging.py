@@ -12,14 +12,14 @@ from typing import Any
 
 import msgspec
 
-from coordinator.checkpoint import load_checkpoint
-from coordinator.preparation import Prepared, prepare
-from coordinator.registry import REGISTRY_FILE, Registry
-from coordinator.runs import run_directory
-from coordinator.settings import RunSettings
-from device_agent.model_store import DIRECTORY as MODELS
-from device_agent.usage import read_today
-from shared.errors import FedpatchError
+from fedpatch.coordinator.runtime.prepare import Prepared, prepare
+from fedpatch.coordinator.runtime.runs import run_directory
+from fedpatch.coordinator.settings import RunSettings
+from fedpatch.coordinator.storage.checkpoint import load_checkpoint
+from fedpatch.coordinator.storage.registry import REGISTRY_FILE, Registry
+from fedpatch.device_agent.models.store import DIRECTORY as MODELS
+from fedpatch.device_agent.policy.usage_file import read_today
+from fedpatch.shared.errors import FedpatchError
 from tests.device_agent.models import present
 from tests.power_cut.devices import kept, spooled
 from tests.power_cut.disk import Image, Record, Said

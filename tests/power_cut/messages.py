@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from shared.codec import decode
-from shared.errors import FedpatchError
-from shared.messages import Committed, Envelope, Offer, WorkRequest
+from fedpatch.shared.errors import FedpatchError
+from fedpatch.shared.wire.codec import decode
+from fedpatch.shared.wire.messages import Committed, Envelope, Offer, WorkRequest
 from tests.power_cut.disk import Record, Said
 
 _PUBLISH = 3

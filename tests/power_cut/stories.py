@@ -13,13 +13,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from coordinator.checkpoint import load_checkpoint
-from coordinator.preparation import Prepared, prepare
-from coordinator.registry import REGISTRY_FILE, Registry
-from coordinator.runs import run_directory
-from coordinator.settings import RunSettings
-from shared.messages import Committed, Envelope, Offer, WorkRequest
-from shared.tensors import values_digest
+from fedpatch.coordinator.runtime.prepare import Prepared, prepare
+from fedpatch.coordinator.runtime.runs import run_directory
+from fedpatch.coordinator.settings import RunSettings
+from fedpatch.coordinator.storage.checkpoint import load_checkpoint
+from fedpatch.coordinator.storage.registry import REGISTRY_FILE, Registry
+from fedpatch.shared.tensors.arrays import values_digest
+from fedpatch.shared.wire.messages import Committed, Envelope, Offer, WorkRequest
 from tests.coordinator.performers import Bench
 
 Mark = Callable[..., None]

@@ -13,21 +13,21 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.checkpoint import load_update
-from coordinator.preparation import prepare
-from coordinator.recovery import reconcile
-from coordinator.registry import REGISTRY_FILE, Registry
-from coordinator.runs import run_directory
-from coordinator.settings import RunSettings
-from device_agent.model_store import DIRECTORY as MODELS
-from device_agent.model_store import ModelStore
-from device_agent.patch_store import SUFFIX, _header
-from device_agent.spool import Spool
-from tests.brokers import Mosquitto
+from fedpatch.coordinator.runtime.prepare import prepare
+from fedpatch.coordinator.runtime.resume import reconcile
+from fedpatch.coordinator.runtime.runs import run_directory
+from fedpatch.coordinator.settings import RunSettings
+from fedpatch.coordinator.storage.checkpoint import load_update
+from fedpatch.coordinator.storage.registry import REGISTRY_FILE, Registry
+from fedpatch.device_agent.models.store import DIRECTORY as MODELS
+from fedpatch.device_agent.models.store import ModelStore
+from fedpatch.device_agent.state.patch_store import SUFFIX, _header
+from fedpatch.device_agent.state.update_spool import UpdateSpool
 from tests.power_cut.disk import Image, Record, Sync
 from tests.power_cut.judging import Mark, Marks, by_round, problems, said_in
 from tests.power_cut.messages import with_marks
 from tests.power_cut.tracing import read_calls, traced, wait_written
+from tests.support.brokers import Mosquitto
 from tests.system.commands import Command
 from tests.system.fleet import AgentProcess, Fleet
 
@@ -118,7 +118,7 @@ def _device_keeps(device: str, place: Path, said: Marks) -> Iterator[str]:
     state = place / device
     offers = {one["round"]: one["digest"] for one in said if one["what"] == "offered"}
     settled = {one["round"] for one in said if one["what"] == "settled"}
-    waiting = Spool(state / "spool").load() if offers else None
+    waiting = UpdateSpool(state / "spool").load() if offers else None
     for number, digest in offers.items():
         if number not in settled and (
             waiting is None or (waiting.key.round, waiting.manifest.digest) != (number, digest)

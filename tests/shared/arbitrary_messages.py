@@ -1,4 +1,4 @@
-"""Any message that fits the limits of shared.messages: the strategies follow from the field types themselves."""
+"""Any message that fits the limits of shared.wire.messages: the strategies follow from the field types themselves."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 from hypothesis import strategies as st
 from msgspec import Meta
 
-from shared.codec import BODY_TYPES
-from shared.messages import PROTOCOL_VERSION, Envelope
+from fedpatch.shared.wire.codec import BODY_TYPES
+from fedpatch.shared.wire.messages import PROTOCOL_VERSION, Envelope
 
 
 def of_type(hint: Any) -> st.SearchStrategy[Any]:

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from shared.tensors import DTYPES, TRAINABLE, Array, Role, Schema, Tensors, TensorSpec
+from fedpatch.shared.tensors.arrays import DTYPES, TRAINABLE, Array, Role, Schema, Tensors, TensorSpec
 
 FLOATS = ("float16", "float32", "float64")
 NAMES = st.text("ab01._", min_size=1, max_size=6)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shared import metrics
-from shared.task import DeviceData, Task
+from fedpatch.shared.tasks import metrics
+from fedpatch.shared.tasks.task import DeviceData, Task
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

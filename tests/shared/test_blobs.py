@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.blobs import PartialBlob, cut_from_file, file_digest
-from shared.errors import StateError
-from shared.transfer import cut, describe
+from fedpatch.device_agent.state.partial_blob import PartialBlob, cut_from_file, file_digest
+from fedpatch.shared.errors import StateError
+from fedpatch.shared.wire.transfer import cut, describe
 
 BLOB = random.Random(0).randbytes(2050)
 MANIFEST = describe(BLOB, chunk_bytes=100, encoding="fp32", raw_bytes=len(BLOB), schema="5c" * 32)

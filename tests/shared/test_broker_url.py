@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shared.broker_url import BrokerUrl, parse_broker_url
-from shared.errors import UsageError
+from fedpatch.shared.errors import UsageError
+from fedpatch.shared.mqtt.url import BrokerUrl, parse_broker_url
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.identity.authority import BROKER, DEVICE, Authority
-from shared.certificate import MAX_CERTIFICATES, MAX_PEM_BYTES, Holder, read_der, read_pem
+from fedpatch.coordinator.pki.authority import BROKER, DEVICE, Authority
+from fedpatch.shared.mqtt.certificate import MAX_CERTIFICATES, MAX_PEM_BYTES, CertificateOwner, read_der, read_pem
 
 NOW = 1_800_000_000
 
@@ -30,7 +30,7 @@ def pems(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, bytes, bytes]
 def test_who_it_is_for_and_when_it_is_good(pems: tuple[bytes, bytes, bytes]):
     """Fleet, part and name of ours; the dates as they were given."""
     ca, device, broker = (read_pem(one)[0] for one in pems)
-    assert device.holder == Holder("kitchen", "device", "pi-1")
+    assert device.holder == CertificateOwner("kitchen", "device", "pi-1")
     assert (device.subject, device.issuer, device.is_ca) == ("pi-1", "fedpatch CA of kitchen", False)
     assert (ca.subject, ca.is_ca, ca.holder) == ("fedpatch CA of kitchen", True, None)
     assert broker.holder is None

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from torch import nn
 
-from shared import metrics
-from shared.check_task import Question, examine_task
-from shared.checkup import Checkup, Finding
-from shared.task import Task
+from fedpatch.shared.diagnostics.checks import Checkup, Finding
+from fedpatch.shared.task_checks.check_task import Question, examine_task
+from fedpatch.shared.tasks import metrics
+from fedpatch.shared.tasks.task import Task
 from tests.shared.prepared_task import REFERENCE, TASK, build_model
 
 

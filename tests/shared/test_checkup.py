@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from shared.checkup import Checkup, Finding, conduct
+from fedpatch.shared.diagnostics.checks import Checkup, Finding, conduct
 
 
 def examine(checkup: Checkup) -> None:

@@ -9,9 +9,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from shared.config import cli_options
-from shared.errors import ConfigError
-from shared.settings import Settings, setting
+from fedpatch.shared.config.fields import Settings, setting
+from fedpatch.shared.config.load import cli_options
+from fedpatch.shared.errors import ConfigError
 
 WIDE = {"COLUMNS": "300", "TERM": "dumb"}
 

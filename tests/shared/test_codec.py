@@ -9,10 +9,27 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from shared.codec import BODY_TYPES, MAX_MESSAGE_BYTES, UnknownMessage, decode, encode, from_bytes, to_bytes
-from shared.errors import WireError
-from shared.messages import Ack, Cancel, Decline, DeviceState, Envelope, Manifest, TaskCapability, UpdateReport
-from shared.reasons import DeclineReason
+from fedpatch.shared.errors import WireError
+from fedpatch.shared.wire.codec import (
+    BODY_TYPES,
+    MAX_MESSAGE_BYTES,
+    UnknownMessage,
+    decode,
+    encode,
+    from_bytes,
+    to_bytes,
+)
+from fedpatch.shared.wire.messages import (
+    Ack,
+    Cancel,
+    Decline,
+    DeviceState,
+    Envelope,
+    Manifest,
+    TaskCapability,
+    UpdateReport,
+)
+from fedpatch.shared.wire.reasons import DeclineReason
 from tests.shared.arbitrary_messages import envelopes, of_message
 
 DIGEST = "ab" * 32

@@ -10,10 +10,10 @@ from typing import Annotated
 import pytest
 import typer
 
-from shared import __version__
-from shared.command import command, make_app, run_app
-from shared.errors import BrokerError, ConfigError, DataError, FedpatchError, UsageError
-from tests.programs import Ended, Program
+from fedpatch.shared import __version__
+from fedpatch.shared.app.command import command, make_app, run_app
+from fedpatch.shared.errors import BrokerError, ConfigError, DataError, FedpatchError, UsageError
+from tests.support.programs import Ended, Program
 
 log = logging.getLogger("fedpatch.lamp")
 

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from shared.compression import MAX_META_BYTES, Packed, pack, unpack
-from shared.errors import SchemaMismatch, UsageError
-from shared.messages import ENCODINGS
-from shared.tensors import MOMENTS, Schema, TensorSpec, UnexpectedTensors
+from fedpatch.shared.errors import SchemaMismatch, UsageError
+from fedpatch.shared.tensors.arrays import MOMENTS, Schema, TensorSpec, UnexpectedTensors
+from fedpatch.shared.tensors.packing import MAX_META_BYTES, Packed, pack, unpack
+from fedpatch.shared.wire.messages import ENCODINGS
 from tests.shared.arbitrary_tensors import LAYOUTS, awkward, same, schemas, tensors_of
 
 MODEL = Schema(

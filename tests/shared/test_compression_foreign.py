@@ -12,10 +12,10 @@ import zstandard
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from shared.compression import MAX_META_BYTES, pack, unpack
-from shared.errors import SchemaMismatch, WireError
-from shared.messages import ENCODINGS, is_delta
-from shared.tensors import MAX_TENSORS, Schema, TensorSpec, UnexpectedTensors
+from fedpatch.shared.errors import SchemaMismatch, WireError
+from fedpatch.shared.tensors.arrays import MAX_TENSORS, Schema, TensorSpec, UnexpectedTensors
+from fedpatch.shared.tensors.packing import MAX_META_BYTES, pack, unpack
+from fedpatch.shared.wire.messages import ENCODINGS, is_delta
 
 HALF = Schema((TensorSpec("w", (4,), "float32", "weight"),))
 MODEL = Schema((*HALF.specs, TensorSpec("n", (), "int64", "stats"), TensorSpec("mask", (3,), "bool", "buffer")))

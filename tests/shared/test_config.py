@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.config import load, load_with_origins, public_values, to_toml
-from shared.errors import ConfigError
-from shared.settings import NAME, Settings, setting
+from fedpatch.shared.config.fields import NAME, Settings, setting
+from fedpatch.shared.config.load import load, load_with_origins, public_values, to_toml
+from fedpatch.shared.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)

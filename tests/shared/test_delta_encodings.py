@@ -9,13 +9,13 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.compression import pack, unpack
-from shared.encodings import FEEDBACK, decode, encode, rule_of
-from shared.errors import SchemaMismatch, WireError
-from shared.feedback import pack_with_feedback, residual_name
-from shared.messages import ENCODINGS, is_delta
-from shared.quantise import greatest
-from shared.tensors import MOMENTS, Schema, TensorSpec, never_negative
+from fedpatch.shared.errors import SchemaMismatch, WireError
+from fedpatch.shared.tensors.arrays import MOMENTS, Schema, TensorSpec, never_negative
+from fedpatch.shared.tensors.encodings import FEEDBACK, decode, encode, rule_of
+from fedpatch.shared.tensors.error_feedback import pack_with_feedback, residual_name
+from fedpatch.shared.tensors.packing import pack, unpack
+from fedpatch.shared.tensors.quantise import greatest
+from fedpatch.shared.wire.messages import ENCODINGS, is_delta
 from tests.shared.arbitrary_tensors import LAYOUTS, awkward, same, schemas, tensors_of
 
 DELTAS = [encoding for encoding in ENCODINGS if is_delta(encoding)]

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from shared.errors import UsageError
-from shared.files import check_state_directory, mend_at, mend_of, remove_unfinished, write_atomic
-from tests.disks import small_disk
+from fedpatch.shared.app.files import check_state_directory, mend_at, mend_of, remove_unfinished, write_atomic
+from fedpatch.shared.errors import UsageError
+from tests.support.disks import small_disk
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -59,7 +59,7 @@ def test_a_disk_that_refuses_leaves_the_old_file_and_is_named(tmp_path):
     path = tmp_path / "file"
     write_atomic(path, b"old")
     program = (
-        "import resource, sys; from pathlib import Path; from shared.files import write_atomic\n"
+        "import resource, sys; from pathlib import Path; from fedpatch.shared.app.files import write_atomic\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
         "try: write_atomic(Path(sys.argv[1]), bytes(10_000))\n"
         "except OSError as error: assert error.filename == sys.argv[1] and error.strerror, error; sys.exit(7)\n"
@@ -80,7 +80,7 @@ def test_a_killed_writer_leaves_whole_bytes(tmp_path):
     """Killed at any moment, a writer leaves one version or the other; what was half written can be cleared away."""
     path = tmp_path / "file"
     program = (
-        "import sys; from pathlib import Path; from shared.files import write_atomic\n"
+        "import sys; from pathlib import Path; from fedpatch.shared.app.files import write_atomic\n"
         "while True:\n"
         "    for byte in b'ab': write_atomic(Path(sys.argv[1]), bytes([byte]) * 300_000); print(flush=True)\n"
     )

@@ -10,9 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from shared import host_checkup
-from shared.checkup import Checkup, Finding
-from shared.host_checkup import Space, check_clock, check_memory, check_state_dir, check_versions, resident_memory
+from fedpatch.shared.diagnostics import host
+from fedpatch.shared.diagnostics.checks import Checkup, Finding
+from fedpatch.shared.diagnostics.host import (
+    Space,
+    check_clock,
+    check_memory,
+    check_state_dir,
+    check_versions,
+    resident_memory,
+)
 
 SPACE = Space(2**20, 4 * 2**20, "a model")
 
@@ -161,7 +168,7 @@ def test_memory_of_a_process():
 
 def test_a_machine_without_torch(checkup, monkeypatch):
     """The mend names the part of fedpatch that brings it."""
-    monkeypatch.setattr(host_checkup, "_version", lambda name: "" if name == "torch" else "1.0")
+    monkeypatch.setattr(host, "_version", lambda name: "" if name == "torch" else "1.0")
     check_versions("agent", checkup)
     found = named(checkup, "versions")
     assert found.verdict == "fail" and found.mend == "pip install 'fedpatch[agent]'"
@@ -178,6 +185,6 @@ def test_a_machine_without_torch(checkup, monkeypatch):
 )
 def test_a_torch_that_ends_a_raspberry_pi_with_sigill(checkup, monkeypatch, machine, version, verdict):
     """From 2.10 on, on that processor only."""
-    monkeypatch.setattr(host_checkup, "_version", lambda name: version)
+    monkeypatch.setattr(host, "_version", lambda name: version)
     check_versions("agent", checkup, machine)
     assert named(checkup, "versions").verdict == verdict

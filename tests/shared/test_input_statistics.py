@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from shared.input_statistics import differences, statistics_of
-from shared.model_metadata import MAX_FEATURES, InputStatistics
+from fedpatch.shared.tasks.input_statistics import differences, statistics_of
+from fedpatch.shared.tasks.model_metadata import MAX_FEATURES, InputStatistics
 from tests.shared.prepared_task import prepare, rows
 
 RNG = np.random.default_rng(3)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-import coordinator.cli
-import device_agent.cli
-from coordinator.demo_settings import DemoSettings
-from coordinator.settings import RunSettings
-from device_agent.settings import AgentSettings
-from shared.broker_settings import BrokerSettings, exposure
-from shared.broker_url import parse_broker_url
-from shared.config import load
-from shared.errors import ConfigError
-from tests.programs import Program
+import fedpatch.cli
+import fedpatch.device_agent.cli.main
+from fedpatch.coordinator.demo.settings import DemoSettings
+from fedpatch.coordinator.settings import RunSettings
+from fedpatch.device_agent.settings import AgentSettings
+from fedpatch.shared.config.load import load
+from fedpatch.shared.errors import ConfigError
+from fedpatch.shared.mqtt.broker_settings import BrokerSettings, exposure
+from fedpatch.shared.mqtt.url import parse_broker_url
+from tests.support.programs import Program
 
 SIDES = [(RunSettings, {}), (AgentSettings, {"data": "shard:0/2"}), (BrokerSettings, {})]
 EXPOSED, LOCAL, SECURED = "mqtt://10.1.2.3", "mqtt://localhost:1883", "mqtts://broker.lan"
@@ -52,11 +52,11 @@ def test_what_is_told_at_a_start_names_the_broker_and_the_danger():
 
 RUN = ("run", "--broker", EXPOSED)
 COMMANDS = [
-    (coordinator.cli.main, RUN),
-    (coordinator.cli.main, ("doctor", "--broker", EXPOSED)),
-    (coordinator.cli.main, ("watch", "--broker", EXPOSED, "--fleet", "home")),
-    (device_agent.cli.main, (*RUN, "--data", "shard:0/2")),
-    (device_agent.cli.main, ("doctor", "--broker", EXPOSED, "--data", "shard:0/2")),
+    (fedpatch.cli.main, RUN),
+    (fedpatch.cli.main, ("doctor", "--broker", EXPOSED)),
+    (fedpatch.cli.main, ("watch", "--broker", EXPOSED, "--fleet", "home")),
+    (fedpatch.device_agent.cli.main.main, (*RUN, "--data", "shard:0/2")),
+    (fedpatch.device_agent.cli.main.main, ("doctor", "--broker", EXPOSED, "--data", "shard:0/2")),
 ]
 
 

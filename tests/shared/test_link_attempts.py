@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 
-from shared.broker_url import parse_broker_url
-from shared.link_attempts import Attempt, Attempts
-from shared.link_desk import Desk
+from fedpatch.shared.mqtt.reconnect import ConnectionAttempt, Reconnector
+from fedpatch.shared.mqtt.session import Session
+from fedpatch.shared.mqtt.url import parse_broker_url
 
 SHORTEST_S, LONGEST_S = 1.0, 60.0
 
@@ -30,15 +30,15 @@ class Pauses(threading.Event):
 
 def pauses(count: int, patient_from: int) -> list[float]:
     """Of connections that break at once, of a link that is told to be patient in its so-manieth attempt."""
-    desk = Desk(parse_broker_url("mqtt://broker.local"), 10)
+    desk = Session(parse_broker_url("mqtt://broker.local"), 10)
     desk.stopping = waited = Pauses(count)
-    made: list[Attempt] = []
+    made: list[ConnectionAttempt] = []
 
-    def make(attempt: Attempt) -> None:
+    def make(attempt: ConnectionAttempt) -> None:
         made.append(attempt)
         attempts.patient = len(made) >= patient_from
 
-    attempts = Attempts(desk, (SHORTEST_S, LONGEST_S), make, lambda event: None)
+    attempts = Reconnector(desk, (SHORTEST_S, LONGEST_S), make, lambda event: None)
     attempts.run()
     return waited.seconds
 

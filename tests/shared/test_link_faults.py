@@ -9,8 +9,8 @@ import pytest
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.reasoncodes import ReasonCode
 
-from shared.broker_url import BrokerUrl, parse_broker_url
-from shared.link_faults import lost, refused, unreachable
+from fedpatch.shared.mqtt.connection_errors import lost, refused, unreachable
+from fedpatch.shared.mqtt.url import BrokerUrl, parse_broker_url
 
 BROKER = BrokerUrl("broker.lan", 1883, False)
 

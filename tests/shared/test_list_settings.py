@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from shared.config import cli_options, load, public_values, to_toml
-from shared.errors import ConfigError
-from shared.settings import NAME, Settings, setting, settings_of
+from fedpatch.shared.config.fields import NAME, Settings, setting, settings_of
+from fedpatch.shared.config.load import cli_options, load, public_values, to_toml
+from fedpatch.shared.errors import ConfigError
 from tests.docs.settings_page import reference
 
 

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from shared.errors import UsageError
-from shared.locks import FileLock, SharedLock, is_held
+from fedpatch.shared.app.locks import FileLock, SharedLock, is_held
+from fedpatch.shared.errors import UsageError
 
 HELD = "somebody is at work here; go elsewhere"
 HOLDER = """
 import pathlib, sys
-from shared.locks import FileLock
+from fedpatch.shared.app.locks import FileLock
 lock = FileLock(pathlib.Path(sys.argv[1]), "held")
 print(1, flush=True)
 sys.stdin.read()
@@ -73,7 +73,7 @@ def test_a_holder_that_is_killed_leaves_no_lock_behind(path: Path):
 
 def test_somebody_who_only_asks_is_waited_for(path: Path, monkeypatch: pytest.MonkeyPatch):
     """A shared lock that is held for an instant refuses nobody; on a busy machine an instant may be long."""
-    monkeypatch.setattr("shared.locks._PAUSES_S", (0.05,) * 1000)
+    monkeypatch.setattr("fedpatch.shared.app.locks._PAUSES_S", (0.05,) * 1000)
     path.touch()
     fd = os.open(path, os.O_RDONLY)
     fcntl.flock(fd, fcntl.LOCK_SH)

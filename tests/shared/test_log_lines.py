@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.log_lines import LineFormatter, LogFormat, fields, stderr_is_journal
+from fedpatch.shared.app.logging import LineFormatter, LogFormat, fields, stderr_is_journal
 
 TEXT, LOGFMT = LogFormat
 
@@ -107,8 +107,8 @@ def test_stderr_is_the_journal_only_where_systemd_said_so_of_this_very_stream():
 
 PROGRAM = """
 import logging
-from shared.command import command, make_app, run_app
-from shared.errors import DataError
+from fedpatch.shared.app.command import command, make_app, run_app
+from fedpatch.shared.errors import DataError
 app = make_app("lamp", "A lamp.")
 @command(app, "on", example="lamp on")
 def on() -> None:

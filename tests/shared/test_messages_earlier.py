@@ -12,7 +12,7 @@ from typing import Any
 import msgpack
 import pytest
 
-from shared.codec import decode, encode
+from fedpatch.shared.wire.codec import decode, encode
 from tests.shared.test_messages_golden import GOLDEN, envelope
 
 

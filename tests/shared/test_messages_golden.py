@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from shared.codec import BODY_TYPES, decode, encode
-from shared.messages import (
+from fedpatch.shared.wire.codec import BODY_TYPES, decode, encode
+from fedpatch.shared.wire.messages import (
     Accept,
     Ack,
     Body,
@@ -36,10 +36,10 @@ from shared.messages import (
     TrainPlan,
     WorkRequest,
 )
-from shared.reasons import Condition, DeclineReason, FailReason, JobPhase, LinkKind, RefuseReason
-from shared.run_status import DeviceStatus, ReasonCount, RoundStatus, RunStatus, StateCount
-from shared.transfer import Chunk, decode_chunk, encode_chunk
-from shared.vitals import LastRound, Vitals
+from fedpatch.shared.wire.reasons import Condition, DeclineReason, FailReason, JobPhase, LinkKind, RefuseReason
+from fedpatch.shared.wire.run_status import DeviceStatus, ReasonCount, RoundStatus, RunStatus, StateCount
+from fedpatch.shared.wire.transfer import Chunk, decode_chunk, encode_chunk
+from fedpatch.shared.wire.vitals import LastRound, Vitals
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 

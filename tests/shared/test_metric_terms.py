@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.errors import UsageError
-from shared.field_types import MAX_MEASURE
-from shared.metric_terms import MetricTerms, metric_terms
+from fedpatch.shared.errors import UsageError
+from fedpatch.shared.tasks.metric_spec import MetricTerms, metric_terms
+from fedpatch.shared.wire.field_types import MAX_MEASURE
 
 MAE = metric_terms("MAE", "min", None)
 FINITE = st.floats(-1e9, 1e9)

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared import metrics
-from shared.errors import DataError
-from shared.tasks import classification
+from fedpatch.shared.errors import DataError
+from fedpatch.shared.tasks import metrics
+from fedpatch.shared.tasks.bundled import classification
 
 CASES = st.integers(0, 2**32 - 1).map(np.random.default_rng)
 

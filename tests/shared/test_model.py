@@ -9,10 +9,16 @@ import pytest
 import torch
 from torch import nn
 
-from shared.errors import SchemaMismatch, UsageError
-from shared.model import initial_tensors, load_tensors, require_whole_ties, schema_of, to_tensors
-from shared.task import DeviceData, Task
-from shared.tensors import TensorSpec
+from fedpatch.shared.errors import SchemaMismatch, UsageError
+from fedpatch.shared.tasks.task import DeviceData, Task
+from fedpatch.shared.tasks.torch_model import (
+    initial_tensors,
+    load_tensors,
+    require_whole_ties,
+    schema_of,
+    to_tensors,
+)
+from fedpatch.shared.tensors.arrays import TensorSpec
 from tests.shared.arbitrary_tensors import bits
 
 STATISTICS = {"running_mean", "running_var", "num_batches_tracked"}

@@ -1,4 +1,4 @@
-"""shared.model_metadata: what stands beside an exported model, read back."""
+"""fedpatch.shared.tasks.model_metadata: what stands beside an exported model, read back."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from shared.errors import StateError
-from shared.model_metadata import FORMAT, from_json, to_json
+from fedpatch.shared.errors import StateError
+from fedpatch.shared.tasks.model_metadata import FORMAT, from_json, to_json
 from tests.device_agent.models import describe
 
 

@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shared.errors import DataError, ExportRefused, StateError
-from shared.model import initial_tensors, load_tensors, schema_of, to_tensors
-from shared.model_metadata import OPSET
-from shared.onnx_export import export_onnx, torch_outputs
-from shared.onnx_model import BATCH, TOLERANCE, OnnxModel, require_parity
-from shared.patches import merge, parse_policy
-from shared.task import Task
-from shared.tasks import cifar10, digits, mnist
+from fedpatch.shared.errors import DataError, ExportRefused, StateError
+from fedpatch.shared.onnx.export import export_onnx, torch_outputs
+from fedpatch.shared.onnx.runtime import BATCH, TOLERANCE, OnnxModel, require_parity
+from fedpatch.shared.tasks.bundled import cifar10, digits, mnist
+from fedpatch.shared.tasks.model_metadata import OPSET
+from fedpatch.shared.tasks.task import Task
+from fedpatch.shared.tasks.torch_model import initial_tensors, load_tensors, schema_of, to_tensors
+from fedpatch.shared.tensors.patches import merge, parse_policy
 
 TASKS = {task.name: task for task in (digits.TASK, mnist.TASK, cifar10.TASK)}
 POLICIES = ("none", "stats", "affine", "all")

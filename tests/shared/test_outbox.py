@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.errors import IllegalTransition
-from shared.outbox import MAX_ATTEMPTS, MAX_IN_FLIGHT, MAX_IN_FLIGHT_BYTES, Outbox, Outgoing
+from fedpatch.shared.errors import IllegalTransition
+from fedpatch.shared.mqtt.outbox import MAX_ATTEMPTS, MAX_IN_FLIGHT, MAX_IN_FLIGHT_BYTES, Outbox, QueuedMessage
 
 
-def message(number: int, size: int = 1) -> Outgoing:
+def message(number: int, size: int = 1) -> QueuedMessage:
     """A message whose topic ends in its number."""
-    return Outgoing(f"t/{number}", bytes(size))
+    return QueuedMessage(f"t/{number}", bytes(size))
 
 
 def send_all(outbox: Outbox, window: int = MAX_IN_FLIGHT) -> list[str]:

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.identity.expiry import as_number, of_files, of_others
-from coordinator.identity.index import Entry
-from coordinator.identity.revocations import Revocations
-from coordinator.identity.standing import check_authority
-from coordinator.settings import RunSettings
-from device_agent.settings import AgentSettings
-from shared.checkup import Finding
-from shared.own_certificate import check_own_certificate
-from tests.checkups import quiet_checkup
-from tests.identities import DAY_S, Certified
+from fedpatch.coordinator.guard.revocations import Revocations
+from fedpatch.coordinator.observability.metrics_endpoint import as_number, of_files, of_others
+from fedpatch.coordinator.pki.index import Entry
+from fedpatch.coordinator.pki.status import check_authority
+from fedpatch.coordinator.settings import RunSettings
+from fedpatch.device_agent.settings import AgentSettings
+from fedpatch.shared.diagnostics.checks import Finding
+from fedpatch.shared.diagnostics.own_certificate import check_own_certificate
+from tests.support.checkups import quiet_checkup
+from tests.support.identities import DAY_S, Certified
 
 
 @pytest.fixture

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.settings import RunSettings
-from device_agent.settings import AgentSettings
-from shared.config import load, public_values, to_toml
-from shared.errors import ConfigError, UsageError
-from shared.password_file import MAX_BYTES, password_of, read_password
+from fedpatch.coordinator.settings import RunSettings
+from fedpatch.device_agent.settings import AgentSettings
+from fedpatch.shared.config.load import load, public_values, to_toml
+from fedpatch.shared.errors import ConfigError, UsageError
+from fedpatch.shared.mqtt.broker_settings import MAX_BYTES, password_of, read_password
 
 SECRET = "correct horse — battery"
 NEEDED = {RunSettings: {}, AgentSettings: {"data": "shard:0/2"}}

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from shared.errors import SchemaMismatch, UsageError
-from shared.patches import PatchPolicy, merge, parse_policy, split
-from shared.tensors import MOMENTS, Schema, TensorSpec, UnexpectedTensors, base_name
+from fedpatch.shared.errors import SchemaMismatch, UsageError
+from fedpatch.shared.tensors.arrays import MOMENTS, Schema, TensorSpec, UnexpectedTensors, base_name
+from fedpatch.shared.tensors.patches import PatchPolicy, merge, parse_policy, split
 from tests.shared.arbitrary_tensors import same, schemas, tensors_of
 
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.errors import DataError, UsageError
-from shared.model_metadata import PROBE_VALUES, Preparation
-from shared.prepare import preparation_of, prepared, probe_inputs, require_same_prepare
+from fedpatch.shared.errors import DataError, UsageError
+from fedpatch.shared.tasks.model_metadata import PROBE_VALUES, Preparation
+from fedpatch.shared.tasks.prepare import preparation_of, prepared, probe_inputs, require_same_prepare
 from tests.shared.prepared_task import MEAN, SCALE, TASK
 
 RAW = np.array([[20.0, 1000.0, 300.0], [25.0, np.nan, 500.0]], np.float32)

@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from shared.quantise import (
+from fedpatch.shared.tensors.quantise import (
     _OCTAVE,
     INT4_TOP,
     INT8_TOP,

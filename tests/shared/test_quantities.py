@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shared.quantities import accuracy, age, counted, duration, minute, size
+from fedpatch.shared.app.formatting import accuracy, age, counted, duration, minute, size
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""shared.sealed: what was sealed comes back, and nothing else does."""
+"""fedpatch.shared.app.checksummed_file: what was sealed comes back, and nothing else does."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.errors import StateError
-from shared.sealed import content_start, read_header, seal, unseal
+from fedpatch.shared.app.checksummed_file import content_start, read_header, seal, unseal
+from fedpatch.shared.errors import StateError
 
 LINE, PATH, FIELDS = b"fedpatch thing 1\n", Path("thing.fp"), {"name": str, "round": int}
 

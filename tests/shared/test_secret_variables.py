@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shared.secret_variables import drop_secrets, pop_password
+from fedpatch.shared.config.secrets import drop_secrets, pop_password
 
 
 def test_no_child_inherits_a_password():

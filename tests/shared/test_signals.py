@@ -15,7 +15,14 @@ from typing import Any
 
 import pytest
 
-from shared.signals import exit_code_of, ignore_signals, interruptible, signals_told, stoppable, uninterrupted
+from fedpatch.shared.app.signals import (
+    exit_code_of,
+    ignore_signals,
+    interruptible,
+    signals_told,
+    stoppable,
+    uninterrupted,
+)
 
 
 def handlers() -> list[object]:

@@ -8,7 +8,7 @@ from collections import deque
 
 import pytest
 
-from shared.socket_loop import SocketLoop
+from fedpatch.shared.mqtt.socket_loop import SocketLoop
 
 PATIENCE_S = 60.0
 
@@ -45,7 +45,7 @@ class Client:
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch) -> None:
     """The loop's own pace would make up for a wake that is lost."""
-    monkeypatch.setattr("shared.socket_loop.TICK_S", 10 * PATIENCE_S)
+    monkeypatch.setattr("fedpatch.shared.mqtt.socket_loop.TICK_S", 10 * PATIENCE_S)
 
 
 def test_what_is_put_down_before_a_wake_is_taken_up():

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.errors import DataError, UsageError
-from shared.splits import (
+from fedpatch.shared.errors import DataError, UsageError
+from fedpatch.shared.tasks.splits import (
     block_split,
     equal_shards,
     group_shards,

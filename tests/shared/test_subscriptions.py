@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from shared.subscriptions import Subscriptions, Wish
+from fedpatch.shared.mqtt.outbox import SubscriptionChange, Subscriptions
 
 
-def wishes(subscriptions: Subscriptions) -> list[Wish]:
+def wishes(subscriptions: Subscriptions) -> list[SubscriptionChange]:
     """All that the broker is to be told."""
     found = []
     while wish := subscriptions.next():
@@ -21,7 +21,7 @@ def test_wishes_are_told_in_their_order():
     for _ in range(2):
         subscriptions.add(("a",))
         subscriptions.remove(("a",))
-    assert wishes(subscriptions) == [Wish(True, ("a",)), Wish(False, ("a",))] * 2
+    assert wishes(subscriptions) == [SubscriptionChange(True, ("a",)), SubscriptionChange(False, ("a",))] * 2
 
 
 def test_a_new_connection_hears_everything_that_is_wanted_now():
@@ -31,7 +31,7 @@ def test_a_new_connection_hears_everything_that_is_wanted_now():
     wishes(subscriptions)
     subscriptions.add(("c",))
     subscriptions.connected()
-    assert wishes(subscriptions) == [Wish(True, ("a", "b", "c"))]
+    assert wishes(subscriptions) == [SubscriptionChange(True, ("a", "b", "c"))]
 
 
 def test_a_new_connection_hears_what_was_given_up_while_away():
@@ -42,7 +42,7 @@ def test_a_new_connection_hears_what_was_given_up_while_away():
     subscriptions.remove(("a", "b"))
     subscriptions.add(("b",))
     subscriptions.connected()
-    assert wishes(subscriptions) == [Wish(False, ("a",)), Wish(True, ("c", "b"))]
+    assert wishes(subscriptions) == [SubscriptionChange(False, ("a",)), SubscriptionChange(True, ("c", "b"))]
 
 
 @pytest.mark.parametrize(

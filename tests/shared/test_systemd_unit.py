@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-import coordinator.cli
-import device_agent.cli
-from shared.errors import UsageError
-from shared.systemd_unit import AGENT, COORDINATOR, Unit, this_installation
-from tests.programs import Program
+import fedpatch.cli
+import fedpatch.device_agent.cli.main
+from fedpatch.shared.app.systemd_unit import AGENT, COORDINATOR, Unit, this_installation
+from fedpatch.shared.errors import UsageError
+from tests.support.programs import Program
 
 # As installed in /opt; the programs that it names must exist for systemd to be content.
 PLAIN = Unit(
@@ -35,8 +35,8 @@ UNITS = {
     "coordinator in a home": replace(IN_A_HOME, service=COORDINATOR),
 }
 COMMANDS = [
-    (AGENT, device_agent.cli.main, "run --config /etc/fedpatch/agent.toml"),
-    (COORDINATOR, coordinator.cli.main, "run --unless-done --config /etc/fedpatch/coordinator.toml"),
+    (AGENT, fedpatch.device_agent.cli.main.main, "run --config /etc/fedpatch/agent.toml"),
+    (COORDINATOR, fedpatch.cli.main, "run --unless-done --config /etc/fedpatch/coordinator.toml"),
 ]
 
 

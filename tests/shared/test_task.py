@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shared.errors import DataError, UsageError
-from shared.signals import interruptible
-from shared.task import BrokenTask, DeviceData, Task, check_name, data_root, find_task, list_tasks
+from fedpatch.shared.app.signals import interruptible
+from fedpatch.shared.errors import DataError, UsageError
+from fedpatch.shared.tasks.task import BrokenTask, DeviceData, Task, check_name, data_root, find_task, list_tasks
 
 MODULE = """
-from shared.task import Task
+from fedpatch.shared.tasks.task import Task
 
 def _never(*_):
     raise AssertionError("finding a task must not run it")
@@ -146,7 +146,7 @@ def test_who_presses_ctrl_c_again_is_not_kept_waiting(workdir):
 @pytest.mark.parametrize(
     ("ref", "problem"),
     [
-        ("my_things:NUMBER", "'NUMBER' is of type int, not a shared.task.Task"),
+        ("my_things:NUMBER", "'NUMBER' is of type int, not a fedpatch.Task"),
         ("my_things:TSAK", r"has no attribute 'TSAK' \(tasks there: TASK\)"),
         ("my_things:TASK.twin", "has no attribute 'TASK.twin'"),
         ("nowhere:TASK", "module 'nowhere' cannot be imported: ModuleNotFoundError: No module named 'nowhere'"),
@@ -165,6 +165,13 @@ def test_a_reference_that_leads_nowhere_says_why(workdir, ref, problem):
     with pytest.raises(UsageError, match=problem) as caught:
         find_task(ref)
     assert repr(ref) in str(caught.value)
+
+
+def test_a_task_with_imports_of_version_0_1_is_told_the_line_to_change(workdir):
+    """The packages that tasks imported from have become parts of fedpatch."""
+    (workdir / "my_old.py").write_text("from shared.task import DeviceData, Task\n")
+    with pytest.raises(UsageError, match="from fedpatch import DeviceData, Task"):
+        find_task("my_old:TASK")
 
 
 def test_installed_task_is_found_by_its_name(install):
@@ -274,8 +281,8 @@ def test_data_folder_is_chosen_by_the_environment(monkeypatch):
         assert data_root() == Path.home() / ".cache/fedpatch/data"
 
 
-@pytest.mark.parametrize("module", ["task", "tasks.digits", "tasks.mnist", "tasks.cifar10"])
+@pytest.mark.parametrize("module", ["task", "bundled.digits", "bundled.mnist", "bundled.cifar10"])
 def test_finding_a_task_loads_no_torch(module):
     """Whoever only needs a task's name or learning rates does not wait for torch."""
-    program = f"import sys, shared.{module}; print('torch' in sys.modules)"
+    program = f"import sys, fedpatch.shared.tasks.{module}; print('torch' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", program], text=True) == "False\n"

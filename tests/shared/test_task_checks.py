@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from shared.errors import DataError
-from shared.task import DeviceData, Task
-from shared.task_checks import checked, fit, load_checked
+from fedpatch.shared.errors import DataError
+from fedpatch.shared.task_checks.data import checked, fit, load_checked
+from fedpatch.shared.tasks.task import DeviceData, Task
 from tests.shared.prepared_task import MEAN, SCALE, TASK
 
 HOLDER = "device pi-7"

@@ -13,11 +13,16 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from shared.errors import DataError, UsageError
-from shared.task import DeviceData
-from shared.task_checks import load_checked
-from shared.task_trial import begins_with_batch_norm, require_repeatable, require_trainable, same_values_for_a_seed
-from shared.tasks import digits
+from fedpatch.shared.errors import DataError, UsageError
+from fedpatch.shared.task_checks.data import load_checked
+from fedpatch.shared.task_checks.trial import (
+    begins_with_batch_norm,
+    require_repeatable,
+    require_trainable,
+    same_values_for_a_seed,
+)
+from fedpatch.shared.tasks.bundled import digits
+from fedpatch.shared.tasks.task import DeviceData
 from tests.shared.prepared_task import TASK, build_model
 
 DATA = load_checked(TASK, "good", Path(), "device pi-7").data

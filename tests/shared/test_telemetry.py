@@ -12,8 +12,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 OF_A_TASK = "import onnxruntime\nTASK = None\n"
 PROGRAMS = {
-    "a personal model": "from shared.onnx_model import OnnxModel\nOnnxModel(b'', 'nothing')",
-    "a task's own import": "from shared.task import find_task\nfind_task('reporting_task:TASK')",
+    "a personal model": "from fedpatch.shared.onnx.runtime import OnnxModel\nOnnxModel(b'', 'nothing')",
+    "a task's own import": "from fedpatch.shared.tasks.task import find_task\nfind_task('reporting_task:TASK')",
 }
 
 
@@ -28,7 +28,7 @@ def test_onnxruntime_leaves_no_id_of_the_machine(tmp_path, program):
     environment = {name: value for name, value in os.environ.items() if name not in told}
     ending = "\nexcept FedpatchError: pass\nassert 'onnxruntime' in sys.modules"
     lines = program.replace("\n", "\n    ")
-    code = f"import sys\nfrom shared.errors import FedpatchError\ntry:\n    {lines}{ending}"
+    code = f"import sys\nfrom fedpatch.shared.errors import FedpatchError\ntry:\n    {lines}{ending}"
     subprocess.run(
         [sys.executable, "-c", code],
         env={**environment, "HOME": str(home), "PYTHONPATH": str(ROOT)},

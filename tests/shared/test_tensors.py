@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.errors import SchemaMismatch, UpdateRefused, WireError
-from shared.tensors import (
+from fedpatch.shared.errors import SchemaMismatch, UpdateRefused, WireError
+from fedpatch.shared.tensors.arrays import (
     MAX_TENSORS,
     MOMENTS,
     TRAINABLE,

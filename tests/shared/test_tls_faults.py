@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from shared.broker_url import parse_broker_url
-from shared.errors import DataError
-from shared.tls_faults import Distrust, distrusted, fault_of, refused_by_broker
-from shared.tls_files import TlsFiles
-from tests.brokers import free_port
-from tests.identities import DAY_S, Certified
+from fedpatch.shared.errors import DataError
+from fedpatch.shared.mqtt.tls_context import TlsFiles
+from fedpatch.shared.mqtt.tls_errors import TrustError, distrusted, fault_of, refused_by_broker
+from fedpatch.shared.mqtt.url import parse_broker_url
+from tests.support.brokers import free_port
+from tests.support.identities import DAY_S, Certified
 
 NOT_YET_VALID, EXPIRED, UNKNOWN_CA, REVOKED, PURPOSE, OTHER_NAME, SOMETHING = 9, 10, 19, 23, 26, 62, 99
 
@@ -72,7 +72,7 @@ def test_a_certificate_whose_time_has_not_come_is_waited_for(
     house: Certified, broker, monkeypatch, synchronised, words
 ):
     """Until when, nobody can say where the broker does not show it; a clock that no server set is told as such."""
-    monkeypatch.setattr("shared.tls_faults.is_synchronised", lambda: synchronised)
+    monkeypatch.setattr("fedpatch.shared.mqtt.tls_errors.is_synchronised", lambda: synchronised)
     found = distrusted(broker, house.files("pi-1"), _of_library(NOT_YET_VALID))
     assert f"the certificate of the broker {broker} is not yet valid; the clock here says" in found.problem
     assert found.problem.endswith(words) and "set the clock" in found.mend
@@ -126,7 +126,7 @@ def test_a_ca_of_ours_that_has_ended_is_to_blame_for_an_expired_certificate(tmp_
 def test_without_a_certificate_a_broker_that_asks_for_one_is_told(broker):
     """An alert about something else is not about trust."""
     found = refused_by_broker(broker, TlsFiles(), _alert("CERTIFICATE_REQUIRED"))
-    assert isinstance(found, Distrust) and "asks for a certificate, and we have none" in found.problem
+    assert isinstance(found, TrustError) and "asks for a certificate, and we have none" in found.problem
     assert refused_by_broker(broker, TlsFiles(), _alert("PROTOCOL_VERSION")) is None
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.toml_text import key_lines, toml_value, with_values
+from fedpatch.shared.config.toml_edit import key_lines, toml_value, with_values
 
 KEYS = st.sampled_from(["a", "b-c", "'d e'", '"f\\u0041"', '"#=["', "1", 'g . "h=]"', "[i]", "[[j]]", "[k.'l]#']"])
 VALUES = st.sampled_from(

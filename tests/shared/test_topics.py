@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared import topics
-from shared.errors import UsageError
-from shared.messages import MAX_CHUNKS
-from shared.topics import BY_KIND, TOPICS, ParsedTopic, parse_topic
+from fedpatch.shared.errors import UsageError
+from fedpatch.shared.wire import topics
+from fedpatch.shared.wire.messages import MAX_CHUNKS
+from fedpatch.shared.wire.topics import BY_KIND, TOPICS, ParsedTopic, parse_topic
 
 NAMES = st.from_regex(r"[a-z0-9][a-z0-9_-]{0,31}", fullmatch=True)
 DIGESTS = st.from_regex(r"[0-9a-f]{64}", fullmatch=True)

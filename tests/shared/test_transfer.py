@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.errors import BrokerError, UsageError, WireError
-from shared.messages import MAX_CHUNKS, Manifest
-from shared.transfer import (
+from fedpatch.shared.errors import BrokerError, UsageError, WireError
+from fedpatch.shared.wire.messages import MAX_CHUNKS, Manifest
+from fedpatch.shared.wire.transfer import (
     CHUNK_OVERHEAD_BYTES,
     MIN_CHUNK_BYTES,
     Bitmap,

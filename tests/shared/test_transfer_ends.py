@@ -6,10 +6,20 @@ from itertools import pairwise
 
 import pytest
 
-from coordinator.open_round import UPLOAD_IDLE_S
-from shared.errors import WireError
-from shared.messages import Ack, Grant, Need, Offer
-from shared.transfer import GRANTED_QUIET_S, MAX_QUIET_S, Bitmap, Chunk, Download, SendChunk, Upload, cut, describe
+from fedpatch.coordinator.rounds.active_round import UPLOAD_IDLE_S
+from fedpatch.shared.errors import WireError
+from fedpatch.shared.wire.messages import Ack, Grant, Need, Offer
+from fedpatch.shared.wire.transfer import (
+    GRANTED_QUIET_S,
+    MAX_QUIET_S,
+    Bitmap,
+    Chunk,
+    Download,
+    SendChunk,
+    Upload,
+    cut,
+    describe,
+)
 
 SCHEMA = "5c" * 32
 BLOB = bytes(range(250))

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from shared.errors import DataError, UsageError
-from shared.task import DeviceData, Task
-from shared.validation import MIN_VALIDATION_EXAMPLES, split_for, validation_mask, with_validation
+from fedpatch.shared.errors import DataError, UsageError
+from fedpatch.shared.tasks.task import DeviceData, Task
+from fedpatch.shared.tasks.validation import MIN_VALIDATION_EXAMPLES, split_for, validation_mask, with_validation
 from tests.device_agent.toy_tasks import TOY
 
 SHARES = st.floats(0.05, 0.5)

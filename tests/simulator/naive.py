@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from coordinator.selection import select
-from device_agent.batches import batch_indices, stream_seed
-from shared.model import initial_tensors, load_tensors
-from shared.task import Task
-from simulator.study import Study, client_id
+from fedpatch.coordinator.cohort.sampling import select
+from fedpatch.device_agent.training.batches import batch_indices, stream_seed
+from fedpatch.shared.tasks.task import Task
+from fedpatch.shared.tasks.torch_model import initial_tensors, load_tensors
+from fedpatch.simulator.spec.study import Study, client_id
 
 MU = 0.001  # pFedMe's authors' own setting
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from simulator.paper import Cell, study_of
-from simulator.results import Result, Sitting, result_of
-from simulator.study import Outcome, Point, Study
+from fedpatch.simulator.paper.experiments import Cell, study_of
+from fedpatch.simulator.paper.results import Attempt, Result, result_of
+from fedpatch.simulator.spec.study import Outcome, Point, Study
 
 STATE_FILE = "rounds"
 STARTED_AT = "2026-01-01T00:00:00+00:00"
@@ -24,7 +24,7 @@ def points_of(study: Study, needed: int | None) -> tuple[Point, ...]:
 def result(cell: Cell, seed: int, needed: int | None) -> Result:
     """That of a cell that took `needed` rounds."""
     study = study_of(cell, seed)
-    return result_of(cell, Outcome(study, points_of(study, needed), True), Sitting(), STARTED_AT)
+    return result_of(cell, Outcome(study, points_of(study, needed), True), Attempt(), STARTED_AT)
 
 
 class Player:

@@ -8,8 +8,8 @@ import numpy as np
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from shared import metrics
-from shared.task import DeviceData, Task
+from fedpatch.shared.tasks import metrics
+from fedpatch.shared.tasks.task import DeviceData, Task
 
 FEATURES = 3
 

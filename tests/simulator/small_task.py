@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from shared.task import DeviceData, Task
-from shared.tasks.classification import accuracy, cross_entropy
-from tests.tanh_model import tanh_model
+from fedpatch.shared.tasks.bundled.classification import accuracy, cross_entropy
+from fedpatch.shared.tasks.task import DeviceData, Task
+from tests.support.tanh_model import tanh_model
 
 FEATURES, HIDDEN, CLASSES, TEST = 10, 6, 3, 30
 

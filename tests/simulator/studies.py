@@ -15,24 +15,25 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from coordinator.folding import fold
-from coordinator.limits import Limits, parse_examples_cap, parse_norm_bound
-from coordinator.selection import select
-from coordinator.strategies import find_strategy
-from device_agent.batches import stream_seed
-from device_agent.training import LocalTrainer
-from shared.errors import DataError
-from shared.model import initial_tensors, schema_of
-from shared.patches import merge, parse_policy, split
-from shared.task import DeviceData, Task
-from shared.tasks.classification import accuracy, cross_entropy
-from shared.tensors import Array, Tensors
-from simulator.cohort import InProcess, Learner, make_learner
-from simulator.ground import Ground
-from simulator.population import Population, load_population
-from simulator.simulate import Simulation
-from simulator.study import Study, client_id
-from tests import oracle
+from fedpatch.coordinator.aggregation.aggregate import aggregate
+from fedpatch.coordinator.aggregation.limits import Limits, parse_examples_cap, parse_norm_bound
+from fedpatch.coordinator.aggregation.strategies import find_strategy
+from fedpatch.coordinator.cohort.sampling import select
+from fedpatch.device_agent.training.batches import stream_seed
+from fedpatch.device_agent.training.local_trainer import LocalTrainer
+from fedpatch.shared.errors import DataError
+from fedpatch.shared.tasks.bundled.classification import accuracy, cross_entropy
+from fedpatch.shared.tasks.task import DeviceData, Task
+from fedpatch.shared.tasks.torch_model import initial_tensors, schema_of
+from fedpatch.shared.tensors.arrays import Array, Tensors
+from fedpatch.shared.tensors.patches import merge, parse_policy, split
+from fedpatch.simulator.clients.population import Population, load_population
+from fedpatch.simulator.experiment.simulation import Simulation
+from fedpatch.simulator.learners.cohort import InProcess, make_learner
+from fedpatch.simulator.learners.context import LearnerContext
+from fedpatch.simulator.learners.protocols import Learner
+from fedpatch.simulator.spec.study import Study, client_id
+from tests.support import oracle
 
 FEATURES, CLASSES = 12, 3
 SIZES = (23, 40, 11, 8, 15, 6, 31)
@@ -139,7 +140,7 @@ def population_of(study: Study, task: Task) -> Population:
 
 
 def simulation_of(
-    study: Study, task: Task = UNEVEN, learner: Callable[[Task, Ground], Learner] = make_learner
+    study: Study, task: Task = UNEVEN, learner: Callable[[Task, LearnerContext], Learner] = make_learner
 ) -> Simulation:
     """A simulation in this process, before its first round."""
     return Simulation(study, task, population_of(study, task), lambda task, ground: InProcess(learner(task, ground)))
@@ -191,7 +192,7 @@ class Deployed:
             accuracies.append(result.user_accuracy_before)
             self.accuracies_after[client] = result.user_accuracy_after or 0.0
             losses.append(result.train_loss)
-        folded = fold(
+        folded = aggregate(
             list(updates),
             counted,
             updates.__getitem__,

@@ -7,13 +7,13 @@ from functools import partial
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.agenda import Agenda, Alarm
+from fedpatch.simulator.fleet.virtual_clock import Timer, VirtualClock
 
 
 @given(st.lists(st.sampled_from((0.0, 1.0, 2.5))))
 def test_things_are_done_in_the_order_of_their_time(delays):
     """What is due at the same moment keeps its order, and the clock never goes back."""
-    agenda = Agenda(10.0)
+    agenda = VirtualClock(10.0)
     done: list[tuple[float, int]] = []
     for number, delay_s in enumerate(delays):
         agenda.after(delay_s, partial(done.append, (10.0 + delay_s, number)))
@@ -27,8 +27,8 @@ def test_things_are_done_in_the_order_of_their_time(delays):
 @given(st.lists(st.one_of(st.none(), st.floats(0.0, 9.0)), min_size=1))
 def test_an_alarm_rings_by_the_earliest_deadline_it_was_set_for(deadlines):
     """Setting it for a later time changes nothing, for an earlier one it rings earlier, and once."""
-    agenda, rung = Agenda(0.0), []
-    alarm = Alarm(agenda, lambda: rung.append(agenda.now))
+    agenda, rung = VirtualClock(0.0), []
+    alarm = Timer(agenda, lambda: rung.append(agenda.now))
     for deadline in deadlines:
         alarm.set(deadline)
     while agenda.next_at() is not None:
@@ -38,13 +38,13 @@ def test_an_alarm_rings_by_the_earliest_deadline_it_was_set_for(deadlines):
 
 def test_an_alarm_can_be_set_again_when_it_rings():
     """So a state machine is woken at each of its deadlines."""
-    agenda, rung = Agenda(0.0), []
+    agenda, rung = VirtualClock(0.0), []
 
     def wake() -> None:
         rung.append(agenda.now)
         alarm.set(agenda.now + 2.0 if len(rung) < 3 else None)
 
-    alarm = Alarm(agenda, wake)
+    alarm = Timer(agenda, wake)
     alarm.set(1.0)
     while agenda.next_at() is not None:
         agenda.run_next()

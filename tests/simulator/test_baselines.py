@@ -14,24 +14,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from coordinator.strategies import FedAvg
-from shared.errors import UsageError
-from shared.model import schema_of
-from shared.task import Task
-from shared.tasks.classification import cross_entropy
-from simulator.baselines import MU, PerFedAvgSteps, PFedMeSteps, kept_between_rounds
-from simulator.client_steps import ClientSteps, SgdSteps
-from simulator.cohort import Cohort, InProcess, make_learner
-from simulator.features import used_features
-from simulator.ground import Ground
-from simulator.losses import loss_of
-from simulator.patches import Patches
-from simulator.population import Population, load_population
-from simulator.sequences import layers_of
-from simulator.simulate import Simulation, simulate
-from simulator.storage import WorkingModel
-from simulator.study import BASELINES, Study
-from simulator.workers import Workers
+from fedpatch.coordinator.aggregation.strategies import FedAvg
+from fedpatch.shared.errors import UsageError
+from fedpatch.shared.tasks.bundled.classification import cross_entropy
+from fedpatch.shared.tasks.task import Task
+from fedpatch.shared.tasks.torch_model import schema_of
+from fedpatch.simulator.clients.patches import Patches
+from fedpatch.simulator.clients.population import Population, load_population
+from fedpatch.simulator.experiment.simulation import Simulation, simulate
+from fedpatch.simulator.kernels.flat_model import WorkingModel
+from fedpatch.simulator.kernels.losses import loss_of
+from fedpatch.simulator.kernels.model_layers import layers_of
+from fedpatch.simulator.kernels.sparse_features import used_features
+from fedpatch.simulator.learners.baselines import MU, PerFedAvgSteps, PFedMeSteps, kept_between_rounds
+from fedpatch.simulator.learners.cohort import InProcess, make_learner
+from fedpatch.simulator.learners.context import LearnerContext
+from fedpatch.simulator.learners.optimizer_steps import ClientSteps, SgdSteps
+from fedpatch.simulator.learners.protocols import Cohort
+from fedpatch.simulator.learners.worker_pool import Workers
+from fedpatch.simulator.spec.study import BASELINES, Study
 from tests.simulator.naive import Naive
 from tests.simulator.small_task import BRANCHED, CLASSES, DENSE, FEATURES, REFERENCE, SPARSE, TASK, build_model
 
@@ -49,7 +50,7 @@ def _study(strategy: str, participation: float = 1.0, data: str = SPARSE) -> Stu
 
 
 def _simulation(
-    study: Study, make_cohort: Callable[[Task, Ground], Cohort] | None = None, task: Task = TASK
+    study: Study, make_cohort: Callable[[Task, LearnerContext], Cohort] | None = None, task: Task = TASK
 ) -> Simulation:
     population = load_population(task, study.data, study.clients, study.seed, NOWHERE)
     return Simulation(
@@ -169,7 +170,7 @@ def _after_a_round(kind: type[ClientSteps], study: Study, seed: int, batches: li
     working, schema = _working_model(seed), schema_of(build_model())
     patches = Patches(kept_between_rounds(study.strategy, schema), {}, 1)
     plan = FedAvg().plan(study.learning_rate, TASK.batch_size, 1, 0, 0)
-    steps = kind(Ground(study, _one_client(), None, patches, plan, schema), working)
+    steps = kind(LearnerContext(study, _one_client(), None, patches, plan, schema), working)
     with torch.no_grad():
         steps.run(iter(batches), loss_of(cross_entropy))
         steps.finish(0, len(batches) // kind.batches_per_step)

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from shared.errors import UsageError
-from shared.task import find_task
-from simulator.cohort import InProcess, make_learner
-from simulator.simulate import Simulation, simulate
-from simulator.study import Study
-from simulator.terms import make_study
+from fedpatch.shared.errors import UsageError
+from fedpatch.shared.tasks.task import find_task
+from fedpatch.simulator.experiment.options import make_study
+from fedpatch.simulator.experiment.simulation import Simulation, simulate
+from fedpatch.simulator.learners.cohort import InProcess, make_learner
+from fedpatch.simulator.spec.study import Study
 from tests.simulator.studies import STRATEGIES, UNEVEN, Deployed, assert_close, population_of, simulation_of, study_of
 
 TIGHT = "auto:0.8"

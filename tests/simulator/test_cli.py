@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shared.errors import DataError, FedpatchError
-from simulator.study import Outcome, Point, Study
-from tests.programs import Ended
+from fedpatch.shared.errors import DataError, FedpatchError
+from fedpatch.simulator.spec.study import Outcome, Point, Study
 from tests.shared.prepared_task import rows
+from tests.support.programs import Ended
 
 AS_WRITTEN = (
     "simulate --task mnist --clients 200 --participation 0.5 --strategy fedavg-adam --private affine "
@@ -31,7 +31,7 @@ SMALL = tuple(shlex.split("simulate --task digits --clients 4 --strategy fedavg 
 
 
 class Engine:
-    """Stands in for `simulator.simulate.simulate`: user accuracy rises by 0.1 each round, up to `best`.
+    """Stands in for `fedpatch.simulator.experiment.simulation.simulate`: user accuracy rises by 0.1 each round, up to `best`.
 
     As there, the first `known` points are those of an earlier sitting.
     """
@@ -64,9 +64,9 @@ class Engine:
 @pytest.fixture
 def engine(monkeypatch) -> Engine:
     """In the place of the real one."""
-    stand_in, module = Engine(), ModuleType("simulator.simulate")
+    stand_in, module = Engine(), ModuleType("fedpatch.simulator.experiment.simulation")
     module.__dict__["simulate"] = stand_in
-    monkeypatch.setitem(sys.modules, "simulator.simulate", module)
+    monkeypatch.setitem(sys.modules, "fedpatch.simulator.experiment.simulation", module)
     return stand_in
 
 
@@ -268,10 +268,10 @@ def test_an_error_in_the_task_s_own_code_is_a_sentence_too(fedpatch, engine):
 def test_the_commands_of_simulate_load_nothing_heavy():
     """Help comes at once."""
     program = (
-        "import sys, simulator.cli;"
+        "import sys, fedpatch.simulator.cli;"
         "print(*sorted({'matplotlib', 'numpy', 'paho', 'sklearn', 'torch'} & sys.modules.keys()))"
     )
-    result = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True)
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == ""
 
 
@@ -286,7 +286,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from shared.task import DeviceData
+from fedpatch.shared.tasks.task import DeviceData
 from tests.shared.prepared_task import PLAIN, rows
 
 

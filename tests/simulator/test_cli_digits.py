@@ -8,8 +8,8 @@ import signal
 
 import pytest
 
-from simulator.progress import Lines
-from simulator.study import Point
+from fedpatch.simulator.experiment.progress import ProgressLines
+from fedpatch.simulator.spec.study import Point
 
 
 @pytest.mark.slow
@@ -34,11 +34,11 @@ def test_an_interrupted_study_of_digits_goes_on_to_the_same_end(fedpatch, tmp_pa
     whole = json.loads(fedpatch(*argv).out)
     with monkeypatch.context() as patch:
 
-        def interrupt(_: Lines, point: Point) -> None:
+        def interrupt(_: ProgressLines, point: Point) -> None:
             if point.round == 2:
                 os.kill(os.getpid(), signal.SIGINT)
 
-        patch.setattr(Lines, "show", interrupt)
+        patch.setattr(ProgressLines, "show", interrupt)
         begun = fedpatch(*argv, "--out", tmp_path)
     assert (begun.code, json.loads(begun.out)["curve"]) == (130, whole["curve"][:3])
     gone_on = fedpatch(*argv, "--out", tmp_path)

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from shared.errors import DataError, UpdateRefused
-from simulator.cohort import CHUNKS, Member, chunks_of, make_learner
-from simulator.fused import FusedLearner
-from simulator.one_by_one import OneByOneLearner
-from tests import oracle
+from fedpatch.shared.errors import DataError, UpdateRefused
+from fedpatch.simulator.learners.cohort import CHUNKS, chunks_of, make_learner
+from fedpatch.simulator.learners.fused import FusedLearner
+from fedpatch.simulator.learners.protocols import CohortMember
+from fedpatch.simulator.learners.reference import OneByOneLearner
 from tests.simulator.studies import (
     BATCH,
     IMAGES,
@@ -30,6 +30,7 @@ from tests.simulator.studies import (
     simulation_of,
     study_of,
 )
+from tests.support import oracle
 
 
 @pytest.mark.parametrize("private", POLICIES)
@@ -122,7 +123,7 @@ def test_rounds_are_those_of_algorithm_1(strategy):
 def test_a_cohort_is_cut_into_the_same_chunks_whoever_trains_it():
     """The chunks are a few, in order, of almost one length, and hold each member once."""
     for count in (1, 2, 15, 16, 17, 200, 333):
-        members = [Member(client, 0, 1 / count) for client in range(count)]
+        members = [CohortMember(client, 0, 1 / count) for client in range(count)]
         chunks = chunks_of(members)
         assert [one for chunk in chunks for one in chunk] == members
         assert len(chunks) <= CHUNKS

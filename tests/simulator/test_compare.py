@@ -9,10 +9,10 @@ import pytest
 from torch import nn
 from typer.testing import CliRunner
 
-from shared.metric_terms import MetricTerms
-from shared.tasks.digits import TASK as DIGITS
-from simulator.cli import app
-from simulator.compare import ALONE, Arm, recommend, rows
+from fedpatch.shared.tasks.bundled.digits import TASK as DIGITS
+from fedpatch.shared.tasks.metric_spec import MetricTerms
+from fedpatch.simulator.cli import app
+from fedpatch.simulator.experiment.compare import ALONE, Arm, recommend, rows
 
 
 def arm(name, *values):

@@ -10,11 +10,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.strategies import FedAvg
-from device_agent.batches import batch_indices, stream_seed
-from simulator import draws
-from simulator.draws import Draws, Turn
-from simulator.study import client_id
+from fedpatch.coordinator.aggregation.strategies import FedAvg
+from fedpatch.device_agent.training.batches import batch_indices, stream_seed
+from fedpatch.simulator.clients import minibatches
+from fedpatch.simulator.clients.minibatches import MinibatchStream, Turn
+from fedpatch.simulator.spec.study import client_id
 
 SIZES = (23, 40, 3, 8)
 BATCH, SEED, EPOCHS = 5, 7, 2
@@ -36,8 +36,8 @@ def of_stream(turn: Turn, count: int) -> np.ndarray:
 def test_a_turn_gets_its_batches_whoever_was_expected(expected, asked, ahead, per_step):
     """In the order that was foretold or in any other, again or never: the batches are those of the stream."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(draws, "DRAWN_AHEAD", ahead)
-        ours = Draws(PLAN, SIZES, per_step)
+        patch.setattr(minibatches, "DRAWN_AHEAD", ahead)
+        ours = MinibatchStream(PLAN, SIZES, per_step)
         ours.expect(expected)
         for turn in (*expected, *asked):
             found = ours.of_turn(turn)
@@ -48,7 +48,7 @@ def test_a_turn_gets_its_batches_whoever_was_expected(expected, asked, ahead, pe
 @given(st.integers(0, len(SIZES) - 1), st.integers(0, 50), st.integers(1, 9))
 def test_any_number_of_batches_can_be_drawn(client, first_batch, count):
     """Also less than a round's."""
-    found = Draws(PLAN, SIZES, 1).batches(client, first_batch, count)
+    found = MinibatchStream(PLAN, SIZES, 1).batches(client, first_batch, count)
     assert np.array_equal(found.numpy(), of_stream((client, first_batch), count))
 
 
@@ -65,9 +65,9 @@ class CountedSizes:
 
 def test_no_more_is_held_than_a_few_kilobytes(monkeypatch):
     """Of long rounds fewer are drawn ahead; what was taken is no longer held, and drawn again if it is asked for again."""
-    monkeypatch.setattr(draws, "DRAWN_AHEAD", 2 * STEPS[0] * BATCH)
+    monkeypatch.setattr(minibatches, "DRAWN_AHEAD", 2 * STEPS[0] * BATCH)
     sizes = CountedSizes([])
-    ours = Draws(PLAN, sizes, 1)  # type: ignore[arg-type]
+    ours = MinibatchStream(PLAN, sizes, 1)  # type: ignore[arg-type]
     ours.expect([(0, 0), (1, 0), (2, 0), (3, 0)])
     ours.of_turn((0, 0))
     assert set(sizes.asked) == {0, 1, 2}

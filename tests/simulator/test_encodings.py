@@ -8,27 +8,26 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coordinator.aggregation import WeightedMean
-from coordinator.quantised_step import quantised_step, step_seed
-from coordinator.strategies import find_strategy
-from device_agent.batches import stream_seed, update_seed
-from device_agent.residuals import as_kept
-from device_agent.training import LocalTrainer
-from shared.compression import Packed, pack, unpack
-from shared.encodings import FEEDBACK
-from shared.errors import UsageError
-from shared.feedback import pack_with_feedback
-from shared.messages import ENCODINGS, is_delta
-from shared.model import initial_tensors, schema_of
-from shared.tensors import Array, Tensors
-from simulator import saved as states
-from simulator.cohort import encoded
-from simulator.downlink import Downlink
-from simulator.one_by_one import OneByOneLearner
-from simulator.simulate import simulate
-from simulator.study import Outcome, Point, Study, client_id
-from simulator.terms import make_study
-from simulator.uplink import report_of
+from fedpatch.coordinator.aggregation.model_delta import quantised_step, step_seed
+from fedpatch.coordinator.aggregation.strategies import find_strategy
+from fedpatch.coordinator.aggregation.weighted_mean import WeightedMean
+from fedpatch.device_agent.state.residual_store import as_kept
+from fedpatch.device_agent.training.batches import stream_seed, update_seed
+from fedpatch.device_agent.training.local_trainer import LocalTrainer
+from fedpatch.shared.errors import UsageError
+from fedpatch.shared.tasks.torch_model import initial_tensors, schema_of
+from fedpatch.shared.tensors.arrays import Array, Tensors
+from fedpatch.shared.tensors.encodings import FEEDBACK
+from fedpatch.shared.tensors.error_feedback import pack_with_feedback
+from fedpatch.shared.tensors.packing import Packed, pack, unpack
+from fedpatch.shared.wire.messages import ENCODINGS, is_delta
+from fedpatch.simulator.clients.transport import Downlink, report_of
+from fedpatch.simulator.experiment import checkpoint as states
+from fedpatch.simulator.experiment.options import make_study
+from fedpatch.simulator.experiment.simulation import simulate
+from fedpatch.simulator.learners.cohort import encoded
+from fedpatch.simulator.learners.reference import OneByOneLearner
+from fedpatch.simulator.spec.study import Outcome, Point, Study, client_id
 from tests.simulator.studies import (
     UNEVEN,
     assert_close,

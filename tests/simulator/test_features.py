@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from shared.task import DeviceData, Task
-from simulator.features import UsedFeatures, used_features
+from fedpatch.shared.tasks.task import DeviceData, Task
+from fedpatch.simulator.kernels.sparse_features import UsedFeatures, used_features
 from tests.simulator.studies import (
     FEATURES,
     IMAGES,

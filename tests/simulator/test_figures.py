@@ -13,12 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.fig3_figure import draw_fig3
-from simulator.fig4_figure import draw_fig4
-from simulator.fig5_figure import draw_fig5
-from simulator.figures import mean_and_confidence, smooth, step_positions
-from simulator.paper import cells_of
-from simulator.summary import Comparison
+from fedpatch.simulator.experiment.plots import mean_and_confidence, smooth, step_positions
+from fedpatch.simulator.paper.comparison import Comparison
+from fedpatch.simulator.paper.experiments import cells_of
+from fedpatch.simulator.paper.figures import draw_fig3, draw_fig4, draw_fig5
 from tests.simulator.played import result
 
 SERIES = st.lists(st.floats(0, 1), min_size=1, max_size=60)
@@ -133,7 +131,7 @@ def test_fig_3_has_two_panels(tmp_path: Path):
 
 def test_matplotlib_is_not_imported_before_something_is_drawn():
     """A command that draws nothing starts without it."""
-    modules = "simulator.paper_command, simulator.summary, simulator.fig5_figure"
+    modules = "fedpatch.simulator.paper.command, fedpatch.simulator.paper.comparison, fedpatch.simulator.paper.figures"
     program = f"import sys, {modules}; print('matplotlib' in sys.modules)"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert ended.stdout.strip() == "False"

@@ -13,11 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.link import MqttLink
-from simulator.fleet import SimulatedFleet, simulate_fleet
-from simulator.fleet_device import WILL_S
-from simulator.fleet_report import FleetReport
-from simulator.fleet_terms import FleetTerms
+from fedpatch.shared.mqtt.client import MqttLink
+from fedpatch.simulator.fleet.report import FleetReport
+from fedpatch.simulator.fleet.settings import FleetTerms
+from fedpatch.simulator.fleet.simulation import WILL_S, SimulatedFleet, simulate_fleet
 
 PERFECT: dict[str, Any] = {
     "participation": 1.0,
@@ -96,7 +95,8 @@ def test_the_same_terms_give_the_same_report(changes):
 def test_the_report_does_not_depend_on_the_process():
     """Names are hashed differently in each process; nothing follows their order."""
     program = (
-        "import json; from simulator.fleet import simulate_fleet; from simulator.fleet_terms import FleetTerms\n"
+        "import json; from fedpatch.simulator.fleet.simulation import simulate_fleet\n"
+        "from fedpatch.simulator.fleet.settings import FleetTerms\n"
         f"report = simulate_fleet(FleetTerms(**{ ({**PERFECT, **BUSY})!r}, dropout_training=0.2))\n"
         "print(json.dumps({**report.to_dict(), 'real_s': 0.0}))"
     ).replace("'dropout_training': 0.0, ", "")

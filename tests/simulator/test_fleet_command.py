@@ -7,9 +7,9 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from shared.command import command, make_app
-from shared.errors import UsageError
-from simulator.fleet_command import fleet
+from fedpatch.shared.app.command import command, make_app
+from fedpatch.shared.errors import UsageError
+from fedpatch.simulator.fleet.command import fleet
 
 SMALL = ["--devices", "12", "--participation", "0.5", "--rounds", "2"]
 

@@ -6,12 +6,12 @@ from dataclasses import fields, replace
 
 import pytest
 
-from coordinator.settings import RoundSettings
-from shared.errors import ConfigError, UsageError
-from simulator.fleet_draws import draw_fate, draw_traits
-from simulator.fleet_report import quantile
-from simulator.fleet_study import Axis, Row, combine, compare_policies, parse_axis
-from simulator.fleet_terms import FleetTerms
+from fedpatch.coordinator.settings import RoundSettings
+from fedpatch.shared.errors import ConfigError, UsageError
+from fedpatch.simulator.fleet.random_traits import draw_fate, draw_traits
+from fedpatch.simulator.fleet.report import quantile
+from fedpatch.simulator.fleet.settings import FleetTerms
+from fedpatch.simulator.fleet.sweep import SweepAxis, SweepRow, combine, compare_policies, parse_axis
 
 SMALL = FleetTerms(devices=30, rounds=3, participation=0.5)
 
@@ -67,8 +67,8 @@ def test_without_spread_all_are_alike():
 
 def test_an_axis_is_a_term_and_its_values():
     """Written as on the command line, or with the option's own dashes; a value counts once."""
-    assert parse_axis("over_select=1.0,1.3,1") == Axis("over_select", (1.0, 1.3))
-    assert parse_axis("upload-slots = 4, 8") == Axis("upload_slots", (4, 8))
+    assert parse_axis("over_select=1.0,1.3,1") == SweepAxis("over_select", (1.0, 1.3))
+    assert parse_axis("upload-slots = 4, 8") == SweepAxis("upload_slots", (4, 8))
 
 
 @pytest.mark.parametrize(
@@ -89,15 +89,17 @@ def test_an_axis_that_cannot_be_is_refused(text, complaint):
 def test_every_combination_is_checked_before_any_is_played():
     """One that cannot be ends the study at once."""
     with pytest.raises(ConfigError, match="recruit-deadline-s"):
-        combine(replace(SMALL, deadline_s=600.0), [Axis("recruit_deadline_s", (1.0, 900.0))])
+        combine(replace(SMALL, deadline_s=600.0), [SweepAxis("recruit_deadline_s", (1.0, 900.0))])
     with pytest.raises(UsageError, match="is there twice"):
-        combine(SMALL, [Axis("quorum", (0.5,)), Axis("quorum", (0.6,))])
+        combine(SMALL, [SweepAxis("quorum", (0.5,)), SweepAxis("quorum", (0.6,))])
 
 
 def test_a_comparison_has_a_row_for_each_combination():
     """The last axis changes fastest, and every row says what is different in it."""
-    told: list[Row] = []
-    rows = compare_policies(SMALL, [Axis("over_select", (1.0, 1.5)), Axis("deadline_s", (15.0, 60.0))], told.append)
+    told: list[SweepRow] = []
+    rows = compare_policies(
+        SMALL, [SweepAxis("over_select", (1.0, 1.5)), SweepAxis("deadline_s", (15.0, 60.0))], told.append
+    )
     assert told == rows
     assert [dict(row.changes) for row in rows] == [
         {"over_select": over_select, "deadline_s": deadline_s}

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from shared.errors import UsageError
-from shared.model import load_tensors
-from simulator import inspection
-from simulator.cohort import InProcess
-from simulator.simulate import Simulation
-from simulator.study import Study
-from simulator.watched import WatchedLearner
+from fedpatch.shared.errors import UsageError
+from fedpatch.shared.tasks.torch_model import load_tensors
+from fedpatch.simulator.experiment.simulation import Simulation
+from fedpatch.simulator.learners.cohort import InProcess
+from fedpatch.simulator.learners.instrumented import WatchedLearner
+from fedpatch.simulator.paper import inspection
+from fedpatch.simulator.spec.study import Study
 from tests.simulator.studies import (
     SIZES,
     UNEVEN,

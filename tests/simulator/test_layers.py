@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from shared.task import DeviceData, Task
-from simulator.layers import NARROW, Calls
-from simulator.sequences import layers_of
-from simulator.storage import WorkingModel
+from fedpatch.shared.tasks.task import DeviceData, Task
+from fedpatch.simulator.kernels.flat_model import WorkingModel
+from fedpatch.simulator.kernels.layers import NARROW, Calls
+from fedpatch.simulator.kernels.model_layers import layers_of
 from tests.simulator.studies import CLASSES, UNEVEN, assert_like_deployed, study_of
 
 COUNTS = (9, 5)

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import mse_loss
 
-from shared.tasks.classification import cross_entropy
-from simulator.losses import KEPT_STEPS, loss_of
+from fedpatch.shared.tasks.bundled.classification import cross_entropy
+from fedpatch.simulator.kernels.losses import KEPT_STEPS, loss_of
 
 CLASSES = 4
 STEPS = st.lists(st.tuples(st.integers(1, 6), st.booleans()), max_size=3 * KEPT_STEPS)

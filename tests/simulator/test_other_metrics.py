@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from shared.errors import ConfigError, DataError
-from shared.task import find_task
-from simulator.cli import _table
-from simulator.plots import draw_outcome
-from simulator.progress import Course
-from simulator.simulate import simulate
-from simulator.study import Outcome, Point, Study
-from simulator.terms import make_study
+from fedpatch.shared.errors import ConfigError, DataError
+from fedpatch.shared.tasks.task import find_task
+from fedpatch.simulator.cli import _table
+from fedpatch.simulator.experiment.options import make_study
+from fedpatch.simulator.experiment.plots import draw_outcome
+from fedpatch.simulator.experiment.progress import CurveProgress
+from fedpatch.simulator.experiment.simulation import simulate
+from fedpatch.simulator.spec.study import Outcome, Point, Study
 from tests.simulator import regression_task
 from tests.simulator.regression_task import REFERENCE, TASK
 
@@ -81,7 +81,7 @@ def test_a_metric_beyond_its_own_range_is_refused(monkeypatch):
 
 def test_people_read_the_metrics_name(outcome):
     """In the progress, in the table, in the picture."""
-    assert Course(outcome.study).add(Point(0, 0.5, 0.6, 0.7, 6, None, 1.0)) == "MAE 0.500"
+    assert CurveProgress(outcome.study).add(Point(0, 0.5, 0.6, 0.7, 6, None, 1.0)) == "MAE 0.500"
     rows = [str(cell) for column in _table(outcome).columns for cell in column.cells]
     assert "MAE" in rows and "90th percentile" in rows and "highest" in rows
     pytest.importorskip("matplotlib", reason="needs matplotlib (pip install 'fedpatch[simulator]')")

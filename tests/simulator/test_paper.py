@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.errors import UsageError
-from shared.tasks.partition import parse_data_spec
-from simulator.paper import WITH_CELLS, Cell, cells_of, in_order, select_cells, study_of
-from simulator.paper_tables import PRIVATE, TABLE_2, TABLE_3, Row
+from fedpatch.shared.errors import UsageError
+from fedpatch.shared.tasks.bundled.partition import parse_data_spec
+from fedpatch.simulator.paper.experiments import WITH_CELLS, Cell, cells_of, in_order, select_cells, study_of
+from fedpatch.simulator.spec.published import PRIVATE, TABLE_2, TABLE_3, Row
 
 # (sum of the numbers of a row, how many X it has), added up from the paper's text.
 ROW_SUMS = {

@@ -12,13 +12,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from shared.command import command, make_app, run_app
-from shared.errors import UpdateRefused
-from simulator.paper import select_cells
-from simulator.paper_command import paper
-from simulator.results import Results
-from tests.programs import Ended, Program
+from fedpatch.shared.app.command import command, make_app, run_app
+from fedpatch.shared.errors import UpdateRefused
+from fedpatch.simulator.paper.command import paper
+from fedpatch.simulator.paper.experiments import select_cells
+from fedpatch.simulator.paper.results import Results
 from tests.simulator.played import Player, result
+from tests.support.programs import Ended, Program
 
 TWO_CELLS = ("table2", "--cells", "mnist/fedavg/affine/W200/*")
 
@@ -27,7 +27,7 @@ TWO_CELLS = ("table2", "--cells", "mnist/fedavg/affine/W200/*")
 def player(monkeypatch) -> Player:
     """What computes, instead of the simulator; every cell takes 21 rounds."""
     player = Player(needed=21)
-    monkeypatch.setitem(sys.modules, "simulator.simulate", SimpleNamespace(simulate=player))
+    monkeypatch.setitem(sys.modules, "fedpatch.simulator.experiment.simulation", SimpleNamespace(simulate=player))
     return player
 
 
@@ -115,7 +115,7 @@ def test_an_interrupted_command_goes_on_when_it_is_given_again(program, player, 
         return player(study, on_point=interrupt, **given)
 
     with monkeypatch.context() as patch:
-        patch.setitem(sys.modules, "simulator.simulate", SimpleNamespace(simulate=interrupting))
+        patch.setitem(sys.modules, "fedpatch.simulator.experiment.simulation", SimpleNamespace(simulate=interrupting))
         ended = program("paper", *TWO_CELLS)
     assert (ended.code, player.rounds_played) == (130, 5)
     assert ended.err.endswith(
@@ -132,7 +132,7 @@ def test_training_that_diverges_is_told(program, monkeypatch):
     def diverging(study, **given):
         raise UpdateRefused("not_finite", "fc1.weight is not finite")
 
-    monkeypatch.setitem(sys.modules, "simulator.simulate", SimpleNamespace(simulate=diverging))
+    monkeypatch.setitem(sys.modules, "fedpatch.simulator.experiment.simulation", SimpleNamespace(simulate=diverging))
     ended = program("paper", *TWO_CELLS)
     assert (ended.code, ended.err.splitlines()[-1]) == (1, "computed 0, 2 diverged")
     assert "seed 0: diverged, no result: fc1.weight is not finite" in ended.err
@@ -169,7 +169,9 @@ def test_fig_4_is_measured_and_drawn(program, monkeypatch, tmp_path, way):
         on_progress("round 1")
         return measured
 
-    monkeypatch.setitem(sys.modules, "simulator.inspection", SimpleNamespace(run_fig3=None, run_fig4=run_fig4))
+    monkeypatch.setitem(
+        sys.modules, "fedpatch.simulator.paper.inspection", SimpleNamespace(run_fig3=None, run_fig4=run_fig4)
+    )
     (tmp_path / "results" / "fig4").mkdir(parents=True)
     (tmp_path / "results" / "fig4" / "seed0.json").write_text(json.dumps(measured))
     ended = program("paper", "fig4", "--rounds", 2, *way)

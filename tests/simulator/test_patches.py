@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shared.model import initial_tensors, schema_of
-from shared.patches import parse_policy
-from simulator.patches import Patches
+from fedpatch.shared.tasks.torch_model import initial_tensors, schema_of
+from fedpatch.shared.tensors.patches import parse_policy
+from fedpatch.simulator.clients.patches import Patches
 from tests.simulator.studies import POLICIES, UNEVEN, build_model
 
 CLIENTS = 5

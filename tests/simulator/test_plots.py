@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from shared.errors import UsageError
-from simulator import plots
-from simulator.figures import save
-from simulator.study import Outcome, Point, Study
+from fedpatch.shared.errors import UsageError
+from fedpatch.simulator.experiment import plots
+from fedpatch.simulator.experiment.plots import save
+from fedpatch.simulator.spec.study import Outcome, Point, Study
 
 STUDY = Study("digits", 4, "fedavg", "affine", "shard:{index}/{count}", 0.5, 3, 0.8, 0, 0.5, 20)
 POINTS = tuple(Point(number, 0.1 + 0.25 * number, 0.1, 0.0, 4, None, 0.1) for number in range(4))
@@ -71,8 +71,11 @@ def test_the_svg_is_whole(tmp_path):
 
 def test_matplotlib_is_loaded_only_to_draw():
     """Nor is a display looked for."""
-    program = "import sys, simulator.plots; simulator.plots.require_matplotlib(); print('matplotlib' in sys.modules)"
-    result = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True)
+    program = (
+        "import sys; from fedpatch.simulator.experiment import plots;"
+        "plots.require_matplotlib(); print('matplotlib' in sys.modules)"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "False"
 
 

@@ -15,10 +15,10 @@ import torch.multiprocessing as mp
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.errors import DataError, UsageError
-from shared.task import DeviceData, Task
-from shared.tasks import cifar10, digits, mnist
-from simulator.population import Population, load_population
+from fedpatch.shared.errors import DataError, UsageError
+from fedpatch.shared.tasks.bundled import cifar10, digits, mnist
+from fedpatch.shared.tasks.task import DeviceData, Task
+from fedpatch.simulator.clients.population import Population, load_population
 
 NOWHERE = Path("/nonexistent")
 PARTS = ("train_x", "train_y", "test_x", "test_y")
@@ -256,7 +256,7 @@ def test_a_verified_file_that_is_damaged_inside_is_told_as_the_task_tells_it(tmp
     path.parent.mkdir()
     with tarfile.open(path, "w:gz") as archive:
         archive.addfile(tarfile.TarInfo("readme"), io.BytesIO())
-    monkeypatch.setattr("shared.tasks.files.verify", lambda file, path: None)
+    monkeypatch.setattr("fedpatch.shared.tasks.bundled.downloads.verify", lambda file, path: None)
     with pytest.raises(DataError, match=f"cifar10: {path} is not CIFAR-10's binary archive"):
         load_population(cifar10.TASK, cifar10.TASK.simulation_data, 2, 0, tmp_path)
 

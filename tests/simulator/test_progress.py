@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from simulator.progress import Bar, Lines, make_progress
-from simulator.study import Point, Study
+from fedpatch.simulator.experiment.progress import Bar, ProgressLines, make_progress
+from fedpatch.simulator.spec.study import Point, Study
 
 STUDY = Study("digits", 4, "fedavg", "affine", "shard:{index}/{count}", 1.0, 100, 0.97, 0, 0.5, 20)
 
@@ -29,7 +29,7 @@ def _point(number: int, seconds: float = 0.5) -> Point:
 
 def _lines(study: Study, every_s: float, points: int) -> list[str]:
     stderr, now = io.StringIO(), [0.0]
-    with Lines(stderr, study, clock=lambda: now[0]) as lines:
+    with ProgressLines(stderr, study, clock=lambda: now[0]) as lines:
         for number in range(points):
             now[0] += every_s
             lines.show(_point(number))
@@ -63,7 +63,7 @@ def test_without_a_target_what_is_left_is_an_estimate():
 def test_the_pace_is_that_of_the_last_rounds():
     """A slow beginning is forgotten."""
     stderr, now = io.StringIO(), [0.0]
-    lines = Lines(stderr, STUDY, clock=lambda: now[0])
+    lines = ProgressLines(stderr, STUDY, clock=lambda: now[0])
     lines.show(_point(1, seconds=1000.0))
     for number in range(2, 20):
         lines.show(_point(number, seconds=2.0))
@@ -90,7 +90,7 @@ def test_in_a_terminal_a_bar_is_drawn(monkeypatch):
 def test_where_nothing_can_be_drawn_or_logs_are_wanted_there_are_lines(monkeypatch, term, plain):
     """TERM=dumb turns the drawing off, and so does --debug."""
     monkeypatch.setenv("TERM", term)
-    assert isinstance(make_progress(Terminal(), STUDY, plain=plain), Lines)
+    assert isinstance(make_progress(Terminal(), STUDY, plain=plain), ProgressLines)
 
 
 def test_a_reader_that_has_gone_stops_nothing():
@@ -100,4 +100,4 @@ def test_a_reader_that_has_gone_stops_nothing():
         def write(self, text: str) -> int:
             raise BrokenPipeError
 
-    Lines(Gone(), STUDY).say("round 1")
+    ProgressLines(Gone(), STUDY).say("round 1")

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from shared import __version__
-from shared.errors import UsageError
-from shared.tasks.cifar10 import ARCHIVE, JPEG75
-from simulator.paper import cells_of, select_cells, study_of
-from simulator.results import UNFINISHED, Results, Sitting, dataset_name, result_of
-from simulator.study import Outcome
+from fedpatch.shared import __version__
+from fedpatch.shared.errors import UsageError
+from fedpatch.shared.tasks.bundled.cifar10 import ARCHIVE, JPEG75
+from fedpatch.simulator.paper.experiments import cells_of, select_cells, study_of
+from fedpatch.simulator.paper.results import UNFINISHED, Attempt, Results, dataset_name, result_of
+from fedpatch.simulator.spec.study import Outcome
 from tests.simulator.played import STARTED_AT, points_of, result
 
 (CELL,) = select_cells("table2", "mnist/fedavg/affine/W200/C1.0")
@@ -46,7 +46,7 @@ def test_without_a_file_there_is_no_result(results):
 def test_a_result_tells_how_it_came_about(results):
     """Command, versions, start, data and terms stand beside the numbers."""
     outcome = Outcome(study_of(CELL, 0), points_of(study_of(CELL, 0), 2), True, {"torch": "2.9"})
-    results.write(CELL, 0, result_of(CELL, outcome, Sitting(2, "cpu", "fedpatch simulate paper table2"), STARTED_AT))
+    results.write(CELL, 0, result_of(CELL, outcome, Attempt(2, "cpu", "fedpatch simulate paper table2"), STARTED_AT))
     values = json.loads(results.path(CELL, 0).read_text())
     assert {name: values[name] for name in ("cell", "dataset", "command", "fedpatch", "started_at", "workers")} == {
         "cell": CELL.name,
@@ -66,7 +66,7 @@ def test_the_longest_result_is_small(results):
         for one in points_of(study_of(CELL, 0), None)
     ]
     outcome = Outcome(study_of(CELL, 0), tuple(points), True)
-    results.write(CELL, 0, result_of(CELL, outcome, Sitting(), STARTED_AT))
+    results.write(CELL, 0, result_of(CELL, outcome, Attempt(), STARTED_AT))
     assert len(points) == 501
     assert results.path(CELL, 0).stat().st_size < 15_000
 
@@ -75,7 +75,7 @@ def test_a_loss_that_is_no_number_is_kept_as_absent(results):
     """Training that diverged leaves a result that any JSON reader reads."""
     points = [replace(one, train_loss=math.nan) for one in points_of(study_of(CELL, 0), 3)]
     outcome = Outcome(study_of(CELL, 0), tuple(points), True)
-    results.write(CELL, 0, result_of(CELL, outcome, Sitting(), STARTED_AT))
+    results.write(CELL, 0, result_of(CELL, outcome, Attempt(), STARTED_AT))
     read = results.read(CELL, 0)
     assert read is not None
     assert read.train_loss == (None, None, None)
@@ -85,7 +85,7 @@ def test_rounding_the_curve_moves_no_target(results):
     """A user accuracy just below the target is not reached, though it is written as the target."""
     study = study_of(CELL, 0)
     points = [replace(one, user_accuracy=0.9699996) for one in points_of(study, None)]
-    results.write(CELL, 0, result_of(CELL, Outcome(study, tuple(points), True), Sitting(), STARTED_AT))
+    results.write(CELL, 0, result_of(CELL, Outcome(study, tuple(points), True), Attempt(), STARTED_AT))
     read = results.read(CELL, 0)
     assert read is not None
     assert (read.rounds_to_target, read.curve[-1]) == (None, 0.97)

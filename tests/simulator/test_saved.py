@@ -16,10 +16,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.errors import StateError, UsageError
-from simulator import saved as states
-from simulator.simulate import simulate
-from simulator.study import Outcome, Point, Study
+from fedpatch.shared.errors import StateError, UsageError
+from fedpatch.simulator.experiment import checkpoint as states
+from fedpatch.simulator.experiment.simulation import simulate
+from fedpatch.simulator.spec.study import Outcome, Point, Study
 from tests.simulator.studies import assert_close, simulation_of, study_of
 from tests.system.fleet import ROOT
 
@@ -91,10 +91,10 @@ def test_several_processes_go_on_where_they_were(tmp_path):
 _KILLED = """
 from pathlib import Path
 import sys
-import simulator.simulate
+import fedpatch.simulator.experiment.simulation
 from tests.simulator.studies import study_of
-simulator.simulate.SAVE_EVERY_S = 0.0
-simulator.simulate.simulate(study_of("fedavg-adam", "affine", rounds=100_000), saved=Path(sys.argv[1]))
+fedpatch.simulator.experiment.simulation.SAVE_EVERY_S = 0.0
+fedpatch.simulator.experiment.simulation.simulate(study_of("fedavg-adam", "affine", rounds=100_000), saved=Path(sys.argv[1]))
 """
 
 

@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import nn
 
-from device_agent.batches import stream_seed
-from device_agent.training import LocalTrainer
-from shared.errors import DataError, UpdateRefused, UsageError
-from shared.model import initial_tensors
-from simulator.simulate import simulate
-from simulator.study import Outcome, Point, Study
-from simulator.terms import make_study
+from fedpatch.device_agent.training.batches import stream_seed
+from fedpatch.device_agent.training.local_trainer import LocalTrainer
+from fedpatch.shared.errors import DataError, UpdateRefused, UsageError
+from fedpatch.shared.tasks.torch_model import initial_tensors
+from fedpatch.simulator.experiment.options import make_study
+from fedpatch.simulator.experiment.simulation import simulate
+from fedpatch.simulator.spec.study import Outcome, Point, Study
 from tests.shared import prepared_task
 from tests.simulator.studies import (
     BATCH,

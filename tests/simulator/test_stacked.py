@@ -11,18 +11,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from coordinator.strategies import find_strategy
-from shared.errors import DataError, UpdateRefused, UsageError
-from shared.task import DeviceData, Task
-from shared.tasks.classification import accuracy, cross_entropy
-from simulator.cohort import Cohort, InProcess, make_learner
-from simulator.ground import Ground
-from simulator.one_by_one import OneByOneLearner
-from simulator.population import load_population
-from simulator.simulate import Simulation
-from simulator.stacked import StackedCohort
-from simulator.stacked_model import StackedModel
-from simulator.study import STRATEGIES_OF_MTFL, Study
+from fedpatch.coordinator.aggregation.strategies import find_strategy
+from fedpatch.shared.errors import DataError, UpdateRefused, UsageError
+from fedpatch.shared.tasks.bundled.classification import accuracy, cross_entropy
+from fedpatch.shared.tasks.task import DeviceData, Task
+from fedpatch.simulator.clients.population import load_population
+from fedpatch.simulator.experiment.simulation import Simulation
+from fedpatch.simulator.learners.cohort import InProcess, make_learner
+from fedpatch.simulator.learners.context import LearnerContext
+from fedpatch.simulator.learners.protocols import Cohort
+from fedpatch.simulator.learners.reference import OneByOneLearner
+from fedpatch.simulator.learners.stacked import StackedCohort, StackedModel
+from fedpatch.simulator.spec.study import STRATEGIES_OF_MTFL, Study
 
 FEATURES, CLASSES = 6, 3
 EXAMPLES = (23, 9, 40, 4, 23, 16, 31)  # of each client: other numbers of steps, and one with less than a batch
@@ -116,7 +116,7 @@ def _study(strategy: str, private: str = "none", **terms) -> Study:
 class Played(Simulation):
     """A study played to its last round."""
 
-    def __init__(self, study: Study, task: Task, make_cohort: Callable[[Task, Ground], Cohort]) -> None:
+    def __init__(self, study: Study, task: Task, make_cohort: Callable[[Task, LearnerContext], Cohort]) -> None:
         population = load_population(task, study.data, study.clients, study.seed, Path())
         super().__init__(study, task, population, make_cohort)
         while not self.over:
@@ -138,11 +138,11 @@ class Played(Simulation):
         return [value for one in self.points for value in (one.user_accuracy, one.lowest, one.train_loss or 0.0)]
 
 
-def _one_at_a_time(task: Task, ground: Ground) -> Cohort:
+def _one_at_a_time(task: Task, ground: LearnerContext) -> Cohort:
     return InProcess(make_learner(task, ground))
 
 
-def _stacked(group: int | None) -> Callable[[Task, Ground], Cohort]:
+def _stacked(group: int | None) -> Callable[[Task, LearnerContext], Cohort]:
     return lambda task, ground: StackedCohort(task, ground, "cpu", group=group)
 
 
@@ -203,10 +203,10 @@ def test_rounds_of_other_lengths_are_those_of_the_plan(terms):
 @pytest.mark.parametrize(("free", "smallest", "largest"), [(1, 1, 1), (100_000, 2, 20), (10**9, 1000, 10**6)])
 def test_a_gpu_takes_as_many_at_once_as_fit(monkeypatch, free, smallest, largest):
     """Little memory makes small groups, down to one, and leaves the examples where they are; the result stays the same."""
-    monkeypatch.setattr("simulator.stacked._free_bytes", lambda device: free)
+    monkeypatch.setattr("fedpatch.simulator.learners.stacked._free_bytes", lambda device: free)
     made: list[StackedCohort] = []
 
-    def make(task: Task, ground: Ground) -> Cohort:
+    def make(task: Task, ground: LearnerContext) -> Cohort:
         made.append(StackedCohort(task, ground, "cpu"))
         return made[0]
 

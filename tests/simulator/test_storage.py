@@ -7,10 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.model import schema_of
-from shared.patches import parse_policy
-from simulator.sequences import layers_of
-from simulator.storage import Layout, WorkingModel
+from fedpatch.shared.tasks.torch_model import schema_of
+from fedpatch.shared.tensors.patches import parse_policy
+from fedpatch.simulator.kernels.flat_model import Layout, WorkingModel
+from fedpatch.simulator.kernels.model_layers import layers_of
 from tests.simulator.studies import FEATURES, POLICIES, build_cnn, build_model
 
 MODELS = {"2nn": build_model, "cnn": build_cnn}
@@ -115,7 +115,7 @@ def test_a_model_with_fewer_features_is_the_whole_one_on_such_inputs(used, priva
 @pytest.mark.parametrize("build", MODELS.values(), ids=MODELS)
 def test_passes_that_are_kept_are_those_of_a_new_model(monkeypatch, build, kept):
     """Batches of all sizes and learning rates in any order, in the model's own room or not, give what each gives alone."""
-    monkeypatch.setattr("simulator.storage.KEPT_PASSES", kept)
+    monkeypatch.setattr("fedpatch.simulator.kernels.flat_model.KEPT_PASSES", kept)
     model = build()
     start = torch.cat([value.reshape(-1) for value in random_state(model).values()]).abs()
     shape = (FEATURES,) if build is build_model else (1, 3, 4)

@@ -12,10 +12,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from shared.errors import UsageError
-from simulator.paper import cells_of, select_cells
-from simulator.results import Results
-from simulator.summary import Comparison, compare, count, legend, markdown, rich_table, tables, to_json
+from fedpatch.shared.errors import UsageError
+from fedpatch.simulator.paper.comparison import (
+    Comparison,
+    compare,
+    count,
+    legend,
+    markdown,
+    rich_table,
+    tables,
+    to_json,
+)
+from fedpatch.simulator.paper.experiments import cells_of, select_cells
+from fedpatch.simulator.paper.results import Results
 from tests.simulator.played import result
 
 (CELL,) = select_cells("table2", "mnist/fedavg/affine/W200/C1.0")  # 21 in the paper

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from simulator.sequences import layers_of
-from simulator.storage import Layout
-from simulator.sums import FOLD_EVERY, Sums
+from fedpatch.simulator.kernels.flat_model import Layout
+from fedpatch.simulator.kernels.model_layers import layers_of
+from fedpatch.simulator.kernels.sparse_features import FOLD_EVERY, SparseSum
 from tests.simulator.studies import FEATURES, build_model
 
 MODEL = build_model()
@@ -77,7 +77,7 @@ def held(vector: Tensor, features: tuple[int, ...] | None) -> Tensor:
     return torch.cat([vector[: ROWS.start], ROWS.stored(vector)[list(features)].reshape(-1)])
 
 
-def fold(sums: Sums, clients: list[Client], count: int) -> Tensor:
+def fold(sums: SparseSum, clients: list[Client], count: int) -> Tensor:
     """The sums of `clients`, one after the other."""
     for client in clients:
         features = None if client.features is None else torch.tensor(client.features, dtype=torch.int64)
@@ -96,7 +96,7 @@ def plain(clients: list[Client], count: int) -> Tensor:
 @given(clients=CLIENTS)
 def test_the_sum_is_that_of_the_whole_vectors(count, clients):
     """Rows that a client left out count with what they are after its own number of steps."""
-    sums = Sums(LAYOUT, count, lambda steps: idle(steps, count))
+    sums = SparseSum(LAYOUT, count, lambda steps: idle(steps, count))
     torch.testing.assert_close(fold(sums, clients, count), plain(clients, count))
 
 
@@ -104,17 +104,17 @@ def test_the_sum_is_that_of_the_whole_vectors(count, clients):
 def test_the_order_of_clients_matters_only_in_the_last_digits(clients, random):
     """Two orders differ by rounding alone."""
     shuffled = random.sample(clients, len(clients))
-    one, other = (fold(Sums(LAYOUT, 1, lambda steps: idle(steps, 1)), order, 1) for order in (clients, shuffled))
+    one, other = (fold(SparseSum(LAYOUT, 1, lambda steps: idle(steps, 1)), order, 1) for order in (clients, shuffled))
     torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
 
 
 @given(first=CLIENTS, second=CLIENTS)
 def test_sums_begin_anew_after_a_result(first, second):
     """Nothing of the clients before is in the next result, and the result before stays what it was."""
-    sums = Sums(LAYOUT, 1, lambda steps: idle(steps, 1))
+    sums = SparseSum(LAYOUT, 1, lambda steps: idle(steps, 1))
     before = fold(sums, first, 1)
     kept = before.clone()
-    assert torch.equal(fold(sums, second, 1), fold(Sums(LAYOUT, 1, lambda steps: idle(steps, 1)), second, 1))
+    assert torch.equal(fold(sums, second, 1), fold(SparseSum(LAYOUT, 1, lambda steps: idle(steps, 1)), second, 1))
     assert torch.equal(before, kept)
 
 
@@ -122,5 +122,5 @@ def test_sums_begin_anew_after_a_result(first, second):
 def test_clients_with_all_features_need_no_idle_rows(clients):
     """Where nobody leaves anything out, nobody is asked what would have become of it."""
     whole = [Client(one.weight, one.steps, None, one.seed) for one in clients]
-    sums = Sums(LAYOUT, 1, lambda steps: pytest.fail("asked for idle rows"))
+    sums = SparseSum(LAYOUT, 1, lambda steps: pytest.fail("asked for idle rows"))
     torch.testing.assert_close(fold(sums, whole, 1), plain(whole, 1))

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.errors import ConfigError, UsageError
-from shared.task import Task
-from shared.tasks.cifar10 import TASK as CIFAR10
-from shared.tasks.digits import TASK as DIGITS
-from shared.tasks.mnist import TASK as MNIST
-from simulator.paper import cells_of, study_of
-from simulator.study import ALGORITHMS, BASELINES, STRATEGIES_OF_MTFL, Study
-from simulator.terms import make_study
+from fedpatch.shared.errors import ConfigError, UsageError
+from fedpatch.shared.tasks.bundled.cifar10 import TASK as CIFAR10
+from fedpatch.shared.tasks.bundled.digits import TASK as DIGITS
+from fedpatch.shared.tasks.bundled.mnist import TASK as MNIST
+from fedpatch.shared.tasks.task import Task
+from fedpatch.simulator.experiment.options import make_study
+from fedpatch.simulator.paper.experiments import cells_of, study_of
+from fedpatch.simulator.spec.study import ALGORITHMS, BASELINES, STRATEGIES_OF_MTFL, Study
 
 TASKS = {"mnist": MNIST, "cifar10": CIFAR10}
 

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from shared.errors import DataError, FedpatchError, UpdateRefused, UsageError
-from simulator import saved as states
-from simulator.simulate import simulate
-from simulator.study import Point, Study
-from simulator.workers import _raise, _told
+from fedpatch.shared.errors import DataError, FedpatchError, UpdateRefused, UsageError
+from fedpatch.simulator.experiment import checkpoint as states
+from fedpatch.simulator.experiment.simulation import simulate
+from fedpatch.simulator.learners.worker_pool import _raise, _told
+from fedpatch.simulator.spec.study import Point, Study
 from tests.simulator.studies import SIZES, assert_close, study_of
 from tests.system.fleet import ROOT
 
@@ -91,8 +91,8 @@ def test_an_error_that_is_not_ours_names_its_kind():
 _PARENT = """
 import multiprocessing, os, signal, sys, time
 from dataclasses import replace
-from simulator.simulate import simulate
-from simulator.workers import Workers
+from fedpatch.simulator.experiment.simulation import simulate
+from fedpatch.simulator.learners.worker_pool import Workers
 from tests.simulator.studies import study_of
 
 if __name__ == "__main__":

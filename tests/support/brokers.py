@@ -21,7 +21,7 @@ from typing import Any, Self, TypeVar
 
 import pytest
 
-from shared.link import LinkEvent, MqttLink, Received
+from fedpatch.shared.mqtt.client import LinkEvent, MqttLink, Received
 
 HOST = "127.0.0.1"
 PATIENCE_S = 100.0

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from coordinator.settings import RunSettings
-from device_agent.settings import AgentSettings
-from shared import broker_checkup, broker_rights, probe
-from shared.broker_checkup import check_broker
-from shared.broker_rights import Side
-from shared.broker_settings import BrokerSettings
-from shared.checkup import Checkup, Finding
-from tests.brokers import Mosquitto
+from fedpatch.coordinator.settings import RunSettings
+from fedpatch.device_agent.settings import AgentSettings
+from fedpatch.shared.diagnostics import broker_acl, broker_behaviour, probe
+from fedpatch.shared.diagnostics.broker_acl import AclParty
+from fedpatch.shared.diagnostics.broker_behaviour import check_broker
+from fedpatch.shared.diagnostics.checks import Checkup, Finding
+from fedpatch.shared.mqtt.broker_settings import BrokerSettings
+from tests.support.brokers import Mosquitto
 
 FLEET, DEVICE, COORDINATOR = "home", "pi-1", "coordinator"
 CHUNK_BYTES = 96 * 1024
@@ -41,8 +41,8 @@ def patient_doctors(
     What is slow takes `slow_ms`; what has not come within `delivery_s` does not come; nobody connects later than `connect_s`.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(broker_checkup, "SLOW_ROUND_TRIP_MS", slow_ms)
-        patch.setattr(broker_rights, "_DELIVERY_S", delivery_s)
+        patch.setattr(broker_behaviour, "SLOW_ROUND_TRIP_MS", slow_ms)
+        patch.setattr(broker_acl, "_DELIVERY_S", delivery_s)
         patch.setattr(probe, "ANSWER_TIMEOUT_S", PATIENCE_S)
         patch.setattr(probe, "CONNECT_TIMEOUT_S", connect_s)
         yield
@@ -53,9 +53,9 @@ def ask(settings: BrokerSettings, side: str, device: str = DEVICE, **patience: f
     checkup = quiet_checkup()
     user = settings.username
     party = (
-        Side("coordinator", FLEET, "", f"fedpatch.{FLEET}.coordinator", user)
+        AclParty("coordinator", FLEET, "", f"fedpatch.{FLEET}.coordinator", user)
         if side == "coordinator"
-        else Side("device", FLEET, device, f"fedpatch.{FLEET}.device.{device}", user)
+        else AclParty("device", FLEET, device, f"fedpatch.{FLEET}.device.{device}", user)
     )
     with patient_doctors(**patience):
         check_broker(settings, party, CHUNK_BYTES, checkup)

@@ -13,18 +13,18 @@ from collections import Counter, deque
 from dataclasses import replace
 from functools import partial
 
-from coordinator import effects as do
-from coordinator.engine import Engine
-from coordinator.records import RoundRecord
-from coordinator.run_spec import RunSpec
-from shared.codec import decode, encode
-from shared.messages import Committed, DeviceState, Manifest
-from shared.reasons import RefuseReason
-from shared.transfer import cut, decode_chunk, encode_chunk
-from simulator.agenda import Agenda
-from tests.exchange_device import Device
-from tests.specs import model, report
-from tests.virtual_time import LATENCY_S, Faults, FaultyLink
+from fedpatch.coordinator.rounds import effects as do
+from fedpatch.coordinator.rounds.records import RoundRecord
+from fedpatch.coordinator.rounds.run_engine import Engine
+from fedpatch.coordinator.rounds.run_spec import RunSpec
+from fedpatch.shared.wire.codec import decode, encode
+from fedpatch.shared.wire.messages import Committed, DeviceState, Manifest
+from fedpatch.shared.wire.reasons import RefuseReason
+from fedpatch.shared.wire.transfer import cut, decode_chunk, encode_chunk
+from fedpatch.simulator.fleet.virtual_clock import VirtualClock
+from tests.support.exchange_device import Device
+from tests.support.specs import model, report
+from tests.support.virtual_time import LATENCY_S, Faults, FaultyLink
 
 
 class Exchange:
@@ -33,7 +33,7 @@ class Exchange:
     def __init__(self, spec: RunSpec, devices: int, *, seed: int = 0, bad: Faults | None = None) -> None:
         rng = random.Random(seed)
         self.spec = spec
-        self.agenda = Agenda(1000.1)
+        self.agenda = VirtualClock(1000.1)
         self.link = FaultyLink(self.agenda, rng, bad or Faults())
         self.engine = Engine(spec, jitter=random.Random(rng.random()))
         self.devices = {name: Device(name, self, rng.randrange(2**32)) for name in (f"pi-{i}" for i in range(devices))}
@@ -41,7 +41,7 @@ class Exchange:
         self.refuse: dict[str, RefuseReason] = {}
         self.records: list[RoundRecord] = []
         self.counts: Counter[tuple[str, str, str]] = Counter()
-        self.finish: do.Finish | None = None
+        self.finish: do.EndRun | None = None
         self.committed: dict[tuple[int, int], dict[str, str]] = {}
         self.cancelled: Counter[str] = Counter()
         self._rng = rng
@@ -182,30 +182,30 @@ class Exchange:
 
     def _do(self, effect: do.Effect) -> list[do.Effect]:
         match effect:
-            case do.Send():
+            case do.SendMessage():
                 self._send(effect)
             case do.PublishModel():
                 self._blob = self._rng.randbytes(self._rng.randint(1, 900))
                 self._manifest = model(self._blob)
                 return self.engine.model_published(self._manifest, self.now)
-            case do.Republish():
+            case do.ResendChunks():
                 self._publish_chunks(effect.indices, list(self.devices.values()))
             case do.RetractModel():
                 self._manifest = None
-            case do.Store():
+            case do.StoreUpdate():
                 return self._store(effect)
-            case do.Aggregate():
+            case do.AggregateUpdates():
                 assert list(effect.devices) == sorted(self.committed[self.spec.epoch, effect.round])
                 return self.engine.aggregated(self.now)
-            case do.Record():
+            case do.SaveRecord():
                 self.records.append(effect.record)
-            case do.Count():
+            case do.CountEvent():
                 self.counts[effect.device, effect.what, effect.reason] += 1
-            case do.Finish():
+            case do.EndRun():
                 self.finish = effect
         return []
 
-    def _send(self, effect: do.Send) -> None:
+    def _send(self, effect: do.SendMessage) -> None:
         envelope = effect.envelope
         if isinstance(envelope.body, Committed):
             assert (effect.device, envelope.body.digest) in self._stored, "committed before it was stored"
@@ -214,7 +214,7 @@ class Exchange:
         self.cancelled[effect.device] += type(envelope.body).__name__ == "Cancel"
         self.link.send(partial(self.devices[effect.device].on_down, encode(envelope)))
 
-    def _store(self, effect: do.Store) -> list[do.Effect]:
+    def _store(self, effect: do.StoreUpdate) -> list[do.Effect]:
         assert hashlib.sha256(effect.blob).hexdigest() == effect.manifest.digest
         digest = effect.manifest.digest
         if effect.device in self.refuse:

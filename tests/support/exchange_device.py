@@ -8,17 +8,26 @@ from collections import Counter, deque
 from functools import partial
 from typing import TYPE_CHECKING
 
-from device_agent.admission import Verdict
-from device_agent.effects import Effect, Fetch, Forget, JobKey, Keep, Reply, Spool, Train
-from device_agent.job import Job
-from shared.codec import decode, encode
-from shared.messages import Ack, Committed, Envelope, Grant, Manifest, Offer, WorkRequest
-from shared.reasons import FailReason
-from shared.transfer import Bitmap, SendChunk, cut, decode_chunk, encode_chunk
-from tests.specs import TASKS, gone, there, update
+from fedpatch.device_agent.job.effects import (
+    Effect,
+    EndJob,
+    JobKey,
+    SendMessage,
+    SpoolUpdate,
+    StartDownload,
+    StartTraining,
+    WriteChunk,
+)
+from fedpatch.device_agent.job.job import Job
+from fedpatch.device_agent.job.requests import AdmissionDecision
+from fedpatch.shared.wire.codec import decode, encode
+from fedpatch.shared.wire.messages import Ack, Committed, Envelope, Grant, Manifest, Offer, WorkRequest
+from fedpatch.shared.wire.reasons import FailReason
+from fedpatch.shared.wire.transfer import Bitmap, SendChunk, cut, decode_chunk, encode_chunk
+from tests.support.specs import TASKS, gone, there, update
 
 if TYPE_CHECKING:
-    from tests.exchange import Exchange
+    from tests.support.exchange import Exchange
 
 READY_S = 0.5
 WILL_S = 1.5
@@ -30,7 +39,7 @@ class Device:
     def __init__(self, name: str, world: Exchange, seed: int) -> None:
         self.name = name
         self.tasks = TASKS
-        self.verdict = Verdict(True)
+        self.verdict = AdmissionDecision(True)
         self.train_s = (1.0, 5.0)
         self.fails: FailReason | None = None
         self.online = False
@@ -129,7 +138,7 @@ class Device:
             for index in Bitmap.from_bytes(self._update[1].chunk_count, body.have):
                 del self._under_way[index]
         effects = self.job.on_message(envelope, now)
-        if isinstance(body, Committed) and any(isinstance(one, Forget) and one.committed for one in effects):
+        if isinstance(body, Committed) and any(isinstance(one, EndJob) and one.committed for one in effects):
             self._committed.add(body.digest)
         self.perform(effects)
 
@@ -157,17 +166,17 @@ class Device:
 
     def _do(self, effect: Effect) -> list[Effect]:
         match effect:
-            case Reply():
+            case SendMessage():
                 self._reply(effect.envelope)
-            case Fetch():
+            case StartDownload():
                 [whole] = effect.blobs
                 self._world.subscribe(self, whole)
                 return self.job.fetching({whole.digest: self._parts.keys()}, self._world.now)
-            case Keep():
+            case WriteChunk():
                 self._parts[effect.chunk.index] = effect.chunk.data
-            case Train():
+            case StartTraining():
                 return self._train(effect)
-            case Spool():
+            case SpoolUpdate():
                 known = self._update is not None and self._update[1] == effect.manifest
                 blob = self._update[2] if known and self._update is not None else self._fresh
                 self._update, self._request = (effect.key, effect.manifest, blob), effect.request
@@ -176,7 +185,7 @@ class Device:
                 _, manifest, blob = self._update
                 payload = encode_chunk(cut(blob, manifest, effect.index))
                 self._send(partial(self._world.on_chunk, self.name, payload))
-            case Forget():
+            case EndJob():
                 self.outcomes.append(effect.outcome)
                 if self._update is not None and not effect.outcome.startswith("superseded"):
                     self._settled.add(self._update[0])
@@ -196,7 +205,7 @@ class Device:
         if self.online:
             self._world.link.send(deliver)
 
-    def _train(self, effect: Train) -> list[Effect]:
+    def _train(self, effect: StartTraining) -> list[Effect]:
         blob = b"".join(self._parts[index] for index in sorted(self._parts))
         if hashlib.sha256(blob).hexdigest() != effect.request.model.digest:
             self._parts = {}

@@ -6,9 +6,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from coordinator.identity.authority import BROKER, COORDINATOR, DEVICE, Authority
-from shared.tls_files import TlsFiles
-from tests.brokers import HOST, Mosquitto
+from fedpatch.coordinator.pki.authority import BROKER, COORDINATOR, DEVICE, Authority
+from fedpatch.shared.mqtt.tls_context import TlsFiles
+from tests.support.brokers import HOST, Mosquitto
 
 DAY_S = 86_400.0
 

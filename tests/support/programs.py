@@ -44,7 +44,7 @@ class Program:
 def agent_leaves(expression: str, *argv: object) -> str:
     """What an expression gives, printed, in a process of its own that ran `fedpatch-agent` with these arguments."""
     program = (
-        "import sys; from device_agent import cli\n"
+        "import sys; from fedpatch.device_agent.cli import main as cli\n"
         f"sys.argv = {['fedpatch-agent', *map(str, argv)]}\n"
         "try: cli.main()\n"
         f"finally: print({expression})"

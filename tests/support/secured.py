@@ -12,11 +12,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from coordinator.identity.authority import BROKER, COORDINATOR, DEVICE, WATCHER, Authority
-from shared.topics import mosquitto_acl
-from tests.brokers import HOST, PATIENCE_S, Mosquitto, free_port, listening
+from fedpatch.coordinator.pki.authority import BROKER, COORDINATOR, DEVICE, WATCHER, Authority
+from fedpatch.shared.wire.topics import mosquitto_acl
+from tests.support.brokers import HOST, PATIENCE_S, Mosquitto, free_port, listening
 
-CONFIGURATIONS = Path(__file__).resolve().parents[1] / "broker_config"
+CONFIGURATIONS = Path(__file__).resolve().parents[2] / "broker_config"
 _INSTALLED, _KEPT = "/etc/mosquitto/fedpatch/", "/var/lib/mosquitto/"
 
 

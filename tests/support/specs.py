@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Any
 
-from coordinator.effects import Count, Effect, Send
-from coordinator.round import RoundPolicy
-from coordinator.run_spec import RunSpec
-from shared.messages import (
+from fedpatch.coordinator.rounds.effects import CountEvent, Effect, SendMessage
+from fedpatch.coordinator.rounds.round import RoundPolicy
+from fedpatch.coordinator.rounds.run_spec import RunSpec
+from fedpatch.shared.tensors.patch_policy import PatchPolicy
+from fedpatch.shared.tensors.schema import Schema, TensorSpec
+from fedpatch.shared.wire.messages import (
     ENCODINGS,
     Body,
     DeviceState,
@@ -19,9 +21,7 @@ from shared.messages import (
     TrainPlan,
     UpdateReport,
 )
-from shared.policies import PatchPolicy
-from shared.schema import Schema, TensorSpec
-from shared.transfer import describe
+from fedpatch.shared.wire.transfer import describe
 
 RUN = "run-1"
 TASK = "digits"
@@ -101,9 +101,9 @@ def said(body: Body, round_number: int = 1, **changes: Any) -> Envelope:
 
 def told(effects: list[Effect]) -> list[tuple[str, Body]]:
     """Which messages go to which devices."""
-    return [(effect.device, effect.envelope.body) for effect in effects if isinstance(effect, Send)]
+    return [(effect.device, effect.envelope.body) for effect in effects if isinstance(effect, SendMessage)]
 
 
 def counted(effects: list[Effect]) -> list[tuple[str, str, str]]:
     """Which counters of which devices grow, and why."""
-    return [(effect.device, effect.what, effect.reason) for effect in effects if isinstance(effect, Count)]
+    return [(effect.device, effect.what, effect.reason) for effect in effects if isinstance(effect, CountEvent)]

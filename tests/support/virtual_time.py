@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from simulator.agenda import Action, Agenda
+from fedpatch.simulator.fleet.virtual_clock import Action, VirtualClock
 
 LATENCY_S = 0.02
 
@@ -22,7 +22,7 @@ class Faults:
 class FaultyLink:
     """Delivers with faults, the same ones for the same random numbers."""
 
-    def __init__(self, agenda: Agenda, rng: random.Random, faults: Faults) -> None:
+    def __init__(self, agenda: VirtualClock, rng: random.Random, faults: Faults) -> None:
         self.faults = faults
         self._agenda = agenda
         self._rng = rng

@@ -30,13 +30,14 @@ PATIENCE_S = 180.0
 """For a round or a few on a machine that is very busy."""
 
 _PATIENT_CLAIM = """
-from coordinator import claim, cli
-claim.ANSWER_S = claim._ECHO_S = 100.0
+from fedpatch import cli
+from fedpatch.coordinator.runtime import fleet_claim
+fleet_claim.ANSWER_S = fleet_claim._ECHO_S = 100.0
 cli.main()
 """
 _STARTED_AS = {
-    "fedpatch": ["-m", "coordinator"],
-    "fedpatch-agent": ["-m", "device_agent"],
+    "fedpatch": ["-m", "fedpatch"],
+    "fedpatch-agent": ["-m", "fedpatch.device_agent"],
     # Waits for the answer of a coordinator that is there for as long as a machine may stand still.
     "fedpatch that waits for an answer": ["-c", _PATIENT_CLAIM],
 }
@@ -66,7 +67,7 @@ class Command:
     def __init__(
         self, program: str, *arguments: object, cwd: Path = ROOT, environment: Mapping[str, str] | None = None
     ) -> None:
-        self.line = [sys.executable, "-P", *_STARTED_AS[program], *map(str, arguments)]
+        self.line = [sys.executable, *_STARTED_AS[program], *map(str, arguments)]
         self._cwd = cwd
         ours = {name: value for name, value in os.environ.items() if not name.startswith("FEDPATCH_")}
         self._environment = {**ours, "FEDPATCH_METRICS": "none", **(environment or {})}

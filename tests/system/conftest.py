@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.brokers import Mosquitto
+from tests.support.brokers import Mosquitto
 from tests.system.fleet import Fleet, open_fleets
 from tests.system.stage import Stage
 

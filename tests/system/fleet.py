@@ -26,7 +26,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from shared.broker_url import parse_broker_url
+from fedpatch.shared.mqtt.url import parse_broker_url
 
 ROOT = Path(__file__).resolve().parents[2]
 """Where agents run, so that a task's module:attribute is found from the repository's root."""
@@ -57,7 +57,7 @@ class AgentProcess:
     def start(self) -> None:
         """Start it; `wait_ready` tells when it is at work."""
         assert not self.running, f"{self.device} runs already"
-        command = [sys.executable, "-P", "-m", "device_agent", "run", "--until-stdin-closes", *self._options]
+        command = [sys.executable, "-m", "fedpatch.device_agent", "run", "--until-stdin-closes", *self._options]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("FEDPATCH_")}
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(

@@ -13,8 +13,8 @@ from pathlib import Path
 from torch import Tensor
 from torch.nn import functional as F
 
-from shared.task import DeviceData
-from tests.listing import content
+from fedpatch.shared.tasks.task import DeviceData
+from tests.support.listing import content
 from tests.system import oracle_task
 
 _POLL_S = 0.01

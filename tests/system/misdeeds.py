@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import zstandard
 
-from shared.model import schema_of
-from shared.reasons import RefuseReason
+from fedpatch.shared.tasks.torch_model import schema_of
+from fedpatch.shared.wire.reasons import RefuseReason
 from tests.system.oracle_task import HIDDEN, build_model
 from tests.system.rogue import Misdeed, Update, Upload
 

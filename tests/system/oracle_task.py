@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from shared.errors import UsageError
-from shared.task import DeviceData, Task
-from tests.tanh_model import tanh_model
+from fedpatch.shared.errors import UsageError
+from fedpatch.shared.tasks.task import DeviceData, Task
+from tests.support.tanh_model import tanh_model
 
 FEATURES, HIDDEN, CLASSES = 12, 10, 4
 

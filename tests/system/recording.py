@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import zstandard
 
-from shared.tensors import Array
-from tests.brokers import HOST
+from fedpatch.shared.tensors.arrays import Array
+from tests.support.brokers import HOST
 
 PATIENCE_S = 100.0
 WINDOW_BYTES = 8

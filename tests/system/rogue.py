@@ -6,11 +6,12 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from shared import topics
-from shared.codec import decode, encode
-from shared.compression import pack, unpack
-from shared.link import Received
-from shared.messages import (
+from fedpatch.shared.mqtt.client import Received
+from fedpatch.shared.tensors.arrays import Array, Schema, TensorSpec
+from fedpatch.shared.tensors.packing import pack, unpack
+from fedpatch.shared.wire import topics
+from fedpatch.shared.wire.codec import decode, encode
+from fedpatch.shared.wire.messages import (
     ENCODINGS,
     Accept,
     Body,
@@ -26,9 +27,8 @@ from shared.messages import (
     WorkRequest,
     is_delta,
 )
-from shared.tensors import Array, Schema, TensorSpec
-from shared.transfer import cut, decode_chunk, describe, encode_chunk
-from tests.brokers import Client
+from fedpatch.shared.wire.transfer import cut, decode_chunk, describe, encode_chunk
+from tests.support.brokers import Client
 
 NUM_EXAMPLES = 1000
 PATIENCE_S = 60.0

@@ -9,7 +9,7 @@ import dataclasses
 import time
 from pathlib import Path
 
-from shared.task import DeviceData
+from fedpatch.shared.tasks.task import DeviceData
 from tests.system import oracle_task
 
 _POLL_S = 0.05

@@ -13,15 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from device_agent.patch_store import PatchKey, PatchState, PatchStore
-from shared import topics
-from shared.codec import decode
-from shared.link import Received
-from shared.messages import Body, DeviceState
-from shared.model import schema_of
-from shared.tensors import Array
-from tests import oracle
-from tests.brokers import Mosquitto, client
+from fedpatch.device_agent.state.patch_store import PatchKey, PatchState, PatchStore
+from fedpatch.shared.mqtt.client import Received
+from fedpatch.shared.tasks.torch_model import schema_of
+from fedpatch.shared.tensors.arrays import Array
+from fedpatch.shared.wire import topics
+from fedpatch.shared.wire.codec import decode
+from fedpatch.shared.wire.messages import Body, DeviceState
+from tests.support import oracle
+from tests.support.brokers import Mosquitto, client
 from tests.system.commands import Command
 from tests.system.fleet import AgentProcess, Fleet
 from tests.system.held_task import REFERENCE, TASK, Hold

@@ -10,12 +10,12 @@ from dataclasses import replace
 
 import pytest
 
-from shared import topics
-from shared.codec import decode, encode
-from shared.link import Received
-from shared.messages import ENCODINGS, Accept, DeviceState, Envelope, TaskCapability, WorkRequest
-from shared.model import schema_of
-from tests.brokers import Client, Mosquitto, client
+from fedpatch.shared.mqtt.client import Received
+from fedpatch.shared.tasks.torch_model import schema_of
+from fedpatch.shared.wire import topics
+from fedpatch.shared.wire.codec import decode, encode
+from fedpatch.shared.wire.messages import ENCODINGS, Accept, DeviceState, Envelope, TaskCapability, WorkRequest
+from tests.support.brokers import Client, Mosquitto, client
 from tests.system import slow_start_task
 from tests.system.commands import Command
 from tests.system.fleet import Fleet

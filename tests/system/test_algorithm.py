@@ -9,16 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coordinator.checkpoint import load_checkpoint
-from coordinator.records import RunSummary
-from coordinator.runs import run_directory, start_run
-from coordinator.settings import RunSettings
-from coordinator.strategies import ServerState
-from device_agent.patch_store import PatchKey, PatchStore
-from shared.model import initial_tensors, schema_of
-from shared.tensors import Array
-from tests import oracle
-from tests.brokers import Mosquitto, client
+from fedpatch.coordinator.aggregation.strategies import ServerState
+from fedpatch.coordinator.rounds.records import RunSummary
+from fedpatch.coordinator.runtime.runs import run_directory, start_run
+from fedpatch.coordinator.settings import RunSettings
+from fedpatch.coordinator.storage.checkpoint import load_checkpoint
+from fedpatch.device_agent.state.patch_store import PatchKey, PatchStore
+from fedpatch.shared.tasks.torch_model import initial_tensors, schema_of
+from fedpatch.shared.tensors.arrays import Array
+from tests.support import oracle
+from tests.support.brokers import Mosquitto, client
 from tests.system.fleet import Fleet
 from tests.system.oracle_task import REFERENCE, TASK, build_model, device_data
 from tests.system.views import Silent

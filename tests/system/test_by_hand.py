@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shared.model import initial_tensors
-from shared.tasks.digits import TASK
-from tests.brokers import Mosquitto
+from fedpatch.shared.tasks.bundled.digits import TASK
+from fedpatch.shared.tasks.torch_model import initial_tensors
 from tests.shared.tasks.conftest import real_data  # noqa: F401  (a fixture)
+from tests.support.brokers import Mosquitto
 from tests.system.commands import PATIENCE_S, Command, run
 from tests.system.fleet import ROOT, Fleet
 

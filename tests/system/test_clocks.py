@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.brokers import Mosquitto
+from tests.support.brokers import Mosquitto
 from tests.system.fleet import Fleet
 from tests.system.stage import ROUNDS, Stage, all_went_well, assert_like_oracle, outcomes
 

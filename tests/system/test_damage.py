@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.registry import REGISTRY_FILE
-from coordinator.runs import run_directory
-from tests.brokers import Mosquitto
-from tests.disks import SmallDisk, small_disk
+from fedpatch.coordinator.runtime.runs import run_directory
+from fedpatch.coordinator.storage.registry import REGISTRY_FILE
+from tests.support.brokers import Mosquitto
+from tests.support.disks import SmallDisk, small_disk
 from tests.system.commands import Command, run
 from tests.system.fleet import Fleet
 from tests.system.held_task import REFERENCE

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-pytest.importorskip("coordinator.metrics", reason="the coordinator has no metrics")
+pytest.importorskip("fedpatch.coordinator.observability.metric_definitions", reason="the coordinator has no metrics")
 
-from tests.brokers import HOST, Mosquitto, free_port
 from tests.device_agent.conditions.scenes import Scene
 from tests.monitoring.prometheus import Prometheus
+from tests.support.brokers import HOST, Mosquitto, free_port
 from tests.system.commands import Command
 from tests.system.fleet import Fleet
 

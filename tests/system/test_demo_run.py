@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shared.model import schema_of
-from shared.patches import parse_policy
-from shared.tasks.digits import TASK
+from fedpatch.shared.tasks.bundled.digits import TASK
+from fedpatch.shared.tasks.torch_model import schema_of
+from fedpatch.shared.tensors.patches import parse_policy
 from tests.system.commands import Command, Done, run
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.brokers import Mosquitto
 from tests.coordinator.sightings import seen
+from tests.support.brokers import Mosquitto
 from tests.system.commands import Command, Done, run
 from tests.system.fleet import Fleet
 from tests.system.oracle_task import REFERENCE
@@ -61,7 +61,7 @@ def test_a_coordinator_at_work_heeds_what_its_operator_decides(tmp_path: Path, m
 
 def test_a_device_that_does_not_exist_is_told_with_the_nearest(tmp_path: Path):
     """And nothing is made where there is no registry."""
-    from coordinator.registry import REGISTRY_FILE, Registry
+    from fedpatch.coordinator.storage.registry import REGISTRY_FILE, Registry
 
     with Registry(tmp_path / "a" / REGISTRY_FILE) as registry:
         for fleet in ("kitchen", "garden"):

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from shared.topics import mosquitto_acl
-from tests.brokers import HOST, Mosquitto, free_port
+from fedpatch.shared.wire.topics import mosquitto_acl
+from tests.support.brokers import HOST, Mosquitto, free_port
 from tests.system.commands import Command, Done, run
 
 pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.timeout(300)]

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.runs import start_run
-from coordinator.settings import RunSettings
-from tests.brokers import Mosquitto
+from fedpatch.coordinator.runtime.runs import start_run
+from fedpatch.coordinator.settings import RunSettings
 from tests.device_agent.growing_task import REFERENCE
+from tests.support.brokers import Mosquitto
 from tests.system.fleet import Fleet
 from tests.system.views import Silent
 

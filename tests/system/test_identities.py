@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.brokers import HOST, Mosquitto
-from tests.identities import Certified, url_of
+from tests.support.brokers import HOST, Mosquitto
+from tests.support.identities import Certified, url_of
 from tests.system.commands import Command, run
 from tests.system.fleet import Fleet
 from tests.system.stage import Stage, outcomes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.brokers import Mosquitto
+from tests.support.brokers import Mosquitto
 from tests.system.commands import run
 from tests.system.fleet import Fleet
 from tests.system.oracle_task import REFERENCE

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from coordinator.records import RunSummary
-from coordinator.run_spec import Stopped
-from coordinator.runs import start_run
-from coordinator.settings import RunSettings
-from device_agent.patch_store import PatchKey, PatchStore
-from shared.model import schema_of
-from shared.patches import parse_policy
-from shared.tensors import MOMENTS, Array
-from tests.brokers import Mosquitto
+from fedpatch.coordinator.rounds.records import RunSummary
+from fedpatch.coordinator.rounds.run_spec import Stopped
+from fedpatch.coordinator.runtime.runs import start_run
+from fedpatch.coordinator.settings import RunSettings
+from fedpatch.device_agent.state.patch_store import PatchKey, PatchStore
+from fedpatch.shared.tasks.torch_model import schema_of
+from fedpatch.shared.tensors.arrays import MOMENTS, Array
+from fedpatch.shared.tensors.patches import parse_policy
+from tests.support.brokers import Mosquitto
 from tests.system.commands import run as command
 from tests.system.fleet import AgentProcess, Fleet
 from tests.system.oracle_task import REFERENCE, TASK, build_model

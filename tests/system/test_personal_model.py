@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from device_agent.personal import PersonalModel
-from shared.tasks.digits import TASK
-from tests.brokers import Mosquitto
+from fedpatch.device_agent.models.personal import PersonalModel
+from fedpatch.shared.tasks.bundled.digits import TASK
+from tests.support.brokers import Mosquitto
 from tests.system.commands import run
 from tests.system.fleet import Fleet
 

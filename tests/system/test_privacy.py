@@ -11,19 +11,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coordinator.checkpoint import load_checkpoint
-from coordinator.runs import run_directory, start_run
-from coordinator.settings import RunSettings
-from device_agent.model_store import DIRECTORY
-from device_agent.patch_store import PatchKey, PatchStore
-from shared.model import schema_of
-from shared.model_metadata import METADATA_FILE, from_json
-from shared.patches import parse_policy
-from shared.tensors import MOMENTS, Array, Schema
-from shared.tls_files import TlsFiles
-from shared.topics import parse_topic
-from tests.brokers import Mosquitto, client
-from tests.secured import Certificates, SecuredMosquitto, rules
+from fedpatch.coordinator.runtime.runs import run_directory, start_run
+from fedpatch.coordinator.settings import RunSettings
+from fedpatch.coordinator.storage.checkpoint import load_checkpoint
+from fedpatch.device_agent.models.store import DIRECTORY
+from fedpatch.device_agent.state.patch_store import PatchKey, PatchStore
+from fedpatch.shared.mqtt.tls_context import TlsFiles
+from fedpatch.shared.tasks.model_metadata import METADATA_FILE, from_json
+from fedpatch.shared.tasks.torch_model import schema_of
+from fedpatch.shared.tensors.arrays import MOMENTS, Array, Schema
+from fedpatch.shared.tensors.patches import parse_policy
+from fedpatch.shared.wire.topics import parse_topic
+from tests.support.brokers import Mosquitto, client
+from tests.support.secured import Certificates, SecuredMosquitto, rules
 from tests.system.fleet import AgentProcess, Fleet
 from tests.system.oracle_task import REFERENCE, TASK, build_model
 from tests.system.recording import Haystack, Recorder, telling_windows

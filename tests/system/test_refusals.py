@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from coordinator.embedded_broker import EmbeddedBroker
-from shared.model import schema_of
-from shared.tasks.mnist import TRAIN_IMAGES
-from tests.brokers import Mosquitto, free_port
+from fedpatch.coordinator.demo.broker import EmbeddedBroker
+from fedpatch.shared.tasks.bundled.mnist import TRAIN_IMAGES
+from fedpatch.shared.tasks.torch_model import schema_of
+from tests.support.brokers import Mosquitto, free_port
 from tests.system import versions_task
 from tests.system.commands import Command, Done, run
 from tests.system.fleet import Fleet

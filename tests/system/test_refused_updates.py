@@ -13,21 +13,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coordinator.checkpoint import load_checkpoint
-from coordinator.records import DeviceInfo, RunSummary
-from coordinator.registry import REGISTRY_FILE, Registry
-from coordinator.runs import run_directory, start_run
-from coordinator.settings import RunSettings
-from coordinator.strategies import ServerState
-from shared.codec import encode
-from shared.messages import Committed, Envelope, Refused
-from shared.model import schema_of
-from shared.patches import parse_policy
-from shared.reasons import RefuseReason
-from shared.tensors import MOMENTS
-from shared.transfer import Chunk, encode_chunk
-from tests import oracle
-from tests.brokers import Mosquitto, client
+from fedpatch.coordinator.aggregation.strategies import ServerState
+from fedpatch.coordinator.rounds.records import DeviceInfo, RunSummary
+from fedpatch.coordinator.runtime.runs import run_directory, start_run
+from fedpatch.coordinator.settings import RunSettings
+from fedpatch.coordinator.storage.checkpoint import load_checkpoint
+from fedpatch.coordinator.storage.registry import REGISTRY_FILE, Registry
+from fedpatch.shared.tasks.torch_model import schema_of
+from fedpatch.shared.tensors.arrays import MOMENTS
+from fedpatch.shared.tensors.patches import parse_policy
+from fedpatch.shared.wire.codec import encode
+from fedpatch.shared.wire.messages import Committed, Envelope, Refused
+from fedpatch.shared.wire.reasons import RefuseReason
+from fedpatch.shared.wire.transfer import Chunk, encode_chunk
+from tests.support import oracle
+from tests.support.brokers import Mosquitto, client
 from tests.system.fleet import Fleet
 from tests.system.misdeeds import MAX_MODEL_MIB, MISDEEDS, NOISE
 from tests.system.oracle_task import REFERENCE, TASK, build_model, device_data

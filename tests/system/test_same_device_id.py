@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.brokers import Mosquitto
+from tests.support.brokers import Mosquitto
 from tests.system.commands import run
 from tests.system.fleet import AgentProcess, Fleet
 from tests.system.oracle_task import REFERENCE

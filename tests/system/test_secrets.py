@@ -14,8 +14,8 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.brokers import HOST, Mosquitto, free_port
 from tests.monitoring.prometheus import fetch
+from tests.support.brokers import HOST, Mosquitto, free_port
 from tests.system.commands import Command, Done, run
 from tests.system.held_task import REFERENCE, Hold
 

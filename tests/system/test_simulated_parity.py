@@ -10,24 +10,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coordinator.checkpoint import load_checkpoint
-from coordinator.records import RunSummary
-from coordinator.runs import run_directory, start_run
-from coordinator.settings import RunSettings
-from coordinator.strategies import ServerState
-from device_agent.patch_store import PatchKey, PatchState, PatchStore
-from shared.encodings import FEEDBACK
-from shared.model import schema_of
-from shared.task import Task, find_task
-from shared.tensors import Tensors
-from simulator.cohort import InProcess, Learner, encoded, make_learner
-from simulator.ground import Ground
-from simulator.one_by_one import OneByOneLearner
-from simulator.population import load_population
-from simulator.simulate import Simulation, one_thread
-from simulator.study import EXACT, Study, client_id
-from simulator.terms import make_study
-from tests.brokers import Mosquitto
+from fedpatch.coordinator.aggregation.strategies import ServerState
+from fedpatch.coordinator.rounds.records import RunSummary
+from fedpatch.coordinator.runtime.runs import run_directory, start_run
+from fedpatch.coordinator.settings import RunSettings
+from fedpatch.coordinator.storage.checkpoint import load_checkpoint
+from fedpatch.device_agent.state.patch_store import PatchKey, PatchState, PatchStore
+from fedpatch.shared.tasks.task import Task, find_task
+from fedpatch.shared.tasks.torch_model import schema_of
+from fedpatch.shared.tensors.arrays import Tensors
+from fedpatch.shared.tensors.encodings import FEEDBACK
+from fedpatch.simulator.clients.population import load_population
+from fedpatch.simulator.experiment.options import make_study
+from fedpatch.simulator.experiment.simulation import Simulation, one_thread
+from fedpatch.simulator.learners.cohort import InProcess, encoded, make_learner
+from fedpatch.simulator.learners.context import LearnerContext
+from fedpatch.simulator.learners.protocols import Learner
+from fedpatch.simulator.learners.reference import OneByOneLearner
+from fedpatch.simulator.spec.study import EXACT, Study, client_id
+from tests.support.brokers import Mosquitto
 from tests.system.fleet import Fleet
 from tests.system.views import Silent
 
@@ -94,7 +95,7 @@ def deployed(fleet: Fleet, study: Study, state_dir: Path) -> tuple[RunSummary, S
     return summary, state
 
 
-def simulated(study: Study, learner: Callable[[Task, Ground], Learner] = make_learner) -> Simulation:
+def simulated(study: Study, learner: Callable[[Task, LearnerContext], Learner] = make_learner) -> Simulation:
     """The study as a simulation, played to its end."""
     task = find_task(study.task)
     population = load_population(task, study.data, study.clients, study.seed, Path(os.devnull))

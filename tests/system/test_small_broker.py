@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.brokers import Mosquitto
+from tests.support.brokers import Mosquitto
 from tests.system.commands import Command
 
 pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.timeout(600)]

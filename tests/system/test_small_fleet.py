@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from shared.patches import parse_policy
-from shared.tensors import MOMENTS
-from tests.brokers import Mosquitto, client
+from fedpatch.shared.tensors.arrays import MOMENTS
+from fedpatch.shared.tensors.patches import parse_policy
+from tests.support.brokers import Mosquitto, client
 from tests.system.commands import Command, run
 from tests.system.fleet import Fleet
 from tests.system.misdeeds import MISDEEDS, SCHEMA

@@ -9,11 +9,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from coordinator.checkpoint import load_checkpoint, load_checkpoint_after
-from coordinator.runs import run_directory
-from device_agent.held_model import DIRECTORY, HeldModel
-from shared.compression import unpack
-from tests.damage_on_disk import flip_bit
+from fedpatch.coordinator.runtime.runs import run_directory
+from fedpatch.coordinator.storage.checkpoint import load_checkpoint, load_checkpoint_after
+from fedpatch.device_agent.state.model_cache import DIRECTORY, ModelCache
+from fedpatch.shared.tensors.packing import unpack
+from tests.support.damage_on_disk import flip_bit
 from tests.system.fleet import AgentProcess
 from tests.system.stage import Stage, outcomes
 
@@ -22,9 +22,9 @@ pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.timeout(600)]
 ENCODING = "delta-int8"
 
 
-def held(agent: AgentProcess) -> HeldModel:
+def held(agent: AgentProcess) -> ModelCache:
     """What lies on a device's disk."""
-    return HeldModel(agent.state_dir / DIRECTORY)
+    return ModelCache(agent.state_dir / DIRECTORY)
 
 
 def trained_on(agent: AgentProcess, round: int) -> list[str]:

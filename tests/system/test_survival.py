@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.checkpoint import load_checkpoint
-from coordinator.registry import REGISTRY_FILE, Registry
-from coordinator.runs import run_directory
-from shared import topics
-from shared.codec import decode
-from shared.messages import DeviceState
-from tests.brokers import Mosquitto, client
+from fedpatch.coordinator.runtime.runs import run_directory
+from fedpatch.coordinator.storage.checkpoint import load_checkpoint
+from fedpatch.coordinator.storage.registry import REGISTRY_FILE, Registry
+from fedpatch.shared.wire import topics
+from fedpatch.shared.wire.codec import decode
+from fedpatch.shared.wire.messages import DeviceState
+from tests.support.brokers import Mosquitto, client
 from tests.system.commands import run
 from tests.system.fleet import Fleet
 from tests.system.stage import (

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from shared.errors import UsageError
-from tests.brokers import Mosquitto
+from fedpatch.shared.errors import UsageError
+from tests.support.brokers import Mosquitto
 from tests.system.fleet import Fleet
 from tests.system.stage import ROUNDS, Stage, all_went_well, assert_like_oracle, outcomes
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.brokers import Mosquitto
 from tests.device_agent.conditions import scenes
+from tests.support.brokers import Mosquitto
 from tests.system.commands import Command
 from tests.system.fleet import ROOT, AgentProcess, Fleet
 from tests.system.held_task import REFERENCE, Hold
@@ -55,7 +55,7 @@ class Laptop:
 
     def told(self) -> str:
         """What `fedpatch-agent status` says."""
-        command = [sys.executable, "-P", "-m", "device_agent", "status", "--state-dir", str(self.agent.state_dir)]
+        command = [sys.executable, "-m", "fedpatch.device_agent", "status", "--state-dir", str(self.agent.state_dir)]
         return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
 

@@ -19,7 +19,8 @@ from tests.system.fleet import ROOT, Fleet
 
 pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(900)]
 
-# The last version before devices could name the features that they understand, and one before models travelled as deltas.
+# The last version before devices could name the features that they understand, and
+# one before models travelled as deltas.
 EARLIER = ["53edeab", pytest.param("d5045a1", marks=pytest.mark.hosts)]
 PACKAGES = ["coordinator", "device_agent", "shared", "simulator"]
 DEVICES = ["ann", "bob"]
@@ -36,11 +37,28 @@ def before(request, tmp_path_factory) -> Path:
     folder = Path(tmp_path_factory.mktemp("before"))
     with tarfile.open(fileobj=BytesIO(told.stdout)) as archive:
         archive.extractall(folder, filter="data")
+    _call_it_as_today(folder)
     # An installation of this version is not to stand before it.
-    command = [sys.executable, "-P", "-c", "import device_agent; print(device_agent.__file__)"]
-    told = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(folder)}, capture_output=True, check=True)
+    command = [sys.executable, "-c", "import device_agent; print(device_agent.__file__)"]
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    told = subprocess.run(command, cwd=folder, env=environment, capture_output=True, check=True)
     assert Path(told.stdout.decode()).is_relative_to(folder)
     return folder
+
+
+def _call_it_as_today(folder: Path) -> None:
+    """Let `-m fedpatch` and `-m fedpatch.device_agent` start a version whose packages stood side by side."""
+    for package, program in (("fedpatch", "coordinator"), ("fedpatch/device_agent", "device_agent")):
+        (folder / package).mkdir()
+        (folder / package / "__init__.py").touch()
+        (folder / package / "__main__.py").write_text(
+            # The current folder, which Python puts first, may be this checkout.
+            f"import sys\n\ndel sys.path[0]\nimport {program}.cli\n\n{program}.cli.main()\n"
+        )
+    metadata = folder / "fedpatch-0.1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: fedpatch\nVersion: 0.1.0\n")
+    (metadata / "entry_points.txt").write_text("[fedpatch.tasks]\ndigits = shared.tasks.digits:TASK\n")
 
 
 def _start(fleet: Fleet, code: Path, monkeypatch: pytest.MonkeyPatch, devices: Sequence[str] = DEVICES) -> None:
@@ -63,7 +81,7 @@ def _trained(document: dict[str, Any]) -> list[tuple[str, int]]:
 @pytest.mark.parametrize("upgraded", ["the coordinator", "the devices"])
 def test_a_round_is_played_by_two_versions(before, mosquitto, tmp_path, monkeypatch, upgraded):
     """Whichever side is upgraded first, every device reports in every round."""
-    code = {True: ROOT, False: before}
+    code = {True: ROOT / "src", False: before}
     with Fleet(mosquitto.url, tmp_path) as fleet:
         _start(fleet, code[upgraded == "the devices"], monkeypatch)
         fleet.wait_ready()
@@ -83,13 +101,15 @@ def test_an_upgrade_in_the_middle_of_a_run_goes_on_with_it(before, mosquitto, tm
         with Command("fedpatch", "run", *settings, environment={"PYTHONPATH": str(before)}) as coordinator:
             coordinator.wait_err(f"round 1/{ROUNDS}")
             fleet.agents["ann"].terminate()
-            _start(fleet, ROOT, monkeypatch, ["ann"])
+            _start(fleet, ROOT / "src", monkeypatch, ["ann"])
             fleet.wait_ready()
             assert coordinator.terminate().code in (0, 130)
-        with Command("fedpatch", "run", "--json", *settings, environment={"PYTHONPATH": str(ROOT)}) as coordinator:
+        with Command(
+            "fedpatch", "run", "--json", *settings, environment={"PYTHONPATH": str(ROOT / "src")}
+        ) as coordinator:
             coordinator.wait_err("going on")
             fleet.agents["bob"].terminate()
-            _start(fleet, ROOT, monkeypatch, ["bob"])
+            _start(fleet, ROOT / "src", monkeypatch, ["bob"])
             done = coordinator.done()
         assert done.code == 0, done.err
         assert done.document["rounds"][-1]["reported"] == len(DEVICES)

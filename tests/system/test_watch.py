@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.status import status_of
-from shared import topics
-from shared.codec import encode
-from shared.messages import CoordinatorState, Envelope
-from shared.topics import mosquitto_acl
-from tests.brokers import Mosquitto, client
+from fedpatch.coordinator.observability.snapshot import status_of
+from fedpatch.shared.wire import topics
+from fedpatch.shared.wire.codec import encode
+from fedpatch.shared.wire.messages import CoordinatorState, Envelope
+from fedpatch.shared.wire.topics import mosquitto_acl
 from tests.coordinator.test_view import collecting, fleet
+from tests.support.brokers import Mosquitto, client
 from tests.system.commands import PATIENCE_S, Command, run
 from tests.system.fleet import ROOT, Fleet
 from tests.system.stage import Stage
@@ -101,7 +101,7 @@ class Terminal:
 
     def run(self, *command: str) -> None:
         """Start it."""
-        words = " ".join((sys.executable, "-P", "-m", *command))
+        words = " ".join((sys.executable, "-m", *command))
         shell = f"cd {ROOT} && trap : INT; PYTHONPATH={ROOT} LC_ALL=C.UTF-8 {words}; echo it ended with $?; cat"
         self("new-session", "-d", *self._size, shell)
 
@@ -132,7 +132,7 @@ class Terminal:
 def test_a_terminal_shows_the_round_the_phase_and_the_devices(held, socket_folder, columns, lines):
     """Whole lines, one picture; Ctrl-C ends it with 130 and leaves the terminal as it was."""
     with Terminal(socket_folder, columns, lines) as terminal:
-        terminal.run("coordinator", "watch", *held.where)
+        terminal.run("fedpatch", "watch", *held.where)
         _until(lambda: _is_the_picture(terminal.lines), "the picture is whole", lambda: terminal.lines)
         assert max(map(len, terminal.lines)) <= columns
         assert terminal("display", "-p", "#{cursor_flag}").strip() == "0"

@@ -7,7 +7,7 @@ from collections import OrderedDict
 
 from torch import nn
 
-from shared.task import Task
+from fedpatch.shared.tasks.task import Task
 from tests.system import oracle_task
 from tests.system.oracle_task import CLASSES, FEATURES
 

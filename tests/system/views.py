@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coordinator.snapshot import Snapshot
+from fedpatch.coordinator.observability.snapshot import Snapshot
 
 
 class Silent:

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 from torch import nn
 
-from shared.task import DeviceData
-from shared.tasks import digits
+from fedpatch.shared.tasks.bundled import digits
+from fedpatch.shared.tasks.task import DeviceData
 
 
 def build_model() -> nn.Module:

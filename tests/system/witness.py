@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from shared import topics
-from shared.codec import decode
-from shared.link import Received
-from shared.messages import Committed
-from tests.brokers import Client
+from fedpatch.shared.mqtt.client import Received
+from fedpatch.shared.wire import topics
+from fedpatch.shared.wire.codec import decode
+from fedpatch.shared.wire.messages import Committed
+from tests.support.brokers import Client
 
 
 class Witness:

@@ -1,1 +1,1 @@
-"""`fedpatch-agent new-task`: the skeleton of a task of one's own."""
+"""`fedpatch-agent new-task`: writes the skeleton of a new task."""

@@ -1,16 +1,96 @@
-"""The command `fedpatch-agent new-task`."""
+"""The command `fedpatch-agent new-task`.
+
+Fills in the templates of a new task, and puts them into a folder that was not there before.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 import shlex
+from collections.abc import Iterator, Mapping
+from importlib.resources import files
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from device_agent.new_task.skeleton import KINDS, write_skeleton
-from shared.command import AsJson, command
+from fedpatch.shared.app.command import AsJson, command
+from fedpatch.shared.app.files import mend_of
+from fedpatch.shared.app.plugins import load_entry_points
+from fedpatch.shared.errors import StateError, UsageError, unknown_name
+from fedpatch.shared.tasks.task import ENTRY_POINT_GROUP
+
+KINDS = ("classification", "regression")
+
+_NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
+_TEMPLATES = {
+    "pyproject.toml": "pyproject.toml.template",
+    "@MODULE@.py": "task.py.template",
+    "test_@STEM@.py": "test.py.template",
+    "README.md": "README.md.template",
+}
+
+
+def module_name(name: str) -> str:
+    """The Python module of the task `name`. Raises UsageError where the name cannot be a task's, or is one already."""
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            f"{name!r} cannot be the name of a task; use 1 to 32 lower-case letters, digits, '-' and '_', a letter first"
+        )
+    if name in load_entry_points(ENTRY_POINT_GROUP):
+        raise UsageError(f"a task {name!r} is installed already; choose another name")
+    return name.replace("-", "_") + "_task"
+
+
+def render(name: str, kind: str) -> Mapping[str, str]:
+    """The files of the skeleton: text by file name. Raises UsageError for a name or a kind that cannot be."""
+    if kind not in KINDS:
+        raise unknown_name("kind", kind, KINDS)
+    module = module_name(name)
+
+    def filled(text: str) -> str:
+        return text.replace("@NAME@", name).replace("@MODULE@", module).replace("@STEM@", name.replace("-", "_"))
+
+    folder = files(__package__)
+    return {
+        filled(file): filled("".join(_of_kind(folder.joinpath(template).read_text("utf-8"), kind)))
+        for file, template in _TEMPLATES.items()
+    }
+
+
+def _of_kind(text: str, kind: str) -> Iterator[str]:
+    """The lines outside of `#[kind]` ... `#[end]`, and within those that are of this kind."""
+    wanted = True
+    for line in text.splitlines(keepends=True):
+        if mark := re.fullmatch(r"#\[(\w+)\]\n", line):
+            wanted = mark[1] in (kind, "end")
+        elif wanted:
+            yield line
+
+
+def write_skeleton(name: str, kind: str, parent: Path) -> tuple[Path, ...]:
+    """Make the folder `name` in `parent`; the paths of its files.
+
+    Raises UsageError where the folder holds anything already, or the name or the kind cannot be; StateError for what the disk
+    refuses. Nothing that exists is ever overwritten.
+    """
+    texts = render(name, kind)
+    folder = parent.expanduser() / name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise UsageError(f"{folder} is not empty; choose another name, or another --dir")
+        for file, text in texts.items():
+            with (folder / file).open("x", encoding="utf-8") as out:
+                out.write(text)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise UsageError(f"{error.filename or folder} is there already, and no folder; choose another --dir") from error
+    except OSError as error:
+        mend = mend_of(error, "make it writable, or choose another --dir")
+        raise StateError(f"{error.filename or folder}: {error.strerror or error}; {mend}") from error
+    return tuple(folder / file for file in texts)
+
 
 EXAMPLE = "fedpatch-agent new-task room-climate --kind regression"
 

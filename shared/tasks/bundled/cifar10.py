@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shared.entries import optional_module
-from shared.errors import DataError
-from shared.task import DeviceData, Task
-from shared.tasks.classification import accuracy, cross_entropy
-from shared.tasks.files import DataFile, fetch
-from shared.tasks.partition import parse_data_spec
-from shared.tasks.share import Images, device_shares
+from fedpatch.shared.app.plugins import import_optional
+from fedpatch.shared.errors import DataError
+from fedpatch.shared.tasks.bundled.classification import accuracy, cross_entropy
+from fedpatch.shared.tasks.bundled.downloads import DataFile, fetch
+from fedpatch.shared.tasks.bundled.image_shards import Images, device_shares
+from fedpatch.shared.tasks.bundled.partition import parse_data_spec
+from fedpatch.shared.tasks.task import DeviceData, Task
 
 if TYPE_CHECKING:
     from torch import nn
@@ -83,7 +83,7 @@ def build_model() -> nn.Module:
 
 
 def load_data(spec: str, root: Path) -> DeviceData:
-    """Images as (n, 3, 32, 32) float32 in [0, 1]; `spec` as in shared.tasks.partition."""
+    """Images as (n, 3, 32, 32) float32 in [0, 1]; `spec` as in shared.tasks.bundled.partition."""
     return load_many([spec], root)[0]
 
 
@@ -133,7 +133,7 @@ def read_jpeg75(path: Path) -> tuple[Images, Images]:
     Raises DataError where the file is damaged, or Pillow, which decodes, is not installed.
     """
     why = f"cifar10: {path.name} holds JPEGs, which Pillow decodes"
-    pillow = optional_module("PIL.Image", why, "pip install pillow", DataError)
+    pillow = import_optional("PIL.Image", why, "pip install pillow", DataError)
     try:
         with np.load(path, allow_pickle=False) as arrays:
             train, test = (_jpeg_images(pillow, arrays, part) for part in ("train", "test"))

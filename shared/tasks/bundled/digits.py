@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shared.entries import optional_module
-from shared.errors import DataError
-from shared.task import DeviceData, Task
-from shared.tasks.classification import accuracy, cross_entropy
-from shared.tasks.partition import parse_data_spec
-from shared.tasks.share import Images, device_shares
+from fedpatch.shared.app.plugins import import_optional
+from fedpatch.shared.errors import DataError
+from fedpatch.shared.tasks.bundled.classification import accuracy, cross_entropy
+from fedpatch.shared.tasks.bundled.image_shards import Images, device_shares
+from fedpatch.shared.tasks.bundled.partition import parse_data_spec
+from fedpatch.shared.tasks.task import DeviceData, Task
 
 if TYPE_CHECKING:
     from torch import nn
@@ -42,7 +42,7 @@ def build_model() -> nn.Module:
 
 
 def load_data(spec: str, root: Path) -> DeviceData:
-    """Images as (n, 64) float32 in [0, 1]; `spec` as in shared.tasks.partition. `root` is not used."""
+    """Images as (n, 64) float32 in [0, 1]; `spec` as in shared.tasks.bundled.partition. `root` is not used."""
     return load_many([spec], root)[0]
 
 
@@ -50,7 +50,7 @@ def load_many(specs: Sequence[str], root: Path) -> list[DeviceData]:
     """`load_data` of each of `specs`, with the data read only once."""
     parsed = [parse_data_spec(spec) for spec in specs]
     why = "digits: scikit-learn holds the data"
-    datasets = optional_module("sklearn.datasets", why, "pip install 'fedpatch[demo]'", DataError)
+    datasets = import_optional("sklearn.datasets", why, "pip install 'fedpatch[demo]'", DataError)
     pixels, labels = datasets.load_digits(return_X_y=True)
     is_test = _test_mask(labels)
     train, test = (_images(pixels[chosen].astype(np.uint8), labels[chosen]) for chosen in (~is_test, is_test))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shared.errors import DataError
+from fedpatch.shared.errors import DataError
 
 log = logging.getLogger("fedpatch.data")
 

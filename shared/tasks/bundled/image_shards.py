@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shared.task import DeviceData
-from shared.tasks.partition import DataSpec, add_noise, noise_std, partitions
-from shared.validation import with_validation
+from fedpatch.shared.tasks.bundled.partition import DataSpec, add_noise, noise_std, partitions
+from fedpatch.shared.tasks.task import DeviceData
+from fedpatch.shared.tasks.validation import with_validation
 
 
 @dataclass(frozen=True)

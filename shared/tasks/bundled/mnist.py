@@ -1,9 +1,9 @@
 """Task `mnist`: the paper's 2NN on MNIST (section 4.1), from the four official files, or on other data in their format.
 
-A data spec is one of shared.tasks.partition, for MNIST itself, or
+A data spec is one of shared.tasks.bundled.partition, for MNIST itself, or
 
     files:FOLDER               all images in four files of MNIST's format (IDX, with or without gzip) below the data folder
-    files:FOLDER,shard:I/N     a share of them, as of MNIST: any spec of shared.tasks.partition
+    files:FOLDER,shard:I/N     a share of them, as of MNIST: any spec of shared.tasks.bundled.partition
 
 Such files are not compared with a checksum: they are whatever their owner has put there.
 """
@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shared.errors import DataError, UsageError
-from shared.task import DeviceData, Task
-from shared.tasks.classification import accuracy, cross_entropy
-from shared.tasks.files import DataFile, fetch
-from shared.tasks.partition import DataSpec, parse_data_spec
-from shared.tasks.share import Images, device_shares
+from fedpatch.shared.errors import DataError, UsageError
+from fedpatch.shared.tasks.bundled.classification import accuracy, cross_entropy
+from fedpatch.shared.tasks.bundled.downloads import DataFile, fetch
+from fedpatch.shared.tasks.bundled.image_shards import Images, device_shares
+from fedpatch.shared.tasks.bundled.partition import DataSpec, parse_data_spec
+from fedpatch.shared.tasks.task import DeviceData, Task
 
 if TYPE_CHECKING:
     from torch import nn

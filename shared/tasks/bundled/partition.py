@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from shared.errors import DataError, UsageError
+from fedpatch.shared.errors import DataError, UsageError
 
 SHARDS_PER_DEVICE = 2
 MAX_VALIDATION_SHARE = 0.5  # as that of Task.validation_share

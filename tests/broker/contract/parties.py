@@ -11,13 +11,13 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 
-from coordinator.repairs import Repairs
-from coordinator.uploads import Complete, UploadDesk
-from shared import topics
-from shared.codec import decode, encode
-from shared.link import Connected, LinkEvent, MqttLink, Received
-from shared.messages import Ack, Body, Committed, Envelope, Grant, Manifest, Need, Offer, RetryAfter
-from shared.transfer import (
+from fedpatch.coordinator.rounds.invitations import ChunkResender
+from fedpatch.coordinator.rounds.upload_scheduler import Complete, UploadDesk
+from fedpatch.shared.mqtt.client import Connected, LinkEvent, MqttLink, Received
+from fedpatch.shared.wire import topics
+from fedpatch.shared.wire.codec import decode, encode
+from fedpatch.shared.wire.messages import Ack, Body, Committed, Envelope, Grant, Manifest, Need, Offer, RetryAfter
+from fedpatch.shared.wire.transfer import (
     Download,
     SendChunk,
     Upload,
@@ -126,7 +126,7 @@ class Getting:
     needs: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
-        self._repairs = Repairs(self.manifest)
+        self._repairs = ChunkResender(self.manifest)
         self._lose = random.Random(5)
         self._lost = {
             name: set(self._lose.sample(range(self.manifest.chunk_count), 8))

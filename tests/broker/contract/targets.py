@@ -9,11 +9,11 @@ from typing import Protocol
 
 import pytest
 
-from coordinator.embedded_broker import EmbeddedBroker
-from shared.link_events import ProtocolVersion
+from fedpatch.coordinator.demo.broker import EmbeddedBroker
+from fedpatch.shared.mqtt.events import ProtocolVersion
 from tests.broker.ejabberd import PASSWORD, USERNAME, Ejabberd
 from tests.broker.relay import Relay
-from tests.brokers import Client, Mosquitto, client, free_port
+from tests.support.brokers import Client, Mosquitto, client, free_port
 
 AWS_PACKET_BYTES = 131_072
 

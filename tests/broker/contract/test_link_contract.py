@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from shared import topics
-from shared.link import Connected, Disconnected, Received
+from fedpatch.shared.mqtt.client import Connected, Disconnected, Received
+from fedpatch.shared.wire import topics
 from tests.broker.contract.targets import Target
 from tests.broker.relay import Relay
-from tests.brokers import Client
+from tests.support.brokers import Client
 
 pytestmark = pytest.mark.broker
 

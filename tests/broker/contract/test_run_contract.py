@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from coordinator.runs import start_run
-from coordinator.settings import RunSettings
+from fedpatch.coordinator.runtime.runs import start_run
+from fedpatch.coordinator.settings import RunSettings
 from tests.broker.contract.targets import Target
 from tests.broker.ejabberd import PASSWORD, USERNAME
 from tests.broker.relay import Relay
-from tests.brokers import free_port
+from tests.support.brokers import free_port
 from tests.system.fleet import Fleet
 from tests.system.stage import PATIENT
 from tests.system.views import Silent

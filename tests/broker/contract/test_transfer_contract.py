@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.publisher import Blob, ModelPublisher
-from shared import topics
-from shared.transfer import MIN_CHUNK_BYTES
+from fedpatch.coordinator.runtime.model_publisher import Blob, ModelPublisher
+from fedpatch.shared.wire import topics
+from fedpatch.shared.wire.transfer import MIN_CHUNK_BYTES
 from tests.broker.contract.parties import CHUNK_BYTES, COORDINATOR, Getting, Giving, parties
 from tests.broker.contract.targets import Target
 

@@ -11,10 +11,10 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
-from coordinator.identity.authority import BROKER, COORDINATOR, DAY_S, DEVICE, WATCHER, Authority
-from coordinator.identity.certificates import names_of, new_key
-from coordinator.identity.index_file import read_index
-from shared.errors import StateError, UsageError
+from fedpatch.coordinator.pki.authority import BROKER, COORDINATOR, DAY_S, DEVICE, WATCHER, Authority
+from fedpatch.coordinator.pki.index import read_index
+from fedpatch.coordinator.pki.x509 import names_of, new_key
+from fedpatch.shared.errors import StateError, UsageError
 
 NOW = 1_800_000_000
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from coordinator.identity.authority import BROKER, DAY_S, Authority
-from shared.bundle import decode_bundle
-from shared.certificate import read_pem
-from tests.programs import Ended, Program
+from fedpatch.coordinator.pki.authority import BROKER, DAY_S, Authority
+from fedpatch.shared.config.enrolment_bundle import decode_bundle
+from fedpatch.shared.mqtt.certificate import read_pem
+from tests.support.programs import Ended, Program
 
 
 @pytest.fixture
@@ -186,7 +186,7 @@ def test_a_directory_without_a_ca_is_told(fedpatch: Program, tmp_path: Path):
 def test_without_the_package_a_sentence_says_what_to_install(fedpatch: Program):
     """Lists need nothing; what makes certificates does."""
     program = (
-        "import sys; sys.modules['cryptography'] = None; from coordinator.cli import main; "
+        "import sys; sys.modules['cryptography'] = None; from fedpatch.cli import main; "
         "sys.argv = ['fedpatch', *sys.argv[1:]]; main()"
     )
     lists, makes = (

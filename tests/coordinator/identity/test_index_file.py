@@ -1,4 +1,4 @@
-"""coordinator.identity.index_file: what is not the record of a CA is never taken for one."""
+"""fedpatch.coordinator.pki.index: what is not the record of a CA is never taken for one."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.identity import index_file
-from coordinator.identity.index import DEVICE, Entry, Index
-from coordinator.identity.index_file import INDEX_NAME, read_index, write_index
-from shared.errors import StateError
+from fedpatch.coordinator.pki import index as index_file
+from fedpatch.coordinator.pki.index import DEVICE, INDEX_NAME, Entry, Index, read_index, write_index
+from fedpatch.shared.errors import StateError
 
 INDEX = Index(fleet="kitchen", entries=(Entry(serial="1f", part=DEVICE, name="pi-1", not_after=9),))
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from coordinator.identity.authority import COORDINATOR, DEVICE, Authority
-from coordinator.identity.index_file import read_index
+from fedpatch.coordinator.pki.authority import COORDINATOR, DEVICE, Authority
+from fedpatch.coordinator.pki.index import read_index
 
 NOW = 1_800_000_000
 
@@ -34,7 +34,7 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, write: int, *, after: bool, what:
             raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr("shared.files.os.replace", replace)
+        patch.setattr("fedpatch.shared.app.files.os.replace", replace)
         try:
             what()
         except Killed:

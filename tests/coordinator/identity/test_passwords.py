@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.identity.index import DEVICE, PASSWORD, Entry, Index
-from coordinator.identity.passwords import keep_passwords, new_password, password_file, password_line
-from shared.link import Connected, Disconnected
-from tests.brokers import Mosquitto, client
+from fedpatch.coordinator.pki.index import DEVICE, PASSWORD, Entry, Index
+from fedpatch.coordinator.pki.mosquitto_passwd import keep_passwords, new_password, password_file, password_line
+from fedpatch.shared.mqtt.client import Connected, Disconnected
+from tests.support.brokers import Mosquitto, client
 
 VECTOR = (
     "pi-1:$7$101$x3mjOb1OF1yI5mCf$VkiZg7adxJ78lu/4db3I0nmzunuKp"

@@ -8,18 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.effects import Count
-from coordinator.engine import Engine
-from coordinator.fleet import REVOKED
-from coordinator.identity.index import DEVICE, Entry, Index
-from coordinator.identity.index_file import INDEX_NAME, read_index, write_index
-from coordinator.identity.revocations import Revocations
-from coordinator.ledger import Ledger, Opening
-from coordinator.round_states import State
-from shared.errors import StateError
-from shared.messages import Accept
+from fedpatch.coordinator.guard.revocations import Revocations
+from fedpatch.coordinator.pki.index import DEVICE, INDEX_NAME, Entry, Index, read_index, write_index
+from fedpatch.coordinator.rounds.effects import CountEvent
+from fedpatch.coordinator.rounds.roster import REVOKED
+from fedpatch.coordinator.rounds.run_engine import Engine
+from fedpatch.coordinator.rounds.states import RoundJournal, RoundStart, State
+from fedpatch.shared.errors import StateError
+from fedpatch.shared.wire.messages import Accept
 from tests.coordinator.engines import engine, send
-from tests.specs import model, run_spec, there
+from tests.support.specs import model, run_spec, there
 
 WORDS = logging.getLogger("fedpatch.coordinator").name
 
@@ -70,14 +68,14 @@ def test_a_device_that_is_revoked_leaves_the_open_round(tmp_path: Path):
     """It counts as failed, for that reason; the others go on."""
     record(tmp_path)
     revocations, run = Revocations(tmp_path, "kitchen"), started()
-    from coordinator.effects import PublishModel
+    from fedpatch.coordinator.rounds.effects import PublishModel
 
     assert run.open is not None or any(isinstance(one, PublishModel) for one in run.tick(0.0))
     run.model_published(model(), 0.0)
     for device in "ab":
         send(run, device, Accept(10), 0.0, 1)
     record(tmp_path, revoked="a")
-    assert Count("a", "failed", "revoked") in revocations.look(run, 2.0)
+    assert CountEvent("a", "failed", "revoked") in revocations.look(run, 2.0)
     assert run.open is not None
     assert run.open.round.participants["a"].state is State.FAILED
     assert run.open.round.participants["b"].state is not State.FAILED
@@ -86,13 +84,13 @@ def test_a_device_that_is_revoked_leaves_the_open_round(tmp_path: Path):
 def test_nobody_waits_for_a_device_that_was_revoked_before_a_restart(tmp_path: Path):
     """In a round that is taken up; whether the device is heard once more or not."""
     record(tmp_path, revoked="a")
-    ledger = Ledger(1, 2, ("a", "b"), model().digest, frozenset("ab"), 0.0, False)
-    run = Engine(run_spec(epoch=2, quorum=0.5), unfinished=Opening(ledger, {}), jitter=random.Random(1))
+    ledger = RoundJournal(1, 2, ("a", "b"), model().digest, frozenset("ab"), 0.0, False)
+    run = Engine(run_spec(epoch=2, quorum=0.5), unfinished=RoundStart(ledger, {}), jitter=random.Random(1))
     revocations = Revocations(tmp_path, "kitchen")
     run.start(0.0)
     assert revocations.look(run, 0.0) == []
     run.model_published(model(), 0.0)
-    assert revocations.look(run, 1.0) == [Count("a", "failed", "revoked")]
+    assert revocations.look(run, 1.0) == [CountEvent("a", "failed", "revoked")]
     assert run.open is not None
     states = {device: one.state for device, one in run.open.round.participants.items()}
     assert states == {"a": State.FAILED, "b": State.LOST}
@@ -158,7 +156,7 @@ def test_a_revocation_while_the_record_is_read_for_the_first_time_is_heeded(
         return index
 
     with monkeypatch.context() as patch:
-        patch.setattr("coordinator.identity.revocations.read_index", read_then_revoked)
+        patch.setattr("fedpatch.coordinator.guard.revocations.read_index", read_then_revoked)
         revocations = Revocations(tmp_path, "kitchen")
     assert not revocations.refuses("a")
     revocations.look(started(), 2.0)
@@ -175,7 +173,7 @@ def test_a_record_that_becomes_readable_again_is_read_again(tmp_path: Path, monk
 
     record(tmp_path, revoked="a")
     with monkeypatch.context() as patch:
-        patch.setattr("coordinator.identity.revocations.read_index", denied)
+        patch.setattr("fedpatch.coordinator.guard.revocations.read_index", denied)
         revocations.look(run, 2.0)
     assert not revocations.refuses("a")
     (tmp_path / INDEX_NAME).chmod(0o640)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.registry import REGISTRY_FILE, Registry
-from coordinator.report import picture
+from fedpatch.coordinator.report import charts
+from fedpatch.coordinator.storage.registry import REGISTRY_FILE, Registry
 from tests.coordinator.report.runs import record
-from tests.programs import Ended, Program
+from tests.support.programs import Ended, Program
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -87,7 +87,7 @@ def test_a_picture_of_one_run_is_drawn_even_before_its_first_round(fedpatch, tmp
 def test_without_matplotlib_a_picture_is_refused_before_anything_is_written(fedpatch, tmp_path, monkeypatch):
     """The message says how to get it."""
     _run(tmp_path, 1)
-    monkeypatch.setattr(picture, "find_spec", lambda name: None)
+    monkeypatch.setattr(charts, "find_spec", lambda name: None)
     ended = fedpatch("report", "last", "--state-dir", tmp_path, "--png", "a.png")
     assert (ended.code, list(Path.cwd().iterdir())) == (2, [])
     assert "pip install 'fedpatch[simulator]'" in ended.err

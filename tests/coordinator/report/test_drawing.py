@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.report.markup import Markup, element, escaped
-from coordinator.report.page import make_page
-from coordinator.report.page_style import STYLE
-from coordinator.report.scales import make_axis, unit_for
-from coordinator.report.series import TIME_UNITS, Run, thinned
+from fedpatch.coordinator.report.charts import make_axis, unit_for
+from fedpatch.coordinator.report.markup import Markup, element, escaped
+from fedpatch.coordinator.report.page import STYLE, make_page
+from fedpatch.coordinator.report.series import TIME_UNITS, Run, thinned
 from tests.coordinator.report.runs import RUNS, record, run
 
 SVG = "{http://www.w3.org/2000/svg}"

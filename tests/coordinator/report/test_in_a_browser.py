@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.report.series import Run
-from tests.browser import Browser, browser
+from fedpatch.coordinator.report.series import Run
 from tests.coordinator.report.runs import record, run
+from tests.support.browser import Browser, browser
 
 # The first test waits for two demos and for Chromium, which on a busy machine take their time.
 pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.timeout(600)]
@@ -39,7 +39,7 @@ def chromium(tmp_path_factory) -> Iterator[Browser]:
 
 
 def _fedpatch(*argv: object) -> None:
-    command = [sys.executable, "-m", "coordinator", *map(str, argv)]
+    command = [sys.executable, "-m", "fedpatch", *map(str, argv)]
     subprocess.run(command, check=True, timeout=280, stdout=subprocess.DEVNULL)
 
 
@@ -133,7 +133,7 @@ def test_on_paper_everything_is_open_and_light(chromium, pages):
 
 def test_long_labels_and_long_words_stay_where_they_belong(chromium, tmp_path):
     """Hours, terabytes, round numbers of six digits, names without a space."""
-    from coordinator.report.page import make_page
+    from fedpatch.coordinator.report.page import make_page
 
     word = "w" * 200
     records = tuple(

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.report.comparison import labels
-from coordinator.report.series import Run
+from fedpatch.coordinator.report.page import labels
+from fedpatch.coordinator.report.series import Run
 from tests.coordinator.report.runs import RUNS, info, record
 
 

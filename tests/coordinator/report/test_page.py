@@ -13,12 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.records import RoundRecord
-from coordinator.report.comparison import comparison, rounds_to_target
-from coordinator.report.csv_text import COLUMNS, csv_text
-from coordinator.report.data_tables import MAX_DEVICES
-from coordinator.report.page import make_page
-from coordinator.report.series import Run
+from fedpatch.coordinator.report.csv_export import COLUMNS, csv_text
+from fedpatch.coordinator.report.page import MAX_DEVICES, comparison, make_page, rounds_to_target
+from fedpatch.coordinator.report.series import Run
+from fedpatch.coordinator.rounds.records import RoundRecord
 from tests.coordinator.report.runs import RUNS, info, record, run
 
 HOSTILE = "</title><script>alert('x')</script>\"onload=\""

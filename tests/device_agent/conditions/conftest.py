@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from device_agent.conditions import bounded, network_manager, observe, programs
+from fedpatch.device_agent.sensors import collect, commands, timeouts, wifi
 from tests.device_agent.conditions.scenes import Scene
 
 PATIENCE_S = 90.0
@@ -13,10 +13,10 @@ PATIENCE_S = 90.0
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch):
     """Tests of what hangs set limits of their own."""
-    monkeypatch.setattr(bounded, "QUICK_S", PATIENCE_S)
-    monkeypatch.setattr(observe, "SOURCE_LIMIT_S", PATIENCE_S)
-    monkeypatch.setattr(programs, "LIMIT_S", PATIENCE_S)
-    monkeypatch.setattr(network_manager, "LIMIT_S", PATIENCE_S)
+    monkeypatch.setattr(timeouts, "QUICK_S", PATIENCE_S)
+    monkeypatch.setattr(collect, "SOURCE_LIMIT_S", PATIENCE_S)
+    monkeypatch.setattr(commands, "LIMIT_S", PATIENCE_S)
+    monkeypatch.setattr(wifi, "LIMIT_S", PATIENCE_S)
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from device_agent.conditions.observe import Observer
+from fedpatch.device_agent.sensors.collect import FactCollector
 
 BROKER = "192.0.2.7"  # an address of documentation (RFC 5737): nobody has it
 MAINS = {"type": "Mains", "online": "1"}
@@ -78,9 +78,9 @@ class Scene:
         self.card("lo", kind="772")
         self.file("run/systemd/timesync/synchronized", "")
 
-    def observer(self, route: str = "eth0", ups: str = "", bus: str | None = None) -> Observer:
+    def observer(self, route: str = "eth0", ups: str = "", bus: str | None = None) -> FactCollector:
         """Looks at this machine, whose route to the broker leaves by this interface."""
-        return Observer(
+        return FactCollector(
             broker_host=BROKER,
             state_dir=self.state_dir,
             root=self.root,

@@ -8,15 +8,15 @@ import time
 
 import pytest
 
-from device_agent.conditions import bounded
-from device_agent.conditions.bounded import Bounded, CannotTell
+from fedpatch.device_agent.sensors import timeouts
+from fedpatch.device_agent.sensors.timeouts import FactUnavailable, TimedQuestion
 
 PATIENCE_S = 60.0
 
 
 def test_an_answer_comes_back():
     """What the source said, to the question that was asked."""
-    double = Bounded("double", lambda number: 2 * number)
+    double = TimedQuestion("double", lambda number: 2 * number)
     double.begin(21)
     assert double.answer(PATIENCE_S) == 42
 
@@ -24,7 +24,7 @@ def test_an_answer_comes_back():
 @pytest.mark.parametrize(
     ("error", "why"),
     [
-        (CannotTell("no bus"), "no bus"),
+        (FactUnavailable("no bus"), "no bus"),
         (FileNotFoundError(2, "No such file or directory", "/x"), "/x: No such file or directory"),
         (ZeroDivisionError("by zero"), "ZeroDivisionError: by zero"),
     ],
@@ -35,9 +35,9 @@ def test_a_source_that_fails_says_why(error, why):
     def ask():
         raise error
 
-    source = Bounded("it", ask)
+    source = TimedQuestion("it", ask)
     source.begin()
-    with pytest.raises(CannotTell, match=why):
+    with pytest.raises(FactUnavailable, match=why):
         source.answer(PATIENCE_S)
 
 
@@ -52,18 +52,18 @@ def test_a_source_that_hangs_is_given_up_and_not_asked_twice():
         over.set()
         return len(asked)
 
-    source = Bounded("the tape", ask)
+    source = TimedQuestion("the tape", ask)
     source.begin()
     assert begun.wait(PATIENCE_S)
     for _ in range(3):
-        with pytest.raises(CannotTell, match="the tape has not answered for"):
+        with pytest.raises(FactUnavailable, match="the tape has not answered for"):
             source.answer(0.01)
         source.begin()
     assert len(asked) == 1
     go.set()
     assert over.wait(PATIENCE_S)
     asked[0].join(PATIENCE_S)
-    with pytest.raises(CannotTell):  # what comes late answers an earlier question, and may not be so any more
+    with pytest.raises(FactUnavailable):  # what comes late answers an earlier question, and may not be so any more
         source.answer(PATIENCE_S)
     source.begin()
     assert source.answer(PATIENCE_S) == 2
@@ -79,25 +79,25 @@ class Slow:
         """Hangs, and then fails, or answers."""
         assert self.go.wait(PATIENCE_S)
         if not self.answer:
-            raise CannotTell("the tape is torn")
+            raise FactUnavailable("the tape is torn")
         return self.answer
 
 
 @pytest.mark.parametrize("answer", ["", "nothing"])
 def test_a_source_that_took_long_for_nothing_is_not_waited_for_until_it_answers(answer, monkeypatch):
     """It may give itself up in the end, each time: that delays whoever asks once."""
-    monkeypatch.setattr(bounded, "QUICK_S", -1.0)  # whatever it takes is long
+    monkeypatch.setattr(timeouts, "QUICK_S", -1.0)  # whatever it takes is long
     slow = Slow()
-    source = Bounded("the tape", slow, lambda found: found == "nothing")
+    source = TimedQuestion("the tape", slow, lambda found: found == "nothing")
     slow.answer = answer
     slow.go.set()
     source.begin()
-    with contextlib.suppress(CannotTell):
+    with contextlib.suppress(FactUnavailable):
         source.answer(PATIENCE_S)
     slow.go.clear()
     slow.answer = "good"
     source.begin()
-    with pytest.raises(CannotTell, match="the tape has not answered for"):
+    with pytest.raises(FactUnavailable, match="the tape has not answered for"):
         source.answer(PATIENCE_S)
     slow.go.set()
     assert _until_answered(source) == "good"
@@ -105,10 +105,10 @@ def test_a_source_that_took_long_for_nothing_is_not_waited_for_until_it_answers(
     assert source.answer(PATIENCE_S) == "good"
 
 
-def _until_answered(source: Bounded[[], str]) -> str:
+def _until_answered(source: TimedQuestion[[], str]) -> str:
     until = time.monotonic() + PATIENCE_S
     while time.monotonic() < until:
-        with contextlib.suppress(CannotTell):
+        with contextlib.suppress(FactUnavailable):
             return source.answer(0.0)
         time.sleep(0.01)
     raise AssertionError("what has come back is not taken")
@@ -117,10 +117,10 @@ def _until_answered(source: Bounded[[], str]) -> str:
 def test_a_source_that_fails_at_once_is_waited_for_again():
     """Its answer costs nobody time, and may be a good one next."""
     slow = Slow()
-    source = Bounded("the tape", slow)
+    source = TimedQuestion("the tape", slow)
     slow.go.set()
     source.begin()
-    with pytest.raises(CannotTell, match="torn"):
+    with pytest.raises(FactUnavailable, match="torn"):
         source.answer(PATIENCE_S)
     slow.answer = "good"
     source.begin()
@@ -130,13 +130,13 @@ def test_a_source_that_fails_at_once_is_waited_for_again():
 def test_why_there_is_no_answer_keeps_its_kind():
     """Somebody may want to tell a bus that is not there from one that is silent."""
 
-    class NoTape(CannotTell):
+    class NoTape(FactUnavailable):
         pass
 
     def ask():
         raise NoTape("no tape")
 
-    source = Bounded("it", ask)
+    source = TimedQuestion("it", ask)
     source.begin()
     with pytest.raises(NoTape, match="no tape"):
         source.answer(PATIENCE_S)
@@ -144,8 +144,8 @@ def test_why_there_is_no_answer_keeps_its_kind():
 
 def test_a_source_that_was_never_asked_has_no_answer():
     """There is no answer without a question."""
-    with pytest.raises(CannotTell, match="was not asked"):
-        Bounded("it", lambda: 1).answer(0.0)
+    with pytest.raises(FactUnavailable, match="was not asked"):
+        TimedQuestion("it", lambda: 1).answer(0.0)
 
 
 def test_a_machine_without_threads_to_spare_is_no_crash(monkeypatch):
@@ -155,7 +155,7 @@ def test_a_machine_without_threads_to_spare_is_no_crash(monkeypatch):
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", no_thread)
-    source = Bounded("it", lambda: 1)
+    source = TimedQuestion("it", lambda: 1)
     source.begin()
-    with pytest.raises(CannotTell, match="can't start new thread"):
+    with pytest.raises(FactUnavailable, match="can't start new thread"):
         source.answer(PATIENCE_S)

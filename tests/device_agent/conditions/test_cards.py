@@ -6,18 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device_agent.conditions.cards import (
-    Card,
+from fedpatch.device_agent.sensors.facts import Confidence, Fact
+from fedpatch.device_agent.sensors.filesystem import SysFs
+from fedpatch.device_agent.sensors.network_link import (
+    NetInterface,
     link_kind,
+    read_link,
     ssid_text,
     told_metering,
     uevent_value,
     usual_metering,
 )
-from device_agent.conditions.route import read_link
-from device_agent.conditions.tree import Tree
-from device_agent.facts import Confidence, Fact
-from shared.reasons import LinkKind
+from fedpatch.shared.wire.reasons import LinkKind
 from tests.device_agent.conditions.scenes import Scene
 
 MEASURED, ASSUMED, UNKNOWN = Confidence.MEASURED, Confidence.ASSUMED, Confidence.UNKNOWN
@@ -43,7 +43,7 @@ MEASURED, ASSUMED, UNKNOWN = Confidence.MEASURED, Confidence.ASSUMED, Confidence
 )
 def test_kinds_by_their_table(card, kind, confidence):
     """By what the kernel says of the interface; a driver that phones use makes it an assumption."""
-    fact = link_kind(Card(name="x0", **card))
+    fact = link_kind(NetInterface(name="x0", **card))
     assert (fact.value, fact.confidence) == (kind, confidence)
 
 
@@ -54,7 +54,7 @@ def _made_of(tmp_path, *lower: str):
     scene.card("veth1", driver="")
     scene.card("br0", devtype="bridge")
     scene.above("br0", *lower)
-    return read_link(Tree(scene.root), "br0").value
+    return read_link(SysFs(scene.root), "br0").value
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device_agent.conditions.bounded import CannotTell
-from device_agent.conditions.firmware import hottest, parse_temperature, parse_throttled
-from device_agent.conditions.health import read_supply, read_temperature
-from device_agent.conditions.tree import Tree
+from fedpatch.device_agent.sensors.filesystem import SysFs
+from fedpatch.device_agent.sensors.thermal import (
+    hottest,
+    parse_temperature,
+    parse_throttled,
+    read_supply,
+    read_temperature,
+)
+from fedpatch.device_agent.sensors.timeouts import FactUnavailable
 
 
 @pytest.mark.parametrize(
@@ -27,7 +32,7 @@ from device_agent.conditions.tree import Tree
 def test_what_the_firmware_says_now(scene, bits, under_voltage, throttled):
     """Only the bits of this moment count."""
     scene.program("vcgencmd", f'[ "$1" = get_throttled ] && echo throttled={bits}')
-    supply = read_supply(Tree(scene.root))
+    supply = read_supply(SysFs(scene.root))
     assert (supply.under_voltage.value, supply.throttled.value) == (under_voltage, throttled)
 
 
@@ -35,7 +40,7 @@ def test_a_file_of_the_kernel_is_asked_before_a_program(scene):
     """Reading a file costs less than starting vcgencmd on a busy Pi."""
     scene.file("sys/devices/platform/soc/soc:firmware/get_throttled", "50005")
     scene.program("vcgencmd", f"touch {scene.root}/asked; echo throttled=0x0")
-    supply = read_supply(Tree(scene.root))
+    supply = read_supply(SysFs(scene.root))
     assert (supply.under_voltage.value, supply.throttled.value) == (True, True)
     assert not (scene.root / "asked").exists()
 
@@ -43,20 +48,20 @@ def test_a_file_of_the_kernel_is_asked_before_a_program(scene):
 def test_the_kernels_alarm_needs_no_firmware(scene):
     """Under-voltage is known where throttling is not."""
     scene.chip(3, "rpi_volt", in0_lcrit_alarm="1")
-    supply = read_supply(Tree(scene.root))
+    supply = read_supply(SysFs(scene.root))
     assert (supply.under_voltage.value, supply.throttled.value) == (True, None)
 
 
 def test_no_other_chip_has_that_alarm(scene):
     """A chip of another name may call anything in0."""
     scene.chip(0, "nct6775", in0_lcrit_alarm="1")
-    assert read_supply(Tree(scene.root)).under_voltage.value is None
+    assert read_supply(SysFs(scene.root)).under_voltage.value is None
 
 
 def test_a_vcgencmd_that_may_not_ask_is_no_answer(scene):
     """As it is for a user outside the group video; the mend is named."""
     scene.program("vcgencmd", "echo VCHI initialization failed; exit 255")
-    assert "group video" in read_supply(Tree(scene.root)).under_voltage.source
+    assert "group video" in read_supply(SysFs(scene.root)).under_voltage.source
 
 
 def test_the_hottest_zone_of_the_processor_counts(scene):
@@ -67,19 +72,19 @@ def test_the_hottest_zone_of_the_processor_counts(scene):
     scene.zone(10, "soc_thermal", "63500")
     scene.chip(0, "coretemp", temp1_input="62000")
     scene.chip(1, "nvme", temp1_input="85000")
-    assert read_temperature(Tree(scene.root)).value == 63.5
+    assert read_temperature(SysFs(scene.root)).value == 63.5
 
 
 def test_the_firmware_knows_the_temperature_too(scene):
     """Where no zone does."""
     scene.program("vcgencmd", 'echo "temp=48.3\'C"')
-    assert read_temperature(Tree(scene.root)).value == 48.3
+    assert read_temperature(SysFs(scene.root)).value == 48.3
 
 
 def test_a_machine_without_sensors_has_no_temperature(scene):
     """And says so."""
-    with pytest.raises(CannotTell, match="no thermal zone"):
-        read_temperature(Tree(scene.root))
+    with pytest.raises(FactUnavailable, match="no thermal zone"):
+        read_temperature(SysFs(scene.root))
 
 
 @given(st.text(max_size=30), st.sampled_from(["", "throttled=0x", "temp="]), st.sampled_from(["", "'C"]))

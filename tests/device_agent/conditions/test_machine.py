@@ -10,10 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device_agent.conditions.machine import read_clock, read_disk, read_load, read_memory, read_pause
-from device_agent.conditions.meters import parse_available_mib, parse_chrony, parse_cpus, parse_load
-from device_agent.conditions.tree import Tree
-from device_agent.facts import Confidence
+from fedpatch.device_agent.sensors.facts import Confidence
+from fedpatch.device_agent.sensors.filesystem import SysFs
+from fedpatch.device_agent.sensors.host import (
+    parse_available_mib,
+    parse_chrony,
+    parse_cpus,
+    parse_load,
+    read_clock,
+    read_disk,
+    read_load,
+    read_memory,
+    read_pause,
+)
 from tests.device_agent.conditions.scenes import Scene
 
 NOW_S = 1_790_000_000.0  # in 2026
@@ -21,21 +30,21 @@ NOW_S = 1_790_000_000.0  # in 2026
 
 def test_load_is_shared_among_the_cpus(scene):
     """Half a process on four CPUs is an eighth."""
-    assert read_load(Tree(scene.root)).value == 0.125
+    assert read_load(SysFs(scene.root)).value == 0.125
 
 
 @pytest.mark.parametrize("text", ["", "nan 0 0", "-1 0 0", "inf", "busy"])
 def test_a_load_that_is_none_is_unknown(scene, text):
     """A file that says no number says nothing."""
     scene.file("proc/loadavg", text)
-    assert not read_load(Tree(scene.root)).known
+    assert not read_load(SysFs(scene.root)).known
 
 
 def test_memory_is_what_is_available(scene):
     """Not what is free: most of what is cached can be had."""
-    assert read_memory(Tree(scene.root)).value == 2048.0
+    assert read_memory(SysFs(scene.root)).value == 2048.0
     scene.file("proc/meminfo", "MemFree: 17 kB")
-    assert not read_memory(Tree(scene.root)).known
+    assert not read_memory(SysFs(scene.root)).known
 
 
 def test_the_disk_is_that_of_the_state_directory_even_before_it_is_made(tmp_path):
@@ -75,7 +84,7 @@ def _rtc(scene: Scene, *, seconds: float, used: str = "1") -> None:
 def test_a_clock_is_set_once_timesyncd_has_left_word(scene):
     """Its file says: since boot, from outside."""
     scene.file("run/systemd/timesync/synchronized", "")
-    clock = read_clock(Tree(scene.root), NOW_S)
+    clock = read_clock(SysFs(scene.root), NOW_S)
     assert (clock.value, clock.confidence) == (True, Confidence.MEASURED)
 
 
@@ -83,14 +92,14 @@ def test_a_clock_is_set_once_timesyncd_has_left_word(scene):
 def test_chrony_knows_whether_it_follows_a_server(scene, status, value):
     """`chronyc tracking` is asked where nothing else has said so."""
     scene.program("chronyc", f'echo "Stratum         : 3"; echo "Leap status     : {status}"')
-    assert read_clock(Tree(scene.root), NOW_S).value is value
+    assert read_clock(SysFs(scene.root), NOW_S).value is value
 
 
 def test_a_clock_before_2025_is_not_set(scene):
     """Whoever claims to have set it."""
     scene.file("run/systemd/timesync/synchronized", "")
     _rtc(scene, seconds=0)
-    assert read_clock(Tree(scene.root), 1_500_000_000.0).value is False
+    assert read_clock(SysFs(scene.root), 1_500_000_000.0).value is False
 
 
 @pytest.mark.parametrize(
@@ -100,7 +109,7 @@ def test_a_clock_before_2025_is_not_set(scene):
 def test_a_clock_that_runs_without_power_is_assumed_right(scene, seconds, used, value):
     """If the system was set from it and it still agrees; a Pi 5 without its battery starts in 1970."""
     _rtc(scene, seconds=seconds, used=used)
-    clock = read_clock(Tree(scene.root), NOW_S)
+    clock = read_clock(SysFs(scene.root), NOW_S)
     assert clock.value is value
     assert clock.confidence is (Confidence.ASSUMED if value else Confidence.UNKNOWN)
 
@@ -123,7 +132,7 @@ def test_the_kernel_knows_whether_a_time_service_has_set_its_clock(scene, monkey
     """Its flags (adjtimex, STA_UNSYNC); a chrony that cannot be run does not make that unknown."""
     scene.program("chronyc", "exit 1").write_bytes(b"\0")
     monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: _Kernel(status))
-    tree = Tree(scene.root)
+    tree = SysFs(scene.root)
     tree.live = True
     assert read_clock(tree, NOW_S).value is value
 
@@ -141,7 +150,7 @@ def test_a_disk_that_is_nowhere_is_not_looked_for_for_ever(tmp_path, monkeypatch
 
 def test_the_kernel_of_this_machine_says_something_of_its_clock(tmp_path):
     """Asked for real; what it says is not ours to know."""
-    clock = read_clock(Tree(tmp_path.__class__("/")), time.time())
+    clock = read_clock(SysFs(tmp_path.__class__("/")), time.time())
     assert clock.source
     assert clock.value in (True, False, None)
 

@@ -11,13 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from device_agent.conditions import network_manager
-from device_agent.conditions.bounded import CannotTell
-from device_agent.conditions.network_manager import ask_network_manager
-from device_agent.conditions.tree import Tree
-from device_agent.conditions.wireless import bus_address
-from device_agent.facts import Confidence
-from shared.reasons import LinkKind
+from fedpatch.device_agent.sensors import wifi
+from fedpatch.device_agent.sensors.facts import Confidence
+from fedpatch.device_agent.sensors.filesystem import SysFs
+from fedpatch.device_agent.sensors.timeouts import FactUnavailable
+from fedpatch.device_agent.sensors.wifi import ask_network_manager, bus_address
+from fedpatch.shared.wire.reasons import LinkKind
 from tests.device_agent.conditions.buses import NAME, PATIENCE_S, message_bus
 from tests.device_agent.conditions.scenes import Scene
 
@@ -42,7 +41,7 @@ def test_a_bus_without_network_manager_leaves_assumptions(scene):
 def test_a_bus_that_hangs_leaves_the_costs_unknown(scene, monkeypatch):
     """It is there, and only its answer is not."""
     pytest.importorskip("jeepney", reason="jeepney is not installed (pip install 'fedpatch[agent]')")
-    monkeypatch.setattr(network_manager, "LIMIT_S", 0.2)
+    monkeypatch.setattr(wifi, "LIMIT_S", 0.2)
     with tempfile.TemporaryDirectory(prefix="bus-") as folder, socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"{folder}/bus")
         listener.listen()
@@ -56,7 +55,7 @@ def test_nobody_is_started_for_being_asked(tmp_path):
         service = Path(folder) / "services" / f"{NAME}.service"
         service.parent.mkdir()
         service.write_text(f"[D-BUS Service]\nName={NAME}\nExec=/usr/bin/touch {tmp_path}/started\n")
-        with message_bus(Path(folder)) as bus, pytest.raises(CannotTell, match="NetworkManager"):
+        with message_bus(Path(folder)) as bus, pytest.raises(FactUnavailable, match="NetworkManager"):
             ask_network_manager(bus, "wlan0", wireless=True, limit_s=PATIENCE_S)
     assert not (tmp_path / "started").exists()
 
@@ -67,7 +66,7 @@ def test_a_bus_that_says_nothing_is_given_up():
     with tempfile.TemporaryDirectory(prefix="bus-") as folder, socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"{folder}/bus")
         listener.listen()
-        with pytest.raises(CannotTell, match=r"has not answered within 0\.2 s"):
+        with pytest.raises(FactUnavailable, match=r"has not answered within 0\.2 s"):
             ask_network_manager(f"unix:path={folder}/bus", "wlan0", wireless=True, limit_s=0.2)
 
 
@@ -97,7 +96,7 @@ def test_a_bus_that_never_comes_to_an_end_is_given_up():
         dripping = threading.Thread(target=_drip, args=(listener, over))
         dripping.start()
         try:
-            with pytest.raises(CannotTell, match=r"has not answered within 0\.5 s"):
+            with pytest.raises(FactUnavailable, match=r"has not answered within 0\.5 s"):
                 ask_network_manager(f"unix:path={folder}/bus", "wlan0", wireless=True, limit_s=0.5)
         finally:
             over.set()
@@ -108,7 +107,7 @@ def test_a_bus_that_never_comes_to_an_end_is_given_up():
 def test_an_address_that_is_none_says_so(address):
     """$DBUS_SYSTEM_BUS_ADDRESS may say anything."""
     pytest.importorskip("jeepney", reason="jeepney is not installed (pip install 'fedpatch[agent]')")
-    with pytest.raises(CannotTell, match="cannot be used"):
+    with pytest.raises(FactUnavailable, match="cannot be used"):
         ask_network_manager(address, "wlan0", wireless=True)
 
 
@@ -130,8 +129,8 @@ def test_without_jeepney_only_network_manager_is_not_asked(scene, monkeypatch):
 def test_the_systems_bus_is_where_the_environment_says(monkeypatch, tmp_path):
     """But not below a root of a test's own."""
     monkeypatch.setenv("DBUS_SYSTEM_BUS_ADDRESS", "unix:path=/elsewhere")
-    assert bus_address(Tree(Path("/")), None) == "unix:path=/elsewhere"
-    assert bus_address(Tree(tmp_path), None) == f"unix:path={tmp_path}/run/dbus/system_bus_socket"
-    assert bus_address(Tree(Path("/")), "unix:path=/told") == "unix:path=/told"
+    assert bus_address(SysFs(Path("/")), None) == "unix:path=/elsewhere"
+    assert bus_address(SysFs(tmp_path), None) == f"unix:path={tmp_path}/run/dbus/system_bus_socket"
+    assert bus_address(SysFs(Path("/")), "unix:path=/told") == "unix:path=/told"
     monkeypatch.delenv("DBUS_SYSTEM_BUS_ADDRESS")
-    assert bus_address(Tree(Path("/")), None) == "unix:path=/run/dbus/system_bus_socket"
+    assert bus_address(SysFs(Path("/")), None) == "unix:path=/run/dbus/system_bus_socket"

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from device_agent.conditions import bounded, network_manager
-from device_agent.conditions.bounded import CannotTell
-from device_agent.conditions.network_manager import Told, ask_network_manager
-from device_agent.facts import Confidence
-from shared.reasons import LinkKind
+from fedpatch.device_agent.sensors import timeouts, wifi
+from fedpatch.device_agent.sensors.facts import Confidence
+from fedpatch.device_agent.sensors.timeouts import FactUnavailable
+from fedpatch.device_agent.sensors.wifi import NmState, ask_network_manager
+from fedpatch.shared.wire.reasons import LinkKind
 from tests.device_agent.conditions.buses import (
     DEVICE,
     MANAGER,
@@ -70,7 +70,7 @@ def scene(tmp_path) -> Scene:
     return scene
 
 
-def _ask(manager: NetworkManager, interface: str = "wlan0", *, wireless: bool = True) -> Told:
+def _ask(manager: NetworkManager, interface: str = "wlan0", *, wireless: bool = True) -> NmState:
     return ask_network_manager(manager.bus, interface, wireless=wireless, limit_s=PATIENCE_S)
 
 
@@ -136,7 +136,7 @@ def test_an_answer_of_another_type_is_no_answer(manager, signature, lie):
     """Whoever has that name on the bus."""
     manager.set_property(manager.usb, DEVICE, "Metered", signature, lie)
     try:
-        with pytest.raises(CannotTell, match="no number"):
+        with pytest.raises(FactUnavailable, match="no number"):
             _ask(manager, "usb0", wireless=False)
     finally:
         manager.set_property(manager.usb, DEVICE, "Metered", "u", 4)
@@ -146,7 +146,7 @@ def test_a_name_of_another_type_is_no_answer(manager):
     """A number is no network's name."""
     manager.set_property(manager.point, f"{NAME}.AccessPoint", "Ssid", "d", 0.5)
     try:
-        with pytest.raises(CannotTell, match="cannot be read"):
+        with pytest.raises(FactUnavailable, match="cannot be read"):
             _ask(manager)
     finally:
         manager.set_property(manager.point, f"{NAME}.AccessPoint", "Ssid", "ay", SSID.encode())
@@ -156,7 +156,7 @@ def test_a_network_manager_that_hangs_is_given_up(manager, scene, monkeypatch):
     """The link is still known; what it costs is not guessed, since NetworkManager may know better, but asked again."""
     observer = scene.observer("wlan0", bus=manager.bus)
     manager.set_property(manager.wlan, DEVICE, "Metered", "u", 1)
-    monkeypatch.setattr(network_manager, "LIMIT_S", 0.3)
+    monkeypatch.setattr(wifi, "LIMIT_S", 0.3)
     manager.freeze()
     try:
         facts = observer.observe()
@@ -165,20 +165,20 @@ def test_a_network_manager_that_hangs_is_given_up(manager, scene, monkeypatch):
         assert not facts.metered.known and "has not answered" in facts.metered.source
     finally:
         manager.thaw()
-    assert _ask(manager) == Told(1, SSID)
+    assert _ask(manager) == NmState(1, SSID)
 
 
 def test_a_network_manager_that_hangs_delays_one_look(manager, scene, monkeypatch):
     """After it, the network's name is known without it; and once it answers again, so is what the link costs."""
-    monkeypatch.setattr(bounded, "QUICK_S", 0.1)
-    monkeypatch.setattr(network_manager, "LIMIT_S", 0.3)
+    monkeypatch.setattr(timeouts, "QUICK_S", 0.1)
+    monkeypatch.setattr(wifi, "LIMIT_S", 0.3)
     scene.program("iw", r"printf '\tSSID: home\n'")
     observer = scene.observer("wlan0", bus=manager.bus)
     manager.set_property(manager.wlan, DEVICE, "Metered", "u", 1)
     manager.freeze()
     try:
         assert not observer.observe().metered.known
-        monkeypatch.setattr(network_manager, "LIMIT_S", PATIENCE_S)
+        monkeypatch.setattr(wifi, "LIMIT_S", PATIENCE_S)
         facts = observer.observe()  # it has its whole limit again, and is not waited for
         assert facts.ssid.value == "home"
         assert not facts.metered.known and "NetworkManager has not answered for" in facts.metered.source

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from device_agent.conditions import bounded, observe, programs
-from device_agent.conditions.observe import Observer
-from device_agent.conditions.wireless import parse_iw
-from device_agent.facts import Confidence, Facts
-from shared.errors import UsageError
+from fedpatch.device_agent.sensors import collect, commands, timeouts
+from fedpatch.device_agent.sensors.collect import FactCollector
+from fedpatch.device_agent.sensors.facts import Confidence, Facts
+from fedpatch.device_agent.sensors.wifi import parse_iw
+from fedpatch.shared.errors import UsageError
 from tests.device_agent.conditions.scenes import BATTERY, MAINS, Scene
 
 PATIENCE_S = 90.0
@@ -26,7 +26,7 @@ BYTES = st.binary(max_size=40)
 
 def test_this_machine_has_facts(tmp_path):
     """Every field has a source; what is known has a value, and what is unknown has none."""
-    facts = Observer(broker_host="127.0.0.1", state_dir=tmp_path).observe()
+    facts = FactCollector(broker_host="127.0.0.1", state_dir=tmp_path).observe()
     for field in dataclasses.fields(Facts):
         fact = getattr(facts, field.name)
         assert fact.source, field.name
@@ -36,7 +36,7 @@ def test_this_machine_has_facts(tmp_path):
 
 def test_a_driver_that_hangs_takes_only_its_own_facts_along(tmp_path, monkeypatch):
     """A file that nobody ever writes to: its facts are unknown, the others are there, and it is not asked twice meanwhile."""
-    monkeypatch.setattr(observe, "SOURCE_LIMIT_S", 0.3)
+    monkeypatch.setattr(collect, "SOURCE_LIMIT_S", 0.3)
     scene = Scene(tmp_path)
     scene.supply("BAT0", BATTERY)
     stuck = tmp_path / "sys/class/power_supply/BAT0/capacity"
@@ -48,7 +48,7 @@ def test_a_driver_that_hangs_takes_only_its_own_facts_along(tmp_path, monkeypatc
         assert (facts.external_power.value, facts.battery_percent.value) == (None, None)
         assert "power has not answered" in facts.external_power.source
     assert sum(one.name == "facts-power" for one in threading.enumerate()) == 1
-    monkeypatch.setattr(observe, "SOURCE_LIMIT_S", PATIENCE_S)
+    monkeypatch.setattr(collect, "SOURCE_LIMIT_S", PATIENCE_S)
     assert observer.observe().free_disk_mib.known
     _heal(stuck, scene)
     until = time.monotonic() + PATIENCE_S
@@ -66,7 +66,7 @@ def _heal(stuck: Path, scene: Scene) -> None:
 
 def test_a_ups_program_that_hangs_is_given_up(tmp_path, monkeypatch):
     """The owner's own program may be wrong; the device goes on."""
-    monkeypatch.setattr(programs, "LIMIT_S", 0.3)
+    monkeypatch.setattr(commands, "LIMIT_S", 0.3)
     scene = Scene(tmp_path)
     program = scene.program("hat", "exec sleep 1000")
     facts = scene.observer(ups=f"command:{program}").observe()
@@ -77,15 +77,15 @@ def test_a_ups_program_that_hangs_is_given_up(tmp_path, monkeypatch):
 
 def test_a_ups_that_gives_itself_up_each_time_delays_one_look(tmp_path, monkeypatch):
     """The owner's pause is seen at once meanwhile; and once the UPS answers, its facts are back."""
-    monkeypatch.setattr(bounded, "QUICK_S", 0.1)
-    monkeypatch.setattr(programs, "LIMIT_S", 0.3)
+    monkeypatch.setattr(timeouts, "QUICK_S", 0.1)
+    monkeypatch.setattr(commands, "LIMIT_S", 0.3)
     scene = Scene(tmp_path)
     stuck = tmp_path / "stuck"
     os.mkfifo(stuck)
     program = scene.program("hat", f"[ -p {stuck} ] && cat {stuck}\necho power=on")
     observer = scene.observer(ups=f"command:{program}")
     assert not observer.observe().external_power.known
-    monkeypatch.setattr(programs, "LIMIT_S", PATIENCE_S)
+    monkeypatch.setattr(commands, "LIMIT_S", PATIENCE_S)
     (scene.state_dir / "pause").touch()
     facts = observer.observe()  # the UPS has its whole limit again, and is not waited for
     assert facts.paused.value and "the UPS has not answered for" in facts.external_power.source

@@ -12,12 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device_agent.conditions import observe, route
-from device_agent.conditions.bounded import CannotTell
-from device_agent.conditions.netlink import route_answer, route_question
-from device_agent.conditions.observe import Observer
-from device_agent.conditions.route import Route
-from shared.reasons import LinkKind
+from fedpatch.device_agent.sensors import collect, network_link
+from fedpatch.device_agent.sensors.collect import FactCollector
+from fedpatch.device_agent.sensors.network_link import Route, route_answer, route_question
+from fedpatch.device_agent.sensors.timeouts import FactUnavailable
+from fedpatch.shared.wire.reasons import LinkKind
 from tests.faults.lab import Lab
 
 # A route to 10.0.0.0/8 by interface 2, as a kernel of x86-64 sent it.
@@ -30,7 +29,7 @@ ANSWER = bytes.fromhex(
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.8.9.1"])
 def test_a_broker_on_this_machine_is_reached_by_loopback(tmp_path, host):
     """Nothing leaves the machine, so nothing is metered."""
-    facts = Observer(broker_host=host, state_dir=tmp_path).observe()
+    facts = FactCollector(broker_host=host, state_dir=tmp_path).observe()
     assert facts.link.value is LinkKind.LOOPBACK
     assert facts.metered.value is False
     assert not facts.ssid.known
@@ -38,8 +37,8 @@ def test_a_broker_on_this_machine_is_reached_by_loopback(tmp_path, host):
 
 def test_a_name_that_nobody_knows_leaves_the_link_unknown(tmp_path, monkeypatch):
     """And with it, what the link costs and what its network is called."""
-    monkeypatch.setattr(observe, "SOURCE_LIMIT_S", 2.0)  # a name server that is out of reach is not waited for
-    facts = Observer(broker_host="no-such-host.invalid", state_dir=tmp_path).observe()
+    monkeypatch.setattr(collect, "SOURCE_LIMIT_S", 2.0)  # a name server that is out of reach is not waited for
+    facts = FactCollector(broker_host="no-such-host.invalid", state_dir=tmp_path).observe()
     assert not (facts.link.known or facts.metered.known or facts.ssid.known)
     assert "no-such-host.invalid" in facts.link.source or "has not answered" in facts.link.source
 
@@ -49,7 +48,7 @@ def test_a_name_that_is_none_is_no_crash(host):
     """Settings refuse such names; here they only cannot be resolved, or mean this machine."""
     try:
         assert Route(host).interface()
-    except (CannotTell, OSError, ValueError) as error:
+    except (FactUnavailable, OSError, ValueError) as error:
         assert str(error)
 
 
@@ -61,10 +60,10 @@ def test_the_last_known_address_serves_while_names_cannot_be_resolved(monkeypatc
     def fails(*_args, **_options):
         raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
 
-    monkeypatch.setattr(route, "NAME_GOOD_S", -1.0)
+    monkeypatch.setattr(network_link, "NAME_GOOD_S", -1.0)
     monkeypatch.setattr(socket, "getaddrinfo", fails)
     assert to_broker.interface() == "lo"
-    with pytest.raises(CannotTell, match="cannot be resolved"):
+    with pytest.raises(FactUnavailable, match="cannot be resolved"):
         Route("localhost").interface()
 
 
@@ -113,7 +112,7 @@ def test_the_route_follows_what_the_kernel_would_do():
     with Lab(["broker", "ann"], seed=1) as lab, lab.inside("ann"):
         assert Route(lab.address("broker")).interface() == "eth0"
         assert Route(lab.address("ann")).interface() == "lo"
-        with pytest.raises(CannotTell, match=r"no route to 203\.0\.113\.1: Network is unreachable"):
+        with pytest.raises(FactUnavailable, match=r"no route to 203\.0\.113\.1: Network is unreachable"):
             Route("203.0.113.1").interface()
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from device_agent.facts import Confidence
-from shared.reasons import LinkKind
+from fedpatch.device_agent.sensors.facts import Confidence
+from fedpatch.shared.wire.reasons import LinkKind
 from tests.device_agent.conditions.pisugar_server import PiSugarServer
 from tests.device_agent.conditions.scenes import BATTERY, MAINS, MOUSE, Scene
 

@@ -6,17 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device_agent.conditions.observe import Observer
-from device_agent.conditions.power import read_supplies
-from device_agent.conditions.supplies import (
+from fedpatch.device_agent.sensors.collect import FactCollector
+from fedpatch.device_agent.sensors.facts import Confidence
+from fedpatch.device_agent.sensors.filesystem import SysFs
+from fedpatch.device_agent.sensors.power import (
     ATTRIBUTES,
     battery_percent,
     external_power,
     parse_percent,
     parse_supply,
+    read_supplies,
 )
-from device_agent.conditions.tree import Tree
-from device_agent.facts import Confidence
 from tests.device_agent.conditions.scenes import BATTERY, MAINS, Scene
 
 OFF = MAINS | {"online": "0"}
@@ -116,7 +116,7 @@ def test_systemd_is_asked_where_the_battery_says_nothing(tmp_path, code, value):
     scene = Scene(tmp_path)
     scene.supply("BAT0", BATTERY | {"status": "Unknown"})
     scene.program("systemd-ac-power", f"exit {code}")
-    power = read_supplies(Tree(scene.root))
+    power = read_supplies(SysFs(scene.root))
     assert (power.external.value, power.battery_percent.value) == (value, 71.0)
 
 
@@ -126,12 +126,12 @@ def test_systemd_is_not_asked_where_the_kernel_knows(tmp_path):
     scene.supply("AC", OFF)
     scene.supply("BAT0", BATTERY)
     scene.program("systemd-ac-power", f"touch {tmp_path}/asked")
-    assert read_supplies(Tree(scene.root)).external.value is False
+    assert read_supplies(SysFs(scene.root)).external.value is False
     assert not (tmp_path / "asked").exists()
 
 
 def test_without_sysfs_nothing_is_assumed(tmp_path):
     """That no supply can be seen is something else than that there is none."""
-    facts = Observer(broker_host="x", state_dir=tmp_path, root=tmp_path, interface=lambda: "lo").observe()
+    facts = FactCollector(broker_host="x", state_dir=tmp_path, root=tmp_path, interface=lambda: "lo").observe()
     assert facts.external_power.confidence is Confidence.UNKNOWN
     assert "/sys/class" in facts.external_power.source

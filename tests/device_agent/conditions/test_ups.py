@@ -10,22 +10,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device_agent.conditions.bounded import CannotTell
-from device_agent.conditions.power import ask_ups
-from device_agent.conditions.supplies import Power
-from device_agent.conditions.tree import Tree
-from device_agent.conditions.ups import (
+from fedpatch.device_agent.sensors.filesystem import SysFs
+from fedpatch.device_agent.sensors.power import (
     PISUGAR_QUESTIONS,
-    Command,
     Nut,
     PiSugar,
+    Power,
+    UpsCommand,
+    ask_ups,
     parse_ups,
     read_command,
     read_pisugar,
     read_upsc,
 )
-from device_agent.settings import AgentSettings
-from shared.errors import UsageError
+from fedpatch.device_agent.sensors.timeouts import FactUnavailable
+from fedpatch.device_agent.settings import AgentSettings
+from fedpatch.shared.errors import UsageError
 from tests.device_agent.conditions.pisugar_server import PiSugarServer
 from tests.device_agent.conditions.scenes import Scene
 
@@ -35,7 +35,7 @@ ANYTHING = st.binary(max_size=200).map(lambda some: some.decode("utf-8", "replac
 def _ask(text: str, root: Path) -> Power:
     ups = parse_ups(text)
     assert ups is not None
-    return ask_ups(ups, Tree(root))
+    return ask_ups(ups, SysFs(root))
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def _ask(text: str, root: Path) -> Power:
         ("pisugar:127.0.0.1:8423", PiSugar(host="127.0.0.1", port=8423)),
         ("pisugar:raspberrypi.local", PiSugar(host="raspberrypi.local", port=8423)),
         ("pisugar:[::1]:99", PiSugar(host="::1", port=99)),
-        ("command:/opt/hat.py --bus 1 'a b'", Command(("/opt/hat.py", "--bus", "1", "a b"))),
+        ("command:/opt/hat.py --bus 1 'a b'", UpsCommand(("/opt/hat.py", "--bus", "1", "a b"))),
     ],
 )
 def test_what_an_owner_may_write(text, ups):
@@ -164,5 +164,5 @@ def test_a_pisugar_that_hangs_up_says_nothing(tmp_path, socket_folder):
     """A server that ends in mid-talk is one that cannot tell."""
     with PiSugarServer(socket_folder / "s") as board:
         place = board.ups
-    with pytest.raises(CannotTell, match="does it run"):
+    with pytest.raises(FactUnavailable, match="does it run"):
         _ask(place, tmp_path)

@@ -9,21 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from device_agent.conditions.network_manager import Told
-from device_agent.conditions.tree import Tree
-from device_agent.conditions.wireless import read_network
-from device_agent.facts import Fact
-from shared.reasons import LinkKind
+from fedpatch.device_agent.sensors.facts import Fact
+from fedpatch.device_agent.sensors.filesystem import SysFs
+from fedpatch.device_agent.sensors.wifi import NmState, read_network
+from fedpatch.shared.wire.reasons import LinkKind
 from tests.device_agent.conditions.scenes import Scene
 
 WIFI = Fact(LinkKind.WIFI, "a test")
 
 
 @pytest.fixture
-def tree(tmp_path: Path) -> Tree:
+def tree(tmp_path: Path) -> SysFs:
     """Of this machine, as far as its kernel is asked; its iw names another network."""
     Scene(tmp_path).program("iw", r"printf '\tSSID: from iw\n'")
-    tree = Tree(tmp_path)
+    tree = SysFs(tmp_path)
     tree.live = True
     return tree
 
@@ -57,7 +56,7 @@ def _driver(name: bytes | None, joined: int = 1, monkeypatch=None) -> None:
 def test_the_driver_is_asked_before_iw(tree, monkeypatch, name, joined, ssid, source):
     """What it says counts where it can be a name, at most 32 bytes; newer kernels are built without it."""
     _driver(name, joined, monkeypatch)
-    found = read_network(tree, lambda *_: Told(0, None), "wlan0", WIFI).ssid
+    found = read_network(tree, lambda *_: NmState(0, None), "wlan0", WIFI).ssid
     assert (found.value, found.source) == (ssid, source)
 
 
@@ -67,5 +66,5 @@ def test_a_network_that_nobody_can_name_is_unknown(tree, monkeypatch, script, wh
     _driver(None, monkeypatch=monkeypatch)
     iw = tree.root / "usr/bin/iw"
     iw.write_text(f"#!/bin/sh\n{script}\n") if script else iw.write_bytes(b"\0")
-    found = read_network(tree, lambda *_: Told(0, None), "wlan0", WIFI).ssid
+    found = read_network(tree, lambda *_: NmState(0, None), "wlan0", WIFI).ssid
     assert found.value is None and why in found.source and "NetworkManager knows no network" in found.source

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
-from shared.subscriptions import _matches
+from fedpatch.shared.mqtt.outbox import _matches
 from tests.faults.simulated.wire import Weather, Wire
 
 if TYPE_CHECKING:

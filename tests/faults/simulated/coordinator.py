@@ -16,23 +16,23 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import coordinator.claim
-import coordinator.connection
-import coordinator.inbox
-import coordinator.moments
-import coordinator.performing
-import coordinator.publisher
-import coordinator.registry
-import coordinator.runs
-import coordinator.service
-import coordinator.storing
-from coordinator.engine import Engine
-from coordinator.inbox import Interrupt
-from coordinator.moments import Moment
-from coordinator.records import RunSummary
-from coordinator.runs import resume_run, run_or_go_on
-from coordinator.settings import RunSettings
-from shared.errors import BrokerError, UsageError
+import fedpatch.coordinator.runtime.connection
+import fedpatch.coordinator.runtime.effect_runner
+import fedpatch.coordinator.runtime.event_queue
+import fedpatch.coordinator.runtime.fleet_claim
+import fedpatch.coordinator.runtime.model_publisher
+import fedpatch.coordinator.runtime.runs
+import fedpatch.coordinator.runtime.service
+import fedpatch.coordinator.runtime.update_writer
+import fedpatch.coordinator.storage.boot_clock
+import fedpatch.coordinator.storage.registry
+from fedpatch.coordinator.rounds.records import RunSummary
+from fedpatch.coordinator.rounds.run_engine import Engine
+from fedpatch.coordinator.runtime.event_queue import Interrupt
+from fedpatch.coordinator.runtime.runs import resume_run, run_or_go_on
+from fedpatch.coordinator.settings import RunSettings
+from fedpatch.coordinator.storage.boot_clock import BootTime
+from fedpatch.shared.errors import BrokerError, UsageError
 from tests.faults.simulated.disk import Disk
 from tests.faults.simulated.lesson import prepared
 from tests.faults.simulated.link import SimulatedLink
@@ -44,6 +44,18 @@ if TYPE_CHECKING:
 
 AGAIN_S = 5.0
 _SPINNING = 2_000
+
+
+_MODULES_WITH_TIME_OR_CHANCE: tuple[Any, ...] = (
+    fedpatch.coordinator.runtime.connection,
+    fedpatch.coordinator.runtime.effect_runner,
+    fedpatch.coordinator.runtime.event_queue,
+    fedpatch.coordinator.runtime.fleet_claim,
+    fedpatch.coordinator.runtime.model_publisher,
+    fedpatch.coordinator.runtime.runs,
+    fedpatch.coordinator.runtime.service,
+    fedpatch.coordinator.storage.registry,
+)
 
 
 class Queue:
@@ -170,9 +182,9 @@ class SimulatedCoordinator:
         self.said.append(line)
         self._world.say(f"coordinator says: {line}")
 
-    def now(self) -> Moment:
+    def now(self) -> BootTime:
         """Its machine's own clocks, of which the wall clock may be years off."""
-        return Moment(self.boot, self._world.now - self.booted_at, 1.7e9 + self._world.now + self.clock_off_s)
+        return BootTime(self.boot, self._world.now - self.booted_at, 1.7e9 + self._world.now + self.clock_off_s)
 
     def installed(self, patch: pytest.MonkeyPatch) -> None:
         """Time, randomness, link and task of the coordinator's modules are the world's."""
@@ -187,28 +199,30 @@ class SimulatedCoordinator:
         chance = SimpleNamespace(
             randbits=world.rng.getrandbits, token_hex=lambda size: f"{world.rng.getrandbits(8 * size):0{2 * size}x}"
         )
-        modules: dict[str, Any] = dict(vars(coordinator))
-        for name in ("claim", "connection", "inbox", "performing", "publisher", "registry", "runs", "service"):
-            module = modules[name]
+        for module in _MODULES_WITH_TIME_OR_CHANCE:
             for what, ours in (("time", clock), ("secrets", chance)):
                 if hasattr(module, what):
                     patch.setattr(module, what, ours)
-        patch.setattr(Moment, "now", lambda: self.now())
-        for module in (coordinator.claim, coordinator.connection):
+        patch.setattr(BootTime, "now", lambda: self.now())
+        for module in (fedpatch.coordinator.runtime.fleet_claim, fedpatch.coordinator.runtime.connection):
             patch.setattr(module, "MqttLink", self._make_link)
-        for module in (coordinator.claim, coordinator.inbox):
+        for module in (fedpatch.coordinator.runtime.fleet_claim, fedpatch.coordinator.runtime.event_queue):
             patch.setattr(module, "SimpleQueue", lambda: Queue(world))
-        patch.setattr(coordinator.connection, "interrupts_into", self._at_work)
-        patch.setattr(coordinator.storing, "ThreadPoolExecutor", lambda *_: Disk(world, self._living))
-        patch.setattr(coordinator.runs, "prepare", lambda settings: prepared())
-        patch.setattr(coordinator.runs, "remember", lambda directory: None)
-        patch.setattr(coordinator.connection, "find_chunk_bytes", lambda settings, boot: world.chunk_bytes)
+        patch.setattr(fedpatch.coordinator.runtime.connection, "interrupts_into", self._at_work)
+        patch.setattr(
+            fedpatch.coordinator.runtime.update_writer, "ThreadPoolExecutor", lambda *_: Disk(world, self._living)
+        )
+        patch.setattr(fedpatch.coordinator.runtime.runs, "prepare", lambda settings: prepared())
+        patch.setattr(fedpatch.coordinator.runtime.runs, "remember", lambda directory: None)
+        patch.setattr(
+            fedpatch.coordinator.runtime.connection, "find_chunk_bytes", lambda settings, boot: world.chunk_bytes
+        )
 
         def engine(*args: Any, **given: Any) -> Any:
             self.engine = Engine(*args, **given)
             return self.engine
 
-        patch.setattr(coordinator.runs, "Engine", engine)
+        patch.setattr(fedpatch.coordinator.runtime.runs, "Engine", engine)
 
     @property
     def _living(self) -> Process:

@@ -8,22 +8,22 @@ from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from device_agent.agent import Agent
-from device_agent.effects import Effect
-from device_agent.idling import Idling
-from device_agent.job import Job
-from device_agent.namesake import Namesake
-from device_agent.notify import ServiceManager
-from device_agent.owner_limits import OwnerLimits
-from device_agent.performing import Identity
-from device_agent.performing import Performer as Hands
-from device_agent.trainer import TrainerEvent
-from device_agent.upkeep import Upkeep
-from shared import topics
-from shared.errors import DataError
-from shared.files import remove_unfinished
-from shared.link_events import LinkEvent
-from simulator.agenda import Alarm
+from fedpatch.device_agent.job.effects import Effect
+from fedpatch.device_agent.job.job import Job
+from fedpatch.device_agent.policy.owner_limits import OwnerLimits
+from fedpatch.device_agent.runtime.agent import Agent
+from fedpatch.device_agent.runtime.duplicate_id import DuplicateIdDetector
+from fedpatch.device_agent.runtime.effect_runner import EffectRunner as Hands
+from fedpatch.device_agent.runtime.effect_runner import Identity
+from fedpatch.device_agent.runtime.housekeeping import Housekeeping
+from fedpatch.device_agent.runtime.idle_timeout import IdleTimer
+from fedpatch.device_agent.runtime.systemd_notify import ServiceManager
+from fedpatch.device_agent.runtime.trainer import TrainerEvent
+from fedpatch.shared.app.files import remove_unfinished
+from fedpatch.shared.errors import DataError
+from fedpatch.shared.mqtt.events import LinkEvent
+from fedpatch.shared.wire import topics
+from fedpatch.simulator.fleet.virtual_clock import Timer
 from tests.device_agent.owners import owner_of
 from tests.faults.simulated.link import SimulatedLink
 from tests.faults.simulated.processes import Killed, Process
@@ -65,7 +65,7 @@ class SimulatedDevice:
         self.job = Job(max_blob_bytes=2**20)
         link: Any = self.link
         trainer: Any = self.trainer
-        self._alarm = Alarm(world.agenda, lambda: self._act(boots))
+        self._alarm = Timer(world.agenda, lambda: self._act(boots))
         self._act(boots, lambda: self._set_up(identity, link, trainer))
 
     def kill(self) -> None:
@@ -108,8 +108,8 @@ class SimulatedDevice:
             trainer=trainer,
             owner=owner,
             status=status,
-            namesake=Namesake(identity.boot, 180.0),
-            upkeep=Upkeep(trainer, Idling(0.0), ServiceManager()),
+            namesake=DuplicateIdDetector(identity.boot, 180.0),
+            upkeep=Housekeeping(trainer, IdleTimer(0.0), ServiceManager()),
         )
         trainer.start()
         link.subscribe(*topics.device_filters(FLEET, self.name))

@@ -12,12 +12,12 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from coordinator.preparation import Prepared
-from coordinator.strategies import find_strategy
-from shared.messages import TrainPlan
-from shared.patches import parse_policy
-from shared.task import Task
-from shared.tensors import Array, Schema, TensorSpec
+from fedpatch.coordinator.aggregation.strategies import find_strategy
+from fedpatch.coordinator.runtime.prepare import Prepared
+from fedpatch.shared.tasks.task import Task
+from fedpatch.shared.tensors.arrays import Array, Schema, TensorSpec
+from fedpatch.shared.tensors.patches import parse_policy
+from fedpatch.shared.wire.messages import TrainPlan
 
 SCHEMA = Schema(
     (

@@ -1,4 +1,4 @@
-"""The link's place in a world: what shared.link.MqttLink promises, over a wire whose time is virtual.
+"""The link's place in a world: what shared.mqtt.client.MqttLink promises, over a wire whose time is virtual.
 
 Outbox and subscriptions are the real ones; paho, threads and sockets are not there.
 """
@@ -9,11 +9,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from shared.broker_url import BrokerUrl
-from shared.errors import BrokerError
-from shared.link_events import Connected, Disconnected, LinkEvent, Received
-from shared.outbox import MAX_IN_FLIGHT, Outbox, Outgoing
-from shared.subscriptions import Subscriptions
+from fedpatch.shared.errors import BrokerError
+from fedpatch.shared.mqtt.events import Connected, Disconnected, LinkEvent, Received
+from fedpatch.shared.mqtt.outbox import MAX_IN_FLIGHT, Outbox, QueuedMessage, Subscriptions
+from fedpatch.shared.mqtt.url import BrokerUrl
 from tests.faults.simulated.broker import Message, Session
 from tests.faults.simulated.wire import Host, Wire
 
@@ -58,7 +57,7 @@ class SimulatedLink:
 
     def publish(self, topic: str, payload: bytes, *, qos: int = 1, retain: bool = False) -> bool:
         """Queue a message."""
-        queued = not self._stopped and self._outbox.put(Outgoing(topic, payload, qos, retain))
+        queued = not self._stopped and self._outbox.put(QueuedMessage(topic, payload, qos, retain))
         self._feed()
         return queued
 
@@ -170,7 +169,7 @@ class SimulatedLink:
             self._outbox.sent(self._last_key, message)
             wire.up(partial(self._arrived, wire, self._last_key, message))
 
-    def _arrived(self, wire: Wire, key: int, message: Outgoing) -> None:
+    def _arrived(self, wire: Wire, key: int, message: QueuedMessage) -> None:
         """At the broker."""
         self._world.broker.publish(message.topic, message.payload, retain=message.retain)
         wire.down(partial(self._acknowledged, wire, key))

@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from coordinator.checkpoint import _load
-from coordinator.ledger import Ledger
-from coordinator.moments import Moment
-from coordinator.records import RoundRecord, StoredUpdate
-from coordinator.registry import Registry
-from coordinator.round_ledger import RoundLedger
-from device_agent.patch_store import PatchState
-from device_agent.training_channel import TrainCommand
-from shared.codec import decode
-from shared.link_events import Received
-from shared.messages import Committed, is_delta
-from shared.tensors import Array
+from fedpatch.coordinator.rounds.records import RoundRecord, StoredUpdate
+from fedpatch.coordinator.rounds.states import RoundJournal
+from fedpatch.coordinator.storage.boot_clock import BootTime
+from fedpatch.coordinator.storage.checkpoint import _load
+from fedpatch.coordinator.storage.registry import Registry
+from fedpatch.coordinator.storage.rounds_table import RoundLedger
+from fedpatch.device_agent.job.training_messages import TrainCommand
+from fedpatch.device_agent.state.patch_store import PatchState
+from fedpatch.shared.mqtt.events import Received
+from fedpatch.shared.tensors.arrays import Array
+from fedpatch.shared.wire.codec import decode
+from fedpatch.shared.wire.messages import Committed, is_delta
 from tests.faults.simulated.lesson import FIRST_PATCH, INITIAL, examples, learned
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ class Oracle:
 
         patch.setattr(owner, name, method)
 
-    def _open(self, run: str, ledger: Ledger, now: Moment) -> None:
+    def _open(self, run: str, ledger: RoundJournal, now: BootTime) -> None:
         key = (run, ledger.round)
         self.run = run  # whoever made it may have been killed before it could say so
         assert key not in self.records, f"round {ledger.round} opens though it is over"

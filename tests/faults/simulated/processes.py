@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.tables import Tables
+from fedpatch.coordinator.storage.table import Tables
 
 _WRITES = ("replace", "unlink", "rmdir", "mkdir", "fsync", "pwrite", "truncate")
 

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from coordinator.settings import RunSettings
+from fedpatch.coordinator.settings import RunSettings
 from tests.faults.simulated.device import FLEET
 from tests.faults.simulated.verdict import judge
 from tests.faults.simulated.wire import Weather

@@ -7,10 +7,10 @@ from functools import partial
 
 import pytest
 
-from coordinator.records import RoundRecord
-from coordinator.settings import RunSettings
-from shared.codec import decode
-from shared.messages import Accept, Committed, Offer
+from fedpatch.coordinator.rounds.records import RoundRecord
+from fedpatch.coordinator.settings import RunSettings
+from fedpatch.shared.wire.codec import decode
+from fedpatch.shared.wire.messages import Accept, Committed, Offer
 from tests.faults.simulated.schedules import (
     Schedule,
     damage_checkpoint,

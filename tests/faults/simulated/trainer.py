@@ -1,4 +1,4 @@
-"""The training process's place in a world: real files, in the order in which device_agent.local_update writes them."""
+"""The training process's place in a world: real files, in the order in which device_agent.training.local_update writes them."""
 
 from __future__ import annotations
 
@@ -8,20 +8,27 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from device_agent.batches import update_seed
-from device_agent.effects import JobKey
-from device_agent.global_model import read_global_model
-from device_agent.held_model import DIRECTORY, HeldModel
-from device_agent.patch_store import PatchKey, PatchRecord, PatchState, PatchStore
-from device_agent.private_floor import PrivateFloor
-from device_agent.trainer import Died, TrainerEvent
-from device_agent.training_channel import Ready, TrainCancelled, TrainCommand, Trained, TrainFailed, TrainProgress
-from shared.compression import pack
-from shared.errors import FedpatchError, StateError
-from shared.files import refusals_of, write_atomic
-from shared.messages import UpdateReport
-from shared.reasons import FailReason
-from shared.tensors import Array
+from fedpatch.device_agent.job.effects import JobKey
+from fedpatch.device_agent.job.training_messages import (
+    Ready,
+    TrainCancelled,
+    TrainCommand,
+    Trained,
+    TrainFailed,
+    TrainProgress,
+)
+from fedpatch.device_agent.policy.private_floor import PrivateFloor
+from fedpatch.device_agent.runtime.trainer import Died, TrainerEvent
+from fedpatch.device_agent.state.model_cache import DIRECTORY, ModelCache
+from fedpatch.device_agent.state.patch_store import PatchKey, PatchRecord, PatchState, PatchStore
+from fedpatch.device_agent.training.batches import update_seed
+from fedpatch.device_agent.training.global_model import read_global_model
+from fedpatch.shared.app.files import refusals_of, write_atomic
+from fedpatch.shared.errors import FedpatchError, StateError
+from fedpatch.shared.tensors.arrays import Array
+from fedpatch.shared.tensors.packing import pack
+from fedpatch.shared.wire.messages import UpdateReport
+from fedpatch.shared.wire.reasons import FailReason
 from tests.faults.simulated.lesson import FIRST_PATCH, POLICY, PUBLIC, SCHEMA, examples, learned
 from tests.faults.simulated.processes import Killed, Process
 
@@ -48,7 +55,7 @@ class SimulatedTrainer:
 
     def __init__(self, world: World, device: str, patches: Path, events: Callable[[TrainerEvent], None]) -> None:
         self._world, self._device, self._patches, self._events = world, device, patches, events
-        self._held = HeldModel(patches.parent / DIRECTORY)
+        self._held = ModelCache(patches.parent / DIRECTORY)
         self._process: Process | None = None
         self._store: PatchStore | None = None
         self._lessons: list[_Lesson] = []

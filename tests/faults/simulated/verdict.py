@@ -8,9 +8,9 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from coordinator.registry import REGISTRY_FILE
-from coordinator.settings import RunSettings
-from device_agent.patch_store import PatchKey, PatchStore
+from fedpatch.coordinator.settings import RunSettings
+from fedpatch.coordinator.storage.registry import REGISTRY_FILE
+from fedpatch.device_agent.state.patch_store import PatchKey, PatchStore
 from tests.faults.simulated.lesson import FIRST_PATCH, POLICY, SCHEMA
 from tests.faults.simulated.oracle import _same
 from tests.faults.simulated.world import World

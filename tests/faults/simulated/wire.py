@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from simulator.agenda import Action, Agenda
+from fedpatch.simulator.fleet.virtual_clock import Action, VirtualClock
 
 KEEPALIVE_S = 30.0
 NOTICED_S = 1.5 * KEEPALIVE_S
@@ -26,7 +26,7 @@ class Weather:
 class Wire:
     """In order, or not at all. An end is told by its `lost` once it can know that the other one is gone."""
 
-    def __init__(self, agenda: Agenda, rng: random.Random, weather: Weather) -> None:
+    def __init__(self, agenda: VirtualClock, rng: random.Random, weather: Weather) -> None:
         self._agenda, self._rng, self._weather = agenda, rng, weather
         self.client_open = self.broker_open = True
         self.client_lost: Callable[[], None] = lambda: None

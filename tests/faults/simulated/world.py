@@ -10,10 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 
-import device_agent.agent
-import device_agent.performing
-from coordinator.settings import RunSettings
-from simulator.agenda import Action, Agenda
+import fedpatch.device_agent.runtime.agent
+import fedpatch.device_agent.runtime.effect_runner
+from fedpatch.coordinator.settings import RunSettings
+from fedpatch.simulator.fleet.virtual_clock import Action, VirtualClock
 from tests.faults.simulated.broker import Broker
 from tests.faults.simulated.coordinator import SimulatedCoordinator
 from tests.faults.simulated.device import SimulatedDevice
@@ -37,7 +37,7 @@ class World:
     ) -> None:
         self.rng, self.settings, self.chunk_bytes = rng, settings, chunk_bytes
         self.train_s = (2.0, 12.0)
-        self.agenda = Agenda(_BEGAN_S)
+        self.agenda = VirtualClock(_BEGAN_S)
         self.is_calm = False
         self._triggers: list[tuple[str, Action]] = []
         self.log: list[str] = []
@@ -52,7 +52,7 @@ class World:
     def __enter__(self) -> World:
         self.oracle.installed(self._patch)
         self.coordinator.installed(self._patch)
-        for module in (device_agent.agent, device_agent.performing):
+        for module in (fedpatch.device_agent.runtime.agent, fedpatch.device_agent.runtime.effect_runner):
             self._patch.setattr(module, "time", SimpleNamespace(monotonic=self._device_clock, time=_no_wall_clock))
         self.turns.watch(self._patch)
         return self

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 import torch
 
-from shared.errors import DataError
-from shared.tasks import cifar10
-from shared.tasks.cifar10 import TASK, read_archive, read_jpeg75
+from fedpatch.shared.errors import DataError
+from fedpatch.shared.tasks.bundled import cifar10
+from fedpatch.shared.tasks.bundled.cifar10 import TASK, read_archive, read_jpeg75
 
 NUMBERS = np.random.default_rng(10)
 LABELS = np.tile(np.arange(10, dtype=np.uint8), 2)

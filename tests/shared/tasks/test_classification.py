@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from shared.tasks.classification import accuracy, cross_entropy
+from fedpatch.shared.tasks.bundled.classification import accuracy, cross_entropy
 
 
 def test_cross_entropy_is_the_mean_over_the_batch():

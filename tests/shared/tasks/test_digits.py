@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.datasets import load_digits
 
-from shared.errors import DataError
-from shared.task import DeviceData, find_task
-from shared.tasks.digits import TASK
+from fedpatch.shared.errors import DataError
+from fedpatch.shared.tasks.bundled.digits import TASK
+from fedpatch.shared.tasks.task import DeviceData, find_task
 
 NOWHERE = Path("/nonexistent")
 

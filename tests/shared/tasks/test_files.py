@@ -13,8 +13,8 @@ from threading import Thread
 
 import pytest
 
-from shared.errors import DataError
-from shared.tasks.files import DataFile, fetch
+from fedpatch.shared.errors import DataError
+from fedpatch.shared.tasks.bundled.downloads import DataFile, fetch
 
 CONTENT = bytes(range(256)) * 1024
 SHA256 = hashlib.sha256(CONTENT).hexdigest()

@@ -12,10 +12,18 @@ import numpy as np
 import pytest
 import torch
 
-from shared.errors import DataError, UsageError
-from shared.task_checks import checked
-from shared.tasks import mnist
-from shared.tasks.mnist import MIRRORS, TASK, TEST_IMAGES, TEST_LABELS, TRAIN_IMAGES, TRAIN_LABELS, read_idx
+from fedpatch.shared.errors import DataError, UsageError
+from fedpatch.shared.task_checks.data import checked
+from fedpatch.shared.tasks.bundled import mnist
+from fedpatch.shared.tasks.bundled.mnist import (
+    MIRRORS,
+    TASK,
+    TEST_IMAGES,
+    TEST_LABELS,
+    TRAIN_IMAGES,
+    TRAIN_LABELS,
+    read_idx,
+)
 
 IMAGES = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)
 

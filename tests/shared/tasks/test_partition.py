@@ -7,9 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.errors import DataError, UsageError
-from shared.tasks.mnist import TEST_LABELS, TRAIN_LABELS, read_idx
-from shared.tasks.partition import DataSpec, Split, add_noise, noise_std, parse_data_spec, partitions
+from fedpatch.shared.errors import DataError, UsageError
+from fedpatch.shared.tasks.bundled.mnist import TEST_LABELS, TRAIN_LABELS, read_idx
+from fedpatch.shared.tasks.bundled.partition import (
+    DataSpec,
+    Split,
+    add_noise,
+    noise_std,
+    parse_data_spec,
+    partitions,
+)
 
 KINDS = st.sampled_from(["shard", "aligned"])
 COUNTS = st.integers(1, 12)

@@ -1,0 +1,1 @@
+"""What aggregation and stored updates cost the coordinator."""

@@ -1,0 +1,1 @@
+"""What an agent costs a device: memory, processor time, writes."""

@@ -1,0 +1,1 @@
+"""Tools of the benchmarks: processes, reports, JSON documents, tables."""

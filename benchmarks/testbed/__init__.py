@@ -1,0 +1,1 @@
+"""The paper's testbed: throttled agents on hosts in network namespaces."""

@@ -1,0 +1,139 @@
+"""The global model of a run as ONNX. What is private to the devices has its initial values, as on a device before training."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fedpatch.coordinator.aggregation.strategies import ServerState
+from fedpatch.coordinator.rounds.records import RunInfo
+from fedpatch.coordinator.storage.checkpoint import load_checkpoint, load_checkpoint_after, newest_round
+from fedpatch.coordinator.storage.registry import REGISTRY_FILE, Registry
+from fedpatch.shared import __version__
+from fedpatch.shared.app.files import refusals_of, write_atomic
+from fedpatch.shared.errors import FedpatchError, SchemaMismatch, UsageError
+from fedpatch.shared.onnx.export import Exported, export_onnx, torch_outputs
+from fedpatch.shared.onnx.runtime import OnnxModel, require_parity
+from fedpatch.shared.tasks.model_metadata import MODEL_FILE, ModelMetadata, to_json
+from fedpatch.shared.tasks.prepare import preparation_of
+from fedpatch.shared.tasks.task import Task, find_task
+from fedpatch.shared.tasks.torch_model import initial_tensors, load_tensors, schema_of
+from fedpatch.shared.tensors.patches import merge, parse_policy
+
+_SAMPLES = 64
+_SEED = 0
+
+
+@dataclass(frozen=True)
+class GlobalExport:
+    """Where the model lies, and what is said of it beside it.
+
+    `asked_round` is the round that was asked for, or the last one. Where the model is of an earlier one (`metadata.round`),
+    `problem` says what is wrong with the checkpoint of the former.
+    """
+
+    path: Path
+    metadata_path: Path
+    metadata: ModelMetadata
+    asked_round: int
+    problem: str = ""
+
+    @property
+    def is_earlier(self) -> bool:
+        """Whether this is the model of an earlier round, since that of the last one cannot be read."""
+        return self.metadata.round < self.asked_round
+
+
+def export_global_model(state_dir: Path, name: str, out: Path | None, round: int | None) -> GlobalExport:
+    """Write the model of a run after `round` rounds (None: the last) to `out`, by default beside its checkpoints.
+
+    Its outputs are compared with torch's on random inputs, since a coordinator has no data. Raises UsageError for a run, a
+    round or a task that cannot be exported, SchemaMismatch where the task is another by now, ExportRefused where it has no
+    ONNX, StateError for files.
+    """
+    with Registry(state_dir / REGISTRY_FILE, readonly=True) as registry:
+        run = registry.run(name)
+        records = registry.rounds.records(run.id)
+    directory = state_dir / "runs" / run.id
+    last = max((one.round for one in records if one.outcome == "aggregated"), default=0)
+    # Before it is read: a run that goes on meanwhile writes a newer one.
+    asked = max(last, newest_round(directory)) if round is None else round
+    state = load_checkpoint(directory)[0] if round is None else load_checkpoint_after(directory, round)
+    problem = _problem_of(directory, asked) if state.round < asked else ""
+    task = find_task(str(run.settings["task"]))
+    if not task.input_shape:
+        raise UsageError(f"task {task.name!r} does not say its input_shape, which an export without data needs; add it")
+    exported, metadata = _export(task, run, state)
+    path = out.expanduser() if out else directory / MODEL_FILE
+    metadata_path = path.with_name(f"{path.name}.json")
+    with refusals_of(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, exported.model, mode=0o644)
+        write_atomic(metadata_path, to_json(metadata), mode=0o644)
+    return GlobalExport(path, metadata_path, metadata, asked, problem)
+
+
+def _problem_of(directory: Path, round: int) -> str:
+    """Why the state after `round` rounds cannot be used."""
+    try:
+        load_checkpoint_after(directory, round)
+    except FedpatchError as error:
+        return str(error)
+    return f"{directory}: the checkpoint after round {round} was not there yet"
+
+
+def _export(task: Task, run: RunInfo, state: ServerState) -> tuple[Exported, ModelMetadata]:
+    module = task.build_model()
+    schema = schema_of(module)
+    if schema.digest != run.schema:
+        raise SchemaMismatch(
+            f"task {run.task!r} has schema {schema.digest[:12]} now, but run {run.id} was begun with {run.schema[:12]}; "
+            "install the version of the task that it was begun with"
+        )
+    policy = parse_policy(run.private)
+    private = policy.private_names(schema)
+    initial = initial_tensors(task, int(run.settings["seed"]))
+    public = {name: state.tensors[name] for name in policy.public(schema).names}
+    load_tensors(module, merge(public, {name: initial[name] for name in private}))
+    samples = _samples(task)
+    exported = export_onnx(module, samples[:1])
+    model = OnnxModel(exported.model, MODEL_FILE)
+    expected = torch_outputs(module, samples)
+    metadata = ModelMetadata(
+        kind="global",
+        task=task.name,
+        run=run.id,
+        round=state.round,
+        private=str(policy),
+        private_values="initial" if private else "none",
+        schema=schema.digest,
+        input_shape=task.input_shape,
+        input_dtype=task.input_dtype,
+        output_shape=expected.shape[1:],
+        class_names=task.class_names,
+        metric=task.metric_name,
+        metric_goal=task.metric_goal,
+        user_accuracy=None,
+        user_accuracy_before=None,
+        test_examples=0,
+        parity=require_parity(model, samples, expected),
+        sha256=hashlib.sha256(exported.model).hexdigest(),
+        size_bytes=len(exported.model),
+        created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        fedpatch=__version__,
+        torch=exported.torch,
+        onnx=exported.onnx,
+        task_ref=str(run.settings["task"]),
+        prepare=preparation_of(task, task.raw_shape or task.input_shape),
+    )
+    return exported, metadata
+
+
+def _samples(task: Task) -> np.ndarray:
+    """From 0 to 1, or 0 and 1 where the model takes whole numbers."""
+    drawn = np.random.default_rng(_SEED).random((_SAMPLES, *task.input_shape))
+    return (drawn if np.dtype(task.input_dtype).kind == "f" else drawn.round()).astype(task.input_dtype)

@@ -1,0 +1,62 @@
+"""The devices of a registry as an inventory for Ansible: the JSON that its inventory scripts print."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable
+from typing import Any
+
+from fedpatch.coordinator.rounds.records import DeviceInfo
+from fedpatch.shared.errors import UsageError, unknown_name
+
+Inventory = dict[str, dict[str, Any]]
+
+
+def inventory(devices: Iterable[DeviceInfo], *, domain: str = "", without: Collection[str] = ()) -> Inventory:
+    """Groups of hosts, and of each host its variables in `_meta`, so that Ansible asks once.
+
+    A device's host is its id, with `domain` after it its address. Groups: `devices`, `online` or `offline`, `fleet_NAME`,
+    `task_NAME`, `version_X_Y_Z`. Devices in `without` are left out. UsageError where two fleets have a device of one id.
+    """
+    groups: Inventory = {"devices": {"hosts": []}}
+    variables: dict[str, dict[str, Any]] = {}
+    for device in devices:
+        if device.id in without:
+            continue
+        if device.id in variables:
+            raise UsageError(f"{device.id!r} is a device of two fleets, but a host has one; choose with --fleet")
+        variables[device.id] = _variables(device, domain)
+        for group in ("devices", *_groups(device)):
+            groups.setdefault(group, {"hosts": []})["hosts"].append(device.id)
+    return {"_meta": {"hostvars": variables}, **groups}
+
+
+def host_variables(known: Inventory, host: str) -> dict[str, Any]:
+    """Those of one host; UsageError for one that nobody knows."""
+    variables: dict[str, dict[str, Any]] = known["_meta"]["hostvars"]
+    if host not in variables:
+        raise unknown_name("device", host, sorted(variables)[:20])
+    return variables[host]
+
+
+def _variables(device: DeviceInfo, domain: str) -> dict[str, Any]:
+    address = {"ansible_host": f"{device.id}{domain}"} if domain else {}
+    return {
+        **address,
+        "device_agent_id": device.id,
+        "fedpatch_fleet": device.fleet,
+        "fedpatch_online": device.online,
+        "fedpatch_last_seen": device.last_seen,
+        "fedpatch_version": device.version,
+        "fedpatch_tasks": list(device.tasks),
+        "fedpatch_last_reason": device.last_reason,
+    }
+
+
+def _groups(device: DeviceInfo) -> list[str]:
+    named = [("fleet", device.fleet), ("version", device.version), *(("task", task) for task in device.tasks)]
+    return [
+        "online" if device.online else "offline",
+        # Ansible takes letters, digits and _ in the name of a group.
+        *dict.fromkeys(re.sub(r"\W", "_", f"{kind}_{name}", flags=re.ASCII) for kind, name in named if name),
+    ]

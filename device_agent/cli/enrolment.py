@@ -1,0 +1,250 @@
+"""Installs the bundle of an identity: checks it, puts its files into the state directory, and tells agent.toml of them.
+
+    STATE_DIR/identity/ca.crt        the CA to trust
+    STATE_DIR/identity/client.pem    certificate and key in one file, so that both change in one rename
+    STATE_DIR/identity/password      where the bundle has a password
+
+The order is: CA, certificate and key or password, agent.toml; whatever moment it is interrupted in, doing it again
+completes it. Done twice, the second changes nothing. What is installed is for the owner of the state directory alone.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+import tempfile
+import time
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fedpatch.device_agent.settings import AgentSettings
+from fedpatch.shared.app.files import OPEN_TO_OTHERS, open_atomic, refusals_of
+from fedpatch.shared.app.formatting import minute
+from fedpatch.shared.config.enrolment_bundle import MAX_BUNDLE_BYTES, Bundle, decode_bundle
+from fedpatch.shared.config.toml_edit import with_values
+from fedpatch.shared.errors import ConfigError, DataError, UsageError
+from fedpatch.shared.mqtt.certificate import Certificate, read_pem
+from fedpatch.shared.mqtt.url import parse_broker_url
+
+DIRECTORY, CA_NAME, OWN_NAME = "identity", "ca.crt", "client.pem"
+PASSWORD_NAME = "password"  # the file's name  # nosec B105
+
+_NOT_YET_VALID = 9
+
+
+@dataclass
+class Enrolled:
+    """What came of it: who this device is now, what was written, and what its owner should know."""
+
+    device: str
+    fleet: str
+    broker: str
+    written: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+
+def read_bundle(path: Path) -> Bundle:
+    """The bundle in a file; DataError where it is damaged, UsageError where it is not there."""
+    try:
+        with path.open("rb") as file:
+            return decode_bundle(file.read(MAX_BUNDLE_BYTES + 1), path)
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror or error}; name the file that `fedpatch device add` wrote") from None
+
+
+def open_to_others(path: Path, device: str) -> list[str]:
+    """A sentence where other users may have read the bundle: not refused, for a memory stick has no modes."""
+    mode = path.stat().st_mode & 0o777
+    if not mode & OPEN_TO_OTHERS:
+        return []
+    return [
+        f"{path} is open to other users (mode {mode:04o}): whoever has read it can pass for {device}; "
+        f"if anybody may have, `fedpatch device rotate {device}` makes another"
+    ]
+
+
+def install(bundle: Bundle, *, config: Path, state_dir: Path, replace: bool) -> Enrolled:
+    """Makes this device the one of the bundle. UsageError, before anything is written, where it is another already.
+
+    With `replace` it then becomes the new one. DataError for a bundle whose parts do not belong together.
+    """
+    done = Enrolled(bundle.device, bundle.fleet, bundle.broker)
+    text, table = _settings(config)
+    _check_broker(bundle, str(table.get("broker", "")))
+    place = state_dir.absolute() / DIRECTORY
+    own = _check_certificate(bundle, done) if bundle.certificate else None
+    values = _values(bundle, place)
+    if not config.exists() and state_dir != AgentSettings.state_dir:
+        values["state_dir"] = str(place.parent)  # or the agent would look for another
+    if not replace:
+        _check_not_another(bundle, table, place, config)
+    with refusals_of(place):
+        place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        place.mkdir(exist_ok=True, mode=0o700)
+        owner = place.parent.stat()
+        if os.geteuid() == 0:
+            os.chown(place, owner.st_uid, owner.st_gid)
+        if bundle.ca:
+            _put(place / CA_NAME, bundle.ca.encode(), owner, done)
+        if own is not None:
+            _put(place / OWN_NAME, _together(bundle), owner, done)
+        if bundle.password:
+            _put(place / PASSWORD_NAME, f"{bundle.password}\n".encode(), owner, done)
+        _put_settings(config, text, values, _contradicting(bundle, table, place), owner, done)
+        # Of the identity before; last, for until now the settings named it.
+        for name, wanted in ((OWN_NAME, own is not None), (PASSWORD_NAME, bool(bundle.password))):
+            if not wanted:
+                (place / name).unlink(missing_ok=True)
+    return done
+
+
+def _settings(config: Path) -> tuple[str, dict[str, object]]:
+    try:
+        text = config.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
+        return text, tomllib.loads(text)
+    except FileNotFoundError:
+        return "", {}
+    except (ValueError, RecursionError) as error:
+        raise ConfigError([f"{config}: not TOML: {error}; mend it first"]) from None
+    except OSError as error:
+        raise ConfigError([f"{config}: cannot be read: {error.strerror or error}"]) from None
+
+
+def _values(bundle: Bundle, place: Path) -> dict[str, str]:
+    values = {"fleet": bundle.fleet, "device_id": bundle.device}
+    if bundle.broker:
+        values["broker"] = bundle.broker
+    if bundle.ca and (not bundle.broker or parse_broker_url(bundle.broker).tls):
+        values["ca_file"] = str(place / CA_NAME)
+    if bundle.certificate:
+        values["cert_file"] = values["key_file"] = str(place / OWN_NAME)
+    if bundle.password:
+        values |= {"username": bundle.device, "password_file": str(place / PASSWORD_NAME)}
+    return values
+
+
+def _contradicting(bundle: Bundle, table: dict[str, object], place: Path) -> list[str]:
+    """Settings that an agent would not start with beside those of the bundle, and what an earlier bundle has left."""
+    keys = []
+    if bundle.password:
+        keys.append("password")
+    elif table.get("password_file") == str(place / PASSWORD_NAME):
+        keys += ["username", "password_file"]
+    if not bundle.certificate:
+        keys += [key for key in ("cert_file", "key_file") if table.get(key) == str(place / OWN_NAME)]
+    if bundle.broker and not parse_broker_url(bundle.broker).tls and table.get("ca_file") == str(place / CA_NAME):
+        keys.append("ca_file")
+    return keys
+
+
+def _check_broker(bundle: Bundle, known: str) -> None:
+    """Both the bundle's and, where it names none, that of the settings: a certificate needs TLS."""
+    broker = bundle.broker or known
+    if broker and not parse_broker_url(broker).tls and bundle.certificate:
+        raise UsageError(f"{broker}: a certificate is of no use without TLS; write mqtts:// as the broker")
+
+
+def _check_not_another(bundle: Bundle, table: dict[str, object], place: Path, config: Path) -> None:
+    mend = "is this bundle for another device? --replace makes this one it"
+    for key, ours in (("fleet", bundle.fleet), ("device_id", bundle.device)):
+        if table.get(key, ours) not in (ours, ""):
+            raise UsageError(f"{config} says {key} = {table[key]!r}, and the bundle {ours!r}; {mend}")
+    try:
+        holder = read_pem((place / OWN_NAME).read_bytes())[0].holder
+    except (OSError, ValueError):
+        return
+    if holder is not None and (holder.fleet, holder.name) != (bundle.fleet, bundle.device):
+        raise UsageError(
+            f"{place} holds the identity of {holder.name!r} in fleet {holder.fleet!r}, and the bundle that of "
+            f"{bundle.device!r} in fleet {bundle.fleet!r}; {mend}"
+        )
+
+
+def _check_certificate(bundle: Bundle, done: Enrolled) -> Certificate:
+    """That certificate, key, CA and names belong together; dates too, but for a clock that is behind."""
+    anew = "make the bundle anew: fedpatch device rotate"
+    try:
+        own = read_pem(bundle.certificate.encode())[0]
+        read_pem(bundle.ca.encode("ascii"))  # in nothing else the TLS library takes it
+    except ValueError as error:
+        raise DataError(f"the bundle's certificate is damaged ({error}); {anew}") from None
+    holder = own.holder
+    if holder is None or (holder.fleet, holder.part, holder.name) != (bundle.fleet, "device", bundle.device):
+        raise DataError(f"the bundle's certificate is not for {bundle.device!r} in fleet {bundle.fleet!r}; {anew}")
+    now = time.time()
+    if own.standing(now) == "not yet valid":
+        done.warnings.append(
+            f"the certificate is not valid before {minute(own.not_before)}, and the clock says {minute(now)}: "
+            "the agent waits until the clock is set"
+        )
+    if own.standing(now) == "expired":
+        raise DataError(f"the bundle's certificate has expired on {minute(own.not_after)}; {anew}")
+    _shake_hands(bundle, anew)
+    return own
+
+
+def _shake_hands(bundle: Bundle, anew: str) -> None:
+    """The key fits, and the CA stands for the certificate: found out by a TLS handshake with ourselves, in memory."""
+    server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
+    server.verify_mode = ssl.CERT_REQUIRED
+    with tempfile.NamedTemporaryFile(prefix="fedpatch-") as file:  # mode 0600, as the key needs it
+        file.write(_together(bundle))
+        file.flush()
+        try:
+            for context in (server, client):
+                context.load_cert_chain(file.name, password=lambda: b"")
+            server.load_verify_locations(cadata=bundle.ca)
+        except ssl.SSLError as error:
+            raise DataError(f"the bundle's key is not that of its certificate ({error.reason}); {anew}") from None
+    one, other = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = (
+        client.wrap_bio(incoming=one, outgoing=other),
+        server.wrap_bio(incoming=other, outgoing=one, server_side=True),
+    )
+    for _ in range(3):
+        for end in ends:
+            try:
+                end.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+            except ssl.SSLCertVerificationError as error:
+                if error.verify_code != _NOT_YET_VALID:
+                    raise DataError(
+                        f"the bundle's CA did not make its certificate ({error.verify_message}); {anew}"
+                    ) from None
+                return
+            except ssl.SSLError as error:
+                raise DataError(f"the bundle's certificate cannot be used ({error.reason}); {anew}") from None
+
+
+def _together(bundle: Bundle) -> bytes:
+    return bundle.certificate.rstrip().encode() + b"\n" + bundle.key.rstrip().encode() + b"\n"
+
+
+def _put(path: Path, data: bytes, owner: os.stat_result, done: Enrolled, mode: int = 0o600) -> None:
+    """Only where it is not so already; given to the owner of the state directory where root installs it."""
+    if path.exists() and path.read_bytes() == data and path.stat().st_mode & 0o777 == mode:
+        return
+    with open_atomic(path, mode=mode) as file:
+        if os.geteuid() == 0:
+            os.fchown(file.fileno(), owner.st_uid, owner.st_gid)
+        file.write(data)
+    done.written.append(str(path))
+
+
+def _put_settings(
+    config: Path, text: str, values: dict[str, str], without: list[str], owner: os.stat_result, done: Enrolled
+) -> None:
+    """A file that is there keeps its owner and its mode: nothing of what it gets is secret."""
+    try:
+        changed = with_values(text, values, without)
+    except ValueError:
+        raise ConfigError([f"{config}: cannot be changed; write into it: {', '.join(values)}"]) from None
+    mode = 0o600
+    if config.exists():
+        owner = config.stat()
+        mode = owner.st_mode & 0o777
+    config.absolute().parent.mkdir(parents=True, exist_ok=True)
+    _put(config.absolute(), changed.encode(), owner, done, mode)

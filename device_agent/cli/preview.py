@@ -1,0 +1,54 @@
+"""Whether this device would take work now: facts against preferences, for whoever asks from outside the agent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedpatch.device_agent.job.requests import AdmissionDecision
+from fedpatch.device_agent.policy.admission import decide, parse_admission_mode
+from fedpatch.device_agent.policy.evaluate import Objection, Preferences, judge
+from fedpatch.device_agent.policy.owner_limits import DAMAGED, UNKNOWN_FLOOR, least_without_model
+from fedpatch.device_agent.policy.owner_policy import text_of
+from fedpatch.device_agent.policy.quiet_hours import local_now
+from fedpatch.device_agent.policy.usage_file import read_today
+from fedpatch.device_agent.runtime.startup import observer_of
+from fedpatch.device_agent.sensors.facts import Facts
+from fedpatch.device_agent.settings import AgentSettings
+from fedpatch.device_agent.state.storage_check import PATCHES
+
+
+@dataclass(frozen=True)
+class AdmissionPreview:
+    """The facts of this moment, the answer that an offer would get, and every objection, also where the answer is yes.
+
+    `private` is what stays on this device at least (owner_limits.least_without_model).
+    """
+
+    facts: Facts
+    verdict: AdmissionDecision
+    objections: tuple[Objection, ...]
+    private: Mapping[str, Any]
+
+    @property
+    def why_not(self) -> list[str]:
+        """In words, where the answer is no."""
+        if self.verdict.accept:
+            return []
+        words = [one.words for one in self.objections]
+        return [self.verdict.why, *words] if self.verdict == UNKNOWN_FLOOR or not words else words
+
+
+def look(settings: AgentSettings, root: Path = Path("/")) -> AdmissionPreview:
+    """Looks once, as the agent does, without its memory of moments before; `root` holds /sys, /proc and /run."""
+    directory = settings.state_dir.absolute()
+    order = parse_admission_mode(settings.admission)
+    facts = observer_of(settings, directory, root).observe()
+    # Of a task that is named by its module, only loading it would tell the name.
+    task = "" if ":" in settings.task else settings.task
+    objections = judge(Preferences.of(settings), facts, read_today(directory), local=local_now(), task=task)
+    private = least_without_model(settings.private, directory / PATCHES, task)
+    verdict = UNKNOWN_FLOOR if private["source"] == DAMAGED else decide(order, text_of(order), objections)
+    return AdmissionPreview(facts, verdict, objections, private)

@@ -1,0 +1,4 @@
+"""Messages, codec, topics and chunked transfer: all that coordinator and device agree on.
+
+Pure: no network, no clock, no thread.
+"""

@@ -1,0 +1,1 @@
+"""The clients of a simulation: their data, patches, minibatches and simulated transport."""

@@ -1,0 +1,1 @@
+"""One simulation from start to end: options, rounds, checkpoints, output, plots, comparison of policies."""

@@ -1,0 +1,1 @@
+"""Who trains how in a simulation: one client after another, fused kernels, worker processes."""

@@ -1,0 +1,37 @@
+"""The base of learners that take each update by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from fedpatch.shared.tensors.arrays import Array, Schema
+from fedpatch.simulator.clients.minibatches import Turn
+from fedpatch.simulator.learners.protocols import Learner
+
+
+class SingleUpdates:
+    """The part of a learner that lets another one train, and takes each update by itself; see Learner."""
+
+    def __init__(self, learner: Learner, travelling: Schema) -> None:
+        self._learner, self._specs = learner, travelling.specs
+
+    def begin(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take the global model (and moments) of the round, by name."""
+        self._learner.begin(tensors)
+
+    def measure(self, client: int) -> float:
+        """User accuracy of the global model with this client's patch."""
+        return self._learner.measure(client)
+
+    def expect(self, turns: Sequence[Turn]) -> None:
+        """See Learner."""
+        self._learner.expect(turns)
+
+    def _update_of(self, client: int, first_batch: int) -> tuple[float, dict[str, Array]]:
+        """LocalUpdate; the patch is kept. Returns the mean loss over the steps, and what was trained besides."""
+        loss = self._learner.train(client, first_batch, 1.0)
+        # The sum of one client with a weight of one is what it trained, to the last bit.
+        trained = self._learner.tensors_of(self._learner.result())
+        return loss, {spec.name: trained[spec.name].numpy().astype(spec.dtype) for spec in self._specs}

@@ -1,0 +1,5 @@
+"""`python -m fedpatch` is `fedpatch`."""
+
+from fedpatch.cli import main
+
+main()

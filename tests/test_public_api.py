@@ -1,0 +1,75 @@
+"""The public API: the names in `fedpatch.__all__`, light to import and documented with examples that run."""
+
+from __future__ import annotations
+
+import doctest
+import inspect
+import subprocess
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import fedpatch
+
+NAMES = [name for name in fedpatch.__all__ if name != "__version__"]
+
+
+def _documented(name: str) -> list[tuple[str, Any]]:
+    """The object itself, or the public functions of a module."""
+    found = getattr(fedpatch, name)
+    if not isinstance(found, ModuleType):
+        return [(name, found)]
+    return [
+        (f"{name}.{one}", value)
+        for one, value in vars(found).items()
+        if inspect.isfunction(value) and value.__module__ == found.__name__ and not one.startswith("_")
+    ]
+
+
+DOCUMENTED = [one for name in NAMES for one in _documented(name)]
+
+
+def test_import_of_fedpatch_loads_neither_numpy_nor_torch():
+    """An agent's process, and a script that only names an error, pay for neither."""
+    program = (
+        "import sys, fedpatch; dir(fedpatch); print(*sorted({'numpy', 'torch', 'onnxruntime'} & sys.modules.keys()))"
+    )
+    assert subprocess.check_output([sys.executable, "-c", program], text=True) == "\n"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_public_name_can_be_imported(name):
+    """`from fedpatch import NAME`, and it is listed."""
+    assert getattr(import_module("fedpatch"), name) is not None
+    assert name in dir(fedpatch)
+
+
+def test_unknown_name_raises_attribute_error():
+    """As of any module."""
+    with pytest.raises(AttributeError, match="no attribute 'Tusk'"):
+        _ = fedpatch.Tusk
+
+
+@pytest.mark.parametrize(("name", "found"), DOCUMENTED, ids=[name for name, _ in DOCUMENTED])
+def test_public_object_has_args_and_an_example(name, found):
+    """`Args:` wherever there are arguments, `Returns:` wherever a function returns something, `Raises:` and `Example:`."""
+    text = inspect.getdoc(found) or ""
+    takes_arguments = inspect.isfunction(found) or "__init__" in vars(found)
+    if takes_arguments and inspect.signature(found).parameters:
+        assert "Args:" in text
+    if inspect.isfunction(found):
+        assert "Returns:" in text
+    assert "Example:" in text
+
+
+@pytest.mark.parametrize(("name", "found"), DOCUMENTED, ids=[name for name, _ in DOCUMENTED])
+def test_example_of_a_public_object_runs(name, found, monkeypatch):
+    """As written in its docstring."""
+    monkeypatch.setenv("FEDPATCH_DATA", "/nowhere")  # an example sets it
+    examples = doctest.DocTestParser().get_doctest(inspect.getdoc(found) or "", {}, name, None, None)
+    assert examples.examples
+    results = doctest.DocTestRunner(optionflags=doctest.IGNORE_EXCEPTION_DETAIL).run(examples)
+    assert results.failed == 0
