@@ -231,7 +231,8 @@ $(STAMP): pyproject.toml constraints.txt
 		echo "make: PyTorch's usual build for Linux x86_64 brings gigabytes of CUDA along; the build for CPUs is enough."
 		echo "make: pytorch.org, Get Started, names its index: make setup PIP_ARGS='--extra-index-url <that index>'"
 	fi
-	rm -f $@
+	# Metadata that an older layout of this checkout left here would name modules that are no more, and be found before the right one.
+	rm -rf $@ fedpatch.egg-info
 	latest_line() { # of what comes in, where somebody looks on
 		[ -t 1 ] || exec cat >/dev/null
 		width=$$(stty size 2>/dev/null </dev/tty | cut -d' ' -f2)
