@@ -126,7 +126,7 @@ class UpdateRefused(FedpatchError):
     """An update is well formed but not acceptable.
 
     Args:
-        reason: One of a closed set of words (`fedpatch.shared.wire.reasons.RefuseReason`), for counters and the device.
+        reason: One of a closed set of words (`fedpatch.shared.wire.reason_codes.RefuseReason`), for counters and the device.
         message: Text for people.
 
     Example:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.support.covered import ROOT, pure_files, shortfalls
+from tests.support.covered import pure_files, shortfalls
+from tests.support.paths import ROOT
 
 
 def _file(percent: float, lines: tuple[int, ...] = (), branches: tuple[tuple[int, int], ...] = ()) -> dict[str, Any]:

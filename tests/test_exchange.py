@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedpatch.coordinator.rounds.run_spec import RunSpec, Stopped
-from fedpatch.device_agent.job.requests import AdmissionDecision
-from fedpatch.shared.wire.reasons import FailReason, RefuseReason
+from fedpatch.device_agent.job.request_answers import AdmissionDecision
+from fedpatch.shared.wire.reason_codes import FailReason, RefuseReason
 from tests.support.exchange import Exchange
 from tests.support.specs import TASKS, run_spec
 from tests.support.virtual_time import Faults

@@ -9,7 +9,8 @@ import sysconfig
 from collections import Counter
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.support.paths import ROOT
+
 PACKAGES = ("coordinator", "device_agent", "shared", "simulator")
 
 

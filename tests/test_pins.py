@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import tomllib
 from importlib.metadata import PackageNotFoundError, distribution
-from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.support.paths import ROOT
+
 # The first release of each: Debian 12 stays at 3.11.2 for its whole life, and what asks for 3.11.5 cannot be had there.
 OLDEST = ("3.11.0", "3.12.0", "3.13.0")
 

@@ -10,8 +10,9 @@ from xml.etree import ElementTree
 import pytest
 
 from scripts.recording import COLUMNS, ROWS, Screen, draw, record
+from tests.support.paths import ROOT
 
-SHOWN = Path(__file__).resolve().parent.parent / "docs" / "images" / "demo.svg"
+SHOWN = ROOT / "docs" / "images" / "demo.svg"
 SVG = "{http://www.w3.org/2000/svg}"
 
 

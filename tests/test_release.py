@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from scripts.release import NotReady, check_changelog, check_version, release
+from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 
-ROOT = Path(__file__).resolve().parent.parent
 CHANGES = """# Changelog
 
 ## [Unreleased]

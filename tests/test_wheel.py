@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from fedpatch.shared import __version__
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("coordinator", "device_agent", "shared", "simulator")
 PARTS = (*PACKAGES, "src", "pyproject.toml", "README.md", "LICENSE")
 EXTRAS = ("", "torch", "onnx", "agent", "coordinator", "demo", "simulator")

@@ -24,7 +24,7 @@ from fedpatch.device_agent.job.effects import (
     WriteChunk,
 )
 from fedpatch.device_agent.job.job import Job
-from fedpatch.device_agent.job.requests import AdmissionDecision
+from fedpatch.device_agent.job.request_answers import AdmissionDecision
 from fedpatch.device_agent.runtime.effect_runner import Identity
 from fedpatch.shared import __version__
 from fedpatch.shared.mqtt.client import Connected, Disconnected, LinkEvent, MqttLink, Received

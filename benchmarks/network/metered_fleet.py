@@ -14,7 +14,7 @@ from fedpatch.coordinator.observability.observer import NullObserver, Observer
 from fedpatch.coordinator.observability.run_metrics import LOOK_EVERY_S, RunMetrics
 from fedpatch.coordinator.rounds import effects as do
 from fedpatch.shared.wire.messages import Envelope
-from fedpatch.shared.wire.reasons import LinkKind
+from fedpatch.shared.wire.reason_codes import LinkKind
 from fedpatch.shared.wire.transfer import Chunk
 from fedpatch.shared.wire.vitals import LastRound, Vitals
 from fedpatch.simulator.fleet.settings import FleetTerms

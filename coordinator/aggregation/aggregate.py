@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fedpatch.coordinator.aggregation.limits import MAX_NAMED, MAX_PARTS, Limits
 from fedpatch.coordinator.aggregation.norm_clipping import (
     Pace,
     Part,
@@ -21,6 +20,7 @@ from fedpatch.coordinator.aggregation.norm_clipping import (
     remembered,
     weights_norm,
 )
+from fedpatch.coordinator.aggregation.update_limits import MAX_NAMED, MAX_PARTS, Limits
 from fedpatch.coordinator.aggregation.weighted_mean import WeightedMean
 from fedpatch.shared.tensors.arrays import Array, Schema, Tensors
 from fedpatch.shared.wire.messages import TrainPlan

@@ -27,11 +27,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedpatch.coordinator.aggregation.limits import ExamplesCap, NormBound
+from fedpatch.coordinator.aggregation.update_limits import ExamplesCap, NormBound
 from fedpatch.shared.errors import UpdateRefused
 from fedpatch.shared.tensors.arrays import Array, Schema, Tensors, TensorSpec, base_name, moment_name
 from fedpatch.shared.wire.messages import TrainPlan
-from fedpatch.shared.wire.reasons import RefuseReason
+from fedpatch.shared.wire.reason_codes import RefuseReason
 
 Part = str
 """What has a norm of its own: "weights" (all that is trained), "exp_avg", "exp_avg_sq", "stats NAME" for each tensor that is

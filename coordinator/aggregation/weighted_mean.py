@@ -21,7 +21,7 @@ from fedpatch.shared.tensors.arrays import (
     never_negative,
     require_finite,
 )
-from fedpatch.shared.wire.reasons import RefuseReason
+from fedpatch.shared.wire.reason_codes import RefuseReason
 
 # So many values at a time, which stay in the cache between the three steps of a sum and need no memory of their own.
 _BLOCK = 65_536

@@ -83,7 +83,7 @@ def members(
         if fleet is None:
             raise UsageError("whose rules? name the fleet with --fleet, or its CA with --ca-dir")
         return fleet, devices or None, watchers or []
-    from fedpatch.coordinator.pki.index import DEVICE, WATCHER, read_index
+    from fedpatch.coordinator.pki.issued_certificates import DEVICE, WATCHER, read_index
 
     index = read_index(ca_dir)
     if index is None:

@@ -16,13 +16,13 @@ import typer
 from rich.table import Table
 
 from fedpatch.coordinator.cli.tables import print_json, print_table
-from fedpatch.coordinator.pki.index import CA_DAYS, DAYS, DEVICE, must_read
-from fedpatch.coordinator.pki.status import IdentityRow, rows
+from fedpatch.coordinator.pki.certificate_status import IdentityRow, rows
+from fedpatch.coordinator.pki.issued_certificates import CA_DAYS, DAYS, DEVICE, must_read
 from fedpatch.shared.app.command import AsJson, Group, command, no_options, say
 from fedpatch.shared.mqtt.tls_errors import expiry_of
 
 if TYPE_CHECKING:
-    from fedpatch.coordinator.pki.authority import Authority
+    from fedpatch.coordinator.pki.certificate_authority import Authority
 
 
 _DAY_S = 86_400
@@ -125,7 +125,7 @@ def _add_init(group: typer.Typer) -> None:
 
         Done again, it makes what is missing and changes nothing else.
         """
-        from fedpatch.coordinator.pki.authority import Authority
+        from fedpatch.coordinator.pki.certificate_authority import Authority
         from fedpatch.coordinator.pki.enrolment import ensure_broker, ensure_coordinator
 
         directory = ca_directory(ca_dir)
@@ -182,7 +182,7 @@ def _add_coordinator(group: typer.Typer) -> None:
         ca_dir: CaDir = None,
     ) -> None:
         """Renew the coordinator's certificate; one that is at work takes it up by itself."""
-        from fedpatch.coordinator.pki.authority import COORDINATOR
+        from fedpatch.coordinator.pki.certificate_authority import COORDINATOR
         from fedpatch.coordinator.pki.enrolment import ensure_coordinator, give_coordinator_password, opened, revoke
         from fedpatch.coordinator.pki.mosquitto_passwd import password_file
 
@@ -236,7 +236,7 @@ def _add_watcher(group: typer.Typer) -> None:
         name: Annotated[str, typer.Argument(metavar="NAME", help="Name at the broker.")], ca_dir: CaDir = None
     ) -> None:
         """Take a watcher's certificate back; the broker has to be told to read the new list."""
-        from fedpatch.coordinator.pki.authority import WATCHER
+        from fedpatch.coordinator.pki.certificate_authority import WATCHER
         from fedpatch.coordinator.pki.enrolment import opened, revoke
 
         with opened(ca_directory(ca_dir)) as authority:

@@ -20,7 +20,7 @@ from fedpatch.shared.errors import UsageError, unknown_name
 
 if TYPE_CHECKING:
     from fedpatch.coordinator.rounds.records import DeviceInfo
-    from fedpatch.coordinator.storage.holds_table import HoldsTable
+    from fedpatch.coordinator.storage.device_holds import HoldsTable
     from fedpatch.coordinator.storage.registry import Registry
 
 _Fleet = Annotated[str | None, typer.Option(metavar="NAME", help="Only devices of this fleet.")]

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fedpatch.coordinator.cli.ca import CaDir, Days, add_ca, ca_directory, tell_broker, tell_rules
-from fedpatch.coordinator.pki.index import DAYS
+from fedpatch.coordinator.pki.issued_certificates import DAYS
 from fedpatch.shared.app.command import AsJson, Group, command, no_options, say
 
 _Id = Annotated[str, typer.Argument(metavar="ID", help="Name of the device, unique in its fleet.")]
@@ -98,7 +98,7 @@ def _add_revoke(group: typer.Typer) -> None:
         ca_dir: CaDir = None,
     ) -> None:
         """Take back what a device has: the coordinator at work shuts it out, and the broker once it reads the new list."""
-        from fedpatch.coordinator.pki.authority import DEVICE
+        from fedpatch.coordinator.pki.certificate_authority import DEVICE
         from fedpatch.coordinator.pki.enrolment import opened
         from fedpatch.coordinator.pki.enrolment import revoke as take_back
 

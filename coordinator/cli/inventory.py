@@ -35,7 +35,7 @@ def add_inventory(app: typer.Typer) -> None:
             raise UsageError("say either --list or --host NAME, as Ansible does")
         from fedpatch.coordinator.operations.inventory import host_variables
         from fedpatch.coordinator.operations.inventory import inventory as made
-        from fedpatch.coordinator.pki.index import read_index
+        from fedpatch.coordinator.pki.issued_certificates import read_index
         from fedpatch.coordinator.settings import CA_DIRECTORY
         from fedpatch.coordinator.storage.registry import REGISTRY_FILE, Registry
         from fedpatch.coordinator.storage.state_dirs import find

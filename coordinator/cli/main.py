@@ -285,8 +285,8 @@ def _registry(state_dir: Path | None, run: str | None = None) -> Registry:
 
 def _rebuild(state_dir: Path | None) -> None:
     """`runs --rebuild`, and on stderr what came of it."""
-    from fedpatch.coordinator.storage.rebuild import rebuild_registry
     from fedpatch.coordinator.storage.registry import REGISTRY_FILE
+    from fedpatch.coordinator.storage.registry_rebuild import rebuild_registry
     from fedpatch.coordinator.storage.state_dirs import find
 
     rebuilt = rebuild_registry(find(state_dir) / REGISTRY_FILE)

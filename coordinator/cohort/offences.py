@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fedpatch.shared.wire.reasons import RefuseReason
+from fedpatch.shared.wire.reason_codes import RefuseReason
 
 OFFENCES: Mapping[tuple[str, str], str] = {
     ("refused", RefuseReason.PRIVATE_VALUE): "an update with values that are to stay private",

@@ -21,7 +21,7 @@ ROUNDING = 1e-9
 class Selection:
     """`target` updates are wanted from the devices `invited`, in the order they were drawn; nobody: wait for more.
 
-    `absent` are those of them for which the round is not meant (fedpatch.coordinator.rounds.absences).
+    `absent` are those of them for which the round is not meant (fedpatch.coordinator.rounds.missed_rounds).
     """
 
     target: int

@@ -18,7 +18,7 @@ from fedpatch.coordinator.demo.devices import DemoDevice, device_names, start_de
 from fedpatch.coordinator.demo.settings import DemoSettings
 from fedpatch.coordinator.observability.snapshot import Snapshot, View
 from fedpatch.coordinator.rounds.records import RunSummary
-from fedpatch.coordinator.runtime.prepare import prepare
+from fedpatch.coordinator.runtime.run_preparation import prepare
 from fedpatch.coordinator.runtime.runs import start_run
 from fedpatch.shared.app.locks import FileLock
 from fedpatch.shared.app.signals import ignore_signals

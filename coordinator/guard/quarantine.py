@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from fedpatch.coordinator.cohort.offences import OffenceCounter
 from fedpatch.coordinator.rounds.effects import CountEvent
-from fedpatch.coordinator.rounds.roster import QUARANTINED
+from fedpatch.coordinator.rounds.known_devices import QUARANTINED
 from fedpatch.coordinator.storage.registry import Registry
 
 LOOK_EVERY_S = 1.0

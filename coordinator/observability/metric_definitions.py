@@ -18,8 +18,8 @@ from prometheus_client import (
     disable_created_metrics,
 )
 
-from fedpatch.coordinator.rounds.states import State
-from fedpatch.shared.wire.reasons import Condition, DeclineReason, FailReason, RefuseReason
+from fedpatch.coordinator.rounds.participant_states import State
+from fedpatch.shared.wire.reason_codes import Condition, DeclineReason, FailReason, RefuseReason
 
 # From a round of a demo to one of the slowest fleets.
 BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)

@@ -16,7 +16,7 @@ from fedpatch.coordinator.rounds.effects import (
 )
 from fedpatch.coordinator.rounds.records import RoundRecord
 from fedpatch.shared.wire.messages import Grant, Manifest, Refused, WorkRequest
-from fedpatch.shared.wire.reasons import RefuseReason
+from fedpatch.shared.wire.reason_codes import RefuseReason
 
 _RESULT_OF = {
     RefuseReason.DAMAGED: "damaged",

@@ -9,10 +9,10 @@ import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from fedpatch.coordinator.pki.status import check_authority
+from fedpatch.coordinator.pki.certificate_status import check_authority
 from fedpatch.coordinator.rounds.run_spec import encoding_for
 from fedpatch.coordinator.runtime.fleet_claim import body_of, client_id
-from fedpatch.coordinator.runtime.prepare import Prepared, prepare
+from fedpatch.coordinator.runtime.run_preparation import Prepared, prepare
 from fedpatch.coordinator.settings import MAX_CHUNKS_IN_FLIGHT, RunSettings
 from fedpatch.coordinator.storage.stored_content import check_stored
 from fedpatch.shared import __version__

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from fedpatch.coordinator.pki.authority import COORDINATOR, DEVICE, WATCHER, Authority
-from fedpatch.coordinator.pki.index import BROKER, Entry
+from fedpatch.coordinator.pki.certificate_authority import COORDINATOR, DEVICE, WATCHER, Authority
+from fedpatch.coordinator.pki.issued_certificates import BROKER, Entry
 from fedpatch.coordinator.pki.mosquitto_passwd import keep_passwords, new_password, password_line
 from fedpatch.coordinator.pki.x509 import check_server_names, names_of
 from fedpatch.shared.app.files import refusals_of, write_atomic

@@ -12,7 +12,7 @@ import hashlib
 import secrets
 from pathlib import Path
 
-from fedpatch.coordinator.pki.index import PASSWORD, Index
+from fedpatch.coordinator.pki.issued_certificates import PASSWORD, Index
 from fedpatch.shared.app.files import refusals_of, write_atomic
 from fedpatch.shared.errors import StateError
 

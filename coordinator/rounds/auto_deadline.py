@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fedpatch.coordinator.rounds.records import RoundRecord
-from fedpatch.coordinator.rounds.round import RoundPolicy
+from fedpatch.coordinator.rounds.round_state import RoundPolicy
 from fedpatch.coordinator.rounds.run_spec import RunSpec
 
 FIRST_DEADLINE_S = 600.0

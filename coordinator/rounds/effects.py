@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fedpatch.coordinator.rounds.participant_states import RoundJournal
 from fedpatch.coordinator.rounds.records import RoundRecord
 from fedpatch.coordinator.rounds.run_spec import Stopped
-from fedpatch.coordinator.rounds.states import RoundJournal
 from fedpatch.shared.wire.messages import Envelope, Manifest
 
 

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fedpatch.coordinator.rounds.effects import Effect, ResendChunks
-from fedpatch.coordinator.rounds.roster import Fleet
+from fedpatch.coordinator.rounds.known_devices import Fleet
+from fedpatch.coordinator.rounds.participant_states import RoundJournal
 from fedpatch.coordinator.rounds.run_spec import RunSpec
-from fedpatch.coordinator.rounds.states import RoundJournal
 from fedpatch.shared.errors import WireError
 from fedpatch.shared.wire.messages import (
     COORDINATOR_FEATURES,

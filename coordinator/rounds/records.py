@@ -5,7 +5,8 @@
 Whether the devices of a round are better off than learning alone would have made them, in figures and in words.
 
 The gain of a device is its user accuracy before the round's training less that of the model that it trained alone
-(device_agent.training.independent); where the metric's goal is "min", the other way round. So a gain above 0 is always good.
+(device_agent.training.local_only_training); where the metric's goal is "min", the other way round. So a gain above 0 is always
+good.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ class RoundRecord:
     they came: those that were pulled back to the bound of the `norm`, and those that weigh less than the `num_examples` they
     report (coordinator.aggregation.norm_clipping). `deadline_s` is the time that the round had from its invitation,
     `report_p90_s` the time by which 90 % of its updates were in; `absent` has the devices that are asked and do not report,
-    with how many rounds in a row (coordinator.rounds.absences). `needed` updates would have made the quorum, `measured`
+    with how many rounds in a row (coordinator.rounds.missed_rounds). `needed` updates would have made the quorum, `measured`
     devices reported a user accuracy. `offenders` are devices with the offence for which they are not asked again in the run
     (coordinator.cohort.quorum). `bounded_devices` names the first devices whose updates were bounded, and what of their
     updates it was (coordinator.aggregation.aggregate). `independent` compares with learning alone (coordinator.rounds.records),

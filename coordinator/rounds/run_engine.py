@@ -15,9 +15,7 @@ from functools import partial
 
 from fedpatch.coordinator.cohort.quorum import Standing, devices_meant, updates_needed
 from fedpatch.coordinator.cohort.sampling import Selection, draw
-from fedpatch.coordinator.cohort.silence import STARTING_S
-from fedpatch.coordinator.rounds.absences import Absences
-from fedpatch.coordinator.rounds.active_round import ActiveRound
+from fedpatch.coordinator.cohort.unresponsive_devices import STARTING_S
 from fedpatch.coordinator.rounds.auto_deadline import policy_of
 from fedpatch.coordinator.rounds.effects import (
     AggregateUpdates,
@@ -28,14 +26,16 @@ from fedpatch.coordinator.rounds.effects import (
     SavePause,
     SaveRecord,
 )
-from fedpatch.coordinator.rounds.envelopes import EnvelopeFactory
+from fedpatch.coordinator.rounds.known_devices import QUARANTINED, Fleet
+from fedpatch.coordinator.rounds.missed_rounds import Absences
+from fedpatch.coordinator.rounds.outgoing_messages import EnvelopeFactory
+from fedpatch.coordinator.rounds.participant_states import Phase, RoundJournal, RoundStart
 from fedpatch.coordinator.rounds.records import RoundRecord
-from fedpatch.coordinator.rounds.roster import QUARANTINED, Fleet
-from fedpatch.coordinator.rounds.round import RETURN_S
+from fedpatch.coordinator.rounds.round_protocol import ActiveRound
+from fedpatch.coordinator.rounds.round_state import RETURN_S
 from fedpatch.coordinator.rounds.run_spec import RunSpec, Stopped
-from fedpatch.coordinator.rounds.states import Phase, RoundJournal, RoundStart
 from fedpatch.shared.wire.messages import Decline, DeviceState, Envelope, Manifest, ModelDelta, UpdateReport
-from fedpatch.shared.wire.reasons import RefuseReason
+from fedpatch.shared.wire.reason_codes import RefuseReason
 from fedpatch.shared.wire.transfer import Chunk
 
 _ROUNDING_S = 1e-3

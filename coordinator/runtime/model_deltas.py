@@ -17,7 +17,7 @@ from fedpatch.coordinator.aggregation.model_delta import (
 from fedpatch.coordinator.aggregation.strategies import ServerState
 from fedpatch.coordinator.rounds.run_spec import RunSpec
 from fedpatch.coordinator.runtime.model_publisher import Blob
-from fedpatch.coordinator.runtime.prepare import Prepared
+from fedpatch.coordinator.runtime.run_preparation import Prepared
 from fedpatch.coordinator.storage.delta_cache import load_steps, save_step
 from fedpatch.shared.tensors.arrays import values_digest
 from fedpatch.shared.wire.messages import ModelDelta, is_delta

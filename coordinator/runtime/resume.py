@@ -11,15 +11,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from fedpatch.coordinator.aggregation.limits import Limits
 from fedpatch.coordinator.aggregation.strategies import ServerState
+from fedpatch.coordinator.aggregation.update_limits import Limits
 from fedpatch.coordinator.aggregation.update_validation import UpdateRequirements, decode_and_validate_update
 from fedpatch.coordinator.rounds.auto_deadline import policy_of
+from fedpatch.coordinator.rounds.participant_states import CommittedUpdate, RoundJournal, RoundStart
 from fedpatch.coordinator.rounds.records import RoundRecord, StoredUpdate
-from fedpatch.coordinator.rounds.round import RoundPolicy
+from fedpatch.coordinator.rounds.round_state import RoundPolicy
 from fedpatch.coordinator.rounds.run_spec import RunSpec, whole_model_encoding
-from fedpatch.coordinator.rounds.states import CommittedUpdate, RoundJournal, RoundStart
-from fedpatch.coordinator.runtime.prepare import Prepared
+from fedpatch.coordinator.runtime.run_preparation import Prepared
 from fedpatch.coordinator.storage.boot_clock import BootTime
 from fedpatch.coordinator.storage.checkpoint import (
     drop_round,

@@ -16,15 +16,15 @@ from fedpatch.coordinator.guard.quarantine import Quarantine
 from fedpatch.coordinator.guard.revocations import Revocations
 from fedpatch.coordinator.observability.metrics_endpoint import observed, of_others
 from fedpatch.coordinator.observability.snapshot import View
+from fedpatch.coordinator.rounds.participant_states import RoundStart
 from fedpatch.coordinator.rounds.records import RoundRecord, RunInfo, RunSummary, last_user_accuracy, summary_of
 from fedpatch.coordinator.rounds.run_engine import Engine
 from fedpatch.coordinator.rounds.run_spec import RunSpec, Stopped
-from fedpatch.coordinator.rounds.states import RoundStart
 from fedpatch.coordinator.runtime.connection import Connection
 from fedpatch.coordinator.runtime.effect_runner import EffectRunner
 from fedpatch.coordinator.runtime.model_publisher import ModelPublisher
-from fedpatch.coordinator.runtime.prepare import Prepared, prepare, run_spec
 from fedpatch.coordinator.runtime.resume import reconcile, seen_devices, take_up_round
+from fedpatch.coordinator.runtime.run_preparation import Prepared, prepare, run_spec
 from fedpatch.coordinator.runtime.service import Service
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.checkpoint import export_model, load_checkpoint, save_checkpoint

@@ -17,7 +17,7 @@ from fedpatch.coordinator.guard.revocations import Revocations
 from fedpatch.coordinator.observability.snapshot import View, take_snapshot
 from fedpatch.coordinator.observability.status_publisher import StatusPublisher
 from fedpatch.coordinator.rounds.effects import CountEvent, Effect
-from fedpatch.coordinator.rounds.roster import QUARANTINED, REVOKED
+from fedpatch.coordinator.rounds.known_devices import QUARANTINED, REVOKED
 from fedpatch.coordinator.rounds.run_engine import Engine
 from fedpatch.coordinator.runtime.connection import Connection
 from fedpatch.coordinator.runtime.effect_runner import EffectRunner

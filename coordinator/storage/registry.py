@@ -15,14 +15,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from fedpatch.coordinator.rounds.known_devices import DRAINED, QUARANTINED
 from fedpatch.coordinator.rounds.records import DeviceInfo, RoundRecord, RunInfo
-from fedpatch.coordinator.rounds.roster import DRAINED, QUARANTINED
 from fedpatch.coordinator.storage.database import keep_copy, open_database, rebuild_hint
-from fedpatch.coordinator.storage.holds_table import HoldsTable
+from fedpatch.coordinator.storage.device_holds import HoldsTable
 from fedpatch.coordinator.storage.migrations import COUNTERS
 from fedpatch.coordinator.storage.rounds_table import RoundLedger
 from fedpatch.coordinator.storage.run_journal import Known, RunHistory, RunJournal, journals, read_journal
-from fedpatch.coordinator.storage.table import Tables, count_change
+from fedpatch.coordinator.storage.sqlite_table import Tables, count_change
 from fedpatch.shared.errors import UsageError, unknown_name
 
 REGISTRY_FILE = "registry.sqlite3"

@@ -12,14 +12,14 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from fedpatch.coordinator.rounds.participant_states import RoundJournal
 from fedpatch.coordinator.rounds.records import RoundRecord, StoredUpdate
-from fedpatch.coordinator.rounds.states import RoundJournal
 from fedpatch.coordinator.storage.boot_clock import BootTime
 from fedpatch.coordinator.storage.database import damaged, keep_copy
 from fedpatch.coordinator.storage.run_journal import RunJournal
-from fedpatch.coordinator.storage.table import Tables, count_change
+from fedpatch.coordinator.storage.sqlite_table import Tables, count_change
 from fedpatch.shared.errors import UpdateRefused
-from fedpatch.shared.wire.reasons import RefuseReason
+from fedpatch.shared.wire.reason_codes import RefuseReason
 
 
 class RoundLedger(Tables):

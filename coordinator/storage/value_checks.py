@@ -12,8 +12,8 @@ import sqlite3
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from fedpatch.coordinator.rounds.known_devices import DRAINED, QUARANTINED
 from fedpatch.coordinator.rounds.records import RoundRecord, RunInfo
-from fedpatch.coordinator.rounds.roster import DRAINED, QUARANTINED
 from fedpatch.coordinator.storage.migrations import COUNTERS, VALUES_SINCE
 from fedpatch.shared.config.fields import NAME
 

@@ -14,7 +14,7 @@ from fedpatch.shared.app.command import AsJson, command
 from fedpatch.shared.config.load import cli_options
 
 if TYPE_CHECKING:
-    from fedpatch.device_agent.cli.preview import AdmissionPreview
+    from fedpatch.device_agent.cli.admission_preview import AdmissionPreview
 
 
 ConditionsRoot = Annotated[Path, typer.Option("--conditions-root", hidden=True, help="Where conditions are read.")]
@@ -31,7 +31,7 @@ def add_conditions(app: typer.Typer) -> None:
         root: ConditionsRoot = Path("/"),
     ) -> None:
         """Look at this device as the agent does, and tell whether it would accept work now, and why not."""
-        from fedpatch.device_agent.cli.preview import look
+        from fedpatch.device_agent.cli.admission_preview import look
 
         found = look(settings, root)
         if as_json:

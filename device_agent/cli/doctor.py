@@ -15,7 +15,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from fedpatch.device_agent.cli.preview import look
+from fedpatch.device_agent.cli.admission_preview import look
 from fedpatch.device_agent.job.training_messages import Ready, SetupFailed
 from fedpatch.device_agent.policy.owner_limits import DAMAGED, OwnerLimits, least_without_model
 from fedpatch.device_agent.runtime.effect_runner import Identity
@@ -45,7 +45,7 @@ from fedpatch.shared.mqtt.url import parse_broker_url
 from fedpatch.shared.wire import topics
 from fedpatch.shared.wire.codec import decode, encode
 from fedpatch.shared.wire.messages import Cancel, CoordinatorState, DeviceState, Envelope, Progress
-from fedpatch.shared.wire.reasons import JobPhase
+from fedpatch.shared.wire.reason_codes import JobPhase
 
 CHUNK_BYTES = 96 * 1024
 """What a coordinator sends and asks for, unless it is told otherwise."""

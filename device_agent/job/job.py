@@ -28,7 +28,12 @@ from fedpatch.device_agent.job.effects import (
     StopTraining,
     WriteChunk,
 )
-from fedpatch.device_agent.job.requests import AdmissionDecision, AnsweredRequests, continues, reason_to_decline
+from fedpatch.device_agent.job.request_answers import (
+    AdmissionDecision,
+    AnsweredRequests,
+    continues,
+    reason_to_decline,
+)
 from fedpatch.device_agent.job.upload import MessageFactory, UpdateUpload
 from fedpatch.shared.wire.messages import (
     Cancel,
@@ -42,7 +47,7 @@ from fedpatch.shared.wire.messages import (
     TaskCapability,
     WorkRequest,
 )
-from fedpatch.shared.wire.reasons import Condition, FailReason, JobPhase
+from fedpatch.shared.wire.reason_codes import Condition, FailReason, JobPhase
 from fedpatch.shared.wire.transfer import Chunk, SendChunk
 
 

@@ -18,7 +18,7 @@ from fedpatch.device_agent.job.effects import ContinueTraining, JobKey, PauseTra
 from fedpatch.shared.errors import WireError
 from fedpatch.shared.tensors.schema import TensorSpec
 from fedpatch.shared.wire.messages import Manifest, ModelDelta, TrainPlan, UpdateReport
-from fedpatch.shared.wire.reasons import FailReason
+from fedpatch.shared.wire.reason_codes import FailReason
 
 MAX_FRAME_BYTES = 2**26
 _LENGTH = struct.Struct(">I")

@@ -18,7 +18,7 @@ from fedpatch.shared.wire.messages import (
     RetryAfter,
     TaskCapability,
 )
-from fedpatch.shared.wire.reasons import JobPhase
+from fedpatch.shared.wire.reason_codes import JobPhase
 from fedpatch.shared.wire.transfer import SendChunk, Upload
 
 

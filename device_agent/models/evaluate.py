@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedpatch.shared.errors import DataError, FedpatchError, UsageError
-from fedpatch.shared.task_checks.data import load_checked
+from fedpatch.shared.task_checks.data_checks import load_checked
 from fedpatch.shared.tasks.prepare import require_same_prepare
 
 if TYPE_CHECKING:

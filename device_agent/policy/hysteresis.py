@@ -16,8 +16,8 @@ import math
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from fedpatch.device_agent.policy.evaluate import Objection, Preferences
-from fedpatch.shared.wire.reasons import Condition
+from fedpatch.device_agent.policy.preference_evaluation import Objection, Preferences
+from fedpatch.shared.wire.reason_codes import Condition
 
 LOSS_TOLD_AFTER_S = 1.0
 """Beyond `loss_after_s`: until then what is missed has been looked at again, and presence tells of it if it lasts."""

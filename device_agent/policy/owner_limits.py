@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedpatch.device_agent.job.requests import AdmissionDecision
+from fedpatch.device_agent.job.request_answers import AdmissionDecision
 from fedpatch.device_agent.job.training_messages import Ready
 from fedpatch.device_agent.policy.plan_cost import why_too_long
 from fedpatch.device_agent.policy.private_floor import (
@@ -28,7 +28,7 @@ from fedpatch.shared.app.files import stamp_of
 from fedpatch.shared.errors import FedpatchError, StateError, WireError
 from fedpatch.shared.tensors.schema import Schema, listing
 from fedpatch.shared.wire.messages import Manifest, WorkRequest
-from fedpatch.shared.wire.reasons import DeclineReason
+from fedpatch.shared.wire.reason_codes import DeclineReason
 
 _log = logging.getLogger("fedpatch.owner")
 

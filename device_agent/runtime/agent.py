@@ -13,7 +13,7 @@ from queue import Empty, SimpleQueue
 from typing import Protocol
 
 from fedpatch.device_agent.job.effects import Effect, JobKey
-from fedpatch.device_agent.job.requests import AdmissionDecision
+from fedpatch.device_agent.job.request_answers import AdmissionDecision
 from fedpatch.device_agent.job.training_messages import (
     ModelMade,
     Ready,
@@ -46,7 +46,7 @@ from fedpatch.shared.wire.messages import (
     TaskCapability,
     WorkRequest,
 )
-from fedpatch.shared.wire.reasons import Condition, FailReason
+from fedpatch.shared.wire.reason_codes import Condition, FailReason
 from fedpatch.shared.wire.transfer import decode_chunk
 
 _log = logging.getLogger("fedpatch.agent")

@@ -45,7 +45,7 @@ from fedpatch.shared.mqtt.client import Link
 from fedpatch.shared.wire import topics
 from fedpatch.shared.wire.codec import encode
 from fedpatch.shared.wire.messages import Decline, DeviceState, Envelope, Manifest, Offer, WorkRequest, is_delta
-from fedpatch.shared.wire.reasons import FailReason
+from fedpatch.shared.wire.reason_codes import FailReason
 from fedpatch.shared.wire.transfer import SendChunk, encode_chunk
 
 _log = logging.getLogger("fedpatch.agent")

@@ -12,11 +12,11 @@ from queue import SimpleQueue
 from fedpatch.device_agent.job.job import Job
 from fedpatch.device_agent.job.training_messages import WorkerSetup
 from fedpatch.device_agent.models.store import DIRECTORY, ModelStore
-from fedpatch.device_agent.policy.admission import parse_admission_mode
-from fedpatch.device_agent.policy.evaluate import Preferences
+from fedpatch.device_agent.policy.admission_mode import parse_admission_mode
 from fedpatch.device_agent.policy.job_usage import OwnLoadAverage, resident_mib
 from fedpatch.device_agent.policy.owner_limits import OwnerLimits
 from fedpatch.device_agent.policy.owner_policy import OwnerPolicy
+from fedpatch.device_agent.policy.preference_evaluation import Preferences
 from fedpatch.device_agent.policy.quiet_hours import local_now
 from fedpatch.device_agent.policy.usage_file import UsageLedger
 from fedpatch.device_agent.runtime.agent import Agent, Inbox, Stop

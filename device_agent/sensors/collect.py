@@ -23,7 +23,7 @@ from fedpatch.device_agent.sensors.power import ask_ups, parse_ups, read_supplie
 from fedpatch.device_agent.sensors.thermal import read_supply, read_temperature
 from fedpatch.device_agent.sensors.timeouts import FactUnavailable, TimedQuestion
 from fedpatch.device_agent.sensors.wifi import NmState, ask_network_manager, bus_address, read_network
-from fedpatch.shared.wire.reasons import LinkKind
+from fedpatch.shared.wire.reason_codes import LinkKind
 
 SOURCE_LIMIT_S = 2.0
 PAUSE_FILE = "pause"

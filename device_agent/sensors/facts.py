@@ -1,6 +1,6 @@
 """What is known of the device, as facts: each has a value, says where it comes from, and how far it can be trusted.
 
-A fact that nobody can tell is UNKNOWN: what that means is for the owner's preferences to say (device_agent.policy.evaluate).
+A fact that no source can tell is UNKNOWN. The preferences decide its meaning (device_agent.policy.preference_evaluation).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Generic, TypeVar
 
-from fedpatch.shared.wire.reasons import LinkKind
+from fedpatch.shared.wire.reason_codes import LinkKind
 
 T = TypeVar("T")
 

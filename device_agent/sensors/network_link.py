@@ -20,7 +20,7 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from fedpatch.device_agent.sensors.facts import Fact
 from fedpatch.device_agent.sensors.filesystem import SysFs
 from fedpatch.device_agent.sensors.timeouts import FactUnavailable
-from fedpatch.shared.wire.reasons import LinkKind
+from fedpatch.shared.wire.reason_codes import LinkKind
 
 _HEADER = struct.Struct("=IHHII")  # nlmsghdr: length, type, flags, sequence number, port
 _ROUTE = struct.Struct("=BBBBBBBBI")  # rtmsg: family, lengths of destination and source, ..., flags

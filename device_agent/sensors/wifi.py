@@ -25,7 +25,7 @@ from fedpatch.device_agent.sensors.facts import Fact
 from fedpatch.device_agent.sensors.filesystem import SysFs
 from fedpatch.device_agent.sensors.network_link import ssid_text, told_metering, usual_metering
 from fedpatch.device_agent.sensors.timeouts import FactUnavailable
-from fedpatch.shared.wire.reasons import LinkKind
+from fedpatch.shared.wire.reason_codes import LinkKind
 
 LIMIT_S = 1.5
 _MAX_BYTES = 1 << 20

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from fedpatch.shared.tensors.arrays import Array
 
 INDEPENDENT = "independent"
-"""Of the models that were trained alone, below the directory of the patches (device_agent.training.independent)."""
+"""Of the models that were trained alone, below the directory of the patches (device_agent.training.local_only_training)."""
 MAGIC = b"fedpatch patch 1\n"
 SUFFIX = ".patch"
 RESIDUAL_SUFFIX, RESIDUAL_LINE = ".residual", b"fedpatch residual 1\n"

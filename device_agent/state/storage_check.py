@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedpatch.device_agent.job.download_plan import expected_bytes, plan_download
-from fedpatch.device_agent.job.requests import AdmissionDecision
+from fedpatch.device_agent.job.request_answers import AdmissionDecision
 from fedpatch.device_agent.models.store import DIRECTORY as MODELS
 from fedpatch.device_agent.models.store import ModelStore
 from fedpatch.device_agent.state.model_cache import DIRECTORY as HELD
@@ -30,7 +30,7 @@ from fedpatch.shared.app.checksummed_file import unseal
 from fedpatch.shared.app.files import mend_at, previous_of, stamp_of
 from fedpatch.shared.errors import StateError
 from fedpatch.shared.wire.messages import MAX_BLOB_BYTES, WorkRequest
-from fedpatch.shared.wire.reasons import Condition, DeclineReason
+from fedpatch.shared.wire.reason_codes import Condition, DeclineReason
 
 RETRY_S = 300.0
 """A person has to move files or make room: nobody does that in seconds."""

@@ -14,7 +14,7 @@ from fedpatch.device_agent.policy.daily_budget import NOTHING, Usage
 from fedpatch.device_agent.policy.settings import PreferenceSettings
 from fedpatch.device_agent.sensors.facts import Facts
 from fedpatch.shared.wire.messages import UpdateReport
-from fedpatch.shared.wire.reasons import Condition
+from fedpatch.shared.wire.reason_codes import Condition
 from fedpatch.shared.wire.vitals import LastRound
 
 _MIB = 2**20

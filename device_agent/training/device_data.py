@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fedpatch.shared.errors import DataError, FedpatchError
-from fedpatch.shared.task_checks.data import Fitted, load_checked
+from fedpatch.shared.task_checks.data_checks import Fitted, load_checked
 from fedpatch.shared.tasks.task import DeviceData, Task
 from fedpatch.shared.tasks.validation import split_for
 
@@ -23,7 +23,8 @@ log = logging.getLogger("fedpatch.training")
 class ReloadingDataset:
     """The data of one device, by its data spec; `root` is the folder for data files, `holder` names the device in errors.
 
-    They are prepared, cast and checked (shared.task_checks.data). `raw_shape` is that of an input before the task's `prepare`.
+    They are prepared, cast and checked (shared.task_checks.data_checks).
+    `raw_shape` is the shape of an input before the task's `prepare`.
     """
 
     def __init__(self, task: Task, spec: str, root: Path, holder: str = "this device") -> None:

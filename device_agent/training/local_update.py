@@ -24,7 +24,7 @@ from fedpatch.device_agent.state.residual_store import ResidualOf, ResidualStore
 from fedpatch.device_agent.training.batches import stream_seed, update_seed
 from fedpatch.device_agent.training.device_data import ReloadingDataset
 from fedpatch.device_agent.training.global_model import read_blob, read_global_model
-from fedpatch.device_agent.training.independent import IndependentModel
+from fedpatch.device_agent.training.local_only_training import IndependentModel
 from fedpatch.device_agent.training.local_trainer import LocalResult, LocalTrainer
 from fedpatch.device_agent.training.model_export import ModelExport
 from fedpatch.shared.app.files import refusals_of, write_atomic

@@ -40,7 +40,7 @@ from fedpatch.device_agent.job.training_messages import (
 )
 from fedpatch.device_agent.training.resource_limits import hold_back, limit_in_words
 from fedpatch.shared.errors import FedpatchError, StateError, UpdateRefused, WireError
-from fedpatch.shared.wire.reasons import FailReason
+from fedpatch.shared.wire.reason_codes import FailReason
 
 if TYPE_CHECKING:
     from fedpatch.device_agent.training.device_data import ReloadingDataset
@@ -173,7 +173,7 @@ def set_up(setup: WorkerSetup) -> tuple[LocalUpdate, Ready]:
     from fedpatch.device_agent.training.device_data import ReloadingDataset
     from fedpatch.device_agent.training.local_trainer import LocalTrainer
     from fedpatch.device_agent.training.local_update import LocalUpdate
-    from fedpatch.shared.task_checks.trial import require_trainable
+    from fedpatch.shared.task_checks.trial_training import require_trainable
 
     torch.set_num_threads(setup.threads)
     holder = f"device {setup.device_id}"

@@ -17,8 +17,8 @@ from fedpatch.shared.app.formatting import duration, size
 from fedpatch.shared.diagnostics.checks import Checkup, in_words
 from fedpatch.shared.diagnostics.host import check_memory
 from fedpatch.shared.errors import ExportRefused, FedpatchError, UsageError
-from fedpatch.shared.task_checks.data import INPUTS, Fitted, arrays_of, fit, problems_of
-from fedpatch.shared.task_checks.trial import (
+from fedpatch.shared.task_checks.data_checks import INPUTS, Fitted, arrays_of, fit, problems_of
+from fedpatch.shared.task_checks.trial_training import (
     begins_with_batch_norm,
     require_repeatable,
     same_values_for_a_seed,

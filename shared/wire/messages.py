@@ -12,7 +12,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from fedpatch.shared.wire.field_types import Count, Measure, Positive, Seconds, Text, Word
-from fedpatch.shared.wire.reasons import Condition, DeclineReason, FailReason, JobPhase, RefuseReason
+from fedpatch.shared.wire.reason_codes import Condition, DeclineReason, FailReason, JobPhase, RefuseReason
 from fedpatch.shared.wire.run_status import RunStatus
 from fedpatch.shared.wire.vitals import Vitals
 

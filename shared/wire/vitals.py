@@ -11,7 +11,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from fedpatch.shared.wire.field_types import Count, Fraction, Seconds, Word
-from fedpatch.shared.wire.reasons import LinkKind
+from fedpatch.shared.wire.reason_codes import LinkKind
 
 Celsius = Annotated[float, Meta(ge=-273.0, le=1000.0)]
 Load = Annotated[float, Meta(ge=0.0, le=1e6)]

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fedpatch.shared.app.formatting import size
 from fedpatch.shared.errors import DataError, FedpatchError, UsageError
-from fedpatch.shared.task_checks.data import checked, load_checked
+from fedpatch.shared.task_checks.data_checks import checked, load_checked
 from fedpatch.shared.tasks.task import DeviceData, Task
 from fedpatch.shared.tasks.torch_model import floating_dtype
 from fedpatch.shared.tasks.validation import split_for

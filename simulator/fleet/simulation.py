@@ -33,7 +33,7 @@ from fedpatch.device_agent.job.effects import (
     WriteChunk,
 )
 from fedpatch.device_agent.job.job import Job
-from fedpatch.device_agent.job.requests import AdmissionDecision
+from fedpatch.device_agent.job.request_answers import AdmissionDecision
 from fedpatch.shared.wire.messages import (
     MAX_BLOB_BYTES,
     DeviceState,

@@ -6,7 +6,7 @@ them again for every batch. A gradient, times minus the learning rate, is added 
 computes it (plain SGD), or left in `grads` for whoever needs it (Adam, pFedMe). Values lie in the order in which the products
 are fastest: weights of linear layers as (in, out), images and weights of convolutions with the channels last.
 
-What is not here (dropout, residual connections, hooks) is for `fedpatch.simulator.learners.reference`, which trains any model.
+Dropout, residual connections and hooks are not here: `fedpatch.simulator.learners.reference_learner` trains any model.
 
 The layers for images: convolution and pooling; see simulator.kernels.layers.
 """

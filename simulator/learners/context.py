@@ -19,7 +19,7 @@ class LearnerContext:
     """What all learners of a study stand on; may be handed to another process. The task is named, not carried.
 
     Without an `uplink` updates are added up as they were trained. With a `spool`, a folder, each update is written there
-    instead of being added up (simulator.learners.bounded).
+    instead of being added up (simulator.learners.norm_bounded_learner).
     """
 
     study: Study

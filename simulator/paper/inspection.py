@@ -23,7 +23,7 @@ from fedpatch.simulator.experiment.options import make_study
 from fedpatch.simulator.experiment.simulation import Simulation, one_thread, versions
 from fedpatch.simulator.learners.cohort import InProcess
 from fedpatch.simulator.learners.context import LearnerContext
-from fedpatch.simulator.learners.instrumented import Moments, WatchedLearner
+from fedpatch.simulator.learners.instrumented_learner import Moments, WatchedLearner
 from fedpatch.simulator.spec.study import Study
 
 CLIENTS = 200

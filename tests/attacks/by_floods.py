@@ -8,7 +8,7 @@ from dataclasses import replace
 from fedpatch.shared.wire import topics
 from fedpatch.shared.wire.codec import encode
 from fedpatch.shared.wire.messages import Decline, Envelope, Progress
-from fedpatch.shared.wire.reasons import DeclineReason, JobPhase
+from fedpatch.shared.wire.reason_codes import DeclineReason, JobPhase
 from fedpatch.shared.wire.vitals import Vitals
 from tests.attacks import raw
 from tests.attacks.arena import MAX_DEVICES, Arena, Outcome, state

@@ -21,7 +21,7 @@ from fedpatch.shared.wire.messages import (
     Refused,
     WorkRequest,
 )
-from fedpatch.shared.wire.reasons import DeclineReason, RefuseReason
+from fedpatch.shared.wire.reason_codes import DeclineReason, RefuseReason
 from tests.attacks.arena import Arena, Outcome, state
 from tests.attacks.attack import Attack, Proof
 

@@ -11,7 +11,7 @@ import numpy as np
 import zstandard
 
 from fedpatch.shared.tensors.packing import pack
-from fedpatch.shared.wire.reasons import RefuseReason
+from fedpatch.shared.wire.reason_codes import RefuseReason
 from tests.attacks.attack import Attack
 from tests.attacks.by_updates import misbehaving
 from tests.system.rogue import Misdeed, Update, Upload

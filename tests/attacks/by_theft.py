@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fedpatch.shared.wire import topics
 from fedpatch.shared.wire.codec import encode
 from fedpatch.shared.wire.messages import Accept, Cancel, CoordinatorState, Decline, Envelope, Failed
-from fedpatch.shared.wire.reasons import DeclineReason, FailReason
+from fedpatch.shared.wire.reason_codes import DeclineReason, FailReason
 from tests.attacks.arena import state
 
 FLEET, VICTIM, THIEF = "home", "pi-1", "pi-2"

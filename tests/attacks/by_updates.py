@@ -12,7 +12,7 @@ import zstandard
 from fedpatch.coordinator.cohort.offences import NOT_OFFENCES
 from fedpatch.shared.wire.chunks import Chunk
 from fedpatch.shared.wire.messages import Accept, Decline, Offer, Refused
-from fedpatch.shared.wire.reasons import DeclineReason, RefuseReason
+from fedpatch.shared.wire.reason_codes import DeclineReason, RefuseReason
 from tests.attacks.arena import QUARANTINE_AFTER, Arena, Outcome
 from tests.attacks.attack import Attack, Proof
 from tests.system.misdeeds import MISDEEDS

@@ -7,7 +7,6 @@ import os
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -15,8 +14,7 @@ from fedpatch.coordinator.demo.broker import EmbeddedBroker
 from fedpatch.shared.errors import BrokerError, UsageError
 from fedpatch.shared.mqtt.client import Connected, Disconnected, Received
 from tests.support.brokers import PATIENCE_S, client, free_port
-
-ROOT = Path(__file__).parents[2]
+from tests.support.paths import ROOT
 
 ABANDONS = """
 import os

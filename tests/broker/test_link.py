@@ -5,16 +5,15 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import pytest
 
 from fedpatch.shared.mqtt.client import Connected, Disconnected, MqttLink, Received
 from tests.support.brokers import PATIENCE_S, Client, Mosquitto, client, link_is_alive
+from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.broker
 
-ROOT = Path(__file__).parents[2]
 
 DIES = """
 import sys, threading

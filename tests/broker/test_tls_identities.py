@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fedpatch.coordinator.pki.authority import BROKER
+from fedpatch.coordinator.pki.certificate_authority import BROKER
 from fedpatch.shared.mqtt.client import Connected, Disconnected
 from fedpatch.shared.mqtt.tls_context import TlsFiles
 from tests.support.brokers import HOST, Mosquitto, client

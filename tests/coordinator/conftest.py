@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedpatch.coordinator.runtime.prepare import Prepared, prepare
+from fedpatch.coordinator.runtime.run_preparation import Prepared, prepare
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.registry import REGISTRY_FILE, Registry
 

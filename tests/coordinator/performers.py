@@ -15,8 +15,8 @@ from fedpatch.coordinator.rounds.run_engine import Engine
 from fedpatch.coordinator.runtime.effect_runner import EffectRunner
 from fedpatch.coordinator.runtime.event_queue import EventQueue
 from fedpatch.coordinator.runtime.model_publisher import ModelPublisher
-from fedpatch.coordinator.runtime.prepare import Prepared, run_spec
 from fedpatch.coordinator.runtime.resume import reconcile, take_up_round
+from fedpatch.coordinator.runtime.run_preparation import Prepared, run_spec
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint
 from fedpatch.coordinator.storage.registry import Registry

@@ -7,7 +7,7 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedpatch.coordinator.pki.authority import DEVICE, WATCHER, Authority
+from fedpatch.coordinator.pki.certificate_authority import DEVICE, WATCHER, Authority
 from fedpatch.shared.wire.topics import TOPICS, mosquitto_acl
 
 NAMES = st.from_regex(r"[a-z0-9][a-z0-9_-]{0,31}", fullmatch=True).filter(lambda name: name != "coordinator")

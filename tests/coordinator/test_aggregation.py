@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fedpatch.coordinator.aggregation.weighted_mean import WeightedMean, check_private, check_update
 from fedpatch.shared.errors import SchemaMismatch, UpdateRefused
 from fedpatch.shared.tensors.arrays import DTYPES, MOMENTS, Schema, TensorSpec
-from fedpatch.shared.wire.reasons import RefuseReason
+from fedpatch.shared.wire.reason_codes import RefuseReason
 from tests.shared.arbitrary_tensors import FLOATS, same, schemas, tensors_of
 
 SCHEMA = Schema(

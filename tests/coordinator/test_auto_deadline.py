@@ -16,7 +16,7 @@ from fedpatch.coordinator.rounds.auto_deadline import (
 )
 from fedpatch.coordinator.rounds.records import PhaseSeconds, RoundRecord
 from fedpatch.shared.wire.messages import Accept, Progress, WorkRequest
-from fedpatch.shared.wire.reasons import JobPhase
+from fedpatch.shared.wire.reason_codes import JobPhase
 from tests.coordinator.engines import asking, engine, report_of, send
 from tests.support.specs import model, run_spec, there, told
 

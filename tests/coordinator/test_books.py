@@ -6,7 +6,7 @@ import pytest
 
 from fedpatch.coordinator.rounds.record_builder import MAX_BY_DEVICE, RoundTraffic, build_record
 from fedpatch.coordinator.rounds.records import RoundRecord
-from fedpatch.coordinator.rounds.round import Round
+from fedpatch.coordinator.rounds.round_state import Round
 from fedpatch.shared.tasks.metric_spec import MetricTerms, metric_terms
 from tests.coordinator.engines import asking, report_of
 from tests.support.specs import report, run_spec

@@ -30,6 +30,7 @@ from fedpatch.coordinator.storage.checkpoint import (
 from fedpatch.shared.errors import StateError
 from fedpatch.shared.tensors.arrays import Schema, TensorSpec
 from tests.shared.arbitrary_tensors import same, schemas, tensors_of
+from tests.support.paths import ROOT
 
 PUBLIC = Schema(
     (
@@ -235,7 +236,7 @@ try:
 except StateError as error:
     print(error)
 """
-    root = Path(__file__).parents[2]
+    root = ROOT
     told = subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True, text=True, check=True).stdout
     path = tmp_path / "checkpoint-000002.fp"
     assert told == f"{path}: File too large; make sure there is space and that it may be written\n"

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fedpatch.coordinator.operations.doctor import examine
-from fedpatch.coordinator.runtime.prepare import prepare
+from fedpatch.coordinator.runtime.run_preparation import prepare
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.shared import __version__
 from fedpatch.shared.app.locks import FileLock
@@ -22,6 +22,7 @@ from fedpatch.shared.wire.codec import encode
 from fedpatch.shared.wire.messages import ENCODINGS, CoordinatorState, DeviceState, Envelope, TaskCapability
 from tests.support.brokers import HOST, Mosquitto, client, free_port
 from tests.support.checkups import FLEET, patient_doctors, quiet_checkup
+from tests.support.paths import ROOT
 
 TASKS = """
 from dataclasses import replace
@@ -139,7 +140,7 @@ def test_a_coordinator_at_work_is_left_alone(settings):
 
 def test_the_lock_that_it_looks_at_is_that_of_a_run():
     """Else it would never see one."""
-    source = (Path(__file__).resolve().parents[2] / "coordinator" / "runtime" / "runs.py").read_text("utf-8")
+    source = (ROOT / "coordinator" / "runtime" / "runs.py").read_text("utf-8")
     assert 'f"fleet-{fleet}.lock"' in source
 
 

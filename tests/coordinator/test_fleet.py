@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from fedpatch.coordinator.rounds.roster import Fleet
+from fedpatch.coordinator.rounds.known_devices import Fleet
 from fedpatch.shared.wire.messages import Decline, TaskCapability
-from fedpatch.shared.wire.reasons import Condition, DeclineReason
+from fedpatch.shared.wire.reason_codes import Condition, DeclineReason
 from tests.support.specs import SCHEMA, TASK, TASKS, gone, there
 
 OTHER = TaskCapability("mnist", SCHEMA, 5)

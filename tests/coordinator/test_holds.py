@@ -15,9 +15,9 @@ from fedpatch.coordinator.cohort.offences import NOT_OFFENCES, OFFENCES, Offence
 from fedpatch.coordinator.guard.quarantine import LOOK_EVERY_S, Quarantine
 from fedpatch.coordinator.observability.metric_definitions import IGNORED
 from fedpatch.coordinator.rounds.effects import CountEvent
+from fedpatch.coordinator.rounds.known_devices import DRAINED, QUARANTINED, Fleet
+from fedpatch.coordinator.rounds.participant_states import RoundJournal
 from fedpatch.coordinator.rounds.records import Hold
-from fedpatch.coordinator.rounds.roster import DRAINED, QUARANTINED, Fleet
-from fedpatch.coordinator.rounds.states import RoundJournal
 from fedpatch.coordinator.storage.boot_clock import BootTime
 from fedpatch.coordinator.storage.database import copy_of
 from fedpatch.coordinator.storage.migrations import SCHEMA_VERSION, script
@@ -25,7 +25,7 @@ from fedpatch.coordinator.storage.registry import REGISTRY_FILE, Registry, Sight
 from fedpatch.shared.errors import UpdateRefused
 from fedpatch.shared.tensors.arrays import Schema
 from fedpatch.shared.wire.messages import Accept, Cancel, Offer, Refused, RetryAfter
-from fedpatch.shared.wire.reasons import RefuseReason
+from fedpatch.shared.wire.reason_codes import RefuseReason
 from tests.coordinator.engines import asking
 from tests.coordinator.sightings import seen
 from tests.support.specs import TASK, gone, said, there, told, update

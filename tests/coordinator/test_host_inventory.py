@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from fedpatch.coordinator.operations.inventory import inventory
-from fedpatch.coordinator.pki.authority import DEVICE, Authority
+from fedpatch.coordinator.pki.certificate_authority import DEVICE, Authority
 from fedpatch.coordinator.rounds.records import DeviceInfo
 from fedpatch.coordinator.storage.migrations import COUNTERS
 from fedpatch.coordinator.storage.registry import REGISTRY_FILE, Registry

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedpatch.coordinator.aggregation.limits import Limits, NormBound
+from fedpatch.coordinator.aggregation.update_limits import Limits, NormBound
 from fedpatch.coordinator.aggregation.update_validation import (
     UpdateRequirements,
     check_offer,
@@ -17,7 +17,7 @@ from fedpatch.coordinator.aggregation.update_validation import (
 from fedpatch.shared.errors import UpdateRefused
 from fedpatch.shared.tensors.arrays import Schema, TensorSpec
 from fedpatch.shared.tensors.packing import pack
-from fedpatch.shared.wire.reasons import RefuseReason
+from fedpatch.shared.wire.reason_codes import RefuseReason
 from tests.support.specs import model, report
 
 BASE = "ab" * 32

@@ -13,7 +13,7 @@ import torch
 
 from fedpatch.coordinator.aggregation.strategies import ServerState
 from fedpatch.coordinator.rounds.records import RoundRecord
-from fedpatch.coordinator.runtime.prepare import Prepared, prepare
+from fedpatch.coordinator.runtime.run_preparation import Prepared, prepare
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.checkpoint import save_checkpoint
 from fedpatch.coordinator.storage.registry import REGISTRY_FILE, Registry

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from fedpatch.coordinator.rounds.active_round import REINVITE_S
 from fedpatch.coordinator.rounds.effects import ResendChunks
-from fedpatch.coordinator.rounds.states import Phase, State
+from fedpatch.coordinator.rounds.participant_states import Phase, State
+from fedpatch.coordinator.rounds.round_protocol import REINVITE_S
 from fedpatch.shared.wire.messages import (
     COORDINATOR_FEATURES,
     Accept,
@@ -21,7 +21,7 @@ from fedpatch.shared.wire.messages import (
     Progress,
     WorkRequest,
 )
-from fedpatch.shared.wire.reasons import Condition, DeclineReason, FailReason, JobPhase
+from fedpatch.shared.wire.reason_codes import Condition, DeclineReason, FailReason, JobPhase
 from fedpatch.shared.wire.transfer import Bitmap, cut
 from tests.coordinator.open_rounds import BLOB, Bench
 from tests.support.specs import CHUNK_BYTES, RUN, SCHEMA, counted, gone, model, report, run_spec, there, told, update

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from fedpatch.coordinator.rounds.active_round import UPLOAD_IDLE_S
 from fedpatch.coordinator.rounds.effects import ResendChunks, StoreUpdate
 from fedpatch.coordinator.rounds.invitations import FAN_OUT_BYTES_S, REPUBLISH_S, ChunkResender
-from fedpatch.coordinator.rounds.states import Phase, State
+from fedpatch.coordinator.rounds.participant_states import Phase, State
+from fedpatch.coordinator.rounds.round_protocol import UPLOAD_IDLE_S
 from fedpatch.shared.wire.messages import (
     Accept,
     Ack,
@@ -24,7 +24,7 @@ from fedpatch.shared.wire.messages import (
     Refused,
     RetryAfter,
 )
-from fedpatch.shared.wire.reasons import DeclineReason, FailReason, RefuseReason
+from fedpatch.shared.wire.reason_codes import DeclineReason, FailReason, RefuseReason
 from fedpatch.shared.wire.transfer import Bitmap, Chunk, cut, describe
 from tests.coordinator.open_rounds import BLOB, Bench
 from tests.support.specs import counted, gone, model, report, told, update

@@ -16,15 +16,15 @@ from fedpatch.coordinator.observability.round_text import round_line
 from fedpatch.coordinator.observability.snapshot import take_snapshot
 from fedpatch.coordinator.rounds.records import RoundRecord, RunInfo, RunSummary
 from fedpatch.coordinator.rounds.run_spec import Stopped
-from fedpatch.coordinator.runtime.prepare import prepare, run_spec
 from fedpatch.coordinator.runtime.resume import terms_of
+from fedpatch.coordinator.runtime.run_preparation import prepare, run_spec
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.shared.errors import UpdateRefused, UsageError
 from fedpatch.shared.tasks.bundled import digits
 from fedpatch.shared.tasks.metric_spec import MetricTerms, metric_terms
 from fedpatch.shared.tensors.arrays import Schema, TensorSpec
 from fedpatch.shared.tensors.packing import pack
-from fedpatch.shared.wire.reasons import RefuseReason
+from fedpatch.shared.wire.reason_codes import RefuseReason
 from tests.coordinator.engines import asking, report_of
 
 MAE = metric_terms("MAE", "min", None)
@@ -143,7 +143,7 @@ def test_the_tasks_metric_is_part_of_the_terms(settings):
 def test_a_strategy_that_the_task_knows_no_rate_for_needs_one(monkeypatch: pytest.MonkeyPatch):
     """Nobody guesses it; where it is said, the run has it."""
     slow = replace(digits.TASK, learning_rates={})
-    monkeypatch.setattr("fedpatch.coordinator.runtime.prepare.find_task", lambda _: slow)
+    monkeypatch.setattr("fedpatch.coordinator.runtime.run_preparation.find_task", lambda _: slow)
     with pytest.raises(UsageError, match=r"task 'digits' names no learning rate for fedavg-adam; .*--learning-rate"):
         prepare(RunSettings(task="digits"))
     assert prepare(RunSettings(task="digits", learning_rate=0.5)).plan.learning_rate == 0.5

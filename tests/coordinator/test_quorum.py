@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpatch.coordinator.cohort.quorum import RULE, Standing, devices_meant, updates_needed, without
+from tests.support.paths import ROOT
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = ROOT / "docs"
 PAGES = ("concepts.md", "protocol.md", "configuration.md")
 
 shares = st.sampled_from((0.01, 0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 1.0))

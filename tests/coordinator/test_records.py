@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedpatch.coordinator.aggregation.limits import MAX_NAMED
+from fedpatch.coordinator.aggregation.update_limits import MAX_NAMED
 from fedpatch.coordinator.observability.round_text import troubles
 from fedpatch.coordinator.rounds.records import PhaseSeconds, RoundRecord, RunSummary
 

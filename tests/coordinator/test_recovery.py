@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from fedpatch.coordinator.rounds.participant_states import RoundJournal, State
 from fedpatch.coordinator.rounds.records import RoundRecord
-from fedpatch.coordinator.rounds.states import RoundJournal, State
 from fedpatch.coordinator.runtime.effect_runner import EffectRunner
-from fedpatch.coordinator.runtime.prepare import Prepared
 from fedpatch.coordinator.runtime.resume import seen_devices
+from fedpatch.coordinator.runtime.run_preparation import Prepared
 from fedpatch.coordinator.storage.boot_clock import BootTime
 from fedpatch.coordinator.storage.checkpoint import kept_rounds, load_checkpoint, save_checkpoint, store_update
 from fedpatch.coordinator.storage.registry import REGISTRY_FILE, Registry, Sighting

@@ -16,6 +16,7 @@ from fedpatch.coordinator.storage.database import copy_of
 from fedpatch.coordinator.storage.registry import REGISTRY_FILE, Registry
 from fedpatch.shared.errors import StateError, UsageError
 from tests.coordinator.sightings import seen
+from tests.support.paths import ROOT
 
 DIGEST = "ab" * 32
 
@@ -202,7 +203,7 @@ registry.rounds.finish(run.id, RoundRecord(1, "aggregated", 1, 1, 0, 1))
 registry.next_epoch(run.id)
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    killed = subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[2], check=False)
+    killed = subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False)
     assert killed.returncode == -signal.SIGKILL
     with Registry(path) as registry:
         run = registry.run("last")

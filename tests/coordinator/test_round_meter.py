@@ -12,7 +12,7 @@ from fedpatch.coordinator.observability.metric_definitions import PHASES
 from fedpatch.coordinator.observability.round_metrics import spread
 from fedpatch.shared.tasks.metric_spec import MetricTerms
 from fedpatch.shared.wire.messages import Accept, Decline, Failed, Need, Offer
-from fedpatch.shared.wire.reasons import Condition, DeclineReason, FailReason
+from fedpatch.shared.wire.reason_codes import Condition, DeclineReason, FailReason
 from fedpatch.shared.wire.transfer import Bitmap
 from tests.coordinator.engines import BLOB
 from tests.coordinator.metered import Metered

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from fedpatch.coordinator.rounds.records import PhaseSeconds, RoundRecord
 from fedpatch.coordinator.storage import run_journal
 from fedpatch.coordinator.storage.database import copy_of, damaged_of
-from fedpatch.coordinator.storage.rebuild import rebuild_registry
 from fedpatch.coordinator.storage.registry import REGISTRY_FILE, Registry
+from fedpatch.coordinator.storage.registry_rebuild import rebuild_registry
 from fedpatch.coordinator.storage.run_journal import FILE, journals, read_journal
 from fedpatch.shared.errors import UsageError
 from tests.coordinator.sightings import seen

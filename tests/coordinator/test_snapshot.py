@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fedpatch.coordinator.observability.snapshot import take_snapshot
 from fedpatch.shared.wire.messages import Accept, Progress
-from fedpatch.shared.wire.reasons import JobPhase
+from fedpatch.shared.wire.reason_codes import JobPhase
 from tests.coordinator.engines import BLOB, asking, engine, report_of, send
 from tests.support.specs import model, there
 

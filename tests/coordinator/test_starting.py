@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import io
 
-from fedpatch.coordinator.cohort.silence import STARTING_S
+from fedpatch.coordinator.cohort.unresponsive_devices import STARTING_S
 from fedpatch.coordinator.observability.live_view import PlainView
 from fedpatch.coordinator.observability.snapshot import Snapshot, snapshot_of, status_of, take_snapshot
 from fedpatch.coordinator.rounds.effects import EndRun, PublishModel
+from fedpatch.coordinator.rounds.known_devices import Fleet
 from fedpatch.coordinator.rounds.records import RoundRecord
-from fedpatch.coordinator.rounds.roster import Fleet
 from fedpatch.shared.wire.codec import decode, encode
 from fedpatch.shared.wire.messages import Envelope, TaskCapability
 from fedpatch.shared.wire.run_status import RunStatus

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from fedpatch.coordinator.aggregation.model_delta import ServerDelta
 from fedpatch.coordinator.aggregation.strategies import ServerState
+from fedpatch.coordinator.rounds.participant_states import RoundJournal
 from fedpatch.coordinator.rounds.records import RoundRecord, StoredUpdate
-from fedpatch.coordinator.rounds.states import RoundJournal
 from fedpatch.coordinator.storage import run_journal
 from fedpatch.coordinator.storage.boot_clock import BootTime
 from fedpatch.coordinator.storage.checkpoint import export_model, save_checkpoint, store_update

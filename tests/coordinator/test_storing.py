@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fedpatch.coordinator.rounds.effects import StoreUpdate
-from fedpatch.coordinator.runtime.prepare import Prepared, prepare
+from fedpatch.coordinator.runtime.run_preparation import Prepared, prepare
 from fedpatch.coordinator.runtime.update_writer import UpdateWriter
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.checkpoint import store_update

@@ -20,8 +20,9 @@ from rich.console import Console
 from fedpatch.coordinator.observability.live_view import MAX_DEVICES, LiveView, PlainView, draw, make_view
 from fedpatch.coordinator.observability.round_text import round_line
 from fedpatch.coordinator.observability.snapshot import DeviceLine, Snapshot
+from fedpatch.coordinator.rounds.participant_states import State
 from fedpatch.coordinator.rounds.records import PhaseSeconds, RoundRecord
-from fedpatch.coordinator.rounds.states import State
+from tests.support.paths import ROOT
 
 WAITING = Snapshot(
     run="20260504-101500-3fa9c1",
@@ -294,7 +295,7 @@ def _is_one_picture(shown: list[str]) -> bool:
 @pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed (Debian: apt install tmux)")
 def test_a_real_terminal_shows_one_picture(tmp_path: Path, socket_folder: Path):
     """In tmux, 80 columns wide: every line whole, the picture there once although drawn many times, what was said above."""
-    root = Path(__file__).resolve().parents[2]
+    root = ROOT
     script = tmp_path / "show.py"
     script.write_text(_IN_TMUX)
     tmux = ["tmux", "-S", str(socket_folder / "socket"), "-f", "/dev/null"]

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedpatch.coordinator.aggregation.limits import Limits
+from fedpatch.coordinator.aggregation.update_limits import Limits
 from fedpatch.coordinator.observability.fleet_metrics import STALE_S
 from fedpatch.coordinator.observability.metric_definitions import SIGNS
-from fedpatch.shared.wire.reasons import LinkKind
+from fedpatch.shared.wire.reason_codes import LinkKind
 from fedpatch.shared.wire.vitals import LastRound, Vitals
 from tests.coordinator.metered import Metered
 from tests.shared.arbitrary_messages import of_message

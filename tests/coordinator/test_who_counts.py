@@ -10,13 +10,13 @@ import pytest
 
 from fedpatch.coordinator.cohort.quorum import Standing
 from fedpatch.coordinator.rounds.effects import AggregateUpdates, Effect, EndRun, PublishModel
+from fedpatch.coordinator.rounds.known_devices import DRAINED
 from fedpatch.coordinator.rounds.records import RoundRecord
-from fedpatch.coordinator.rounds.roster import DRAINED
-from fedpatch.coordinator.rounds.round import RETURN_S
+from fedpatch.coordinator.rounds.round_state import RETURN_S
 from fedpatch.coordinator.rounds.run_engine import Engine
 from fedpatch.coordinator.rounds.run_spec import Stopped
 from fedpatch.shared.wire.messages import Accept, Decline, WorkRequest
-from fedpatch.shared.wire.reasons import DeclineReason, RefuseReason
+from fedpatch.shared.wire.reason_codes import DeclineReason, RefuseReason
 from tests.coordinator.engines import DIGEST, engine, report_of, send
 from tests.support.specs import gone, model, run_spec, there, told
 

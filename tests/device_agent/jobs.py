@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from fedpatch.device_agent.job.effects import Effect, JobKey, JobState, SendMessage
 from fedpatch.device_agent.job.job import Job
-from fedpatch.device_agent.job.requests import AdmissionDecision
+from fedpatch.device_agent.job.request_answers import AdmissionDecision
 from fedpatch.shared.wire.messages import Body, WorkRequest
 from fedpatch.shared.wire.transfer import cut
 from tests.support.specs import CHUNK_BYTES, RUN, SCHEMA, TASK, TASKS, model, run_spec, said, update

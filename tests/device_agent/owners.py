@@ -9,18 +9,18 @@ from typing import Any
 
 from fedpatch.device_agent.job.effects import Effect
 from fedpatch.device_agent.job.job import Job
-from fedpatch.device_agent.job.requests import AdmissionDecision
+from fedpatch.device_agent.job.request_answers import AdmissionDecision
 from fedpatch.device_agent.job.training_messages import Ready
-from fedpatch.device_agent.policy.admission import parse_admission_mode
+from fedpatch.device_agent.policy.admission_mode import parse_admission_mode
 from fedpatch.device_agent.policy.daily_budget import NOTHING, Usage
-from fedpatch.device_agent.policy.evaluate import Preferences
 from fedpatch.device_agent.policy.job_usage import OwnLoadAverage
 from fedpatch.device_agent.policy.owner_limits import OwnerLimits
 from fedpatch.device_agent.policy.owner_policy import OwnerPolicy
+from fedpatch.device_agent.policy.preference_evaluation import Preferences
 from fedpatch.device_agent.policy.settings import PreferenceSettings
 from fedpatch.device_agent.sensors.facts import Fact, Facts
 from fedpatch.shared.config.load import load
-from fedpatch.shared.wire.reasons import LinkKind
+from fedpatch.shared.wire.reason_codes import LinkKind
 from tests.device_agent.jobs import REQUEST
 from tests.support.specs import MODEL_SCHEMA, SCHEMA, TASK
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from fedpatch.device_agent.job.effects import Effect, JobState
 from fedpatch.device_agent.job.job import Job
-from fedpatch.device_agent.job.requests import AdmissionDecision
+from fedpatch.device_agent.job.request_answers import AdmissionDecision
 from fedpatch.shared.wire.messages import Manifest, ModelDelta, WorkRequest
 from fedpatch.shared.wire.transfer import cut
 from tests.device_agent.jobs import REQUEST

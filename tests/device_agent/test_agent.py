@@ -41,7 +41,7 @@ from fedpatch.shared.wire.messages import (
     Progress,
     WorkRequest,
 )
-from fedpatch.shared.wire.reasons import DeclineReason, FailReason, JobPhase
+from fedpatch.shared.wire.reason_codes import DeclineReason, FailReason, JobPhase
 from fedpatch.shared.wire.transfer import cut, encode_chunk
 from tests.device_agent.jobs import BLOB, REQUEST
 from tests.device_agent.owners import READY, WELL, facts, limits_of, owner_of

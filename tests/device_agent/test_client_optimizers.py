@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fedpatch.device_agent.training.optimizers import Adam, ClientOptimizer, Sgd
-from tests.device_agent.conftest import ROOT
+from tests.support.paths import ROOT
 
 
 def _model() -> nn.Module:

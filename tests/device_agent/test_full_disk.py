@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from fedpatch.device_agent.job.effects import JobState
-from fedpatch.device_agent.job.requests import AdmissionDecision
+from fedpatch.device_agent.job.request_answers import AdmissionDecision
 from fedpatch.device_agent.job.training_messages import WorkerSetup
 from fedpatch.device_agent.runtime.trainer import Trainer
 from fedpatch.device_agent.state.patch_store import PatchKey, PatchRecord, PatchState, PatchStore
@@ -23,7 +23,7 @@ from fedpatch.device_agent.training.local_trainer import LocalTrainer
 from fedpatch.device_agent.training.local_update import LocalUpdate
 from fedpatch.shared.errors import StateError
 from fedpatch.shared.wire.messages import Accept, Body, Failed, Manifest, Offer, Progress
-from fedpatch.shared.wire.reasons import FailReason, JobPhase
+from fedpatch.shared.wire.reason_codes import FailReason, JobPhase
 from fedpatch.shared.wire.transfer import cut, describe
 from tests.device_agent.jobs import KEY, REQUEST
 from tests.device_agent.performers import PlayedDevice

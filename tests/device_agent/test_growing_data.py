@@ -20,7 +20,7 @@ from fedpatch.device_agent.training.device_data import ReloadingDataset
 from fedpatch.device_agent.training.local_trainer import LocalTrainer
 from fedpatch.device_agent.training.local_update import LocalUpdate
 from fedpatch.shared.errors import DataError
-from fedpatch.shared.wire.reasons import FailReason
+from fedpatch.shared.wire.reason_codes import FailReason
 from tests.device_agent.growing_task import REFERENCE, TASK
 from tests.device_agent.rounds import SGD, Scene
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fedpatch.device_agent.job.effects import JobKey
-from fedpatch.device_agent.job.requests import continues
+from fedpatch.device_agent.job.request_answers import continues
 from fedpatch.device_agent.policy.private_floor import PrivateFloor
 from fedpatch.device_agent.state.patch_store import PatchStore, kept_in_patches, list_patches
 from fedpatch.device_agent.training.batches import batch_indices, stream_seed
@@ -226,7 +226,7 @@ def test_a_measure_after_long_training_is_given_up_in_time_for_the_upload(
     """A measure has half of what training left of the round, less the time of the download; here it needs 20 s of 100."""
     device = Device(tmp_path)
     clock = [1000.0]
-    monkeypatch.setattr("fedpatch.device_agent.training.independent.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("fedpatch.device_agent.training.local_only_training.time.monotonic", lambda: clock[0])
     real = device.trainer.run
 
     def run(*args, **named):

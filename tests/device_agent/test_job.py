@@ -33,7 +33,7 @@ from fedpatch.shared.wire.messages import (
     Refused,
     RetryAfter,
 )
-from fedpatch.shared.wire.reasons import FailReason, JobPhase, RefuseReason
+from fedpatch.shared.wire.reason_codes import FailReason, JobPhase, RefuseReason
 from fedpatch.shared.wire.transfer import SendChunk, cut
 from tests.device_agent.jobs import (
     BLOB,

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from fedpatch.device_agent.job.effects import EndJob, JobState, StartDownload, StopTraining
 from fedpatch.device_agent.job.job import Job
-from fedpatch.device_agent.job.requests import AdmissionDecision
+from fedpatch.device_agent.job.request_answers import AdmissionDecision
 from fedpatch.shared.wire.messages import Accept, Decline, Failed, Offer
-from fedpatch.shared.wire.reasons import DeclineReason, FailReason
+from fedpatch.shared.wire.reason_codes import DeclineReason, FailReason
 from tests.device_agent.jobs import IN_EACH_STATE, KEY, REQUEST, ask, downloading, said_back, training, uploading
 from tests.support.specs import TASKS, said, update
 

@@ -22,7 +22,7 @@ from fedpatch.device_agent.job.effects import (
     WriteChunk,
 )
 from fedpatch.device_agent.job.job import Job
-from fedpatch.device_agent.job.requests import AdmissionDecision
+from fedpatch.device_agent.job.request_answers import AdmissionDecision
 from fedpatch.shared.wire.messages import (
     Accept,
     Cancel,
@@ -35,7 +35,7 @@ from fedpatch.shared.wire.messages import (
     Progress,
     WorkRequest,
 )
-from fedpatch.shared.wire.reasons import FailReason, JobPhase
+from fedpatch.shared.wire.reason_codes import FailReason, JobPhase
 from fedpatch.shared.wire.transfer import SendChunk, cut
 from tests.device_agent.jobs import (
     BLOB,

@@ -17,7 +17,7 @@ from fedpatch.device_agent.job.effects import (
 )
 from fedpatch.device_agent.job.job import Job
 from fedpatch.shared.wire.messages import Ack, Cancel, Committed, Failed, Grant, Offer, Progress, RetryAfter
-from fedpatch.shared.wire.reasons import Condition, FailReason, JobPhase
+from fedpatch.shared.wire.reason_codes import Condition, FailReason, JobPhase
 from fedpatch.shared.wire.transfer import Bitmap, SendChunk, cut
 from tests.device_agent.jobs import (
     BLOB,

@@ -8,9 +8,9 @@ import pytest
 
 from fedpatch.device_agent.job.effects import EndJob, JobState, SendMessage, StartDownload, StopTraining
 from fedpatch.device_agent.job.job import Job
-from fedpatch.device_agent.job.requests import AdmissionDecision
+from fedpatch.device_agent.job.request_answers import AdmissionDecision
 from fedpatch.shared.wire.messages import Accept, Committed, Decline, JobStatus, Progress, Refused
-from fedpatch.shared.wire.reasons import Condition, DeclineReason, JobPhase, RefuseReason
+from fedpatch.shared.wire.reason_codes import Condition, DeclineReason, JobPhase, RefuseReason
 from tests.device_agent.jobs import (
     DIGEST,
     IN_EACH_STATE,

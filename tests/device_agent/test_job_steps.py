@@ -21,9 +21,9 @@ from fedpatch.device_agent.job.effects import (
     WriteChunk,
 )
 from fedpatch.device_agent.job.job import Job
-from fedpatch.device_agent.job.requests import AdmissionDecision
+from fedpatch.device_agent.job.request_answers import AdmissionDecision
 from fedpatch.shared.wire.messages import Accept, Failed, Need, Progress, WorkRequest
-from fedpatch.shared.wire.reasons import FailReason, JobPhase
+from fedpatch.shared.wire.reason_codes import FailReason, JobPhase
 from fedpatch.shared.wire.transfer import Bitmap
 from tests.device_agent.jobs import KEY, said_back
 from tests.device_agent.steps import BLOBS, DELTAS, STEP_BLOBS, STEPS, VERSIONS, arrive, ask, asked, by_steps

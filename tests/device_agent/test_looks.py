@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedpatch.device_agent.job.requests import AdmissionDecision
+from fedpatch.device_agent.job.request_answers import AdmissionDecision
 from fedpatch.device_agent.policy.owner_policy import LOOK_IDLE_S
 from tests.device_agent.jobs import REQUEST, training
 from tests.device_agent.owners import Pocketbook, facts, owner_of

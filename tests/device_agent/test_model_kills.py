@@ -11,6 +11,7 @@ from pathlib import Path
 from fedpatch.device_agent.models.store import ModelStore
 from tests.device_agent.guillotine import Guillotine
 from tests.device_agent.models import RUN, describe, present, publish, rounds
+from tests.support.paths import ROOT
 
 
 def _story(root: Path) -> list[Callable[[], object]]:
@@ -81,7 +82,7 @@ def test_killed_for_real_it_is_whole_too(tmp_path):
     last = 0
     for wanted in (1, 3, 7, 2):
         command = [sys.executable, "-c", program, str(tmp_path), str(last)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]) as process:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as process:
             assert process.stdout is not None
             for _ in range(wanted):
                 last = int(process.stdout.readline())

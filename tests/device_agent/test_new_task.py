@@ -16,10 +16,10 @@ from fedpatch.device_agent.cli.new_task.new_task import KINDS, module_name, rend
 from fedpatch.shared.errors import UsageError
 from fedpatch.shared.tasks.task import find_task
 from fedpatch.shared.tasks.validation import split_for
+from tests.support.paths import ROOT
 from tests.support.programs import install
 from tests.system.commands import run
 
-ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 300
 
 

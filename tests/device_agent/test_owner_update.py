@@ -6,7 +6,7 @@ import pytest
 
 from fedpatch.device_agent.job.job import Job
 from fedpatch.shared.wire.messages import Failed, Offer
-from fedpatch.shared.wire.reasons import Condition, FailReason
+from fedpatch.shared.wire.reason_codes import Condition, FailReason
 from tests.device_agent.jobs import KEY, REQUEST, ask, here, said_back
 from tests.device_agent.owners import WELL, Bench, facts
 from tests.support.specs import update

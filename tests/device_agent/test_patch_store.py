@@ -25,8 +25,8 @@ from fedpatch.device_agent.state.patch_store import (
 )
 from fedpatch.shared.errors import StateError
 from tests.shared.arbitrary_tensors import schemas, tensors_of
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 KEY = PatchKey("digits", "ab" * 32, "affine")
 
 

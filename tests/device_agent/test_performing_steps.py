@@ -13,7 +13,7 @@ from fedpatch.device_agent.job.training_messages import TrainCommand
 from fedpatch.device_agent.state.model_cache import DIRECTORY, Held, ModelCache
 from fedpatch.shared.wire import topics
 from fedpatch.shared.wire.messages import Cancel, WorkRequest
-from fedpatch.shared.wire.reasons import FailReason
+from fedpatch.shared.wire.reason_codes import FailReason
 from fedpatch.shared.wire.transfer import cut
 from tests.device_agent.jobs import KEY
 from tests.device_agent.performers import performer_of

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpatch.device_agent.policy.daily_budget import NOTHING, Usage
-from fedpatch.device_agent.policy.evaluate import Objection, Preferences, judge, words_for_wire
-from fedpatch.device_agent.policy.rules import RULES, OwnUsage
+from fedpatch.device_agent.policy.preference_evaluation import Objection, Preferences, judge, words_for_wire
+from fedpatch.device_agent.policy.preference_rules import RULES, OwnUsage
 from fedpatch.device_agent.policy.settings import ALLOWED_IF_UNKNOWN
 from fedpatch.shared.errors import ConfigError
-from fedpatch.shared.wire.reasons import Condition, LinkKind
+from fedpatch.shared.wire.reason_codes import Condition, LinkKind
 from tests.device_agent.owners import WELL, easy, facts, wants
 
 NOON = datetime(2026, 11, 21, 12, 0, tzinfo=timezone(timedelta(hours=1)))

@@ -17,7 +17,7 @@ from fedpatch.device_agent.models.store import DIRECTORY, ModelStore
 from fedpatch.device_agent.training.local_trainer import LocalResult, LocalTrainer
 from fedpatch.device_agent.training.model_export import ModelExport
 from fedpatch.shared.errors import DataError, UsageError
-from fedpatch.shared.task_checks.data import load_checked
+from fedpatch.shared.task_checks.data_checks import load_checked
 from fedpatch.shared.tasks.model_metadata import METADATA_FILE
 from fedpatch.shared.tasks.prepare import preparation_of
 from fedpatch.shared.tasks.task import Task

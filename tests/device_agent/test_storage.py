@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedpatch.coordinator.rounds.roster import lasts
+from fedpatch.coordinator.rounds.known_devices import lasts
 from fedpatch.device_agent.cli.doctor import _check_stored
 from fedpatch.device_agent.job.effects import JobKey
 from fedpatch.device_agent.job.job import Job
-from fedpatch.device_agent.job.requests import AdmissionDecision
+from fedpatch.device_agent.job.request_answers import AdmissionDecision
 from fedpatch.device_agent.models.store import ModelStore
 from fedpatch.device_agent.state.model_cache import Held, ModelCache
 from fedpatch.device_agent.state.patch_store import INDEPENDENT, PatchKey, PatchRecord, PatchState, PatchStore
@@ -29,7 +29,7 @@ from fedpatch.shared.errors import StateError
 from fedpatch.shared.tensors.arrays import Schema, TensorSpec
 from fedpatch.shared.wire.codec import to_bytes
 from fedpatch.shared.wire.messages import COORDINATOR_FEATURES, Accept, Decline, WorkRequest
-from fedpatch.shared.wire.reasons import Condition, DeclineReason
+from fedpatch.shared.wire.reason_codes import Condition, DeclineReason
 from tests.device_agent.jobs import KEY, REQUEST, said_back
 from tests.device_agent.models import describe
 from tests.support.checkups import quiet_checkup

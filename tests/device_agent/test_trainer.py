@@ -25,12 +25,10 @@ from fedpatch.device_agent.runtime.trainer import Died
 from fedpatch.device_agent.state.patch_store import PatchKey, PatchStore
 from fedpatch.device_agent.training.process import PROGRESS_EVERY_S
 from fedpatch.shared.errors import DataError
-from fedpatch.shared.wire.reasons import FailReason
+from fedpatch.shared.wire.reason_codes import FailReason
 from tests.device_agent.rounds import ADAM, POLICIES, SGD, Scene, key, raw_update, traces
 from tests.device_agent.toy_tasks import SLOW
 from tests.device_agent.watched import TIMEOUT_S, Watched, until_logged
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from fedpatch.device_agent.job.effects import ContinueTraining, PauseTraining
 from fedpatch.device_agent.job.training_messages import CancelTraining, Ready, WorkerSetup, write_message
 from fedpatch.device_agent.training.process import TrainingControl, fail_reason, in_words, set_up
 from fedpatch.shared.errors import DataError, SchemaMismatch, StateError, UpdateRefused, UsageError, WireError
-from fedpatch.shared.wire.reasons import FailReason
+from fedpatch.shared.wire.reason_codes import FailReason
 from tests.device_agent.rounds import ADAM, Scene
 from tests.device_agent.toy_tasks import TOY
 

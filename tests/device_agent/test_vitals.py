@@ -12,7 +12,7 @@ from fedpatch.device_agent.sensors.facts import Fact, Facts
 from fedpatch.device_agent.telemetry.vitals import LEAST_S, REPEAT_S, VitalsPace, matters, vitals_of
 from fedpatch.shared.wire.codec import decode, encode
 from fedpatch.shared.wire.messages import Envelope
-from fedpatch.shared.wire.reasons import LinkKind
+from fedpatch.shared.wire.reason_codes import LinkKind
 from fedpatch.shared.wire.vitals import LastRound, Vitals
 from tests.device_agent.owners import WELL, facts
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from fedpatch.device_agent.policy.daily_budget import NOTHING
-from fedpatch.device_agent.policy.evaluate import Objection, judge
 from fedpatch.device_agent.policy.hysteresis import (
     Change,
     ConditionLost,
@@ -14,7 +13,8 @@ from fedpatch.device_agent.policy.hysteresis import (
     OnLoss,
     PauseExpired,
 )
-from fedpatch.shared.wire.reasons import Condition
+from fedpatch.device_agent.policy.preference_evaluation import Objection, judge
+from fedpatch.shared.wire.reason_codes import Condition
 from tests.device_agent.owners import easy, facts
 from tests.device_agent.test_preferences import NOON
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.paths import ROOT
+
 PAGES = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "broker_config/README.md", "benchmarks/README.md", "docs/*.md")
 # Commands of ours, and of others that pages tell a reader to call.
 OURS = ("fedpatch", "fedpatch-agent")

@@ -23,10 +23,10 @@ from typing import BinaryIO, Self
 import pytest
 
 from tests.docs.reader_call import ask
+from tests.support.paths import ROOT
 
 LAID_OVER = ("/etc", "/opt", "/srv", "/media", "/var/lib", "/var/cache")
 HOSTS = ("broker.local", "hub", "hub.local", *(f"pi-{number:02}.local" for number in range(1, 11)))
-ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 300.0
 _UNSHARE = ("unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc")
 _LAID = """

@@ -21,8 +21,9 @@ from fedpatch.shared.tasks.bundled import digits
 from fedpatch.shared.tasks.task import DeviceData, Task, find_task
 from fedpatch.shared.tasks.torch_model import schema_of
 from fedpatch.shared.tensors.patches import parse_policy
+from tests.support.paths import ROOT
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+DOCS = ROOT / "docs"
 PAGE = (DOCS / "bring-your-task.md").read_text("utf-8")
 EXAMPLE = DOCS / "examples/two_moons_task.py"
 

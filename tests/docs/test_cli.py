@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,9 +14,10 @@ from typer.testing import CliRunner
 import fedpatch.cli
 import fedpatch.device_agent.cli.main
 from fedpatch.shared import __version__
+from tests.support.paths import ROOT
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "cli.md").read_text("utf-8")
-SETTINGS = (Path(__file__).resolve().parents[2] / "docs" / "configuration.md").read_text("utf-8")
+PAGE = (ROOT / "docs" / "cli.md").read_text("utf-8")
+SETTINGS = (ROOT / "docs" / "configuration.md").read_text("utf-8")
 PROGRAMS = {"fedpatch": fedpatch.cli.app, "fedpatch-agent": fedpatch.device_agent.cli.main.app}
 
 

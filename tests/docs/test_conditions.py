@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import re
 import textwrap
-from pathlib import Path
 
 import pytest
 
@@ -13,8 +12,9 @@ from fedpatch.device_agent.sensors import commands
 from fedpatch.device_agent.sensors.facts import Facts
 from fedpatch.device_agent.sensors.filesystem import SysFs
 from fedpatch.device_agent.sensors.power import UpsCommand, ask_ups, parse_ups
+from tests.support.paths import ROOT
 
-PAGE = (Path(__file__).parents[2] / "docs" / "conditions.md").read_text("utf-8")
+PAGE = (ROOT / "docs" / "conditions.md").read_text("utf-8")
 PATIENCE_S = 90.0
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 from fedpatch.coordinator.demo.settings import DemoSettings
 from fedpatch.coordinator.settings import RunSettings
@@ -11,8 +10,9 @@ from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.shared.config.fields import settings_of
 from fedpatch.simulator.fleet.settings import FleetTerms
 from tests.docs.settings_page import reference
+from tests.support.paths import ROOT
 
-PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
+PAGE = ROOT / "docs" / "configuration.md"
 CLASSES = {
     "Coordinator: `fedpatch run`": RunSettings,
     "Device: `fedpatch-agent run`": AgentSettings,

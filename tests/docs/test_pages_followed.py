@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import OTHER, ROOT, TYPED, commands
+from tests.docs.pages import OTHER, TYPED, commands
 from tests.docs.prepared import (
     AFTERWARDS,
     BEFORE,
@@ -26,6 +26,7 @@ from tests.docs.prepared import (
     LEFT_TO_THE_READER,
 )
 from tests.docs.reader_machine import ReaderMachine
+from tests.support.paths import ROOT
 
 HERE = Path(__file__).parent
 STAND_INS = (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,8 +16,9 @@ from fedpatch.shared.tasks.bundled import digits
 from fedpatch.shared.tasks.model_metadata import OPSET, ModelMetadata
 from fedpatch.shared.tasks.task import Task
 from tests.device_agent.models import onnx_of, publish
+from tests.support.paths import ROOT
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "personal-model.md").read_text("utf-8")
+PAGE = (ROOT / "docs" / "personal-model.md").read_text("utf-8")
 IMAGES = np.random.default_rng(1).random((4, 64), dtype=np.float32)
 
 

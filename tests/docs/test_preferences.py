@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import re
 from dataclasses import fields
-from pathlib import Path
 
 import pytest
 
-from fedpatch.device_agent.policy.evaluate import Preferences
 from fedpatch.device_agent.policy.hysteresis import OnLoss
-from fedpatch.device_agent.policy.rules import RULES
+from fedpatch.device_agent.policy.preference_evaluation import Preferences
+from fedpatch.device_agent.policy.preference_rules import RULES
 from fedpatch.device_agent.policy.settings import ALLOWED_IF_UNKNOWN, ON_LOSS, PreferenceSettings
 from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.shared.config.load import load
-from fedpatch.shared.wire.reasons import Condition
+from fedpatch.shared.wire.reason_codes import Condition
+from tests.support.paths import ROOT
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "preferences.md").read_text("utf-8")
+PAGE = (ROOT / "docs" / "preferences.md").read_text("utf-8")
 EXAMPLE = re.findall(r"^```toml\n(.*?)^```$", PAGE, flags=re.MULTILINE | re.DOTALL)[0]
 ROWS = [[cell.strip() for cell in line.strip("|").split("|")] for line in re.findall(r"^\| `.*$", PAGE, re.MULTILINE)]
 KEYS = {item.name for item in fields(PreferenceSettings)}

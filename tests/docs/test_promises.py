@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ast
 import re
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.paths import ROOT
+
 ROWS = re.findall(r"^\| (.+?) \| `(tests/[^`]+)` \|$", (ROOT / "docs" / "promises.md").read_text("utf-8"), re.MULTILINE)
 
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 import dataclasses
 import re
 from enum import StrEnum
-from pathlib import Path
 from typing import get_type_hints
 
 import pytest
 
 from fedpatch.coordinator.observability.status_publisher import LEAST_S, REPEAT_S
-from fedpatch.coordinator.rounds.active_round import REINVITE_S, UPLOAD_IDLE_S
 from fedpatch.coordinator.rounds.invitations import REPUBLISH_S
-from fedpatch.coordinator.rounds.states import TABLE, Event, State
+from fedpatch.coordinator.rounds.participant_states import TABLE, Event, State
+from fedpatch.coordinator.rounds.round_protocol import REINVITE_S, UPLOAD_IDLE_S
 from fedpatch.device_agent.telemetry.vitals import CHANGE_BATTERY, CHANGE_C
 from fedpatch.device_agent.telemetry.vitals import LEAST_S as LEAST_S_OF_VITALS
 from fedpatch.device_agent.telemetry.vitals import REPEAT_S as REPEAT_S_OF_VITALS
@@ -34,7 +33,7 @@ from fedpatch.shared.wire.messages import (
     TrainPlan,
     UpdateReport,
 )
-from fedpatch.shared.wire.reasons import RefuseReason
+from fedpatch.shared.wire.reason_codes import RefuseReason
 from fedpatch.shared.wire.run_status import DeviceStatus, ReasonCount, RoundStatus, StateCount
 from fedpatch.shared.wire.topics import TOPICS
 from fedpatch.shared.wire.transfer import (
@@ -45,8 +44,9 @@ from fedpatch.shared.wire.transfer import (
     OFFER_QUIET_S,
 )
 from fedpatch.shared.wire.vitals import LastRound
+from tests.support.paths import ROOT
 
-TEXT = (Path(__file__).resolve().parents[2] / "docs" / "protocol.md").read_text("utf-8")
+TEXT = (ROOT / "docs" / "protocol.md").read_text("utf-8")
 WITHIN = (Manifest, ModelDelta, TrainPlan, TaskCapability, LastRound, JobStatus, UpdateReport)
 WITHIN_STATUS = (DeviceStatus, StateCount, RoundStatus, ReasonCount)
 SECTIONS: dict[str, type] = BODY_TYPES | {kind.__name__: kind for kind in (*WITHIN, *WITHIN_STATUS)}

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
 
 from fedpatch.shared.errors import EXIT_LESS, FedpatchError
 from fedpatch.shared.wire.topics import TOPICS, mosquitto_acl
+from tests.support.paths import ROOT
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+DOCS = ROOT / "docs"
 MARK = "<!-- From here on, tests/docs/test_reference_pages.py writes what the code says. -->"
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 import yaml
 
 from tests.monitoring.prometheus import promtool
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 FILES = ROOT / "ansible" / "roles" / "monitoring" / "files"
 ALERTS = FILES / "alerts" / "fedpatch.yml"
 RUNBOOKS = (ROOT / "docs" / "runbooks.md").read_text("utf-8")

@@ -21,7 +21,7 @@ from fedpatch.device_agent.models.store import DIRECTORY, ModelStore
 from fedpatch.device_agent.sensors.power import read_command
 from fedpatch.shared.app.logging import LineFormatter, LogFormat, fields
 from fedpatch.shared.errors import DataError
-from fedpatch.shared.task_checks.data import checked
+from fedpatch.shared.task_checks.data_checks import checked
 from fedpatch.shared.tasks import metrics
 from fedpatch.shared.tasks.bundled import digits
 from fedpatch.shared.tasks.task import DeviceData
@@ -33,9 +33,10 @@ from fedpatch.shared.wire.codec import BODY_TYPES
 from fedpatch.simulator.experiment.progress import ProgressLines
 from fedpatch.simulator.spec.study import Point, Study
 from tests.device_agent.models import publish
-from tests.docs.pages import OTHER, ROOT
+from tests.docs.pages import OTHER
 from tests.monitoring.prometheus import promtool
 from tests.simulator.test_progress import STUDY
+from tests.support.paths import ROOT
 from tests.system.commands import run
 
 # Where blocks are held against what they show by the tests of their page.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
@@ -12,8 +11,8 @@ from fedpatch.coordinator.settings import RunSettings
 from fedpatch.shared.tensors.arrays import base_name
 from tests.attacks.table import markdown, rows
 from tests.docs import what_stays
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "threat-model.md").read_text("utf-8")
 
 
@@ -66,7 +65,7 @@ def test_the_limits_are_those_of_the_program():
         MESSAGES_PER_REQUEST,
         MESSAGES_PER_S,
     )
-    from fedpatch.coordinator.rounds.active_round import UPLOAD_IDLE_S
+    from fedpatch.coordinator.rounds.round_protocol import UPLOAD_IDLE_S
     from fedpatch.coordinator.rounds.upload_scheduler import STALL_S
     from fedpatch.shared.wire.codec import MAX_MESSAGE_BYTES
 

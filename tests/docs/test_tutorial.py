@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.brokers import free_port
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs/tutorial-own-task.md").read_text("utf-8")
 PATIENCE_S = 600.0
 MARK = "==== block"

@@ -26,7 +26,7 @@ from fedpatch.device_agent.job.training_messages import (
     read_command,
     write_message,
 )
-from fedpatch.device_agent.policy.admission import decide, parse_admission_mode
+from fedpatch.device_agent.policy.admission_mode import decide, parse_admission_mode
 from fedpatch.shared.errors import SchemaMismatch, UpdateRefused, UsageError, WireError
 from fedpatch.shared.mqtt.url import parse_broker_url
 from fedpatch.shared.tasks.bundled.partition import parse_data_spec
@@ -37,9 +37,10 @@ from fedpatch.shared.wire.codec import decode, from_bytes, to_bytes, to_plain
 from fedpatch.shared.wire.messages import ENCODINGS, MAX_CHUNKS, Manifest, UpdateReport, is_delta
 from fedpatch.shared.wire.topics import parse_topic
 from fedpatch.shared.wire.transfer import Bitmap, Chunk, decode_chunk, encode_chunk
+from tests.support.paths import ROOT
 from tests.support.specs import model, report
 
-GOLDEN = Path(__file__).resolve().parents[1] / "golden"
+GOLDEN = ROOT / "tests" / "golden"
 PUBLIC = Schema(
     (
         TensorSpec("fc.weight", (3, 2), "float32", "weight"),

@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 
 from fedpatch.coordinator.aggregation.strategies import ServerState
+from fedpatch.coordinator.rounds.participant_states import RoundJournal
 from fedpatch.coordinator.rounds.records import RoundRecord
-from fedpatch.coordinator.rounds.states import RoundJournal
 from fedpatch.coordinator.runtime.model_publisher import ModelPublisher
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.boot_clock import BootTime

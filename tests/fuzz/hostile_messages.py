@@ -22,7 +22,7 @@ from fedpatch.shared.wire.messages import (
     Progress,
     TaskCapability,
 )
-from fedpatch.shared.wire.reasons import JobPhase
+from fedpatch.shared.wire.reason_codes import JobPhase
 from fedpatch.shared.wire.transfer import Bitmap, Chunk, cut
 from tests.shared.arbitrary_messages import envelopes, of_message
 from tests.support.specs import RUN, SCHEMA, TASK, TASKS, model, update

@@ -7,8 +7,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from fedpatch.coordinator.pki.authority import Authority
-from fedpatch.coordinator.pki.index import Entry, Index, decode_index, encode_index
+from fedpatch.coordinator.pki.certificate_authority import Authority
+from fedpatch.coordinator.pki.issued_certificates import Entry, Index, decode_index, encode_index
 from fedpatch.shared.config.enrolment_bundle import Bundle, decode_bundle, encode_bundle
 from fedpatch.shared.errors import DataError, StateError
 from fedpatch.shared.mqtt.certificate import read_der, read_pem

@@ -21,7 +21,7 @@ from fedpatch.device_agent.job.effects import (
     StartTraining,
 )
 from fedpatch.device_agent.job.job import Job
-from fedpatch.device_agent.job.requests import AdmissionDecision
+from fedpatch.device_agent.job.request_answers import AdmissionDecision
 from fedpatch.shared.errors import WireError
 from fedpatch.shared.wire.codec import decode, encode
 from fedpatch.shared.wire.messages import (
@@ -37,7 +37,7 @@ from fedpatch.shared.wire.messages import (
     UpBody,
     WorkRequest,
 )
-from fedpatch.shared.wire.reasons import FailReason, RefuseReason
+from fedpatch.shared.wire.reason_codes import FailReason, RefuseReason
 from fedpatch.shared.wire.transfer import SendChunk, check_manifest, cut
 from tests.fuzz.effort import tries
 from tests.fuzz.hostile_messages import (

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from fedpatch.coordinator.rounds import effects as do
-from fedpatch.coordinator.rounds.roster import DRAINED
+from fedpatch.coordinator.rounds.known_devices import DRAINED
+from fedpatch.coordinator.rounds.participant_states import Phase
 from fedpatch.coordinator.rounds.run_engine import Engine
-from fedpatch.coordinator.rounds.states import Phase
 from fedpatch.shared.wire.messages import Accept, Committed, Grant, Offer
-from fedpatch.shared.wire.reasons import RefuseReason
+from fedpatch.shared.wire.reason_codes import RefuseReason
 from fedpatch.shared.wire.transfer import cut
 from tests.fuzz.effort import tries
 from tests.fuzz.hostile_messages import BLOBS, MODEL, addressed, chunks, presences, up_bodies, weight

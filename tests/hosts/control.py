@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.hosts.bases import ROOT
 from tests.hosts.machines import Machines
+from tests.support.paths import ROOT
 
 _COUNTS = re.compile(
     r"^(?P<host>[\w-]+)\s*: ok=\d+\s+changed=(?P<changed>\d+)\s+unreachable=(?P<away>\d+)\s+failed=(?P<failed>\d+)",

@@ -28,6 +28,7 @@ from types import TracebackType
 from tests.hosts import bases
 from tests.hosts.bases import Kind
 from tests.hosts.warden import CGROUPS, PREFIX, end, end_leftovers
+from tests.support.paths import ROOT
 
 NET = "10.77.0"
 CONTROL = "ctl"
@@ -128,7 +129,7 @@ class Machines:
             bases.base(kind)
         self.folder = Path(tempfile.mkdtemp(prefix=f"{self.lab}-"))
         command = [sys.executable, "-m", "tests.hosts.warden", self.lab, str(self.folder)]
-        self._warden = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, cwd=bases.ROOT)
+        self._warden = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, cwd=ROOT)
         try:
             self._begin()
         except BaseException:

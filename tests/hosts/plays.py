@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
-ANSIBLE = Path(__file__).resolve().parents[2] / "ansible"
+from tests.support.paths import ROOT
+
+ANSIBLE = ROOT / "ansible"
 ROLES = ANSIBLE / "roles"
 # Of every host.
 HERE = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable, "fleet_name": "kitchen"}

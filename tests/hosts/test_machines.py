@@ -11,6 +11,7 @@ import pytest
 
 from tests.hosts import bases
 from tests.hosts.warden import CGROUPS
+from tests.support.paths import ROOT
 
 pytestmark = [pytest.mark.hosts, pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -37,7 +38,7 @@ def test_nothing_is_left_of_hosts_whose_tests_were_killed():
     """After `kill -9` of the process that made them, all of it goes: processes, namespaces, mounts, control groups, files."""
     bases.require_tools()
     bases.base(bases.BOOKWORM)
-    with subprocess.Popen([sys.executable, "-c", PROGRAM], cwd=bases.ROOT, stdout=subprocess.PIPE, text=True) as maker:
+    with subprocess.Popen([sys.executable, "-c", PROGRAM], cwd=ROOT, stdout=subprocess.PIPE, text=True) as maker:
         assert maker.stdout is not None
         lab, folder = maker.stdout.readline().split()
         assert len(_left(lab, Path(folder))) > 3

@@ -35,10 +35,11 @@ from tests.hosts.apart import (
     key_of_vault,
     prepared,
 )
-from tests.hosts.bases import BOOKWORM, ROOT
+from tests.hosts.bases import BOOKWORM
 from tests.hosts.looking import COORDINATOR, await_rounds, reached, rounds_of, runs_of, until, versions_of
 from tests.hosts.machines import Machines
 from tests.hosts.wheelhouses import BROKEN_COORDINATOR, with_version
+from tests.support.paths import ROOT
 
 pytestmark = [pytest.mark.hosts, pytest.mark.slow, pytest.mark.timeout(1800)]
 

@@ -15,7 +15,8 @@ from types import MappingProxyType
 import pytest
 import torch
 
-from tests.hosts.bases import KEPT, ROOT, Kind, alone
+from tests.hosts.bases import KEPT, Kind, alone
+from tests.support.paths import ROOT
 
 MANIFEST = "wheelhouse.json"
 # What ends a service as soon as it is to serve; the other commands of its program still work.

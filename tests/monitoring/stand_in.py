@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, start_http_se
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from fedpatch.shared.wire.reasons import Condition, DeclineReason, FailReason, RefuseReason
+from fedpatch.shared.wire.reason_codes import Condition, DeclineReason, FailReason, RefuseReason
 from tests.support.brokers import HOST
 
 DEVICES = ("ann", "bob", "cat", "dan", "eve")

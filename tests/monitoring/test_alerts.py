@@ -10,8 +10,9 @@ import pytest
 import yaml
 
 from tests.monitoring.prometheus import promtool
+from tests.support.paths import ROOT
 
-ALERTS = Path(__file__).parents[2] / "ansible" / "roles" / "monitoring" / "files" / "alerts" / "fedpatch.yml"
+ALERTS = ROOT / "ansible" / "roles" / "monitoring" / "files" / "alerts" / "fedpatch.yml"
 PLAYS = sorted((Path(__file__).parent / "alerts").glob("*.yml"))
 NAMES = re.findall(r"- alert: (\w+)", ALERTS.read_text("utf-8"))
 

@@ -5,23 +5,23 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+
+from tests.support.paths import ROOT
 
 pytest.importorskip("grafana_foundation_sdk", reason="Grafana's library is not installed (pip install 'fedpatch[dev]')")
 
 from dashboards import __main__ as generator
 from dashboards.boards import to_text
 from dashboards.states import STATES, WORDS, state_number
-from fedpatch.coordinator.rounds.states import State
+from fedpatch.coordinator.rounds.participant_states import State
 from tests.monitoring.grafana_schema import complaints, fetch_compiler
 from tests.monitoring.prometheus import Prometheus
 from tests.monitoring.stand_in import DEVICE_STATES, StandIn, metric_names
 
-ROOT = Path(__file__).parents[2]
 ALERTS = generator.FOLDER.parent / "alerts" / "fedpatch.yml"
 METRICS_PAGE = ROOT / "docs" / "metrics.md"
 # The server and npm may take long on a busy machine.

@@ -11,7 +11,7 @@ from typing import Any
 import msgpack
 
 from fedpatch.device_agent.job.job import Job
-from fedpatch.device_agent.job.requests import AdmissionDecision
+from fedpatch.device_agent.job.request_answers import AdmissionDecision
 from fedpatch.device_agent.job.training_messages import Ready, TrainCommand
 from fedpatch.device_agent.models.store import DIRECTORY as MODELS
 from fedpatch.device_agent.models.store import ModelStore
@@ -31,7 +31,7 @@ from fedpatch.shared.tensors.packing import pack
 from fedpatch.shared.wire import topics
 from fedpatch.shared.wire.codec import decode
 from fedpatch.shared.wire.messages import Committed, Envelope, Offer, Refused, TaskCapability, WorkRequest
-from fedpatch.shared.wire.reasons import RefuseReason
+from fedpatch.shared.wire.reason_codes import RefuseReason
 from fedpatch.shared.wire.transfer import cut
 from tests.device_agent.models import RUN, describe
 from tests.device_agent.performers import performer_of

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedpatch.coordinator.runtime.prepare import Prepared, prepare
+from fedpatch.coordinator.runtime.run_preparation import Prepared, prepare
 from fedpatch.coordinator.runtime.runs import run_directory
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint

@@ -19,7 +19,7 @@ import pytest
 from tests.power_cut.disk import Names, Record, Step, Sync, Write
 from tests.power_cut.judging import Judge, coordinator_keeps, device_keeps, problems
 from tests.power_cut.tracing import read_calls, traced
-from tests.system.fleet import ROOT
+from tests.support.paths import ROOT
 
 JUDGES: dict[str, Judge] = {
     "coordinator": coordinator_keeps,

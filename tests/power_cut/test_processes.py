@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from fedpatch.coordinator.runtime.prepare import prepare
 from fedpatch.coordinator.runtime.resume import reconcile
+from fedpatch.coordinator.runtime.run_preparation import prepare
 from fedpatch.coordinator.runtime.runs import run_directory
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.checkpoint import load_update

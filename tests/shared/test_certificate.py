@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedpatch.coordinator.pki.authority import BROKER, DEVICE, Authority
+from fedpatch.coordinator.pki.certificate_authority import BROKER, DEVICE, Authority
 from fedpatch.shared.mqtt.certificate import MAX_CERTIFICATES, MAX_PEM_BYTES, CertificateOwner, read_der, read_pem
 
 NOW = 1_800_000_000

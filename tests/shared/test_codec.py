@@ -29,7 +29,7 @@ from fedpatch.shared.wire.messages import (
     TaskCapability,
     UpdateReport,
 )
-from fedpatch.shared.wire.reasons import DeclineReason
+from fedpatch.shared.wire.reason_codes import DeclineReason
 from tests.shared.arbitrary_messages import envelopes, of_message
 
 DIGEST = "ab" * 32

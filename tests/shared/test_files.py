@@ -14,8 +14,7 @@ import pytest
 from fedpatch.shared.app.files import check_state_directory, mend_at, mend_of, remove_unfinished, write_atomic
 from fedpatch.shared.errors import UsageError
 from tests.support.disks import small_disk
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.paths import ROOT
 
 
 def _mode(path: Path) -> int:

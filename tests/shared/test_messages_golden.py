@@ -5,8 +5,6 @@ A change here is a change of the protocol: devices in the field speak the old by
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from fedpatch.shared.wire.codec import BODY_TYPES, decode, encode
@@ -36,12 +34,13 @@ from fedpatch.shared.wire.messages import (
     TrainPlan,
     WorkRequest,
 )
-from fedpatch.shared.wire.reasons import Condition, DeclineReason, FailReason, JobPhase, LinkKind, RefuseReason
+from fedpatch.shared.wire.reason_codes import Condition, DeclineReason, FailReason, JobPhase, LinkKind, RefuseReason
 from fedpatch.shared.wire.run_status import DeviceStatus, ReasonCount, RoundStatus, RunStatus, StateCount
 from fedpatch.shared.wire.transfer import Chunk, decode_chunk, encode_chunk
 from fedpatch.shared.wire.vitals import LastRound, Vitals
+from tests.support.paths import ROOT
 
-GOLDEN = Path(__file__).resolve().parent.parent / "golden"
+GOLDEN = ROOT / "tests" / "golden"
 
 SCHEMA = "5c" * 32
 MODEL = "0123456789abcdef" * 4

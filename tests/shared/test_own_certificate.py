@@ -11,8 +11,8 @@ import pytest
 
 from fedpatch.coordinator.guard.revocations import Revocations
 from fedpatch.coordinator.observability.metrics_endpoint import as_number, of_files, of_others
-from fedpatch.coordinator.pki.index import Entry
-from fedpatch.coordinator.pki.status import check_authority
+from fedpatch.coordinator.pki.certificate_status import check_authority
+from fedpatch.coordinator.pki.issued_certificates import Entry
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.shared.diagnostics.checks import Finding

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from fedpatch.shared.errors import DataError
-from fedpatch.shared.task_checks.data import checked, fit, load_checked
+from fedpatch.shared.task_checks.data_checks import checked, fit, load_checked
 from fedpatch.shared.tasks.task import DeviceData, Task
 from tests.shared.prepared_task import MEAN, SCALE, TASK
 

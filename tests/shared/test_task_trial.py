@@ -14,8 +14,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedpatch.shared.errors import DataError, UsageError
-from fedpatch.shared.task_checks.data import load_checked
-from fedpatch.shared.task_checks.trial import (
+from fedpatch.shared.task_checks.data_checks import load_checked
+from fedpatch.shared.task_checks.trial_training import (
     begins_with_batch_norm,
     require_repeatable,
     require_trainable,

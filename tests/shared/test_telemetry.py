@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.paths import ROOT
+
 OF_A_TASK = "import onnxruntime\nTASK = None\n"
 PROGRAMS = {
     "a personal model": "from fedpatch.shared.onnx.runtime import OnnxModel\nOnnxModel(b'', 'nothing')",

@@ -16,8 +16,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedpatch.coordinator.aggregation.aggregate import aggregate
-from fedpatch.coordinator.aggregation.limits import Limits, parse_examples_cap, parse_norm_bound
 from fedpatch.coordinator.aggregation.strategies import find_strategy
+from fedpatch.coordinator.aggregation.update_limits import Limits, parse_examples_cap, parse_norm_bound
 from fedpatch.coordinator.cohort.sampling import select
 from fedpatch.device_agent.training.batches import stream_seed
 from fedpatch.device_agent.training.local_trainer import LocalTrainer

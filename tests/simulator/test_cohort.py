@@ -10,9 +10,9 @@ import torch
 
 from fedpatch.shared.errors import DataError, UpdateRefused
 from fedpatch.simulator.learners.cohort import CHUNKS, chunks_of, make_learner
-from fedpatch.simulator.learners.fused import FusedLearner
+from fedpatch.simulator.learners.fused_learner import FusedLearner
 from fedpatch.simulator.learners.protocols import CohortMember
-from fedpatch.simulator.learners.reference import OneByOneLearner
+from fedpatch.simulator.learners.reference_learner import OneByOneLearner
 from tests.simulator.studies import (
     BATCH,
     IMAGES,

@@ -26,7 +26,7 @@ from fedpatch.simulator.experiment import checkpoint as states
 from fedpatch.simulator.experiment.options import make_study
 from fedpatch.simulator.experiment.simulation import simulate
 from fedpatch.simulator.learners.cohort import encoded
-from fedpatch.simulator.learners.reference import OneByOneLearner
+from fedpatch.simulator.learners.reference_learner import OneByOneLearner
 from fedpatch.simulator.spec.study import Outcome, Point, Study, client_id
 from tests.simulator.studies import (
     UNEVEN,

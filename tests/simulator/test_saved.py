@@ -21,7 +21,7 @@ from fedpatch.simulator.experiment import checkpoint as states
 from fedpatch.simulator.experiment.simulation import simulate
 from fedpatch.simulator.spec.study import Outcome, Point, Study
 from tests.simulator.studies import assert_close, simulation_of, study_of
-from tests.system.fleet import ROOT
+from tests.support.paths import ROOT
 
 ROUNDS = 4
 

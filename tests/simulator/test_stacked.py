@@ -20,8 +20,8 @@ from fedpatch.simulator.experiment.simulation import Simulation
 from fedpatch.simulator.learners.cohort import InProcess, make_learner
 from fedpatch.simulator.learners.context import LearnerContext
 from fedpatch.simulator.learners.protocols import Cohort
-from fedpatch.simulator.learners.reference import OneByOneLearner
-from fedpatch.simulator.learners.stacked import StackedCohort, StackedModel
+from fedpatch.simulator.learners.reference_learner import OneByOneLearner
+from fedpatch.simulator.learners.stacked_learner import StackedCohort, StackedModel
 from fedpatch.simulator.spec.study import STRATEGIES_OF_MTFL, Study
 
 FEATURES, CLASSES = 6, 3
@@ -203,7 +203,7 @@ def test_rounds_of_other_lengths_are_those_of_the_plan(terms):
 @pytest.mark.parametrize(("free", "smallest", "largest"), [(1, 1, 1), (100_000, 2, 20), (10**9, 1000, 10**6)])
 def test_a_gpu_takes_as_many_at_once_as_fit(monkeypatch, free, smallest, largest):
     """Little memory makes small groups, down to one, and leaves the examples where they are; the result stays the same."""
-    monkeypatch.setattr("fedpatch.simulator.learners.stacked._free_bytes", lambda device: free)
+    monkeypatch.setattr("fedpatch.simulator.learners.stacked_learner._free_bytes", lambda device: free)
     made: list[StackedCohort] = []
 
     def make(task: Task, ground: LearnerContext) -> Cohort:

@@ -20,7 +20,7 @@ from fedpatch.simulator.experiment.simulation import simulate
 from fedpatch.simulator.learners.worker_pool import _raise, _told
 from fedpatch.simulator.spec.study import Point, Study
 from tests.simulator.studies import SIZES, assert_close, study_of
-from tests.system.fleet import ROOT
+from tests.support.paths import ROOT
 
 slow = pytest.mark.slow
 STUDY = study_of("fedavg-adam", "affine", clients=6 * len(SIZES), participation=0.9, rounds=3)

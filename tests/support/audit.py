@@ -11,10 +11,11 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-CONSTRAINTS = Path(__file__).resolve().parents[2] / "constraints.txt"
+from tests.support.paths import ROOT
+
+CONSTRAINTS = ROOT / "constraints.txt"
 LIMIT_S = 120.0
 
 IGNORED: dict[str, str] = {}

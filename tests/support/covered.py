@@ -11,10 +11,10 @@ import json
 import sys
 import tomllib
 from collections.abc import Collection, Mapping
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.paths import ROOT
+
 REPORT = ROOT / "build" / "coverage" / "report.json"
 LEAST_PERCENT = 90.0
 

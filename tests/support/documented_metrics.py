@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "metrics.md").read_text("utf-8")
+from tests.support.paths import ROOT
+
+PAGE = (ROOT / "docs" / "metrics.md").read_text("utf-8")
 _ROW = re.compile(r"^\| `([a-z_0-9]+)` \| (gauge|counter|histogram) \| ([a-z_, ]*) ?\| (\S.*) \|$", re.MULTILINE)
 
 Described = dict[str, tuple[str, frozenset[str]]]

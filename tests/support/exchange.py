@@ -19,7 +19,7 @@ from fedpatch.coordinator.rounds.run_engine import Engine
 from fedpatch.coordinator.rounds.run_spec import RunSpec
 from fedpatch.shared.wire.codec import decode, encode
 from fedpatch.shared.wire.messages import Committed, DeviceState, Manifest
-from fedpatch.shared.wire.reasons import RefuseReason
+from fedpatch.shared.wire.reason_codes import RefuseReason
 from fedpatch.shared.wire.transfer import cut, decode_chunk, encode_chunk
 from fedpatch.simulator.fleet.virtual_clock import VirtualClock
 from tests.support.exchange_device import Device

@@ -19,10 +19,10 @@ from fedpatch.device_agent.job.effects import (
     WriteChunk,
 )
 from fedpatch.device_agent.job.job import Job
-from fedpatch.device_agent.job.requests import AdmissionDecision
+from fedpatch.device_agent.job.request_answers import AdmissionDecision
 from fedpatch.shared.wire.codec import decode, encode
 from fedpatch.shared.wire.messages import Ack, Committed, Envelope, Grant, Manifest, Offer, WorkRequest
-from fedpatch.shared.wire.reasons import FailReason
+from fedpatch.shared.wire.reason_codes import FailReason
 from fedpatch.shared.wire.transfer import Bitmap, SendChunk, cut, decode_chunk, encode_chunk
 from tests.support.specs import TASKS, gone, there, update
 

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedpatch.coordinator.pki.authority import BROKER, COORDINATOR, DEVICE, Authority
+from fedpatch.coordinator.pki.certificate_authority import BROKER, COORDINATOR, DEVICE, Authority
 from fedpatch.shared.mqtt.tls_context import TlsFiles
 from tests.support.brokers import HOST, Mosquitto
 

@@ -12,11 +12,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedpatch.coordinator.pki.authority import BROKER, COORDINATOR, DEVICE, WATCHER, Authority
+from fedpatch.coordinator.pki.certificate_authority import BROKER, COORDINATOR, DEVICE, WATCHER, Authority
 from fedpatch.shared.wire.topics import mosquitto_acl
 from tests.support.brokers import HOST, PATIENCE_S, Mosquitto, free_port, listening
+from tests.support.paths import ROOT
 
-CONFIGURATIONS = Path(__file__).resolve().parents[2] / "broker_config"
+CONFIGURATIONS = ROOT / "broker_config"
 _INSTALLED, _KEPT = "/etc/mosquitto/fedpatch/", "/var/lib/mosquitto/"
 
 

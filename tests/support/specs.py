@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from fedpatch.coordinator.rounds.effects import CountEvent, Effect, SendMessage
-from fedpatch.coordinator.rounds.round import RoundPolicy
+from fedpatch.coordinator.rounds.round_state import RoundPolicy
 from fedpatch.coordinator.rounds.run_spec import RunSpec
 from fedpatch.shared.tensors.patch_policy import PatchPolicy
 from fedpatch.shared.tensors.schema import Schema, TensorSpec

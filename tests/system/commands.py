@@ -24,7 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tests.system.fleet import ROOT
+from tests.support.paths import ROOT
 
 PATIENCE_S = 180.0
 """For a round or a few on a machine that is very busy."""

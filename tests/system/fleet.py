@@ -27,8 +27,8 @@ from types import TracebackType
 from typing import Any
 
 from fedpatch.shared.mqtt.url import parse_broker_url
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 """Where agents run, so that a task's module:attribute is found from the repository's root."""
 
 PATIENCE_S = 150.0

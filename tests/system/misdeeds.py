@@ -9,7 +9,7 @@ import numpy as np
 import zstandard
 
 from fedpatch.shared.tasks.torch_model import schema_of
-from fedpatch.shared.wire.reasons import RefuseReason
+from fedpatch.shared.wire.reason_codes import RefuseReason
 from tests.system.oracle_task import HIDDEN, build_model
 from tests.system.rogue import Misdeed, Update, Upload
 

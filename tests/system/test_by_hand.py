@@ -19,8 +19,9 @@ from fedpatch.shared.tasks.bundled.digits import TASK
 from fedpatch.shared.tasks.torch_model import initial_tensors
 from tests.shared.tasks.conftest import real_data  # noqa: F401  (a fixture)
 from tests.support.brokers import Mosquitto
+from tests.support.paths import ROOT
 from tests.system.commands import PATIENCE_S, Command, run
-from tests.system.fleet import ROOT, Fleet
+from tests.system.fleet import Fleet
 
 pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.timeout(600)]
 

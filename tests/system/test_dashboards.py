@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 import yaml
+
+from tests.support.paths import ROOT
 
 pytest.importorskip("fedpatch.coordinator.observability.metric_definitions", reason="the coordinator has no metrics")
 
@@ -19,7 +20,7 @@ from tests.system.fleet import Fleet
 
 pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(600)]
 
-FOLDER = Path(__file__).parents[2] / "ansible" / "roles" / "monitoring" / "files" / "dashboards"
+FOLDER = ROOT / "ansible" / "roles" / "monitoring" / "files" / "dashboards"
 DEVICES = ("ann", "bob")
 # What a healthy run without TLS has none of. The tests with a stand-in have all of it.
 QUIET = {"Certificate", "Failures by reason", "Updates not taken, by reason"}

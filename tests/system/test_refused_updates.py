@@ -24,7 +24,7 @@ from fedpatch.shared.tensors.arrays import MOMENTS
 from fedpatch.shared.tensors.patches import parse_policy
 from fedpatch.shared.wire.codec import encode
 from fedpatch.shared.wire.messages import Committed, Envelope, Refused
-from fedpatch.shared.wire.reasons import RefuseReason
+from fedpatch.shared.wire.reason_codes import RefuseReason
 from fedpatch.shared.wire.transfer import Chunk, encode_chunk
 from tests.support import oracle
 from tests.support.brokers import Mosquitto, client

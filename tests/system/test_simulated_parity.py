@@ -26,7 +26,7 @@ from fedpatch.simulator.experiment.simulation import Simulation, one_thread
 from fedpatch.simulator.learners.cohort import InProcess, encoded, make_learner
 from fedpatch.simulator.learners.context import LearnerContext
 from fedpatch.simulator.learners.protocols import Learner
-from fedpatch.simulator.learners.reference import OneByOneLearner
+from fedpatch.simulator.learners.reference_learner import OneByOneLearner
 from fedpatch.simulator.spec.study import EXACT, Study, client_id
 from tests.support.brokers import Mosquitto
 from tests.system.fleet import Fleet

@@ -12,8 +12,9 @@ import pytest
 
 from tests.device_agent.conditions import scenes
 from tests.support.brokers import Mosquitto
+from tests.support.paths import ROOT
 from tests.system.commands import Command
-from tests.system.fleet import ROOT, AgentProcess, Fleet
+from tests.system.fleet import AgentProcess, Fleet
 from tests.system.held_task import REFERENCE, Hold
 
 pytestmark = [pytest.mark.broker, pytest.mark.system, pytest.mark.slow]

@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
+from tests.support.paths import ROOT
 from tests.system.commands import Command, run
-from tests.system.fleet import ROOT, Fleet
+from tests.system.fleet import Fleet
 
 pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(900)]
 

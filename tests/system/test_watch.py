@@ -21,8 +21,9 @@ from fedpatch.shared.wire.messages import CoordinatorState, Envelope
 from fedpatch.shared.wire.topics import mosquitto_acl
 from tests.coordinator.test_view import collecting, fleet
 from tests.support.brokers import Mosquitto, client
+from tests.support.paths import ROOT
 from tests.system.commands import PATIENCE_S, Command, run
-from tests.system.fleet import ROOT, Fleet
+from tests.system.fleet import Fleet
 from tests.system.stage import Stage
 
 pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.timeout(600)]

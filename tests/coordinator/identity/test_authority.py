@@ -11,8 +11,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
-from fedpatch.coordinator.pki.authority import BROKER, COORDINATOR, DAY_S, DEVICE, WATCHER, Authority
-from fedpatch.coordinator.pki.index import read_index
+from fedpatch.coordinator.pki.certificate_authority import BROKER, COORDINATOR, DAY_S, DEVICE, WATCHER, Authority
+from fedpatch.coordinator.pki.issued_certificates import read_index
 from fedpatch.coordinator.pki.x509 import names_of, new_key
 from fedpatch.shared.errors import StateError, UsageError
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from fedpatch.coordinator.pki.authority import BROKER, DAY_S, Authority
+from fedpatch.coordinator.pki.certificate_authority import BROKER, DAY_S, Authority
 from fedpatch.shared.config.enrolment_bundle import decode_bundle
 from fedpatch.shared.mqtt.certificate import read_pem
 from tests.support.programs import Ended, Program

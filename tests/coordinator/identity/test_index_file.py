@@ -1,4 +1,4 @@
-"""fedpatch.coordinator.pki.index: what is not the record of a CA is never taken for one."""
+"""fedpatch.coordinator.pki.issued_certificates: what is not the record of a CA is never taken for one."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fedpatch.coordinator.pki import index as index_file
-from fedpatch.coordinator.pki.index import DEVICE, INDEX_NAME, Entry, Index, read_index, write_index
+from fedpatch.coordinator.pki import issued_certificates as index_file
+from fedpatch.coordinator.pki.issued_certificates import DEVICE, INDEX_NAME, Entry, Index, read_index, write_index
 from fedpatch.shared.errors import StateError
 
 INDEX = Index(fleet="kitchen", entries=(Entry(serial="1f", part=DEVICE, name="pi-1", not_after=9),))

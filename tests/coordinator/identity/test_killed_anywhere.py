@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from fedpatch.coordinator.pki.authority import COORDINATOR, DEVICE, Authority
-from fedpatch.coordinator.pki.index import read_index
+from fedpatch.coordinator.pki.certificate_authority import COORDINATOR, DEVICE, Authority
+from fedpatch.coordinator.pki.issued_certificates import read_index
 
 NOW = 1_800_000_000
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedpatch.coordinator.pki.index import DEVICE, PASSWORD, Entry, Index
+from fedpatch.coordinator.pki.issued_certificates import DEVICE, PASSWORD, Entry, Index
 from fedpatch.coordinator.pki.mosquitto_passwd import keep_passwords, new_password, password_file, password_line
 from fedpatch.shared.mqtt.client import Connected, Disconnected
 from tests.support.brokers import Mosquitto, client

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from fedpatch.coordinator.guard.revocations import Revocations
-from fedpatch.coordinator.pki.index import DEVICE, INDEX_NAME, Entry, Index, read_index, write_index
+from fedpatch.coordinator.pki.issued_certificates import DEVICE, INDEX_NAME, Entry, Index, read_index, write_index
 from fedpatch.coordinator.rounds.effects import CountEvent
-from fedpatch.coordinator.rounds.roster import REVOKED
+from fedpatch.coordinator.rounds.known_devices import REVOKED
+from fedpatch.coordinator.rounds.participant_states import RoundJournal, RoundStart, State
 from fedpatch.coordinator.rounds.run_engine import Engine
-from fedpatch.coordinator.rounds.states import RoundJournal, RoundStart, State
 from fedpatch.shared.errors import StateError
 from fedpatch.shared.wire.messages import Accept
 from tests.coordinator.engines import engine, send

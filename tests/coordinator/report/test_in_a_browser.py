@@ -15,11 +15,12 @@ import pytest
 from fedpatch.coordinator.report.series import Run
 from tests.coordinator.report.runs import record, run
 from tests.support.browser import Browser, browser
+from tests.support.paths import ROOT
 
 # The first test waits for two demos and for Chromium, which on a busy machine take their time.
 pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.timeout(600)]
 
-_DOCS = Path(__file__).resolve().parents[3] / "docs"
+_DOCS = ROOT / "docs"
 _SHOTS = (("report-light", 900, 1330, False), ("report-dark", 900, 1330, True), ("report-phone", 360, 1500, False))
 # Texts of charts that stick out of them; a pixel is the rounding of fonts.
 _OUTSIDE = """[...document.querySelectorAll('svg.chart')].filter(s => s.checkVisibility()).flatMap(s => {

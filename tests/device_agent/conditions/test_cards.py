@@ -17,7 +17,7 @@ from fedpatch.device_agent.sensors.network_link import (
     uevent_value,
     usual_metering,
 )
-from fedpatch.shared.wire.reasons import LinkKind
+from fedpatch.shared.wire.reason_codes import LinkKind
 from tests.device_agent.conditions.scenes import Scene
 
 MEASURED, ASSUMED, UNKNOWN = Confidence.MEASURED, Confidence.ASSUMED, Confidence.UNKNOWN

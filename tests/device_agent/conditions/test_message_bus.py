@@ -16,7 +16,7 @@ from fedpatch.device_agent.sensors.facts import Confidence
 from fedpatch.device_agent.sensors.filesystem import SysFs
 from fedpatch.device_agent.sensors.timeouts import FactUnavailable
 from fedpatch.device_agent.sensors.wifi import ask_network_manager, bus_address
-from fedpatch.shared.wire.reasons import LinkKind
+from fedpatch.shared.wire.reason_codes import LinkKind
 from tests.device_agent.conditions.buses import NAME, PATIENCE_S, message_bus
 from tests.device_agent.conditions.scenes import Scene
 

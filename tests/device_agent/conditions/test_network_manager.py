@@ -12,7 +12,7 @@ from fedpatch.device_agent.sensors import timeouts, wifi
 from fedpatch.device_agent.sensors.facts import Confidence
 from fedpatch.device_agent.sensors.timeouts import FactUnavailable
 from fedpatch.device_agent.sensors.wifi import NmState, ask_network_manager
-from fedpatch.shared.wire.reasons import LinkKind
+from fedpatch.shared.wire.reason_codes import LinkKind
 from tests.device_agent.conditions.buses import (
     DEVICE,
     MANAGER,

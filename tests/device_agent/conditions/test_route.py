@@ -16,7 +16,7 @@ from fedpatch.device_agent.sensors import collect, network_link
 from fedpatch.device_agent.sensors.collect import FactCollector
 from fedpatch.device_agent.sensors.network_link import Route, route_answer, route_question
 from fedpatch.device_agent.sensors.timeouts import FactUnavailable
-from fedpatch.shared.wire.reasons import LinkKind
+from fedpatch.shared.wire.reason_codes import LinkKind
 from tests.faults.lab import Lab
 
 # A route to 10.0.0.0/8 by interface 2, as a kernel of x86-64 sent it.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fedpatch.device_agent.sensors.facts import Confidence
-from fedpatch.shared.wire.reasons import LinkKind
+from fedpatch.shared.wire.reason_codes import LinkKind
 from tests.device_agent.conditions.pisugar_server import PiSugarServer
 from tests.device_agent.conditions.scenes import BATTERY, MAINS, MOUSE, Scene
 

@@ -12,7 +12,7 @@ import pytest
 from fedpatch.device_agent.sensors.facts import Fact
 from fedpatch.device_agent.sensors.filesystem import SysFs
 from fedpatch.device_agent.sensors.wifi import NmState, read_network
-from fedpatch.shared.wire.reasons import LinkKind
+from fedpatch.shared.wire.reason_codes import LinkKind
 from tests.device_agent.conditions.scenes import Scene
 
 WIFI = Fact(LinkKind.WIFI, "a test")

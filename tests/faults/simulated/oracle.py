@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from fedpatch.coordinator.rounds.participant_states import RoundJournal
 from fedpatch.coordinator.rounds.records import RoundRecord, StoredUpdate
-from fedpatch.coordinator.rounds.states import RoundJournal
 from fedpatch.coordinator.storage.boot_clock import BootTime
 from fedpatch.coordinator.storage.checkpoint import _load
 from fedpatch.coordinator.storage.registry import Registry

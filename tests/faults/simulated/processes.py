@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from fedpatch.coordinator.storage.table import Tables
+from fedpatch.coordinator.storage.sqlite_table import Tables
 
 _WRITES = ("replace", "unlink", "rmdir", "mkdir", "fsync", "pwrite", "truncate")
 

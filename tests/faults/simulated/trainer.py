@@ -28,7 +28,7 @@ from fedpatch.shared.errors import FedpatchError, StateError
 from fedpatch.shared.tensors.arrays import Array
 from fedpatch.shared.tensors.packing import pack
 from fedpatch.shared.wire.messages import UpdateReport
-from fedpatch.shared.wire.reasons import FailReason
+from fedpatch.shared.wire.reason_codes import FailReason
 from tests.faults.simulated.lesson import FIRST_PATCH, POLICY, PUBLIC, SCHEMA, examples, learned
 from tests.faults.simulated.processes import Killed, Process
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fedpatch.shared.errors import DataError, UsageError
-from fedpatch.shared.task_checks.data import checked
+from fedpatch.shared.task_checks.data_checks import checked
 from fedpatch.shared.tasks.bundled import mnist
 from fedpatch.shared.tasks.bundled.mnist import (
     MIRRORS,

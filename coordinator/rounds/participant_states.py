@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from fedpatch.shared.wire.messages import UpdateReport
-from fedpatch.shared.wire.reasons import JobPhase
+from fedpatch.shared.wire.reason_codes import JobPhase
 
 
 class Phase(StrEnum):

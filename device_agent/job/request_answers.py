@@ -15,7 +15,7 @@ from fedpatch.shared.wire.messages import (
     TaskCapability,
     WorkRequest,
 )
-from fedpatch.shared.wire.reasons import Condition, DeclineReason
+from fedpatch.shared.wire.reason_codes import Condition, DeclineReason
 from fedpatch.shared.wire.transfer import check_manifest
 
 _OWNER_LIMITS = (DeclineReason.PRIVATE_POLICY, DeclineReason.PLAN_LIMIT)

@@ -11,11 +11,11 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from fedpatch.coordinator.cohort.quorum import Standing
-from fedpatch.coordinator.cohort.silence import STARTING_S
+from fedpatch.coordinator.cohort.unresponsive_devices import STARTING_S
 from fedpatch.coordinator.rounds.run_spec import EVERYWHERE, encoding_for
 from fedpatch.shared.app.formatting import counted
 from fedpatch.shared.wire.messages import DEVICE_FEATURES, Decline, DeviceState, Failed
-from fedpatch.shared.wire.reasons import DeclineReason, FailReason
+from fedpatch.shared.wire.reason_codes import DeclineReason, FailReason
 
 # What went wrong in detail stays in the device's log: an exception's text may hold names and values that are private.
 _MENDS = {
@@ -106,7 +106,7 @@ class Fleet:
         self._encoding = encoding
         self._versions: dict[str, str] = {}
         self.benched: dict[str, str] = {}
-        # Devices that missed the last rounds in which they were asked (coordinator.rounds.absences).
+        # Devices that missed the last rounds in which they were asked (coordinator.rounds.missed_rounds).
         self.absent: Mapping[str, int] = {}
         # Which devices count (coordinator.cohort.quorum): those seen with the task, and of these the ones that do not count.
         self._able: set[str] = set()

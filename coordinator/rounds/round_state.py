@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
 from fedpatch.coordinator.cohort.quorum import updates_needed, without
+from fedpatch.coordinator.rounds.participant_states import AT_WORK, TABLE, Event, Phase, RoundJournal, State
 from fedpatch.coordinator.rounds.records import PhaseSeconds
-from fedpatch.coordinator.rounds.states import AT_WORK, TABLE, Event, Phase, RoundJournal, State
 from fedpatch.shared.errors import IllegalTransition
 
 # The longest pause after which an agent comes back to a broker that was away too (its reconnect_max_s).
@@ -75,7 +75,7 @@ class Round:
         self._accepted = 0
         # Participants that do not count any more (coordinator.cohort.quorum).
         self.left: set[str] = set()
-        # Participants for which the round is not meant (fedpatch.coordinator.rounds.absences).
+        # Participants for which the round is not meant (fedpatch.coordinator.rounds.missed_rounds).
         self._absent: frozenset[str] = frozenset()
         # Nobody who is lost is given up before: who is back since makes it too early, which costs one look.
         self._give_up_at = math.inf

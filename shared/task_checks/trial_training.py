@@ -31,7 +31,7 @@ def require_trainable(task: Task, data: DeviceData, holder: str) -> None:
 
     Args:
         task: The task.
-        data: A device's data, as `fedpatch.shared.task_checks.data.fit` gives them.
+        data: A device's data, as `fedpatch.shared.task_checks.data_checks.fit` gives them.
         holder: Whose data they are, for messages, such as "device pi-7".
 
     Raises:

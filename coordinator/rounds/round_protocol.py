@@ -1,6 +1,6 @@
 """The round that is open: invitations, answers, uploads and reports, in terms of messages and effects.
 
-Wraps the state machine of coordinator.rounds.round with what it needs to talk: the model's manifest, the upload desk, the
+Wraps the state machine of coordinator.rounds.round_state with what it needs to talk: the model's manifest, the upload desk, the
 reports.
 """
 
@@ -13,16 +13,16 @@ from dataclasses import replace
 
 from fedpatch.coordinator.aggregation.update_validation import check_offer
 from fedpatch.coordinator.cohort.offences import is_offence
-from fedpatch.coordinator.cohort.silence import PROBE_S, SILENT_S, SLOW_BYTES_S, STARTING_S, Silence
+from fedpatch.coordinator.cohort.unresponsive_devices import PROBE_S, SILENT_S, SLOW_BYTES_S, STARTING_S, Silence
 from fedpatch.coordinator.rounds.effects import CountEvent, Effect, SaveJournal, StoreUpdate
-from fedpatch.coordinator.rounds.envelopes import EnvelopeFactory
 from fedpatch.coordinator.rounds.invitations import Invitations
+from fedpatch.coordinator.rounds.known_devices import QUARANTINED, Fleet, lasts, mend_of, word_of
+from fedpatch.coordinator.rounds.outgoing_messages import EnvelopeFactory
+from fedpatch.coordinator.rounds.participant_states import AT_WORK, EVENT_OF_JOB, Event, Phase, RoundStart, State
 from fedpatch.coordinator.rounds.record_builder import RoundTraffic, build_record, mean_accuracy
 from fedpatch.coordinator.rounds.records import RoundRecord
-from fedpatch.coordinator.rounds.roster import QUARANTINED, Fleet, lasts, mend_of, word_of
-from fedpatch.coordinator.rounds.round import NO_ANSWER, Participant, Round
+from fedpatch.coordinator.rounds.round_state import NO_ANSWER, Participant, Round
 from fedpatch.coordinator.rounds.run_spec import RunSpec
-from fedpatch.coordinator.rounds.states import AT_WORK, EVENT_OF_JOB, Event, Phase, RoundStart, State
 from fedpatch.coordinator.rounds.upload_scheduler import STALL_S, Complete, UploadDesk
 from fedpatch.shared.errors import UpdateRefused
 from fedpatch.shared.wire.messages import (
@@ -42,20 +42,20 @@ from fedpatch.shared.wire.messages import (
     Refused,
     UpdateReport,
 )
-from fedpatch.shared.wire.reasons import FailReason, RefuseReason
+from fedpatch.shared.wire.reason_codes import FailReason, RefuseReason
 from fedpatch.shared.wire.transfer import Chunk
 
 # A request or its answer may be lost (brokers drop from full queues): ask again while a device has not answered.
 REINVITE_S = 3.0
 UPLOAD_IDLE_S = 30.0
-# Why a participant is given up from which nothing is heard any more (coordinator.cohort.silence).
+# Why a participant is given up from which nothing is heard any more (coordinator.cohort.unresponsive_devices).
 SILENT = "silent"
 
 
 class ActiveRound:
     """From selection to the last report. `limit_s` is what the run's own time limit leaves for it.
 
-    Once it is dismissed, `missed` are the participants that coordinator.rounds.absences is to count.
+    Once it is dismissed, `missed` are the participants that coordinator.rounds.missed_rounds is to count.
     """
 
     def __init__(
@@ -285,7 +285,7 @@ class ActiveRound:
         )
 
     def _has_missed(self, device: str, one: Participant) -> bool:
-        """Whether it missed the round, as coordinator.rounds.absences counts it, when collecting ended."""
+        """Whether it missed the round, as coordinator.rounds.missed_rounds counts it, when collecting ended."""
         if device in self.round.left:
             return False
         if one.state is State.DECLINED:
@@ -313,7 +313,7 @@ class ActiveRound:
         return [one for device in awaited for one in self.expel(device, now, SILENT, leaves=False)]
 
     def _is_silent(self, device: str, now: float) -> bool:
-        """As coordinator.cohort.silence has it. Devices that are lost are given up by the round itself."""
+        """As coordinator.cohort.unresponsive_devices has it. Devices that are lost are given up by the round itself."""
         since, limit_s = self._silence.since(device), SILENT_S
         match self.round.participants[device].state:
             case State.LOST:

@@ -19,7 +19,7 @@ from fedpatch.shared.wire.messages import (
     Refused,
     RetryAfter,
 )
-from fedpatch.shared.wire.reasons import RefuseReason
+from fedpatch.shared.wire.reason_codes import RefuseReason
 
 # After which a device offers once more what another run may still take.
 KEEP_S = 60.0

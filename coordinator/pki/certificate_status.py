@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedpatch.coordinator.pki.index import COORDINATOR, DEVICE, PASSWORD, Entry, Index, read_index
+from fedpatch.coordinator.pki.issued_certificates import COORDINATOR, DEVICE, PASSWORD, Entry, Index, read_index
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.shared.diagnostics.checks import Checkup
 from fedpatch.shared.diagnostics.own_certificate import WARN_DAYS

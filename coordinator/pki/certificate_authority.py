@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
-from fedpatch.coordinator.pki.index import (
+from fedpatch.coordinator.pki.issued_certificates import (
     BROKER,
     CA_DAYS,
     COORDINATOR,

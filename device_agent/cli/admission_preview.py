@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedpatch.device_agent.job.requests import AdmissionDecision
-from fedpatch.device_agent.policy.admission import decide, parse_admission_mode
-from fedpatch.device_agent.policy.evaluate import Objection, Preferences, judge
+from fedpatch.device_agent.job.request_answers import AdmissionDecision
+from fedpatch.device_agent.policy.admission_mode import decide, parse_admission_mode
 from fedpatch.device_agent.policy.owner_limits import DAMAGED, UNKNOWN_FLOOR, least_without_model
 from fedpatch.device_agent.policy.owner_policy import text_of
+from fedpatch.device_agent.policy.preference_evaluation import Objection, Preferences, judge
 from fedpatch.device_agent.policy.quiet_hours import local_now
 from fedpatch.device_agent.policy.usage_file import read_today
 from fedpatch.device_agent.runtime.startup import observer_of
