@@ -33,7 +33,7 @@ TEST_JOBS ?= $(shell n=$$(nproc); echo $$((n > 4 ? 4 : n > 2 ? 3 : n + 1)))
 # What `make coverage` measures: the quick tests, and those slow ones without which some of the code would never run.
 QUICK := not slow and not system and not faults and not benchmarks and not hosts and not arm64 and not packages
 ONLY_SLOW := tests/system/test_devices_held.py tests/system/test_doctor.py tests/system/test_service.py \
-	tests/system/test_two_coordinators.py tests/system/test_watch.py tests/coordinator/test_demo.py tests/simulator/test_workers.py
+	tests/system/test_two_coordinators.py tests/system/test_watch.py tests/coordinator/demo/test_demo.py tests/simulator/learners/test_worker_pool.py
 
 # Fuzzing: how many times the examples of the ordinary tests, seconds for each decoder, which decoders (none: all).
 FUZZ_EFFORT ?= 20

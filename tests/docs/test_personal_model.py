@@ -15,7 +15,7 @@ from fedpatch.shared.onnx.runtime import TOLERANCE
 from fedpatch.shared.tasks.bundled import digits
 from fedpatch.shared.tasks.model_metadata import OPSET, ModelMetadata
 from fedpatch.shared.tasks.task import Task
-from tests.device_agent.models import onnx_of, publish
+from tests.device_agent.exported_models import onnx_of, publish
 from tests.support.paths import ROOT
 
 PAGE = (ROOT / "docs" / "personal-model.md").read_text("utf-8")

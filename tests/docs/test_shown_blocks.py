@@ -32,10 +32,10 @@ from fedpatch.shared.tensors.schema import Schema
 from fedpatch.shared.wire.codec import BODY_TYPES
 from fedpatch.simulator.experiment.progress import ProgressLines
 from fedpatch.simulator.spec.study import Point, Study
-from tests.device_agent.models import publish
+from tests.device_agent.exported_models import publish
 from tests.docs.pages import OTHER
 from tests.monitoring.prometheus import promtool
-from tests.simulator.test_progress import STUDY
+from tests.simulator.experiment.test_progress import STUDY
 from tests.support.paths import ROOT
 from tests.system.commands import run
 

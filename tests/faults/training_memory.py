@@ -30,7 +30,7 @@ from fedpatch.device_agent.runtime.trainer import Trainer, TrainerEvent
 from fedpatch.shared.app.files import write_atomic
 from fedpatch.shared.tasks.bundled.digits import TASK
 from fedpatch.shared.tensors.arrays import Array
-from tests.device_agent.rounds import SGD, Scene
+from tests.device_agent.device_rounds import SGD, Scene
 from tests.faults.gauges import resident_kib
 from tests.faults.slopes import SIGNIFICANT, Slope, slope
 

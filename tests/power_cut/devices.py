@@ -33,11 +33,11 @@ from fedpatch.shared.wire.codec import decode
 from fedpatch.shared.wire.messages import Committed, Envelope, Offer, Refused, TaskCapability, WorkRequest
 from fedpatch.shared.wire.reason_codes import RefuseReason
 from fedpatch.shared.wire.transfer import cut
-from tests.device_agent.models import RUN, describe
-from tests.device_agent.performers import performer_of
-from tests.device_agent.rounds import SGD, Scene
+from tests.device_agent.device_rounds import SGD, Scene
+from tests.device_agent.effect_runners import performer_of
+from tests.device_agent.exported_models import RUN, describe
+from tests.device_agent.fake_link import Wire
 from tests.device_agent.toy_tasks import TOY, random_data
-from tests.device_agent.wire import Wire
 
 ENCODING = "delta-int4"  # leaves out most, so that there is a residual
 CHUNK_BYTES = 512

@@ -20,7 +20,7 @@ from fedpatch.coordinator.storage.registry import REGISTRY_FILE, Registry
 from fedpatch.device_agent.models.store import DIRECTORY as MODELS
 from fedpatch.device_agent.policy.usage_file import read_today
 from fedpatch.shared.errors import FedpatchError
-from tests.device_agent.models import present
+from tests.device_agent.exported_models import present
 from tests.power_cut.devices import kept, spooled
 from tests.power_cut.disk import Image, Record, Said
 from tests.power_cut.stories import FLEET, TERMS, MarkedBench, outcome, unmarked

@@ -20,7 +20,7 @@ from fedpatch.coordinator.storage.checkpoint import load_checkpoint
 from fedpatch.coordinator.storage.registry import REGISTRY_FILE, Registry
 from fedpatch.shared.tensors.arrays import values_digest
 from fedpatch.shared.wire.messages import Committed, Envelope, Offer, WorkRequest
-from tests.coordinator.performers import Bench
+from tests.coordinator.effect_runners import Bench
 
 Mark = Callable[..., None]
 

@@ -12,7 +12,7 @@ from tests.support.paths import ROOT
 
 pytest.importorskip("fedpatch.coordinator.observability.metric_definitions", reason="the coordinator has no metrics")
 
-from tests.device_agent.conditions.scenes import Scene
+from tests.device_agent.sensors.scenes import Scene
 from tests.monitoring.prometheus import Prometheus
 from tests.support.brokers import HOST, Mosquitto, free_port
 from tests.system.commands import Command

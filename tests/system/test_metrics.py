@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.device_agent.conditions.scenes import Scene
+from tests.device_agent.sensors.scenes import Scene
 from tests.monitoring.prometheus import PATIENCE_S, Prometheus, fetch, lint, scraping
 from tests.support.brokers import HOST, Mosquitto, free_port
 from tests.support.documented_metrics import documented, served

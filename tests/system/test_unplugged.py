@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.device_agent.conditions import scenes
+from tests.device_agent.sensors import scenes
 from tests.support.brokers import Mosquitto
 from tests.support.paths import ROOT
 from tests.system.commands import Command

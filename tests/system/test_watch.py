@@ -19,7 +19,7 @@ from fedpatch.shared.wire import topics
 from fedpatch.shared.wire.codec import encode
 from fedpatch.shared.wire.messages import CoordinatorState, Envelope
 from fedpatch.shared.wire.topics import mosquitto_acl
-from tests.coordinator.test_view import collecting, fleet
+from tests.coordinator.observability.test_live_view import collecting, fleet
 from tests.support.brokers import Mosquitto, client
 from tests.support.paths import ROOT
 from tests.system.commands import PATIENCE_S, Command, run

@@ -10,7 +10,7 @@ import pytest
 
 from fedpatch.coordinator.report import charts
 from fedpatch.coordinator.storage.registry import REGISTRY_FILE, Registry
-from tests.coordinator.report.runs import record
+from tests.coordinator.report.report_runs import record
 from tests.support.programs import Ended, Program
 
 PNG = b"\x89PNG\r\n\x1a\n"

@@ -14,7 +14,7 @@ from fedpatch.coordinator.report.charts import make_axis, unit_for
 from fedpatch.coordinator.report.markup import Markup, element, escaped
 from fedpatch.coordinator.report.page import STYLE, make_page
 from fedpatch.coordinator.report.series import TIME_UNITS, Run, thinned
-from tests.coordinator.report.runs import RUNS, record, run
+from tests.coordinator.report.report_runs import RUNS, record, run
 
 SVG = "{http://www.w3.org/2000/svg}"
 # Attributes that are a place or a size, by the side of the chart that limits them.

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from fedpatch.coordinator.report.series import Run
-from tests.coordinator.report.runs import record, run
+from tests.coordinator.report.report_runs import record, run
 from tests.support.browser import Browser, browser
 from tests.support.paths import ROOT
 

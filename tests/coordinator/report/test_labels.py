@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fedpatch.coordinator.report.page import labels
 from fedpatch.coordinator.report.series import Run
-from tests.coordinator.report.runs import RUNS, info, record
+from tests.coordinator.report.report_runs import RUNS, info, record
 
 
 def run(id: str, private: str = "affine", strategy: str = "fedavg", **settings: Any) -> Run:

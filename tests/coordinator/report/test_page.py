@@ -17,7 +17,7 @@ from fedpatch.coordinator.report.csv_export import COLUMNS, csv_text
 from fedpatch.coordinator.report.page import MAX_DEVICES, comparison, make_page, rounds_to_target
 from fedpatch.coordinator.report.series import Run
 from fedpatch.coordinator.rounds.records import RoundRecord
-from tests.coordinator.report.runs import RUNS, info, record, run
+from tests.coordinator.report.report_runs import RUNS, info, record, run
 
 HOSTILE = "</title><script>alert('x')</script>\"onload=\""
 

@@ -1,0 +1,84 @@
+"""`fedpatch devices quarantine`, `release`, `drain` and `resume`: what an operator decides, and what is said of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fedpatch.coordinator.storage.registry import REGISTRY_FILE, Registry
+from tests.coordinator.device_sightings import seen
+from tests.support.programs import Ended, Program
+
+
+@pytest.fixture
+def devices(fedpatch: Program, tmp_path: Path) -> Callable[..., Ended]:
+    """`fedpatch devices` of two fleets, each of which has a pi-1."""
+    with Registry(tmp_path / REGISTRY_FILE) as registry:
+        for fleet, device in (("kitchen", "pi-1"), ("kitchen", "pi-2"), ("garden", "pi-1")):
+            seen(registry, device, fleet=fleet, now=1.0, online=True)
+    return lambda *argv: fedpatch("devices", "--state-dir", tmp_path, *argv)
+
+
+@pytest.mark.parametrize(
+    ("hold", "lift", "field"), [("quarantine", "release", "quarantined"), ("drain", "resume", "drained")]
+)
+def test_what_is_decided_again_changes_nothing_and_says_so(devices, hold, lift, field):
+    """The first reason and its time stay; what is not there cannot be lifted."""
+    first = devices(hold, "pi-2", "--reason", "hums", "--json")
+    again = devices(hold, "pi-2", "--reason", "smells", "--json")
+    assert (first.err, again.err) == ("", f"pi-2 is {field} already; reason and time stay as they were\n")
+    assert json.loads(first.out) == json.loads(again.out) and json.loads(again.out)[field]["reason"] == "hums"
+    assert f"{field} " in devices("--fleet", "kitchen").out
+    assert devices(lift, "pi-2").err == ""
+    over = devices(lift, "pi-2", "--json")
+    assert (over.code, over.err, json.loads(over.out)[field]) == (0, f"pi-2 was not {field}\n", None)
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (("pi-9",), "pi-9"),
+        (("pi-1",), "there is a device 'pi-1' in each of the fleets garden, kitchen; name one with --fleet"),
+        (("pi-2", "--fleet", "garden"), "pi-2"),
+        (("pi-2", "--reason", " "), "--reason must have 1 to 500 printable characters"),
+        (("pi-2", "--reason", "a\nb"), "--reason must have 1 to 500 printable characters"),
+        (("pi-2", "--reason", "x" * 501), "--reason must have 1 to 500 printable characters"),
+    ],
+)
+def test_a_device_that_is_not_meant_beyond_doubt_is_not_touched(devices, argv, words):
+    """Nor is a reason taken that no table could show."""
+    reason = () if "--reason" in argv else ("--reason", "hums")
+    ended = devices("quarantine", *argv, *reason)
+    assert (ended.code, ended.out) == (2, "") and words in ended.err
+    assert all(one["quarantined"] is None for one in json.loads(devices("--json").out))
+
+
+def test_a_fleet_tells_devices_of_one_name_apart(devices):
+    """Only the one that is meant is held back."""
+    assert devices("drain", "pi-1", "--fleet", "garden").code == 0
+    held = [(one["fleet"], one["id"]) for one in json.loads(devices("--json").out) if one["drained"]]
+    assert held == [("garden", "pi-1")]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "variable", "looked"),
+    [
+        ("a", None, "c", "a"),
+        ("a", "b", "c", "b"),
+        (None, "b", "c", "b"),
+        (None, None, "c", "c"),
+    ],
+)
+def test_what_is_typed_counts_more_than_the_variable(fedpatch, tmp_path, monkeypatch, before, after, variable, looked):
+    """On whichever side of the command's name it stands; the last word counts."""
+    for name in ("a", "b", "c"):
+        (tmp_path / name).mkdir()
+        with Registry(tmp_path / name / REGISTRY_FILE) as registry:
+            seen(registry, f"pi-in-{name}", fleet="kitchen", now=1.0, online=True)
+    monkeypatch.setenv("FEDPATCH_STATE_DIR", str(tmp_path / variable))
+    options = [["--state-dir", tmp_path / one] if one else [] for one in (before, after)]
+    ended = fedpatch("devices", *options[0], "drain", f"pi-in-{looked}", *options[1])
+    assert (ended.code, ended.err) == (0, "")

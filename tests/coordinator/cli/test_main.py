@@ -1,0 +1,289 @@
+"""The command line `fedpatch`."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedpatch.coordinator.aggregation.strategies import STRATEGIES
+from fedpatch.coordinator.rounds.records import PhaseSeconds, RoundRecord, RunSummary
+from fedpatch.coordinator.storage.registry import REGISTRY_FILE, Registry
+from fedpatch.coordinator.storage.state_dirs import remember
+from tests.coordinator.device_sightings import seen
+from tests.support.programs import Ended, install
+
+ROUNDS = (
+    RoundRecord(
+        1, "failed", cohort=3, accepted=1, declined=2, reported=0, decline_reasons={"unwilling": 2}, failure="x"
+    ),
+    RoundRecord(
+        2,
+        "aggregated",
+        cohort=3,
+        accepted=3,
+        declined=0,
+        reported=3,
+        user_accuracy=0.9125,
+        user_accuracy_min=0.5,
+        user_accuracy_after=0.95,
+        phase_seconds=PhaseSeconds(train=1.5, upload=0.5),
+        bytes_down=54_000,
+        bytes_up=51_000,
+    ),
+)
+
+HEAVY = {"amqtt", "matplotlib", "numpy", "paho", "sklearn", "torch"}
+
+
+@pytest.fixture
+def state_dir(tmp_path: Path) -> Path:
+    """State of a run that reached its target, and of a later one that is still going on; two devices."""
+    terms: dict[str, Any] = {
+        "task": "digits",
+        "strategy": "fedavg",
+        "private": "affine",
+        "settings": {},
+        "schema": "0" * 64,
+    }
+    with Registry(tmp_path / REGISTRY_FILE) as registry:
+        first = registry.create_run(created_at=1.0e9, **terms).id
+        for record in ROUNDS:
+            registry.rounds.finish(first, record)
+        registry.finish_run(first, stopped_because="target_ua", user_accuracy=0.9125, model="/models/a.npz")
+        registry.create_run(created_at=1.1e9, **terms)
+        seen(registry, "pi-1", fleet="kitchen", now=1.0e9, online=True, version="1", tasks=["digits"])
+        seen(registry, "pi-2", fleet="garden", now=1.0e9, online=False)
+        registry.count("kitchen", ("pi-1", "declined", "unwilling"))
+    return tmp_path
+
+
+@pytest.fixture
+def elsewhere(state_dir: Path, tmp_path_factory, monkeypatch) -> Path:
+    """The same, noted as the latest, seen from an empty directory."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("home")))
+    monkeypatch.chdir(tmp_path_factory.mktemp("here"))
+    remember(state_dir)
+    return state_dir
+
+
+def _first_run(state_dir: Path) -> str:
+    with Registry(state_dir / REGISTRY_FILE, readonly=True) as registry:
+        return registry.runs()[-1].id
+
+
+def test_show_prints_the_object_that_the_run_printed(fedpatch, state_dir):
+    """The JSON contract of a run holds for `show --json`, byte for byte."""
+    run = _first_run(state_dir)
+    ended = fedpatch("show", run, "--state-dir", state_dir, "--json")
+    assert ended == Ended(0, RunSummary(run, "target_ua", 0.9125, "/models/a.npz", ROUNDS).to_json() + "\n", "")
+
+
+def test_show_takes_no_user_accuracy_from_a_round_that_failed(fedpatch, state_dir):
+    """It was measured on a part of its devices, so the run did not print it either."""
+    run = _first_run(state_dir)
+    with Registry(state_dir / REGISTRY_FILE) as registry:
+        registry.rounds.finish(run, replace(ROUNDS[1], round=3, outcome="failed", user_accuracy=0.1, failure="x"))
+    assert json.loads(fedpatch("show", run, "--state-dir", state_dir, "--json").out)["user_accuracy"] == 0.9125
+
+
+def test_show_tells_a_person_each_round_and_the_end(fedpatch, state_dir):
+    """A row per round, why devices were missing, how the run ended and where the model is."""
+    out = fedpatch("show", _first_run(state_dir)[:10], "--state-dir", state_dir).out
+    assert re.search(r"^ +1  failed \(x\) +0/3 +- +- +- +0.0 s +0 B +0 B$", out, re.MULTILINE)
+    assert re.search(r"^ +2  aggregated +3/3  0\.912 +0\.500 +0\.950  2\.0 s  54 kB  51 kB$", out, re.MULTILINE)
+    assert "round 1: declined: unwilling 2" in out
+    assert "target reached after 2 rounds, user accuracy 0.912" in out
+    assert "model: /models/a.npz" in out
+
+
+def test_show_last_is_the_newest_run(fedpatch, state_dir):
+    """One that has not ended says that it is running."""
+    shown = json.loads(fedpatch("show", "last", "--state-dir", state_dir, "--json").out)
+    assert (shown["stopped_because"], shown["rounds"]) == ("running", [])
+
+
+def test_runs_lists_the_newest_first(fedpatch, state_dir):
+    """As rows for people and as an array for programs."""
+    listed = json.loads(fedpatch("runs", "--state-dir", state_dir, "--json").out)
+    assert [one["status"] for one in listed] == ["running", "finished"]
+    rows = fedpatch("runs", "--state-dir", state_dir).out.splitlines()[1:]
+    assert [row.split()[0] for row in rows] == [one["id"] for one in listed]
+    assert "finished (target reached)" in rows[1]
+
+
+def test_devices_tells_what_came_of_asking_them(fedpatch, state_dir):
+    """State, tasks, counters and the last reason; `--fleet` leaves out the others."""
+    listed = json.loads(fedpatch("devices", "--state-dir", state_dir, "--json").out)
+    assert [(one["id"], one["online"], one["declined"]) for one in listed] == [("pi-1", True, 1), ("pi-2", False, 0)]
+    rows = fedpatch("devices", "--state-dir", state_dir, "--fleet", "kitchen").out.splitlines()
+    assert len(rows) == 2
+    assert rows[1].split()[:3] == ["pi-1", "kitchen", "online"]
+    assert rows[1].endswith("unwilling")
+
+
+def test_options_of_devices_hold_for_its_commands(fedpatch, state_dir):
+    """`--json` and `--state-dir` mean the same before a command's name and after it."""
+    reason = ("--reason", "battery")
+    before = fedpatch("devices", "--state-dir", state_dir, "--json", "drain", "pi-1", *reason)
+    assert json.loads(before.out)["drained"]["reason"] == "battery"
+    after = fedpatch("devices", "resume", "pi-1", "--state-dir", state_dir, "--json")
+    assert json.loads(after.out)["drained"] is None
+
+
+def test_the_state_directory_may_come_from_the_environment(fedpatch, state_dir, monkeypatch):
+    """FEDPATCH_STATE_DIR serves as --state-dir does."""
+    monkeypatch.setenv("FEDPATCH_STATE_DIR", str(state_dir))
+    assert len(json.loads(fedpatch("runs", "--json").out)) == 2
+
+
+@pytest.mark.parametrize("argv", [("runs",), ("show", "last"), ("devices",)])
+def test_runs_of_another_directory_are_shown_with_its_name(fedpatch, elsewhere, argv):
+    """Without runs in the current directory the latest others are meant, which is said on stderr, never on stdout."""
+    ended = fedpatch(*argv, "--json")
+    assert (ended.code, ended.err) == (0, f"in {elsewhere}\n")
+    assert ended.out == fedpatch(*argv, "--json", "--state-dir", elsewhere).out
+    assert fedpatch("show", _first_run(elsewhere)).err == ""
+
+
+def test_runs_of_several_directories_are_not_forgotten(fedpatch, elsewhere, tmp_path):
+    """Only those of one are shown, and which others there are is said."""
+    other = tmp_path / "other"
+    other.mkdir()
+    shutil.copy(elsewhere / REGISTRY_FILE, other)
+    remember(other)
+    assert fedpatch("runs").err == f"in {other}; --state-dir names another, such as {elsewhere}\n"
+
+
+def test_resume_does_not_guess_the_directory_of_the_last_run(fedpatch, elsewhere):
+    """It would go on with a run that nobody spoke of."""
+    ended = fedpatch("resume", "last")
+    assert (ended.code, ended.out) == (2, "")
+    assert f"fedpatch resume last --state-dir {elsewhere}" in ended.err
+
+
+@pytest.mark.parametrize("argv", [("runs",), ("show", "last"), ("devices",), ("resume", "last")])
+def test_a_state_directory_without_runs_is_a_usage_error_and_stays_as_it_is(fedpatch, tmp_path, argv):
+    """Reading makes no files, not even for `resume`."""
+    ended = fedpatch(*argv, "--state-dir", tmp_path / "none")
+    assert (ended.code, ended.out) == (2, "")
+    assert "--state-dir" in ended.err
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_run_that_does_not_exist_is_a_usage_error(fedpatch, state_dir):
+    """With the known ones in the message."""
+    ended = fedpatch("show", "1999", "--state-dir", state_dir)
+    assert ended.code == 2
+    assert "'1999'" in ended.err and "last" in ended.err
+
+
+def test_a_broken_task_is_listed_with_the_reason(fedpatch, tmp_path, monkeypatch):
+    """It hides none of the others."""
+    install("[fedpatch.tasks]\nlamp = no_such_module:TASK\n", tmp_path, monkeypatch)
+    row = next(line for line in fedpatch("tasks").out.splitlines() if line.startswith("lamp"))
+    assert "cannot be used" in row and "no_such_module" in row
+    listed = {one["name"]: one for one in json.loads(fedpatch("tasks", "--json").out)}
+    assert "no_such_module" in listed["lamp"]["problem"]
+
+
+def test_strategies_lists_all_of_them(fedpatch):
+    """By name, with what they do."""
+    listed = json.loads(fedpatch("strategies", "--json").out)
+    assert {one["name"]: one["description"] for one in listed} == {n: s.description for n, s in STRATEGIES.items()}
+    assert "fedavg-adam" in fedpatch("strategies").out
+
+
+@pytest.mark.parametrize(
+    ("because", "code"),
+    [("target_ua", 0), ("max_rounds", 0), ("deadline", 0), ("failed", 1), ("interrupted", 130)],
+)
+def test_the_exit_code_of_a_run_tells_how_it_ended(fedpatch, tmp_path, monkeypatch, because, code):
+    """The JSON object is alone on stdout; only a run that did not get there says how to go on."""
+    summary = RunSummary("a-run", because, 0.5, "m.npz", ROUNDS)
+    monkeypatch.setattr("fedpatch.coordinator.runtime.runs.run_or_go_on", lambda settings, view, **_: summary)
+    ended = fedpatch("run", "--json", "--state-dir", tmp_path)
+    assert (ended.code, ended.out) == (code, summary.to_json() + "\n")
+    assert ("fedpatch resume a-run" in ended.err) is (code != 0)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_result_of_a_run_is_not_lost_to_a_signal(fedpatch, tmp_path, monkeypatch, number):
+    """Once there is one, it is printed, and the exit code is the run's."""
+    summary = RunSummary("a-run", "target_ua", 0.5, "m.npz", ROUNDS)
+    monkeypatch.setattr("fedpatch.coordinator.runtime.runs.run_or_go_on", lambda settings, view, **_: summary)
+    monkeypatch.setattr("fedpatch.coordinator.cli.main._say_how_to_resume", lambda *_: os.kill(os.getpid(), number))
+    ended = fedpatch("run", "--json", "--state-dir", tmp_path)
+    assert (ended.code, ended.out) == (0, summary.to_json() + "\n")
+
+
+def test_resume_passes_on_what_replaces_the_settings_of_the_run(fedpatch, state_dir, monkeypatch):
+    """The password comes from the environment or a file, since a run does not keep it; the file is named, and counts."""
+    calls = []
+
+    def resume_run(*args: object, **given: object) -> RunSummary:
+        calls.append((args[0], args[1], given))
+        return RunSummary("a-run", "max_rounds", 0.5, "", ROUNDS)
+
+    monkeypatch.setattr("fedpatch.coordinator.runtime.runs.resume_run", resume_run)
+    monkeypatch.setenv("FEDPATCH_PASSWORD", "secret")
+    ended = fedpatch("resume", "last", "--state-dir", state_dir, "--rounds", "60", "--target-ua", "0.9")
+    assert ended.code == 0
+    given = {"broker": None, "password": "secret", "rounds": 60, "target_ua": 0.9, "metrics": None, "insecure": False}
+    given |= {"encoding": None, "password_file": None}
+    assert calls == [(state_dir, "last", given)]
+    monkeypatch.setenv("FEDPATCH_PASSWORD", "secret")
+    assert fedpatch("resume", "last", "--state-dir", state_dir, "--password-file", "/a/file").code == 0
+    assert (calls[1][2]["password"], calls[1][2]["password_file"]) == (None, Path("/a/file"))
+
+
+def test_wrong_settings_are_told_together(fedpatch):
+    """Before anything is started, one line each, with exit code 2."""
+    ended = fedpatch("run", "--quorum", "7", "--rounds", "many")
+    assert (ended.code, ended.out) == (2, "")
+    assert sorted(line.split(": ")[:2] for line in ended.err.splitlines()) == [
+        ["fedpatch", "--quorum"],
+        ["fedpatch", "--rounds"],
+    ]
+
+
+def test_a_ca_file_is_used_for_the_broker(fedpatch, tmp_path):
+    """One that is not there is told before anything is tried."""
+    ended = fedpatch(
+        "run", "--broker", "mqtts://broker.local", "--ca-file", tmp_path / "ca.pem", "--state-dir", tmp_path
+    )
+    assert (ended.code, ended.out) == (2, "")
+    assert f"{tmp_path}/ca.pem: not a file of CA certificates" in ended.err
+
+
+def test_print_config_shows_the_settings_and_runs_nothing(fedpatch, tmp_path):
+    """As TOML that can be given back."""
+    ended = fedpatch("demo", "--devices", "3", "--print-config", "--out", tmp_path / "demo")
+    assert ended.code == 0
+    assert re.search(r"^devices = 3", ended.out, re.MULTILINE)
+    assert not (tmp_path / "demo").exists()
+
+
+@pytest.mark.parametrize(
+    ("argv", "heavy"),
+    [(["runs", "--help"], HEAVY | {"fedpatch.simulator"}), (["--help"], HEAVY), (["simulate", "--help"], HEAVY)],
+)
+def test_the_command_line_loads_nothing_heavy(argv, heavy):
+    """Help, `runs` and `show` come at once; the simulator is loaded only for itself and for the list of all commands."""
+    program = (
+        "import sys, typer, fedpatch.cli, fedpatch.coordinator.cli.tables;"
+        "import fedpatch.coordinator.storage.registry;"
+        f"typer.main.get_command(fedpatch.cli.app)({argv!r}, standalone_mode=False);"
+        f"print(*sorted({heavy!r} & sys.modules.keys()), file=sys.stderr)"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert result.stderr.strip() == ""

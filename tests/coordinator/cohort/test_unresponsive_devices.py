@@ -1,0 +1,241 @@
+"""A device that says nothing more is found out long before the deadline, one that is only slow is not."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedpatch.coordinator.cohort.unresponsive_devices import ANSWER_S, PROBE_S, SILENT_S, SLOW_BYTES_S, STARTING_S
+from fedpatch.coordinator.rounds.participant_states import Phase, State
+from fedpatch.coordinator.rounds.upload_scheduler import STALL_S
+from fedpatch.shared.wire.messages import Accept, Grant, Offer, Progress, WorkRequest
+from fedpatch.shared.wire.reason_codes import JobPhase
+from fedpatch.shared.wire.transfer import cut
+from tests.coordinator.round_protocols import BLOB, Bench
+from tests.support.specs import TASKS, counted, gone, report, there, told, update
+
+DEADLINE_S = 100_000.0
+
+
+def bench(devices: str = "abcd", **changes) -> Bench:
+    """A round of devices that all accepted at second 1, with a deadline that is far away."""
+    given = {"quorum": 1.0, "deadline_s": DEADLINE_S, "grace_s": 10.0, "rejoin_s": 10.0, **changes}
+    return Bench(devices, **given).accept_all()
+
+
+def reports(made: Bench, devices: str, now: float = 2.0) -> None:
+    """These are done."""
+    for device in devices:
+        made.hear(device, Offer(update()), now=now)
+        made.chunks(device, now=now)
+        made.open.stored(device, update().digest, report(), now)
+
+
+def wait(made: Bench, until: float, talking: str = "", since: float = 2.0) -> dict[float, list[str]]:
+    """Lets time pass; `talking` devices tell that they train, every 10 s. Who is asked (again), by second."""
+    asked: dict[float, list[str]] = {}
+    now, talks_at = since, since
+    while made.open.round.phase is Phase.COLLECTING and now < until:
+        if talks_at <= now:
+            made.open.on_message(talking, Progress(JobPhase.TRAINING, 1, 9), now) if talking else None
+            talks_at += 10.0
+        now = min(made.open.next_deadline() or until, talks_at, until)
+        effects = made.open.tick(now)
+        if names := [device for device, body in told(effects) if isinstance(body, WorkRequest)]:
+            asked[now] = names
+    return asked
+
+
+class TestMuteDevice:
+    def test_is_given_up_once_it_is_all_that_is_left(self):
+        """A minute after its last word, and not at the deadline."""
+        made = bench()
+        reports(made, "abc")
+        wait(made, 1.0 + SILENT_S - 1)
+        assert made.state("d") is State.ACCEPTED
+        wait(made, 200.0, since=60.0)
+        assert made.open.round.reasons(State.FAILED) == {"silent": 1}
+        assert made.open.round.closing_at < 1.0 + SILENT_S + PROBE_S
+
+    def test_is_asked_several_times_whether_it_is_there(self):
+        """A message may be lost."""
+        made = bench()
+        reports(made, "abc")
+        asked = wait(made, 200.0)
+        assert set(map(tuple, asked.values())) == {("d",)}
+        assert len(asked) >= 3
+
+    def test_is_waited_for_as_long_as_others_work(self):
+        """It costs nothing meanwhile, and may come back."""
+        made = bench()
+        reports(made, "ab")
+        wait(made, 500.0, talking="c")
+        assert made.state("d") is State.ACCEPTED
+        reports(made, "c", now=500.0)
+        wait(made, 700.0, since=500.0)
+        assert made.open.round.reasons(State.FAILED) == {"silent": 1}
+        assert made.open.round.closing_at <= 500.0 + PROBE_S
+
+    def test_is_counted_as_failed(self):
+        """So that the registry says why."""
+        made = bench("a")
+        effects = [one for now in range(2, 100) for one in made.open.tick(float(now))]
+        assert counted(effects) == [("a", "failed", "silent")]
+
+    def test_costs_the_round_nothing_once_the_quorum_is_met(self):
+        """The grace period ends it, as ever."""
+        made = bench(quorum=0.75)
+        reports(made, "abc")
+        wait(made, 200.0)
+        assert (made.open.round.phase, made.open.round.closing_at) == (Phase.AGGREGATING, 12.0)
+
+    def test_that_downloads_has_the_time_of_its_download(self, monkeypatch):
+        """The request whether it is there may wait behind the chunks of a large model on a slow line."""
+        made = bench("a")
+        monkeypatch.setattr(made.open._known, "size_bytes", lambda device: int(600 * SLOW_BYTES_S))
+        wait(made, 600.0 + SILENT_S)
+        assert made.state("a") is State.ACCEPTED
+        wait(made, 10_000.0, since=600.0 + SILENT_S)
+        assert made.open.round.reasons(State.FAILED) == {"silent": 1}
+        assert made.open.round.closing_at < 600.0 + SILENT_S + 2 * PROBE_S
+
+
+class TestSlowDevice:
+    def test_that_tells_of_its_work_is_waited_for_until_the_deadline(self):
+        """An hour, and a day."""
+        made = bench()
+        reports(made, "abc")
+        wait(made, 90_000.0, talking="d")
+        assert made.state("d") is State.TRAINING
+
+    def test_that_only_answers_is_waited_for_until_the_deadline(self):
+        """As an agent of an earlier version, or one whose training tells nothing for long."""
+        made = bench()
+        reports(made, "abc")
+        now = 2.0
+        while now < 5_000.0:
+            now = made.open.next_deadline() or 5_000.0
+            for device, body in told(made.open.tick(now)):
+                assert isinstance(body, WorkRequest)
+                made.hear(device, Accept(10), Progress(JobPhase.TRAINING, 0, 1), now=now + 0.1)
+        assert made.state("d") is State.TRAINING
+
+    def test_that_lost_its_connection_is_given_up_as_ever(self):
+        """By `rejoin_s`, whatever the silence."""
+        made = bench()
+        reports(made, "abc")
+        made.see("d", gone(), now=5.0)
+        wait(made, 100.0, since=5.0)
+        assert made.open.round.reasons(State.FAILED) == {"lost": 1}
+        assert made.open.round.closing_at == 15.0
+
+
+class TestUpload:
+    def test_that_stands_still_ends_though_its_device_speaks(self):
+        """It has its place, sends nothing new, and offers again and again."""
+        made = bench()
+        reports(made, "abc")
+        made.hear("d", Offer(update()), now=3.0)
+        made.open.on_chunk("d", cut(BLOB, update(), 0), 4.0)
+        now = 4.0
+        while made.open.round.phase is Phase.COLLECTING:
+            now += 5.0
+            made.hear("d", Offer(update()), now=now)
+            made.open.tick(now)
+        assert made.open.round.reasons(State.FAILED) == {"silent": 1}
+        assert STALL_S <= now - 4.0 < STALL_S + 2 * PROBE_S
+
+    def test_that_grows_is_waited_for(self):
+        """A chunk each minute is slow, but it is a chunk."""
+        made = bench()
+        reports(made, "abc")
+        made.hear("d", Offer(update()), now=3.0)
+        for index in range(3):
+            wait(made, 63.0 + 60 * index, since=3.0 + 60 * index)
+            made.open.on_chunk("d", cut(BLOB, update(), index), 63.0 + 60 * index)
+        assert made.state("d") is State.UPLOADING
+
+    def test_that_waits_for_its_place_does_not_stand_still(self):
+        """Its turn comes when others are done."""
+        made = bench("ab", upload_slots=1)
+        made.hear("a", Offer(update(b"a" * 350)), now=3.0)
+        made.hear("b", Offer(update(b"b" * 350)), now=3.0)
+        assert made.open._desk.still_since("b", 3.0, 500.0) == 500.0
+        assert made.open._desk.still_since("a", 3.0, 500.0) == 3.0
+
+    def test_that_stands_still_gives_its_place_up(self):
+        """To the next in line."""
+        made = bench("ab", upload_slots=1)
+        made.hear("a", Offer(update(b"a" * 350)), now=3.0)
+        made.hear("b", Offer(update(b"b" * 350)), now=3.0)
+        now = 3.0
+        granted: list[str] = []
+        while not granted and now < 1_000.0:
+            now += 4.0
+            made.hear("a", Offer(update(b"a" * 350)), now=now)
+            granted = [device for device, body in told(made.open.grant(now)) if isinstance(body, Grant)]
+        assert granted == ["b"]
+        assert now <= 3.0 + STALL_S + 4.0
+
+
+class TestDeviceThatStarts:
+    def test_has_longer_to_come_back(self):
+        """Its agent was restarted in the round, says that it is starting, and loads torch for minutes."""
+        made = bench()
+        reports(made, "abc")
+        made.see("d", there("b2", tasks=()), now=5.0)
+        assert made.state("d") is State.INVITED
+        wait(made, STARTING_S, since=5.0)
+        assert made.state("d") is State.INVITED
+        made.see("d", there("b2", tasks=TASKS), now=STARTING_S)
+        made.hear("d", Accept(10), now=STARTING_S + 1.0)
+        assert made.state("d") is State.ACCEPTED
+
+    def test_for_ever_is_given_up(self):
+        """The round does not wait for its deadline."""
+        made = bench()
+        reports(made, "abc")
+        made.see("d", there("b2", tasks=()), now=5.0)
+        wait(made, 1_000.0, since=5.0)
+        assert made.open.round.reasons(State.FAILED) == {"silent": 1}
+        assert made.open.round.closing_at <= 5.0 + STARTING_S + PROBE_S
+
+
+class TestWithoutBroker:
+    def test_nobody_is_given_up(self):
+        """What cannot be heard is not silence; devices have time to connect again, too."""
+        made = bench("a")
+        made.open.listen(connected=False, now=2.0)
+        for now in (100.0, 200.0, 300.0):
+            made.open.tick(now, connected=False)
+        made.open.listen(connected=True, now=300.0)
+        for now in range(301, 300 + int(SILENT_S)):
+            made.open.tick(float(now))
+        assert made.state("a") is State.ACCEPTED
+        for now in range(300 + int(SILENT_S), 300 + 3 * int(SILENT_S)):
+            made.open.tick(float(now))
+        assert made.open.round.reasons(State.FAILED) == {"silent": 1}
+
+
+@pytest.mark.parametrize(("grace_s", "missed"), [(ANSWER_S, ["d"]), (ANSWER_S / 2, [])])
+def test_quorum_asks_who_is_there_and_gives_time_to_answer(grace_s, missed):
+    """With less time than an answer may take, nobody is blamed."""
+    made = bench(quorum=0.75, grace_s=grace_s)
+    reports(made, "abc")
+    asked = told(made.open.grant(2.0))
+    assert [(device, type(body)) for device, body in asked] == [("d", WorkRequest)]
+    assert made.open.grant(2.0) == []
+    made.open.tick(2.0 + grace_s)
+    made.open.dismiss()
+    assert (made.open.round.phase, made.open.missed) == (Phase.AGGREGATING, missed)
+
+
+@pytest.mark.parametrize(("spoke_at", "missed"), [(2.0, ["d"]), (4.0, [])])
+def test_upload_that_says_nothing_for_ten_seconds_after_the_quorum_is_missed(spoke_at, missed):
+    """A device that has its place offers every five seconds, or sends chunks."""
+    made = bench(quorum=0.75, grace_s=10.0)
+    made.hear("d", Offer(update()), now=2.0)
+    reports(made, "abc")
+    made.hear("d", Offer(update()), now=spoke_at)
+    made.open.tick(12.0)
+    made.open.dismiss()
+    assert (made.open.round.phase, made.open.missed) == (Phase.AGGREGATING, missed)

@@ -1,0 +1,131 @@
+"""A coordinator without a broker: a real engine and performer with real files, and devices that are played by hand."""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from fedpatch.coordinator.guard.quarantine import LOOK_EVERY_S, Quarantine
+from fedpatch.coordinator.rounds.run_engine import Engine
+from fedpatch.coordinator.runtime.effect_runner import EffectRunner
+from fedpatch.coordinator.runtime.event_queue import EventQueue
+from fedpatch.coordinator.runtime.model_publisher import ModelPublisher
+from fedpatch.coordinator.runtime.resume import reconcile, take_up_round
+from fedpatch.coordinator.runtime.run_preparation import Prepared, run_spec
+from fedpatch.coordinator.settings import RunSettings
+from fedpatch.coordinator.storage.checkpoint import load_checkpoint
+from fedpatch.coordinator.storage.registry import Registry
+from fedpatch.shared.tensors.packing import pack
+from fedpatch.shared.wire.codec import to_plain
+from fedpatch.shared.wire.messages import Accept, Envelope, Offer, UpdateReport
+from fedpatch.shared.wire.transfer import cut
+from tests.coordinator.fake_link import RecordedLink
+from tests.support.specs import there
+
+
+class Bench:
+    """A round with devices a and b that wait for nothing else; `again` is what the next process makes of it after a kill."""
+
+    def __init__(self, directory: Path, prepared: Prepared, registry: Registry, run: str = "", **changes: Any) -> None:
+        self.prepared, self.registry, self.directory = prepared, registry, directory
+        self.said: list[str] = []
+        # How far some values of an update are from the others: equal ones take next to no bytes.
+        self.noise = 0.0
+        # Without bounds: what such an update changes is chosen to be told apart, not to be usual.
+        terms = {"devices": 2, "rounds": 1, "quorum": 0.1, "encoding": "fp32+zstd", "norm_bound": "off", **changes}
+        settings = RunSettings(**terms)
+        row: Any = {"task": "digits", "strategy": "fedavg", "private": "none", "settings": {}}
+        run = run or registry.create_run(created_at=0.0, schema=prepared.schema.digest, **row).id
+        reconcile(registry, run, directory, prepared, self.said.append)
+        spec = run_spec(run, registry.next_epoch(run), settings, prepared, 2**16)
+        state = load_checkpoint(directory)[0]
+        unfinished = take_up_round(registry, directory, spec, prepared, state, self.said.append)
+        records = registry.rounds.records(run)
+        self.engine = Engine(spec, records=records, unfinished=unfinished, jitter=random.Random(1))
+        self.link = link = RecordedLink()
+        self.sent: list[tuple[str, Any]] = []
+        self.inbox = EventQueue()
+        connection: Any = SimpleNamespace(send=self._send, fleet="demo", link=link, inbox=self.inbox)
+        view: Any = SimpleNamespace(say=self.said.append)
+        self.publisher = ModelPublisher(link, "demo", directory / "note")
+        self.performer = EffectRunner(
+            self.engine,
+            prepared,
+            state,
+            connection=connection,
+            publisher=self.publisher,
+            registry=registry,
+            directory=directory,
+            view=view,
+        )
+        self.warden = self.performer.warden = Quarantine(registry, "demo", settings.quarantine_after, self.said.append)
+        self.engine.fleet.hold(self.warden.held)
+        self._looks = 0
+        self._changes = changes
+        self.perform(self.engine.start(time.monotonic()))
+
+    def _send(self, device: str, envelope: Envelope) -> None:
+        self.sent.append((device, envelope))
+
+    def begin(self, devices: str = "ab") -> Bench:
+        """These devices are there, in this order, and accept."""
+        for device in devices:
+            self.perform(self.engine.on_state(device, there(), time.monotonic()))
+        for device in devices:
+            self.hear(device, Accept(10))
+        return self
+
+    def look(self) -> None:
+        """A good while later: whoever offended is held back, as the service does it."""
+        self._looks += 1
+        held = self.warden.look(time.monotonic() + self._looks * 2 * LOOK_EVERY_S)
+        if held is not None:
+            self.perform(self.engine.on_holds(held, time.monotonic()))
+
+    def again(self, **changes: Any) -> Bench:
+        """The coordinator was killed; another takes up what it finds on the disk."""
+        return Bench(self.directory, self.prepared, self.registry, self.engine.spec.run, **{**self._changes, **changes})
+
+    def perform(self, effects: list[Any]) -> None:
+        """As the service does."""
+        self.inbox.catch_up()
+        self.performer.perform(effects)
+
+    def hear(self, device: str, body: Any) -> None:
+        """A message of the open round."""
+        spec = self.engine.spec
+        envelope = Envelope(body, task=spec.task, run=spec.run, epoch=spec.epoch, round=self.engine.last_round)
+        self.perform(self.engine.on_message(device, envelope, time.monotonic()))
+
+    def reported(self, number: int) -> set[str]:
+        """Devices that need do no more in a round, because it has their updates or is over."""
+        current = self.engine.open
+        return set("ab") if current is None or current.round.number != number else set(current.reports)
+
+    def update(self, value: float, encoding: str = "") -> tuple[bytes, Any]:
+        """An update in which everything is about `value`, as the run wants it or in another encoding."""
+        assert self.engine.open is not None
+        schema = self.prepared.travelling
+        drawn = np.random.default_rng(round(1000 * value))
+        tensors = {
+            spec.name: (value + self.noise * drawn.uniform(0, 1, spec.shape) ** 8).astype(spec.dtype)
+            if self.noise
+            else np.full(spec.shape, value, spec.dtype)
+            for spec in schema.specs
+        }
+        report = UpdateReport(self.performer.base, 10, 1, 0.5, 0.5, 0.5, 0.0, 0.0)
+        encoding, base = encoding or self.engine.spec.encoding, self.performer.state.tensors
+        packed = pack(tensors, schema, to_plain(report), encoding, base=base)
+        return packed.blob, packed.manifest(2**16, schema)
+
+    def upload(self, device: str, value: float, encoding: str = "") -> None:
+        """The update arrives whole."""
+        blob, manifest = self.update(value, encoding)
+        self.hear(device, Offer(manifest))
+        for index in range(manifest.chunk_count):
+            self.perform(self.engine.on_chunk(device, cut(blob, manifest, index), time.monotonic()))

@@ -1,0 +1,148 @@
+"""What is made of a round's updates, and what is safe when."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedpatch.coordinator.observability.round_text import troubles
+from fedpatch.coordinator.rounds.effects import CountEvent, EndRun
+from fedpatch.coordinator.rounds.records import RoundRecord, StoredUpdate
+from fedpatch.coordinator.rounds.run_spec import Stopped
+from fedpatch.coordinator.runtime.run_preparation import Prepared
+from fedpatch.coordinator.runtime.update_writer import DecodedCache
+from fedpatch.coordinator.storage.checkpoint import load_checkpoint, store_update
+from fedpatch.coordinator.storage.registry import REGISTRY_FILE, Registry
+from fedpatch.shared.errors import StateError
+from fedpatch.shared.wire.messages import Failed, Offer
+from fedpatch.shared.wire.reason_codes import FailReason
+from tests.coordinator.effect_runners import Bench
+
+
+@pytest.fixture
+def bench(tmp_path: Path, prepared: Prepared) -> Iterator[Bench]:
+    """A round in which both devices have accepted."""
+    with Registry(tmp_path / REGISTRY_FILE) as registry:
+        yield Bench(tmp_path, prepared, registry).begin()
+
+
+def test_only_updates_that_the_round_counts_are_folded_in(bench):
+    """What lies on the disk of a device that was counted out is not in the mean."""
+    blob, manifest = bench.update(1000.0)
+    store_update(bench.directory, 1, "b", blob)
+    bench.registry.rounds.add_update(
+        bench.engine.spec.run, StoredUpdate(1, "b", manifest.digest, manifest.raw_bytes, 10, manifest.encoding)
+    )
+    bench.upload("a", 1.0)
+    bench.hear("b", Failed(FailReason.TRAINING))
+    [record] = bench.registry.rounds.records(bench.engine.spec.run)
+    assert (record.outcome, record.reported) == ("aggregated", 1)
+    assert {float(array.max()) for array in bench.performer.state.tensors.values()} == {1.0}
+
+
+def test_bounded_devices_are_named_in_record_and_log_with_the_remedy(tmp_path, prepared):
+    """And what of their updates; the next process knows what was usual in this round."""
+    with Registry(tmp_path / REGISTRY_FILE) as registry:
+        bench = Bench(tmp_path, prepared, registry, norm_bound="auto:2").begin()
+        bench.upload("a", 1.0)
+        bench.upload("b", 1e6)
+        [record] = registry.rounds.records(bench.engine.spec.run)
+    assert record.bounded == {"norm": 1}
+    assert list(record.bounded_devices) == ["b"]
+    assert "weights" in record.bounded_devices["b"]
+    assert record == RoundRecord.from_dict(json.loads(json.dumps(record.to_dict())))
+    assert any("b" in line for line in troubles(record) if line.startswith("bounded: "))
+    [line] = [line for line in bench.said if "pulled back" in line]
+    assert "b: " in line
+    assert "fedpatch devices quarantine" in line
+    assert load_checkpoint(tmp_path)[0].references["weights"] == bench.performer.state.references["weights"]
+
+
+def test_device_a_little_beyond_its_bound_is_in_the_record_and_no_warning(tmp_path, prepared):
+    """Honest devices are now and then; ten times the bound is shown as it comes."""
+    with Registry(tmp_path / REGISTRY_FILE) as registry:
+        bench = Bench(tmp_path, prepared, registry, norm_bound="auto:2").begin()
+        bench.upload("a", 2.0)
+        bench.upload("b", 5.0)
+        [record] = registry.rounds.records(bench.engine.spec.run)
+    assert list(record.bounded_devices) == ["b"]
+    assert [line for line in bench.said if "pulled back" in line] == []
+
+
+def test_an_offender_stays_out_of_the_open_round_after_a_kill(bench):
+    """That it is not asked again was said; another coordinator keeps to that."""
+    bench.hear("a", Offer(replace(bench.update(1.0)[1], schema="0" * 64)))
+    assert bench.engine.fleet.benched == {"a": "schema_mismatch"}
+    again = bench.again()
+    assert again.engine.fleet.benched == {"a": "schema_mismatch"}
+    assert {device for device, _ in again.sent} == {"b"}
+
+
+def test_model_and_record_are_saved_together(bench):
+    """After a crash the one does not know of a round that the other does not."""
+    bench.upload("a", 1.0)
+    bench.upload("b", 3.0)
+    state, _, meta = load_checkpoint(bench.directory)
+    assert {float(array.max()) for array in state.tensors.values()} == {2.0}
+    assert meta["record"] == bench.registry.rounds.records(bench.engine.spec.run)[0].to_dict()
+
+
+def test_a_device_cannot_write_to_the_terminal(bench):
+    """Its own words are shown without what a terminal would obey."""
+    bench.perform([CountEvent("a", "declined", "unwilling", "\x1b[2Jowned\n")])
+    assert bench.said == ["a declined: unwilling ?[2Jowned"]
+
+
+def test_the_last_word_of_a_run_is_cleaned_too(bench):
+    """It may quote why a device declined."""
+    bench.perform([EndRun(Stopped.FAILED, "a: \x1b]0;owned\x07")])
+    assert bench.said == ["a: ?]0;owned?"]
+
+
+def test_a_model_that_could_not_be_saved_is_not_taken_for_the_state(bench, monkeypatch):
+    """What a run tells in the end is what a resume finds."""
+
+    def full(*_: object) -> None:
+        raise StateError("no space left")
+
+    monkeypatch.setattr("fedpatch.coordinator.runtime.effect_runner.save_checkpoint", full)
+    bench.upload("a", 1.0)
+    with pytest.raises(StateError):
+        bench.upload("b", 3.0)
+    assert bench.performer.state.round == 0
+
+
+def test_the_order_of_arrival_changes_no_bit(tmp_path, prepared):
+    """Updates are folded in the order of device names."""
+    bits = []
+    for order in ("ab", "ba"):
+        directory = tmp_path / order
+        directory.mkdir()
+        with Registry(directory / REGISTRY_FILE) as registry:
+            current = Bench(directory, prepared, registry).begin()
+            for device in order:
+                current.upload(device, {"a": 0.1, "b": 0.7}[device])
+            bits.append({name: array.tobytes() for name, array in current.performer.state.tensors.items()})
+    assert bits[0] == bits[1]
+
+
+def test_updates_are_folded_alike_from_memory_and_from_the_disk(tmp_path, prepared):
+    """Where no decoded update finds room, the spool gives the same model, bit for bit."""
+    models = []
+    for number, room in enumerate((0, 2**30)):
+        directory = tmp_path / str(number)
+        directory.mkdir()
+        with Registry(directory / REGISTRY_FILE) as registry:
+            bench = Bench(directory, prepared, registry)
+            bench.performer.decoded = DecodedCache(room)
+            bench.begin()
+            bench.upload("a", 0.1)
+            bench.upload("b", 0.3)
+            models.append(bench.performer.state.tensors)
+    assert models[0].keys() == models[1].keys()
+    assert all(np.array_equal(models[0][name], models[1][name]) for name in models[0])

@@ -1,0 +1,113 @@
+"""The time by which messages are judged: when they came, not when the coordinator had time for them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from queue import Empty
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedpatch.coordinator.guard.ingress_filter import IngressFilter
+from fedpatch.coordinator.rounds.participant_states import State
+from fedpatch.coordinator.runtime.event_queue import EventQueue, Interrupt
+from fedpatch.coordinator.runtime.service import Service
+from fedpatch.coordinator.runtime.update_writer import UpdateWritten
+from fedpatch.shared.mqtt.client import Received
+from fedpatch.shared.wire import topics
+from fedpatch.shared.wire.codec import encode
+from fedpatch.shared.wire.messages import Accept, Envelope
+from tests.coordinator.effect_runners import Bench
+from tests.coordinator.fake_link import RecordedLink
+from tests.support.specs import there
+
+
+@pytest.fixture
+def later(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Lets seconds pass in which nothing is done; no others pass, however busy the machine is."""
+    began, passed = time.monotonic(), [0.0]
+
+    def wait(seconds: float) -> None:
+        passed[0] += seconds
+
+    monkeypatch.setattr(time, "monotonic", lambda: began + passed[0])
+    return wait
+
+
+def test_events_come_out_in_the_order_in_which_they_came():
+    """And nothing where nothing waits."""
+    inbox, events = EventQueue(), [Interrupt(), Interrupt()]
+    for event in events:
+        inbox.put(event)
+    assert inbox.waiting() == 2
+    assert [inbox.get(), inbox.get()] == events
+    with pytest.raises(Empty):
+        inbox.get()
+
+
+def test_the_time_is_that_of_the_event_that_was_taken(later):
+    """Behind the present while events wait; the present once none does."""
+    inbox = EventQueue()
+    began_at = inbox.now
+    inbox.put(Interrupt())
+    later(5)
+    inbox.put(Interrupt())
+    later(5)
+    inbox.get()
+    assert inbox.now < began_at + 1
+    assert inbox.reached() == inbox.now
+    inbox.get()
+    assert began_at + 5 <= inbox.now < began_at + 6
+    assert began_at + 10 <= inbox.reached()
+
+
+@given(st.lists(st.tuples(st.sampled_from(["put", "get", "catch up", "reach"]), st.floats(0, 1e6))))
+def test_the_time_never_goes_back(steps):
+    """Whatever comes, and whenever somebody looks."""
+    inbox = EventQueue()
+    for what, moment in steps:
+        before = inbox.now
+        if what == "put":
+            inbox.put(Interrupt())
+        elif what == "get" and inbox.waiting():
+            inbox.get()
+        elif what == "catch up":
+            inbox.catch_up()
+        elif what == "reach":
+            inbox.reach(moment)
+        assert inbox.now >= before
+
+
+def _at_work(bench: Bench) -> Service:
+    connection: Any = SimpleNamespace(inbox=bench.inbox, door=IngressFilter(10), fleet="demo", link=RecordedLink())
+    nobody: Any = SimpleNamespace(
+        refuses=lambda _device: False, look=lambda *_: [], show=lambda _: None, say=lambda _: None
+    )
+    return Service(
+        bench.engine, bench.performer, connection=connection, publisher=nobody, view=nobody, revocations=nobody
+    )
+
+
+@pytest.mark.parametrize(("came_after_s", "state"), [(4.0, State.ACCEPTED), (6.0, State.LATE)])
+def test_an_answer_that_came_in_time_counts_though_the_coordinator_was_busy(
+    prepared, tmp_path, registry, later, came_after_s, state
+):
+    """Half a minute of other work makes nobody late; whoever answered too late is late as ever."""
+    bench = Bench(tmp_path, prepared, registry, recruit_deadline_s=5.0)
+    service = _at_work(bench)
+    for device in "ab":
+        bench.perform(bench.engine.on_state(device, there(), time.monotonic()))
+    bench.hear("a", Accept(10))
+    later(came_after_s)
+    bench.inbox.put(UpdateWritten())  # other work, after which the coordinator looks at its deadlines
+    answer = Envelope(Accept(10), task="digits", run=bench.engine.spec.run, epoch=bench.engine.spec.epoch, round=1)
+    bench.inbox.put(Received(topics.up("demo", "b"), encode(answer), retained=False))
+    later(30)
+    for _ in range(2):
+        service._take(service._next_event())
+    assert bench.engine.open is not None
+    assert bench.engine.open.round.participants["b"].state is state

@@ -1,0 +1,174 @@
+"""A coordinator that is killed at any write, and once more while the next one takes up what it left."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedpatch.coordinator.rounds.known_devices import QUARANTINED
+from fedpatch.coordinator.runtime.run_preparation import Prepared
+from fedpatch.coordinator.storage import checkpoint, run_journal
+from fedpatch.coordinator.storage.checkpoint import load_checkpoint
+from fedpatch.coordinator.storage.registry import REGISTRY_FILE, Registry
+from fedpatch.coordinator.storage.run_journal import read_journal
+from fedpatch.coordinator.storage.sqlite_table import Tables
+from fedpatch.shared.app.files import append_durably, write_atomic
+from fedpatch.shared.wire.messages import Offer
+from tests.coordinator.effect_runners import Bench
+
+ROUNDS = 2
+VALUES = {"a": 0.1, "b": 0.7}
+
+
+class Killed(BaseException):
+    """The process is gone: nothing catches it, and nothing is tidied up."""
+
+
+class Guillotine:
+    """Kills before the `fatal`-th thing that is written to the disk (0: never); `writes` counts them."""
+
+    def __init__(self, fatal: int) -> None:
+        self.fatal = fatal
+        self.writes = 0
+
+    def before(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        """`real`, which is a write."""
+
+        def write(*args: Any, **given: Any) -> Any:
+            self.writes += 1
+            if self.writes == self.fatal:
+                raise Killed
+            return real(*args, **given)
+
+        return write
+
+    def installed(self, patch: pytest.MonkeyPatch) -> None:
+        """At every transaction, before it and at its commit, at every file that is written, renamed or deleted."""
+        patch.setattr(checkpoint, "write_atomic", self.before(write_atomic))
+        patch.setattr(run_journal, "append_durably", self.before(append_durably))
+        patch.setattr(Path, "unlink", self.before(Path.unlink))
+        patch.setattr(Path, "rmdir", self.before(Path.rmdir))
+        patch.setattr(os, "replace", self.before(os.replace))
+        real = Tables._change
+        guillotine = self
+
+        @contextmanager
+        def change(tables: Tables) -> Iterator[sqlite3.Connection]:
+            guillotine.before(lambda: None)()
+            with real(tables) as db:
+                yield db
+                guillotine.before(lambda: None)()
+
+        patch.setattr(Tables, "_change", change)
+
+
+def play(bench: Bench) -> None:
+    """Both devices do their part until the run is over; one that had its update committed does nothing more."""
+    while not bench.engine.stopped:
+        bench.begin()
+        number = bench.engine.last_round
+        for device, value in VALUES.items():
+            if device not in bench.reported(number):
+                bench.upload(device, value * number)
+
+
+def play_beside_an_offender(bench: Bench) -> None:
+    """Device c is the first one there, and offers what nobody agreed on until it is in quarantine; then b is asked too."""
+    while not bench.engine.stopped:
+        bench.begin("cab")
+        bench.hear("c", Offer(replace(bench.update(1.0)[1], schema="0" * 64)))
+        bench.look()
+        number = bench.engine.last_round
+        for device, value in VALUES.items():
+            if device not in bench.reported(number):
+                bench.upload(device, value * number)
+
+
+def play_with_kills(
+    directory: Path,
+    prepared: Prepared,
+    fatal: tuple[int, ...],
+    played: Callable[[Bench], None] = play,
+    **terms: Any,
+) -> tuple[dict[str, bytes], list[Any], int]:
+    """Final model and records; and how many of the kills came about. Each process dies at its own fatal write."""
+    run = ""
+    directory.mkdir()
+    kills = 0
+    for fatal_write in (*fatal, 0):
+        guillotine = Guillotine(fatal_write)
+        with Registry(directory / REGISTRY_FILE) as registry, pytest.MonkeyPatch.context() as patch:
+            run = (
+                run
+                or registry.create_run(
+                    created_at=0.0, task="digits", strategy="fedavg", private="none", settings={}, schema="0" * 64
+                ).id
+            )
+            guillotine.installed(patch)
+            try:
+                played(Bench(directory, prepared, registry, run, **{"rounds": ROUNDS, "quorum": 1.0, **terms}))
+            except Killed:
+                kills += 1
+                continue
+            records = registry.rounds.records(run)
+            break
+    model = {name: array.tobytes() for name, array in load_checkpoint(directory)[0].tensors.items()}
+    with Registry(directory / REGISTRY_FILE) as registry:
+        assert registry.holds.held("demo") == ({} if played is play else {"c": QUARANTINED})
+        assert list(read_journal(registry.journal.path(run)).records.values()) == registry.rounds.records(run)
+    books = [
+        (one.round, one.outcome, one.reported, one.num_examples, one.bounded, one.bounded_devices) for one in records
+    ]
+    return model, books, kills
+
+
+def kill_at_every_write(
+    directory: Path, prepared: Prepared, at_least: int, played: Callable[[Bench], None] = play, **terms: Any
+) -> list[Any]:
+    """Wherever it is killed, the run ends with the model and the books of one that nobody killed; those books."""
+    whole = play_with_kills(directory / "whole", prepared, (), played, **terms)
+    for fatal in itertools.count(1):
+        model, records, kills = play_with_kills(directory / f"killed-{fatal}", prepared, (fatal,), played, **terms)
+        assert (model, records) == whole[:2], f"killed before write {fatal}"
+        if kills == 0:
+            assert fatal > at_least
+            return whole[1]
+    raise AssertionError("it never came to an end")
+
+
+def test_every_write_may_be_the_last(tmp_path, prepared):
+    """Of a run of two rounds."""
+    records = kill_at_every_write(tmp_path, prepared, 20)
+    assert [record[0] for record in records] == list(range(1, ROUNDS + 1))
+
+
+def test_so_it_is_with_bounds_and_a_device_in_quarantine(tmp_path, prepared):
+    """What was pulled back is pulled back to the same bits, and whoever offended is held back whatever was lost of it."""
+    terms = {"quorum": 0.5, "norm_bound": "auto:0.5", "quarantine_after": 1}
+    records = kill_at_every_write(tmp_path, prepared, 25, play_beside_an_offender, **terms)
+    assert [(record[2], bool(record[4]), bool(record[5])) for record in records] == [(1, True, True), (2, True, True)]
+
+
+def test_so_it_is_where_what_travels_are_differences(tmp_path, prepared):
+    """Both ways: the next step is the same whether or not the one before it is still there to be offered."""
+    kill_at_every_write(tmp_path, prepared, 20, encoding="delta-int4")
+    assert load_checkpoint(tmp_path / "whole")[0].server.keys() == {
+        f"{spec.name}:residual" for spec in prepared.travelling.specs if spec.trainable
+    }
+
+
+@pytest.mark.parametrize("second", [1, 2, 3, 5, 8])
+def test_taking_up_may_be_cut_short_too(tmp_path, prepared, second):
+    """The second kill comes while the first one's traces are read."""
+    whole = play_with_kills(tmp_path / "whole", prepared, ())
+    for fatal in range(4, 40, 5):
+        model, records, _ = play_with_kills(tmp_path / f"killed-{fatal}", prepared, (fatal, second))
+        assert (model, records) == whole[:2], f"killed before writes {fatal} and {second}"

@@ -1,0 +1,257 @@
+"""Runs whose model goes down as steps: who is offered which, and what becomes of them after a crash."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedpatch.coordinator.rounds.run_spec import EVERYWHERE
+from fedpatch.coordinator.runtime.run_preparation import Prepared
+from fedpatch.coordinator.storage.checkpoint import load_checkpoint
+from fedpatch.coordinator.storage.registry import Registry
+from fedpatch.shared.tensors.arrays import Tensors, values_digest
+from fedpatch.shared.tensors.packing import unpack
+from fedpatch.shared.wire import topics
+from fedpatch.shared.wire.messages import Accept, Failed, Manifest, Need, Progress, Refused, WorkRequest
+from fedpatch.shared.wire.reason_codes import FailReason, JobPhase
+from fedpatch.shared.wire.transfer import Bitmap, decode_chunk
+from tests.coordinator.effect_runners import Bench
+from tests.support.specs import there
+
+OLD = replace(there(), encodings=("fp32+zstd", "fp16+zstd", "fp32", "fp16"))
+
+
+@pytest.fixture
+def bench(tmp_path: Path, prepared: Prepared, registry: Registry) -> Bench:
+    """A run in int8, whose devices train as well as they can."""
+    return noisy(Bench(tmp_path, prepared, registry, rounds=99, encoding="delta-int8"))
+
+
+def noisy(bench: Bench) -> Bench:
+    """Its devices train as such do: what they make cannot be compressed away."""
+    bench.noise = 0.01
+    return bench
+
+
+def play(bench: Bench, rounds: int, devices: str = "ab") -> None:
+    """So many whole rounds; devices beyond a and b are there from the next one on."""
+    for _ in range(rounds):
+        bench.begin(devices)
+        number = bench.engine.last_round
+        assert bench.engine.open is not None
+        for device in bench.engine.open.round.participants:
+            bench.hear(device, Progress(JobPhase.TRAINING, 0, 1))
+            bench.upload(device, 0.1 + 0.001 * number)
+
+
+def request_to(bench: Bench, device: str) -> WorkRequest:
+    """The last one."""
+    found = [envelope.body for name, envelope in bench.sent if name == device]
+    return [body for body in found if isinstance(body, WorkRequest)][-1]
+
+
+def published(bench: Bench, manifest: Manifest) -> bytes:
+    """A blob, from the chunks that the broker retains."""
+    prefix = topics.model_chunks_filter("demo", manifest.digest).removesuffix("+")
+    assert {topic for topic in bench.link.retained() if topic.startswith(prefix)}
+    chunks = [
+        decode_chunk(payload) for topic, payload, _ in bench.link.published if topic.startswith(prefix) and payload
+    ]
+    return b"".join(one.data for one in sorted({one.index: one for one in chunks}.values(), key=lambda one: one.index))
+
+
+def opened(bench: Bench, manifest: Manifest, base: Tensors | None = None) -> dict[str, Any]:
+    """What is in it."""
+    return unpack(
+        published(bench, manifest),
+        encoding=manifest.encoding,
+        raw_bytes=manifest.raw_bytes,
+        schema=bench.prepared.travelling,
+        base=base,
+    )[1]
+
+
+def digest_of(bench: Bench, tensors: Tensors) -> str:
+    """Of a model's values."""
+    return values_digest(tensors, bench.prepared.travelling)
+
+
+def test_a_device_is_told_the_way_from_the_version_that_it_has(bench):
+    """And one of which nobody knows that, all there is: either way leads to the bits of the whole model."""
+    versions: dict[str, Any] = {}
+    for _ in range(3):
+        bench.begin()
+        versions[bench.performer.base] = bench.performer.state.tensors
+        play(bench, 1, "abc" if len(versions) == 3 else "ab")
+    for device, count in (("a", 1), ("c", 3)):
+        request = request_to(bench, device)
+        assert (request.encoding, request.model.encoding, len(request.deltas)) == ("delta-int8", EVERYWHERE, count)
+        held = versions[request.deltas[0].base]
+        for delta in request.deltas:
+            held = opened(bench, delta.manifest, held)
+            assert digest_of(bench, held) == delta.content
+        assert digest_of(bench, held) == digest_of(bench, opened(bench, request.model))
+        assert digest_of(bench, held) == digest_of(bench, load_checkpoint(bench.directory)[0].tensors)
+
+
+def test_what_a_device_has_to_download_is_counted(bench):
+    """The first time the whole model, then steps."""
+    play(bench, 3)
+    first, *later = [record.bytes_down for record in bench.engine.records]
+    assert all(0 < down < first / 3 for down in later)
+    [delta] = request_to(bench, "a").deltas
+    play(bench, 1)
+    assert bench.engine.records[-1].bytes_down == 2 * delta.manifest.size_bytes
+
+
+def test_chunks_of_a_step_are_published_once_more(bench):
+    """Whoever misses some says of which blob; of the others nothing is sent."""
+    play(bench, 2)
+    bench.begin()
+    [delta] = request_to(bench, "a").deltas
+    bench.link.published.clear()
+    missing = Bitmap(delta.manifest.chunk_count, [0]).to_bytes()
+    time.sleep(0.9)  # so long after it was published, one asks in vain
+    bench.hear("a", Need(delta.manifest.digest, missing))
+    assert [topic for topic, _, _ in bench.link.published] == [topics.model_chunk("demo", delta.manifest.digest, 0)]
+
+
+def test_steps_stay_on_the_broker_until_the_run_is_over(bench):
+    """What leads to the next model too is not sent again; at the end nothing is left."""
+    play(bench, 3)
+    bench.begin()
+    kept = request_to(bench, "a").deltas[0].manifest
+    topic = topics.model_chunk("demo", kept.digest, 0)
+    play(bench, 1)
+    assert [payload != b"" for name, payload, _ in bench.link.published if name == topic] == [True]
+    bench.publisher.close()
+    assert bench.link.retained() == set()
+
+
+@pytest.mark.parametrize("damage", ["gone", "other bytes", "of another round", "a directory"])
+def test_a_step_that_is_damaged_costs_the_way_before_it_and_nothing_else(bench, damage):
+    """It is a cache: whoever needed that step takes the whole model."""
+    play(bench, 4)
+    path = bench.directory / "delta-000003.fp"
+    content = path.read_bytes()
+    path.unlink()
+    if damage == "other bytes":
+        path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    elif damage == "of another round":
+        path.write_bytes((bench.directory / "delta-000002.fp").read_bytes())
+    elif damage == "a directory":
+        path.mkdir()
+    later = noisy(bench.again())
+    assert len(request_to(later, "a").deltas) == 1
+    play(later, 1)
+    play(later, 1, "abc")
+    assert len(request_to(later, "c").deltas) == 3
+
+
+def test_a_model_that_was_lost_is_not_led_to(bench):
+    """The newest checkpoint is damaged: the run goes back a round, and so do the steps that it offers."""
+    play(bench, 3)
+    lost = request_to(bench, "a").model
+    (bench.directory / "checkpoint-000003.fp").write_bytes(b"x" * 500)
+    later = noisy(bench.again()).begin("abc")
+    assert later.engine.last_round == 3
+    request = request_to(later, "a")
+    assert (len(request.deltas), request.model.digest != lost.digest) == (2, True)
+    assert request.deltas[-1].content == digest_of(later, load_checkpoint(bench.directory)[0].tensors)
+    for device in "ab":
+        later.upload(device, 0.7)
+    request = request_to(later, "c")
+    assert len(request.deltas) == 3
+    assert request.deltas[-1].content == digest_of(later, load_checkpoint(bench.directory)[0].tensors)
+
+
+def test_another_encoding_goes_on_with_the_same_model(bench):
+    """To absolute values nothing leads and nothing is left over; back again, the way begins anew."""
+    play(bench, 2)
+    before = digest_of(bench, load_checkpoint(bench.directory)[0].tensors)
+    plain = noisy(bench.again(encoding="fp32+zstd")).begin()
+    assert digest_of(plain, opened(plain, request_to(plain, "a").model)) == before
+    # The round that was open goes on in what it began with.
+    assert (request_to(plain, "a").encoding, request_to(plain, "a").deltas) == ("delta-int8", ())
+    for device in "ab":
+        plain.upload(device, 0.5, "delta-int8")
+    assert (request_to(plain, "a").encoding, request_to(plain, "a").deltas) == ("fp32+zstd", ())
+    assert load_checkpoint(bench.directory)[0].server == {}
+    coarse = noisy(plain.again(encoding="delta-int4")).begin()
+    for device in "ab":
+        coarse.upload(device, 0.6, "fp32+zstd")
+    assert "fc1.weight:residual" in load_checkpoint(bench.directory)[0].server
+    [delta] = request_to(coarse, "a").deltas
+    assert (request_to(coarse, "a").encoding, delta.manifest.encoding) == ("delta-int4", "delta-int4")
+
+
+def test_a_failed_round_changes_neither_the_model_nor_its_name(bench):
+    """The next one trains on the same version, so whoever has it needs nothing."""
+    play(bench, 1)
+    bench.begin()
+    name = bench.performer.base
+    bench.hear("a", Progress(JobPhase.TRAINING, 0, 1))
+    for device in "ab":
+        bench.hear(device, Failed(FailReason.TRAINING))
+    assert bench.engine.records[-1].outcome == "failed"
+    bench.perform(bench.engine.tick(time.monotonic() + 60.0))
+    assert (bench.engine.last_round, bench.performer.base) == (3, name)
+    assert (request_to(bench, "a").deltas, len(request_to(bench, "b").deltas)) == ((), 1)
+
+
+class TestDeviceThatLacksTheEncoding:
+    @pytest.fixture
+    def mixed(self, bench):
+        """Device a knows nothing of differences, b does; both are in round 2."""
+        for _ in range(2):
+            bench.perform(bench.engine.on_state("a", OLD, time.monotonic()))
+            bench.perform(bench.engine.on_state("b", there(), time.monotonic()))
+            for device, encoding in (("a", EVERYWHERE), ("b", "")):
+                bench.hear(device, Accept(10))
+                bench.hear(device, Progress(JobPhase.TRAINING, 0, 1))
+                if bench.engine.last_round == 1:
+                    bench.upload(device, 0.5, encoding)
+        return bench
+
+    def test_takes_part_with_what_it_has(self, mixed):
+        """Its update and that of the other make one mean; it is not led to the model, which it could not follow."""
+        assert [request_to(mixed, device).encoding for device in "ab"] == [EVERYWHERE, "delta-int8"]
+        assert [len(request_to(mixed, device).deltas) for device in "ab"] == [0, 1]
+        mixed.upload("a", 0.2, EVERYWHERE)
+        mixed.upload("b", 0.4)
+        assert [record.reported for record in mixed.engine.records] == [2, 2]
+        weight = load_checkpoint(mixed.directory)[0].tensors["fc1.weight"]
+        assert abs(weight.mean() - 0.3) < 3e-2
+
+    def test_is_told_of_once(self, mixed):
+        """It works as ever, but saves nothing."""
+        [line] = [line for line in mixed.said if "delta-int8" in line]
+        assert line == "a does not know delta-int8; it is asked for fp32+zstd, which saves nothing"
+
+    def test_sends_nothing_but_what_it_was_asked_for(self, mixed):
+        """And neither does the other."""
+        mixed.upload("a", 0.2)
+        mixed.upload("b", 0.4, EVERYWHERE)
+        refused = [envelope.body for _, envelope in mixed.sent if isinstance(envelope.body, Refused)]
+        assert [body.reason for body in refused] == ["schema_mismatch"] * 2
+
+    def test_is_read_back_as_what_it_was_after_a_crash(self, mixed):
+        """What is spooled knows its encoding, and what each was asked for is in the ledger before anybody is heard."""
+        mixed.upload("a", 0.2, EVERYWHERE)
+        later = mixed.again()
+        assert set(later.engine.open.reports) == {"a"}
+        assert [(name, envelope.body.encoding) for name, envelope in later.sent] == [("b", "delta-int8")]
+        later = mixed.again(encoding="delta-int4")
+        assert [(name, envelope.body.encoding) for name, envelope in later.sent] == [("b", "delta-int8")]
+        later.perform(later.engine.on_state("b", there(), time.monotonic()))
+        later.upload("b", 0.4, "delta-int8")
+        assert [record.reported for record in later.engine.records] == [2, 2]
+
+    def test_that_was_made_new_is_asked_for_what_it_knows_now(self, mixed):
+        """From its next start on."""
+        mixed.perform(mixed.engine.on_state("a", there("b2"), time.monotonic()))
+        assert request_to(mixed, "a").encoding == "delta-int8"

@@ -1,0 +1,35 @@
+"""fedpatch.coordinator.runtime.service: what becomes of a message, before the engine sees it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from fedpatch.coordinator.guard.ingress_filter import IngressFilter
+from fedpatch.coordinator.observability.observer import NullObserver
+from fedpatch.coordinator.rounds.effects import CountEvent
+from fedpatch.coordinator.runtime.event_queue import EventQueue
+from fedpatch.coordinator.runtime.service import Service
+from fedpatch.coordinator.runtime.update_writer import UpdateWriter
+from fedpatch.shared.mqtt.client import Received
+from fedpatch.shared.wire import topics
+from tests.coordinator.engines import asking
+from tests.coordinator.fake_link import RecordedLink
+
+
+def test_what_strangers_say_is_counted_under_no_name():
+    """Names that nobody knows can be invented without end; a device of the fleet answers for itself."""
+    connection: Any = SimpleNamespace(door=IngressFilter(10), fleet="demo", link=RecordedLink(), inbox=EventQueue())
+    performer: Any = SimpleNamespace(observer=NullObserver(), warden=None, storing=UpdateWriter(lambda _effect: None))
+    nobody: Any = SimpleNamespace(refuses=lambda _device: False)
+    service = Service(
+        asking("a"),
+        performer,
+        connection=connection,
+        publisher=nobody,
+        view=nobody,
+        revocations=nobody,
+    )
+    for device, name in (("a", "a"), ("ghost", "")):
+        garbage = Received(topics.up("demo", device), b"\xc1", retained=False)
+        assert service._on_received(garbage, 1.0) == [CountEvent(name, "ignored", "not_ours")]

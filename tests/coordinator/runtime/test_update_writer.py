@@ -1,0 +1,176 @@
+"""Updates that are checked and written while the coordinator goes on."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedpatch.coordinator.rounds.effects import StoreUpdate
+from fedpatch.coordinator.runtime.run_preparation import Prepared, prepare
+from fedpatch.coordinator.runtime.update_writer import UpdateWriter
+from fedpatch.coordinator.settings import RunSettings
+from fedpatch.coordinator.storage.checkpoint import store_update
+from fedpatch.coordinator.storage.registry import REGISTRY_FILE, Registry
+from fedpatch.shared.errors import StateError
+from fedpatch.shared.wire.messages import Committed
+from fedpatch.shared.wire.transfer import describe
+from tests.coordinator.effect_runners import Bench
+
+LONG_S = 60.0
+
+
+def update_of(device: str) -> StoreUpdate:
+    """An effect that no more is asked of than its device."""
+    blob = device.encode()
+    return StoreUpdate(1, device, describe(blob, chunk_bytes=1, encoding="fp32", raw_bytes=len(blob), schema=""), blob)
+
+
+class Disk:
+    """Keeps an update once it is told to."""
+
+    def __init__(self, *devices: str) -> None:
+        self.may = {device: threading.Event() for device in devices}
+
+    def keep(self, effect: StoreUpdate) -> str:
+        """Its device."""
+        assert self.may[effect.device].wait(LONG_S)
+        return effect.device.upper()
+
+
+@pytest.fixture
+def disk() -> Iterator[Disk]:
+    """One that lets go of everything in the end, so that no thread is left behind."""
+    one = Disk("a", "b", "c")
+    yield one
+    for may in one.may.values():
+        may.set()
+
+
+def test_updates_come_out_in_the_order_in_which_they_arrived(disk):
+    """One that is written sooner than the one before it waits."""
+    done = threading.Semaphore(0)
+    storing = UpdateWriter(disk.keep, done.release, threads=2)
+    storing.begin(update_of("a"))
+    storing.begin(update_of("b"))
+    disk.may["b"].set()
+    assert done.acquire(timeout=LONG_S)
+    assert storing.take() == []
+    disk.may["a"].set()
+    assert done.acquire(timeout=LONG_S)
+    assert [kept for _, kept in storing.take()] == ["A", "B"]
+    storing.close()
+
+
+def test_whoever_wants_room_waits_for_the_oldest_alone(disk):
+    """With two on their way and one allowed, the first is waited for and the second is not."""
+    storing = UpdateWriter(disk.keep, threads=2)
+    storing.begin(update_of("a"))
+    storing.begin(update_of("b"))
+    disk.may["a"].set()
+    assert [kept for _, kept in storing.take(1)] == ["A"]
+    assert (storing.holds("a"), storing.holds("b")) == (False, True)
+    disk.may["b"].set()
+    storing.close()
+
+
+@pytest.mark.parametrize("threads", [0, 1])
+def test_a_disk_that_refuses_is_heard_of_by_whoever_takes(threads):
+    """The error of the other thread ends the run as its own would."""
+
+    def full(_effect: StoreUpdate) -> None:
+        raise StateError("no space left")
+
+    storing = UpdateWriter(full, threads=threads)
+    storing.begin(update_of("a"))
+    with pytest.raises(StateError, match="no space left"):
+        storing.take(0)
+    storing.close()
+
+
+@pytest.mark.parametrize("threads", [0, 1])
+def test_what_is_done_afterwards_is_done_when_all_is_forgotten(tmp_path, threads):
+    """Files of a round that is over are gone before the next is folded."""
+    storing = UpdateWriter(str, threads=threads)
+    storing.begin(update_of("a"))
+    storing.afterwards(lambda: (tmp_path / "there").touch())
+    storing.forget()
+    assert (tmp_path / "there").exists()
+    assert storing.take(0) == []
+    storing.close()
+
+
+@pytest.fixture(scope="module")
+def prepared() -> Prepared:
+    """FedAvg of the whole digits model."""
+    return prepare(RunSettings(strategy="fedavg", private="none"))
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
+    """The disk of a coordinator, which writes a device's update when it is told to."""
+    disk = Disk("a", "b")
+
+    def write(directory: Path, round: int, device: str, *rest: Any) -> Path:
+        assert disk.may[device].wait(LONG_S)
+        return store_update(directory, round, device, *rest)
+
+    monkeypatch.setattr("fedpatch.coordinator.runtime.effect_runner.store_update", write)
+    yield disk
+    for may in disk.may.values():
+        may.set()
+
+
+@pytest.fixture
+def woken() -> threading.Semaphore:
+    """Goes up by one with each update that is written."""
+    return threading.Semaphore(0)
+
+
+@pytest.fixture
+def bench(tmp_path: Path, prepared: Prepared, slow: Disk, woken: threading.Semaphore) -> Iterator[Bench]:
+    """A round in which both devices have accepted, and their updates are written beside."""
+    with Registry(tmp_path / REGISTRY_FILE) as registry:
+        bench = Bench(tmp_path, prepared, registry).begin()
+        with bench.performer.writing_beside(woken.release):
+            yield bench
+            for may in slow.may.values():
+                may.set()
+
+
+def committed(bench: Bench) -> list[str]:
+    """Devices that were told so, in order."""
+    return [device for device, envelope in bench.sent if isinstance(envelope.body, Committed)]
+
+
+def test_a_device_need_not_wait_for_the_update_of_another(bench, slow, woken):
+    """While one is written the next is taken, and each is committed only once it is on the disk."""
+    bench.upload("a", 1.0)
+    bench.upload("b", 3.0)
+    slow.may["b"].set()
+    assert woken.acquire(timeout=LONG_S)
+    bench.performer.settle(wait=False)
+    assert committed(bench) == []
+    slow.may["a"].set()
+    bench.performer.settle(wait=True)
+    assert committed(bench) == ["a", "b"]
+    assert {float(array.max()) for array in bench.performer.state.tensors.values()} == {2.0}
+
+
+def test_an_update_that_is_not_written_when_the_round_closes_is_in_no_ledger(bench, slow):
+    """It is not counted, and after a crash nothing is found of it that nobody was promised."""
+    bench.upload("a", 1.0)
+    bench.upload("b", 3.0)
+    slow.may["a"].set()
+    bench.performer.perform(bench.performer._settled(1))
+    assert committed(bench) == ["a"]
+    slow.may["b"].set()
+    run = bench.engine.spec.run
+    bench.perform(bench.engine.tick(time.monotonic() + 2 * bench.engine.spec.policy.deadline_s))
+    [record] = bench.registry.rounds.records(run)
+    assert (record.outcome, record.reported) == ("aggregated", 1)
+    assert (committed(bench), bench.registry.rounds.updates(run, 1)) == (["a"], [])

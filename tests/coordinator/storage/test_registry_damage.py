@@ -1,0 +1,492 @@
+"""A registry whose file is damaged or changed by other programs: what opening it makes of that, and what the doctor finds."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sqlite3
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+from shutil import rmtree
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from fedpatch.coordinator.rounds.records import RoundRecord, StoredUpdate
+from fedpatch.coordinator.storage.database import copy_of, keep_copy, must_exist
+from fedpatch.coordinator.storage.registry import REGISTRY_FILE, Registry
+from fedpatch.coordinator.storage.run_journal import RUNS
+from fedpatch.coordinator.storage.stored_content import check_stored
+from fedpatch.shared.errors import StateError, UsageError
+from tests.coordinator.device_sightings import seen
+from tests.support.checkups import quiet_checkup
+from tests.support.disks import small_disk
+
+Content = dict[str, list[tuple[Any, ...]]]
+LOG = "fedpatch.registry"
+
+
+def content_of(db: sqlite3.Connection) -> Content:
+    """All rows of all tables but those of earlier versions."""
+    names = [name for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'").fetchall()]
+    return {
+        name: db.execute(f"SELECT * FROM {name}").fetchall()
+        for name in names
+        if name not in ("sums", "sqlite_sequence")
+    }
+
+
+def record_of(number: int) -> RoundRecord:
+    """A round's record."""
+    return RoundRecord(number, "aggregated", 4, 3, 1, 3, 0.5)
+
+
+def files_of(directory: Path) -> dict[str, bytes]:
+    """What lies there and below, by name."""
+    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+class Story:
+    """A registry that was copied after five rounds and went on; its files after a clean end, and after a power cut."""
+
+    def __init__(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / REGISTRY_FILE
+            registry = Registry(path)
+            run = registry.create_run(
+                created_at=0.0, task="digits", strategy="fedavg", private="none", settings={"rounds": 9}, schema="5c"
+            ).id
+            seen(registry, "pi-1", fleet="lab", now=3.5, online=True, version="1.0", tasks=["digits"])
+            for number in range(1, 6):
+                registry.rounds.finish(run, record_of(number))
+            self.copied = content_of(registry._db)
+            self.run = run
+            registry.count("lab", ("pi-1", "reported", ""))
+            registry.rounds.add_update(run, StoredUpdate(7, "pi-1", "ab" * 32, 99, 40, "fp32"))
+            self.full = content_of(registry._db)
+            self.cut = files_of(path.parent)
+            registry.close()
+            self.ended = files_of(path.parent)
+
+
+@pytest.fixture(scope="module")
+def story() -> Story:
+    """Made once; every test works on files of its own."""
+    return Story()
+
+
+@contextmanager
+def laid_out(files: Mapping[str, bytes]) -> Iterator[Path]:
+    """The registry's path, among these files."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name, data in files.items():
+            (Path(folder) / name).parent.mkdir(parents=True, exist_ok=True)
+            (Path(folder) / name).write_bytes(data)
+        yield Path(folder) / REGISTRY_FILE
+
+
+class Told(logging.Handler):
+    """What the registry's log says within a `with`."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep it."""
+        self.lines.append(record.getMessage())
+
+    def __enter__(self) -> list[str]:
+        logging.getLogger(LOG).addHandler(self)
+        return self.lines
+
+    def __exit__(self, *_: object) -> None:
+        logging.getLogger(LOG).removeHandler(self)
+
+
+def opened(path: Path) -> tuple[Content, list[str]]:
+    """What is in the registry once it is open, and what was told on the way; it can be written to."""
+    with Told() as lines, Registry(path) as registry:
+        found = content_of(registry._db)
+        seen(registry, "pi-9", fleet="lab", now=1.0, online=True)
+    return found, lines
+
+
+@st.composite
+def damages(draw: st.DrawFn) -> tuple[float, bytes]:
+    """An end that is missing (its place), or bytes in the place of others."""
+    place = draw(st.floats(0, 1, exclude_max=True))
+    what = draw(st.sampled_from(["bit", "zeros", "ones", "noise", "cut"]))
+    if what == "bit":
+        return place, bytes([1 << draw(st.integers(0, 7))])
+    if what == "cut":
+        return place, b""
+    length = draw(st.sampled_from([1, 16, 512, 4096, 20_000]))
+    noise = draw(st.integers(0, 255))
+    return place, {"zeros": bytes(length), "ones": b"\xff" * length}.get(what) or bytes(
+        (i * i + noise) % 251 for i in range(length)
+    )
+
+
+def with_damage(data: bytes, damage: tuple[float, bytes]) -> bytes:
+    """A single byte is turned over in its bits, more replace what was there, none cut the rest off."""
+    at = int(damage[0] * len(data))
+    new = damage[1]
+    if len(new) == 1:
+        new = bytes([data[at] ^ new[0]])
+    return data[:at] + new + data[at + len(new) :] if new else data[:at]
+
+
+def doctor_finds(path: Path) -> list[str]:
+    """What the doctor reports of what is stored, but for that the story's run has no checkpoints."""
+    checkup = quiet_checkup()
+    check_stored(path.parent, checkup)
+    found = [one for one in checkup.findings if one.verdict in ("warn", "fail")]
+    return [one.detail for one in found if "holds no checkpoint" not in one.detail]
+
+
+def read_records(rounds: Any) -> list[tuple[Any, ...]]:
+    """Rows of the table of rounds, as the product reads them."""
+    return [(*row[:-1], RoundRecord.from_dict(json.loads(row[-1]))) for row in rounds]
+
+
+def assert_whole_or_known(story: Story, path: Path) -> None:
+    """All is there; or the copy and the journals made up for it, which was logged; or the doctor names it; or it is harmless.
+
+    Counters of devices, and when they were seen, do no harm: nothing is decided by them.
+    """
+    bytes_before = path.read_bytes()
+    found_before = doctor_finds(path)
+    found, lines = opened(path)
+    if not lines:
+        changed = {name for name in story.full if found[name] != story.full[name]}
+        # A key whose name is damaged is read as its default, which harms nobody where that was its value.
+        if "rounds" in changed and read_records(found["rounds"]) == read_records(story.full["rounds"]):
+            changed.remove("rounds")
+        assert changed <= {"devices", "updates"} or found_before
+        return
+    assert (found["rounds"], found["runs"]) == (story.copied["rounds"], story.copied["runs"])
+    assert found_before
+    assert lines[0].startswith((f"{path}: is damaged (", f"{path}: is empty; "))
+    assert f"it is now {REGISTRY_FILE}.damaged, and its copy {REGISTRY_FILE}.before is in its place" in lines[0]
+    assert path.with_name(f"{REGISTRY_FILE}.damaged").read_bytes() == bytes_before
+    assert opened(path)[1] == []
+
+
+@settings(max_examples=60, deadline=None)
+@given(damage=damages())
+@example(damage=(0.21875, b"\x01"))
+def test_damage_anywhere_in_the_file_is_made_up_for_or_named(story: Story, damage: tuple[float, bytes]):
+    """A bit turned over, a page of zeros or noise, an end that is missing: what a dying SD card does."""
+    with laid_out(story.ended) as path:
+        path.write_bytes(with_damage(path.read_bytes(), damage))
+        assert_whole_or_known(story, path)
+
+
+def test_damage_anywhere_in_the_header_is_made_up_for_or_named(story: Story):
+    """The one place where a bit changes what the file is taken for: its version, its page size, the way it is written."""
+    for at in range(100):
+        with laid_out(story.ended) as path:
+            data = bytearray(path.read_bytes())
+            data[at] ^= 1 << at % 3
+            path.write_bytes(data)
+            assert_whole_or_known(story, path)
+
+
+@settings(max_examples=40, deadline=None)
+@given(damage=damages().filter(lambda damage: damage[1]))
+def test_damage_anywhere_in_the_log_costs_no_round(story: Story, damage: tuple[float, bytes]):
+    """After a power cut the last transactions are in SQLite's log, which it reads no further than it is whole."""
+    with laid_out(story.cut) as path:
+        log = path.with_name(f"{REGISTRY_FILE}-wal")
+        log.write_bytes(with_damage(log.read_bytes(), damage))
+        found_before = doctor_finds(path)
+        found, lines = opened(path)
+        assert found["rounds"] == story.full["rounds"] or found_before or lines
+
+
+def change(path: Path, *statements: str) -> None:
+    """Do as any SQLite program does."""
+    with closing(sqlite3.connect(path, timeout=10)) as db:
+        for statement in statements:
+            db.execute(statement)
+        db.commit()
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE devices SET reported = 7",
+        "UPDATE runs SET task = 'mnist'",
+        "DELETE FROM updates",
+        "INSERT INTO holds VALUES ('lab', 'pi-1', 'drained', 'battery', 1.0)",
+        "CREATE INDEX by_fleet ON devices (fleet)",
+    ],
+)
+def test_row_changed_by_another_program_while_open_stays_changed(story: Story, statement: str):
+    """The registry is opened again, whole, with the change in it; neither it nor its copy is taken for damaged."""
+    with laid_out(story.ended) as path:
+        with Registry(path) as registry:
+            change(path, statement)
+            registry.next_epoch(story.run)
+        with closing(sqlite3.connect(path)) as db:
+            changed = content_of(db)
+        assert opened(path) == (changed, [])
+        path.unlink()
+        found, (line, *_) = opened(path)
+        assert line == f"{path}: is not there; its copy {copy_of(path).name} is in its place"
+        assert found["rounds"] == story.full["rounds"]
+
+
+def test_row_changed_by_another_program_after_the_end_leaves_the_run_finished(story: Story):
+    """The next command does not put an older copy in place, of the run in progress."""
+    with laid_out(story.ended) as path:
+        with Registry(path) as registry:
+            registry.finish_run(story.run, stopped_because="max_rounds", user_accuracy=0.5, model="model.npz")
+        change(path, "UPDATE devices SET last_seen = 4.0")
+        with Told() as lines, Registry(path) as registry:
+            run = registry.run("last")
+        assert (run.status, run.user_accuracy, lines) == ("finished", 0.5, [])
+
+
+def test_copy_made_at_the_end_of_a_run_says_that_it_is_finished(story: Story):
+    """So does a registry that the copy takes the place of."""
+    with laid_out(story.ended) as path:
+        with Registry(path) as registry:
+            registry.finish_run(story.run, stopped_because="max_rounds", user_accuracy=0.5, model="model.npz")
+        with closing(sqlite3.connect(copy_of(path))) as db:
+            assert db.execute("SELECT status, user_accuracy FROM runs").fetchall() == [("finished", 0.5)]
+        path.write_bytes(b"no database")
+        with Registry(path) as registry:
+            assert registry.run("last").status == "finished"
+
+
+@pytest.mark.parametrize(
+    ("statement", "why"),
+    [
+        ("UPDATE rounds SET record = 'x' WHERE round = 2", "a row of rounds does not hold what was written"),
+        ("UPDATE rounds SET round = 99 WHERE round = 2", "a row of rounds does not hold"),
+        ("UPDATE runs SET epoch = 'many'", "a row of runs does not hold"),
+        ("UPDATE devices SET reported = -1", "a row of devices does not hold"),
+        ("PRAGMA foreign_keys = OFF; DELETE FROM runs", "a row of rounds belongs to one of runs that is not there"),
+        ("PRAGMA ignore_check_constraints = ON; UPDATE runs SET status = 'on'", "runs"),
+    ],
+)
+def test_values_that_were_never_written_are_named_and_made_up_for(story: Story, statement: str, why: str):
+    """Whatever wrote them. Readers stop with the mend; a command that writes puts the copy in place, and journals add to it."""
+    with laid_out(story.ended) as path:
+        change(path, *statement.split("; "))
+        with pytest.raises(StateError, match=rf"{path}: is damaged \(.*{why}.*`fedpatch run` or"):
+            Registry(path, readonly=True)
+        assert any(why in one for one in doctor_finds(path))
+        found, (line, *_) = opened(path)
+        assert why in line
+        assert (found["rounds"], found["runs"]) == (story.full["rounds"], story.full["runs"])
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("absent", "null"),
+        ("report_p90_s", '"x"'),
+        ("report_p90_s", "1e999"),
+        ("offenders", "[1]"),
+        ("offenders", '{"pi-1": 1}'),
+        ("needed", '"3"'),
+        ("downloads", "-1"),
+        ("measured", "1.5"),
+        ("deadline_s", "null"),
+        ("bounded_devices", "7"),
+        ("bounded_devices", '{"pi-1": "norm"}'),
+        ("independent", '{"gaining": 1}'),
+        ("metric", "null"),
+        ("metric_goal", '"most"'),
+        ("phase_seconds", "[]"),
+    ],
+)
+def test_record_with_a_field_of_another_type_is_damaged(story: Story, key: str, value: str):
+    """JSON that another program has written is checked by the types of the record's fields."""
+    with laid_out(story.ended) as path:
+        with closing(sqlite3.connect(path)) as db:
+            (text,) = db.execute("SELECT record FROM rounds WHERE round = 2").fetchone()
+            changed = json.dumps({**json.loads(text), key: "PLACE"}).replace('"PLACE"', value)
+            db.execute("UPDATE rounds SET record = ? WHERE round = 2", (changed,))
+            db.commit()
+        with pytest.raises(StateError, match=rf"{path}: is damaged \(a row of rounds does not hold what was written"):
+            Registry(path, readonly=True)
+        found, _ = opened(path)
+        assert found["rounds"] == story.full["rounds"]
+
+
+def test_copy_is_not_replaced_by_one_of_a_damaged_registry(story: Story, caplog: pytest.LogCaptureFixture):
+    """It is checked before it takes the place of the one before, which stays."""
+    with laid_out(story.ended) as path, Registry(path) as registry:
+        change(path, "UPDATE rounds SET record = 'x' WHERE round = 2")
+        before = copy_of(path).read_bytes()
+        with caplog.at_level(logging.WARNING, LOG):
+            keep_copy(registry._db, path)
+        assert "no new copy could be made: the registry itself is damaged (a row of rounds" in caplog.messages[0]
+        assert copy_of(path).read_bytes() == before
+        assert not list(path.parent.glob(".*"))
+
+
+def test_what_the_copy_lacks_comes_back_from_the_journals(story: Story):
+    """Rounds, the epoch and the end of a run that came after the copy."""
+    with laid_out(story.ended) as path:
+        with Registry(path) as registry:
+            registry.rounds.finish(story.run, record_of(6))
+            registry.next_epoch(story.run)
+            registry.finish_run(story.run, stopped_because="max_rounds", user_accuracy=0.5, model=None)
+            wanted = registry.runs(), registry.rounds.records(story.run)
+        copy_of(path).write_bytes(story.ended[f"{REGISTRY_FILE}.before"])
+        path.write_bytes(b"no database")
+        with Told() as lines, Registry(path) as registry:
+            assert (registry.runs(), registry.rounds.records(story.run)) == wanted
+        assert len(lines) == 1
+
+
+def test_what_a_power_cut_left_is_whole(story: Story):
+    """A log that nobody emptied is no damage."""
+    with laid_out(story.cut) as path:
+        assert opened(path) == (story.full, [])
+
+
+@pytest.mark.parametrize("left", [b"", None], ids=["empty", "absent"])
+def test_a_file_that_is_gone_is_replaced_by_its_copy(story: Story, left: bytes | None):
+    """Empty or absent would otherwise be a new registry, and all runs forgotten."""
+    with laid_out(story.cut) as path:
+        path.unlink() if left is None else path.write_bytes(left)
+        found, (line,) = opened(path)
+        assert found == story.copied
+        assert line.startswith(
+            f"{path}: is empty; it is now " if left is not None else f"{path}: is not there; its copy "
+        )
+
+
+def test_being_stopped_in_the_middle_of_the_mend_costs_nothing(story: Story):
+    """The file is set aside before its log: whoever comes next finds it absent, not one without its log."""
+    with laid_out(story.cut) as path:
+        path.rename(path.with_name(f"{REGISTRY_FILE}.damaged"))
+        found, (line,) = opened(path)
+        assert found == story.copied
+        assert line == f"{path}: is not there; its copy {copy_of(path).name} is in its place"
+
+
+def test_without_a_copy_the_file_is_left_alone(story: Story):
+    """Somebody may still get something out of it; the mend is in the message."""
+    mend = r"`fedpatch runs --rebuild --state-dir .*` makes it again from its runs"
+    for files, wanted in (
+        (story.ended, mend),
+        ({REGISTRY_FILE: story.ended[REGISTRY_FILE]}, "move it away, or use another --state-dir"),
+    ):
+        with laid_out(files) as path:
+            copy_of(path).unlink(missing_ok=True)
+            path.write_bytes(path.read_bytes()[:5000])
+            for readonly in (True, False):
+                with pytest.raises(StateError, match=rf"{path}: is damaged .*; {wanted}"):
+                    Registry(path, readonly=readonly)
+            assert path.read_bytes() == story.ended[REGISTRY_FILE][:5000]
+
+
+def test_a_damaged_copy_takes_no_ones_place(story: Story):
+    """Both are named."""
+    with laid_out(story.ended) as path:
+        for one in (path, copy_of(path)):
+            one.write_bytes(one.read_bytes()[:5000])
+        with pytest.raises(
+            StateError, match=rf"{path}: is damaged .* its copy {copy_of(path)} is damaged .*runs --rebuild"
+        ):
+            Registry(path)
+        assert len(path.read_bytes()) == 5000
+
+
+def test_those_who_only_read_are_told_who_mends_it(story: Story):
+    """`fedpatch runs` changes nothing on the disk."""
+    with laid_out(story.ended) as path:
+        mend = "`fedpatch run` or `fedpatch resume` puts its copy registry.sqlite3.before in its place"
+        damage = r"is damaged \(file is not a database\)"
+        for data, why in ((b"?" * 5000, damage), (b"", "is empty"), (None, "is not there")):
+            path.unlink() if data is None else path.write_bytes(data)
+            before = files_of(path.parent)
+            with pytest.raises(StateError, match=rf"^{path}: {why}; {mend}"):
+                Registry(path, readonly=True)
+            assert files_of(path.parent) == before
+            must_exist(path)
+        copy_of(path).unlink()
+        must_exist(path)
+        rmtree(path.parent / RUNS)
+        with pytest.raises(UsageError, match="no runs in"):
+            must_exist(path)
+
+
+@pytest.mark.parametrize("readonly", [False, True])
+def test_registry_and_copy_that_are_gone_beside_journals_are_told_as_absent(story: Story, readonly: bool):
+    """Nothing is damaged; the runs can be put into a registry again."""
+    with laid_out(story.ended) as path:
+        path.unlink()
+        copy_of(path).unlink()
+        with pytest.raises(StateError, match=rf"^{path}: is not there; `fedpatch runs --rebuild"):
+            Registry(path, readonly=readonly)
+
+
+def test_nothing_is_put_in_the_place_of_a_file_that_is_in_use(story: Story):
+    """Another fleet's coordinator works in the same directory: what it writes must not go to a file that is set aside."""
+    with laid_out(story.ended) as path, Registry(path) as other:
+        path.write_bytes(path.read_bytes()[:4096])
+        with pytest.raises(StateError, match=f"{path}: is damaged"), Registry(path) as registry:
+            registry.devices()
+        assert not path.with_name(f"{REGISTRY_FILE}.damaged").exists()
+        other.close()
+        found, (line,) = opened(path)
+        assert found == story.copied
+        assert "is in its place" in line
+
+
+def test_a_copy_that_cannot_be_made_is_told_and_the_one_before_stays(story: Story, caplog: pytest.LogCaptureFixture):
+    """The run is not to end for that."""
+    with laid_out(story.ended) as path, Registry(path) as registry:
+        before = files_of(path.parent)
+        with caplog.at_level(logging.WARNING, LOG):
+            keep_copy(registry._db, path.parent / "absent" / REGISTRY_FILE)
+        assert "no new copy could be made: " in caplog.messages[0]
+        assert copy_of(path).read_bytes() == before[copy_of(path).name]
+
+
+def test_a_registry_on_a_disk_that_cannot_be_written_can_be_read(story: Story, tmp_path: Path):
+    """Read-only or full, after a clean end or a power cut: there SQLite has no room for the files it makes beside it."""
+    with small_disk(tmp_path / "disk", "2m") as disk:
+        path = disk.path / REGISTRY_FILE
+        for files in (story.ended, story.cut):
+            for name in (REGISTRY_FILE, f"{REGISTRY_FILE}-wal"):
+                path.with_name(name).unlink(missing_ok=True)
+                if name in files:
+                    path.with_name(name).write_bytes(files[name])
+            path.with_name(f"{REGISTRY_FILE}-shm").unlink(missing_ok=True)
+            for hinder, mend in ((disk.fill, disk.empty), (disk.make_readonly, disk.make_writable)):
+                hinder()
+                with Registry(path, readonly=True) as registry:
+                    assert content_of(registry._db) == story.full
+                    with pytest.raises(StateError, match="readonly"):
+                        registry.reopen(registry.run("last").id)
+                mend()
+
+
+def test_a_disk_that_cannot_be_written_is_told_with_the_mend(story: Story, tmp_path: Path):
+    """Full, or read-only."""
+    with small_disk(tmp_path / "disk", "2m") as disk:
+        path = disk.path / REGISTRY_FILE
+        path.write_bytes(story.ended[REGISTRY_FILE])
+        disk.fill()
+        with pytest.raises(StateError, match=f"^{path}.*; free some space on this disk"), Registry(path) as registry:
+            for number in range(9):
+                seen(registry, f"pi-{number}", fleet="lab", now=1.0, online=True)
+        disk.empty()
+        disk.make_readonly()
+        with pytest.raises(StateError, match=f"^{path}.*: Read-only file system; this disk is read-only"):
+            Registry(path)
+        disk.make_writable()
+        assert opened(path) == (story.full, [])

@@ -1,0 +1,384 @@
+"""The journal of a run: what it holds after any damage, and how registries are rebuilt from it."""
+
+from __future__ import annotations
+
+import errno
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedpatch.coordinator.rounds.records import PhaseSeconds, RoundRecord
+from fedpatch.coordinator.storage import run_journal
+from fedpatch.coordinator.storage.database import copy_of, damaged_of
+from fedpatch.coordinator.storage.registry import REGISTRY_FILE, Registry
+from fedpatch.coordinator.storage.registry_rebuild import rebuild_registry
+from fedpatch.coordinator.storage.run_journal import FILE, journals, read_journal
+from fedpatch.shared.errors import UsageError
+from tests.coordinator.device_sightings import seen
+
+ROUNDS = 4
+
+
+def record_of(number: int) -> RoundRecord:
+    """A round's record."""
+    seconds = PhaseSeconds(train=1.25)
+    return RoundRecord(number, "aggregated", 4, 3, 1, 3, 0.5 + number / 100, phase_seconds=seconds, failures={"x": 1})
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A registry with a finished run of four rounds and one that goes on, a device, and another in quarantine."""
+    path = tmp_path / REGISTRY_FILE
+    with Registry(path) as registry:
+        for fleet in ("lab", "kitchen"):
+            run = registry.create_run(
+                created_at=0.0 if fleet == "lab" else 60.0,
+                task="digits",
+                strategy="fedavg",
+                private="affine",
+                settings={"rounds": 9, "target_ua": None, "fleet": fleet},
+                schema="5c" * 32,
+            ).id
+            for number in range(1, ROUNDS + 1):
+                registry.rounds.finish(run, record_of(number))
+            if fleet == "lab":
+                registry.finish_run(run, stopped_because="max_rounds", user_accuracy=0.5, model=None)
+        registry.next_epoch(run)
+        for device in ("pi-1", "pi-2"):
+            seen(registry, device, fleet="lab", now=3.5, online=True)
+        registry.holds.put("lab", "pi-2", "quarantined", "damaged", 4.0)
+        registry.holds.keep()
+    return path
+
+
+def known(path: Path) -> tuple:
+    """Runs and records of a registry."""
+    with Registry(path, readonly=True) as registry:
+        return registry.runs(), [registry.rounds.records(run.id) for run in registry.runs()]
+
+
+def garble(*paths: Path) -> None:
+    """As if something else had been written over them."""
+    for one in paths:
+        one.write_bytes(b"garbage " * 1000)
+
+
+def delete(*paths: Path) -> None:
+    """Gone."""
+    for one in paths:
+        one.unlink()
+
+
+@pytest.mark.parametrize("damage", [garble, delete])
+def test_registry_and_copy_damaged_or_gone_is_rebuilt_with_all_runs(path: Path, damage):
+    """The journals have the runs; what lay there is kept."""
+    wanted = known(path)
+    damage(path, copy_of(path))
+    rebuilt = rebuild_registry(path)
+    assert known(path) == wanted
+    assert rebuilt.set_aside == ((damaged_of(path), damaged_of(copy_of(path))) if damage is garble else ())
+    assert (rebuilt.source, rebuilt.devices, rebuilt.holds) == (None, 0, 0)
+    assert copy_of(path).is_file()
+
+
+def test_log_left_behind_by_a_registry_that_is_gone_stays_out_of_the_rebuilt_one(path: Path):
+    """SQLite replays any whole log that lies beside a file of its name."""
+    left = path.with_name(f"{path.name}-wal")
+    with Registry(path) as registry:
+        run = registry.run("last").id
+        registry.rounds.finish(run, record_of(ROUNDS + 1))
+        log = left.read_bytes()
+        for number in range(ROUNDS + 2, 40):
+            registry.rounds.finish(run, record_of(number))
+    wanted = known(path)
+    delete(path, copy_of(path))
+    left.write_bytes(log)
+    assert rebuild_registry(path).set_aside == ()
+    assert known(path) == wanted
+    assert damaged_of(path).with_name(f"{damaged_of(path).name}-wal").read_bytes() == log
+
+
+def test_rebuilt_registry_takes_devices_and_holds_from_the_copy(path: Path):
+    """They are in no journal."""
+    wanted = known(path)
+    garble(path)
+    rebuilt = rebuild_registry(path)
+    assert known(path) == wanted
+    assert (rebuilt.source, rebuilt.devices, rebuilt.holds) == (copy_of(path), 2, 1)
+    with Registry(path) as registry:
+        assert registry.holds.held("lab") == {"pi-2": "quarantined"}
+
+
+def test_rebuilt_registry_leaves_out_rows_that_cannot_be(path: Path):
+    """Of a registry that is damaged in places, what is left is taken over."""
+    for one in (path, copy_of(path)):
+        with closing(sqlite3.connect(one)) as db:
+            db.execute("UPDATE devices SET reported = -1 WHERE id = 'pi-1'")
+            db.execute("UPDATE rounds SET record = '{}' WHERE round = 2")
+            db.commit()
+    rebuilt = rebuild_registry(path)
+    assert (rebuilt.source, rebuilt.devices, rebuilt.holds) == (path, 1, 1)
+    with Registry(path) as registry:
+        assert [one.user_accuracy for one in registry.rounds.records(registry.run("last").id)] == [
+            0.51,
+            0.52,
+            0.53,
+            0.54,
+        ]
+
+
+def test_open_round_survives_a_rebuild_of_a_registry_that_can_be_read(path: Path):
+    """Its ledger is in no journal either."""
+    with Registry(path) as registry:
+        run = registry.run("last").id
+        with registry._change() as db:
+            columns = "run, round, target, invited, base, spent_s, boot, uptime_s, unix_s"
+            db.execute(f"INSERT INTO open_rounds ({columns}) VALUES (?, 5, 2, '[]', 'ab', 0, 'b', 1, 1)", (run,))
+    rebuild_registry(path)
+    with Registry(path) as registry:
+        assert registry.open_rounds("kitchen") == {run: 5}
+
+
+def test_directory_without_journal_is_named_by_a_rebuild(path: Path):
+    """It holds checkpoints of a run that nobody knows."""
+    stray = path.parent / "runs" / "20200101-000000-abcdef"
+    stray.mkdir()
+    garble(path, copy_of(path))
+    assert rebuild_registry(path).without_journal == (stray,)
+
+
+def test_rebuild_where_nothing_is_or_somebody_works_changes_nothing(path: Path, tmp_path: Path):
+    """Two commands must not write two registries."""
+    with Registry(path), pytest.raises(UsageError, match="another fedpatch is working with it"):
+        rebuild_registry(path)
+    with pytest.raises(UsageError, match="no runs in"):
+        rebuild_registry(tmp_path / "elsewhere" / REGISTRY_FILE)
+
+
+def test_run_of_which_the_journal_is_gone_gets_another(path: Path):
+    """As one does that an earlier version began."""
+    wanted = {one: read_journal(one) for one in journals(path.parent)}
+    delete(*wanted)
+    with Registry(path):
+        pass
+    assert {one: read_journal(one) for one in journals(path.parent)} == wanted
+
+
+@settings(max_examples=80, deadline=None)
+@given(at=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7), cut=st.booleans())
+def test_flipped_bit_or_cut_in_a_journal_costs_its_lines_and_changes_nothing_else(at: float, bit: int, cut: bool):
+    """What is read is what was written; a line that is not is named, unless it is an end that is missing at a line's end."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / REGISTRY_FILE
+        with Registry(path) as registry:
+            run = registry.create_run(
+                created_at=0.0, task="digits", strategy="fedavg", private="none", settings={}, schema=""
+            )
+            for number in range(1, ROUNDS + 1):
+                registry.rounds.finish(run.id, record_of(number))
+        (journal,) = journals(path.parent)
+        data = bytearray(journal.read_bytes())
+        place = int(at * len(data))
+        if cut:
+            del data[place:]
+        else:
+            data[place] ^= 1 << bit
+        journal.write_bytes(data)
+        history = read_journal(journal)
+        assert history.run in (run, None)
+        assert all(record == record_of(number) for number, record in history.records.items())
+        lost = ROUNDS + 1 - len(history.records) - (history.run is not None)
+        assert cut or bool(lost) == bool(history.damaged_lines) or lost == 0
+        with Registry(path) as registry:
+            registry.rounds.finish(run.id, record_of(ROUNDS + 1))
+        assert read_journal(journal).records[ROUNDS + 1] == record_of(ROUNDS + 1)
+
+
+def test_rounds_that_are_played_again_replace_those_of_before(path: Path):
+    """Also where the journal was written by a run that went back."""
+    with Registry(path) as registry:
+        run = registry.run("last").id
+        registry.rounds.roll_back(run, 2)
+        registry.rounds.finish(run, record_of(3))
+        wanted = registry.rounds.records(run)
+        journal = registry.journal.path(run)
+    assert journal.name == FILE
+    assert list(read_journal(journal).records.values()) == wanted == [record_of(1), record_of(2), record_of(3)]
+
+
+@contextmanager
+def journals_refused() -> Iterator[None]:
+    """The disk takes no line of a journal."""
+
+    def refuse(path: Path, line: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run_journal, "append_durably", refuse)
+        yield
+
+
+def play_again_unwritten(path: Path) -> str:
+    """Roll the last run back to round 1 and play round 2 with another result, of which its journal gets nothing."""
+    with Registry(path) as registry, journals_refused():
+        run = registry.run("last").id
+        registry.rounds.roll_back(run, 1)
+        registry.rounds.finish(run, replace(record_of(2), user_accuracy=0.9))
+    return run
+
+
+def test_records_as_written_where_the_journal_lags_are_the_registrys(path: Path, caplog: pytest.LogCaptureFixture):
+    """The journal still has the round as it was before it was played again."""
+    run = play_again_unwritten(path)
+    caplog.clear()
+    with Registry(path, readonly=True) as registry:
+        assert [one.user_accuracy for one in registry.records_as_written(run)] == [0.51, 0.9]
+    assert caplog.messages == []
+
+
+def test_rebuild_where_the_journal_lags_keeps_the_registrys_records(path: Path):
+    """Also what was rolled back does not return."""
+    play_again_unwritten(path)
+    wanted = known(path)
+    assert rebuild_registry(path).source == path
+    assert known(path) == wanted
+
+
+def test_rebuild_where_the_journal_lacks_the_end_of_a_run_keeps_the_end(path: Path):
+    """The row of the run in the registry is newer than the one in its journal."""
+    with Registry(path) as registry, journals_refused():
+        registry.finish_run(registry.run("last").id, stopped_because="max_rounds", user_accuracy=0.5, model=None)
+    wanted = known(path)
+    rebuild_registry(path)
+    assert known(path) == wanted
+
+
+def test_rebuild_where_the_journal_lags_takes_the_record_that_the_registry_lost(path: Path):
+    """A row that cannot be read is made up for, as far as the journal goes."""
+    with Registry(path) as registry, journals_refused():
+        registry.rounds.finish(registry.run("last").id, record_of(ROUNDS + 1))
+    wanted = known(path)
+    for one in (path, copy_of(path)):
+        with closing(sqlite3.connect(one)) as db:
+            db.execute("UPDATE rounds SET record = '{}' WHERE round = 2")
+            db.commit()
+    rebuild_registry(path)
+    assert known(path) == wanted
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_journal_that_lags_has_everything_after_the_next_line(path: Path, restarts: bool):
+    """In the process whose line was refused, and in the one after it."""
+    with Registry(path) as registry:
+        run = registry.run("last").id
+        with journals_refused():
+            registry.rounds.roll_back(run, 1)
+            registry.rounds.finish(run, replace(record_of(2), user_accuracy=0.9))
+        if not restarts:
+            registry.next_epoch(run)
+    if restarts:
+        with Registry(path) as registry:
+            registry.next_epoch(run)
+    with Registry(path, readonly=True) as registry:
+        history = read_journal(registry.journal.path(run))
+        assert (history.run, list(history.records.values())) == (registry.run(run), registry.rounds.records(run))
+        assert history.changes == registry.changes(run)
+
+
+@settings(max_examples=40, deadline=None)
+@given(at=st.floats(0, 1, exclude_max=True))
+def test_catching_up_that_is_cut_short_leaves_a_journal_that_lags(at: float):
+    """The number of the last change is in the last line: what comes before it is not taken for all."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / REGISTRY_FILE
+        with Registry(path) as registry:
+            run = registry.create_run(
+                created_at=0.0, task="digits", strategy="fedavg", private="none", settings={}, schema=""
+            ).id
+            for number in range(1, ROUNDS + 1):
+                registry.rounds.finish(run, record_of(number))
+        journal = registry.journal.path(run)
+        before = journal.stat().st_size
+        play_again_unwritten(path)
+        with Registry(path) as registry:
+            registry.journal.bring_up_to_date(run)
+            data = journal.read_bytes()
+            journal.write_bytes(data[: before + int(at * (len(data) - 1 - before))])
+            assert read_journal(journal).changes < registry.changes(run)
+            assert [one.user_accuracy for one in registry.records_as_written(run)] == [0.51, 0.9]
+
+
+def records_of(path: Path) -> list[int]:
+    """The rounds of the last run, of a registry that is opened to write."""
+    with Registry(path) as registry:
+        return [one.round for one in registry.rounds.records(registry.run("last").id)]
+
+
+def damage_after_going_back(path: Path, *, unreadable_line: bool = False) -> None:
+    """The last run goes back to round 1, and its registry is damaged; the copy is of before that."""
+    older = copy_of(path).read_bytes()
+    with Registry(path) as registry:
+        journal = registry.journal.path(registry.run("last").id)
+        registry.rounds.roll_back(registry.run("last").id, 1)
+    copy_of(path).write_bytes(older)
+    garble(path)
+    if unreadable_line:
+        journal.write_bytes(b"garbage\n" + journal.read_bytes())
+
+
+@pytest.mark.parametrize("restore", [records_of, rebuild_registry])
+def test_rounds_rolled_back_stay_forgotten_where_an_older_copy_is_used(path: Path, restore: Callable):
+    """The journal has them rolled back, and no line of it is damaged."""
+    damage_after_going_back(path)
+    restore(path)
+    assert records_of(path) == [1]
+
+
+def test_rounds_played_again_after_going_back_are_restored_over_an_older_copy(path: Path):
+    """Those that were not played again are forgotten."""
+    older = copy_of(path).read_bytes()
+    with Registry(path) as registry:
+        run = registry.run("last").id
+        registry.rounds.roll_back(run, 1)
+        registry.rounds.finish(run, replace(record_of(2), user_accuracy=0.9))
+        wanted = registry.rounds.records(run)
+    copy_of(path).write_bytes(older)
+    garble(path)
+    with Registry(path) as registry:
+        assert registry.rounds.records(run) == wanted
+
+
+def test_journal_with_a_damaged_line_makes_no_round_forgotten(path: Path):
+    """The line may have been the record of a round that was played again."""
+    damage_after_going_back(path, unreadable_line=True)
+    assert records_of(path) == [1, 2, 3, 4]
+
+
+def test_journal_that_was_deleted_in_mid_run_makes_no_round_forgotten(path: Path):
+    """It has only what came later."""
+    with Registry(path) as registry:
+        run = registry.run("last").id
+        registry.next_epoch(run)
+        delete(registry.journal.path(run))
+        registry.finish_run(run, stopped_because="max_rounds", user_accuracy=0.5, model=None)
+    garble(path)
+    assert records_of(path) == [1, 2, 3, 4]
+
+
+def test_copy_made_when_rounds_are_rolled_back_lacks_them(path: Path):
+    """So they do not come back with it, whatever becomes of the journal."""
+    with Registry(path) as registry:
+        run = registry.run("last").id
+        registry.rounds.roll_back(run, 1)
+    with closing(sqlite3.connect(copy_of(path))) as db:
+        assert db.execute("SELECT round FROM rounds WHERE run = ?", (run,)).fetchall() == [(1,)]

@@ -1,0 +1,220 @@
+"""`fedpatch doctor` reads back what is stored: whatever is flipped in it is found, or harmless."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import shutil
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedpatch.coordinator.aggregation.model_delta import ServerDelta
+from fedpatch.coordinator.aggregation.strategies import ServerState
+from fedpatch.coordinator.rounds.participant_states import RoundJournal
+from fedpatch.coordinator.rounds.records import RoundRecord, StoredUpdate
+from fedpatch.coordinator.storage import run_journal
+from fedpatch.coordinator.storage.boot_clock import BootTime
+from fedpatch.coordinator.storage.checkpoint import export_model, save_checkpoint, store_update
+from fedpatch.coordinator.storage.database import copy_of
+from fedpatch.coordinator.storage.delta_cache import save_step
+from fedpatch.coordinator.storage.registry import REGISTRY_FILE, Registry
+from fedpatch.coordinator.storage.run_journal import journals
+from fedpatch.coordinator.storage.stored_content import check_stored
+from fedpatch.shared.diagnostics.checks import Finding
+from fedpatch.shared.tensors.arrays import Schema, TensorSpec
+from fedpatch.shared.tensors.packing import Packed
+from tests.coordinator.device_sightings import seen
+from tests.support.checkups import quiet_checkup
+
+SCHEMA = Schema((TensorSpec("w", (8,), "float32", "weight"),))
+BLOB = b"an update" * 10
+
+
+def record_of(number: int) -> RoundRecord:
+    """A round's record."""
+    return RoundRecord(number, "aggregated", 2, 2, 0, 2, 0.5)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A state directory with something of each kind in it: the third round is open."""
+    state_dir = tmp_path_factory.mktemp("state")
+    with Registry(state_dir / REGISTRY_FILE) as registry:
+        run = registry.create_run(
+            created_at=0.0, task="digits", strategy="fedavg", private="none", settings={"rounds": 9}, schema="5c" * 32
+        ).id
+        directory = state_dir / "runs" / run
+        for number in (1, 2):
+            state = ServerState(number, {"w": np.full(8, number, np.float32)}, {})
+            save_checkpoint(directory, state, SCHEMA, {"record": record_of(number).to_dict()})
+            registry.rounds.finish(run, record_of(number))
+        digest = hashlib.sha256(BLOB).hexdigest()
+        seen(registry, "pi-1", fleet="lab", now=1.0, online=True)
+        registry.holds.put("lab", "pi-1", "drained", "battery", 1.0)
+        registry.rounds.open(run, RoundJournal(3, 2, ("pi-1",), "ab" * 32, encoding="fp32"), BootTime("boot", 1.0, 1.0))
+        store_update(directory, 3, "pi-1", BLOB, digest)
+        registry.rounds.add_update(run, StoredUpdate(3, "pi-1", digest, 99, 40, "fp32"))
+        save_step(directory, ServerDelta(2, "a", "b", "c", Packed(b"x" * 50, 99, "delta-int8")), ())
+        export_model(directory / "model.npz", {"w": np.full(8, 2, np.float32)})
+        registry.finish_run(run, stopped_because="max_rounds", user_accuracy=0.5, model=str(directory / "model.npz"))
+    return state_dir
+
+
+@pytest.fixture
+def state_dir(whole: Path, tmp_path: Path) -> Path:
+    """A copy of it for one test."""
+    return Path(shutil.copytree(whole, tmp_path / "state"))
+
+
+def found(state_dir: Path) -> list[Finding]:
+    """What the doctor finds of it."""
+    checkup = quiet_checkup()
+    check_stored(state_dir, checkup)
+    return checkup.findings
+
+
+def bad(state_dir: Path) -> list[Finding]:
+    """What is not good."""
+    return [one for one in found(state_dir) if one.verdict != "ok"]
+
+
+def change(path: Path, statement: str) -> None:
+    """By a plain SQLite client."""
+    with closing(sqlite3.connect(path)) as db:
+        db.execute(statement)
+        db.commit()
+
+
+def test_stored_content_that_is_whole_is_good(state_dir: Path):
+    """Two findings; and where nothing was ever stored, none."""
+    assert [(one.name, one.verdict) for one in found(state_dir)] == [("registry", "ok"), ("runs", "ok")]
+    assert found(state_dir.parent / "elsewhere") == []
+
+
+def test_registry_without_a_copy_is_good_and_the_copy_is_named_as_absent(state_dir: Path):
+    """Nothing is said of a file that was not read."""
+    assert "and so can its copy" in found(state_dir)[0].detail
+    copy_of(state_dir / REGISTRY_FILE).unlink()
+    registry = found(state_dir)[0]
+    assert (registry.verdict, "so can its copy" in registry.detail) == ("ok", False)
+    assert f"its copy {REGISTRY_FILE}.before is not there yet" in registry.detail
+
+
+@pytest.mark.parametrize(
+    ("statement", "verdict", "word"),
+    [
+        (
+            "UPDATE rounds SET record = json_set(record, '$.user_accuracy', 0.9) WHERE round = 1",
+            "fail",
+            "record of round 1 is not what was written",
+        ),
+        ("DELETE FROM rounds WHERE round = 1", "fail", "record of round 1 is not what was written"),
+        ("UPDATE runs SET private = 'all'", "warn", "private in the registry differs"),
+        ("UPDATE holds SET id = 'pi-3'", "warn", "never seen: pi-3"),
+        ("UPDATE updates SET digest = replace(digest, 'a', 'b')", "warn", "is not the one that was committed"),
+        ("UPDATE rounds SET record = 'x' WHERE round = 1", "fail", "a row of rounds does not hold"),
+    ],
+)
+def test_changed_row_is_named(state_dir: Path, statement: str, verdict: str, word: str):
+    """By the journal, the checkpoint, the files, or because it cannot be."""
+    change(state_dir / REGISTRY_FILE, statement)
+    assert any(one.verdict == verdict and word in one.detail and one.mend for one in bad(state_dir))
+
+
+def test_record_that_the_journal_lost_is_compared_with_the_checkpoint(state_dir: Path):
+    """The newest two are in the checkpoints as well."""
+    (journal,) = journals(state_dir)
+    journal.write_bytes(b"")
+    change(
+        state_dir / REGISTRY_FILE,
+        "UPDATE rounds SET record = json_set(record, '$.user_accuracy', 0.9) WHERE round = 2",
+    )
+    assert any("is not that of checkpoint-000002.fp" in one.detail for one in bad(state_dir))
+
+
+def test_damaged_newest_checkpoint_fails_and_the_one_before_warns(state_dir: Path):
+    """With what is lost, and how to get it back."""
+    newest, before = sorted(state_dir.glob("runs/*/checkpoint-*.fp"), reverse=True)
+    for path, verdict, back in ((newest, "fail", "go back to the model after round 1"), (before, "warn", "nothing")):
+        data = path.read_bytes()
+        path.write_bytes(data[:-1])
+        (one,) = bad(state_dir)
+        assert one.verdict == verdict
+        assert str(path) in one.detail
+        assert back in one.mend
+        path.write_bytes(data)
+
+
+def test_journal_that_could_not_be_written_warns_and_the_registry_is_right(
+    state_dir: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The mend is to go on with the run, and not to rebuild the registry from what is older."""
+
+    def refuse(path: Path, line: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    with Registry(state_dir / REGISTRY_FILE) as registry:
+        monkeypatch.setattr(run_journal, "append_durably", refuse)
+        registry.rounds.finish(registry.run("last").id, RoundRecord(2, "aggregated", 2, 2, 0, 2, 0.9))
+    told = [one for one in bad(state_dir) if "checkpoint-000002" not in one.detail]
+    assert [(one.verdict, "lags behind the registry" in one.detail) for one in told] == [("warn", True)]
+    assert "fedpatch resume" in told[0].mend and "--rebuild" not in told[0].mend
+
+
+def test_run_that_is_not_in_the_registry_fails_with_the_command_that_brings_it_back(state_dir: Path):
+    """For example where somebody put an old backup in place."""
+    for one in (state_dir / REGISTRY_FILE, copy_of(state_dir / REGISTRY_FILE)):
+        for statement in ("DELETE FROM updates", "DELETE FROM open_rounds", "DELETE FROM rounds", "DELETE FROM runs"):
+            change(one, statement)
+    assert any("is not in the registry" in one.detail and "--rebuild" in one.mend for one in bad(state_dir))
+
+
+@settings(max_examples=150, deadline=None)
+@given(which=st.integers(0, 20), at=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
+def test_flipped_bit_in_any_file_of_a_run_is_found(whole: Path, which: int, at: float, bit: int):
+    """Checkpoints, steps, updates, the journal, the model."""
+    files = sorted(one for one in whole.glob("runs/**/*") if one.is_file())
+    path = files[which % len(files)]
+    data = path.read_bytes()
+    place = int(at * len(data))
+    try:
+        path.write_bytes(data[:place] + bytes([data[place] ^ (1 << bit)]) + data[place + 1 :])
+        assert bad(whole), (path.name, place)
+    finally:
+        path.write_bytes(data)
+    assert not bad(whole)
+
+
+def test_show_gives_the_written_number_where_the_registry_has_another(fedpatch, state_dir: Path):
+    """And says so; the command that puts the registry right is in the message."""
+    change(
+        state_dir / REGISTRY_FILE,
+        "UPDATE rounds SET record = json_set(record, '$.user_accuracy', 0.9) WHERE round = 1",
+    )
+    done = fedpatch("show", "last", "--json", "--state-dir", state_dir)
+    assert json.loads(done.out)["rounds"][0]["user_accuracy"] == 0.5
+    assert "the record of round 1 is not what was written" in done.err
+    assert "fedpatch runs --rebuild" in done.err
+    done = fedpatch("runs", "--rebuild", "--json", "--state-dir", state_dir)
+    assert len(json.loads(done.out)) == 1
+    assert not bad(state_dir)
+    assert "not what was written" not in fedpatch("show", "last", "--state-dir", state_dir).err
+
+
+def test_show_works_again_after_a_rebuild_of_what_was_gone(fedpatch, state_dir: Path):
+    """The message that stops the command names the one that makes it work."""
+    wanted = fedpatch("show", "last", "--json", "--state-dir", state_dir).out
+    for one in (state_dir / REGISTRY_FILE, copy_of(state_dir / REGISTRY_FILE)):
+        one.write_bytes(b"garbage" * 100)
+    stopped = fedpatch("show", "last", "--state-dir", state_dir)
+    assert stopped.code == 1
+    assert f"`fedpatch runs --rebuild --state-dir {state_dir}`" in stopped.err
+    assert fedpatch("runs", "--rebuild", "--state-dir", state_dir).code == 0
+    assert fedpatch("show", "last", "--json", "--state-dir", state_dir).out == wanted

@@ -1,0 +1,56 @@
+"""`fedpatch-agent conditions`: what an owner is told of the device, and of what it would say to work."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from fedpatch.device_agent.sensors.facts import Facts
+from tests.device_agent.sensors.scenes import BATTERY, Scene
+from tests.support.programs import Ended, Program
+
+
+@pytest.fixture
+def agent(agent: Program, tmp_path: Path) -> Callable[..., Ended]:
+    """The command on a laptop that runs on its battery, with a broker on the same machine."""
+    scene = Scene(tmp_path)
+    scene.supply("BAT0", BATTERY)
+    scene.card("lo", kind="772")
+    where = ("--conditions-root", tmp_path, "--state-dir", scene.state_dir, "--broker", "mqtt://localhost")
+    return lambda *options: agent("conditions", "--data", "shard:0/2", *where, *options)
+
+
+def test_the_facts_are_told_with_their_sources(agent):
+    """Also what nobody knows, and what is only assumed."""
+    ended = agent("--no-charging")
+    assert ended.code == 0, ended.err
+    *facts, empty, private, answer = ended.out.splitlines()
+    assert private == "private: at least affine (the default)"
+    assert (empty, answer, len(facts)) == ("", "it would accept work now", len(fields(Facts)))
+    told = dict(zip((one.name for one in fields(Facts)), facts, strict=True))
+    assert told["battery_percent"].split() == ["battery", "percent", "71", "sys/class/power_supply/BAT0:", "capacity"]
+    assert told["external_power"].split()[:3] == ["external", "power", "no"]
+    assert told["temperature_c"].split()[:3] == ["temperature", "c", "unknown"]
+    assert told["metered"].split()[:2] == ["metered", "no"] and told["metered"].endswith(" (assumed)")
+    assert told["link"].split() == ["link", "loopback", "sys/class/net/lo"]
+
+
+def test_what_speaks_against_work_is_told_in_sentences(agent):
+    """And where the owner takes all offers, that it counts for nothing."""
+    lines = ["it would not accept work now:", "  it runs on its battery"]
+    assert agent().out.splitlines()[-2:] == lines
+    lines = ["it would accept work now", "  whatever its preferences say: it runs on its battery"]
+    assert agent("--admission", "always").out.splitlines()[-2:] == lines
+
+
+def test_a_program_is_told_the_same(agent):
+    """The answer, the conditions that are missed by their names, and every fact."""
+    told = json.loads(agent("--json").out)
+    assert (told["would_accept"], [one["condition"] for one in told["missed"]]) == (False, ["not_charging"])
+    assert list(told["facts"]) == [one.name for one in fields(Facts)]
+    assert told["facts"]["battery_percent"]["value"] == 71.0
+    assert told["facts"]["temperature_c"] | {"source": ""} == {"value": None, "source": "", "confidence": "unknown"}

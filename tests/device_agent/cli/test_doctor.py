@@ -1,0 +1,220 @@
+"""`fedpatch-agent doctor`: what it finds of the task, its data, the name and the coordinator; brokers are in tests/broker."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fedpatch.coordinator.settings import RunSettings
+from fedpatch.device_agent.cli.doctor import CHUNK_BYTES, examine
+from fedpatch.device_agent.settings import AgentSettings
+from fedpatch.device_agent.state.status_file import StatusFile, lock_state_dir
+from fedpatch.shared.diagnostics.broker_reachability import Reached
+from fedpatch.shared.diagnostics.checks import Finding
+from fedpatch.shared.errors import UsageError
+from fedpatch.shared.wire import topics
+from fedpatch.shared.wire.codec import encode
+from fedpatch.shared.wire.messages import CoordinatorState, DeviceState, Envelope
+from fedpatch.shared.wire.topics import mosquitto_acl
+from tests.device_agent.sensors.scenes import BATTERY, Scene
+from tests.support.brokers import HOST, PATIENCE_S, Mosquitto, client, free_port
+from tests.support.checkups import COORDINATOR, DEVICE, FLEET, PASSWORDS, guarded, patient_doctors, quiet_checkup
+
+pytestmark = pytest.mark.usefixtures("installed")
+
+TASKS = """
+import os
+from dataclasses import replace
+from fedpatch.shared.errors import DataError
+from fedpatch.shared.tasks.bundled import digits
+
+def load_data(spec, root):
+    raise DataError(f"{root}/examples.csv: no such file")
+
+TASK = replace(digits.TASK, name="dataless", load_data=load_data)
+"""
+DEADLY = "import os; os._exit(7)"
+# Fails before torch is imported, for tests that are about something else.
+QUICK = "no_such_module:TASK"
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AgentSettings:
+    """For a broker that is not there, in a directory with odd tasks."""
+    (tmp_path / "dataless.py").write_text(TASKS)
+    (tmp_path / "deadly.py").write_text(DEADLY)
+    monkeypatch.chdir(tmp_path)
+    return AgentSettings(
+        broker=f"mqtt://{HOST}:{free_port()}",
+        fleet=FLEET,
+        device_id=DEVICE,
+        task=QUICK,
+        data="shard:0/10",
+        state_dir=tmp_path / "state",
+    )
+
+
+def find(settings: AgentSettings, root: Path = Path("/")) -> dict[str, Finding]:
+    """Findings by name."""
+    checkup = quiet_checkup()
+    with patient_doctors():
+        examine(settings, checkup, root)
+    return {one.name: one for one in checkup.findings}
+
+
+def test_a_task_and_its_data_are_loaded_as_an_agent_does(settings):
+    """How many examples there are, and the schema that a coordinator compares; the state directory is left as it was."""
+    found = find(replace(settings, task="digits"))
+    assert found["task"].verdict == "ok"
+    assert "143 training examples" in found["task"].detail and "schema " in found["task"].detail
+    assert "training process, which holds" in found["memory"].detail
+    assert not settings.state_dir.exists()
+
+
+@pytest.mark.parametrize(
+    ("task", "words", "mend"),
+    [
+        (QUICK, "cannot be imported", "--task"),
+        ("dataless:TASK", "/nowhere/examples.csv: no such file", "below /nowhere"),
+        ("deadly:TASK", "exit code 7", "--debug"),
+    ],
+)
+def test_a_task_that_cannot_be_used(settings, task, words, mend):
+    """Absent, without its data, or deadly to the training process: told with a mend, and the broker is asked too."""
+    found = find(replace(settings, task=task, data_root=Path("/nowhere")))
+    assert found["task"].verdict == "fail"
+    assert words in found["task"].detail and mend in found["task"].mend
+    assert found["broker_port"].verdict == "fail"
+
+
+@pytest.mark.parametrize(
+    ("admission", "status", "verdict", "words"),
+    [
+        ("preferences", "Discharging", "warn", "would be declined now: "),
+        ("preferences", "Charging", "ok", "would be accepted"),
+        ("always", "Discharging", "ok", "would be accepted"),
+        ("never", "Charging", "warn", "would be declined now: "),
+    ],
+)
+def test_a_device_that_would_decline(settings, tmp_path, admission, status, verdict, words):
+    """It is in order, and yet nothing would happen: told with the command that shows why."""
+    scene = Scene(tmp_path)
+    scene.supply("BAT0", BATTERY | {"status": status})
+    found = find(replace(settings, admission=admission, unmetered=False), scene.root)["preferences"]
+    assert (found.verdict, words in found.detail) == (verdict, True)
+    assert ("fedpatch-agent conditions" in found.mend) is (verdict == "warn")
+
+
+@pytest.mark.parametrize(
+    ("private", "record", "verdict", "words"),
+    [
+        ("", None, "ok", "at least affine: 2 of 11 tensors of the model never leave this device (the default)"),
+        ("all", None, "ok", "at least all: 5 of 11 tensors"),
+        ("none", None, "warn", "at least none: 0 of 11 tensors"),
+        ("stats", None, "warn", "a request may have gamma and beta"),
+        ("", b"damaged", "fail", "every request is declined"),
+        ("affine", b"damaged", "ok", "at least affine"),
+    ],
+)
+def test_what_stays_private_is_told(settings, private, record, verdict, words):
+    """The default, the owner's setting, less than the default, and a record that is damaged."""
+    if record is not None:
+        (settings.state_dir / "patches").mkdir(parents=True)
+        (settings.state_dir / "patches" / "digits.private").write_bytes(record)
+    found = find(replace(settings, task="digits", private=private))["private"]
+    assert (found.verdict, words in found.detail) == (verdict, True)
+
+
+def test_a_private_setting_that_the_model_does_not_fit_is_named(settings):
+    """With the nearest name that there is."""
+    found = find(replace(settings, task="digits", private="names:fc9.weight"))["task"]
+    assert found.verdict == "fail"
+    assert "private = names:fc9.weight" in found.detail and "did you mean" in found.detail
+    assert "--private" in found.mend
+
+
+def test_an_agent_at_work_is_left_alone(settings):
+    """Its task is not loaded a second time: what the agent told is told again."""
+    with lock_state_dir(settings.state_dir):
+        fixed = {"device_id": DEVICE, "fleet": FLEET, "broker": settings.broker, "version": "1"}
+        tasks = [{"task": "digits", "schema": "0" * 64, "num_examples": 144}]
+        StatusFile(settings.state_dir, fixed).write({"state": "idle", "tasks": tasks})
+        found = find(settings)
+    assert found["task"].verdict == found["memory"].verdict == "skip"
+    assert "at least affine" in found["private"].detail
+    assert "an agent is at work here: digits with 144 training examples" in found["task"].detail
+
+
+@pytest.mark.broker
+def test_a_name_that_another_agent_has(settings, mosquitto):
+    """Somebody of our name is online, and nobody runs here."""
+    online = encode(Envelope(DeviceState(online=True, boot="x")))
+    with client(mosquitto.url, "other") as other:
+        other.link.publish(topics.device_state(FLEET, DEVICE), online, retain=True)
+        other.settle()
+        found = find(replace(settings, broker=mosquitto.url))
+    assert found["device_name"].verdict == "warn"
+    assert "--device-id" in found["device_name"].mend
+
+
+@pytest.mark.broker
+@pytest.mark.parametrize(
+    ("online", "verdict", "words"),
+    [
+        (None, "warn", "no coordinator was ever seen"),
+        (False, "ok", "none is at work"),
+        (True, "warn", "did not answer"),
+    ],
+)
+def test_the_coordinator_as_its_presence_tells(settings, online, verdict, words):
+    """None, one that left, and one that says that it is there but does not answer, under the generated rules."""
+    with guarded(mosquitto_acl(FLEET, devices=[DEVICE])) as broker:
+        login = {"username": COORDINATOR, "password": PASSWORDS[COORDINATOR]}
+        with client(broker.url, "there", **login) as there:
+            there.link.wait_connected(PATIENCE_S)
+            if online is not None:
+                kept = encode(Envelope(CoordinatorState(online=online, boot="x")))
+                there.link.publish(topics.coordinator_state(FLEET), kept, retain=True)
+            while not there.link.idle:
+                time.sleep(0.01)
+        ours = replace(settings, broker=broker.url, username=DEVICE, password=PASSWORDS[DEVICE])
+        found = find(ours)["coordinator"]
+    assert found.verdict == verdict
+    assert words in found.detail
+
+
+@pytest.mark.broker
+def test_a_broker_without_rules_is_told_where_it_is_not_only_ours(settings, monkeypatch):
+    """On this machine alone nobody else can speak as the coordinator; on a network anybody can."""
+    with Mosquitto() as broker:
+        ours = replace(settings, broker=broker.url)
+        assert "access" not in find(ours)
+        monkeypatch.setattr(
+            "fedpatch.shared.diagnostics.broker_reachability.Reached",
+            lambda **found: Reached(**{**found, "loopback": False}),
+        )
+        found = find(ours)["access"]
+    assert found.verdict == "warn" and "fedpatch broker acl --fleet home" in found.mend
+
+
+def test_a_name_that_no_topic_can_hold(settings):
+    """Bad usage, as it is for the agent."""
+    with pytest.raises(UsageError, match="is not possible"):
+        find(replace(settings, device_id="Pi/1"))
+
+
+def test_its_chunk_is_as_large_as_a_coordinators():
+    """What passes here must be what will be sent."""
+    assert RunSettings.chunk_kib * 1024 == CHUNK_BYTES
+
+
+def test_its_process_loads_neither_torch_nor_numpy():
+    """As the agent's does not: the task is loaded by the training process."""
+    program = "import sys, fedpatch.device_agent.cli.doctor; print(*sorted({'numpy', 'torch'} & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""

@@ -1,0 +1,120 @@
+"""How a device comes to a model: the shortest way that it can go, and the whole model wherever there is a doubt."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedpatch.device_agent.job.download_plan import DownloadPlan, expected_bytes, plan_download
+from fedpatch.shared.wire.messages import ENCODINGS, Manifest, ModelDelta, WorkRequest
+from tests.device_agent.delta_jobs import CONTENT, STEPS, VERSIONS, asked
+
+LIMIT = 10_000
+
+
+@pytest.mark.parametrize("begins", range(len(STEPS)))
+def test_whoever_holds_a_version_takes_the_rest_of_the_way(begins):
+    """The steps from there, in their order, and nothing else is downloaded."""
+    request = asked()
+    way = plan_download(request, VERSIONS[begins].digest, LIMIT)
+    assert way == DownloadPlan(request.model, VERSIONS[begins].digest, request.deltas[begins:])
+    assert way.blobs == tuple(step.manifest for step in request.deltas[begins:])
+    assert way.saved_bytes == request.model.size_bytes - sum(one.size_bytes for one in way.blobs) > 0
+
+
+def test_a_way_is_told_in_words():
+    """For whoever reads the agent's log."""
+    ways = [plan_download(asked(), held, LIMIT) for held in ("", *(one.digest for one in VERSIONS[-3:]))]
+    told = [
+        "the whole model",
+        "the model held and 2 steps from there",
+        "the model held and 1 step from there",
+        "the model held",
+    ]
+    assert list(map(str, ways)) == told
+
+
+def test_whoever_holds_the_model_itself_downloads_nothing():
+    """With or without steps: a round that is repeated is one case of it."""
+    for request in (asked(), replace(asked(), deltas=())):
+        way = plan_download(request, request.model.digest, LIMIT)
+        assert (way.held, way.blobs) == (request.model.digest, ())
+
+
+@pytest.mark.parametrize("held", ["", "77" * 32], ids=["nothing", "another"])
+def test_whoever_holds_nothing_of_use_takes_the_whole_model(held):
+    """As does a device of a version that knows no steps."""
+    assert plan_download(asked(), held, LIMIT) == DownloadPlan(asked().model)
+    assert plan_download(asked(), held, LIMIT).blobs == (asked().model,)
+
+
+@pytest.mark.parametrize(
+    "spoilt",
+    [
+        {"encoding": "delta-of-tomorrow"},
+        {"schema": "77" * 32},
+        {"size_bytes": LIMIT + 1, "chunk_count": 101},
+        {"raw_bytes": LIMIT + 1},
+        {"chunk_count": 9},
+        {"digest": STEPS[0].digest},
+        {"size_bytes": 250, "chunk_count": 3},
+    ],
+    ids=["foreign", "another schema", "too large", "too large unpacked", "contradictory", "twice", "no shorter"],
+)
+def test_steps_that_cannot_be_gone_are_no_reason_against_the_work(spoilt):
+    """The whole model is always there; a device that begins behind the step does not mind it."""
+    request = asked()
+    bad = replace(request.deltas[1], manifest=replace(request.deltas[1].manifest, **spoilt))
+    request = replace(request, deltas=(request.deltas[0], bad, request.deltas[2]))
+    assert plan_download(request, VERSIONS[0].digest, LIMIT) == DownloadPlan(request.model)
+    assert plan_download(request, VERSIONS[2].digest, LIMIT).blobs == (request.deltas[2].manifest,)
+
+
+def test_steps_that_begin_twice_at_what_is_held_are_gone_from_the_last():
+    """A coordinator went back and forth; the way that is left is what counts."""
+    request = asked()
+    twice = replace(request, deltas=(replace(request.deltas[0], base=VERSIONS[2].digest), *request.deltas[1:]))
+    assert plan_download(twice, VERSIONS[2].digest, LIMIT).steps == twice.deltas[2:]
+
+
+@pytest.mark.parametrize(
+    ("encoding", "held", "expected"),
+    [("fp32", "", 500), ("fp32", VERSIONS[1].digest, 350), ("delta-int8", VERSIONS[2].digest, 145)],
+    ids=["as ever", "by steps", "both by steps"],
+)
+def test_an_owner_who_pays_for_traffic_is_asked_for_what_the_work_will_take(encoding, held, expected):
+    """The way to the model, and an update: no more than as large as the model, or half of that as a difference."""
+    request = replace(asked(), encoding=encoding)
+    assert expected_bytes(request, plan_download(request, held, LIMIT)) == expected
+
+
+digests = st.sampled_from([one.digest for one in VERSIONS] + ["77" * 32])
+sizes = st.integers(1, 400)
+blobs = st.builds(
+    lambda digest, size, encoding: Manifest(digest, size, 100, -(-size // 100), encoding, size, VERSIONS[0].schema),
+    digests,
+    sizes,
+    st.sampled_from((*ENCODINGS, "delta-of-tomorrow")),
+)
+requests = st.builds(
+    lambda model, deltas: replace(asked(), model=model, deltas=tuple(deltas)),
+    blobs,
+    st.lists(st.builds(ModelDelta, digests, st.just(CONTENT[0]), blobs), max_size=16),
+)
+
+
+@given(requests, st.just("") | digests)
+def test_a_way_begins_with_what_is_held_ends_with_the_model_and_costs_no_more_than_that(request_, held):
+    """Whatever a coordinator names."""
+    request: WorkRequest = request_
+    way = plan_download(request, held, LIMIT)
+    assert way.model == request.model
+    assert way.saved_bytes >= 0
+    assert way.held in ("", held)
+    if way.steps:
+        assert way.steps[0].base == held
+        assert way.steps == request.deltas[-len(way.steps) :]
+        assert {one.encoding for one in way.blobs} <= set(ENCODINGS)

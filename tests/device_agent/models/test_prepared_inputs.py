@@ -1,0 +1,192 @@
+"""Raw inputs in prediction: `prepare` is applied, and inputs unlike those of training are named."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fedpatch.device_agent.models.evaluate import evaluate_model
+from fedpatch.device_agent.models.personal import PersonalModel
+from fedpatch.device_agent.models.store import DIRECTORY, ModelStore
+from fedpatch.device_agent.training.local_trainer import LocalResult, LocalTrainer
+from fedpatch.device_agent.training.model_export import ModelExport
+from fedpatch.shared.errors import DataError, UsageError
+from fedpatch.shared.task_checks.data_checks import load_checked
+from fedpatch.shared.tasks.model_metadata import METADATA_FILE
+from fedpatch.shared.tasks.prepare import preparation_of
+from fedpatch.shared.tasks.task import Task
+from tests.device_agent.device_rounds import SGD, Scene
+from tests.shared.prepared_task import PLAIN, REFERENCE, TASK, rows
+from tests.support.programs import agent_leaves
+
+RAW, LABELS = rows(200, seed=4)
+
+
+def _trained(task: Task, reference: str, folder: Path) -> Path:
+    """State of a device whose model was trained on its rows and published."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        fitted = load_checked(task, "good", Path(), "device pi")
+        trainer = LocalTrainer(task, fitted.data)
+        x, y = torch.from_numpy(fitted.data.train_x), torch.from_numpy(fitted.data.train_y)
+        optimizer = torch.optim.Adam(trainer.model.parameters(), lr=0.02)
+        for _ in range(150):
+            optimizer.zero_grad()
+            task.loss(trainer.model(x), y).backward()
+            optimizer.step()
+    store = ModelStore(folder / DIRECTORY)
+    preparation = preparation_of(task, fitted.raw_shape)
+    export = ModelExport(trainer, store, 1.0, task_ref=reference, preparation=preparation)
+    command = Scene(folder, task, SGD, "none").command()
+    export.stage(command, LocalResult({}, len(x), 1, 0.0, 0.5, 0.5, 0.0))
+    assert store.publish(task.name, command.key.run, command.key.round) is not None
+    return folder
+
+
+@pytest.fixture(scope="module")
+def state_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a device whose task has a prepare."""
+    return _trained(TASK, REFERENCE, tmp_path_factory.mktemp("prepared"))
+
+
+@pytest.fixture(scope="module")
+def plain_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a device whose task scales rows itself, so that the model does not know of it."""
+
+    def scaled(spec: str, root: Path):
+        return load_checked(TASK, spec, root, "device pi").data
+
+    return _trained(replace(PLAIN, load_data=scaled), "", tmp_path_factory.mktemp("plain"))
+
+
+def _accuracy(model: PersonalModel, inputs: np.ndarray, **how: bool) -> float:
+    return float((model.predict(inputs, **how).argmax(axis=1) == LABELS).mean())
+
+
+def test_raw_rows_are_prepared_before_they_are_predicted(state_dir):
+    """By the task that the metadata name; prepared ones are left alone, and said to be so."""
+    model = PersonalModel.open(state_dir)
+    assert _accuracy(model, RAW) > 0.9
+    assert TASK.prepare is not None
+    assert _accuracy(model, TASK.prepare(RAW), prepared=True) == _accuracy(model, RAW)
+    assert model.classify(RAW[:3]) == [("low", "high")[one] for one in model.predict(RAW[:3]).argmax(axis=1)]
+
+
+def test_rows_without_the_scaling_of_training_are_warned_of(plain_dir, caplog):
+    """Where the task has no prepare, nobody could apply it; nothing was said of it before."""
+    caplog.set_level(logging.WARNING)
+    model = PersonalModel.open(plain_dir)
+    assert TASK.prepare is not None
+    assert _accuracy(model, TASK.prepare(RAW)) > 0.9 and not caplog.records
+    assert _accuracy(model, RAW) < 0.8
+    assert "values lie outside of those that the model was trained on: feature 0 from" in caplog.text
+    assert "give inputs as the task's load_data gives them" in caplog.text
+
+
+def test_rows_that_are_prepared_twice_are_warned_of(state_dir, caplog):
+    """The statistics are those of prepared inputs."""
+    assert TASK.prepare is not None
+    PersonalModel.open(state_dir).predict(TASK.prepare(RAW))
+    assert "values lie outside of those" in caplog.text
+
+
+def test_a_missing_value_is_filled_by_prepare_and_else_refused(state_dir, plain_dir):
+    """Without a word it would give outputs that are no numbers."""
+    missing = RAW[:2].copy()
+    missing[1, 2] = np.nan
+    assert np.isfinite(PersonalModel.open(state_dir).predict(missing)).all()
+    with pytest.raises(DataError, match=r"row 1 of the inputs holds nan at \[2\]; fill it"):
+        PersonalModel.open(plain_dir).predict(missing)
+
+
+def test_a_task_that_cannot_be_found_is_named_with_the_ways_out(state_dir):
+    """Rather no prediction than one of raw rows."""
+    model = PersonalModel.open(state_dir)
+    object.__setattr__(model.metadata, "task_ref", "gone_task:TASK")
+    with pytest.raises(
+        UsageError, match=r"`prepare` of task 'prepared' made of raw ones, and the task cannot be found here"
+    ):
+        model.predict(RAW)
+    model.predict(TASK.prepare(RAW) if TASK.prepare else RAW, prepared=True)
+    object.__setattr__(model.metadata, "task_ref", "")
+
+
+def test_another_prepare_than_in_training_is_refused(state_dir):
+    """A newer version of the task, whose model comes with the next round."""
+    newer = replace(TASK, prepare=lambda raw: raw / 1000)
+    with pytest.raises(UsageError, match="is not the one that the model was trained with"):
+        PersonalModel.open(state_dir, newer).predict(RAW)
+    assert _accuracy(PersonalModel.open(state_dir, TASK), RAW) > 0.9
+
+
+def test_evaluate_prepares_the_test_data_once(state_dir):
+    """What it measures is what the round measured."""
+    model = PersonalModel.open(state_dir)
+    measured, count = evaluate_model(model, TASK, "good", Path())
+    assert count == 60
+    assert measured == pytest.approx(model.metadata.user_accuracy or 0.0)
+
+
+def test_evaluate_with_another_prepare_than_in_training_is_refused(state_dir, plain_dir):
+    """Changed, gone or new: a figure of other inputs would say nothing of the model."""
+    model, plain = PersonalModel.open(state_dir), PersonalModel.open(plain_dir)
+    changed = replace(TASK, prepare=lambda raw: raw / 1000)
+    with pytest.raises(UsageError, match="is not the one that the model was trained with"):
+        evaluate_model(model, changed, "good", Path())
+    with pytest.raises(UsageError, match="the task has no prepare now"):
+        evaluate_model(model, replace(TASK, prepare=None), "good", Path())
+    with pytest.raises(UsageError, match=r"trained without a `prepare`, and task .* has one now"):
+        evaluate_model(plain, replace(PLAIN, prepare=TASK.prepare), "good", Path())
+
+
+def test_the_metadata_say_how_inputs_were_and_how_they_are_prepared(state_dir):
+    """Statistics of the prepared training inputs, and a trace of prepare; no row of the data."""
+    file = state_dir / DIRECTORY / TASK.name / "current" / METADATA_FILE
+    known = json.loads(file.read_bytes())
+    data = load_checked(TASK, "good", Path(), "device pi").data
+    assert known["task_ref"] == REFERENCE
+    assert known["prepare"]["raw_shape"] == [3] and known["prepare"]["probe"]
+    np.testing.assert_allclose(known["inputs"]["mean"], data.train_x.mean(axis=0), atol=1e-4)
+    assert known["inputs"]["examples"] == len(data.train_x)
+    assert file.stat().st_size < 10_000
+
+
+def _csv(folder: Path, text: str) -> Path:
+    (folder / "now.csv").write_text(text)
+    return folder / "now.csv"
+
+
+def test_predict_prepares_rows_of_a_file_and_warns_on_stderr(agent, state_dir, tmp_path):
+    """An empty cell is a missing value; rows unlike those of training are named, also for programs."""
+    usual = _csv(tmp_path, "t,p,l\n20.0,1010,\n5.5,990,100\n")
+    ended = agent("predict", usual, "--state-dir", state_dir, "--json")
+    assert (ended.code, ended.err) == (0, "")
+    document = json.loads(ended.out)
+    assert [one["class"] for one in document["predictions"]] == ["high", "low"]
+    assert document["warnings"] == []
+    odd = _csv(tmp_path, "0.1,0.2,0.3\n")
+    ended = agent("predict", odd, "--state-dir", state_dir, "--json")
+    assert ended.code == 0
+    assert f"warning: {odd}: values lie outside of those that the model was trained on" in ended.err
+    assert len(json.loads(ended.out)["warnings"]) == 1
+    assert agent("predict", odd, "--state-dir", state_dir, "--prepared").err == ""
+
+
+def test_predict_names_the_file_of_a_missing_value(agent, plain_dir, tmp_path):
+    """With the row; nothing is printed that would look like a result."""
+    ended = agent("predict", _csv(tmp_path, "0.1,,0.3\n"), "--state-dir", plain_dir)
+    assert (ended.code, ended.out) == (1, "")
+    assert "now.csv: row 0 of the inputs holds nan at [1]" in ended.err
+
+
+def test_predict_applies_prepare_without_torch(state_dir, tmp_path):
+    """A task that imports torch only where it builds its model costs no more than one without prepare."""
+    np.save(tmp_path / "now.npy", RAW[:3])
+    told = agent_leaves("'torch' in sys.modules", "predict", tmp_path / "now.npy", "--state-dir", state_dir)
+    assert told == "False"

@@ -1,0 +1,241 @@
+"""Willingness: steady against moments of loss and return, and what becomes of work in hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedpatch.device_agent.policy.daily_budget import NOTHING
+from fedpatch.device_agent.policy.hysteresis import (
+    Change,
+    ConditionLost,
+    ConditionRestored,
+    Hysteresis,
+    OnLoss,
+    PauseExpired,
+)
+from fedpatch.device_agent.policy.preference_evaluation import Objection, judge
+from fedpatch.shared.wire.reason_codes import Condition
+from tests.device_agent.owners import easy, facts
+from tests.device_agent.policy.test_preference_evaluation import NOON
+
+BATTERY = (Objection(Condition.NOT_CHARGING, "it runs on its battery", 600.0),)
+NIGHT = (Objection(Condition.QUIET_HOURS, "quiet hours, until Sun 07:00", 28_800.0, exact=True),)
+HOT = (Objection(Condition.TOO_HOT, "it has 81 °C", 120.0),)
+NONE: tuple[Objection, ...] = ()
+
+
+def willing(**settings) -> Hysteresis:
+    """Of a device that has just seen that all is well, at time 0."""
+    found = Hysteresis(easy(**settings))
+    assert found.observe(NONE, 0.0, working=False) is None
+    return found
+
+
+def play(device: Hysteresis, story: dict[float, tuple[Objection, ...]], *, working: bool = True) -> list[Change]:
+    """What is told while the facts are these at those times."""
+    told = (device.observe(objections, now, working=working) for now, objections in story.items())
+    return [change for change in told if change is not None]
+
+
+def test_a_moments_loss_stops_nothing():
+    """A plug that is put in again within two seconds; and once it has held for two, it may come loose again."""
+    device = willing()
+    assert play(device, {10.0: BATTERY, 11.9: BATTERY, 12.0: NONE, 14.0: BATTERY, 15.9: BATTERY}) == []
+    assert device.willing and device.unwilling is None
+
+
+def test_a_plug_that_flaps_is_missed():
+    """Its good moments are too short to count, and the bad ones add up: two seconds of them, looked at every second."""
+    device = willing(loss_after_s=2.0)
+    story = {10.0 + second: NONE if second % 2 else BATTERY for second in range(8)}
+    assert play(device, story) == [ConditionLost(BATTERY, OnLoss.PAUSE)]
+    assert device.unwilling is Condition.NOT_CHARGING
+    device = willing(loss_after_s=2.0)
+    play(device, {10.0: BATTERY, 11.5: NONE, 12.0: BATTERY})
+    assert device.next_deadline() == 12.5
+
+
+def test_a_loss_after_a_return_has_the_whole_patience_again():
+    """What flapped before the device was unwilling is over with it."""
+    device = willing(loss_after_s=2.0, return_after_s=1.0)
+    flapping = {10.0: BATTERY, 11.5: NONE, 12.0: BATTERY, 12.5: BATTERY, 13.0: NONE, 14.0: NONE}
+    assert [type(change) for change in play(device, flapping)] == [ConditionLost, ConditionRestored]
+    assert play(device, {14.5: BATTERY, 16.4: BATTERY, 16.5: NONE}) == []
+
+
+def test_a_loss_that_lasts_is_told_once():
+    """With the action that the owner chose, and everything that is missed then."""
+    device = willing(on_loss="finish")
+    story = {10.0: BATTERY, 11.0: BATTERY, 12.0: BATTERY + HOT, 13.0: BATTERY}
+    assert play(device, story) == [ConditionLost(BATTERY + HOT, OnLoss.FINISH)]
+    assert (device.willing, device.unwilling) == (False, Condition.NOT_CHARGING)
+
+
+def test_two_losses_that_take_turns_are_one():
+    """There is no moment at which the owner's demands are met."""
+    assert play(willing(), {10.0: BATTERY, 11.0: HOT, 12.0: BATTERY}) == [ConditionLost(BATTERY, OnLoss.PAUSE)]
+
+
+def test_what_is_missed_at_the_start_counts_at_once():
+    """There was no moment at which it was met; an agent that finds an update to upload learns what to do with it."""
+    device = Hysteresis(easy(on_loss="abandon"))
+    assert device.observe(BATTERY, 0.0, working=True) == ConditionLost(BATTERY, OnLoss.ABANDON)
+
+
+def test_work_goes_on_when_all_was_met_for_long_enough():
+    """And not before, however often it comes back for a moment."""
+    device = willing(return_after_s=30.0)
+    lost = {10.0: BATTERY, 12.0: BATTERY}
+    short = {20.0: NONE, 49.0: NONE, 49.5: BATTERY, 60.0: NONE, 89.9: NONE}
+    assert play(device, {**lost, **short}) == [ConditionLost(BATTERY, OnLoss.PAUSE)]
+    assert play(device, {90.0: NONE, 91.0: NONE, 200.0: NONE}) == [ConditionRestored(78.0)]
+    assert device.willing
+
+
+@pytest.mark.parametrize("action", ["finish", "pause", "abandon"])
+def test_the_owner_chooses_what_becomes_of_work(action):
+    """The three words of on_loss."""
+    told = play(willing(on_loss=action), {10.0: BATTERY, 12.0: BATTERY, 1000.0: BATTERY})
+    assert told[0] == ConditionLost(BATTERY, OnLoss(action))
+    assert told[1:] == ([PauseExpired(BATTERY)] if action == "pause" else [])
+
+
+def test_a_pause_has_an_end():
+    """Told once, also when all is met again but not for long enough."""
+    device = willing(pause_limit_s=100.0)
+    assert play(device, {10.0: BATTERY, 12.0: BATTERY, 90.0: NONE, 111.9: NONE}) == [
+        ConditionLost(BATTERY, OnLoss.PAUSE)
+    ]
+    assert play(device, {112.0: NONE, 113.0: NONE}) == [PauseExpired(BATTERY)]
+    assert play(device, {120.0: NONE}) == [ConditionRestored(108.0)]
+
+
+def test_a_pause_without_work_has_no_end_to_tell():
+    """The coordinator may have cancelled the round meanwhile."""
+    device = willing(pause_limit_s=100.0)
+    assert len(play(device, {10.0: BATTERY, 12.0: BATTERY})) == 1
+    assert play(device, {50.0: BATTERY, 200.0: BATTERY}, working=False) == []
+
+
+def test_a_pause_that_must_outlast_its_limit_is_not_begun():
+    """The night is longer than ten minutes; a short rest is not."""
+    assert play(willing(), {10.0: NIGHT, 12.0: NIGHT}) == [ConditionLost(NIGHT, OnLoss.ABANDON)]
+    assert play(willing(pause_limit_s=28_800.0), {10.0: NIGHT, 12.0: NIGHT}) == [ConditionLost(NIGHT, OnLoss.PAUSE)]
+    assert play(willing(on_loss="finish"), {10.0: NIGHT, 12.0: NIGHT}) == [ConditionLost(NIGHT, OnLoss.FINISH)]
+
+
+def test_an_offer_is_declined_for_what_is_missed_at_that_moment():
+    """The two seconds of patience are for work that has begun."""
+    device = willing()
+    device.observe(BATTERY, 10.0, working=False)
+    (told,) = device.answer(BATTERY, 10.0)
+    assert device.willing and told.condition is Condition.NOT_CHARGING
+    assert device.answer(NONE, 10.5) == NONE
+
+
+def test_a_moments_loss_costs_no_more_than_a_moment():
+    """A device that stays willing is silent about its plug, so whoever rests for ten minutes would rest in vain."""
+    device = willing(loss_after_s=2.0)
+    device.observe(BATTERY, 10.0, working=False)
+    assert [one.retry_after_s for one in device.answer(BATTERY, 10.0)] == [3.0]
+    device.observe(NONE, 12.0, working=False)
+    assert device.willing and device.answer(NONE, 13.0) == NONE
+    device.observe(BATTERY, 20.0, working=False)
+    device.observe(BATTERY, 22.0, working=False)
+    assert device.answer(BATTERY, 22.0) == BATTERY  # from here on presence tells when it is over
+
+
+def test_only_what_may_be_over_in_a_moment_is_asked_again_so_soon():
+    """Neither what ends by the clock nor what the offer itself is refused for; the most lasting is told first."""
+    device = willing(loss_after_s=2.0)
+    device.observe(NIGHT + BATTERY, 10.0, working=False)
+    unfit = (Objection(Condition.TASK_NOT_ALLOWED, "task x is not among allowed_tasks", 3600.0),)
+    brief = (Objection(Condition.BUSY, "it has much to do", 0.5),)
+    told = device.answer(BATTERY + NIGHT + unfit + brief, 10.0)
+    assert [(one.condition, one.retry_after_s) for one in told] == [
+        (Condition.QUIET_HOURS, 28_800.0),
+        (Condition.TASK_NOT_ALLOWED, 3600.0),
+        (Condition.NOT_CHARGING, 3.0),
+        (Condition.BUSY, 0.5),
+    ]
+
+
+def test_an_offer_is_declined_while_what_came_back_must_still_hold():
+    """With the preference that was missed, and the time that is left."""
+    device = willing(return_after_s=30.0)
+    play(device, {10.0: BATTERY, 12.0: BATTERY, 20.0: NONE})
+    (told,) = device.answer(NONE, 45.0)
+    assert (told.condition, told.retry_after_s) == (Condition.NOT_CHARGING, 5.0)
+    play(device, {50.0: NONE})
+    assert device.answer(NONE, 50.0) == NONE
+
+
+def test_what_ends_by_the_clock_is_over_when_it_is_over():
+    """The coordinator was told that very moment; but whatever else was missed must hold all the same."""
+    device = willing(return_after_s=30.0)
+    assert play(device, {10.0: NIGHT, 12.0: NIGHT, 8000.0: NIGHT, 8010.0: NONE}, working=False)[1:] == [
+        ConditionRestored(7998.0)
+    ]
+    device = willing(return_after_s=30.0)
+    assert (
+        len(play(device, {10.0: NIGHT, 12.0: NIGHT, 8000.0: NIGHT + HOT, 8005.0: NIGHT, 8010.0: NONE}, working=False))
+        == 1
+    )
+    (told,) = device.answer(NONE, 8010.0)
+    assert told.retry_after_s == 25.0 and device.next_deadline() == 8035.0
+    assert play(device, {8034.0: NONE, 8035.0: NONE}, working=False) == [ConditionRestored(8023.0)]
+
+
+def test_what_ends_by_the_clock_is_looked_for_when_it_ends():
+    """The first end of several, counted from when it was told; nobody waits for what does not end by the clock."""
+    device = willing(on_loss="finish")
+    play(device, {10.0: HOT, 12.0: HOT})
+    assert device.next_deadline() is None
+    midnight = (Objection(Condition.ROUNDS_SPENT, "24 rounds today", 7200.0, exact=True),)
+    play(device, {20.0: NIGHT + midnight + HOT})
+    assert device.next_deadline() == 20.0 + 7200.0
+    play(device, {7220.0: NIGHT})
+    assert device.next_deadline() == 7220.0 + 28_800.0
+
+
+def test_presence_keeps_its_word_while_it_is_true():
+    """It does not change with every other thing that is missed beside it."""
+    device = willing()
+    told = []
+    for now, missed in enumerate([HOT, HOT, HOT, BATTERY + HOT, HOT, BATTERY, BATTERY + HOT, NONE]):
+        device.observe(missed, 10.0 + now, working=False)
+        told.append(device.unwilling)
+    assert told == [None, None, *[Condition.TOO_HOT] * 3, *[Condition.NOT_CHARGING] * 3]
+
+
+def test_facts_are_judged_more_strictly_while_unwilling():
+    """A battery that trembles around its limit does not take the device with it."""
+    device = willing(min_battery=30, return_after_s=10.0)
+    told = []
+    for now in range(600):
+        percent = 30.5 if now % 40 < 20 else 29.5
+        missed = judge(device.preferences, facts(battery_percent=percent), NOTHING, local=NOON)
+        told.append(device.observe(missed, float(now), working=False))
+    assert [type(change) for change in told if change is not None] == [ConditionLost]
+
+
+@pytest.mark.parametrize("limit_s", [0.0, 0.5, 3.0])
+def test_a_loss_is_told_at_the_next_deadline(limit_s):
+    """Who looks again just then is not late."""
+    device = willing(loss_after_s=limit_s)
+    told = device.observe(BATTERY, 10.0, working=True)
+    if limit_s:
+        assert told is None and device.next_deadline() == 10.0 + limit_s
+        told = device.observe(BATTERY, 10.0 + limit_s, working=True)
+    assert isinstance(told, ConditionLost)
+
+
+def test_the_next_deadline_is_that_of_the_pause_or_of_the_return():
+    """Whichever is earlier; none where time alone changes nothing."""
+    device = willing(return_after_s=30.0, pause_limit_s=100.0)
+    assert device.next_deadline() is None
+    seen = []
+    for now, missed in {10.0: BATTERY, 12.0: BATTERY, 20.0: NONE, 90.0: BATTERY, 95.0: NONE, 112.0: NONE}.items():
+        device.observe(missed, now, working=True)
+        seen.append(device.next_deadline())
+    assert seen == [12.0, 112.0, 50.0, 112.0, 112.0, 125.0]

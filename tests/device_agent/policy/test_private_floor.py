@@ -1,0 +1,253 @@
+"""What at least stays private: the owner's setting, the record of earlier rounds, and the law that no request undercuts it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from fedpatch.device_agent.policy.private_floor import FloorRecord, PrivateFloor, public_schema, undercut
+from fedpatch.device_agent.state.patch_store import PatchKey, PatchRecord, PatchState, PatchStore, patch_mend
+from fedpatch.device_agent.training.local_trainer import LocalTrainer
+from fedpatch.device_agent.training.local_update import LocalUpdate
+from fedpatch.shared.errors import StateError, UpdateRefused, UsageError
+from fedpatch.shared.tensors.arrays import MOMENTS, Role, Schema, TensorSpec, base_name
+from fedpatch.shared.tensors.patches import parse_policy
+from tests.device_agent.device_rounds import ADAM, Scene
+from tests.device_agent.toy_tasks import TOY, random_data
+
+NAMES = (
+    "conv.weight",
+    "bn1.weight",
+    "bn1.bias",
+    "bn1.running_mean",
+    "bn2.weight",
+    "bn2.running_var",
+    "fc.weight",
+    "fc.bias",
+)
+ROLES: tuple[Role, ...] = ("weight", "affine", "affine", "stats", "affine", "stats", "weight", "weight")
+MODEL = Schema(tuple(TensorSpec(name, (2,), "float32", role) for name, role in zip(NAMES, ROLES, strict=True)))
+PLAIN = Schema((TensorSpec("fc.weight", (2,), "float32", "weight"), TensorSpec("fc.bias", (2,), "float32", "weight")))
+
+GLOBS = st.sampled_from([*NAMES, "bn*", "*bn*", "bn1.*", "*.weight", "*.bias", "fc.*", "*.running_*", "conv.*"])
+POLICIES = st.one_of(
+    st.sampled_from(["none", "stats", "affine", "all"]),
+    st.lists(GLOBS, min_size=1, max_size=4).map(lambda globs: "names:" + ",".join(globs)),
+)
+
+
+def floor_in(folder: Path, setting: str = "", task: str = "toy") -> PrivateFloor:
+    """The floor of a device that keeps its files in a folder."""
+    return PrivateFloor(folder, task, setting)
+
+
+def private_of(policy: str) -> frozenset[str]:
+    """What a policy keeps of MODEL; policies that a coordinator could not use are left out."""
+    try:
+        return parse_policy(policy).private_names(MODEL)
+    except UsageError:
+        assume(False)
+        raise
+
+
+class TestSetting:
+    @pytest.mark.parametrize(
+        ("request_", "lacking"),
+        [
+            ("affine", set()),
+            ("all", set()),
+            ("names:*bn*", set()),
+            ("names:bn1.weight,bn1.bias,bn2.weight", set()),
+            ("stats", {"bn1.weight", "bn1.bias", "bn2.weight"}),
+            ("none", {"bn1.weight", "bn1.bias", "bn2.weight"}),
+            ("names:fc.bias", {"bn1.weight", "bn1.bias", "bn2.weight"}),
+            ("names:bn1.*", {"bn2.weight"}),
+        ],
+    )
+    def test_a_new_device_keeps_affine_by_names_whatever_the_policys_text(self, tmp_path, request_, lacking):
+        """The default floor is compared by tensors."""
+        assert undercut(floor_in(tmp_path).of(MODEL), request_, MODEL) == lacking
+
+    @pytest.mark.parametrize("request_", ["none", "names:fc.bias"])
+    def test_a_model_without_batch_norm_is_possible(self, tmp_path, request_):
+        """There `affine` names nothing, so the default keeps nothing."""
+        floor = floor_in(tmp_path).of(PLAIN)
+        assert (floor.names, floor.words) == (frozenset(), "none")
+        assert undercut(floor, request_, PLAIN) == set()
+
+    def test_none_set_by_the_owner_is_obeyed_after_stricter_rounds(self, tmp_path):
+        """An explicit decision holds, also below what stayed before; without it the record counts again."""
+        floor_in(tmp_path).note(private_of("all"), MODEL)
+        assert undercut(floor_in(tmp_path, "none").of(MODEL), "none", MODEL) == set()
+        assert floor_in(tmp_path).of(MODEL).words == "all"
+
+    @pytest.mark.parametrize(("setting", "words"), [("names:fc9.*", "fc9"), ("names:*", "nothing is left to federate")])
+    def test_names_that_do_not_fit_the_model_are_an_error(self, tmp_path, setting, words):
+        """An owner who believes that something is protected is not left in that belief."""
+        with pytest.raises(UsageError, match="private = names:") as error:
+            floor_in(tmp_path, setting).check(MODEL)
+        assert words in str(error.value)
+
+
+class TestRecord:
+    def test_a_restart_keeps_the_strictest_that_ever_was(self, tmp_path):
+        """Of rounds whose policies none covers the other, all that stayed in any."""
+        floor_in(tmp_path).note(private_of("names:bn*,fc.bias"), MODEL)
+        floor_in(tmp_path).note(private_of("affine"), MODEL)
+        floor = floor_in(tmp_path).of(MODEL)
+        assert floor.names == private_of("all") | {"fc.bias"}
+        assert floor.source == "earlier rounds"
+        assert undercut(floor, "affine", MODEL) == {"bn1.running_mean", "bn2.running_var", "fc.bias"}
+
+    def test_it_is_of_one_task(self, tmp_path):
+        """Another task of the device begins with the default."""
+        floor_in(tmp_path).note(private_of("all"), MODEL)
+        assert floor_in(tmp_path, task="toy-2").of(MODEL).words == "affine"
+
+    def test_a_next_version_of_the_task_with_more_layers_is_covered(self, tmp_path):
+        """Whoever kept all statistics keeps those of a new layer too."""
+        floor_in(tmp_path).note(private_of("names:bn*"), MODEL)
+        newer = Schema((*MODEL.specs, TensorSpec("bn3.running_var", (2,), "float32", "stats")))
+        assert "bn3.running_var" in floor_in(tmp_path).of(newer).names
+
+    @pytest.mark.parametrize("damage", [b"", b"fedpatch private 1\n", b"\0" * 90], ids=["empty", "cut", "zeros"])
+    def test_a_damaged_record_declines_everything_until_the_owner_decides(self, tmp_path, damage):
+        """It is not replaced by a weaker one either, also where the owner's setting lets a round go on."""
+        floor = floor_in(tmp_path)
+        floor.note(private_of("all"), MODEL)
+        floor.path.write_bytes(damage)
+        with pytest.raises(StateError, match="Set `private`"):
+            floor.of(MODEL)
+        with pytest.raises(StateError, match="Set `private`"):
+            floor.note(private_of("affine"), MODEL)
+        owned = floor_in(tmp_path, "affine")
+        assert owned.of(MODEL).words == "affine"
+        owned.note(private_of("affine"), MODEL)
+        assert floor.path.read_bytes() == damage
+
+    def test_every_flipped_byte_is_found(self, tmp_path):
+        """No damage makes the floor lower."""
+        floor = floor_in(tmp_path)
+        floor.note(private_of("all"), MODEL)
+        whole = floor.path.read_bytes()
+        for index in range(len(whole)):
+            floor.path.write_bytes(whole[:index] + bytes([whole[index] ^ 1]) + whole[index + 1 :])
+            with pytest.raises(StateError):
+                floor.of(MODEL)
+
+    def test_patches_of_a_device_that_had_no_record_yet_tell_it(self, tmp_path):
+        """An agent that is brought up to date goes on as strictly as it was, also where a patch's newest version is damaged."""
+        store = PatchStore(tmp_path)
+        for policy, name in (("all", "bn1.weight"), ("names:fc.*", "fc.bias")):
+            key = PatchKey("toy", "5c" * 32, policy)
+            for number in (1, 2):
+                state = PatchState({name: np.full(2, number, np.float32)}, number)
+                store.save(PatchRecord(key, "run", number, PatchState(), state))
+            (tmp_path / key.file_name).write_bytes(b"damaged")
+        floor = floor_in(tmp_path)
+        assert floor.of(MODEL).names == private_of("all") | {"fc.bias"}
+        floor.note(private_of("all"), MODEL)
+        assert floor.path.exists()
+        assert floor.kept().names >= private_of("all") | {"fc.bias"}
+
+    def test_a_patch_of_before_that_cannot_be_read_declines_everything(self, tmp_path):
+        """Nobody knows what it kept. The remedy names the patch, as the doctor does, and no record: there is none."""
+        path = tmp_path / f"toy-{'0' * 16}.patch"
+        path.write_bytes(b"damaged")
+        with pytest.raises(StateError, match="what stayed private in earlier rounds is not known") as error:
+            floor_in(tmp_path).of(MODEL)
+        assert patch_mend(path) in str(error.value)
+        assert "Set `private`" in str(error.value)
+        assert ".private" not in str(error.value)
+
+    def test_a_disk_that_refuses_fails_the_round_before_anything_private_is_written(self, tmp_path):
+        """The record is durable before the patch is saved."""
+        folder = tmp_path / "gone"
+        with pytest.raises(StateError):
+            floor_in(folder).note(private_of("affine"), MODEL)
+
+
+@given(setting=st.one_of(st.just(""), POLICIES), policy=POLICIES, moments=st.sampled_from([(), MOMENTS]))
+def test_no_policy_lets_a_name_travel_that_the_floor_keeps(setting, policy, moments):
+    """For any two policies over a schema: neither the tensor nor its moments; and an admitted request gets all it asked for."""
+    private_of(policy)
+    with TemporaryDirectory() as folder:
+        floor = floor_in(Path(folder), setting).of(MODEL)
+    public = public_schema(floor, policy, MODEL, moments)
+    assert floor.names.isdisjoint(base_name(name) for name in public.names)
+    if not undercut(floor, policy, MODEL):
+        assert public == parse_policy(policy).public(MODEL.with_moments(moments))
+
+
+@given(policies=st.lists(POLICIES, min_size=1, max_size=6))
+def test_over_any_requests_what_once_stayed_never_travels(policies):
+    """A device that answers what its floor admits, restarted between any two requests."""
+    with TemporaryDirectory() as folder:
+        stayed: set[str] = set()
+        for policy in policies:
+            private = private_of(policy)
+            if undercut(floor_in(Path(folder)).of(MODEL), policy, MODEL):
+                continue
+            assert stayed.isdisjoint(set(MODEL.names) - private)
+            floor_in(Path(folder)).note(private, MODEL)
+            stayed |= private
+
+
+@given(st.sets(st.sampled_from(NAMES)), st.sets(st.sampled_from(NAMES)))
+def test_a_record_only_grows(first, second):
+    """Whatever a later round keeps."""
+    kept = FloorRecord().plus(first, MODEL)
+    assert kept.names_in(MODEL) >= first
+    assert kept.plus(second, MODEL).names_in(MODEL) >= kept.names_in(MODEL) | second
+
+
+class Device:
+    """A device that trains the toy task, as its owner set it up."""
+
+    def __init__(self, folder: Path, private: str = "") -> None:
+        folder.mkdir(exist_ok=True)
+        self.patches = PatchStore(folder / "patches")
+        self.local_update = LocalUpdate(LocalTrainer(TOY, random_data("ann", 23)), self.patches, "ann", private=private)
+
+    def run(self, scene: Scene, round: int = 1) -> set[str]:
+        """A round; names of the tensors that leave."""
+        (scene.folder / "update").unlink(missing_ok=True)
+        done = self.local_update.run(scene.command(round=round), lambda done, total: None, lambda: False)
+        assert done is not None
+        return set(scene.update(done[0])[1])
+
+
+@pytest.mark.parametrize("private", ["none", "names:fc2.bias", "stats"])
+def test_a_training_process_refuses_what_undercuts_its_earlier_rounds(tmp_path, private):
+    """After rounds with `affine`, gamma and beta, their moments and steps stay, also in the process that only trains."""
+    device = Device(tmp_path / "ann")
+    for number in (1, 2):
+        assert not [name for name in device.run(Scene(tmp_path, TOY, ADAM, "affine"), number) if "bn.weight" in name]
+    before = sorted((path.name, path.read_bytes()) for path in device.patches.directory.iterdir())
+    for again in (device, Device(tmp_path / "ann")):
+        with pytest.raises(UpdateRefused, match=r"at least affine; 'bn\.bias'.* would leave it; nothing was trained"):
+            again.run(Scene(tmp_path, TOY, ADAM, private), 3)
+    assert not (tmp_path / "update").exists()
+    assert sorted((path.name, path.read_bytes()) for path in device.patches.directory.iterdir()) == before
+
+
+def test_statistics_that_once_stayed_do_not_travel_with_a_later_affine(tmp_path):
+    """After a round with `all`, a request with `affine` would publish the statistics."""
+    device = Device(tmp_path / "ann")
+    device.run(Scene(tmp_path, TOY, ADAM, "all"))
+    with pytest.raises(UpdateRefused, match=r"running_mean"):
+        device.run(Scene(tmp_path, TOY, ADAM, "affine"), 2)
+    assert "bn.running_mean" in Device(tmp_path / "ann", "affine").run(Scene(tmp_path, TOY, ADAM, "affine"), 2)
+
+
+def test_an_owner_who_keeps_more_is_obeyed_in_the_first_round(tmp_path):
+    """A setting of `all` lets no statistics go, whatever is asked for; one of `none` lets everything go."""
+    with pytest.raises(UpdateRefused, match="at least all"):
+        Device(tmp_path / "ann", "all").run(Scene(tmp_path, TOY, ADAM, "affine"))
+    everything = Device(tmp_path / "bob", "none").run(Scene(tmp_path, TOY, ADAM, "none"))
+    assert {"bn.weight", "bn.bias:exp_avg", "bn.running_var"} <= everything

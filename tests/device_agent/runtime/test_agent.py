@@ -1,0 +1,361 @@
+"""The agent's loop: it lives through what ends a round."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fedpatch.device_agent.job.effects import JobKey
+from fedpatch.device_agent.job.job import Job
+from fedpatch.device_agent.job.training_messages import SetupFailed, Trained, TrainFailed, TrainProgress, WorkerSetup
+from fedpatch.device_agent.runtime.agent import EARLY_DEATHS, Agent, Inbox, Stop
+from fedpatch.device_agent.runtime.duplicate_id import DuplicateIdDetector
+from fedpatch.device_agent.runtime.effect_runner import EffectRunner, Identity
+from fedpatch.device_agent.runtime.housekeeping import Housekeeping
+from fedpatch.device_agent.runtime.idle_timeout import IdleTimer
+from fedpatch.device_agent.runtime.systemd_notify import ServiceManager
+from fedpatch.device_agent.runtime.trainer import Died, Trainer
+from fedpatch.device_agent.state.status_file import StatusFile
+from fedpatch.device_agent.state.storage_check import Storage
+from fedpatch.device_agent.state.update_spool import Spooled, UpdateSpool
+from fedpatch.device_agent.telemetry.vitals import VitalsPace, vitals_of
+from fedpatch.shared.errors import DataError, UsageError
+from fedpatch.shared.mqtt.client import Connected, Disconnected, Received
+from fedpatch.shared.wire import topics
+from fedpatch.shared.wire.codec import encode
+from fedpatch.shared.wire.messages import (
+    COORDINATOR_FEATURES,
+    Accept,
+    Claim,
+    CoordinatorState,
+    Decline,
+    DeviceState,
+    Envelope,
+    Failed,
+    JobStatus,
+    Manifest,
+    Offer,
+    Progress,
+    WorkRequest,
+)
+from fedpatch.shared.wire.reason_codes import DeclineReason, FailReason, JobPhase
+from fedpatch.shared.wire.transfer import cut, encode_chunk
+from tests.device_agent.fake_link import Wire
+from tests.device_agent.jobs import BLOB, REQUEST
+from tests.device_agent.owners import READY, WELL, facts, limits_of, owner_of
+from tests.support.specs import RUN, SCHEMA, TASK, model, report, said, update
+
+UPDATE = b"u" * 350
+DOWN = topics.down("lab", "pi")
+CONNECTED = Connected("5", None, retain_available=True, session_present=False)
+ECHO = "what the agent said of itself"
+
+
+def asked(round_number: int = 1, epoch: int = 1, request: WorkRequest = REQUEST) -> list[Received]:
+    """A work request and the chunks of its model."""
+    digest = model().digest
+    chunks = [encode_chunk(cut(BLOB, model(), index)) for index in range(3)]
+    work = Received(DOWN, encode(said(request, round_number, epoch=epoch)), False)
+    return [work, *(Received(topics.model_chunk("lab", digest, i), chunk, True) for i, chunk in enumerate(chunks))]
+
+
+def stated(state: DeviceState | CoordinatorState) -> Received:
+    """Presence, on the topic of whoever it is of."""
+    device = isinstance(state, DeviceState)
+    topic = topics.device_state("lab", "pi") if device else topics.coordinator_state("lab")
+    return Received(topic, encode(Envelope(state)), True)
+
+
+@pytest.fixture
+def played(tmp_path, monkeypatch):
+    """Lets an agent see events until it is stopped; what it answers. Its training process never says a word."""
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\nexec cat >/dev/null\n")
+    program.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(program))
+
+    def play(*events, wire: Wire | None = None, vitals: VitalsPace | None = None) -> list:
+        identity, wire, inbox, job = Identity.new("lab", "pi"), wire or Wire(), Inbox(), Job(max_blob_bytes=10_000)
+        trainer = Trainer(WorkerSetup("none", "", "", "", "pi"), inbox.put)
+        owner = owner_of()
+        performer = EffectRunner(
+            identity,
+            job,
+            link=wire,
+            trainer=trainer,
+            meter=owner.meter,
+            limits=limits_of(tmp_path, known=False),
+            directory=tmp_path,
+        )
+        status = StatusFile(tmp_path, {})
+        agent = Agent(
+            performer,
+            link=wire,
+            inbox=inbox,
+            trainer=trainer,
+            owner=owner,
+            status=status,
+            namesake=DuplicateIdDetector(identity.boot, 3600.0),
+            upkeep=Housekeeping(trainer, IdleTimer(0.0), ServiceManager(), vitals=vitals),
+        )
+        own = DeviceState(online=True, boot=identity.boot)
+        for event in (CONNECTED, *events, Stop(7)):
+            inbox.put(stated(own) if event == ECHO else event)
+        assert agent.run() == 7
+        return wire.up
+
+    return play
+
+
+KEY = JobKey(RUN, 1, 1, TASK)
+
+
+@pytest.mark.parametrize(
+    "end", [SetupFailed("no memory for torch", 1, (KEY,)), Died("ended by SIGKILL", (KEY,))], ids=str
+)
+def test_a_training_process_that_fails_costs_the_round_and_not_the_agent(played, end):
+    """The next round is taken, with another process."""
+    assert played(READY, *asked(), end, *asked(2)) == [
+        Accept(10),
+        Progress(JobPhase.TRAINING, 0, 1),
+        Failed(FailReason.TRAINING),
+        Accept(10),
+        Progress(JobPhase.TRAINING, 0, 1),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("end", "error"),
+    [(SetupFailed("no such task", 2), UsageError), (SetupFailed("no data", 1), DataError), (Died("gone"), DataError)],
+    ids=str,
+)
+def test_a_device_that_never_was_ready_has_nothing_to_live_for(played, end, error):
+    """Its owner has to do something first."""
+    with pytest.raises(error, match=r"no such task|no data|before it was ready"):
+        played(end)
+
+
+def test_a_training_process_that_is_killed_while_it_loads_is_started_again(played):
+    """Loading torch takes half a minute in which memory may run out; one that is killed each time is given up."""
+    killed = Died("ended by SIGKILL", killed=True)
+    assert played(*[killed] * EARLY_DEATHS, READY, *asked())[0] == Accept(10)
+    with pytest.raises(DataError, match="before it was ready"):
+        played(*[killed] * (EARLY_DEATHS + 1))
+
+
+def test_progress_without_a_connection_is_not_kept(played):
+    """Hours of it would fill the queue, and our presence find no room when the connection is back."""
+    progress = [TrainProgress(KEY, step, 9) for step in range(1, 6)]
+    answers = played(READY, *asked(), Disconnected("gone"), *progress[:4], CONNECTED, progress[4])
+    assert answers[-1] == Progress(JobPhase.TRAINING, 5, 9)
+    assert len(answers) == 3
+
+
+@pytest.mark.parametrize("lost", [(), (JobKey(RUN, 1, 2, TASK),)], ids=["idle", "of another round"])
+def test_the_end_of_another_training_process_costs_no_round(played, lost):
+    """Its successor was started for this round before the agent heard of it."""
+    answers = played(READY, *asked(), Died("ended by SIGKILL", lost), TrainProgress(KEY, 1, 2))
+    assert answers == [Accept(10), Progress(JobPhase.TRAINING, 0, 1), Progress(JobPhase.TRAINING, 1, 2)]
+
+
+def test_a_coordinator_that_came_back_takes_over_what_is_trained(played):
+    """The training process answers under the key that it was given, and the coordinator hears of it in its own epoch."""
+    again = asked(epoch=2)[0]
+    answers = played(READY, *asked(), again, TrainProgress(KEY, 3, 5), TrainFailed(KEY, FailReason.NOT_FINITE, "late"))
+    assert answers == [
+        *[Accept(10), Progress(JobPhase.TRAINING, 0, 1)] * 2,
+        Progress(JobPhase.TRAINING, 3, 5),
+        Failed(FailReason.NOT_FINITE),
+    ]
+
+
+def test_news_of_the_same_round_with_other_work_are_passed_over(played):
+    """The coordinator came back with another plan; the old training is none of the new one's business."""
+    other = replace(REQUEST, private="all")
+    events = [TrainProgress(KEY, 3, 5), TrainFailed(KEY, FailReason.NOT_FINITE, "late")]
+    answers = played(READY, *asked(), *asked(epoch=2, request=other), *events)
+    assert answers == [Accept(10), Progress(JobPhase.TRAINING, 0, 1)] * 2
+
+
+class TestOwnersLimits:
+    """What a coordinator may not have, it does not get, whatever it asks for."""
+
+    OPEN = replace(REQUEST, private="none", features=COORDINATOR_FEATURES)
+    WHOLE = replace(update(), schema=SCHEMA)
+
+    def test_a_request_below_the_floor_is_declined_and_nothing_is_fetched(self, played):
+        """The next one, which keeps enough, is accepted."""
+        answers = played(READY, *asked(request=self.OPEN), *asked(2))
+        assert [type(one) for one in answers] == [Decline, Accept, Progress]
+        assert answers[0].reason is DeclineReason.PRIVATE_POLICY
+
+    def test_a_lasting_limit_comes_before_facts_are_looked_at(self, played):
+        """Its answer depends on none."""
+        endless = replace(REQUEST, plan=replace(REQUEST.plan, steps=10**8), features=COORDINATOR_FEATURES)
+        [answer] = played(READY, asked(request=endless)[0])
+        assert answer.reason is DeclineReason.PLAN_LIMIT
+
+    def test_an_update_of_other_tensors_is_not_offered(self, played, caplog):
+        """Should the training process ever pack more than may leave."""
+        answers = played(READY, *asked(), Trained(KEY, self.WHOLE, report()))
+        assert answers[-1] == Failed(FailReason.TRAINING)
+        assert "does not hold just the tensors that may leave" in caplog.text
+
+    def test_an_update_that_waited_is_not_offered_before_the_model_is_known(self, played, tmp_path):
+        """Then it is, if it may still leave."""
+        spool = spool_with(tmp_path, REQUEST, update(UPDATE))
+        assert played() == []
+        assert set(played(READY, stated(CoordinatorState(True, "c1")))) == {Offer(update(UPDATE))}
+        assert spool.load() is not None
+
+    def test_an_update_that_waited_is_dropped_where_the_owner_keeps_more_now(self, played, tmp_path, caplog):
+        """It was made while `private` was none."""
+        spool = spool_with(tmp_path, self.OPEN, replace(update(UPDATE), schema=SCHEMA))
+        assert played(READY, *asked()) == [Accept(10), Progress(JobPhase.TRAINING, 0, 1)]
+        assert "is dropped: the owner keeps affine private at least" in caplog.text
+        assert spool.load() is None
+
+
+def spool_with(directory: Path, request: WorkRequest, manifest: Manifest) -> UpdateSpool:
+    """An update that waited when the agent ended."""
+    spool = UpdateSpool(directory / "spool")
+    spool.update_path.write_bytes(UPDATE)
+    spool.save(Spooled(KEY, manifest, request))
+    return spool
+
+
+def ready(wire: Wire) -> list[DeviceState]:
+    """What the device said of itself once its task was loaded."""
+    return [one for one in wire.states if isinstance(one, DeviceState) and one.online and one.tasks]
+
+
+class TestPresence:
+    def test_is_told_again_to_a_coordinator_that_has_just_started(self, played):
+        """A broker that retains nothing told it nothing; the job that is under way is told with it, and goes on."""
+        wire = Wire()
+        here, gone = (CoordinatorState(online, "c1") for online in (True, False))
+        answers = played(READY, *asked(), *map(stated, (here, here, gone, here)), wire=wire)
+        assert answers == [Accept(10), Progress(JobPhase.TRAINING, 0, 1)]
+        assert [state.job for state in ready(wire)] == [None, JobStatus(RUN, 1, 1, JobPhase.TRAINING)]
+
+    def test_is_told_to_each_coordinator_once(self, played):
+        """Another boot is another coordinator; one that only asks whether another is there is none."""
+        wire = Wire()
+        start = Received(topics.coordinator_state("lab"), encode(Envelope(Claim("c3"))), False)
+        played(READY, stated(CoordinatorState(True, "c1")), stated(CoordinatorState(True, "c2")), start, wire=wire)
+        assert len(ready(wire)) == 3
+
+    def test_is_told_anew_when_the_data_have_grown(self, played):
+        """In the middle of a round, which goes on; the next request is accepted with the new number."""
+        wire = Wire()
+        answers = played(READY, *asked(), replace(READY, num_examples=12), Died("gone", (KEY,)), asked(2)[0], wire=wire)
+        assert answers == [Accept(10), Progress(JobPhase.TRAINING, 0, 1), Failed(FailReason.TRAINING), Accept(12)]
+        assert [(s.tasks[0].num_examples, s.job) for s in ready(wire)] == [
+            (10, None),
+            (12, JobStatus(RUN, 1, 1, JobPhase.TRAINING)),
+        ]
+
+    def test_device_that_loads_its_task_says_at_once_that_it_is_starting(self, played):
+        """A presence without tasks: a coordinator knows that the device comes, also one that starts meanwhile."""
+        wire = Wire()
+        played(stated(CoordinatorState(True, "c1")), READY, wire=wire)
+        online = [state for state in wire.states if isinstance(state, DeviceState) and state.online]
+        assert [len(state.tasks) for state in online] == [0, 0, 1]
+        assert len({state.boot for state in online}) == 1
+
+    def test_device_that_loads_its_task_answers_no_request(self, played):
+        """It neither accepts nor declines before it knows its task; the coordinator asks again."""
+        assert played(*asked()) == []
+
+
+class TestNamesake:
+    OTHER = stated(DeviceState(online=True, boot="another"))
+
+    def test_is_named_and_no_longer_fought(self, played, tmp_path, caplog):
+        """The log and the status tell the id and the mend, and the link takes its time from now on."""
+        wire, again = Wire(), (Disconnected("it was lost"), CONNECTED)
+        with pytest.raises(_Seen) as seen, pytest.MonkeyPatch.context() as patch:
+            patch.setattr(StatusFile, "write", _see)
+            played(READY, ECHO, *again, self.OTHER, wire=wire)
+        assert wire.patient
+        [line] = [one for one in caplog.records if one.levelname == "ERROR"]
+        assert line.getMessage() == seen.value.problem
+        assert seen.value.problem == (
+            "another agent uses the device id 'pi' in fleet 'lab'; give one of them another --device-id"
+        )
+
+    @pytest.mark.parametrize(
+        "events",
+        [[OTHER, ECHO], [ECHO, OTHER, OTHER]],
+        ids=["before it was heard itself", "on one connection"],
+    )
+    def test_is_not_seen_in_ones_own_former_life(self, played, events):
+        """Which may stand on the topic when the agent starts, or when a broker comes back with an old copy."""
+        wire = Wire()
+        played(READY, *events, wire=wire)
+        assert not wire.patient
+
+
+class _Seen(Exception):
+    """The status tells of a problem."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(problem)
+        self.problem = problem
+
+
+def test_storage_is_not_looked_at_for_a_job_in_hand(played, monkeypatch):
+    """What it needs is there already: asked once more, or in a newer epoch, it raises no alarm; another round does."""
+    looked: list[str] = []
+    monkeypatch.setattr(Storage, "problem", lambda *_: looked.append("looked"))
+    played(READY, *asked(), *asked(), *asked(epoch=2))
+    assert len(looked) == 1
+    played(READY, *asked(), *asked(2))
+    assert len(looked) == 3
+
+
+def test_status_is_starting_until_the_task_is_loaded(played, monkeypatch):
+    """It takes a Raspberry Pi half a minute, in which no work is accepted."""
+    states: list[str] = []
+    monkeypatch.setattr(StatusFile, "write", lambda _, changing: states.append(changing["state"]))
+    played(READY)
+    assert [one for at, one in enumerate(states) if states[at - 1 : at] != [one]] == ["starting", "idle", "stopped"]
+
+
+def test_status_tells_that_every_request_is_declined(played, monkeypatch, tmp_path):
+    """Where the record of what stayed private is damaged."""
+    told: list[str] = []
+    monkeypatch.setattr(StatusFile, "write", lambda _, changing: told.append(changing["declines"]))
+    played(READY)
+    assert set(told) == {""}
+    (tmp_path / "patches").mkdir(exist_ok=True)
+    (tmp_path / "patches" / f"{TASK}.private").write_bytes(b"?")
+    played(READY)
+    assert f"{TASK}.private" in told[-1]
+
+
+def _see(self: StatusFile, changing: dict) -> None:
+    if changing["problem"] and changing["state"] != "stopped":
+        raise _Seen(changing["problem"])
+
+
+def test_vitals_are_told_at_the_first_look_and_to_each_new_coordinator(played):
+    """Not before there is a task, and not again for a change that can wait; last what the newest look found."""
+    busy = facts(load_per_cpu=9.0)
+    new = [stated(CoordinatorState(True, boot)) for boot in ("c1", "c1", "c2")]
+    told = played(WELL, READY, busy, *new, vitals=VitalsPace())
+    assert told == [vitals_of(WELL), vitals_of(busy), vitals_of(busy)]
+
+
+def test_vitals_are_told_again_after_each_connect(played):
+    """Without a connection nothing is said, and the broker keeps nothing of it."""
+    told = played(READY, WELL, Disconnected("gone"), facts(load_per_cpu=9.0), CONNECTED, vitals=VitalsPace())
+    assert told == [vitals_of(WELL), vitals_of(facts(load_per_cpu=9.0))]
+
+
+def test_an_owner_who_shares_no_vitals_sends_none(played):
+    """Whatever is looked at."""
+    assert played(READY, WELL, stated(CoordinatorState(True, "c1")), WELL) == []

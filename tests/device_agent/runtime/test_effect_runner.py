@@ -1,0 +1,404 @@
+"""What the agent does about a disk that refuses: it gives the round up, says why, and lives on."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedpatch.device_agent.job.effects import JobState, SpoolUpdate
+from fedpatch.device_agent.job.request_answers import AdmissionDecision
+from fedpatch.device_agent.job.training_messages import MakeModel, TrainCommand, Trained, WorkerSetup
+from fedpatch.device_agent.models.store import ModelStore
+from fedpatch.device_agent.runtime.effect_runner import LONG_REST_S, Identity
+from fedpatch.device_agent.runtime.trainer import Trainer
+from fedpatch.device_agent.state.update_spool import Spooled
+from fedpatch.device_agent.state.update_spool import UpdateSpool as UpdateSpool
+from fedpatch.shared.app.locks import FileLock
+from fedpatch.shared.wire.messages import Accept, Body, Cancel, Committed, Failed, Offer, Progress, Refused
+from fedpatch.shared.wire.reason_codes import FailReason, JobPhase, RefuseReason
+from fedpatch.shared.wire.transfer import cut
+from tests.device_agent.effect_runners import PlayedDevice
+from tests.device_agent.exported_models import describe
+from tests.device_agent.jobs import BLOB, KEY, REQUEST
+from tests.support.specs import TASKS, model, report, said, update
+
+UPDATE = b"u" * 350
+NAMES = st.from_regex(r"[a-z0-9][a-z0-9_-]{0,31}", fullmatch=True)
+
+
+class RecordedTrainer(Trainer):
+    """Starts no process: what it would be given is noted."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.given: list[Any] = []
+
+    def train(self, command: TrainCommand) -> None:
+        """A round."""
+        self.given.append(command)
+
+    def make_model(self, command: MakeModel) -> None:
+        """A personal model."""
+        self.given.append(command)
+
+
+class Device(PlayedDevice):
+    """A job and its performer; where the device keeps models, what its training process is told is noted."""
+
+    def __init__(self, directory: Path, models: ModelStore | None = None) -> None:
+        setup = WorkerSetup("none", "", str(directory), str(directory / "patches"), "pi")
+        super().__init__(directory, (RecordedTrainer if models else Trainer)(setup, lambda event: None), models=models)
+
+    def ask(self, round_number: int = 1) -> list[Body]:
+        """A work request; what the device answers."""
+        return self.perform(self.job.on_request(said(REQUEST, round_number), TASKS, AdmissionDecision(True), 0.0))
+
+    def chunk(self, index: int) -> list[Body]:
+        """A chunk of the global model arrives."""
+        return self.perform(self.job.on_chunk(cut(BLOB, model(), index), 0.0))
+
+    def download(self) -> list[Body]:
+        """All chunks of the global model arrive; what was said meanwhile."""
+        return [body for index in range(3) for body in self.chunk(index)]
+
+    def upload(self) -> None:
+        """An update from before a restart waits to be committed."""
+        spool = self.directory / "spool"
+        (spool / "update.bin").write_bytes(UPDATE)
+        self.job.resume(KEY, update(UPDATE), 0.0, REQUEST)
+        assert isinstance(self.perform(self.job.tick(0.0))[0], Offer)
+
+
+def waiting(device: Device) -> None:
+    """It was switched off and on again while its update waited."""
+    spool = UpdateSpool(device.directory / "spool")
+    spool.update_path.write_bytes(UPDATE)
+    spool.save(Spooled(KEY, update(UPDATE), REQUEST))
+    device.performer.take_up_spooled()
+    assert device.job.state is JobState.UPLOADING
+
+
+def stuck(device: Device) -> None:
+    """The spool's note can be neither deleted nor replaced."""
+    (device.directory / "spool" / "offer.msgpack").unlink(missing_ok=True)
+    (device.directory / "spool" / "offer.msgpack" / "in the way").mkdir(parents=True)
+
+
+@pytest.fixture
+def device(tmp_path):
+    """An idle device."""
+    return Device(tmp_path)
+
+
+def test_a_disk_that_takes_no_model_ends_the_round_and_not_the_agent(device):
+    """The coordinator hears that it was the disk; once that is mended, the next round is taken."""
+    obstacle = device.directory / "downloads"
+    obstacle.write_text("where a directory should be")
+    assert device.ask() == [Accept(10), Failed(FailReason.STORAGE)]
+    assert device.job.status() is None
+    obstacle.unlink()
+    assert device.ask(2) == [Accept(10)]
+    assert device.job.state is JobState.DOWNLOADING
+    assert device.chunk(0) == []
+
+
+def test_a_model_that_cannot_be_read_back_ends_the_round(device):
+    """And so does one that cannot be deleted either: the end of a round that fails ends there."""
+    device.ask()
+    device.chunk(0)
+    device.chunk(1)
+    part = device.directory / "downloads" / f"{model().digest}.part"
+    part.unlink()
+    (part / "in the way").mkdir(parents=True)
+    assert device.chunk(2) == [Progress(JobPhase.TRAINING, 0, 1), Failed(FailReason.STORAGE)]
+    assert device.job.state is JobState.IDLE
+    (part / "in the way").rmdir()
+    part.rmdir()
+    assert device.ask(2) == [Accept(10)]
+
+
+def test_what_cannot_be_forgotten_costs_no_agent(device):
+    """The update is committed: nobody needs to hear that its file is still there."""
+    device.upload()
+    stuck(device)
+    assert device.perform(device.job.on_message(said(Committed(update(UPDATE).digest)), 1.0)) == []
+    assert device.job.state is JobState.IDLE
+    assert device.performer.last_outcome == "committed"
+
+
+def test_after_a_failure_the_rest_of_a_batch_is_not_done(device):
+    """A round that fails before it begins is not accepted first, nor is its model fetched."""
+    device.upload()
+    stuck(device)
+    assert device.ask(2) == [Failed(FailReason.STORAGE)]
+    assert device.job.state is JobState.IDLE
+    assert not (device.directory / "downloads").exists()
+
+
+def test_an_update_that_a_newer_epoch_took_over_is_noted_so(device):
+    """Whoever takes it up after a reboot offers it in the epoch that is current."""
+    waiting(device)
+    taken_over = device.job.on_request(said(REQUEST, epoch=2), TASKS, AdmissionDecision(True), 1.0)
+    newer = Spooled(replace(KEY, epoch=2), update(UPDATE), REQUEST)
+    assert device.perform(taken_over) == [Accept(10), Offer(update(UPDATE))]
+    assert UpdateSpool(device.directory / "spool").load() == newer
+    again = Device(device.directory)
+    again.performer.take_up_spooled()
+    assert again.job.key == newer.key
+    thrice = again.job.on_request(said(REQUEST, epoch=3), TASKS, AdmissionDecision(True), 2.0)
+    assert again.perform(thrice) == [Accept(10), Offer(update(UPDATE))]
+
+
+def test_an_update_that_the_card_has_spoilt_is_not_offered(device, caplog):
+    """The coordinator would take it for an offence: the round is given up, and the log says why."""
+    path = device.directory / "spool" / "update.bin"
+    path.write_bytes(b"v" + UPDATE[1:])
+    device.job.resume(KEY, update(UPDATE), 0.0, REQUEST)
+    assert device.perform(device.job.tick(0.0)) == [Failed(FailReason.STORAGE)]
+    assert device.job.state is JobState.IDLE
+    assert not path.exists()
+    assert "no longer what training wrote (SHA-256 differs); it is dropped" in caplog.text
+
+
+def test_a_newer_epoch_that_cannot_be_noted_costs_no_update(device, caplog):
+    """After a reboot it would be found under the epoch before, and asked for once more."""
+    waiting(device)
+    stuck(device)
+    taken_over = device.job.on_request(said(REQUEST, epoch=2), TASKS, AdmissionDecision(True), 1.0)
+    assert device.perform(taken_over) == [Accept(10), Offer(update(UPDATE))]
+    assert "offer.msgpack" in caplog.text
+
+
+@pytest.mark.parametrize(("rest_s", "stopped"), [(0.0, False), (LONG_REST_S - 1, False), (LONG_REST_S, True)])
+def test_a_long_rest_gives_the_memory_of_training_back(device, monkeypatch, rest_s, stopped):
+    """Applications on the device have use for it; a short rest is not worth loading torch again."""
+    stops: list[bool] = []
+    monkeypatch.setattr(Trainer, "stop", lambda _: stops.append(True))
+    device.upload()
+    device.perform(device.job.on_message(said(Committed(update(UPDATE).digest, rest_s)), 1.0))
+    assert device.job.state is JobState.IDLE
+    assert bool(stops) is stopped
+
+
+def test_a_training_process_that_cannot_be_started_is_no_matter_of_the_disk(device, monkeypatch):
+    """The system may have no memory for another process."""
+    monkeypatch.setattr(sys, "executable", str(device.directory / "gone"))
+    device.ask()
+    said_at_the_end = device.download()[-1]
+    assert said_at_the_end == Failed(FailReason.TRAINING)
+    assert device.ask(2) == [Accept(10)]
+
+
+def test_why_a_round_was_given_up_stays_in_the_log(device, caplog):
+    """One line, for the device's owner; the coordinator gets the reason and no word more."""
+    caplog.set_level(logging.INFO)
+    device.ask()
+    effects = device.job.give_up(FailReason.TRAINING, "KeyError: 'the patient'")
+    assert device.perform(effects) == [Failed(FailReason.TRAINING)]
+    [line] = [record for record in caplog.records if "the patient" in record.getMessage()]
+    assert line.levelno == logging.WARNING
+    assert "\n" not in line.getMessage()
+
+
+@given(NAMES, NAMES, NAMES, NAMES)
+def test_no_two_devices_share_a_client_id(fleet, device, other_fleet, other_device):
+    """Whatever their names: the broker would end the one's connection when the other's begins."""
+    one, other = Identity.new(fleet, device), Identity.new(other_fleet, other_device)
+    assert (one.client_id == other.client_id) == ((fleet, device) == (other_fleet, other_device))
+    assert one.client_id != f"fedpatch.{other_fleet}.coordinator"
+
+
+def test_names_that_look_alike_give_client_ids_that_do_not():
+    """A fleet's name may end as a device's begins."""
+    assert Identity.new("lab", "1-pi").client_id != Identity.new("lab-1", "pi").client_id
+
+
+class TestPersonalModel:
+    @pytest.fixture
+    def models(self, tmp_path) -> ModelStore:
+        """With the model of the update that is being uploaded."""
+        store = ModelStore(tmp_path / "models", 2)
+        content = b"trained"
+        store.stage(content, describe(KEY.round, content, task=KEY.task, run=KEY.run))
+        return store
+
+    @pytest.mark.parametrize(
+        ("body", "present"),
+        [
+            (Committed(update(UPDATE).digest), True),
+            (Refused(update(UPDATE).digest, RefuseReason.LATE), False),
+            (Cancel("late"), False),
+        ],
+        ids=["committed", "refused", "cancelled"],
+    )
+    def test_is_the_present_one_once_the_update_is_committed(self, tmp_path, models, body, present):
+        """And not where the coordinator did not take the update."""
+        device = Device(tmp_path, models)
+        device.upload()
+        device.perform(device.job.on_message(said(body), 1.0))
+        assert (models.current(KEY.task) is not None) == present
+        assert device.job.state is JobState.IDLE
+
+    def test_outlasts_a_power_cut_as_its_update_does(self, tmp_path, models):
+        """Both wait on the disk, and are settled together."""
+        device = Device(tmp_path, models)
+        waiting(device)
+        device.perform(device.job.on_message(said(Committed(update(UPDATE).digest)), 1.0))
+        assert [one.current for one in models.versions(KEY.task)] == [True]
+
+    def test_that_cannot_be_put_in_place_costs_no_more_than_that(self, tmp_path, models, caplog):
+        """The job is over all the same, and the log says why."""
+        device = Device(tmp_path, models)
+        device.upload()
+        with FileLock(tmp_path / "models" / KEY.task / ".lock", "held"):
+            device.perform(device.job.on_message(said(Committed(update(UPDATE).digest)), 1.0))
+        assert "is not in use: " in caplog.text
+        assert not (tmp_path / "spool" / "update.bin").exists()
+        assert models.current(KEY.task) is None
+
+    def test_that_finds_its_lock_held_is_tried_once_more(self, tmp_path, models, monkeypatch):
+        """A rollback on a slow card may hold it for longer than the lock itself waits; the model would be lost for good."""
+        device = Device(tmp_path, models)
+        device.upload()
+        lock = FileLock(tmp_path / "models" / KEY.task / ".lock", "held")
+        monkeypatch.setattr(
+            "fedpatch.device_agent.runtime.effect_runner.time.sleep", lambda s: lock.release() if s >= 0.5 else None
+        )
+        device.perform(device.job.on_message(said(Committed(update(UPDATE).digest)), 1.0))
+        assert models.current(KEY.task) is not None
+
+
+class TestPersonalModelInTheMaking:
+    """The update travels while the training process is at the model; `committed` may come before or after its end."""
+
+    COMMITTED = said(Committed(update(UPDATE).digest))
+
+    def upload(self, directory: Path, *, staged: bool = False) -> tuple[Device, ModelStore]:
+        """A device whose update was offered and whose model is being made, or is `staged` by now."""
+        models = ModelStore(directory / "models", 2)
+        device = Device(directory, models)
+        device.upload()
+        device.perform([SpoolUpdate(KEY, update(UPDATE), REQUEST)])
+        device.performer.trained(Trained(KEY, update(UPDATE), report(), model_follows=True))
+        if staged:
+            self.stage(models)
+        return device, models
+
+    @staticmethod
+    def stage(models: ModelStore) -> None:
+        """The training process has made it."""
+        models.stage(b"trained", describe(KEY.round, b"trained", task=KEY.task, run=KEY.run))
+
+    def test_committed_first_model_is_published_when_it_is_made(self, tmp_path):
+        """The job is over at once, and the present model stays until the other is there."""
+        device, models = self.upload(tmp_path)
+        device.perform(device.job.on_message(self.COMMITTED, 1.0))
+        assert (device.job.state, device.performer.owes_model) == (JobState.IDLE, True)
+        self.stage(models)
+        assert models.current(KEY.task) is None
+        device.performer.model_made()
+        assert models.current(KEY.task) is not None
+        assert not list((tmp_path / "spool").iterdir())
+
+    def test_made_first_model_is_published_when_its_update_is_committed(self, tmp_path):
+        """Not before: the coordinator may refuse it."""
+        device, models = self.upload(tmp_path, staged=True)
+        device.performer.model_made()
+        assert models.current(KEY.task) is None
+        device.perform(device.job.on_message(self.COMMITTED, 1.0))
+        assert models.current(KEY.task) is not None
+
+    def test_refused_update_gives_no_model_although_one_is_made(self, tmp_path):
+        """Whenever that ends."""
+        device, models = self.upload(tmp_path, staged=True)
+        device.perform(device.job.on_message(said(Cancel("late")), 1.0))
+        device.performer.model_made()
+        assert models.current(KEY.task) is None
+
+    def test_next_training_waits_for_the_model_of_the_round_before(self, tmp_path):
+        """It would discard what is staged; the download does not wait, and a pause meanwhile is kept."""
+        device, models = self.upload(tmp_path)
+        device.perform(device.job.on_message(self.COMMITTED, 1.0))
+        device.ask(2)
+        device.download()
+        assert (device.job.state, device.trainer.given) == (JobState.TRAINING, [])
+        self.stage(models)
+        device.performer.model_made()
+        assert models.current(KEY.task) is not None
+        assert [one.key.round for one in device.trainer.given] == [2]
+
+    def test_next_training_that_was_cancelled_meanwhile_never_begins(self, tmp_path):
+        """And the update of the round before stays until its model is published."""
+        device, _ = self.upload(tmp_path)
+        device.perform(device.job.on_message(self.COMMITTED, 1.0))
+        device.ask(2)
+        device.download()
+        device.perform(device.job.on_message(said(Cancel("late"), 2), 2.0))
+        assert (tmp_path / "spool" / "update.bin").exists()
+        device.performer.model_made()
+        assert device.trainer.given == []
+
+    def test_killed_after_committed_makes_and_publishes_it_after_the_restart(self, tmp_path):
+        """Nothing is offered again: the round may be long over."""
+        device, models = self.upload(tmp_path)
+        device.perform(device.job.on_message(self.COMMITTED, 1.0))
+        again = Device(tmp_path, models)
+        again.performer.take_up_spooled()
+        assert (again.job.state, again.performer.owes_model) == (JobState.IDLE, True)
+        [make] = again.trainer.given
+        assert (make.command.key, make.manifest) == (KEY, update(UPDATE))
+        self.stage(models)
+        again.performer.model_made()
+        assert models.current(KEY.task) is not None
+        assert not list((tmp_path / "spool").iterdir())
+
+    def test_killed_before_committed_makes_it_while_the_update_is_offered_again(self, tmp_path):
+        """Unless it was made before."""
+        _, models = self.upload(tmp_path)
+        again = Device(tmp_path, models)
+        again.performer.take_up_spooled()
+        assert (again.job.state, len(again.trainer.given)) == (JobState.UPLOADING, 1)
+        self.stage(models)
+        third = Device(tmp_path, models)
+        third.performer.take_up_spooled()
+        assert (third.job.state, third.trainer.given) == (JobState.UPLOADING, [])
+
+    @pytest.mark.parametrize("spoil", [lambda path: path.write_bytes(b"?"), Path.unlink], ids=["damaged", "gone"])
+    def test_staged_and_committed_is_published_although_the_update_is_damaged(self, tmp_path, spoil):
+        """What is staged is whole, and the coordinator has the update."""
+        device, models = self.upload(tmp_path, staged=True)
+        device.perform(device.job.on_message(self.COMMITTED, 1.0))
+        spoil(tmp_path / "spool" / "update.bin")
+        again = Device(tmp_path, models)
+        again.performer.take_up_spooled()
+        assert (again.performer.owes_model, again.trainer.given) == (False, [])
+        assert models.current(KEY.task) is not None
+        assert not list((tmp_path / "spool").iterdir())
+
+    def test_damaged_update_without_a_staged_model_owes_nothing(self, tmp_path):
+        """Nothing is left to make it of."""
+        device, models = self.upload(tmp_path)
+        device.perform(device.job.on_message(self.COMMITTED, 1.0))
+        (tmp_path / "spool" / "update.bin").write_bytes(b"?")
+        again = Device(tmp_path, models)
+        again.performer.take_up_spooled()
+        assert (again.performer.owes_model, again.trainer.given) == (False, [])
+        assert not list((tmp_path / "spool").iterdir())
+
+    def test_killed_after_publishing_owes_nothing(self, tmp_path):
+        """The note of it is deleted, and no model is made."""
+        device, models = self.upload(tmp_path, staged=True)
+        device.perform(device.job.on_message(self.COMMITTED, 1.0))
+        models.publish(KEY.task, KEY.run, KEY.round)
+        again = Device(tmp_path, models)
+        again.performer.take_up_spooled()
+        assert (again.performer.owes_model, again.trainer.given) == (False, [])
+        assert models.current(KEY.task) is not None
+        assert not list((tmp_path / "spool").iterdir())

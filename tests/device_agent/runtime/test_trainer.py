@@ -1,0 +1,314 @@
+"""The real training process, as the agent drives it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedpatch.device_agent.job.training_messages import (
+    Ready,
+    SetupFailed,
+    TrainCancelled,
+    Trained,
+    TrainFailed,
+    TrainProgress,
+)
+from fedpatch.device_agent.runtime.trainer import Died
+from fedpatch.device_agent.state.patch_store import PatchKey, PatchStore
+from fedpatch.device_agent.training.process import PROGRESS_EVERY_S
+from fedpatch.shared.errors import DataError
+from fedpatch.shared.wire.reason_codes import FailReason
+from tests.device_agent.device_rounds import ADAM, POLICIES, SGD, Scene, key, raw_update, traces
+from tests.device_agent.toy_tasks import SLOW
+from tests.device_agent.watched_training_process import TIMEOUT_S, Watched, until_logged
+
+
+@pytest.fixture(scope="module")
+def watched(installed, tmp_path_factory):
+    """One warm process for the whole module."""
+    watched = Watched(tmp_path_factory.mktemp("agent"))
+    watched.trainer.start()
+    yield watched
+    watched.trainer.stop()
+
+
+@pytest.fixture
+def fresh(installed, tmp_path):
+    """Start processes of one's own; each is ended."""
+    started = []
+
+    def start(task: str, data: str) -> Watched:
+        watched = Watched(tmp_path, task, data)
+        started.append(watched)
+        watched.trainer.start()
+        return watched
+
+    yield start
+    for watched in started:
+        watched.trainer.stop()
+
+
+@pytest.fixture
+def idle(watched):
+    """The warm process with no event outstanding."""
+    while not watched.events.empty():
+        watched.events.get()
+    return watched
+
+
+def patch_values(watched, scene):
+    """What the process saved."""
+    key = PatchKey(scene.task.name, scene.model.digest, str(scene.policy))
+    return PatchStore(watched.patches).load(key, "another run", 0).values
+
+
+@pytest.mark.parametrize("private", POLICIES)
+def test_a_round_under_each_policy(idle, tmp_path, private):
+    """The update has the public tensors, the patch file the private ones, and no private byte leaves."""
+    scene = Scene(tmp_path, SLOW, ADAM, private)
+    idle.trainer.train(scene.command(encoding="fp16+zstd"))
+    trained = idle.outcome()
+    assert isinstance(trained, Trained), trained
+    assert (trained.key, trained.report.steps) == (key(1), 5)
+    assert (trained.report.base, trained.report.num_examples) == (trained.report.base, 23)
+    _, update = scene.update(trained.manifest)
+    scene.public.check(update)
+    patch = patch_values(idle, scene)
+    scene.policy.patch(scene.whole).check(patch)
+    raw = raw_update(tmp_path / "update", "fp16+zstd")
+    for name, value in patch.items():
+        assert name.encode() not in raw
+        assert not [trace for trace in traces(value) if trace in raw], name
+
+
+def test_progress_is_told_but_not_for_every_step(idle, tmp_path):
+    """The last step is always told; in between, a few times a second are enough."""
+    command = Scene(tmp_path, SLOW, replace(SGD, steps=60), "none").command()
+    started = time.monotonic()
+    idle.trainer.train(command)
+    told = []
+    while isinstance(event := idle.next(), TrainProgress | Ready):
+        if isinstance(event, TrainProgress):
+            told.append(event.done)
+    assert isinstance(event, Trained)
+    assert told[0] == 1 and told[-1] == 60
+    assert told == sorted(set(told))
+    assert len(told) <= (time.monotonic() - started) / PROGRESS_EVERY_S + 2
+
+
+def test_a_cancel_ends_the_round_and_the_next_one_is_trained(idle, tmp_path):
+    """Cancelled means no update and no patch; a command sent right after is not cancelled with it."""
+    scene = Scene(tmp_path, SLOW, replace(SGD, steps=100_000), "names:fc1.*")
+    idle.trainer.train(scene.command(round=8))
+    idle.until_training()
+    idle.trainer.cancel()
+    idle.trainer.train(replace(scene, plan=SGD).command(round=9))
+    assert idle.outcome() == TrainCancelled(key(8))
+    trained = idle.outcome()
+    assert isinstance(trained, Trained) and trained.key == key(9)
+    assert patch_values(idle, scene)
+
+
+def test_a_cancel_that_comes_too_late_cancels_nothing(idle, tmp_path):
+    """With no round at work, the next one is trained."""
+    idle.trainer.cancel()
+    idle.trainer.train(Scene(tmp_path, SLOW, SGD, "none").command())
+    assert isinstance(idle.outcome(), Trained)
+
+
+def test_divergence_is_told_and_leaves_no_trace(idle, tmp_path):
+    """The reason is one that the coordinator counts, the detail names step and mend; there is no patch and no update."""
+    scene = Scene(tmp_path, SLOW, SGD, "names:bn.bias")
+    tensors = scene.initial()
+    tensors["fc2.weight"] = np.full_like(tensors["fc2.weight"], 3e38)
+    idle.trainer.train(scene.command(tensors))
+    failed = idle.outcome()
+    assert isinstance(failed, TrainFailed), failed
+    assert failed.reason == FailReason.NOT_FINITE
+    assert "step 1 of 5" in failed.detail and "learning rate" in failed.detail
+    assert not patch_values(idle, scene)
+    assert not (tmp_path / "update").exists()
+
+
+def test_a_damaged_download_is_told_as_such(idle, tmp_path):
+    """The coordinator learns that the model did not arrive whole."""
+    command = Scene(tmp_path, SLOW, SGD, "none").command()
+    (tmp_path / "model").write_bytes(b"damaged")
+    idle.trainer.train(command)
+    failed = idle.outcome()
+    assert isinstance(failed, TrainFailed), failed
+    assert failed.reason == FailReason.DOWNLOAD
+
+
+def test_a_model_of_another_shape_is_told(idle, tmp_path):
+    """A schema that is not the device's own fails the round, not the process."""
+    pid = idle.trainer.pid
+    idle.trainer.train(Scene(tmp_path, SLOW, SGD, "none").command(schema="ab" * 32))
+    failed = idle.outcome()
+    assert isinstance(failed, TrainFailed), failed
+    assert failed.reason == FailReason.TRAINING and "same version of the task" in failed.detail
+    assert idle.trainer.pid == pid
+
+
+def test_a_kill_in_mid_training_is_seen_and_the_patch_survives(idle, tmp_path):
+    """Died says by which signal; the next round has a new process, and begins with the patch from before the kill."""
+    scene = Scene(tmp_path, SLOW, ADAM, "all")
+    idle.trainer.train(scene.command(round=20))
+    assert isinstance(idle.outcome(), Trained)
+    patch = patch_values(idle, scene)
+    idle.trainer.train(replace(scene, plan=replace(ADAM, steps=100_000)).command(round=21))
+    idle.until_training()
+    pid = idle.trainer.pid
+    os.kill(pid, signal.SIGKILL)
+    died = idle.outcome()
+    assert isinstance(died, Died)
+    assert "SIGKILL" in died.detail and "out of memory?" in died.detail
+    assert died.lost == (key(21),)
+    assert idle.trainer.pid is None
+
+    after_kill = patch_values(idle, scene)
+    for name, value in patch.items():
+        np.testing.assert_array_equal(after_kill[name], value, err_msg=name)
+    idle.trainer.train(scene.command(round=21))
+    assert isinstance(idle.next(), Ready)
+    assert isinstance(idle.outcome(), Trained)
+    assert idle.trainer.pid not in (None, pid)
+    assert patch_values(idle, scene)["bn.weight:step"] == patch["bn.weight:step"] + 5
+
+
+def test_the_end_of_an_idle_process_costs_no_round(fresh, tmp_path):
+    """Not even one that another process has begun by the time that the end is heard of."""
+    watched = fresh("tests.device_agent.toy_tasks:SLOW", "ann:23")
+    scene = Scene(tmp_path, SLOW, SGD, "none")
+    watched.trainer.train(scene.command(round=1))
+    assert isinstance(watched.outcome(), Trained)
+    os.kill(watched.trainer.pid, signal.SIGKILL)
+    while watched.trainer.pid is not None:
+        time.sleep(0.001)
+    watched.trainer.train(scene.command(round=2))
+    died = watched.outcome()
+    assert isinstance(died, Died) and died.lost == ()
+    trained = watched.outcome()
+    assert isinstance(trained, Trained) and trained.key == key(2)
+
+
+def test_a_process_that_cannot_be_set_up_loses_the_round_that_it_was_started_for(installed, tmp_path, monkeypatch):
+    """Both commands were written before it could answer the first."""
+    watched = Watched(tmp_path, "tests.device_agent.toy_tasks:TOY", "absent:5")
+    watched.trainer.train(Scene(tmp_path, SLOW, SGD, "none").command(round=4))
+    failed = watched.outcome()
+    watched.trainer.stop()
+    assert failed == SetupFailed("toy: examples.npz is absent; fetch it first", DataError.exit_code, (key(4),))
+
+
+def test_what_a_task_prints_goes_to_the_log(idle, tmp_path, caplog):
+    """Bytes on standard output that look like a frame do not disturb the channel."""
+    caplog.set_level(logging.INFO)
+    idle.trainer.train(Scene(tmp_path, SLOW, SGD, "none").command())
+    assert isinstance(idle.outcome(), Trained)
+    until_logged(caplog, "a task may print what it likes")
+
+
+def test_an_error_in_a_tasks_own_code_fails_the_round_in_one_line(fresh, tmp_path, caplog, monkeypatch):
+    """The coordinator hears one line, the device's log has the traceback, and the process goes on."""
+    caplog.set_level(logging.INFO)
+    mishap = tmp_path / "mishap"
+    monkeypatch.setenv("TOY_MISHAP", str(mishap))
+    watched = fresh("tests.device_agent.toy_tasks:MISHAP", "ann:23")
+    assert isinstance(watched.next(), Ready)
+    command = Scene(tmp_path, SLOW, SGD, "none").command()
+    for _ in range(2):
+        mishap.write_text("bug")
+        watched.trainer.train(command)
+        failed = watched.outcome()
+        assert isinstance(failed, TrainFailed), failed
+        assert failed.reason == FailReason.TRAINING
+        assert "KeyError" in failed.detail and "\n" not in failed.detail
+    until_logged(caplog, "Traceback")
+
+
+@pytest.mark.parametrize(
+    ("reference", "data", "problem"),
+    [
+        ("tests.device_agent.toy_tasks:TOY", "out-of-range:23", "train_y of device ann holds label 8 in row 0"),
+        ("tests.shared.prepared_task:TASK", "nan", ""),
+        (
+            "tests.shared.prepared_task:PLAIN",
+            "nan",
+            "train_x of device ann holds NaN in row 12 (file readings.csv, line 13)",
+        ),
+        (
+            "tests.shared.prepared_task:PLAIN",
+            "labels",
+            "train_y of device ann holds label 5 in row 7 (file readings.csv",
+        ),
+        ("tests.shared.prepared_task:PLAIN", "shape", "task 'prepared' declares input_shape (3,)"),
+        ("tests.shared.prepared_task:PLAIN", "words", "train_x of device ann is of dtype object"),
+        ("tests.shared.prepared_task:PLAIN", "float64", ""),
+    ],
+)
+def test_an_agent_checks_its_data_when_it_starts(fresh, reference, data, problem):
+    """Data that do not fit end the start in words, before any round; those that can be cast or prepared are taken."""
+    answer = fresh(reference, data).next()
+    if problem:
+        assert isinstance(answer, SetupFailed), answer
+        assert problem in answer.detail
+    else:
+        assert isinstance(answer, Ready), answer
+
+
+def test_an_unknown_task_is_told_with_the_exit_code_of_wrong_usage(fresh):
+    """The device's configuration names a task that does not exist; there is no process then."""
+    watched = fresh("fedpatch.device_agent:TOY", "ann:5")
+    failed = watched.next()
+    assert isinstance(failed, SetupFailed)
+    assert "no attribute 'TOY'" in failed.detail and (failed.exit_code, failed.lost) == (2, ())
+    assert watched.trainer.pid is None
+
+
+def ended_as(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> object:
+    """What is told of a training process that is this script of the shell."""
+    program = tmp_path / "python"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(program))
+    monkeypatch.setattr("fedpatch.device_agent.runtime.trainer.LAST_WORDS_TIMEOUT_S", TIMEOUT_S)
+    watched = Watched(tmp_path)
+    watched.trainer.start()
+    died = watched.next()
+    watched.trainer.stop()
+    return died
+
+
+def test_garbage_from_the_process_is_its_end(installed, tmp_path, monkeypatch, caplog):
+    """An agent whose training process speaks another language kills it and says so."""
+    died = ended_as("echo 'ERROR wrong version' >&2\necho hello\nexec sleep 600", tmp_path, monkeypatch)
+    assert isinstance(died, Died) and "SIGKILL" in died.detail
+    assert "training channel" in caplog.text
+    until_logged(caplog, "wrong version")
+
+
+def test_an_end_without_a_reason_is_told_with_its_last_words(installed, tmp_path, monkeypatch):
+    """The exit code and what it last said are what a person needs."""
+    died = ended_as("echo 'No module named torch' >&2\nexit 3", tmp_path, monkeypatch)
+    assert died == Died("the training process ended with exit code 3; it said: No module named torch")
+
+
+def test_a_stop_ends_the_process_in_mid_training_without_an_event(idle, tmp_path):
+    """The end that was asked for is no news; and it does not wait for the round."""
+    idle.trainer.train(Scene(tmp_path, SLOW, replace(SGD, steps=100_000), "none").command())
+    idle.until_training()
+    pid = idle.trainer.pid
+    idle.trainer.stop()
+    assert not Path(f"/proc/{pid}").exists()
+    assert idle.trainer.pid is None
+    while not idle.events.empty():
+        assert isinstance(idle.events.get(), TrainProgress)

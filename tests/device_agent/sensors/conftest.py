@@ -1,0 +1,25 @@
+"""A machine of which little is known; that a busy one answers late makes no fact unknown here."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedpatch.device_agent.sensors import collect, commands, timeouts, wifi
+from tests.device_agent.sensors.scenes import Scene
+
+PATIENCE_S = 90.0
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch):
+    """Tests of what hangs set limits of their own."""
+    monkeypatch.setattr(timeouts, "QUICK_S", PATIENCE_S)
+    monkeypatch.setattr(collect, "SOURCE_LIMIT_S", PATIENCE_S)
+    monkeypatch.setattr(commands, "LIMIT_S", PATIENCE_S)
+    monkeypatch.setattr(wifi, "LIMIT_S", PATIENCE_S)
+
+
+@pytest.fixture
+def scene(tmp_path) -> Scene:
+    """Four CPUs, memory, a load; no sensors, no cards."""
+    return Scene(tmp_path)

@@ -1,0 +1,79 @@
+"""What a job downloads: blobs beside each other, of which nothing is left that nobody wants."""
+
+from __future__ import annotations
+
+import gc
+import os
+
+import pytest
+
+from fedpatch.device_agent.state.download_files import Downloads
+from fedpatch.shared.errors import StateError
+from fedpatch.shared.wire.transfer import cut
+from tests.device_agent.delta_jobs import STEP_BLOBS, STEPS
+from tests.support.specs import model
+
+
+def fill(downloads: Downloads, blob: bytes, *indices: int) -> None:
+    """These chunks of a blob arrive."""
+    for index in indices or range(model(blob).chunk_count):
+        downloads.write(cut(blob, model(blob), index))
+
+
+def names(directory) -> set[str]:
+    """The digests of what lies there."""
+    return {path.stem for path in directory.iterdir()}
+
+
+def test_chunks_of_several_blobs_go_to_their_own(tmp_path):
+    """In any order; each is whole once all of its chunks are there."""
+    downloads = Downloads(tmp_path, STEPS)
+    for blob in STEP_BLOBS[1:]:
+        fill(downloads, blob)
+    fill(downloads, STEP_BLOBS[0], 1)
+    assert not downloads.verified()
+    fill(downloads, STEP_BLOBS[0], 0)
+    assert downloads.verified()
+    assert [downloads.path(one.digest).read_bytes() for one in STEPS] == list(STEP_BLOBS)
+    downloads.discard()
+    assert names(tmp_path) == set()
+
+
+def test_what_has_come_is_there_after_a_reboot(tmp_path):
+    """Of the blobs that are wanted still; the others make room, and chunks of one more may be there or not."""
+    first = Downloads(tmp_path, STEPS[:2])
+    fill(first, STEP_BLOBS[0], 1)
+    fill(first, STEP_BLOBS[1])
+    first.close()
+    again = Downloads(tmp_path, STEPS[1:])
+    assert again.have == {STEPS[1].digest: {0}, STEPS[2].digest: set()}
+    assert names(tmp_path) == {one.digest for one in STEPS[1:]}
+    again.close()
+
+
+def test_who_wants_nothing_has_nothing(tmp_path):
+    """The model is held: what was downloaded to come to it is of no use any more."""
+    first = Downloads(tmp_path, STEPS)
+    fill(first, STEP_BLOBS[0])
+    first.close()
+    nothing = Downloads(tmp_path, ())
+    assert (nothing.have, nothing.verified(), names(tmp_path)) == ({}, True, set())
+
+
+def test_a_directory_that_refuses_is_named(tmp_path):
+    """As wherever the disk refuses."""
+    place = tmp_path / "downloads"
+    place.write_text("a file where a directory should be")
+    with pytest.raises(StateError, match=r"downloads.*state directory"):
+        Downloads(place, STEPS)
+
+
+def test_a_blob_that_cannot_be_opened_leaves_no_other_open(tmp_path):
+    """An agent lives for months: a file that stays open at each try would use them up."""
+    (tmp_path / f"{STEPS[1].digest}.part").mkdir(parents=True)
+    (tmp_path / f"{STEPS[1].digest}.part" / "in the way").touch()
+    gc.collect()  # what earlier tests left closes no file meanwhile
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(StateError):
+        Downloads(tmp_path, STEPS)
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -1,0 +1,95 @@
+"""The file of the last global model: whole or found out, and never two of them."""
+
+from __future__ import annotations
+
+import os
+import stat
+from functools import partial
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedpatch.device_agent.state.model_cache import Held, ModelCache
+from fedpatch.shared.errors import StateError
+from tests.device_agent.disk_change_killer import Guillotine
+
+FIRST = Held("a1" * 32, "5c" * 32, "fp32+zstd", 1000)
+SECOND = Held("b2" * 32, "5c" * 32, "fp32+zstd", 1001)
+
+
+@pytest.fixture
+def store(tmp_path):
+    """In a directory that is not there yet."""
+    return ModelCache(tmp_path / "held")
+
+
+def test_nothing_is_held_at_first(store):
+    """Which is no error to ask, and one to read."""
+    assert store.version() == ""
+    with pytest.raises(StateError, match=r"global\.model"):
+        store.read()
+    store.forget()
+
+
+def test_the_next_model_takes_the_place_of_the_one_before(store):
+    """There is one file, which nobody else can read."""
+    for held, blob in ((FIRST, b"first"), (SECOND, b"second")):
+        store.write(held, blob)
+        assert (store.version(), store.read()) == (held.version, (held, blob))
+    assert [path.name for path in store.path.parent.iterdir()] == ["global.model"]
+    assert stat.S_IMODE(store.path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(store.path.parent.stat().st_mode) == 0o700
+    store.forget()
+    assert list(store.path.parent.iterdir()) == []
+
+
+@given(st.data())
+def test_any_damage_is_found(tmp_path_factory, data):
+    """A bit turned over, an end cut off: what is read is what was written, or it is an error; a look tells or is silent."""
+    store = ModelCache(tmp_path_factory.mktemp("held"))
+    store.write(FIRST, b"blob" * 10)
+    whole = bytearray(store.path.read_bytes())
+    at = data.draw(st.integers(0, len(whole) - 1))
+    if data.draw(st.booleans()):
+        whole[at] ^= 1 << data.draw(st.integers(0, 7))
+    else:
+        del whole[at:]
+    store.path.write_bytes(whole)
+    assert len(store.version()) in (0, 64)
+    with pytest.raises(StateError, match=r"global\.model"):
+        store.read()
+
+
+def test_killed_before_any_write_one_of_the_two_is_held(tmp_path_factory):
+    """The one before or the next; what was half written is gone with the next start of whoever writes."""
+    fatal = deaths = 0
+    while True:
+        fatal += 1
+        store = ModelCache(tmp_path_factory.mktemp("held") / "held")
+        store.write(FIRST, b"first")
+        if Guillotine(fatal).run(partial(store.write, SECOND, b"second")) < fatal:
+            break
+        deaths += 1
+        store.tidy()
+        assert os.listdir(store.path.parent) == ["global.model"]
+        assert store.read() in ((FIRST, b"first"), (SECOND, b"second"))
+        store.write(SECOND, b"second")
+        assert os.listdir(store.path.parent) == ["global.model"]
+    assert deaths >= 3
+
+
+def test_a_disk_that_refuses_is_named_and_keeps_what_was_held(store):
+    """The error says what to do."""
+    store.write(FIRST, b"first")
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        pytest.raises(StateError, match=r"held.*state directory"),
+    ):
+        patch.setattr(os, "replace", _refuse)
+        store.write(SECOND, b"second")
+    assert store.read() == (FIRST, b"first")
+
+
+def _refuse(*_: object) -> None:
+    raise OSError(13, "Permission denied")

@@ -1,0 +1,286 @@
+"""A device that cannot store what a round needs declines it, and its doctor and status say what is damaged and what to do."""
+
+from __future__ import annotations
+
+import gc
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedpatch.coordinator.rounds.known_devices import lasts
+from fedpatch.device_agent.cli.doctor import _check_stored
+from fedpatch.device_agent.job.effects import JobKey
+from fedpatch.device_agent.job.job import Job
+from fedpatch.device_agent.job.request_answers import AdmissionDecision
+from fedpatch.device_agent.models.store import ModelStore
+from fedpatch.device_agent.state.model_cache import Held, ModelCache
+from fedpatch.device_agent.state.patch_store import INDEPENDENT, PatchKey, PatchRecord, PatchState, PatchStore
+from fedpatch.device_agent.state.residual_store import ResidualOf, ResidualStore
+from fedpatch.device_agent.state.storage_check import RETRY_S, Storage
+from fedpatch.device_agent.state.update_spool import Spooled, UpdateSpool
+from fedpatch.shared.app.files import previous_of
+from fedpatch.shared.errors import StateError
+from fedpatch.shared.tensors.arrays import Schema, TensorSpec
+from fedpatch.shared.wire.codec import to_bytes
+from fedpatch.shared.wire.messages import COORDINATOR_FEATURES, Accept, Decline, WorkRequest
+from fedpatch.shared.wire.reason_codes import Condition, DeclineReason
+from tests.device_agent.exported_models import describe
+from tests.device_agent.jobs import KEY, REQUEST, said_back
+from tests.support.checkups import quiet_checkup
+from tests.support.disks import SmallDisk, small_disk
+from tests.support.specs import RUN, TASK, TASKS, said, update
+
+PATCH = PatchKey(TASK, REQUEST.schema, REQUEST.private)
+ALONE = PatchKey(TASK, REQUEST.schema, "independent")
+NOW = replace(REQUEST, features=COORDINATOR_FEATURES)
+PUBLIC = Schema((TensorSpec("w", (8,), "float32", "weight"),))
+
+
+@pytest.fixture
+def state_dir(tmp_path: Path) -> Path:
+    """An agent's, after two rounds."""
+    store = PatchStore(tmp_path / "patches")
+    for number in (1, 2):
+        states = [PatchState({"bn.weight": np.full(4, value, np.float32)}, value) for value in (number - 1, number)]
+        store.save(PatchRecord(PATCH, RUN, number, *states))
+    return tmp_path
+
+
+def paths(state_dir: Path) -> tuple[Path, Path]:
+    """The patch, and the one before it."""
+    path = state_dir / "patches" / PATCH.file_name
+    return path, previous_of(path)
+
+
+def spoil(*files: Path) -> None:
+    """One bit in the middle of each."""
+    for path in files:
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+
+
+def answer(state_dir: Path, request: WorkRequest = NOW) -> Decline | Accept:
+    """What the device says to a request, as its agent does."""
+    found = Storage(state_dir).problem(TASK, request)
+    verdict = found.verdict if found else AdmissionDecision(True)
+    job = Job(max_blob_bytes=10_000)
+    (body,) = said_back(job.on_request(said(request), TASKS, verdict, 0.0))
+    assert isinstance(body, Decline | Accept)
+    return body
+
+
+def test_request_with_both_patches_damaged_is_declined_with_the_reason(state_dir: Path):
+    """The coordinator asks again later, and no path leaves the device."""
+    assert isinstance(answer(state_dir), Accept)
+    spoil(*paths(state_dir))
+    declined = answer(state_dir)
+    assert isinstance(declined, Decline)
+    assert (declined.reason, declined.condition, declined.retry_after_s) == (DeclineReason.STORAGE, None, RETRY_S)
+    assert str(state_dir) not in declined.detail
+    assert not lasts(declined)
+    with pytest.raises(StateError):
+        PatchStore(state_dir / "patches").load(PATCH, RUN, 3)
+
+
+def test_older_coordinator_gets_a_word_that_it_knows(state_dir: Path):
+    """It ignores a message with any other, and asks for ever."""
+    spoil(*paths(state_dir))
+    declined = answer(state_dir, REQUEST)
+    assert isinstance(declined, Decline)
+    assert (declined.reason, declined.retry_after_s) == (DeclineReason.UNWILLING, RETRY_S)
+
+
+def test_request_with_one_patch_damaged_or_of_another_task_is_accepted(state_dir: Path):
+    """One version is enough; patches of other policies are none of this round's business."""
+    newest, before = paths(state_dir)
+    for one in (newest, before):
+        data = one.read_bytes()
+        spoil(one)
+        assert isinstance(answer(state_dir), Accept)
+        one.write_bytes(data)
+    spoil(newest, before)
+    assert isinstance(answer(state_dir, replace(NOW, private="all")), Accept)
+
+
+def test_patches_that_were_moved_away_let_the_device_take_part_again(state_dir: Path):
+    """Without a restart of the agent: the files are looked at again when they have changed."""
+    storage = Storage(state_dir)
+    spoil(*paths(state_dir))
+    found = storage.problem(TASK, NOW)
+    assert found is not None
+    assert f"move {paths(state_dir)[0]} and {paths(state_dir)[1].name} away" in found.text
+    assert "is lost with them" in found.text
+    for path in paths(state_dir):
+        path.rename(path.with_name(f"{path.name}.aside"))
+    assert storage.problem(TASK, NOW) is None
+
+
+def test_keys_from_the_network_are_not_collected(state_dir: Path):
+    """A coordinator may ask for another policy each time; what was seen of the last one is enough."""
+    storage = Storage(state_dir)
+    for number in range(50):
+        assert storage.problem(TASK, replace(NOW, private=f"names:from-the-network-{number}")) is None
+    gc.collect()
+    kept = [one for one in gc.get_objects() if type(one) is PatchKey and "from-the-network" in one.policy]
+    assert len(kept) <= 1
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[SmallDisk]:
+    """An empty one, of 1 MiB."""
+    with small_disk(tmp_path / "disk", "1m") as made:
+        yield made
+
+
+@pytest.mark.parametrize(
+    ("hinder", "help"),
+    [(SmallDisk.fill, SmallDisk.empty), (SmallDisk.make_readonly, SmallDisk.make_writable)],
+    ids=["full", "read-only"],
+)
+def test_request_on_a_disk_that_takes_nothing_is_declined_until_it_does(disk: SmallDisk, hinder, help):
+    """As the owner's own limit of free space would, which every coordinator knows."""
+    assert isinstance(answer(disk.path), Accept)
+    hinder(disk)
+    for request in (NOW, REQUEST):
+        declined = answer(disk.path, request)
+        assert isinstance(declined, Decline)
+        assert (declined.reason, declined.condition) == (DeclineReason.UNWILLING, Condition.LOW_DISK)
+    help(disk)
+    assert isinstance(answer(disk.path), Accept)
+
+
+def test_parts_of_the_model_on_a_small_disk_count_as_room(disk: SmallDisk):
+    """A download that goes on after a restart needs only the rest."""
+    blob = replace(NOW.model, size_bytes=600_000)
+    request = replace(NOW, model=blob, encoding="delta-int8")
+    (disk.path / "downloads").mkdir()
+    (disk.path / "downloads" / f"{blob.digest}.part").write_bytes(bytes(550_000))
+    assert Storage(disk.path).problem(TASK, request) is None
+    (disk.path / "other").write_bytes(bytes(150_000))
+    assert Storage(disk.path).problem(TASK, request) is not None
+
+
+def test_part_of_the_model_that_has_just_begun_counts_by_what_the_disk_holds_of_it(disk: SmallDisk):
+    """Its file has the size of the whole from the first chunk on, and is empty for the most part."""
+    blob = replace(NOW.model, size_bytes=600_000)
+    request = replace(NOW, model=blob, encoding="delta-int8")
+    (disk.path / "downloads").mkdir()
+    with (disk.path / "downloads" / f"{blob.digest}.part").open("wb") as part:
+        part.write(bytes(8192))
+        part.truncate(blob.size_bytes)
+    (disk.path / "other").write_bytes(bytes(400_000))
+    found = Storage(disk.path).problem(TASK, request)
+    assert found is not None
+    assert found.verdict.condition is Condition.LOW_DISK
+
+
+# ---- the doctor
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The state of an agent, with something of each kind."""
+    state = tmp_path_factory.mktemp("state")
+    store = PatchStore(state / "patches")
+    alone = PatchStore(store.directory / INDEPENDENT)
+    residuals = ResidualStore(store.directory)
+    for number in (1, 2):
+        after = PatchState({"bn.weight": np.full(4, number, np.float32)}, number)
+        store.save(PatchRecord(PATCH, RUN, number, PatchState(), after))
+        alone.save(PatchRecord(ALONE, RUN, number, PatchState(), after))
+        of = ResidualOf("delta-int4", PUBLIC.digest, RUN, number)
+        residuals.save(PATCH, of, PUBLIC, {"w:residual": np.ones(8, np.float32)}, number)
+    ModelCache(state / "held").write(Held("ab" * 32, "cd" * 32, "fp32", 3), b"xyz")
+    spool = UpdateSpool(state / "spool")
+    spool.update_path.write_bytes(b"update")
+    spool.save(Spooled(KEY, update(b"update"), REQUEST))
+    spool.note_committed()
+    spool.save(Spooled(KEY, update(b"update"), REQUEST))
+    models = ModelStore(state / "models", keep=2)
+    for number in (1, 2, 3):
+        model = b"a model" * number
+        models.stage(model, describe(number, model, run=RUN, task=TASK))
+        if number < 3:
+            models.publish(TASK, RUN, number)
+    models.stage(b"the first", describe(1, b"the first", run=RUN, task="another"))
+    return state
+
+
+def findings(state_dir: Path) -> list[tuple[str, str, str]]:
+    """Verdict, text and mend."""
+    checkup = quiet_checkup()
+    _check_stored(state_dir, checkup)
+    assert {one.name for one in checkup.findings} <= {"stored"}
+    return [(one.verdict, one.detail, one.mend) for one in checkup.findings]
+
+
+def test_stored_content_of_an_agent_that_is_whole_is_good(whole: Path, tmp_path: Path):
+    """And where no agent has run, nothing is said."""
+    assert [verdict for verdict, *_ in findings(whole)] == ["ok"]
+    assert findings(tmp_path / "nowhere") == []
+
+
+@settings(max_examples=200, deadline=None)
+@given(which=st.integers(0, 30), at=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
+def test_flipped_bit_in_any_file_of_an_agent_is_found(whole: Path, which: int, at: float, bit: int):
+    """Patches, residuals, models trained alone, the held model, the waiting update and its notes, personal models."""
+    files = sorted(one for one in whole.rglob("*") if one.is_file() and one.stat().st_size)
+    path = files[which % len(files)]
+    data = path.read_bytes()
+    place = int(at * len(data))
+    try:
+        path.write_bytes(data[:place] + bytes([data[place] ^ (1 << bit)]) + data[place + 1 :])
+        assert any(verdict in ("warn", "fail") for verdict, *_ in findings(whole)), (path, place)
+    finally:
+        path.write_bytes(data)
+
+
+def test_doctor_fails_for_a_patch_that_rounds_are_declined_for(whole: Path, tmp_path: Path):
+    """With the files to move away, and what is lost with them; one version alone is a warning."""
+    state_dir = Path(shutil.copytree(whole, tmp_path / "state", symlinks=True))
+    newest, before = paths(state_dir)
+    spoil(before)
+    (one,) = findings(state_dir)
+    assert (one[0], str(before) in one[1]) == ("warn", True)
+    spoil(newest)
+    (one,) = findings(state_dir)
+    assert one[0] == "fail"
+    assert f"move {newest} and {before.name} away" in one[2]
+
+
+def test_doctor_warns_of_a_damaged_model_that_was_trained_alone(whole: Path, tmp_path: Path):
+    """No round is declined for it; nothing is measured until it is deleted."""
+    state_dir = Path(shutil.copytree(whole, tmp_path / "state", symlinks=True))
+    newest = state_dir / "patches" / INDEPENDENT / ALONE.file_name
+    spoil(newest, previous_of(newest))
+    (one,) = findings(state_dir)
+    assert one[0] == "warn"
+    assert f"delete {newest} and {previous_of(newest).name}" in one[2]
+    assert "measured from its beginning again" in one[2]
+
+
+def test_status_names_the_files_of_a_damaged_patch(agent, whole: Path, tmp_path: Path):
+    """Also while no agent runs."""
+    state_dir = Path(shutil.copytree(whole, tmp_path / "state", symlinks=True))
+    (state_dir / "agent.lock").touch()
+    newest, before = paths(state_dir)
+    spoil(newest)
+    assert "the next round uses the one before it" in agent("status", "--state-dir", state_dir).out
+    spoil(before)
+    assert f"move {newest} and {before.name} away" in agent("status", "--state-dir", state_dir).out
+
+
+def test_note_of_an_earlier_version_without_a_checksum_is_taken_up(tmp_path: Path):
+    """The update that waited while fedpatch was upgraded is not lost."""
+    spool = UpdateSpool(tmp_path)
+    spool.update_path.write_bytes(b"update")
+    spooled = Spooled(JobKey(RUN, 1, 1, TASK), update(b"update"), REQUEST)
+    (tmp_path / "offer.msgpack").write_bytes(to_bytes(spooled))
+    assert spool.load() == spooled

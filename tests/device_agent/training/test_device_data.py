@@ -1,0 +1,189 @@
+"""Data that change between rounds: when they are read again, what is told of it, and what becomes of errors."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedpatch.device_agent.job.training_messages import Ready, Trained, TrainFailed, TrainProgress, WorkerSetup
+from fedpatch.device_agent.runtime.trainer import Trainer
+from fedpatch.device_agent.state.patch_store import PatchStore
+from fedpatch.device_agent.training.batches import batch_indices
+from fedpatch.device_agent.training.device_data import ReloadingDataset
+from fedpatch.device_agent.training.local_trainer import LocalTrainer
+from fedpatch.device_agent.training.local_update import LocalUpdate
+from fedpatch.shared.errors import DataError
+from fedpatch.shared.wire.reason_codes import FailReason
+from tests.device_agent.device_rounds import SGD, Scene
+from tests.device_agent.growing_task import REFERENCE, TASK
+
+TIMEOUT_S = 120
+
+
+def _write(folder: Path, text: str) -> None:
+    (folder / "count").write_text(text)
+
+
+@pytest.fixture
+def growing(tmp_path: Path) -> ReloadingDataset:
+    """A device's data, of 23 examples."""
+    _write(tmp_path, "23")
+    return ReloadingDataset(TASK, "count", tmp_path)
+
+
+def test_data_that_stay_are_read_once(growing):
+    """The version is asked, the data are not read again."""
+    assert len(growing.load().train_x) == 23
+    assert growing.load_changed() is None
+
+
+def test_data_that_changed_are_read_again_once(growing, tmp_path):
+    """More or fewer examples; after that they are the ones to compare with."""
+    growing.load()
+    for count in (40, 12):
+        _write(tmp_path, str(count))
+        changed = growing.load_changed()
+        assert changed is not None and len(changed.train_x) == count
+        assert growing.load_changed() is None
+
+
+@pytest.mark.parametrize("hook", [None, lambda spec, root: None])
+def test_a_task_that_tells_no_version_is_read_once(growing, tmp_path, hook):
+    """Without the function, or where it says None, nothing ever changes."""
+    still = ReloadingDataset(replace(TASK, data_version=hook), "count", tmp_path)
+    still.load()
+    _write(tmp_path, "40")
+    assert still.load_changed() is None
+
+
+def test_what_is_written_while_data_are_read_is_seen_next_time(tmp_path):
+    """The version is that of before the reading."""
+
+    def load_and_write(spec, root):
+        data = TASK.load_data(spec, root)
+        _write(tmp_path, "31")
+        return data
+
+    _write(tmp_path, "23")
+    growing = ReloadingDataset(replace(TASK, load_data=load_and_write), "count", tmp_path)
+    assert len(growing.load().train_x) == 23
+    changed = growing.load_changed()
+    assert changed is not None and len(changed.train_x) == 31
+
+
+@pytest.mark.parametrize(
+    ("text", "words"), [("2x", "'2x' is no number"), ("unreadable", "task 'toy' failed with data 'count': KeyError")]
+)
+def test_after_an_error_they_are_tried_again(growing, tmp_path, text, words):
+    """An error is a DataError in words, however often it is asked; when it is mended, the data are read."""
+    growing.load()
+    _write(tmp_path, text)
+    for _ in range(2):
+        with pytest.raises(DataError, match=words):
+            growing.load_changed()
+    _write(tmp_path, "24")
+    changed = growing.load_changed()
+    assert changed is not None and len(changed.train_x) == 24
+
+
+def test_a_round_trains_on_what_there_is(growing, tmp_path):
+    """The update's report counts the new examples, and the steps follow from them."""
+    update = LocalUpdate(
+        LocalTrainer(TASK, growing.load()), PatchStore(tmp_path / "patches"), "ann", data=growing, private="none"
+    )
+    scene = Scene(tmp_path, TASK, SGD, "none")
+    reported = []
+    for number, count in enumerate((23, 40, 5), start=1):
+        _write(tmp_path, str(count))
+        told = update.take_new_data()
+        assert told == (None if count == 23 else count)
+        done = update.run(scene.command(round=number), lambda done, total: None, lambda: False)
+        assert done is not None
+        reported.append((done[1].num_examples, done[1].steps))
+    assert reported == [(23, 5), (40, 8), (5, 1)]
+
+
+@given(
+    counts=st.lists(st.integers(1, 60), min_size=1, max_size=6),
+    batch_size=st.integers(1, 20),
+    steps=st.integers(1, 12),
+    seed=st.integers(0, 2**64 - 1),
+)
+def test_the_stream_of_batches_stays_sound_when_the_number_changes(counts, batch_size, steps, seed):
+    """Rounds of `steps` batches with another n each: full batches of examples that exist, none twice within a pass.
+
+    The round after a change is the part of the stream of that n which begins where so many batches end.
+    """
+    done = 0
+    for n in counts:
+        batches = list(batch_indices(n, batch_size, done, steps, seed))
+        assert [len(batch) for batch in batches] == [min(batch_size, n)] * steps
+        flat = np.concatenate(batches)
+        assert ((flat >= 0) & (flat < n)).all()
+        begin = done * min(batch_size, n) % n
+        for start in range(-begin, len(flat), n):
+            one_pass = flat[max(0, start) : start + n]
+            assert len(set(one_pass.tolist())) == len(one_pass)
+        done += steps
+
+
+def test_a_new_example_is_used_within_two_passes():
+    """After 50 batches of 10 examples there are 11: the next 22 draws have the eleventh at least once."""
+    drawn = np.concatenate(list(batch_indices(11, 2, 50, 11, 3)))
+    assert 10 in drawn
+
+
+class _Agent:
+    """The agent's side of a real training process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.scene = Scene(folder, TASK, SGD, "none")
+        self.events: queue.Queue = queue.Queue()
+        setup = WorkerSetup(REFERENCE, "count", str(folder), str(folder / "patches"), "ann", private="none")
+        self.trainer = Trainer(setup, self.events.put)
+
+    def round(self, number: int) -> list:
+        """What is said in a round, but for its progress."""
+        self.trainer.train(self.scene.command(round=number))
+        said: list = []
+        while not said or isinstance(said[-1], Ready):
+            event = self.events.get(timeout=TIMEOUT_S)
+            if not isinstance(event, TrainProgress):
+                said.append(event)
+        return said
+
+
+@pytest.fixture
+def agent(installed, tmp_path) -> Iterator[_Agent]:
+    """One with 23 examples, which is ready."""
+    _write(tmp_path, "23")
+    agent = _Agent(tmp_path)
+    agent.trainer.start()
+    assert agent.events.get(timeout=TIMEOUT_S).num_examples == 23
+    yield agent
+    agent.trainer.stop()
+
+
+def test_the_agent_is_told_of_new_data_and_survives_unreadable_ones(agent):
+    """`Ready` comes again with the new number; a round on unreadable data fails in words, and the process stays."""
+    (trained,) = agent.round(1)
+    assert isinstance(trained, Trained) and trained.report.num_examples == 23
+    process = agent.trainer.pid
+    _write(agent.folder, "30")
+    ready, trained = agent.round(2)
+    assert (ready.task, ready.num_examples, trained.report.num_examples) == ("toy", 30, 30)
+    _write(agent.folder, "30 or so")
+    (failed,) = agent.round(3)
+    assert isinstance(failed, TrainFailed)
+    assert (failed.reason, failed.detail) == (FailReason.TRAINING, "toy: '30 or so' is no number of examples")
+    _write(agent.folder, "31")
+    ready, trained = agent.round(4)
+    assert (ready.num_examples, trained.report.num_examples, agent.trainer.pid) == (31, 31, process)

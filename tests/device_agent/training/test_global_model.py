@@ -1,0 +1,195 @@
+"""The model that a round is trained from: bit by bit the coordinator's, however it came here, or none."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedpatch.device_agent.state.model_cache import ModelCache
+from fedpatch.device_agent.training.global_model import read_global_model
+from fedpatch.shared.errors import SchemaMismatch, WireError
+from fedpatch.shared.wire.messages import ENCODINGS, is_delta
+from tests.device_agent.device_rounds import ADAM, SGD, Scene
+from tests.device_agent.model_deltas import Versions
+from tests.device_agent.toy_tasks import TOY
+from tests.support.damage_on_disk import flip_bit
+
+DELTAS = [one for one in ENCODINGS if is_delta(one)]
+
+
+@pytest.fixture
+def versions(tmp_path):
+    """Of a model whose batch norm's gamma and beta are private."""
+    return Versions(Scene(tmp_path, TOY, SGD, "affine"))
+
+
+@pytest.fixture
+def store(tmp_path):
+    """Nothing is held yet."""
+    return ModelCache(tmp_path / "held")
+
+
+def read(versions, store, command):
+    """What training would begin from."""
+    return read_global_model(command, versions.scene.public, store)
+
+
+def assert_is(versions, number, tensors):
+    """All values of a version, and no other."""
+    assert versions.content(tensors) == versions.content(versions.tensors[number])
+
+
+@pytest.mark.parametrize("encoding", DELTAS)
+@pytest.mark.parametrize("plan", [SGD, ADAM], ids=["sgd", "adam"])
+@pytest.mark.parametrize("begins", range(4))
+def test_steps_lead_to_the_very_bits_of_the_coordinator(tmp_path, store, encoding, plan, begins):
+    """From any version, over any number of steps, moments among them; who holds the model itself needs none."""
+    versions = Versions(Scene(tmp_path, TOY, plan, "affine"), encoding)
+    versions.hold(store, begins)
+    assert_is(versions, -1, read(versions, store, versions.command(begins)))
+    assert store.version() == versions.manifests[-1].digest
+
+
+def test_a_model_that_was_come_to_is_held_for_the_next_round(versions, store):
+    """All of it at first, then by steps, round after round."""
+    assert_is(versions, 0, read(versions, store, versions.command(to=0)))
+    for number in (1, 3):
+        begins = [one.digest for one in versions.manifests].index(store.version())
+        assert_is(versions, number, read(versions, store, versions.command(begins, number)))
+        assert store.version() == versions.manifests[number].digest
+    assert [path.name for path in store.path.parent.iterdir()] == [store.path.name]
+
+
+def test_a_model_that_no_steps_will_lead_from_is_not_held(versions, store):
+    """A run whose tensors travel as they are costs the card nothing."""
+    read(versions, store, versions.command(hold=False))
+    assert not store.path.parent.exists()
+    assert_is(versions, 0, read(versions, None, versions.command(to=0)))
+
+
+def test_what_cannot_be_held_costs_the_round_nothing(versions, store, caplog):
+    """The next one downloads more."""
+    store.path.parent.write_text("where a directory should be")
+    with caplog.at_level(logging.WARNING):
+        assert_is(versions, -1, read(versions, store, versions.command()))
+    assert "the next round downloads the whole global model" in caplog.text
+
+
+def _missing(versions, store):
+    store.forget()
+    return versions.command(1)
+
+
+def _cut(versions, store):
+    store.path.write_bytes(store.path.read_bytes()[:-1])
+    return versions.command(1)
+
+
+def _another(versions, store):
+    versions.hold(store, 0)
+    return versions.command(1)
+
+
+def _without_the_first(versions, store):
+    command = versions.command(1)
+    return replace(command, steps=command.steps[1:])
+
+
+def _backwards(versions, store):
+    command = versions.command(1)
+    return replace(command, steps=command.steps[::-1])
+
+
+def _of_other_content(versions, store):
+    command = versions.command(1)
+    last = command.steps[-1]
+    return replace(command, steps=(*command.steps[:-1], replace(last, delta=replace(last.delta, content="00" * 32))))
+
+
+def _spoilt(versions, store):
+    flip_bit(Path(versions.steps[-1].path))
+    return versions.command(1)
+
+
+def _gone(versions, store):
+    Path(versions.steps[-1].path).unlink()
+    return versions.command(1)
+
+
+def _of_another_policy(versions, store):
+    folder = versions.scene.folder / "other"
+    folder.mkdir()
+    others = Versions(Scene(folder, TOY, SGD, "all"))
+    others.hold(store, 1)
+    return replace(versions.command(1), held=others.manifests[1].digest)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        _missing,
+        _cut,
+        _another,
+        _without_the_first,
+        _backwards,
+        _of_other_content,
+        _spoilt,
+        _gone,
+        _of_another_policy,
+    ],
+    ids=lambda fault: fault.__name__.strip("_"),
+)
+def test_steps_that_do_not_lead_to_the_model_are_told_as_such(versions, store, fault):
+    """Whatever is wrong: the job knows the error, and downloads the whole model. What is held stays what it was."""
+    versions.hold(store, 1)
+    command = fault(versions, store)
+    before = store.path.read_bytes() if store.path.exists() else None
+    with pytest.raises(WireError, match="no way from the global model that is held to that of the round: "):
+        read(versions, store, command)
+    assert (store.path.read_bytes() if store.path.exists() else None) == before
+
+
+def test_a_model_of_another_shape_is_no_fault_of_its_steps(versions, store):
+    """All of it would be of that shape too."""
+    versions.hold(store, 1)
+    command = versions.command(1)
+    with pytest.raises(SchemaMismatch, match="need the same version"):
+        read(versions, store, replace(command, model=replace(command.model, schema="00" * 32)))
+
+
+@given(st.data())
+def test_training_begins_from_the_very_version_that_was_asked_for_or_not_at_all(tmp_path_factory, data):
+    """Any version held, any steps named, any file damaged."""
+    folder = tmp_path_factory.mktemp("scene")
+    versions, store = Versions(Scene(folder, TOY, SGD, "affine")), ModelCache(folder / "held")
+    held, named = data.draw(st.integers(0, 3)), data.draw(st.integers(0, 3))
+    versions.hold(store, held)
+    steps = tuple(data.draw(st.lists(st.sampled_from(versions.steps), max_size=4)))
+    path = Path(data.draw(st.sampled_from([str(store.path), *(one.path for one in versions.steps)])))
+    spoil = data.draw(st.none() | st.integers(0, path.stat().st_size - 1))
+    if spoil is not None:
+        blob = bytearray(path.read_bytes())
+        blob[spoil] ^= 1 << data.draw(st.integers(0, 7))
+        path.write_bytes(blob)
+    try:
+        tensors = read(versions, store, replace(versions.command(named), steps=steps))
+    except WireError:
+        return
+    if steps:
+        assert versions.content(tensors) == steps[-1].delta.content
+    else:
+        assert_is(versions, -1, tensors)
+
+
+def test_values_are_compared_and_not_their_packing(versions, store):
+    """The digest of a version's values is the same after they were held."""
+    versions.hold(store, 2)
+    tensors = read(versions, store, versions.command(2, 2))
+    for name, value in versions.tensors[2].items():
+        np.testing.assert_array_equal(tensors[name], value)

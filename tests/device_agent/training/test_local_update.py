@@ -1,0 +1,295 @@
+"""A device's part of a round: what goes into an update, and what stays."""
+
+from __future__ import annotations
+
+import hashlib
+import stat
+from dataclasses import asdict, replace
+
+import numpy as np
+import pytest
+from torch import nn
+
+from fedpatch.device_agent.state.patch_store import PatchKey, PatchStore
+from fedpatch.device_agent.state.residual_store import ResidualOf, ResidualStore
+from fedpatch.device_agent.training.local_trainer import LocalTrainer
+from fedpatch.device_agent.training.local_update import LocalUpdate
+from fedpatch.shared.errors import SchemaMismatch, StateError, UpdateRefused, UsageError, WireError
+from fedpatch.shared.tasks.torch_model import initial_tensors
+from fedpatch.shared.tensors.arrays import MOMENTS
+from fedpatch.shared.tensors.patches import split
+from fedpatch.shared.wire.codec import from_bytes, to_bytes
+from fedpatch.shared.wire.field_types import MAX_MEASURE
+from fedpatch.shared.wire.messages import ENCODINGS, MAX_CHUNKS, UpdateReport, is_delta
+from tests.device_agent.device_rounds import ADAM, POLICIES, SGD, Scene, raw_update, traces
+from tests.device_agent.disk_change_killer import Guillotine
+from tests.device_agent.toy_tasks import TOY, random_data
+
+PLANS = {"sgd": SGD, "adam": ADAM}
+
+
+@pytest.fixture
+def device(tmp_path):
+    """A device with 23 examples of the toy task."""
+    return Device(tmp_path, "ann")
+
+
+class Device:
+    """A LocalUpdate and the store behind it."""
+
+    def __init__(self, folder, name, task=TOY):
+        self.folder = folder / name
+        self.folder.mkdir()
+        self.store = PatchStore(self.folder / "patches")
+        self.local_update = LocalUpdate(LocalTrainer(task, random_data(name, 23)), self.store, name, private="none")
+
+    def run(self, command, cancelled=lambda: False):
+        """One round."""
+        return self.local_update.run(command, lambda done, total: None, cancelled)
+
+    def patch(self, scene):
+        """The saved patch."""
+        key = PatchKey(scene.task.name, scene.model.digest, str(scene.policy))
+        return self.store.load(key, "another run", 0)
+
+
+def assert_equal(found, expected):
+    """Same names, same bits."""
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+@pytest.mark.parametrize("private", POLICIES)
+def test_public_tensors_leave_and_private_ones_stay(tmp_path, device, private, plan):
+    """Update and patch have exactly the names of the two parts of the schema, moments among them."""
+    scene = Scene(tmp_path, TOY, plan, private)
+    manifest, report = device.run(scene.command())
+    meta, update = scene.update(manifest)
+    scene.public.check(update)
+    scene.policy.patch(scene.whole).check(device.patch(scene).values)
+    assert device.patch(scene).batches_done == report.steps == 5
+    assert meta == {name: value for name, value in asdict(report).items() if name != "user_accuracy_independent"}
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("private", POLICIES[1:])
+def test_an_update_holds_no_trace_of_the_patch(tmp_path, device, private, encoding):
+    """Neither a private name nor two neighbouring private values, in any precision, are among the bytes that leave."""
+    scene = Scene(tmp_path, TOY, ADAM, private)
+    manifest, _ = device.run(scene.command(encoding=encoding))
+    raw = raw_update(tmp_path / "update", encoding)
+    patch = device.patch(scene).values
+    assert patch
+    for name, value in patch.items():
+        assert name.encode() not in raw
+        assert not [trace for trace in traces(value) if trace in raw], name
+    _, update = scene.update(manifest)
+    for name in update:  # this way of looking does find what is there
+        assert name.encode() in raw
+    assert is_delta(encoding) or any(trace in raw for trace in traces(update["fc1.weight"]))
+
+
+def test_the_manifest_describes_the_file(tmp_path, device):
+    """Digest, sizes and chunks are those of the bytes on disk, which nobody else can read."""
+    scene = Scene(tmp_path, TOY, SGD, "all")
+    manifest, report = device.run(scene.command())
+    blob = (tmp_path / "update").read_bytes()
+    assert manifest.digest == hashlib.sha256(blob).hexdigest()
+    assert manifest.size_bytes == len(blob)
+    assert (manifest.chunk_count - 1) * 100 < len(blob) <= manifest.chunk_count * 100
+    assert (manifest.chunk_bytes, manifest.schema) == (100, scene.public.digest)
+    assert stat.S_IMODE((tmp_path / "update").stat().st_mode) == 0o600
+    assert (report.num_examples, report.download_s) == (23, 1.5)
+
+
+def test_a_new_device_begins_with_the_initial_patch(tmp_path, device):
+    """With the untouched first global model, its first round is that of the whole initial model."""
+    scene = Scene(tmp_path, TOY, SGD, "all")
+    manifest, report = device.run(scene.command())
+    whole = Scene(tmp_path, TOY, SGD, "none")
+    other = Device(tmp_path / "..", f"{tmp_path.name}-other")
+    other.local_update = LocalUpdate(LocalTrainer(TOY, random_data("ann", 23)), other.store, "ann", private="none")
+    _, update = scene.update(manifest)
+    expected_manifest, expected_report = other.run(whole.command())
+    _, expected = whole.update(expected_manifest)
+    assert_equal({**update, **device.patch(scene).values}, expected)
+    assert report.user_accuracy_before == expected_report.user_accuracy_before
+
+
+def test_the_patch_is_applied_to_the_next_global_model(tmp_path, device):
+    """Sent the same global model again, a device with a patch does better than it did without."""
+    scene = Scene(tmp_path, TOY, replace(SGD, steps=60), "names:fc2.*,bn.*")
+    _, first = device.run(scene.command())
+    _, second = device.run(scene.command(round=2))
+    assert second.user_accuracy_before > first.user_accuracy_before
+
+
+def test_private_moments_go_on_while_public_ones_come_from_the_coordinator(tmp_path, device):
+    """After two rounds from the same global model, the private step count is 10, the public one 5."""
+    scene = Scene(tmp_path, TOY, ADAM, "affine")
+    device.run(scene.command())
+    manifest, _ = device.run(scene.command(round=2))
+    _, update = scene.update(manifest)
+    assert device.patch(scene).values["bn.weight:step"] == 10
+    assert update["fc1.weight:step"] == 5
+
+
+def test_a_run_with_another_optimizer_keeps_the_patch_and_begins_new_moments(tmp_path, device):
+    """Moments that a plan does not ask for are dropped; those it asks for anew start from zero."""
+    adam, sgd = Scene(tmp_path, TOY, ADAM, "affine"), Scene(tmp_path, TOY, SGD, "affine")
+    device.run(adam.command())
+    device.run(sgd.command(round=2))
+    assert device.patch(sgd).values.keys() == {"bn.weight", "bn.bias"}
+    device.run(adam.command(round=3))
+    assert device.patch(adam).values["bn.weight:step"] == 5
+
+
+def test_a_repeated_round_gives_the_same_update(tmp_path, device):
+    """Asked again for the same round, the device starts from the same patch and the same examples."""
+    scene = Scene(tmp_path, TOY, ADAM, "all")
+    device.run(scene.command())
+    _, first = scene.update(device.run(scene.command(round=2))[0])
+    patch = device.patch(scene)
+    _, again = scene.update(device.run(scene.command(round=2))[0])
+    assert_equal(again, first)
+    assert_equal(device.patch(scene).values, patch.values)
+    assert device.patch(scene).batches_done == patch.batches_done == 10
+
+
+def test_a_private_tensor_among_the_public_ones_ends_the_round_before_anything_is_written(
+    tmp_path, device, monkeypatch
+):
+    """Whatever a fault in splitting would let through: the names that may leave are compared once more."""
+    scene = Scene(tmp_path, TOY, SGD, "affine")
+
+    def split_badly(tensors, policy, schema):
+        update, patch = split(tensors, policy, schema)
+        return {**update, "bn.weight": patch["bn.weight"]}, patch
+
+    monkeypatch.setattr("fedpatch.device_agent.training.local_update.split", split_badly)
+    with pytest.raises(UpdateRefused, match=r"'bn\.weight' would have left this device; nothing was written") as error:
+        device.run(scene.command())
+    assert error.value.reason == "private_value"
+    assert not (tmp_path / "update").exists()
+    assert not list((device.folder / "patches").iterdir())
+
+
+def test_a_cancelled_round_saves_nothing(tmp_path, device):
+    """No update, no patch: the device is as it was before."""
+    scene = Scene(tmp_path, TOY, SGD, "all")
+    assert device.run(scene.command(), cancelled=lambda: True) is None
+    assert not (tmp_path / "update").exists()
+    assert not list((device.folder / "patches").iterdir())
+
+
+def test_a_loss_beyond_what_the_wire_holds_is_told_as_the_most_it_holds(tmp_path):
+    """The coordinator can read the report, and takes the update."""
+    task = replace(TOY, loss=lambda outputs, targets: 1e13 + TOY.loss(outputs, targets))
+    _, report = Device(tmp_path, "ann", task).run(Scene(tmp_path, task, SGD, "none").command())
+    assert report.train_loss == MAX_MEASURE
+    assert from_bytes(to_bytes(report), UpdateReport) == report
+
+
+def test_chunks_that_are_too_small_for_an_update_are_refused(tmp_path):
+    """More chunks than a manifest can announce would be offered for ever, and never understood."""
+    task = replace(TOY, build_model=lambda: nn.Sequential(nn.Linear(12, 1400), nn.Linear(1400, 3)))
+    command = Scene(tmp_path, task, SGD, "none").command(chunk_bytes=1, encoding="fp32")
+    with pytest.raises(UsageError, match=rf"\d+ chunks of 1 bytes: at most {MAX_CHUNKS}"):
+        Device(tmp_path, "ann", task).run(command)
+    assert not (tmp_path / "update").exists()
+
+
+def test_a_damaged_model_is_not_trained(tmp_path, device):
+    """The SHA-256 of the file is checked before anything in it is believed."""
+    scene = Scene(tmp_path, TOY, SGD, "none")
+    command = scene.command()
+    blob = bytearray((tmp_path / "model").read_bytes())
+    blob[-1] ^= 1
+    (tmp_path / "model").write_bytes(blob)
+    with pytest.raises(WireError, match=r"model: has SHA-256 .*fetched again"):
+        device.run(command)
+
+
+def test_a_model_that_is_gone_is_told(tmp_path, device):
+    """One sentence with the path."""
+    command = Scene(tmp_path, TOY, SGD, "none").command(model_path=str(tmp_path / "gone"))
+    with pytest.raises(StateError, match=r"gone: No such file or directory"):
+        device.run(command)
+
+
+def test_a_place_that_takes_no_update_is_told(tmp_path, device):
+    """The path, the reason and the mend."""
+    command = Scene(tmp_path, TOY, SGD, "none").command(update_path=str(tmp_path / "no" / "update"))
+    with pytest.raises(StateError, match=r"no/update: No such file or directory; .*free some space"):
+        device.run(command)
+
+
+def test_another_model_on_the_coordinator_is_refused(tmp_path, device):
+    """Both digests, and what to do."""
+    command = Scene(tmp_path, TOY, SGD, "none").command(schema="ab" * 32)
+    with pytest.raises(SchemaMismatch, match=r"schema abababababab, .* same version of the task"):
+        device.run(command)
+
+
+@pytest.mark.parametrize(("private", "plan"), [("all", SGD), ("none", ADAM)])
+def test_a_model_packed_under_another_policy_or_plan_is_refused(tmp_path, device, private, plan):
+    """What was downloaded must have exactly the public tensors of the policy and moments of the plan in the command."""
+    command = Scene(tmp_path, TOY, SGD, "none").command(private=private, plan=plan)
+    with pytest.raises(SchemaMismatch, match="the global model has schema"):
+        device.run(command)
+
+
+def test_an_unknown_policy_is_refused_with_the_nearest(tmp_path, device):
+    """The policy comes from the network; the device reads it with the same care as a person's."""
+    with pytest.raises(UsageError, match="did you mean 'affine'"):
+        device.run(Scene(tmp_path, TOY, SGD, "none").command(private="afine"))
+
+
+def test_a_tied_weight_cannot_be_half_private(tmp_path):
+    """One tensor under a private and a public name would leave by the second; nothing is trained or written."""
+
+    def build_model():
+        model = nn.Sequential(nn.Linear(12, 12), nn.Linear(12, 12), nn.Linear(12, 3))
+        model[1].weight = model[0].weight
+        return model
+
+    task = replace(TOY, build_model=build_model)
+    scene = Scene(tmp_path, task, SGD, "names:0.weight")
+    with pytest.raises(UsageError, match="one and the same tensor"):
+        Device(tmp_path, "ann", task).run(scene.command())
+    assert not (tmp_path / "update").exists()
+
+
+def test_tensors_of_the_global_model_are_used(tmp_path, device):
+    """Training starts from what was sent, not from what this device had: another model, another update."""
+    scene = Scene(tmp_path, TOY, replace(SGD, learning_rate=1e-9), "none")
+    sent = scene.initial()
+    sent["fc1.weight"] = sent["fc1.weight"] + 1
+    manifest, _ = device.run(scene.command(sent))
+    _, update = scene.update(manifest)
+    np.testing.assert_allclose(update["fc1.weight"], sent["fc1.weight"], atol=1e-6)
+    assert not np.allclose(update["fc1.weight"], initial_tensors(TOY, 1)["fc1.weight"])
+    assert MOMENTS[0] not in str(update.keys())
+
+
+def test_wherever_it_is_killed_an_update_lies_beside_the_patch_and_residual_of_its_round(tmp_path_factory):
+    """The patch is saved before the update: an update without it would be trained on what its device has forgotten."""
+    updates = 0
+    for fatal in range(1, 100):
+        folder = tmp_path_factory.mktemp("killed")
+        scene = Scene(folder, TOY, SGD, "affine")
+        store = PatchStore(folder / "patches")
+        local_update = LocalUpdate(LocalTrainer(TOY, random_data("ann", 23)), store, "ann")
+        command = scene.command(encoding="delta-int4")
+        changes = Guillotine(fatal).run(lambda: local_update.run(command, lambda *_: None, lambda: False))  # noqa: B023
+        if (folder / "update").exists():
+            updates += 1
+            key = PatchKey(TOY.name, scene.model.digest, "affine")
+            assert store.load(key, "run", 2).batches_done == 5, fatal
+            of = ResidualOf("delta-int4", scene.public.digest, "run", 2)
+            assert ResidualStore(store.directory).load(key, of, scene.public), fatal
+        if changes < fatal:
+            break
+    assert updates > 1

@@ -1,0 +1,65 @@
+"""Devices and coordinators of the version before: a fleet that is half upgraded must understand itself.
+
+tests/golden/earlier*.txt hold what earlier versions sent, one message of each type.
+tests/system/test_versions.py plays rounds with it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+
+from fedpatch.shared.wire.codec import decode, encode
+from tests.shared.wire.test_messages_golden import GOLDEN, envelope
+
+
+def _read(path: Path) -> dict[str, bytes]:
+    lines = path.read_text("ascii").splitlines()
+    return {f"{path.stem}:{name}": bytes.fromhex(sent) for name, sent in (x.split() for x in lines if x[0] != "#")}
+
+
+EARLIER = {name: sent for path in sorted(GOLDEN.glob("earlier*.txt")) for name, sent in _read(path).items()}
+
+
+def _lacks(more: Any, less: Any, where: str = "") -> list[str]:
+    """What is in `less` and not, with the same value, in `more`: a map may have further keys, all else is equal."""
+    if isinstance(more, dict) and isinstance(less, dict):
+        return [lack for key in less for lack in _lacks(more.get(key), less[key], f"{where}.{key}")]
+    return [] if more == less else [f"{where}: {less!r} became {more!r}"]
+
+
+def _is_unlike(more: Any, less: Any, where: str = "") -> list[str]:
+    """Where `more` has no value, or one of another type than `less`; what is None in one of them may be anything."""
+    if isinstance(more, dict) and isinstance(less, dict):
+        absent = [f"{where}.{key} is gone" for key in less if key not in more]
+        return absent + [
+            one for key in less if key in more for one in _is_unlike(more[key], less[key], f"{where}.{key}")
+        ]
+    if isinstance(more, list) and isinstance(less, list):
+        return [one for pair in zip(more, less, strict=False) for one in _is_unlike(*pair, f"{where}[]")]
+    return [] if None in (more, less) or type(more) is type(less) else [f"{where}: {less!r} became {more!r}"]
+
+
+@pytest.mark.parametrize("name", sorted(EARLIER))
+def test_what_the_version_before_sends_is_understood(name):
+    """Every value that it sent is there after decoding; what it did not know of has a default."""
+    told = msgpack.unpackb(EARLIER[name])
+    again = msgpack.unpackb(encode(decode(EARLIER[name])))
+    assert _lacks(again, told) == []
+
+
+@pytest.mark.parametrize("name", sorted(EARLIER))
+def test_what_is_sent_has_all_that_the_version_before_asks_for(name):
+    """It passes over keys that it does not know, but takes none that are absent and none of another type."""
+    assert _is_unlike(msgpack.unpackb(encode(envelope(name.partition(":")[2]))), msgpack.unpackb(EARLIER[name])) == []
+
+
+def test_a_lack_would_be_seen():
+    """Or the tests above could not fail."""
+    assert _lacks({"a": {"b": 1, "c": 2}}, {"a": {"b": 1}}) == []
+    assert _lacks({"a": {"c": 2}}, {"a": {"b": 1}}) == [".a.b: 1 became None"]
+    assert _is_unlike({"a": [{"b": 1}]}, {"a": [{"b": 1, "c": 2}]}) == [".a[].c is gone"]
+    assert _is_unlike({"a": "1"}, {"a": 1}) == [".a: 1 became '1'"]

@@ -1,0 +1,120 @@
+"""The policies beside learning alone, and which is recommended."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from torch import nn
+from typer.testing import CliRunner
+
+from fedpatch.shared.tasks.bundled.digits import TASK as DIGITS
+from fedpatch.shared.tasks.metric_spec import MetricTerms
+from fedpatch.simulator.cli import app
+from fedpatch.simulator.experiment.compare import ALONE, Arm, recommend, rows
+
+
+def arm(name, *values):
+    """An arm with one seed."""
+    return Arm(name, {(0, client): value for client, value in enumerate(values)}, 5, 100)
+
+
+def test_rows_compare_client_by_client():
+    """Rows compare client by client."""
+    table = rows([arm("affine", 0.5, 0.9, 0.8), arm(ALONE, 0.6, 0.6, 0.8)], MetricTerms())
+    assert table[0].mean == pytest.approx(2.2 / 3)
+    assert [row.gaining for row in table] == [pytest.approx(1 / 3), None]
+
+
+def test_a_policy_that_is_best_beyond_the_noise_is_recommended():
+    """A policy that is best beyond the noise is recommended."""
+    arms = [arm("affine", 0.5, 0.51, 0.52), arm("all", 0.9, 0.92, 0.91), arm(ALONE, 0.7, 0.71, 0.72)]
+    choice, sentence = recommend(arms, MetricTerms())
+    assert choice == "all"
+    assert "take --private all" in sentence
+    assert "100% of the clients gain" in sentence
+
+
+def test_learning_alone_is_recommended_where_no_policy_is_better():
+    """Learning alone is recommended where no policy is better."""
+    choice, sentence = recommend([arm("affine", 0.5, 0.6), arm(ALONE, 0.8, 0.9)], MetricTerms())
+    assert choice == ALONE
+    assert "federation does not pay" in sentence
+
+
+ALONE_OF_SIX = arm(ALONE, *[0.7] * 6)
+SURE = arm("none", 0.731, 0.733, 0.732, 0.731, 0.733, 0.732)
+NOISY = arm("all", 0.84, 0.64, 0.80, 0.66, 0.81, 0.66)
+"""In the mean +0.035, and no better than alone beyond the noise; SURE is +0.032 for everybody."""
+
+
+def test_recommend_where_a_noisy_policy_is_within_the_noise_of_all_takes_the_one_that_beats_learning_alone():
+    """To be as good within the noise is not transitive: a noisy policy is as good as a better one and as learning alone."""
+    choice, sentence = recommend([SURE, NOISY, ALONE_OF_SIX], MetricTerms())
+    assert choice == "none"
+    assert "+0.032 over learning alone, and 100% of the clients gain" in sentence
+
+
+def test_recommend_where_the_best_mean_is_within_the_noise_of_alone_says_that_no_policy_is_better():
+    """The sentence says nothing of learning alone that its figure, here a lower one, would belie."""
+    choice, sentence = recommend([NOISY, ALONE_OF_SIX], MetricTerms())
+    assert choice == ALONE
+    assert sentence.startswith("no policy is better than learning alone beyond the noise")
+    assert "federation does not pay" in sentence
+
+
+def test_of_policies_that_are_equal_the_most_private_is_recommended():
+    """Of policies that are equal the most private is recommended."""
+    arms = [arm("none", 0.9, 0.8), arm("all", 0.8, 0.9), arm(ALONE, 0.1, 0.2)]
+    assert recommend(arms, MetricTerms())[0] == "all"
+
+
+def test_of_an_error_the_lowest_is_recommended():
+    """Of an error the lowest is recommended."""
+    arms = [arm("none", 3.0, 3.1), arm("stats", 1.0, 1.1), arm(ALONE, 2.0, 2.1)]
+    assert recommend(arms, MetricTerms("mse", "min"))[0] == "stats"
+
+
+def test_compare_on_digits_prints_every_arm_and_a_recommendation():
+    """Compare on digits prints every arm and a recommendation."""
+    terms = ["compare", "--clients", "2", "--rounds", "2", "--workers", "1", "--json"]
+    done = CliRunner().invoke(app, terms)
+    assert done.exit_code == 0, done.output
+    document = json.loads(done.stdout.splitlines()[-1])
+    assert [row["policy"] for row in document["rows"]] == ["none", "stats", "affine", "all", ALONE]
+    assert document["choice"] in ("none", "stats", "affine", "all", ALONE)
+    assert document["rows"][-1]["bytes"] == 0 < document["rows"][0]["bytes"]
+
+
+def _plain_model() -> nn.Module:
+    return nn.Sequential(nn.Linear(64, 10))
+
+
+def _no_model() -> nn.Module:
+    raise ValueError("no layers given")
+
+
+NO_MODEL = replace(DIGITS, build_model=_no_model)
+
+
+def test_compare_with_a_build_model_that_raises_is_told_as_a_failure_of_the_task():
+    """In one sentence with the task's name, as what fails later in a simulation is."""
+    task = "tests.simulator.experiment.test_compare:NO_MODEL"
+    done = CliRunner().invoke(app, ["compare", "--task", task, "--clients", "2", "--rounds", "1", "--workers", "1"])
+    said = done.stderr + str(done.exception)
+    assert f"task '{task}' failed in the simulation: ValueError: no layers given" in said, (done.output, done.exception)
+
+
+NO_BATCH_NORM = replace(DIGITS, build_model=_plain_model)
+
+
+def test_compare_of_a_model_without_batch_norm_leaves_policies_out():
+    """Stats, affine and all cannot be; none and learning alone are compared."""
+    task = "tests.simulator.experiment.test_compare:NO_BATCH_NORM"
+    terms = ["compare", "--task", task, "--clients", "2", "--rounds", "1", "--workers", "1"]
+    done = CliRunner().invoke(app, terms)
+    assert done.exit_code == 0, (done.output, done.exception)
+    for policy in ("stats", "affine", "all"):
+        assert f"{policy}: left out: patch policy {policy}: the model has no batch norm" in done.stderr
+    assert [line.split()[0] for line in done.stdout.splitlines()[1:3]] == ["none", ALONE]

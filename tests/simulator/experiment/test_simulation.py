@@ -1,0 +1,228 @@
+"""A simulation from its first round to its last: what it counts, when it ends, and what it says when it cannot go on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedpatch.device_agent.training.batches import stream_seed
+from fedpatch.device_agent.training.local_trainer import LocalTrainer
+from fedpatch.shared.errors import DataError, UpdateRefused, UsageError
+from fedpatch.shared.tasks.torch_model import initial_tensors
+from fedpatch.simulator.experiment.options import make_study
+from fedpatch.simulator.experiment.simulation import simulate
+from fedpatch.simulator.spec.study import Outcome, Point, Study
+from tests.shared import prepared_task
+from tests.simulator.studies import (
+    BATCH,
+    SIZES,
+    STRATEGIES,
+    UNEVEN,
+    Deployed,
+    algorithm_1,
+    assert_close,
+    client_data,
+    patch_of,
+    simulation_of,
+    study_of,
+)
+
+
+def without_seconds(outcome: Outcome) -> tuple[Study, list[Point], bool]:
+    """What does not depend on the machine's speed."""
+    return outcome.study, [replace(one, seconds=0.0) for one in outcome.points], outcome.complete
+
+
+@pytest.mark.parametrize("cap", ["off", "auto:1.2"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_curve_is_that_of_algorithm_1(strategy, cap):
+    """Point t is the mean user accuracy that the oracle measures before round t + 1, on that round's clients."""
+    study = study_of(strategy, "affine", max_num_examples=cap)
+    points, deployed, rounds = simulate(study).points, Deployed(study), []
+    for number in range(study.rounds):
+        deployed.state = replace(deployed.state, round=number)
+        rounds.append([f"client-{one}" for one in deployed.selected()])
+    assert [one.round for one in points] == list(range(study.rounds + 1))
+    for point, expected in zip(points[:-1], algorithm_1(study, rounds), strict=True):
+        accuracies = list(expected.user_accuracy.values())
+        assert point.user_accuracy == pytest.approx(np.mean(accuracies))
+        assert (point.lowest, point.p10) == pytest.approx((min(accuracies), np.quantile(accuracies, 0.1)))
+        assert point.counted == len(accuracies)
+
+
+def test_it_ends_in_the_round_that_reaches_the_target():
+    """`rounds_to_target` is the number of completed rounds when UA first is at the target, and nothing is played after."""
+    curve = [point.user_accuracy for point in simulate(study_of(participation=1.0, rounds=8)).points]
+    target = max(curve[2:])
+    first = next(number for number, accuracy in enumerate(curve) if accuracy >= target)
+    outcome = simulate(study_of(participation=1.0, rounds=8, target_ua=target))
+    assert (outcome.rounds_to_target, outcome.complete) == (first, True)
+    assert [point.user_accuracy for point in outcome.points] == curve[: first + 1]
+
+
+def test_a_target_that_holds_from_the_start_takes_no_round():
+    """The initial model may be good enough already."""
+    outcome = simulate(study_of(target_ua=0.0))
+    assert (outcome.rounds_to_target, len(outcome.points), outcome.complete) == (0, 1, True)
+
+
+def test_a_target_that_is_never_reached_takes_all_rounds():
+    """And there is no number of rounds then, though the simulation is complete."""
+    outcome = simulate(study_of(target_ua=1.0, rounds=3))
+    assert (outcome.rounds_to_target, len(outcome.points), outcome.complete) == (None, 4, True)
+
+
+def test_noisy_clients_train_but_do_not_count():
+    """The model is the same as if they counted; user accuracy is that of the others."""
+    study = study_of(participation=1.0)
+    everybody, without_one = simulation_of(study), simulation_of(replace(study, data="{seed}/{index};noisy-2"))
+    for _ in range(3):
+        counted, uncounted = everybody.step(), without_one.step()
+        assert (counted.counted, uncounted.counted) == (len(SIZES), len(SIZES) - 1)
+    assert_close(without_one.server.tensors, everybody.server.tensors, 0)
+    accuracies = [everybody._cohort.measure([client])[0] for client in range(len(SIZES)) if client != 2]
+    assert uncounted.user_accuracy == pytest.approx(np.mean(accuracies))
+
+
+def test_a_population_in_which_nobody_counts_cannot_be_measured():
+    """The error says what it lacks."""
+    with pytest.raises(DataError, match="no client counts in user accuracy"):
+        simulate(study_of(clients=1, data="{seed}/{index};noisy-0"))
+
+
+def test_a_cohort_of_noisy_clients_is_measured_on_those_who_count():
+    """A small cohort may consist of noisy clients alone; the study goes on, and its point says how many were counted."""
+    study = study_of(clients=2, participation=0.5, rounds=6, data="{seed}/{index};noisy-0")
+    points = simulate(study).points
+    assert [point.counted for point in points] == [1] * 7
+
+
+def test_independent_clients_train_alone():
+    """Each client's model is what its own device would train with nobody else there; no client moves another's."""
+    study = study_of("independent", participation=1.0)
+    simulation = simulation_of(study)
+    for _ in range(3):
+        simulation.step()
+    for client in range(study.clients):
+        trainer = LocalTrainer(UNEVEN, client_data(client, study.seed))
+        tensors, taken = initial_tensors(UNEVEN, study.seed), 0
+        for _ in range(2):
+            result = trainer.run(
+                tensors,
+                simulation.strategy.plan(study.learning_rate, BATCH, 1, 0, study.seed),
+                first_batch=taken,
+                stream_seed=stream_seed(study.seed, f"client-{client}"),
+                on_step=lambda done, total: None,
+                cancelled=lambda: False,
+            )
+            assert result is not None
+            tensors, taken = result.tensors, taken + result.steps
+        assert_close(patch_of(simulation, client), tensors)
+
+
+def test_points_are_told_as_soon_as_they_are_known():
+    """One after the other, and what is told is what the outcome holds."""
+    told: list[Point] = []
+    asked: list[int] = []
+
+    def stopped() -> bool:
+        asked.append(len(told))
+        return False
+
+    outcome = simulate(study_of(rounds=3), on_point=told.append, stopped=stopped)
+    assert told == list(outcome.points)
+    assert asked == [0, 1, 2, 3]
+
+
+def test_the_same_study_gives_the_same_outcome():
+    """Nothing but the terms decides, not even the random state around it, which stays as it was."""
+    torch.manual_seed(1)
+    one = simulate(study_of("fedavg-adam", "all"))
+    drawn = torch.rand(3)
+    torch.manual_seed(1)
+    assert torch.equal(torch.rand(3), drawn)
+    torch.manual_seed(2)
+    assert without_seconds(simulate(study_of("fedavg-adam", "all"))) == without_seconds(one)
+
+
+def test_divergence_names_the_client_and_the_mend():
+    """A learning rate beyond reason is refused, not reported as a curve."""
+    with pytest.raises(UpdateRefused, match=r"client \d.*smaller learning rate") as refused:
+        simulate(study_of(learning_rate=1e300))
+    assert refused.value.reason == "not_finite"
+
+
+def test_values_that_diverge_in_the_last_step_are_refused_too():
+    """Losses may still be finite when the weights no longer are."""
+    study = study_of(learning_rate=1e308, steps=1, rounds=1, private="none", participation=1.0)
+    with pytest.raises(UpdateRefused, match="smaller learning rate"):
+        simulate(replace(study, task="tests.simulator.experiment.test_simulation:STEEP"))
+
+
+def test_data_that_are_absent_or_too_few_are_the_tasks_to_tell(monkeypatch, tmp_path):
+    """What the task raises arrives as it is: absent, damaged, or shared out too thinly."""
+    with pytest.raises(DataError, match="client 2 are absent; fetch them first"):
+        simulate(study_of(data="{seed}/{index};absent-2"))
+    (tmp_path / "mnist").mkdir()
+    (tmp_path / "mnist" / "train-images-idx3-ubyte.gz").write_bytes(b"damaged")
+    monkeypatch.setenv("FEDPATCH_DATA", str(tmp_path))
+    with pytest.raises(DataError, match=r"mnist: train-images-idx3-ubyte.gz has sha256 .*, expected"):
+        simulate(study_of(task="mnist", data="shard:{index}/{count}"))
+    with pytest.raises(DataError, match="at most 718 devices can share"):
+        simulate(study_of(task="digits", data="shard:{index}/{count}", clients=5000))
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"private": "stats", "task": "tests.simulator.experiment.test_simulation:NO_BATCH_NORM"}, "no batch norm"),
+        ({"private": "afine"}, "did you mean 'affine'"),
+        ({"task": "tests.simulator.studies:UNEVN"}, "no attribute 'UNEVN'"),
+        ({"data": "all the same"}, "lacks {index}"),
+        (
+            {"private": "names:0.weight", "task": "tests.simulator.experiment.test_simulation:TIED"},
+            "one and the same tensor",
+        ),
+        ({"device": "nonsense"}, "nonsense"),
+    ],
+)
+def test_terms_that_cannot_be_followed_are_refused(changes, problem):
+    """With the sentence of whoever knows best, and torch's threads as they were."""
+    options = {name: changes[name] for name in changes.keys() & {"device"}}
+    study = study_of(**{name: value for name, value in changes.items() if name not in options})
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with pytest.raises(UsageError, match=problem):
+            simulate(study, **options)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def _tied() -> nn.Module:
+    model = nn.Sequential(nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 12)).double()
+    model[2].weight = model[0].weight
+    return model
+
+
+TIED = replace(UNEVEN, build_model=_tied)
+NO_BATCH_NORM = replace(UNEVEN, build_model=lambda: nn.Sequential(nn.Linear(12, 3)).double())
+STEEP = replace(NO_BATCH_NORM, loss=lambda outputs, targets: outputs.mean() * 1e10, load_data=UNEVEN.load_data)
+
+
+def test_labels_that_the_model_cannot_answer_are_named_before_the_first_round(monkeypatch):
+    """In place of torch's "Target 5 is out of bounds" in the middle of a round."""
+    plain = prepared_task.PLAIN
+    wrong = replace(plain, class_names=(), load_data=lambda spec, root: plain.load_data("labels", root))
+    monkeypatch.setattr(prepared_task, "TASK", wrong)
+    given: dict[str, Any] = {"task_ref": prepared_task.REFERENCE, "clients": 1, "strategy": "fedavg", "rounds": 1}
+    with pytest.raises(
+        DataError, match="train_y of client 0 holds label 5 in row 7, and the model of task 'prepared' has 2"
+    ):
+        simulate(make_study(task=wrong, data="{index}", **given))

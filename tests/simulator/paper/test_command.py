@@ -1,0 +1,225 @@
+"""`fedpatch simulate paper`, as it is typed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from fedpatch.shared.app.command import command, make_app, run_app
+from fedpatch.shared.errors import UpdateRefused
+from fedpatch.simulator.paper.command import paper
+from fedpatch.simulator.paper.experiments import select_cells
+from fedpatch.simulator.paper.results import Results
+from tests.simulator.fake_simulation import Player, result
+from tests.support.programs import Ended, Program
+
+TWO_CELLS = ("table2", "--cells", "mnist/fedavg/affine/W200/*")
+
+
+@pytest.fixture
+def player(monkeypatch) -> Player:
+    """What computes, instead of the simulator; every cell takes 21 rounds."""
+    player = Player(needed=21)
+    monkeypatch.setitem(sys.modules, "fedpatch.simulator.experiment.simulation", SimpleNamespace(simulate=player))
+    return player
+
+
+@pytest.fixture
+def program(monkeypatch, capsys, player, tmp_path: Path) -> Callable[..., Ended]:
+    """The program, in an empty directory."""
+    monkeypatch.chdir(tmp_path)
+    app = make_app("fedpatch", "For tests.")
+    command(app, "paper", example="fedpatch paper table2")(paper)
+    return Program(lambda: run_app(app, "fedpatch"), monkeypatch, capsys)
+
+
+def test_cells_are_computed_and_compared(program, player):
+    """What is computed is told on stderr, a line for each result; the comparison is on stdout."""
+    ended = program("paper", *TWO_CELLS, "--seeds", 2)
+    assert (ended.code, len(player.studies)) == (0, 4)
+    assert ended.out.splitlines() == [
+        "MNIST",
+        "strategy  private  W=200 C=0.5  W=200 C=1.0",
+        "fedavg    affine      21 / 29*      21 / 21",
+        "",
+        "2 of 2 cells finished; 1 of 2 within 20 % or 3 rounds of the paper's.",
+        "An entry is ours / the paper's, in rounds (the mean over the seeds, and their range where they differ). -: not begun; "
+        ">n: not within n rounds, unfinished; X: not reached; *: not within 20 % or 3 rounds; ?: the paper misprints it.",
+    ]
+    lines = ended.err.splitlines()
+    assert "1 of 4: table2/mnist/fedavg/affine/W200/C0.5, seed 0" in lines
+    assert "table2/mnist/fedavg/affine/W200/C1.0, seed 1: 21 rounds, the paper 21, 5.5 s" in lines
+    assert lines[-1] == "computed 4"
+
+
+def test_what_is_there_is_not_computed_again(program, player):
+    """The same command a second time only shows, and says how much was there."""
+    first = program("paper", *TWO_CELLS)
+    second = program("paper", *TWO_CELLS)
+    assert (second.code, second.out, len(player.studies)) == (0, first.out, 2)
+    assert second.err == "computed 0, 2 there before\n"
+
+
+def test_a_summary_computes_nothing(program, player, tmp_path):
+    """It shows what is there, of every seed, and makes no folder."""
+    ended = program("paper", "table2", "--summary", "--results", "none")
+    assert (ended.code, ended.err, player.studies, (tmp_path / "none").exists()) == (0, "", [], False)
+    assert "0 of 96 cells finished" in ended.out
+    (cell,) = select_cells("table2", "mnist/fedavg/affine/W200/C1.0")
+    for seed in (3, 8):
+        Results(tmp_path / "some").write(cell, seed, result(cell, seed, 20 + seed))
+    assert "25.5 (23-28) / 21*" in program("paper", "table2", "--summary", "--results", "some").out
+
+
+def test_json_is_one_document(program):
+    """With --json stdout holds the comparison and nothing else."""
+    values = json.loads(program("paper", *TWO_CELLS, "--json").out)
+    assert [(one["cell"], one["mean_rounds_to_target"]) for one in values["cells"]] == [
+        ("table2/mnist/fedavg/affine/W200/C0.5", 21.0),
+        ("table2/mnist/fedavg/affine/W200/C1.0", 21.0),
+    ]
+
+
+def test_markdown_is_for_a_page(program):
+    """With --markdown stdout holds tables for a page."""
+    assert program("paper", *TWO_CELLS, "--markdown").out.startswith(
+        "### MNIST\n\n| strategy | private | W=200 C=0.5 |"
+    )
+
+
+def test_the_command_that_was_given_is_kept(program, tmp_path):
+    """A result tells how to get it again."""
+    program("paper", *TWO_CELLS)
+    (cell,) = select_cells("table2", "mnist/fedavg/affine/W200/C1.0")
+    kept = Results(tmp_path / "results").read(cell, 0)
+    assert kept is not None
+    assert kept.command == "program paper table2 --cells 'mnist/fedavg/affine/W200/*'"
+
+
+def test_an_interrupted_command_goes_on_when_it_is_given_again(program, player, monkeypatch):
+    """Ctrl-C ends it after the round, with 130; no round is played twice."""
+
+    def interrupting(study, *, on_point, **given):
+        def interrupt(point):
+            on_point(point)
+            if point.round == 5:
+                os.kill(os.getpid(), signal.SIGINT)
+
+        return player(study, on_point=interrupt, **given)
+
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "fedpatch.simulator.experiment.simulation", SimpleNamespace(simulate=interrupting))
+        ended = program("paper", *TWO_CELLS)
+    assert (ended.code, player.rounds_played) == (130, 5)
+    assert ended.err.endswith(
+        "computed 0, 2 left\nto go on, give the same command again: it takes up what is in results/.unfinished\n"
+    )
+    assert ">5 / 21" in ended.out or ">5 / 29" in ended.out
+    ended = program("paper", *TWO_CELLS)
+    assert (ended.code, player.rounds_played) == (0, 42)
+
+
+def test_training_that_diverges_is_told(program, monkeypatch):
+    """The reason is told, the summary is shown all the same, and the exit code says that something failed."""
+
+    def diverging(study, **given):
+        raise UpdateRefused("not_finite", "fc1.weight is not finite")
+
+    monkeypatch.setitem(sys.modules, "fedpatch.simulator.experiment.simulation", SimpleNamespace(simulate=diverging))
+    ended = program("paper", *TWO_CELLS)
+    assert (ended.code, ended.err.splitlines()[-1]) == (1, "computed 0, 2 diverged")
+    assert "seed 0: diverged, no result: fc1.weight is not finite" in ended.err
+    assert "0 of 2 cells finished" in ended.out
+
+
+def test_a_cell_that_another_process_has_is_told(program, tmp_path):
+    """It is not computed here, and not counted as computed."""
+    (cell,) = select_cells("table2", "mnist/fedavg/affine/W200/C1.0")
+    with Results(tmp_path / "results").claimed(cell, 0):
+        ended = program("paper", *TWO_CELLS)
+    assert (ended.code, ended.err.splitlines()[-1]) == (0, "computed 1, 1 taken by another process")
+
+
+def test_fig_5_is_drawn(program, tmp_path):
+    """Its curves are computed, told by their user accuracy, and drawn as PNG and SVG."""
+    ended = program("paper", "fig5", "--cells", "mnist/*/W200/C1.0")
+    assert ended.code == 0
+    assert "fig5/mnist/pfedme/none/W200/C1.0, seed 0: user accuracy 0.970 after 200 rounds, 50 s" in ended.err
+    drawn = [tmp_path / "results" / "fig5" / name for name in ("fig5.png", "fig5.svg")]
+    assert all(path.stat().st_size > 5_000 for path in drawn)
+    assert ended.err.splitlines()[-2:] == ["drawn: results/fig5/fig5.png", "drawn: results/fig5/fig5.svg"]
+
+
+@pytest.mark.parametrize("way", [(), ("--summary",)])
+def test_fig_4_is_measured_and_drawn(program, monkeypatch, tmp_path, way):
+    """What the measurement gives is drawn, and so is what it has kept."""
+    curves = {"train": [0.1] * 6, "test": [0.2] * 6}
+    measured = {"policies": dict.fromkeys(("none", "stats", "affine", "all"), curves), "steps_per_round": 2}
+    asked = []
+
+    def run_fig4(results_dir, seed, rounds, on_progress):
+        asked.append((results_dir, seed, rounds))
+        on_progress("round 1")
+        return measured
+
+    monkeypatch.setitem(
+        sys.modules, "fedpatch.simulator.paper.inspection", SimpleNamespace(run_fig3=None, run_fig4=run_fig4)
+    )
+    (tmp_path / "results" / "fig4").mkdir(parents=True)
+    (tmp_path / "results" / "fig4" / "seed0.json").write_text(json.dumps(measured))
+    ended = program("paper", "fig4", "--rounds", 2, *way)
+    pictures = ["results/fig4/fig4-seed0.png", "results/fig4/fig4-seed0.svg"]
+    assert (ended.code, ended.out.splitlines()) == (0, pictures)
+    assert all((tmp_path / path).exists() for path in pictures)
+    assert asked == ([] if way else [(Path("results"), 0, 2)])
+    assert ended.err == ("" if way else "round 1\n")
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (("tabel2",), "unknown table or figure 'tabel2'; did you mean 'table2'?"),
+        (("table2", "--cells", "mnst/*"), "--cells 'mnst/*' matches no cell of table2; did you mean 'mnist/*'?"),
+        (("table2", "--device", "gpu"), "unknown device 'gpu'"),
+        (("table2", "--json", "--markdown"), "--markdown and --json"),
+        (("table2", "--seeds", 0), "--seeds"),
+        (("table2", "--workers", 0), "--workers"),
+        (("fig4", "--cells", "mnist/*"), "leave out --cells"),
+        (("table2", "--rounds", 9), "it is for fig3 and fig4"),
+        (("fig3", "--summary"), "results/fig3/seed0.json is not there yet; leave out --summary to measure it"),
+        ((), "Missing argument 'WHICH'"),
+    ],
+)
+def test_what_cannot_be_is_a_sentence_and_exit_code_2(program, player, given, words):
+    """Nothing is computed when something is wrong with what was asked."""
+    ended = program("paper", *given)
+    assert (ended.code, player.studies) == (2, [])
+    assert words in ended.err
+
+
+def test_a_damaged_measurement_is_told(program, tmp_path):
+    """It names the file and the mend."""
+    path = tmp_path / "results" / "fig4" / "seed0.json"
+    path.parent.mkdir(parents=True)
+    path.write_text("{")
+    ended = program("paper", "fig4", "--summary")
+    assert ended.code == 2
+    assert "results/fig4/seed0.json is damaged" in ended.err
+
+
+def test_a_measurement_that_is_not_finished_is_told(program, tmp_path):
+    """What is still missing is named, and how to go on."""
+    path = tmp_path / "results" / "fig4" / "seed0.json"
+    path.parent.mkdir(parents=True)
+    curves = {"train": [0.1] * 6, "test": [0.2] * 6}
+    path.write_text(json.dumps({"policies": {"none": curves, "stats": curves}, "steps_per_round": 2}))
+    ended = program("paper", "fig4", "--summary")
+    assert ended.code == 2
+    assert "fig4, seed 0: 'affine' is not measured yet; the same command without --summary goes on" in ended.err

@@ -1,0 +1,168 @@
+"""Computing the paper's cells: what is missing, cheap first, never twice, and nothing lost when it is interrupted."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from fedpatch.shared.errors import UpdateRefused, UsageError
+from fedpatch.simulator.paper.experiments import select_cells
+from fedpatch.simulator.paper.results import Attempt, Results
+from fedpatch.simulator.paper.runner import CellWatcher, Sum, run_paper
+from tests.simulator.fake_simulation import Player
+
+CELLS = select_cells("table2", "mnist/*/affine/W200/*")
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Results:
+    """An empty place."""
+    return Results(tmp_path)
+
+
+class Diary(CellWatcher):
+    """Writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def begins(self, cell, seed, place, count):
+        """Which, and how many there are."""
+        self.lines.append(f"{place}/{count} {cell.short_name} {seed}")
+
+    def point(self, cell, seed, point):
+        """The round."""
+        self.lines.append(str(point.round))
+
+    def finished(self, cell, seed, result):
+        """What came out."""
+        self.lines.append(f"-> {result.rounds_to_target}")
+
+
+class Stop:
+    """Says True once it was asked more than `count` times."""
+
+    def __init__(self, count: int) -> None:
+        self._left = count
+
+    def __call__(self) -> bool:
+        """Asked once more."""
+        self._left -= 1
+        return self._left < 0
+
+
+def test_every_missing_cell_is_computed_and_kept(results):
+    """After a run, every cell has a result for every seed; the cheap ones were computed first."""
+    player = Player()
+    done = run_paper(CELLS, range(2), results, Attempt(), simulate=player)
+    assert done == Sum(present=0, computed=12)
+    assert all(results.seeds(cell) == [0, 1] for cell in CELLS)
+    assert [study.seed for study in player.studies] == [0] * 6 + [1] * 6
+    assert (player.studies[0].strategy, player.studies[5].strategy) == ("fedavg-adam", "fedadam")
+
+
+def test_nothing_is_computed_twice(results):
+    """What has a result is not computed again."""
+    run_paper(CELLS[:2], range(1), results, Attempt(), simulate=Player())
+    player = Player()
+    assert run_paper(CELLS, range(1), results, Attempt(), simulate=player) == Sum(2, 4)
+    assert len(player.studies) == 4
+    assert run_paper(CELLS, range(1), results, Attempt(), simulate=player) == Sum(6, 0)
+
+
+def test_it_tells_what_it_does(results):
+    """Beginning, rounds and result of every cell are told, in this order, with its place among all that were asked for."""
+    run_paper(CELLS[:1], range(1), results, Attempt(), simulate=Player())
+    diary = Diary()
+    run_paper(CELLS[:1], range(2), results, Attempt(), watcher=diary, simulate=Player(needed=2))
+    assert diary.lines == ["2/2 mnist/fedavg/affine/W200/C0.5 1", "0", "1", "2", "-> 2"]
+
+
+@pytest.mark.parametrize("asked", range(0, 26, 5))
+def test_an_interrupted_run_goes_on_where_it_was(results, asked):
+    """Whenever it is stopped, no round is played twice, and what comes out in the end is the same."""
+    player = Player(needed=5)
+    first = run_paper(CELLS, range(1), results, Attempt(), stopped=Stop(asked), simulate=player)
+    assert (first.interrupted, first.computed + first.left) == (True, 6)
+    rest = run_paper(CELLS, range(1), results, Attempt(), simulate=player)
+    assert (rest.interrupted, rest.present + rest.computed) == (False, 6)
+    assert player.rounds_played == 6 * 5
+    whole = Results(results.folder / "whole")
+    run_paper(CELLS, range(1), whole, Attempt(), simulate=Player(needed=5))
+    assert [results.read(cell, 0).curve for cell in CELLS] == [whole.read(cell, 0).curve for cell in CELLS]  # type: ignore[union-attr]
+
+
+def test_a_summary_knows_how_far_an_interrupted_cell_is(results):
+    """The rounds that are saved are noted, so that `>n` can be told."""
+    run_paper(CELLS[:1], range(1), results, Attempt(), stopped=Stop(3), simulate=Player(needed=None))
+    assert (results.unfinished_seeds(CELLS[0]), results.rounds_done(CELLS[0], 0)) == ([0], 2)
+
+
+def test_what_raises_loses_nothing(results):
+    """An error leaves the results before it on disk, and the lock free for the next attempt."""
+
+    class Failing(Player):
+        def __call__(self, study, **given):
+            if len(self.studies) == 2:
+                raise UsageError("no data")
+            return super().__call__(study, **given)
+
+    with pytest.raises(UsageError, match="no data"):
+        run_paper(CELLS, range(1), results, Attempt(), simulate=Failing())
+    assert run_paper(CELLS, range(1), results, Attempt(), simulate=Player()) == Sum(2, 4)
+
+
+def test_training_that_diverges_does_not_keep_the_others_back(results):
+    """The cell has no result, is told, and is tried again the next time; all others are computed."""
+
+    class Diverging(Player):
+        def __call__(self, study, **given):
+            if study.strategy == "fedadam":
+                raise UpdateRefused("not_finite", "fc1.weight is not finite")
+            return super().__call__(study, **given)
+
+    class Told(CellWatcher):
+        def diverged(self, cell, seed, error):
+            told.append((cell.strategy, seed, str(error)))
+
+    told: list[tuple] = []
+    assert run_paper(CELLS, range(1), results, Attempt(), watcher=Told(), simulate=Diverging()) == Sum(0, 4, diverged=2)
+    assert told == [("fedadam", 0, "fc1.weight is not finite")] * 2
+    assert run_paper(CELLS, range(1), results, Attempt(), simulate=Player()) == Sum(4, 2)
+
+
+def test_a_damaged_result_stops_the_run_before_it_computes(results):
+    """It is told at once, not after hours."""
+    run_paper(CELLS[-1:], range(1), results, Attempt(), simulate=Player())
+    results.path(CELLS[-1], 0).write_text("{")
+    player = Player()
+    with pytest.raises(UsageError, match="is damaged"):
+        run_paper(CELLS, range(1), results, Attempt(), simulate=player)
+    assert player.studies == []
+
+
+def test_what_another_process_computes_is_passed_over(results):
+    """A cell that is claimed is left to whoever has it; the others are computed."""
+    with results.claimed(CELLS[0], 0):
+        assert run_paper(CELLS, range(1), results, Attempt(), simulate=Player()) == Sum(0, 5, elsewhere=1)
+    assert results.read(CELLS[0], 0) is None
+
+
+def test_two_runs_at_once_share_the_cells(results):
+    """Run by run, every cell is computed by one of them and by one only."""
+    players, sums = [Player(needed=30), Player(needed=30)], []
+    runs = [
+        threading.Thread(
+            target=lambda player: sums.append(run_paper(CELLS, range(4), results, Attempt(), simulate=player)),
+            args=(player,),
+        )
+        for player in players
+    ]
+    for run in runs:
+        run.start()
+    for run in runs:
+        run.join()
+    assert len(players[0].studies) + len(players[1].studies) == 6 * 4 == sum(one.computed for one in sums)
+    assert all(results.seeds(cell) == [0, 1, 2, 3] for cell in CELLS)
