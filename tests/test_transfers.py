@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedpatch.coordinator.rounds.upload_scheduler import Complete, UploadDesk
+from fedpatch.coordinator.rounds.upload_scheduler import Complete, UploadScheduler
 from fedpatch.shared.wire.messages import Ack, Committed, Grant, Manifest, Offer, RetryAfter
 from fedpatch.shared.wire.transfer import Bitmap, Chunk, Download, SendChunk, Upload, cut, describe
 from fedpatch.simulator.fleet.virtual_clock import VirtualClock
@@ -162,7 +162,7 @@ class Uploads:
         self.window = window
         self.agenda = VirtualClock(7.7)
         self.link = FaultyLink(self.agenda, rng, bad)
-        self.desk = UploadDesk(slots=slots, window=window, idle_s=30.0, jitter=rng)
+        self.desk = UploadScheduler(slots=slots, window=window, idle_s=30.0, jitter=rng)
         self.received: dict[str, bytes] = {}
         self.offers = self.chunks = 0
 

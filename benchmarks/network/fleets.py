@@ -137,7 +137,7 @@ class FlowerFleet(_Fleet):
             str(devices),
             json.dumps(model_shapes(task)),
         ]
-        self._server = Program("Flower's deployment", line, mend=f"; is its environment whole ({HOW_TO_GET})?")
+        self._server = Program("Flower's deployment", line, remedy=f"; is its environment whole ({HOW_TO_GET})?")
         self._stack.callback(self._server.close)
 
     def pids(self) -> list[int]:
@@ -153,5 +153,5 @@ class FlowerSimulation(_Fleet):
         shapes = json.dumps(model_shapes(task))
         module = "benchmarks.peers.flower_simulation"
         line: list[str | Path] = [python, "-m", module, str(devices), shapes, str(os.cpu_count() or 1)]
-        self._server = Program("Flower's simulation", line, mend=f"; is its environment whole ({HOW_TO_GET})?")
+        self._server = Program("Flower's simulation", line, remedy=f"; is its environment whole ({HOW_TO_GET})?")
         self._stack.callback(self._server.close)

@@ -25,11 +25,11 @@ LEAVE_S = 20.0
 
 
 class Program:
-    """`line` is how it is started, in this repository; `what` is its name for people, `mend` what helps if it fails."""
+    """`line` is how it is started, in this repository; `what` is its name for people, `remedy` what helps if it fails."""
 
-    def __init__(self, what: str, line: Sequence[str | Path], *, mend: str = "") -> None:
+    def __init__(self, what: str, line: Sequence[str | Path], *, remedy: str = "") -> None:
         self._what = what
-        self._mend = mend
+        self._remedy = remedy
         self._log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115  (closed with the rest)
         self._program = subprocess.Popen(
             line,
@@ -87,7 +87,7 @@ class Program:
                 return json.loads(line)
         self._log.seek(0)
         last = [line for line in self._log.read().splitlines() if line.strip()][-1:]
-        raise FedpatchError(f"{self._what} ended with exit code {self._program.wait()}: {' '.join(last)}{self._mend}")
+        raise FedpatchError(f"{self._what} ended with exit code {self._program.wait()}: {' '.join(last)}{self._remedy}")
 
 
 def measured_apart(module: str, *arguments: object) -> Any:

@@ -33,7 +33,7 @@ class PeerRounds:
 
     def __init__(self, peer: Peer, python: Path, work_folder: Path, processes: int) -> None:
         line: list[str | Path] = [python, "-m", peer.module, work_folder, str(processes)]
-        self._program = Program(peer.what, line, mend=f"; is its environment whole ({HOW_TO_GET})?")
+        self._program = Program(peer.what, line, remedy=f"; is its environment whole ({HOW_TO_GET})?")
         self.pids, self.close = self._program.pids, self._program.close
 
     def play(self) -> float | None:

@@ -28,7 +28,7 @@ ANSWER_S = 5.0
 UPLOAD_ANSWER_S = 10.0
 
 
-class Silence:
+class UnresponsiveDevices:
     """When each device of a round was last heard, and asked to answer. `began_at` is since when devices can be heard."""
 
     def __init__(self, now: float) -> None:
@@ -37,7 +37,7 @@ class Silence:
         self._asked_at: dict[str, float] = {}
         self._deaf = False
 
-    def heard(self, device: str, now: float) -> None:
+    def note_message(self, device: str, now: float) -> None:
         """A sign of life."""
         self._heard_at[device] = now
 

@@ -29,12 +29,12 @@ class Quarantine:
         self._say = say
         self._version = self._holds.version()
         self._held = self._holds.held(fleet)
-        self._conduct = OffenceCounter(limit, self._holds.offences(fleet))
+        self._counter = OffenceCounter(limit, self._holds.offences(fleet))
         self._offences: dict[str, tuple[int, str]] = {}
         # Of those whose offences are on the disk, the ones to be put into quarantine, each with its last offence. A coordinator
         # that was killed in between has left some.
         last = self._holds.last_offences(fleet)
-        self._due = {device: last[device] for device in last.keys() - self._held.keys() if self._conduct.due(device)}
+        self._due = {device: last[device] for device in last.keys() - self._held.keys() if self._counter.due(device)}
         self._gone: set[str] = set()
         self._look_at = 0.0
 
@@ -45,7 +45,7 @@ class Quarantine:
 
     def note(self, count: CountEvent) -> None:
         """Takes note of what was counted; an offence is on the disk with the next `look` or `save`."""
-        if count.device and self._conduct.note(count.device, count.what, count.reason, count.times):
+        if count.device and self._counter.note(count.device, count.what, count.reason, count.times):
             before = self._offences.get(count.device, (0, ""))[0]
             self._offences[count.device] = (before + count.times, count.reason)
 
@@ -54,13 +54,13 @@ class Quarantine:
         offences, self._offences = self._offences, {}
         if offences:
             self._holds.offend(self._fleet, offences)
-        self._due |= {device: last for device, (_, last) in offences.items() if self._conduct.due(device)}
+        self._due |= {device: last for device, (_, last) in offences.items() if self._counter.due(device)}
 
     def forget(self, device: str) -> None:
         """The device had to make way for another: the next `look` forgets its offences, unless it holds it back."""
         self._gone.add(device)
 
-    def look(self, now: float) -> dict[str, str] | None:
+    def poll(self, now: float) -> dict[str, str] | None:
         """The devices that are held back, where that has changed since the last look; None where it has not."""
         if now < self._look_at:
             return None
@@ -77,7 +77,7 @@ class Quarantine:
         due, self._due = self._due, {}
         put = set()
         for device in sorted(due)[: max(0, self._most - len(self._held))]:
-            reason = f"{self._conduct.of(device)} offences, the last one: {due[device]}"
+            reason = f"{self._counter.of(device)} offences, the last one: {due[device]}"
             if self._holds.put(self._fleet, device, QUARANTINED, reason, time.time()):
                 put.add(device)
                 self._say(f"{device} quarantined: {reason}; `fedpatch devices release {device}` takes it back")
@@ -90,13 +90,13 @@ class Quarantine:
     def _forget(self, gone: set[str]) -> None:
         forgotten = gone - self._held.keys()
         for device in forgotten:
-            self._conduct.forget(device)
+            self._counter.forget(device)
         if forgotten:
             self._holds.forgive(self._fleet, forgotten)
 
     def _read(self) -> dict[str, str] | None:
         # Whoever was released has no offences any more, also where it had not been held back.
-        self._conduct = OffenceCounter(self._limit, self._holds.offences(self._fleet))
+        self._counter = OffenceCounter(self._limit, self._holds.offences(self._fleet))
         held = self._holds.held(self._fleet)
         if held == self._held:
             return None

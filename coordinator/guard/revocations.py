@@ -41,7 +41,7 @@ class Revocations:
         self._looked_at = -math.inf
         self._told: set[str] = set()
 
-    def look(self, engine: Engine, now: float) -> list[Effect]:
+    def poll(self, engine: Engine, now: float) -> list[Effect]:
         """Takes note of what was revoked or issued since the last look, and what follows for the run."""
         if now < self._looked_at + LOOK_EVERY_S:
             return []
@@ -60,7 +60,7 @@ class Revocations:
         awaited = [device for device in engine.open.round.devices(*AT_WORK) if device in self.revoked]
         return [effect for device in awaited for effect in engine.open.expel(device, now)]
 
-    def refuses(self, device: str) -> bool:
+    def is_revoked(self, device: str) -> bool:
         """Whether a message of this device must not be heeded."""
         return device in self.revoked
 

@@ -287,7 +287,7 @@ class FleetMetrics:
             metrics.unwilling.labels(condition).set(unwilling[condition])
         for one in State:
             metrics.participants.labels(one).set(current.round.count(one) if current else 0)
-        metrics.wanted.set(engine.wanted())
+        metrics.wanted.set(engine.required_devices())
         self._choose()
         self._series.rows = tuple(self._row(device, now) for device in self._shown)
         self._traffic.device_series.set(len(self._shown))

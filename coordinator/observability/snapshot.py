@@ -138,7 +138,7 @@ def take_snapshot(engine: Engine, now: float) -> Snapshot:
         phase=current.round.phase.value if current else "waiting",
         devices=tuple(lines),
         present=engine.present,
-        wanted=engine.wanted(),
+        wanted=engine.required_devices(),
         unwilling=engine.fleet.unwilling() if current is None else {},
         reported=len(current.reports) if current else 0,
         needed=current.round.needed if current else 0,
@@ -155,7 +155,7 @@ def take_snapshot(engine: Engine, now: float) -> Snapshot:
 
 
 def _missing(engine: Engine) -> str:
-    waits = engine.open is None and engine.present < engine.wanted()
+    waits = engine.open is None and engine.present < engine.required_devices()
     return engine.fleet.missing_words() if waits else ""
 
 

@@ -20,7 +20,7 @@ from fedpatch.shared.app.formatting import size
 from fedpatch.shared.app.locks import is_held
 from fedpatch.shared.diagnostics.broker_acl import AclParty
 from fedpatch.shared.diagnostics.broker_behaviour import Asked, check_broker
-from fedpatch.shared.diagnostics.checks import Checkup, in_words
+from fedpatch.shared.diagnostics.checks import Checkup, error_text
 from fedpatch.shared.diagnostics.host import Space, check_clock, check_memory, check_state_dir, check_versions
 from fedpatch.shared.diagnostics.own_certificate import check_own_certificate
 from fedpatch.shared.errors import FedpatchError
@@ -77,8 +77,10 @@ def _check_task(settings: RunSettings, checkup: Checkup) -> Prepared | None:
     try:
         prepared = prepare(settings)
     except FedpatchError as error:
-        mend = "correct the setting that is named; `fedpatch tasks` lists what is installed, and why one cannot be used"
-        checkup.fail("task", in_words(error), mend)
+        remedy = (
+            "correct the setting that is named; `fedpatch tasks` lists what is installed, and why one cannot be used"
+        )
+        checkup.fail("task", error_text(error), remedy)
         return None
     except Exception as error:  # the task is the user's: whatever its code raises is told in one sentence
         text = f"the model of task {settings.task} cannot be built: {type(error).__name__}: {error}"
@@ -127,17 +129,19 @@ def _check_devices(settings: RunSettings, prepared: Prepared | None, asked: Aske
     """The check `devices`, and one for each way in which some of them do not fit."""
     online = dict(_online(settings.fleet, asked.presence))
     if not online:
-        mend = f"start `fedpatch-agent run --fleet {settings.fleet}` at this broker; where it runs, ask `fedpatch-agent doctor`"
-        checkup.warn("devices", f"no device is online in fleet {settings.fleet}", mend)
+        remedy = (
+            f"start `fedpatch-agent run --fleet {settings.fleet}` at this broker; there, run `fedpatch-agent doctor`"
+        )
+        checkup.warn("devices", f"no device is online in fleet {settings.fleet}", remedy)
         return
     text = f"{len(online)} online in fleet {settings.fleet}: {_names(online)}"
     if len(online) < settings.devices:
-        mend = "start the others, or let a run begin with fewer (--devices)"
-        checkup.warn("devices", f"{text}; a run waits for {settings.devices}", mend)
+        remedy = "start the others, or let a run begin with fewer (--devices)"
+        checkup.warn("devices", f"{text}; a run waits for {settings.devices}", remedy)
     else:
         checkup.good("devices", text)
-    for name, names, words, mend in _misfits(settings, prepared, online):
-        checkup.warn(name, f"{_names(names)} {words}", mend)
+    for name, names, words, remedy in _misfits(settings, prepared, online):
+        checkup.warn(name, f"{_names(names)} {words}", remedy)
 
 
 def _online(fleet: str, presence: Sequence[Received]) -> Iterator[tuple[str, DeviceState]]:
@@ -154,8 +158,8 @@ def _misfits(
     """Name of the finding, the devices, what is wrong with them, the mend."""
     other_version = [name for name, state in online.items() if state.version != __version__]
     if other_version:
-        mend = "install the same version everywhere: what changed between them may matter"
-        yield "device_version", other_version, f"run another fedpatch than {__version__}", mend
+        remedy = "install the same version everywhere: what changed between them may matter"
+        yield "device_version", other_version, f"run another fedpatch than {__version__}", remedy
     asked = {name: encoding_for(settings.encoding, state.encodings) for name, state in online.items()}
     no_encoding = [name for name, encoding in asked.items() if encoding != settings.encoding]
     if no_encoding:
@@ -168,8 +172,8 @@ def _misfits(
     schemas = {name: {one.task: one.schema for one in state.tasks} for name, state in online.items()}
     without = [name for name, known in schemas.items() if task not in known]
     if without:
-        mend = f"start their agents with --task {task}, or give them another --fleet"
-        yield "device_task", without, f"cannot train {task}, and will not be asked", mend
+        remedy = f"start their agents with --task {task}, or give them another --fleet"
+        yield "device_task", without, f"cannot train {task}, and will not be asked", remedy
     others = [name for name, known in schemas.items() if known.get(task, schema) != schema]
     if others:
         words = f"built another model for {task} (schema {schemas[others[0]][task][:12]}, here {schema[:12]}), and will decline"

@@ -100,8 +100,8 @@ class Authority:
                 index = Index(fleet=fleet)
                 write_index(directory, index)
             if index.fleet != fleet:
-                mend = "name that fleet, or another directory with --ca-dir"
-                raise UsageError(f"{directory} is the CA of fleet {index.fleet!r}, not of {fleet!r}; {mend}")
+                remedy = "name that fleet, or another directory with --ca-dir"
+                raise UsageError(f"{directory} is the CA of fleet {index.fleet!r}, not of {fleet!r}; {remedy}")
             if not index.entries and not (directory / CERTIFICATE).exists():
                 _begin(directory, fleet, int(now), days)
             return cls._opened(directory, lock, index, now)

@@ -81,8 +81,8 @@ def check_authority(settings: RunSettings, checkup: Checkup) -> None:
     text = f"the CA of fleet {index.fleet!r} knows {len(devices)} devices, {revoked} of them revoked"
     if endings:
         more = f" and {len(endings) - _SHOWN} more" if len(endings) > _SHOWN else ""
-        mend = "renew them: fedpatch device rotate ID, fedpatch ca coordinator, fedpatch ca broker, fedpatch ca renew"
-        checkup.warn("identities", f"{text}; {', '.join(endings[:_SHOWN])}{more}", mend)
+        remedy = "renew them: fedpatch device rotate ID, fedpatch ca coordinator, fedpatch ca broker, fedpatch ca renew"
+        checkup.warn("identities", f"{text}; {', '.join(endings[:_SHOWN])}{more}", remedy)
     else:
         checkup.good("identities", f"{text}; nothing of it expires within {WARN_DAYS} days")
 

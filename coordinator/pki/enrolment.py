@@ -87,8 +87,8 @@ def ensure_broker(
     """The broker's certificate for these names, likewise; UsageError where there is one for others, unless `again`."""
     known = server_names(authority)
     if known and not again and check_server_names(names) != check_server_names(known):
-        mend = f"fedpatch ca broker {' '.join(f'--broker-name {one}' for one in names)} makes one that is"
-        raise UsageError(f"the broker's certificate is for {', '.join(known)}, not for {', '.join(names)}; {mend}")
+        remedy = f"fedpatch ca broker {' '.join(f'--broker-name {one}' for one in names)} makes one that is"
+        raise UsageError(f"the broker's certificate is for {', '.join(known)}, not for {', '.join(names)}; {remedy}")
     return _ensure(authority, BROKER, "broker", names, days=days, again=again, new_key=new_key)
 
 

@@ -109,15 +109,15 @@ def encode_index(index: Index) -> bytes:
 
 def decode_index(data: bytes, place: object) -> Index:
     """Reads it back; StateError, naming `place`, where it is damaged or of another version."""
-    mend = "put it back from a backup: without it nobody knows what was revoked"
+    remedy = "put it back from a backup: without it nobody knows what was revoked"
     try:
         found = msgspec.json.decode(data, type=Index)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise StateError(f"{place}: the record of a CA is damaged ({error}); {mend}") from None
+        raise StateError(f"{place}: the record of a CA is damaged ({error}); {remedy}") from None
     if found.version != _VERSION:
         raise StateError(f"{place}: the record of a CA has version {found.version}, and this fedpatch knows {_VERSION}")
     if len(found.serials()) != len(found.entries):
-        raise StateError(f"{place}: the record of a CA names a serial number twice; {mend}")
+        raise StateError(f"{place}: the record of a CA names a serial number twice; {remedy}")
     return found
 
 

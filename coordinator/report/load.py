@@ -16,7 +16,7 @@ from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.registry import REGISTRY_FILE, Registry
 from fedpatch.coordinator.storage.state_dirs import find
 from fedpatch.shared import __version__
-from fedpatch.shared.app.files import mend_of, write_atomic
+from fedpatch.shared.app.files import remedy_for, write_atomic
 from fedpatch.shared.config.fields import settings_of
 from fedpatch.shared.errors import StateError, UsageError
 
@@ -101,5 +101,5 @@ def _write(path: Path, data: bytes) -> None:
     try:
         write_atomic(path, data, mode=_MODE)
     except OSError as error:
-        mend = mend_of(error, "say another place with --out")
-        raise StateError(f"{path}: {error.strerror or error}; {mend}") from error
+        remedy = remedy_for(error, "say another place with --out")
+        raise StateError(f"{path}: {error.strerror or error}; {remedy}") from error

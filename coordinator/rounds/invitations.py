@@ -48,7 +48,7 @@ class ChunkResender:
         self._published_at = now - REPUBLISH_S
         self._sent_at: dict[int, float] = {}
 
-    def wanted(self, need: Need, now: float, waiting: int = 1) -> tuple[int, ...]:
+    def due(self, need: Need, now: float, waiting: int = 1) -> tuple[int, ...]:
         """Chunks to publish now; none for another model, for a bitmap that does not fit, or so soon after the last time.
 
         `waiting` devices do not have the model yet: for so many the last sending is under way.
@@ -100,7 +100,7 @@ class Invitations:
         else:
             self._encodings = {device: fleet.encoding(device) for device in ledger.invited}
 
-    def noted(self, ledger: RoundJournal) -> RoundJournal:
+    def with_encodings(self, ledger: RoundJournal) -> RoundJournal:
         """The ledger, with all that is to outlive this process."""
         usual = ledger.encoding or self._spec.encoding
         others = {device: encoding for device, encoding in self._encodings.items() if encoding != usual}
@@ -130,7 +130,7 @@ class Invitations:
         """It has nothing of this round any more, and may be of another version now."""
         self._encodings[device] = self._fleet.encoding(device)
 
-    def came_to_it(self, device: str) -> None:
+    def mark_downloaded(self, device: str) -> None:
         """The device trains on the model: the next round can go on from there."""
         if is_delta(self._encodings[device]):
             self._fleet.has_version(device, self.model.digest)
@@ -142,8 +142,8 @@ class Invitations:
             return self.model.size_bytes
         return sum(delta.manifest.size_bytes for delta in self._ways[held])
 
-    def wanted(self, need: Need, now: float, waiting: int) -> list[Effect]:
+    def resend_due(self, need: Need, now: float, waiting: int) -> list[Effect]:
         """What to publish once more for a device that misses chunks, while so many have not come to the model."""
         repairs = self._repairs.get(need.digest)
-        indices = repairs.wanted(need, now, waiting) if repairs is not None else ()
+        indices = repairs.due(need, now, waiting) if repairs is not None else ()
         return [ResendChunks(need.digest, indices)] if indices else []

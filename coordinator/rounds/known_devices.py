@@ -36,7 +36,7 @@ _DECLINE_MENDS = {
 }
 
 
-def mend_of_decline(word: str) -> str:
+def hint_for_decline(word: str) -> str:
     """What a person can do about a lasting reason to decline; "" where the device's own words say it."""
     return _DECLINE_MENDS.get(DeclineReason(word), "") if word in set(DeclineReason) else ""
 
@@ -46,7 +46,7 @@ def word_of(answer: Decline | Failed) -> str:
     return answer.condition or answer.reason
 
 
-def mend_of(failed: Failed) -> str:
+def hint_for(failed: Failed) -> str:
     """What a person can do about it, or where more is written."""
     return _MENDS[failed.reason]
 
@@ -119,7 +119,7 @@ class Fleet:
         self._resting: set[str] = set()
         self._wake_at = math.inf
 
-    def see(self, device: str, state: DeviceState) -> bool:
+    def update(self, device: str, state: DeviceState) -> bool:
         """Takes note of a presence. False for the last will of a connection that the device has replaced since.
 
         False too for one for which there is no room.
@@ -241,7 +241,7 @@ class Fleet:
         more = [f"{len(missing) - most} more"] if len(missing) > most else []
         return ", ".join(named + more)
 
-    def who_is_missing(self, wanted: int, wait_s: float) -> str:
+    def missing_text(self, wanted: int, wait_s: float) -> str:
         """Why there are too few devices, in words."""
         came = f"{self.present} of {wanted} devices came within {wait_s:g} s"
         if self.starting:
@@ -427,7 +427,7 @@ def _first(reasons: Mapping[str, str]) -> str:
 def _mends(words: Iterable[str]) -> str:
     """How many declined for which owners' limit, and what helps."""
     return "".join(
-        f". {count} declined with {word}: {mend}"
+        f". {count} declined with {word}: {remedy}"
         for word, count in sorted(Counter(words).items())
-        if (mend := mend_of_decline(word))
+        if (remedy := hint_for_decline(word))
     )

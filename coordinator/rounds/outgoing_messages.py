@@ -44,7 +44,7 @@ class EnvelopeFactory:
             device, Envelope(body, task=spec.task, run=spec.run, epoch=spec.epoch, round=round_number)
         )
 
-    def settle_stale(self, device: str, envelope: Envelope, reason: RefuseReason) -> list[Effect]:
+    def answer_stale(self, device: str, envelope: Envelope, reason: RefuseReason) -> list[Effect]:
         """Closes what a device still believes to be open, in the terms of its own message, so that it can forget it."""
         match envelope.body:
             case Offer(manifest=manifest) if self.committed.get(device) == manifest.digest:
@@ -59,7 +59,7 @@ class EnvelopeFactory:
                 return []
         return [self._numbered(device, replace(envelope, body=answer)), CountEvent(device, "late", reason)]
 
-    def turn_away(self, device: str, envelope: Envelope) -> list[Effect]:
+    def answer_quarantined(self, device: str, envelope: Envelope) -> list[Effect]:
         """Of a device in quarantine nothing is taken. `cancel` is for one that does not know that reason to refuse."""
         reason = RefuseReason.QUARANTINED
         answers: list[Body] = []

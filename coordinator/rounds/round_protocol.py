@@ -13,17 +13,23 @@ from dataclasses import replace
 
 from fedpatch.coordinator.aggregation.update_validation import check_offer
 from fedpatch.coordinator.cohort.offences import is_offence
-from fedpatch.coordinator.cohort.unresponsive_devices import PROBE_S, SILENT_S, SLOW_BYTES_S, STARTING_S, Silence
+from fedpatch.coordinator.cohort.unresponsive_devices import (
+    PROBE_S,
+    SILENT_S,
+    SLOW_BYTES_S,
+    STARTING_S,
+    UnresponsiveDevices,
+)
 from fedpatch.coordinator.rounds.effects import CountEvent, Effect, SaveJournal, StoreUpdate
 from fedpatch.coordinator.rounds.invitations import Invitations
-from fedpatch.coordinator.rounds.known_devices import QUARANTINED, Fleet, lasts, mend_of, word_of
+from fedpatch.coordinator.rounds.known_devices import QUARANTINED, Fleet, hint_for, lasts, word_of
 from fedpatch.coordinator.rounds.outgoing_messages import EnvelopeFactory
 from fedpatch.coordinator.rounds.participant_states import AT_WORK, EVENT_OF_JOB, Event, Phase, RoundStart, State
 from fedpatch.coordinator.rounds.record_builder import RoundTraffic, build_record, mean_accuracy
 from fedpatch.coordinator.rounds.records import RoundRecord
 from fedpatch.coordinator.rounds.round_state import NO_ANSWER, Participant, Round
 from fedpatch.coordinator.rounds.run_spec import RunSpec
-from fedpatch.coordinator.rounds.upload_scheduler import STALL_S, Complete, UploadDesk
+from fedpatch.coordinator.rounds.upload_scheduler import STALL_S, Complete, UploadScheduler
 from fedpatch.shared.errors import UpdateRefused
 from fedpatch.shared.wire.messages import (
     Accept,
@@ -81,13 +87,15 @@ class ActiveRound:
         self._opening = opening
         self._fleet = fleet
         self._post = post
-        self._desk = UploadDesk(slots=spec.upload_slots, window=spec.upload_window, idle_s=UPLOAD_IDLE_S, jitter=jitter)
+        self._uploads = UploadScheduler(
+            slots=spec.upload_slots, window=spec.upload_window, idle_s=UPLOAD_IDLE_S, jitter=jitter
+        )
         self._asking: Invitations | None = None
         self._invite_at = now
         self._refused: dict[str, int] = {}
         self._bytes_up = 0
         self._listen_at = now + PROBE_S
-        self._silence = Silence(now)
+        self._silence = UnresponsiveDevices(now)
         self._probed_at_quorum = False
 
     def begin(self, model: Manifest, now: float, deltas: Sequence[ModelDelta] = ()) -> list[Effect]:
@@ -102,11 +110,11 @@ class ActiveRound:
             self.reports[device] = update.report
             self._post.committed[device] = update.digest
             self._bytes_up += update.size_bytes
-        self._silence = Silence(now)
+        self._silence = UnresponsiveDevices(now)
         counts: list[Effect] = [] if known.base else [CountEvent(device, "invited") for device in known.invited]
         out = [device for device in self.round.devices(*AT_WORK) if self._fleet.held(device) == QUARANTINED]
         counts += [one for device in out for one in self.expel(device, now, QUARANTINED)]
-        ledger = replace(self._asking.noted(known), spent_s=self.round.spent_s(now))
+        ledger = replace(self._asking.with_encodings(known), spent_s=self.round.spent_s(now))
         return [SaveJournal(ledger), *counts, *self.ask(self.round.devices(*AT_WORK), now)]
 
     def spent_s(self, now: float) -> float:
@@ -115,7 +123,7 @@ class ActiveRound:
 
     def on_message(self, device: str, body: Body, now: float) -> list[Effect]:
         """A message of this very round from one of its participants."""
-        self._silence.heard(device, now)
+        self._silence.note_message(device, now)
         state = self.round.participants[device].state
         if state not in AT_WORK and isinstance(body, Accept | Progress | Need):
             # It works for nothing: the round went on without it, and it has not heard.
@@ -130,11 +138,11 @@ class ActiveRound:
             case Offer():
                 return self._offered(device, body.manifest, now)
             case Need():
-                return self._known.wanted(body, now, self.round.count(State.INVITED, State.ACCEPTED))
+                return self._known.resend_due(body, now, self.round.count(State.INVITED, State.ACCEPTED))
             case Failed():
-                self._desk.release(device)
+                self._uploads.release(device)
                 failed = self.round.handle(device, Event.FAIL, now, word_of(body))
-                return [CountEvent(device, "failed", word_of(body), mend_of(body))] if failed else []
+                return [CountEvent(device, "failed", word_of(body), hint_for(body))] if failed else []
             case _:
                 return []
 
@@ -151,12 +159,12 @@ class ActiveRound:
     def on_chunk(self, device: str, chunk: Chunk, now: float) -> list[Effect]:
         """A chunk of a participant's update."""
         self._bytes_up += len(chunk.data)
-        self._silence.heard(device, now)
+        self._silence.note_message(device, now)
         if not self.round.awaits(device):
             # Lost for too long, or given up: the round has counted it out.
-            self._desk.release(device)
+            self._uploads.release(device)
             return []
-        answer = self._desk.chunk(device, chunk, now)
+        answer = self._uploads.chunk(device, chunk, now)
         if answer is None:
             return []
         if not isinstance(answer, Complete):
@@ -170,9 +178,9 @@ class ActiveRound:
         if device not in self.round.participants:
             return []
         if not state.online:
-            self._desk.suspend(device)
+            self._uploads.suspend(device)
             return [CountEvent(device, "lost")] if self.round.handle(device, Event.VANISH, now, "lost") else []
-        self._silence.heard(device, now)
+        self._silence.note_message(device, now)
         job, participant = state.job, self.round.participants[device]
         effects: list[Effect] = []
         ours = (self._spec.run, self._spec.epoch, self.round.number)
@@ -182,7 +190,7 @@ class ActiveRound:
             # Asked until it answers. A retained presence may be older than its job: then the answer says so.
             self.round.handle(device, Event.RESTART, now)
             if state.boot != known_boot:
-                self._desk.release(device)
+                self._uploads.release(device)
                 if known_boot:
                     self._known.restarted(device)
         # The same request again is harmless to a device that is on it, and a second chance for one that lost it.
@@ -190,7 +198,7 @@ class ActiveRound:
 
     def expel(self, device: str, now: float, why: str = "revoked", *, leaves: bool = True) -> list[Effect]:
         """It may work no more; what it delivered before counts. With `leaves` the round is not meant for it any more."""
-        self._desk.release(device)
+        self._uploads.release(device)
         return (
             [CountEvent(device, "failed", why)]
             if self.round.handle(device, Event.FAIL, now, why, leaves=leaves)
@@ -203,7 +211,7 @@ class ActiveRound:
             if self._post.committed.get(device) == digest:
                 return [self._send(device, Committed(digest))]
             return self.refuse(device, digest, RefuseReason.LATE, "the round went on without this device", now)
-        self._desk.release(device)
+        self._uploads.release(device)
         self._post.committed[device] = digest
         self.reports[device] = report
         self._fleet.works(device)
@@ -213,7 +221,7 @@ class ActiveRound:
     def refuse(self, device: str, digest: str, reason: RefuseReason, detail: str, now: float) -> list[Effect]:
         """An update is not acceptable: the device is told, and counted as failed; an offender is not asked again in the run."""
         self._refused[reason] = self._refused.get(reason, 0) + 1
-        self._desk.release(device)
+        self._uploads.release(device)
         refused = CountEvent(device, "refused", reason, detail)
         if offends := is_offence("refused", reason):
             self.offenders[device] = reason
@@ -223,7 +231,7 @@ class ActiveRound:
 
     def grant(self, now: float) -> list[Effect]:
         """Hands free upload slots to those who wait; once the quorum is met, asks those at work whether they are there."""
-        grants = [self._send(device, grant) for device, grant in self._desk.next_grants(now)]
+        grants = [self._send(device, grant) for device, grant in self._uploads.next_grants(now)]
         if self._probed_at_quorum or self.round.quorum_s is None or self.round.phase is not Phase.COLLECTING:
             return grants
         self._probed_at_quorum = True
@@ -251,14 +259,14 @@ class ActiveRound:
         """When `tick` or `grant` has something to do."""
         invite_at = self._invite_at if self.round.count(State.INVITED) else None
         listen_at = self._listen_at if self.round.count(*AT_WORK) and self._asking is not None else None
-        candidates = (self.round.next_deadline(), self._desk.next_deadline(), invite_at, listen_at)
+        candidates = (self.round.next_deadline(), self._uploads.next_deadline(), invite_at, listen_at)
         return min((c for c in candidates if c is not None), default=None)
 
     def dismiss(self) -> list[Effect]:
         """Collecting is over: those who are not done are told so."""
         self.dismissed = True
         self.missed = [device for device, one in self.round.participants.items() if self._has_missed(device, one)]
-        self._desk.clear()
+        self._uploads.clear()
         return [self._send(device, Cancel("late")) for device in self.round.devices(State.LATE)]
 
     def user_accuracy(self) -> float | None:
@@ -296,7 +304,7 @@ class ActiveRound:
             return one.state is State.LATE
         if self.round.used_up:
             return True
-        if self.round.quorum_s is None or self._desk.has_in_line(device):
+        if self.round.quorum_s is None or self._uploads.has_in_line(device):
             return False
         return self._silence.is_mute(device, self.round.closing_at, uploads=State.UPLOADING in one.since)
 
@@ -323,7 +331,7 @@ class ActiveRound:
             case State.ACCEPTED:
                 limit_s += self._known.size_bytes(device) / SLOW_BYTES_S
             case State.UPLOADING:
-                since, limit_s = max(self._desk.still_since(device, since, now), self._silence.began_at), STALL_S
+                since, limit_s = max(self._uploads.still_since(device, since, now), self._silence.began_at), STALL_S
         return now - since >= limit_s
 
     @property
@@ -340,11 +348,11 @@ class ActiveRound:
         before = participant.accepted
         self.round.handle(device, event, now)
         if event is not Event.ACCEPT:
-            self._known.came_to_it(device)
+            self._known.mark_downloaded(device)
         return [CountEvent(device, "accepted")] if participant.accepted and not before else []
 
     def _declined(self, device: str, body: Decline, now: float) -> list[Effect]:
-        self._desk.release(device)
+        self._uploads.release(device)
         if not self.round.handle(device, Event.DECLINE, now, word_of(body), leaves=lasts(body)):
             return []
         return [CountEvent(device, "declined", word_of(body), body.detail)]
@@ -370,7 +378,7 @@ class ActiveRound:
         except UpdateRefused as error:
             return self.refuse(device, manifest.digest, RefuseReason(error.reason), str(error), now)
         accepted = self._seen(device, Event.OFFER, now)
-        return [*accepted, self._send(device, self._desk.offer(device, manifest, now))]
+        return [*accepted, self._send(device, self._uploads.offer(device, manifest, now))]
 
     def _send(self, device: str, body: Body) -> Effect:
         return self._post.send(device, self.round.number, body)

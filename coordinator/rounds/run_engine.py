@@ -91,9 +91,9 @@ class Engine:
     def start(self, now: float) -> list[Effect]:
         """Begins to wait for devices."""
         self._started_at = now
-        if reason := self._why_stop(now):
+        if reason := self._stop_reason(now):
             return self._stop(reason[0], "nothing is left to do; give it more --rounds or another --target-ua")
-        return self._settle(now)
+        return self._advance(now)
 
     def on_state(self, device: str, state: DeviceState, now: float) -> list[Effect]:
         """A device's presence: it came, went, or came back."""
@@ -102,17 +102,17 @@ class Engine:
         known_boot = self.fleet.boot(device)
         # A broker gives what it retained again after each reconnect: of a device that is at work, that is the past.
         repeated = known is not None and known.state == state
-        if not self.fleet.see(device, state):
+        if not self.fleet.update(device, state):
             return []
         if known_boot and known_boot != self.fleet.boot(device):
             self._absences.restarted(device)
         effects = self.open.on_presence(device, known_boot, state, now) if self.open and not repeated else []
-        return effects + self._settle(now)
+        return effects + self._advance(now)
 
     def on_message(self, device: str, envelope: Envelope, now: float) -> list[Effect]:
         """A message from a device's `up` topic."""
         if self.fleet.held(device) == QUARANTINED:
-            return self._post.turn_away(device, envelope)
+            return self._post.answer_quarantined(device, envelope)
         if isinstance(envelope.body, Decline) and envelope.run == self.spec.run:
             self.fleet.declined(device, envelope.body, now)
         stale = self._stale(device, envelope)
@@ -120,31 +120,31 @@ class Engine:
             # It works for a coordinator that was killed. This one asks for the same, and then it is this one's.
             return self.open.ask([device], now)
         if stale is not None or self.open is None:
-            return self._post.settle_stale(device, envelope, stale or RefuseReason.LATE)
-        return self.open.on_message(device, envelope.body, now) + self._settle(now)
+            return self._post.answer_stale(device, envelope, stale or RefuseReason.LATE)
+        return self.open.on_message(device, envelope.body, now) + self._advance(now)
 
     def on_chunk(self, device: str, chunk: Chunk, now: float) -> list[Effect]:
         """A chunk of a device's update."""
-        return self.open.on_chunk(device, chunk, now) + self._settle(now) if self.open else []
+        return self.open.on_chunk(device, chunk, now) + self._advance(now) if self.open else []
 
     def tick(self, now: float) -> list[Effect]:
         """Lets time pass."""
         effects = self.open.tick(now, connected=self._connected) if self.open else []
-        return effects + self._settle(now)
+        return effects + self._advance(now)
 
     def on_link(self, *, connected: bool, now: float) -> list[Effect]:
         """The broker went or came back; without it no round is opened, and nobody is missed."""
         self._connected = connected
         if self.open is not None:
             self.open.listen(connected=connected, now=now)
-        return self._settle(now)
+        return self._advance(now)
 
     def on_holds(self, holds: Mapping[str, str], now: float) -> list[Effect]:
         """Which devices are held back now, and why: quarantined ones have no part in the open round any more either."""
         self.fleet.hold(holds)
         current, out = self.open, sorted(device for device, why in holds.items() if why == QUARANTINED)
         effects = [one for device in out for one in current.expel(device, now, QUARANTINED)] if current else []
-        return effects + self._settle(now)
+        return effects + self._advance(now)
 
     def interrupt(self, now: float) -> list[Effect]:
         """The operator wants to stop: the devices may do something else, and a resume goes on with the open round."""
@@ -167,17 +167,17 @@ class Engine:
     def model_published(self, manifest: Manifest, now: float, deltas: Sequence[ModelDelta] = ()) -> list[Effect]:
         """The global model of the round, and `deltas` that lead to it, lie on the broker: invite."""
         assert self.open is not None
-        return self.open.begin(manifest, now, deltas) + self._settle(now)
+        return self.open.begin(manifest, now, deltas) + self._advance(now)
 
     def stored(self, device: str, digest: str, report: UpdateReport, now: float) -> list[Effect]:
         """An update is durable."""
         assert self.open is not None
-        return self.open.stored(device, digest, report, now) + self._settle(now)
+        return self.open.stored(device, digest, report, now) + self._advance(now)
 
     def refused(self, device: str, digest: str, reason: RefuseReason, detail: str, now: float) -> list[Effect]:
         """An update is not acceptable."""
         assert self.open is not None
-        return self.open.refuse(device, digest, reason, detail, now) + self._settle(now)
+        return self.open.refuse(device, digest, reason, detail, now) + self._advance(now)
 
     def aggregated(
         self,
@@ -193,7 +193,7 @@ class Engine:
         quorum_s = self.open.round.quorum_s
         assert quorum_s is not None
         self._quorum_seconds.append(quorum_s)
-        return self._close("aggregated", now) + self._settle(now)
+        return self._close("aggregated", now) + self._advance(now)
 
     def next_deadline(self) -> float | None:
         """When `tick` should be called at the latest."""
@@ -226,7 +226,7 @@ class Engine:
         """Devices that can be asked in the next round."""
         return self.fleet.present - self._skipped
 
-    def wanted(self) -> int:
+    def required_devices(self) -> int:
         """Devices that must be `present` for the next round to begin: a quorum, and before the first round all."""
         needed = self._needed()
         return needed if self._selected else max(needed, self.spec.devices - self._skipped)
@@ -253,7 +253,7 @@ class Engine:
             return RefuseReason.NOT_INVITED
         return None if self.open.round.phase in (Phase.RECRUITING, Phase.COLLECTING) else RefuseReason.LATE
 
-    def _settle(self, now: float) -> list[Effect]:
+    def _advance(self, now: float) -> list[Effect]:
         """Compares what is with what should be and does the next thing; called after every event."""
         if self.stopped:
             return []
@@ -262,7 +262,7 @@ class Engine:
         effects = self.open.grant(now)
         phase = self.open.round.phase
         if phase is Phase.FAILED:
-            return effects + self._close("failed", now) + self._settle(now)
+            return effects + self._close("failed", now) + self._advance(now)
         if phase is Phase.AGGREGATING and not self.open.dismissed:
             reported = tuple(sorted(self.open.reports))
             effects += [*self.open.dismiss(), AggregateUpdates(self.open.round.number, reported)]
@@ -270,7 +270,7 @@ class Engine:
 
     def _next_round(self, now: float) -> list[Effect]:
         self.fleet.wake(now)
-        reason = self._why_stop(now)
+        reason = self._stop_reason(now)
         if reason is not None:
             return self._stop(*reason)
         if self._pause_until is not None and now >= self._pause_until:
@@ -287,7 +287,7 @@ class Engine:
             assert self._waits_since is not None
             if now < self._waits_since + self._patience_s:
                 return []
-            return self._stop(Stopped.FAILED, self.fleet.who_is_missing(self.wanted(), spec.wait_s))
+            return self._stop(Stopped.FAILED, self.fleet.missing_text(self.required_devices(), spec.wait_s))
         self._waits_since = self._wait_until = None
         if self._pause_until is not None:
             return []
@@ -309,7 +309,7 @@ class Engine:
 
     def _enough(self, now: float) -> bool:
         """Whether there are devices enough for a round, which are waited for as coordinator.cohort.quorum says."""
-        if self.present >= self.wanted():
+        if self.present >= self.required_devices():
             return True
         self._waits_since = now if self._waits_since is None else self._waits_since
         self._wait_until = self._waits_since + self._patience_s
@@ -344,7 +344,7 @@ class Engine:
         self.open = ActiveRound(spec, opening, self.fleet, self._post, self._jitter, left_s, now)
         return [PublishModel(opening.ledger.round)]
 
-    def _why_stop(self, now: float) -> tuple[Stopped, str] | None:
+    def _stop_reason(self, now: float) -> tuple[Stopped, str] | None:
         spec, records = self.spec, self.records
         if records and spec.target_ua is not None:
             last, ua = records[-1], records[-1].user_accuracy
@@ -364,7 +364,7 @@ class Engine:
         """What to say of a run that ends without a round that succeeded; "" where there is one."""
         if not self.records:
             waited_s = round(now - self._started_at, 1)
-            return f"no round began: {self.fleet.who_is_missing(self.wanted(), waited_s)}"
+            return f"no round began: {self.fleet.missing_text(self.required_devices(), waited_s)}"
         if any(record.outcome == "aggregated" for record in self.records):
             return ""
         return f"no round succeeded, so the model is as it was; {_last_words(self.records[-1])}"

@@ -45,7 +45,7 @@ class _Slot:
         self.unacked = 0
 
 
-class UploadDesk:
+class UploadScheduler:
     """Who may upload now: slots x window chunks in flight, at most `window` of them of one device.
 
     A place whose device is silent for `idle_s`, or sends nothing new for STALL_S, is given to the next in line, and that device

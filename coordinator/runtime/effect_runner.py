@@ -93,7 +93,7 @@ class EffectRunner:
         # Digest of the global model that the open round trains on.
         self.base = ""
         self.observer: Observer = NullObserver()
-        self.warden: Quarantine | None = None
+        self.quarantine: Quarantine | None = None
         self._counts: Counter[tuple[str, str, str]] = Counter()
         self._sightings: dict[str, Sighting] = {}
         self._accepted: set[str] = set()
@@ -119,7 +119,7 @@ class EffectRunner:
         finally:
             self.storing.close()
 
-    def settle(self, *, wait: bool) -> None:
+    def drain(self, *, wait: bool) -> None:
         """Performs what follows from updates that are written by now, or from all that are on their way."""
         self.perform(self._settled(0 if wait else MOST))
 
@@ -183,15 +183,15 @@ class EffectRunner:
     def count(self, effect: CountEvent) -> None:
         """Adds to a device's counters with the next flush, and tells what a person should know."""
         self._counts[effect.device, effect.what, effect.reason] += effect.times
-        if self.warden is not None:
-            self.warden.note(effect)
+        if self.quarantine is not None:
+            self.quarantine.note(effect)
         if effect.what == "accepted":
             self._accepted.add(effect.device)
         benched = ""
         if effect.what == "refused" and is_offence(effect.what, effect.reason):
             # Before it is said: a coordinator that takes up the round keeps to it. The device will not offend in it again.
-            if self.warden is not None:
-                self.warden.save()
+            if self.quarantine is not None:
+                self.quarantine.save()
             self._registry.rounds.bench(self._engine.spec.run, effect.device, effect.reason)
             benched = "; it is not asked again in this run"
         if effect.what in _TOLD:
@@ -221,18 +221,18 @@ class EffectRunner:
 
     def _publish_model(self) -> list[Effect]:
         blob, manifest = pack_model(self.state, self._prepared, self._engine.spec)
-        steps = self._steps.leading_to(self.state, manifest.size_bytes)
+        steps = self._steps.path_to(self.state, manifest.size_bytes)
         self._publisher.publish(Blob(blob, manifest), [blob for blob, _ in steps])
         self.base = manifest.digest
-        return self._engine.model_published(manifest, self._inbox.catch_up(), [delta for _, delta in steps])
+        return self._engine.model_published(manifest, self._inbox.now_is_present(), [delta for _, delta in steps])
 
     def _store(self, effect: StoreUpdate) -> list[Effect]:
         effects = self._settled(MOST - 1)
-        self.storing.begin(effect)
+        self.storing.submit(effect)
         return effects + self._settled(MOST)
 
     def _settled(self, most_left: int) -> list[Effect]:
-        return [one for effect, kept in self.storing.take(most_left) for one in self._stored(effect, kept)]
+        return [one for effect, kept in self.storing.completed(most_left) for one in self._stored(effect, kept)]
 
     def _kept(self, effect: StoreUpdate) -> Kept | UpdateRefused:
         """Checks first, then the disk; in a thread of its own."""
@@ -275,7 +275,7 @@ class EffectRunner:
 
     def _aggregate(self, effect: AggregateUpdates) -> list[Effect]:
         """Folds in one update at a time, in the order of device names: the same updates give the same bits."""
-        self.storing.forget()
+        self.storing.discard()
         self._registry.rounds.close(self._engine.spec.run)
         stored = {
             update.device: update for update in self._registry.rounds.updates(self._engine.spec.run, effect.round)
@@ -300,8 +300,8 @@ class EffectRunner:
         self._tell_bounded(folded, stored)
         aimed = self._prepared.strategy.finish(self.state, folded.mean, self._prepared.public)
         aimed = replace(aimed, references=folded.references)
-        self._next = self._steps.take(self.state, aimed, self.base)
-        return self._engine.aggregated(self._inbox.catch_up(), folded.bounded(), folded.bounded_devices())
+        self._next = self._steps.apply(self.state, aimed, self.base)
+        return self._engine.aggregated(self._inbox.now_is_present(), folded.bounded(), folded.bounded_devices())
 
     def _tell_bounded(self, folded: AggregateResult, stored: Mapping[str, StoredUpdate]) -> None:
         if folded.clipped:
@@ -326,13 +326,13 @@ class EffectRunner:
         """Model and record become durable together, in the checkpoint; the registry may lag behind by a crash."""
         if record.outcome == "aggregated":
             save_checkpoint(self._directory, self._next, self._prepared.public, {"record": record.to_dict()})
-            self._steps.keep()
+            self._steps.commit()
             self.state = self._next
         self.flush_counts()
         self._registry.rounds.finish(run, record)
         if warning := loss_warning([record]):
             self._tell(f"warning: {warning}")
-        self.storing.forget()
+        self.storing.discard()
         self.storing.afterwards(lambda: drop_round(self._directory, record.round))
         self.decoded.clear()
 

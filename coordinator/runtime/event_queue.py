@@ -34,22 +34,22 @@ class EventQueue:
     def get(self, timeout: float = 0.0) -> Event:
         """The next one, whose arrival is `now`. Raises queue.Empty where none comes within `timeout` seconds."""
         came_at, event = self._queue.get(timeout=timeout)
-        self.reach(came_at)
+        self.advance_to(came_at)
         return event
 
     def waiting(self) -> int:
         """How many are still to be taken."""
         return self._queue.qsize()
 
-    def reached(self) -> float:
+    def processed_until(self) -> float:
         """Up to when all that has come is taken."""
         return self.now if self.waiting() else time.monotonic()
 
-    def reach(self, moment: float) -> None:
+    def advance_to(self, moment: float) -> None:
         """It is `moment`, unless it is later already."""
         self.now = max(self.now, moment)
 
-    def catch_up(self) -> float:
+    def now_is_present(self) -> float:
         """It is the present, which is returned: for what begins only now, so that nothing that waits can be of it."""
-        self.reach(time.monotonic())
+        self.advance_to(time.monotonic())
         return self.now

@@ -35,7 +35,7 @@ class DeltaHistory:
         self._made: ServerDelta | None = None
         self._digest: tuple[ServerState, str] | None = None
 
-    def take(self, before: ServerState, aimed: ServerState, base: str) -> ServerState:
+    def apply(self, before: ServerState, aimed: ServerState, base: str) -> ServerState:
         """The state after a round that ends at `aimed`, as devices can follow it from the version `base`, which is `before`."""
         if not self._active:
             return without_residuals(aimed)
@@ -44,7 +44,7 @@ class DeltaHistory:
         self._made = ServerDelta(aimed.round, base, self._content(before), self._content(state), packed)
         return state
 
-    def keep(self) -> None:
+    def commit(self) -> None:
         """The state that was taken last lies on the disk: so may the step that led to it."""
         if self._made is None:
             return
@@ -52,7 +52,7 @@ class DeltaHistory:
         save_step(self._directory, self._made, [step.round for step in self._steps])
         self._made = None
 
-    def leading_to(self, state: ServerState, most_bytes: int) -> list[tuple[Blob, ModelDelta]]:
+    def path_to(self, state: ServerState, most_bytes: int) -> list[tuple[Blob, ModelDelta]]:
         """The chain that leads to `state`, together no larger than `most_bytes`; the others are not needed any more."""
         if not self._active:
             return []

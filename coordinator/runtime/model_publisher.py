@@ -94,9 +94,9 @@ class ModelPublisher:
     def retract(self) -> None:
         """Takes the current model off the broker; the steps stay, for the next one."""
         self._let_go(self._model)
-        self.settle()
+        self.drain()
 
-    def settle(self) -> None:
+    def drain(self) -> None:
         """Forgets what was taken back, once the broker has acknowledged it; called whenever there is time."""
         if self._forget_what_left():
             self._write_note()
@@ -105,11 +105,11 @@ class ModelPublisher:
     def close(self) -> None:
         """The run is over: takes everything back, and waits a little for the broker to say so."""
         self._let_go(*self._shown)
-        self.settle()
+        self.drain()
         give_up_at = time.monotonic() + CLOSE_TIMEOUT_S
         while self._leaving and time.monotonic() < give_up_at:
             time.sleep(0.01)
-            self.settle()
+            self.drain()
 
     def _show(self, digests: Iterable[str]) -> None:
         for digest in digests:

@@ -262,8 +262,10 @@ def _guard(
     view: View,
 ) -> None:
     """What stands between the run and devices that misbehave."""
-    performer.warden = Quarantine(registry, settings.fleet, settings.quarantine_after, view.say, settings.max_devices)
-    engine.fleet.hold(performer.warden.held)
+    performer.quarantine = Quarantine(
+        registry, settings.fleet, settings.quarantine_after, view.say, settings.max_devices
+    )
+    engine.fleet.hold(performer.quarantine.held)
     connection.door.expect(engine.spec.max_blob_bytes, engine.spec.chunk_bytes)
 
 

@@ -72,19 +72,19 @@ class Service:
             # The view is to know the rounds of before, and so tell one that closes with the very start.
             self._view.show(replace(take_snapshot(self._engine, time.monotonic()), phase="starting"))
         with _collecting_less(), self._performer.writing_beside(lambda: self._inbox.put(UpdateWritten())):
-            self._performer.perform(self._engine.start(self._inbox.catch_up()))
+            self._performer.perform(self._engine.start(self._inbox.now_is_present()))
             while not self._engine.stopped:
                 self._take(self._next_event())
 
     def _take(self, event: Event | None) -> None:
         """One event, or none for as long as nothing had to be done; and what time has brought."""
         if event is not None:
-            self._performer.settle(wait=isinstance(event, Interrupt))
+            self._performer.drain(wait=isinstance(event, Interrupt))
             self._performer.perform(self._handle(event, self._inbox.now))
         else:
             self._performer.flush_counts()
-            self._publisher.settle()
-        self._performer.perform(self._revocations.look(self._engine, self._inbox.now))
+            self._publisher.drain()
+        self._performer.perform(self._revocations.poll(self._engine, self._inbox.now))
         self._watch_devices(self._inbox.now)
         self._tick()
         self._observer.look(time.monotonic(), waiting=self._inbox.waiting())
@@ -92,10 +92,10 @@ class Service:
 
     def _tick(self) -> None:
         """What has arrived by a deadline counts, though it may not be taken yet, or not be written."""
-        deadline, reached = self._engine.next_deadline(), self._inbox.reached()
+        deadline, reached = self._engine.next_deadline(), self._inbox.processed_until()
         if deadline is not None and deadline <= reached:
-            self._performer.settle(wait=True)
-        self._inbox.reach(reached)
+            self._performer.drain(wait=True)
+        self._inbox.advance_to(reached)
         self._performer.perform(self._engine.tick(self._inbox.now))
 
     def _show(self, now: float) -> None:
@@ -109,8 +109,8 @@ class Service:
 
     def _watch_devices(self, now: float) -> None:
         """Who is held back, and what was dropped at the door."""
-        warden = self._performer.warden
-        held = warden.look(now) if warden is not None else None
+        quarantine = self._performer.quarantine
+        held = quarantine.poll(now) if quarantine is not None else None
         if held is not None:
             self._performer.perform(self._engine.on_holds(held, now))
         for (device, reason), times in self._connection.door.take_dropped().items():
@@ -156,8 +156,8 @@ class Service:
         self._observer.received(topic.kind, len(event.payload))
         if self._performer.storing.holds(topic.device):
             # Its word is heard after what it gave, as if that had been written at once.
-            self._performer.settle(wait=True)
-        if self._revocations.refuses(topic.device):
+            self._performer.drain(wait=True)
+        if self._revocations.is_revoked(topic.device):
             return [CountEvent(topic.device, "ignored", REVOKED)]
         try:
             if topic.kind == "update_chunk":
@@ -188,8 +188,8 @@ class Service:
         while fleet.evicted:
             evicted = fleet.evicted.pop()
             door.forgets(evicted)
-            if self._performer.warden is not None:
-                self._performer.warden.forget(evicted)
+            if self._performer.quarantine is not None:
+                self._performer.quarantine.forget(evicted)
         if device not in fleet.members:
             return [*effects, CountEvent("", "ignored", "fleet_full")]
         door.knows(device)

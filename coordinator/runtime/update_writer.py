@@ -45,7 +45,7 @@ class UpdateWriter(Generic[R]):
         self._updates: deque[tuple[StoreUpdate, Future[R]]] = deque()
         self._others: deque[Future[None]] = deque()
 
-    def begin(self, effect: StoreUpdate) -> None:
+    def submit(self, effect: StoreUpdate) -> None:
         """Hands one in; `take` makes room for it before."""
         future = self._run(lambda: self._keep(effect))
         self._updates.append((effect, future))
@@ -59,7 +59,7 @@ class UpdateWriter(Generic[R]):
         """Whether an update of this device is on its way."""
         return any(effect.device == device for effect, _ in self._updates)
 
-    def take(self, most_left: int = MOST) -> list[tuple[StoreUpdate, R]]:
+    def completed(self, most_left: int = MOST) -> list[tuple[StoreUpdate, R]]:
         """What came of those that are done, by arrival; waits until no more than `most_left` are left.
 
         Raises what `keep` raised.
@@ -70,7 +70,7 @@ class UpdateWriter(Generic[R]):
             done.append((effect, future.result()))
         return done
 
-    def forget(self) -> None:
+    def discard(self) -> None:
         """Waits for everything; updates that nobody took are nobody's any more."""
         futures: list[Future[Any]] = [future for _, future in self._updates]
         futures += self._others

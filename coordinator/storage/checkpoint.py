@@ -26,7 +26,7 @@ import numpy as np
 
 from fedpatch.coordinator.aggregation.strategies import ServerState
 from fedpatch.coordinator.rounds.records import RoundRecord
-from fedpatch.shared.app.files import make_directory, mend_of, open_atomic, remove_unfinished, write_atomic
+from fedpatch.shared.app.files import make_directory, open_atomic, remedy_for, remove_unfinished, write_atomic
 from fedpatch.shared.config.fields import NAME
 from fedpatch.shared.errors import SchemaMismatch, StateError, UsageError, WireError
 from fedpatch.shared.tensors.arrays import Schema, Tensors, TensorSpec, base_name
@@ -65,12 +65,12 @@ def save_checkpoint(directory: Path, state: ServerState, schema: Schema, meta: M
             "blob": packed.blob,
         }
     path = directory / f"checkpoint-{state.round:06d}.fp"
-    with _told(directory):
+    with _disk_errors(directory):
         remove_unfinished(directory)
         if path.is_dir():  # a repaired file system may hold anything; a rename cannot replace a directory by a file
             path.rename(path.with_name(f"{path.name}.damaged"))
     _write(path, _CHECKPOINT, msgpack.packb(content))
-    with _told(directory):
+    with _disk_errors(directory):
         older = [found for found in _checkpoints(directory) if found != path and not found.is_dir()]
         for stale in older[KEPT - 1 :]:
             stale.unlink(missing_ok=True)
@@ -158,7 +158,7 @@ def export_model(path: Path, tensors: Tensors) -> None:
 
     Only its owner may read the file (mode 0600): a model tells about the data that it was trained on.
     """
-    with _told(path):
+    with _disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, model_bytes(tensors))
 
@@ -195,7 +195,7 @@ def load_update(directory: Path, round: int, device: str) -> bytes:
 def drop_round(directory: Path, round: int) -> None:
     """Delete the updates of a round, if there are any."""
     spool = _update_path(directory, round, "any").parent
-    with _told(spool):
+    with _disk_errors(spool):
         if spool.is_dir():
             for path in spool.iterdir():
                 path.unlink(missing_ok=True)
@@ -204,14 +204,14 @@ def drop_round(directory: Path, round: int) -> None:
 
 def kept_rounds(directory: Path) -> list[int]:
     """Numbers of the rounds of which there are updates."""
-    with _told(directory):
+    with _disk_errors(directory):
         spools = (directory / "updates").glob("[0-9]*")
         return sorted(int(path.name) for path in spools if path.name.isdecimal())
 
 
 def kept_devices(directory: Path, round: int) -> list[str]:
     """Devices of which there is an update of a round."""
-    with _told(directory):
+    with _disk_errors(directory):
         return sorted(path.stem for path in _update_path(directory, round, "any").parent.glob("*.fp"))
 
 
@@ -232,7 +232,7 @@ def _schema_of(tensors: Tensors, public: Schema) -> Schema:
 
 def _checkpoints(directory: Path) -> list[Path]:
     """All there are, the newest first."""
-    with _told(directory):
+    with _disk_errors(directory):
         found = [path for path in directory.glob("checkpoint-*.fp") if _FILE_NAME.fullmatch(path.name)]
     return sorted(found, key=lambda path: int(path.stem.partition("-")[2]), reverse=True)
 
@@ -261,7 +261,7 @@ def _load(path: Path) -> tuple[ServerState, Schema, dict[str, Any]]:
 
 
 def _write(path: Path, magic: bytes, content: bytes, digest: bytes = b"") -> None:
-    with _told(path):
+    with _disk_errors(path):
         make_directory(path.parent)
         with open_atomic(path) as file:
             file.write(magic + (digest or hashlib.sha256(content).digest()))
@@ -269,7 +269,7 @@ def _write(path: Path, magic: bytes, content: bytes, digest: bytes = b"") -> Non
 
 
 def _read(path: Path, magic: bytes) -> memoryview:
-    with _told(path, "make sure that it may be read"):
+    with _disk_errors(path, "make sure that it may be read"):
         data = memoryview(path.read_bytes())
     kind = magic.rstrip(b"\n0123456789")
     if data[: len(magic)] != magic:
@@ -283,11 +283,11 @@ def _read(path: Path, magic: bytes) -> memoryview:
 
 
 @contextmanager
-def _told(path: Path, mend: str = "make sure there is space and that it may be written") -> Iterator[None]:
+def _disk_errors(path: Path, remedy: str = "make sure there is space and that it may be written") -> Iterator[None]:
     """Errors of the disk, with the path, the system's words and what to do."""
     try:
         yield
     except FileNotFoundError as error:
         raise StateError(f"{error.filename or path}: is not there") from error
     except OSError as error:
-        raise StateError(f"{error.filename or path}: {error.strerror or error}; {mend_of(error, mend)}") from error
+        raise StateError(f"{error.filename or path}: {error.strerror or error}; {remedy_for(error, remedy)}") from error

@@ -33,8 +33,8 @@ from fedpatch.shared.app.files import (
     UNFINISHED,
     check_state_directory,
     make_directory,
-    mend_at,
-    mend_of,
+    remedy_at,
+    remedy_for,
     remove_unfinished,
     sync_directory,
     write_atomic,
@@ -151,7 +151,7 @@ def open_database(path: Path, readonly: bool) -> Database:
     whole copy, that is foreign or of a newer version, and where the disk refuses. A commit is
     on the disk when it returns (WAL with synchronous=FULL); one thread at a time may use the connection.
     """
-    with told(path):
+    with sqlite_errors(path):
         return _open_to_read(path) if readonly else _open_to_write(path)
 
 
@@ -176,7 +176,7 @@ def keep_copy(db: sqlite3.Connection, path: Path) -> None:
 
 def make_empty(path: Path) -> None:
     """Make a registry with nothing in it at `path`, where no file is."""
-    with told(path):
+    with sqlite_errors(path):
         path.touch(0o600)
         with closing(_connect(path, "mode=rwc")) as db:
             migrate(db, 0)
@@ -196,7 +196,7 @@ def alone_with(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def told(path: Path) -> Iterator[None]:
+def sqlite_errors(path: Path) -> Iterator[None]:
     """Turns errors of SQLite and of the disk into StateError, with the file and the mend."""
     try:
         yield
@@ -205,15 +205,15 @@ def told(path: Path) -> Iterator[None]:
     except sqlite3.DatabaseError as error:
         if not isinstance(error, sqlite3.OperationalError) or _code(error) in _UNREADABLE:
             raise damaged(path, error) from error
-        mend = mend_at(
+        remedy = remedy_at(
             path.parent, "make sure that there is space and that it may be written, or use another --state-dir"
         )
-        raise StateError(f"{path}: cannot be used: {error}; {mend}") from error
+        raise StateError(f"{path}: cannot be used: {error}; {remedy}") from error
     except UnicodeError as error:
         raise damaged(path, error) from error
     except OSError as error:
-        mend = mend_of(error, "use another --state-dir")
-        raise StateError(f"{error.filename or path}: {error.strerror}; {mend}") from error
+        remedy = remedy_for(error, "use another --state-dir")
+        raise StateError(f"{error.filename or path}: {error.strerror}; {remedy}") from error
 
 
 def damaged(path: Path, why: object) -> StateError:
@@ -230,7 +230,7 @@ def rebuild_hint(path: Path) -> str:
 
 def problem_of(path: Path) -> str | None:
     """What is wrong with a registry or a copy of one, as `_problem` says it; StateError as `open_database`."""
-    with told(path):
+    with sqlite_errors(path):
         return _problem(path)
 
 
@@ -281,7 +281,7 @@ def _open_to_write(path: Path) -> Database:
         is_copy = False
         if lock.take():
             remove_unfinished(path.parent)  # nobody else is at work here, so nobody is writing them
-            is_copy = _mend(path)
+            is_copy = _restore_copy(path)
         elif problem := _problem(path):
             raise _unusable(path, problem)
         if not path.exists():
@@ -328,14 +328,14 @@ def _version(db: sqlite3.Connection, path: Path, *, may_be_empty: bool = False) 
     version = int(db.execute("PRAGMA user_version").fetchone()[0])
     tables = db.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]
     if version > SCHEMA_VERSION:
-        mend = "use that one, or another --state-dir"
-        raise StateError(f"{path}: was written by a newer fedpatch (version {version} of the registry); {mend}")
+        remedy = "use that one, or another --state-dir"
+        raise StateError(f"{path}: was written by a newer fedpatch (version {version} of the registry); {remedy}")
     if version <= 0 and (tables or not may_be_empty):
         raise StateError(f"{path}: is not a registry of fedpatch; {_MEND}")
     return version
 
 
-def _mend(path: Path) -> bool:
+def _restore_copy(path: Path) -> bool:
     """Puts the copy in the place of a registry that is damaged or gone, and tells if so; for whoever has it alone."""
     copy = copy_of(path)
     problem = _problem(path)
@@ -355,9 +355,9 @@ def _mend(path: Path) -> bool:
 
 def _unusable(path: Path, problem: str) -> StateError:
     copy = copy_of(path)
-    mend = f"`fedpatch run` or `fedpatch resume` puts its copy {copy.name} in its place"
+    remedy = f"`fedpatch run` or `fedpatch resume` puts its copy {copy.name} in its place"
     use_copy = copy.is_file() and _problem(copy) is None
-    return StateError(f"{path}: {problem}; {mend if use_copy else rebuild_hint(path)}")
+    return StateError(f"{path}: {problem}; {remedy if use_copy else rebuild_hint(path)}")
 
 
 def _damage(why: object) -> str:

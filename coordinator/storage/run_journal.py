@@ -30,7 +30,7 @@ from typing import Any
 
 from fedpatch.coordinator.rounds.records import RoundRecord, RunInfo
 from fedpatch.coordinator.storage.value_checks import check_record, check_run
-from fedpatch.shared.app.files import append_durably, make_directory, mend_of
+from fedpatch.shared.app.files import append_durably, make_directory, remedy_for
 from fedpatch.shared.errors import FedpatchError, StateError
 
 FILE = "journal.jsonl"
@@ -158,7 +158,9 @@ class RunJournal:
             append_durably(path, b"".join(map(_encoded, lines)))
             self._reached[run] = change
         except (OSError, FedpatchError) as error:
-            words = f"{error.strerror}; {mend_of(error, 'make it writable')}" if isinstance(error, OSError) else error
+            words = (
+                f"{error.strerror}; {remedy_for(error, 'make it writable')}" if isinstance(error, OSError) else error
+            )
             _log.warning(
                 "%s: not written: %s; the registry alone has it until a later line can be written", path, words
             )

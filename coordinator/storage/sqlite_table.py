@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fedpatch.coordinator.storage.database import damaged, told
+from fedpatch.coordinator.storage.database import damaged, sqlite_errors
 from fedpatch.shared.errors import UsageError
 
 T = TypeVar("T")
@@ -25,7 +25,7 @@ class Tables:
     @contextmanager
     def _change(self) -> Iterator[sqlite3.Connection]:
         """One transaction: all of it, or nothing."""
-        with told(self.path):
+        with sqlite_errors(self.path):
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield self._db
@@ -36,7 +36,7 @@ class Tables:
                 raise
 
     def _read(self, query: str, values: Sequence[Any] = ()) -> list[dict[str, Any]]:
-        with told(self.path):
+        with sqlite_errors(self.path):
             answer = self._db.execute(query, values)
             names = [column[0] for column in answer.description]
             return [dict(zip(names, row, strict=True)) for row in answer]

@@ -18,7 +18,7 @@ from fedpatch.coordinator.storage.database import copy_of, exists, problem_of, r
 from fedpatch.coordinator.storage.delta_cache import step_problem
 from fedpatch.coordinator.storage.registry import REGISTRY_FILE, Registry
 from fedpatch.coordinator.storage.run_journal import FILE, RUNS, Known, RunHistory, journals, read_journal
-from fedpatch.shared.diagnostics.checks import Checkup, in_words
+from fedpatch.shared.diagnostics.checks import Checkup, error_text
 from fedpatch.shared.errors import FedpatchError, StateError
 from fedpatch.shared.tasks.model_metadata import MODEL_FILE, from_json
 
@@ -47,8 +47,8 @@ def _check_registry(path: Path, checkup: Checkup) -> _Runs | None:
             runs = [(registry.known(run.id), registry.rounds.open_updates(run.id)) for run in registry.runs()]
             strangers = registry.holds.of_nobody()
     except FedpatchError as error:
-        text, _, mend = in_words(error).rpartition("; ")
-        checkup.fail("registry", text or in_words(error), mend or rebuild_hint(path))
+        text, _, remedy = error_text(error).rpartition("; ")
+        checkup.fail("registry", text or error_text(error), remedy or rebuild_hint(path))
         return None
     copy = copy_of(path)
     kept = copy.is_file()
@@ -66,9 +66,9 @@ def _check_registry(path: Path, checkup: Checkup) -> _Runs | None:
 
 def _check_runs(state_dir: Path, runs: _Runs, checkup: Checkup) -> None:
     problems = 0
-    for fails, text, mend in _problems(state_dir, runs):
+    for fails, text, remedy in _problems(state_dir, runs):
         problems += 1
-        (checkup.fail if fails else checkup.warn)("runs", text, mend)
+        (checkup.fail if fails else checkup.warn)("runs", text, remedy)
     if not problems:
         checkup.good(
             "runs", f"journals, checkpoints, steps, updates and models of {len(runs)} runs are what was written"
@@ -97,7 +97,7 @@ def _problems(state_dir: Path, runs: _Runs) -> Iterator[_Problem]:
         yield from _update_problems(directory, updates)
 
 
-def _journal_problems(known: Known, path: Path, mend: str) -> Iterator[_Problem]:
+def _journal_problems(known: Known, path: Path, remedy: str) -> Iterator[_Problem]:
     run, records = known.run, known.records
     go_on = f"`fedpatch resume {run.id}` writes it again when the run goes on; `fedpatch report {run.id}` keeps what there is"
     try:
@@ -120,13 +120,13 @@ def _journal_problems(known: Known, path: Path, mend: str) -> Iterator[_Problem]
     if differing:
         rounds = ", ".join(map(str, differing[:_SHOWN]))
         text = f"run {run.id}: the registry's record of round {rounds} is not what was written, which {path.name} has"
-        yield True, text, mend
+        yield True, text, remedy
     lacking = [one.round for one in records if one.round not in history.records]
     if lacking and not history.damaged_lines:
         yield False, f"{path}: lacks round {', '.join(map(str, lacking[:_SHOWN]))}", go_on
     if history.run is not None and (names := _differing_fields(run, history.run)):
         text = f"run {run.id}: {', '.join(names)} in the registry differs from what was written, which {path.name} has"
-        yield False, text, f"nothing, if it was changed on purpose; else {mend}"
+        yield False, text, f"nothing, if it was changed on purpose; else {remedy}"
 
 
 def differing_rounds(records: Sequence[RoundRecord], history: RunHistory) -> list[int]:
@@ -150,8 +150,8 @@ def _checkpoint_problems(
         if one.problem is not None:
             before = next((other.round for other in whole if other.round < one.round), None)
             to = "nothing: there is no other" if before is None else f"the model after round {before}"
-            mend = f"restore it from a backup; without it `fedpatch resume` and `fedpatch export` go back to {to}"
-            yield one.round == kept[0].round or not whole, one.problem, mend
+            remedy = f"restore it from a backup; without it `fedpatch resume` and `fedpatch export` go back to {to}"
+            yield one.round == kept[0].round or not whole, one.problem, remedy
     if kept and kept[0].round < last:
         text = f"{directory}: the newest checkpoint is of round {kept[0].round}, and round {last} was aggregated"
         yield True, text, "restore it from a backup; `fedpatch resume` plays the rounds since then again"
@@ -204,7 +204,7 @@ def _onnx_problem(path: Path) -> str | None:
             else "its SHA-256 is not that of its metadata"
         )
     except (OSError, StateError) as error:
-        return in_words(error)
+        return error_text(error)
 
 
 def _update_problems(directory: Path, updates: Sequence[StoredUpdate]) -> Iterator[_Problem]:
@@ -216,6 +216,6 @@ def _update_problems(directory: Path, updates: Sequence[StoredUpdate]) -> Iterat
                 "" if fine else f"the update of {one.device} in round {one.round} is not the one that was committed"
             )
         except StateError as error:
-            problem = in_words(error)
+            problem = error_text(error)
         if problem:
             yield False, problem, "nothing: `fedpatch resume` drops it and asks its device again"

@@ -28,7 +28,7 @@ from fedpatch.shared.app.formatting import size
 from fedpatch.shared.app.locks import is_held
 from fedpatch.shared.diagnostics.broker_acl import AclParty
 from fedpatch.shared.diagnostics.broker_behaviour import Asked, check_broker
-from fedpatch.shared.diagnostics.checks import Checkup, in_words
+from fedpatch.shared.diagnostics.checks import Checkup, error_text
 from fedpatch.shared.diagnostics.host import (
     Space,
     check_clock,
@@ -92,10 +92,10 @@ def _check_stored(directory: Path, checkup: Checkup) -> None:
     try:
         found = list(stored_problems(directory))
     except FedpatchError as error:
-        checkup.fail("stored", in_words(error), "ask as the user that the agent runs as")
+        checkup.fail("stored", error_text(error), "ask as the user that the agent runs as")
         return
-    for declines, text, mend in found:
-        (checkup.fail if declines else checkup.warn)("stored", text, mend)
+    for declines, text, remedy in found:
+        (checkup.fail if declines else checkup.warn)("stored", text, remedy)
     if not found and any((directory / name).exists() for name in (PATCHES, SPOOL)):
         checkup.good(
             "stored",
@@ -109,8 +109,10 @@ def _check_preferences(settings: AgentSettings, checkup: Checkup, root: Path) ->
     if not why_not:
         checkup.good("preferences", "work would be accepted now")
         return
-    mend = "nothing, if that is meant; `fedpatch-agent conditions` tells its facts, docs/preferences.md what can be set"
-    checkup.warn("preferences", f"work would be declined now: {'; '.join(why_not)}", mend)
+    remedy = (
+        "nothing, if that is meant; `fedpatch-agent conditions` tells its facts, docs/preferences.md what can be set"
+    )
+    checkup.warn("preferences", f"work would be declined now: {'; '.join(why_not)}", remedy)
 
 
 def _check_private(told: Mapping[str, Any], checkup: Checkup) -> None:
@@ -121,11 +123,11 @@ def _check_private(told: Mapping[str, Any], checkup: Checkup) -> None:
             "private", words, "set `private` to what is to stay at least; docs/preferences.md says what it may be"
         )
     elif told["below_default"]:
-        mend = "nothing, if that is meant; else set `private` to affine or all, or leave it out"
-        checkup.warn("private", f"{words}; a request may have gamma and beta, trained on this device's data", mend)
+        remedy = "nothing, if that is meant; else set `private` to affine or all, or leave it out"
+        checkup.warn("private", f"{words}; a request may have gamma and beta, trained on this device's data", remedy)
     elif told.get("keeps_nothing"):  # not in what an agent of before wrote
-        mend = "name what is to stay: private = names:<glob,...>; `none` says that nothing is meant to"
-        checkup.warn("private", f"{words}; the setting keeps no tensor of this model", mend)
+        remedy = "name what is to stay: private = names:<glob,...>; `none` says that nothing is meant to"
+        checkup.warn("private", f"{words}; the setting keeps no tensor of this model", remedy)
     else:
         checkup.good("private", words)
 
@@ -179,8 +181,8 @@ def _check_task(
     try:
         answer = answers.get(timeout=TASK_TIMEOUT_S)
     except Empty:
-        mend = "see with --debug what it does; a first import from a slow SD card may take this long, so try again"
-        checkup.fail("task", f"{what} was not loaded within {TASK_TIMEOUT_S:g} s", mend)
+        remedy = "see with --debug what it does; a first import from a slow SD card may take this long, so try again"
+        checkup.fail("task", f"{what} was not loaded within {TASK_TIMEOUT_S:g} s", remedy)
         return
     match answer:
         case Ready():
@@ -193,19 +195,19 @@ def _check_task(
             _check_private(limits.told(), checkup)
             _check_memory(trainer, checkup)
         case SetupFailed(exit_code=UsageError.exit_code):
-            mend = "correct --task, --data or --private; `fedpatch tasks` lists what is installed, and why one cannot be used"
-            checkup.fail("task", answer.detail, mend)
+            remedy = "correct --task, --data or --private; `fedpatch tasks` lists what is installed, and why one cannot be used"
+            checkup.fail("task", answer.detail, remedy)
         case SetupFailed():
-            mend = (
+            remedy = (
                 f"put the data set below {trainer.setup.data_root} (or name its place with --data-root), or correct --data; "
                 f"`fedpatch-agent check-task {settings.task} --data SPEC` names every problem"
             )
-            checkup.fail("task", answer.detail, mend)
+            checkup.fail("task", answer.detail, remedy)
         case Died():
-            mend = (
+            remedy = (
                 "see with --debug what it said; SIGILL means a torch for another processor, SIGKILL too little memory"
             )
-            checkup.fail("task", f"{what}: {answer.detail}", mend)
+            checkup.fail("task", f"{what}: {answer.detail}", remedy)
         case _:
             raise WireError(f"training channel: {type(answer).__name__} in answer to Setup")
 
@@ -226,8 +228,8 @@ def _check_broker(settings: AgentSettings, identity: Identity, checkup: Checkup,
         return
     checkup.skip("queue", "no broker tells how many messages it holds for a client; what it drops is asked for again")
     if "coordinator_state" in asked.foreign and not asked.reached.loopback:
-        mend = f"give the broker the rules of `fedpatch broker acl --fleet {identity.fleet}`, and every device its own user"
-        checkup.warn("access", "the broker lets a device speak as the coordinator: there are no access rules", mend)
+        remedy = f"give the broker the rules of `fedpatch broker acl --fleet {identity.fleet}`, and every device its own user"
+        checkup.warn("access", "the broker lets a device speak as the coordinator: there are no access rules", remedy)
     _check_name(asked, identity, checkup, running)
     _check_coordinator(settings, side, asked, checkup)
 
@@ -239,16 +241,16 @@ def _check_name(asked: Asked, identity: Identity, checkup: Checkup, running: boo
         text = (
             f"an agent named {identity.device} is online in fleet {identity.fleet}, and not with this state directory"
         )
-        mend = "give every device its own --device-id; if it runs here, name its --state-dir"
-        checkup.warn("device_name", text, mend)
+        remedy = "give every device its own --device-id; if it runs here, name its --state-dir"
+        checkup.warn("device_name", text, remedy)
 
 
 def _check_coordinator(settings: AgentSettings, side: AclParty, asked: Asked, checkup: Checkup) -> None:
     state = _last(asked.presence, topics.coordinator_state(side.fleet))
     if not isinstance(state, CoordinatorState):
         text = f"no coordinator was ever seen in fleet {side.fleet} on this broker"
-        mend = "begin a run with `fedpatch run`; if one is going on, compare the fleet's name and the access rules"
-        checkup.warn("coordinator", text, f"{mend} (topic read {topics.coordinator_state(side.fleet)})")
+        remedy = "begin a run with `fedpatch run`; if one is going on, compare the fleet's name and the access rules"
+        checkup.warn("coordinator", text, f"{remedy} (topic read {topics.coordinator_state(side.fleet)})")
     elif not state.online:
         checkup.good("coordinator", f"none is at work in fleet {side.fleet} now; an agent waits for one")
     else:
@@ -261,10 +263,10 @@ def _check_coordinator(settings: AgentSettings, side: AclParty, asked: Asked, ch
             )
         else:
             text = f"one is at work in fleet {side.fleet}, but did not answer {name} within {ANSWER_TIMEOUT_S:g} s"
-            mend = (
+            remedy = (
                 "ask again, it may be busy; else make the acl_file anew with `fedpatch broker acl` and look at its log"
             )
-            checkup.warn("coordinator", text, mend)
+            checkup.warn("coordinator", text, remedy)
 
 
 def _ask_coordinator(settings: AgentSettings, side: AclParty, name: str) -> float | None:

@@ -146,10 +146,10 @@ def _check_broker(bundle: Bundle, known: str) -> None:
 
 
 def _check_not_another(bundle: Bundle, table: dict[str, object], place: Path, config: Path) -> None:
-    mend = "is this bundle for another device? --replace makes this one it"
+    remedy = "is this bundle for another device? --replace makes this one it"
     for key, ours in (("fleet", bundle.fleet), ("device_id", bundle.device)):
         if table.get(key, ours) not in (ours, ""):
-            raise UsageError(f"{config} says {key} = {table[key]!r}, and the bundle {ours!r}; {mend}")
+            raise UsageError(f"{config} says {key} = {table[key]!r}, and the bundle {ours!r}; {remedy}")
     try:
         holder = read_pem((place / OWN_NAME).read_bytes())[0].holder
     except (OSError, ValueError):
@@ -157,7 +157,7 @@ def _check_not_another(bundle: Bundle, table: dict[str, object], place: Path, co
     if holder is not None and (holder.fleet, holder.name) != (bundle.fleet, bundle.device):
         raise UsageError(
             f"{place} holds the identity of {holder.name!r} in fleet {holder.fleet!r}, and the bundle that of "
-            f"{bundle.device!r} in fleet {bundle.fleet!r}; {mend}"
+            f"{bundle.device!r} in fleet {bundle.fleet!r}; {remedy}"
         )
 
 

@@ -105,7 +105,7 @@ class Job:
         if (said := self._past.answer(key)) is not None:
             return [self._says.reply(key, said)]
         # Without tasks this device is not ready yet, and a decline would be held against it: it will be asked again.
-        if self._past.is_over(key) or not tasks:
+        if self._past.is_superseded(key) or not tasks:
             return []
         if continues(self.key, self._request, key, request, downloading=self.state is JobState.DOWNLOADING):
             return self._take_over(key, request, tasks, held, now)
@@ -115,7 +115,7 @@ class Job:
             return [self._says.reply(key, declined)]
         effects = self._drop("superseded")
         self.state, self.key, self._request = JobState.DOWNLOADING, key, request
-        self._past.took(key)
+        self._past.accepted(key)
         self._deadline, self._accepted_at = now + request.deadline_s, now
         self._says.begins(key, tasks)
         self._incoming = ModelDownload(plan_download(request, held, self._max_blob_bytes))
@@ -176,7 +176,7 @@ class Job:
     def resume(self, key: JobKey, manifest: Manifest, now: float, request: WorkRequest | None = None) -> None:
         """An update from before a restart is still to be committed; without its request, for no other epoch."""
         self.state, self.key, self._request = JobState.UPLOADING, key, request
-        self._past.took(key)
+        self._past.accepted(key)
         self._upload = self._outgoing(manifest, now)
 
     def give_up(self, reason: FailReason, detail: str, condition: Condition | None = None) -> list[Effect]:
@@ -265,7 +265,7 @@ class Job:
         """The coordinator came back, and goes on with the round: so does the job, in the newer epoch."""
         self.key, self._request = key, request
         self._says.begins(key, tasks)
-        self._past.took(key)
+        self._past.accepted(key)
         self._deadline = now + request.deadline_s
         if self._upload is None:
             told = self._says.where(self.state, key)

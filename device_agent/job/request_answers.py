@@ -101,7 +101,7 @@ class AnsweredRequests:
         self._failed: Failed | None = None
         self._declined: tuple[JobKey, Decline] | None = None
 
-    def took(self, key: JobKey) -> None:
+    def accepted(self, key: JobKey) -> None:
         """The device works on it."""
         self._taken, self._settled, self._failed = key, False, None
 
@@ -123,7 +123,7 @@ class AnsweredRequests:
             return self._declined[1]
         return self._failed if key == self._taken else None
 
-    def is_over(self, key: JobKey) -> bool:
+    def is_superseded(self, key: JobKey) -> bool:
         """Whether a request was overtaken by a newer one of its run, or the coordinator is done with it already."""
         if key == self._taken:
             return self._settled

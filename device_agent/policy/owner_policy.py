@@ -94,7 +94,7 @@ class OwnerPolicy:
         self.conditions: frozenset[Condition] = frozenset()
         self._looks = order.follows_preferences or look_anyway
 
-    def consider(self, task: str, request: WorkRequest, now: float, held: str = "") -> AdmissionDecision | None:
+    def decide(self, task: str, request: WorkRequest, now: float, held: str = "") -> AdmissionDecision | None:
         """Whether to take an offer; None until there are fresh facts: ask again after the next `see`.
 
         `held` is the digest of the global model that the device has from before.
@@ -108,7 +108,7 @@ class OwnerPolicy:
         objections = self._judge(self._standing, self.facts, now, task=task, expected_bytes=takes)
         return decide(self._order, None, self._standing.answer(objections, now))
 
-    def see(self, facts: Facts, job: Job, tasks: Sequence[str], now: float) -> list[Effect]:
+    def update_facts(self, facts: Facts, job: Job, tasks: Sequence[str], now: float) -> list[Effect]:
         """The facts as they are: what becomes of the work in hand. `tasks` are those that the device can train."""
         self.facts, self._seen_at, self._asked = facts, now, False
         if not self._order.follows_preferences:
@@ -119,7 +119,7 @@ class OwnerPolicy:
         if isinstance(change, ConditionLost) and job.key is None:
             _log.info("not willing: %s", _words(change.objections))
         self._tell()
-        return self._mind(facts, job, now)
+        return self._check_running_job(facts, job, now)
 
     def tick(self, job: Job, now: float) -> None:
         """Lets time pass: looks again when it is time, and notes what a job took as soon as it is over."""
@@ -198,7 +198,7 @@ class OwnerPolicy:
         if conditions != self.conditions:
             self.conditions, self.words = conditions, tuple(one.words for one in reasons)
 
-    def _mind(self, facts: Facts, job: Job, now: float) -> list[Effect]:
+    def _check_running_job(self, facts: Facts, job: Job, now: float) -> list[Effect]:
         """The work in hand, if there is any."""
         if job.key is None:
             self._work = None
@@ -211,13 +211,13 @@ class OwnerPolicy:
         found = self._judge(self._at_work, facts, now, task=job.key.task, working=True)
         concern = _of_concern(found, job.state)
         change = self._at_work.observe(concern, now, working=True)
-        effects = self._act(change, job, now)
+        effects = self._apply(change, job, now)
         # The loss may be one of before, which training outlasted: sending is part of what has begun.
         finishes = not self._at_work.willing and OnLoss(self._preferences.settings.on_loss) is OnLoss.FINISH
         may_send = not concern or finishes
         return [*effects, *job.go_on(now)] if job.awaits_clearance and may_send else effects
 
-    def _act(self, change: Change | None, job: Job, now: float) -> list[Effect]:
+    def _apply(self, change: Change | None, job: Job, now: float) -> list[Effect]:
         if change is None:
             return []
         if isinstance(change, ConditionRestored):

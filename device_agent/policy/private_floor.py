@@ -100,18 +100,18 @@ class PrivateFloor:
 
         A device that has patches and no record was at work before there were records: its patches tell.
         """
-        mend = f"delete {self.path} to begin with the patches that are there"
+        remedy = f"delete {self.path} to begin with the patches that are there"
         try:
             with refusals_of(self.path):
                 data = self.path.read_bytes() if self.path.exists() else None
             if data is None:
-                mend = "move the patch away"
+                remedy = "move the patch away"
                 return self._of_patches()
             return _decode(self.path, data, self._task)
         except StateError as error:
             raise StateError(
                 f"{error}; what stayed private in earlier rounds is not known, so every request is declined. Set `private` to"
-                f" what is to stay at least, or {mend}"
+                f" what is to stay at least, or {remedy}"
             ) from error
 
     def note(self, names: Iterable[str], schema: Schema) -> None:

@@ -72,7 +72,7 @@ EARLY_DEATHS = 3
 class AgentLink(Link, Protocol):
     """A link that can be told to take its time."""
 
-    def be_patient(self, patient: bool) -> None:
+    def use_long_backoff(self, patient: bool) -> None:
         """Whether to wait for as long as is allowed before each further attempt to connect."""
 
 
@@ -181,7 +181,7 @@ class Agent:
                 _log.info("connected to the broker, MQTT %s", event.protocol)
                 self._connected, self._retain = True, event.retain_available
                 self._namesake.connected()
-                self._upkeep.nobody_knows()
+                self._upkeep.resend_vitals()
                 self._tell_state()
                 self._job.reconnected(now)
             case Disconnected(reason=reason):
@@ -190,7 +190,7 @@ class Agent:
             case Received():
                 return self._on_received(event, now)
             case Facts():
-                effects = self._owner.see(event, self._job, [one.task for one in self._tasks], now)
+                effects = self._owner.update_facts(event, self._job, [one.task for one in self._tasks], now)
                 offer, self._offer = self._offer, None
                 return effects if offer is None else [*effects, *self._on_offer(offer, now)]
             case _:
@@ -297,7 +297,7 @@ class Agent:
         assert isinstance(envelope.body, WorkRequest)
         held = self._performer.held_version
         verdict = self._limits.refusal(envelope.task, envelope.body) or self._storage_verdict(envelope, held)
-        verdict = verdict or self._owner.consider(envelope.task, envelope.body, now, held)
+        verdict = verdict or self._owner.decide(envelope.task, envelope.body, now, held)
         if verdict is None:
             self._offer = envelope  # the newest: what was asked before it is not wanted any more
             return []
@@ -324,18 +324,18 @@ class Agent:
     def _on_state(self, state: Body, now: float) -> None:
         """The coordinator's, or what stands on our own topic: anybody may have written that who uses our id."""
         if isinstance(state, DeviceState):
-            if self._namesake.heard(state, now):
+            if self._namesake.observe(state, now):
                 self._note_namesake()
         elif isinstance(state, CoordinatorState) and state.online and state.boot != self._coordinator_boot:
             self._coordinator_boot = state.boot
             # Not every broker retains what a device said of itself before this coordinator was there.
-            self._upkeep.nobody_knows()
+            self._upkeep.resend_vitals()
             self._tell_state()
             self._job.reconnected(now)
 
     def _note_namesake(self) -> None:
         """Which of the two is right nobody knows: both stay, but they stop fighting for the connection."""
-        found = self._namesake.found
+        found = self._namesake.detected
         me = self._me
         text = f"another agent uses the device id {me.device!r} in fleet {me.fleet!r}; give one of them another --device-id"
         self._problem = text if found else ""
@@ -343,7 +343,7 @@ class Agent:
             _log.error("%s", text)
         else:
             _log.info("the other agent with the device id %r has not been heard for a while", me.device)
-        self._link.be_patient(found)
+        self._link.use_long_backoff(found)
 
     def _write_status(self, state: str) -> None:
         job, private = self._job.status(), self._limits.told()

@@ -42,7 +42,7 @@ class DuplicateIdDetector:
         self._forget_at: float | None = None
 
     @property
-    def found(self) -> bool:
+    def detected(self) -> bool:
         """Whether there is another agent with this id."""
         return self._forget_at is not None
 
@@ -50,7 +50,7 @@ class DuplicateIdDetector:
         """A connection to the broker begins."""
         self._connection += 1
 
-    def heard(self, state: DeviceState, now: float) -> bool:
+    def observe(self, state: DeviceState, now: float) -> bool:
         """Take a state from the device's own topic; True when it shows another agent for the first time."""
         if state.boot == self._boot:
             self._seen_self_on = self._seen_self_on or self._connection
@@ -58,7 +58,7 @@ class DuplicateIdDetector:
         # A last will may come long after its connection was replaced.
         if not state.online or state.boot in self._former_boots or not 0 < self._seen_self_on < self._connection:
             return False
-        was_found, self._forget_at = self.found, now + self._forget_s
+        was_found, self._forget_at = self.detected, now + self._forget_s
         return not was_found
 
     def tick(self, now: float) -> bool:

@@ -52,7 +52,7 @@ class Housekeeping:
         if self._metrics is not None:
             self._metrics.look(job, connected=connected, task=task, now=now)
 
-    def nobody_knows(self) -> None:
+    def resend_vitals(self) -> None:
         """Whoever listens to vitals now has heard none."""
         if self._vitals is not None:
             self._vitals.forget()

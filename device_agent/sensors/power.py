@@ -324,10 +324,10 @@ def ask_ups(ups: Ups, tree: SysFs) -> Power:
             return read_command(_output(argv, "run it by hand to see why"), os.path.basename(argv[0]))
 
 
-def _output(argv: tuple[str, ...] | list[str], mend: str) -> str:
+def _output(argv: tuple[str, ...] | list[str], remedy: str) -> str:
     ended = run_program(argv)
     if ended.code != 0:
-        raise FactUnavailable(f"{os.path.basename(argv[0])} ended with exit code {ended.code}; {mend}")
+        raise FactUnavailable(f"{os.path.basename(argv[0])} ended with exit code {ended.code}; {remedy}")
     return ended.text
 
 

@@ -27,7 +27,7 @@ from fedpatch.device_agent.state.patch_store import (
 from fedpatch.device_agent.state.patch_store import SUFFIX as PATCH_SUFFIX
 from fedpatch.device_agent.state.update_spool import UpdateSpool
 from fedpatch.shared.app.checksummed_file import unseal
-from fedpatch.shared.app.files import mend_at, previous_of, stamp_of
+from fedpatch.shared.app.files import previous_of, remedy_at, stamp_of
 from fedpatch.shared.errors import StateError
 from fedpatch.shared.wire.messages import MAX_BLOB_BYTES, WorkRequest
 from fedpatch.shared.wire.reason_codes import Condition, DeclineReason
@@ -88,8 +88,8 @@ class Storage:
             return None
         why = "its disk is read-only" if readonly else "its disk has too little room for the round"
         text = f"{self._directory}: " + ("the disk is read-only" if readonly else f"{free} bytes free, {needed} needed")
-        mend = mend_at(self._directory, "free some space on this disk")
-        return StorageProblem(f"{text}; {mend}", AdmissionDecision(False, why, Condition.LOW_DISK, RETRY_S))
+        remedy = remedy_at(self._directory, "free some space on this disk")
+        return StorageProblem(f"{text}; {remedy}", AdmissionDecision(False, why, Condition.LOW_DISK, RETRY_S))
 
 
 def _alone_mend(path: Path) -> str:
@@ -107,8 +107,8 @@ def stored_problems(directory: Path) -> Iterator[tuple[bool, str, str]]:
         try:
             unseal(path, RESIDUAL_LINE, path.read_bytes(), "a residual")
         except (OSError, StateError) as error:
-            mend = "nothing: what it would make up for is left out once, and the next round writes it again"
-            yield False, str(error), mend
+            remedy = "nothing: what it would make up for is left out once, and the next round writes it again"
+            yield False, str(error), remedy
     held = ModelCache(directory / HELD)
     if held.path.exists():
         try:
@@ -119,8 +119,8 @@ def stored_problems(directory: Path) -> Iterator[tuple[bool, str, str]]:
         yield False, problem, "nothing: it is dropped when the agent starts, and the round's work with it"
     models = ModelStore(directory / MODELS)
     for problem, current in models.problems():
-        mend = "`fedpatch-agent rollback` goes back to another; the next round makes a new one"
-        yield False, problem, mend if current else "delete it: it is not in use"
+        remedy = "`fedpatch-agent rollback` goes back to another; the next round makes a new one"
+        yield False, problem, remedy if current else "delete it: it is not in use"
 
 
 def _patch_problems(directory: Path) -> Iterator[tuple[bool, str, str]]:

@@ -15,7 +15,7 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from socket import AF_INET, AF_INET6, SHUT_RDWR, socket
 
-from fedpatch.shared.app.files import mend_of
+from fedpatch.shared.app.files import remedy_for
 from fedpatch.shared.config.listen_address import Address
 
 WRITE_EVERY_S = 60.0
@@ -137,8 +137,8 @@ class TextFile:
         problem = error.strerror or str(error)
         if problem != self._refused:
             self._refused = problem
-            mend = mend_of(error, "metrics_textfile names a file in a directory that this user may write to")
-            _log.warning("no metrics in %s: %s; %s", self._path, problem, mend)
+            remedy = remedy_for(error, "metrics_textfile names a file in a directory that this user may write to")
+            _log.warning("no metrics in %s: %s; %s", self._path, problem, remedy)
 
 
 def _replace(path: Path, text: str) -> None:

@@ -38,7 +38,7 @@ from fedpatch.device_agent.job.training_messages import (
     read_command,
     write_message,
 )
-from fedpatch.device_agent.training.resource_limits import hold_back, limit_in_words
+from fedpatch.device_agent.training.resource_limits import apply_limits, limit_in_words
 from fedpatch.shared.errors import FedpatchError, StateError, UpdateRefused, WireError
 from fedpatch.shared.wire.reason_codes import FailReason
 
@@ -95,15 +95,15 @@ class CommandReader:
         return self._commands.get()
 
     def _read(self) -> None:
-        reins = TrainingControl()
+        control = TrainingControl()
         exit_code = 0
         try:
             while (command := read_command(self._stream)) is not None:
                 if isinstance(command, WorkerSetup | TrainCommand | MakeModel):
-                    reins = TrainingControl()
-                    self._commands.put((command, reins))
+                    control = TrainingControl()
+                    self._commands.put((command, control))
                 else:
-                    reins.take(command)
+                    control.take(command)
         except WireError as error:
             log.error("%s", error)
             exit_code = 1
@@ -135,24 +135,24 @@ def main() -> int:
     try:
         if not isinstance(setup, WorkerSetup):
             raise WireError(f"training channel: expected Setup, got {type(setup).__name__}")
-        hold_back(setup)
+        apply_limits(setup)
         local_update, ready = set_up(setup)
     except Exception as error:
         _log_unexpected(error)
         # Python's own C code may fail with a SystemError where memory runs out.
         ours = isinstance(error, FedpatchError) and not isinstance(error.__cause__, MemoryError | SystemError)
         limit = limit_in_words(setup) if isinstance(setup, WorkerSetup) and not ours else ""
-        outbox.send(SetupFailed(in_words(error) + limit, error.exit_code if isinstance(error, FedpatchError) else 1))
+        outbox.send(SetupFailed(error_text(error) + limit, error.exit_code if isinstance(error, FedpatchError) else 1))
         return error.exit_code if isinstance(error, FedpatchError) else 1
     outbox.send(ready)
     while True:
-        command, reins = inbox.next()
+        command, control = inbox.next()
         if isinstance(command, TrainCommand):
-            done = answer(local_update, ready, command, reins, outbox)
+            done = answer(local_update, ready, command, control, outbox)
             outbox.send(done)
             if isinstance(done, Trained) and done.model_follows:
                 # Now, and not before: the update travels meanwhile.
-                local_update.make_model(reins.stopped)
+                local_update.make_model(control.stopped)
                 outbox.send(ModelMade(command.key))
         elif isinstance(command, MakeModel):
             local_update.make_model_again(command.command, command.manifest)
@@ -208,7 +208,7 @@ def _model_export(setup: WorkerSetup, trainer: LocalTrainer, data: ReloadingData
 
 
 def answer(
-    local_update: LocalUpdate, ready: Ready, command: TrainCommand, reins: TrainingControl, outbox: AnswerWriter
+    local_update: LocalUpdate, ready: Ready, command: TrainCommand, control: TrainingControl, outbox: AnswerWriter
 ) -> Answer:
     """Do one round, telling of its progress and of more or fewer examples than in `ready`; return how it ended."""
     told_at = -PROGRESS_EVERY_S
@@ -224,10 +224,10 @@ def answer(
         if (num_examples := local_update.take_new_data()) is not None:
             log.info("the data have changed: %d training examples", num_examples)
             outbox.send(replace(ready, num_examples=num_examples))
-        done = local_update.run(command, on_step, reins.cancelled)
+        done = local_update.run(command, on_step, control.cancelled)
     except Exception as error:
         _log_unexpected(error)
-        return TrainFailed(command.key, fail_reason(error), in_words(error))
+        return TrainFailed(command.key, fail_reason(error), error_text(error))
     if done is None:
         return TrainCancelled(command.key)
     return Trained(command.key, *done, model_follows=local_update.makes_models)
@@ -244,7 +244,7 @@ def fail_reason(error: Exception) -> FailReason:
     return FailReason.TRAINING
 
 
-def in_words(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     """One line for people."""
     text = str(error) if isinstance(error, FedpatchError) else f"{type(error).__name__}: {error}"
     return " ".join(text.split())[:MAX_DETAIL]

@@ -15,7 +15,7 @@ _OOM_SCORE_ADJ = 500
 _OOM_FILE = Path("/proc/self/oom_score_adj")
 
 
-def hold_back(setup: WorkerSetup) -> None:
+def apply_limits(setup: WorkerSetup) -> None:
     """Applies the limits of `setup` to this process, for good; what the system does not grant is left as it is.
 
     `max_memory_mib` limits the data that the process may have (RLIMIT_DATA), not its addresses: torch maps files that

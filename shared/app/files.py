@@ -115,21 +115,21 @@ def refusals_of(place: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        mend = mend_of(error, "make it writable, free some space or choose another state directory")
-        raise StateError(f"{error.filename or place}: {error.strerror or error}; {mend}") from error
+        remedy = remedy_for(error, "make it writable, free some space or choose another state directory")
+        raise StateError(f"{error.filename or place}: {error.strerror or error}; {remedy}") from error
 
 
-def mend_of(error: OSError, otherwise: str) -> str:
+def remedy_for(error: OSError, otherwise: str) -> str:
     """What to do about a disk that refuses, where its error says what is wrong with it."""
     return _MENDS.get(error.errno or 0, otherwise)
 
 
-def mend_at(directory: Path, otherwise: str) -> str:
+def remedy_at(directory: Path, otherwise: str) -> str:
     """The same where no error says it, as of SQLite: the disk of `directory` is looked at."""
     try:
         disk = os.statvfs(directory)
     except OSError as error:
-        return mend_of(error, otherwise)
+        return remedy_for(error, otherwise)
     if disk.f_flag & os.ST_RDONLY:
         return _MENDS[errno.EROFS]
     return _MENDS[errno.ENOSPC] if disk.f_bavail * disk.f_frsize < _FULL_BYTES else otherwise

@@ -21,12 +21,12 @@ def load_entry_points(group: str) -> dict[str, dict[str, EntryPoint]]:
     return found
 
 
-def import_optional(name: str, why: str, mend: str, fault: type[FedpatchError] = UsageError) -> Any:
+def import_optional(name: str, why: str, remedy: str, fault: type[FedpatchError] = UsageError) -> Any:
     """A module by its name; where it cannot be imported, a `fault` that tells why it is needed, what is amiss and the mend."""
     try:
         return import_module(name)
     except ImportError as error:
-        raise fault(f"{why} ({error}): {mend}") from error
+        raise fault(f"{why} ({error}): {remedy}") from error
 
 
 def disable_ort_telemetry() -> None:

@@ -139,7 +139,7 @@ class _Reader:
         values = {}
         for key, one in self.known.items():
             if one.required and key not in self.origins and key not in self.wrong:
-                self.problems.append(f"{key}: not set; {_mend(one)}")
+                self.problems.append(f"{key}: not set; {_remedy(one)}")
                 self.wrong.add(key)
             # What is wrong or missing is stood in for, so that a check of other fields can still speak.
             stand_in = from_text(one, one.rules.example) if one.required else one.default
@@ -153,7 +153,7 @@ class _Reader:
         return Loaded(settings, {key: self.origins.get(key, DEFAULT) for key in self.known})
 
 
-def _mend(one: Setting) -> str:
+def _remedy(one: Setting) -> str:
     text = one.rules.help[0].lower() + one.rules.help[1:].rstrip(".")
     return f"say {text}, e.g. {one.name} = {toml_value(from_text(one, one.rules.example))}"
 

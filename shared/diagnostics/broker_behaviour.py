@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from fedpatch.shared.app.formatting import size
 from fedpatch.shared.diagnostics.broker_acl import AclParty, check_rights
 from fedpatch.shared.diagnostics.broker_reachability import Reached, reach
-from fedpatch.shared.diagnostics.checks import Checkup, in_words
+from fedpatch.shared.diagnostics.checks import Checkup, error_text
 from fedpatch.shared.diagnostics.probe import ANSWER_TIMEOUT_S, Probe
 from fedpatch.shared.errors import BrokerError
 from fedpatch.shared.mqtt.broker_settings import BrokerSettings
@@ -60,7 +60,7 @@ def check_broker(settings: BrokerSettings, side: AclParty, chunk_bytes: int, che
         try:
             probe = stack.enter_context(Probe(settings, side.probe_id("a")))
         except BrokerError as error:
-            checkup.fail("broker_login", in_words(error), _login_mend(settings, side, str(error)))
+            checkup.fail("broker_login", error_text(error), _login_remedy(settings, side, str(error)))
             return None
         user = settings.username or broker.username
         nobody = "with our certificate" if settings.cert_file else "without a user name"
@@ -76,7 +76,7 @@ def check_broker(settings: BrokerSettings, side: AclParty, chunk_bytes: int, che
                 return None
             return _Broker(settings, side, checkup, probe, reached).ask(chunk_bytes)
         except BrokerError as error:
-            checkup.fail("broker", f"the broker let us in, but then: {in_words(error)}", "look into the broker's log")
+            checkup.fail("broker", f"the broker let us in, but then: {error_text(error)}", "look into the broker's log")
             return None
 
 
@@ -87,7 +87,7 @@ def _ids_are_tied(settings: BrokerSettings, side: AclParty, probe: Probe) -> boo
     return probe.publish(side.echo_topic("tied")) == "lost" and probe.ended
 
 
-def _login_mend(settings: BrokerSettings, side: AclParty, text: str) -> str:
+def _login_remedy(settings: BrokerSettings, side: AclParty, text: str) -> str:
     password = f"--password-file or {settings.env_prefix}PASSWORD"
     ties = f"; where the broker ties clients to their ids, it must take those that begin with {side.client_id}"
     if "asks for a user name" in text:
@@ -150,8 +150,8 @@ class _Broker:
         what = "a message and its answer take" if self._echoes else "the broker acknowledges a message in"
         text = f"{what} {median:.1f} ms (median of {len(took_ms)}, the slowest {took_ms[-1]:.1f} ms)"
         if median > SLOW_ROUND_TRIP_MS and self._reached.nearby:
-            mend = "set `set_tcp_nodelay true` in mosquitto.conf (TCP_NODELAY elsewhere); if it is set, look at the network"
-            self._checkup.warn("round_trip", f"{text}, which is slow for a broker this near", mend)
+            remedy = "set `set_tcp_nodelay true` in mosquitto.conf (TCP_NODELAY elsewhere); if it is set, look at the network"
+            self._checkup.warn("round_trip", f"{text}, which is slow for a broker this near", remedy)
         else:
             self._checkup.good("round_trip", text)
 
@@ -181,9 +181,9 @@ class _Broker:
 
     def _check_retained(self, seen: bool) -> None:
         costs = "devices and the coordinator find each other late, and models are asked for chunk by chunk"
-        mend = "set `retain_available true` in mosquitto.conf, or what allows retained messages on another broker"
+        remedy = "set `retain_available true` in mosquitto.conf, or what allows retained messages on another broker"
         if not self._probe.connected.retain_available:
-            self._checkup.warn("retained", f"the broker keeps no retained messages, so {costs}", mend)
+            self._checkup.warn("retained", f"the broker keeps no retained messages, so {costs}", remedy)
         elif seen:
             self._checkup.good("retained", "the broker keeps retained messages: it had one of the fleet's")
         elif not self._echoes:
@@ -193,7 +193,9 @@ class _Broker:
         elif self._keeps():
             self._checkup.good("retained", "the broker keeps retained messages: one came back to a later subscriber")
         else:
-            self._checkup.warn("retained", f"a retained message was not there for a later subscriber, so {costs}", mend)
+            self._checkup.warn(
+                "retained", f"a retained message was not there for a later subscriber, so {costs}", remedy
+            )
 
     def _keeps(self) -> bool:
         topic = self._side.echo_topic("kept")
@@ -219,15 +221,15 @@ class _Broker:
             pass  # without a session to keep, the broker forgets it
         costs = "what is sent while a device is away is asked for again when it is back, which takes longer"
         if not kept:
-            mend = "let the broker keep sessions for an hour (mosquitto: persistent_client_expiration not below 1h)"
-            self._checkup.warn("session", f"the broker forgets who has left, so {costs}", mend)
+            remedy = "let the broker keep sessions for an hour (mosquitto: persistent_client_expiration not below 1h)"
+            self._checkup.warn("session", f"the broker forgets who has left, so {costs}", remedy)
         elif came:
             self._checkup.good("session", "the broker keeps sessions: a message sent meanwhile came after the return")
         elif not self._echoes:
             self._checkup.good("session", f"the broker keeps sessions; {_RULES}, so no message was sent meanwhile")
         else:
-            mend = "let the broker queue messages for those who are away (mosquitto: max_queued_messages above 0)"
-            self._checkup.warn("session", f"the broker keeps sessions, but no messages in them, so {costs}", mend)
+            remedy = "let the broker queue messages for those who are away (mosquitto: max_queued_messages above 0)"
+            self._checkup.warn("session", f"the broker keeps sessions, but no messages in them, so {costs}", remedy)
 
     def _check_chunk(self, chunk_bytes: int) -> None:
         limit = self._probe.connected.max_packet_bytes
@@ -236,7 +238,7 @@ class _Broker:
             fits = chunk_bytes_within(chunk_bytes, limit)
         except BrokerError as error:
             self._checkup.fail(
-                "chunk", in_words(error), "set max_packet_size in mosquitto.conf to 1000000, or take the line out"
+                "chunk", error_text(error), "set max_packet_size in mosquitto.conf to 1000000, or take the line out"
             )
             return
         passes = self._chunk_passes(fits)
@@ -247,11 +249,11 @@ class _Broker:
             self._checkup.good("chunk", f"{text} {ways}{less}")
         else:
             fault = f": {self._probe.fault}" if self._probe.fault else ""
-            mend = (
+            remedy = (
                 f"raise the broker's limit (mosquitto: message_size_limit) above {size(fits)}, or give the coordinator "
             )
-            mend += "a smaller --chunk-kib"
-            self._checkup.fail("chunk", f"{text} does not pass{fault}", mend)
+            remedy += "a smaller --chunk-kib"
+            self._checkup.fail("chunk", f"{text} does not pass{fault}", remedy)
 
     def _chunk_passes(self, chunk_bytes: int) -> bool:
         topic = self._side.echo_topic("chunk")

@@ -58,15 +58,15 @@ def _resolve(broker: BrokerUrl, checkup: Checkup) -> list[Any]:
             found.put(error)
 
     threading.Thread(target=ask, name="resolve", daemon=True).start()
-    mend = f"check the broker URL; `getent hosts {broker.host}` must print an address, or give the address itself"
+    remedy = f"check the broker URL; `getent hosts {broker.host}` must print an address, or give the address itself"
     try:
         answer = found.get(timeout=STEP_TIMEOUT_S)
     except queue.Empty:
-        checkup.fail("broker_name", f"nobody tells the address of {broker.host!r} in {STEP_TIMEOUT_S:g} s", mend)
+        checkup.fail("broker_name", f"nobody tells the address of {broker.host!r} in {STEP_TIMEOUT_S:g} s", remedy)
         return []
     if isinstance(answer, Exception):
         words = getattr(answer, "strerror", None) or str(answer)
-        checkup.fail("broker_name", f"the name {broker.host!r} cannot be resolved: {words}", mend)
+        checkup.fail("broker_name", f"the name {broker.host!r} cannot be resolved: {words}", remedy)
         return []
     addresses = list(dict.fromkeys(str(one[4][0]) for one in answer))
     if broker.host not in addresses:
@@ -91,9 +91,9 @@ def _connect(broker: BrokerUrl, addresses: list[Any], checkup: Checkup) -> socke
         return sock
     if isinstance(fault, ConnectionRefusedError):
         text = f"{broker} refuses connections: the host is there, and nothing listens on port {broker.port}"
-        mend = "start the broker (systemctl start mosquitto), or correct the port; mosquitto needs a `listener` line"
+        remedy = "start the broker (systemctl start mosquitto), or correct the port; mosquitto needs a `listener` line"
         hint = f"; {broker.scheme_hint}" if broker.scheme_hint else ""
-        checkup.fail("broker_port", text, f"{mend} to be reached from other hosts{hint}")
+        checkup.fail("broker_port", text, f"{remedy} to be reached from other hosts{hint}")
     elif isinstance(fault, TimeoutError):
         text = f"{broker} does not answer within {STEP_TIMEOUT_S:g} s"
         checkup.fail("broker_port", text, "check the address, that the host is on, and the firewalls in between")
@@ -119,13 +119,13 @@ def _check_tls(broker: BrokerUrl, files: TlsFiles, sock: socket.socket, checkup:
             certificate, version = secured.getpeercert() or {}, secured.version()
     except ssl.SSLCertVerificationError as error:
         found = distrusted(broker, files, error)
-        checkup.fail("broker_tls", found.problem, found.mend)
+        checkup.fail("broker_tls", found.problem, found.remedy)
         return False
     except (ssl.SSLError, OSError) as error:
         words = getattr(error, "reason", None) or error.strerror or str(error)
-        mend = "use the port of the broker's TLS listener (8883 by custom), or mqtt:// for one without TLS"
-        mend = broker.scheme_hint or mend
-        checkup.fail("broker_tls", f"no TLS with {broker}: {words}", mend)
+        remedy = "use the port of the broker's TLS listener (8883 by custom), or mqtt:// for one without TLS"
+        remedy = broker.scheme_hint or remedy
+        checkup.fail("broker_tls", f"no TLS with {broker}: {words}", remedy)
         return False
     _judge_certificate(str(certificate.get("notAfter", "")), f"{version} with {broker}", checkup)
     return True

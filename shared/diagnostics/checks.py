@@ -1,11 +1,11 @@
-"""What `doctor` finds: one finding per check, each failure with its mend, told as it is found or as one JSON document."""
+"""The findings of a doctor: one per check, each warning and failure with its remedy; printed as lines or as JSON."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Literal
 
 import typer
@@ -20,19 +20,19 @@ _NAME_COLUMNS = 16
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check came to: `detail` is a sentence that names the thing, `mend` what to do about it.
+    """The result of one check: `detail` is a sentence that names the thing, `remedy` says what the user can do about it.
 
-    ValueError for a warning or a failure without a mend, and for a good verdict with one.
+    ValueError for a warning or a failure without a remedy, and for a good verdict with one.
     """
 
     name: str
     verdict: Verdict
     detail: str
-    mend: str = ""
+    remedy: str = ""
 
     def __post_init__(self) -> None:
-        if bool(self.mend) != (self.verdict in ("warn", "fail")):
-            raise ValueError(f"{self.name}: a {self.verdict} with the mend {self.mend!r}; bad findings have one")
+        if bool(self.remedy) != (self.verdict in ("warn", "fail")):
+            raise ValueError(f"{self.name}: a {self.verdict} with the remedy {self.remedy!r}; bad findings have one")
 
 
 class Checkup:
@@ -57,20 +57,20 @@ class Checkup:
         """It is as it should be."""
         self.add(Finding(name, "ok", detail))
 
-    def warn(self, name: str, detail: str, mend: str) -> None:
+    def warn(self, name: str, detail: str, remedy: str) -> None:
         """It works, though not as well as it could, or perhaps not for long."""
-        self.add(Finding(name, "warn", detail, mend))
+        self.add(Finding(name, "warn", detail, remedy))
 
-    def fail(self, name: str, detail: str, mend: str) -> None:
+    def fail(self, name: str, detail: str, remedy: str) -> None:
         """It does not work."""
-        self.add(Finding(name, "fail", detail, mend))
+        self.add(Finding(name, "fail", detail, remedy))
 
     def skip(self, name: str, why: str) -> None:
         """It could not be looked at, or must not be now."""
         self.add(Finding(name, "skip", why))
 
 
-def in_words(error: FedpatchError | OSError) -> str:
+def error_text(error: FedpatchError | OSError) -> str:
     """An error as one line."""
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
@@ -81,13 +81,17 @@ def in_words(error: FedpatchError | OSError) -> str:
 def conduct(check: Callable[[Checkup], None], *, as_json: bool) -> int:
     """Runs the checks that `check` makes and prints them; returns the exit code: 1 when one failed.
 
-    On stdout a line per finding as it comes, and one for its mend; with `as_json` one document at the end. What is being
+    On stdout a line per finding as it comes, and one for its remedy; with `as_json` one document at the end. What is being
     looked at goes to stderr.
     """
     checkup = Checkup(show=(lambda _finding: None) if as_json else _print, say=lambda text: typer.echo(text, err=True))
     check(checkup)
     if as_json:
-        found = [asdict(one) for one in checkup.findings]
+        # Scripts read the remedy under the key "mend".
+        found = [
+            {"name": one.name, "verdict": one.verdict, "detail": one.detail, "mend": one.remedy}
+            for one in checkup.findings
+        ]
         typer.echo(json.dumps({"ok": checkup.ok, "findings": found}, allow_nan=False))
     else:
         typer.echo(_summary(checkup.findings))
@@ -98,8 +102,8 @@ def _print(one: Finding) -> None:
     plain = False if os.environ.get("NO_COLOR") else None
     verdict = typer.style(f"{one.verdict:<4}", fg=_COLOURS[one.verdict])
     typer.echo(f"{verdict}  {one.name:<{_NAME_COLUMNS}}  {one.detail}", color=plain)
-    if one.mend:
-        typer.echo(f"{'':4}  {'':{_NAME_COLUMNS}}  mend: {one.mend}")
+    if one.remedy:
+        typer.echo(f"{'':4}  {'':{_NAME_COLUMNS}}  remedy: {one.remedy}")
 
 
 def _summary(findings: list[Finding]) -> str:

@@ -47,8 +47,8 @@ def check_versions(extra: str, checkup: Checkup, machine: str = platform.machine
     if not found["torch"]:
         checkup.fail("versions", f"{text}; torch is not installed", f"pip install 'fedpatch[{extra}]'")
     elif machine == "aarch64" and _is_beyond(found["torch"], _LAST_TORCH_ON_AARCH64):
-        mend = f"pip install 'fedpatch[{extra}]', which takes a torch before 2.10"
-        checkup.warn("versions", f"{text}; this torch dies with SIGILL on a Raspberry Pi 3 or 4", mend)
+        remedy = f"pip install 'fedpatch[{extra}]', which takes a torch before 2.10"
+        checkup.warn("versions", f"{text}; this torch dies with SIGILL on a Raspberry Pi 3 or 4", remedy)
     else:
         checkup.good("versions", text)
 
@@ -71,13 +71,13 @@ def check_clock(checkup: Checkup, *, tls: bool, now: float | None = None) -> Non
     installed = Path(shared.__file__).stat().st_mtime
     shown = minute(now)
     needs = "the broker's certificate is judged by it" if tls else "only times in lists and logs are wrong by that"
-    mend = "set it (sudo timedatectl set-ntp true), or give the device a clock that keeps time without power"
+    remedy = "set it (sudo timedatectl set-ntp true), or give the device a clock that keeps time without power"
     if now < installed:
-        checkup.warn("clock", f"{shown} is before fedpatch was installed here; {needs}", mend)
+        checkup.warn("clock", f"{shown} is before fedpatch was installed here; {needs}", remedy)
         return
     synchronised = is_synchronised()
     if synchronised is False:
-        checkup.warn("clock", f"{shown}, not synchronised with any time server; {needs}", mend)
+        checkup.warn("clock", f"{shown}, not synchronised with any time server; {needs}", remedy)
     else:
         known = "synchronised" if synchronised else "whether it is synchronised is not known here"
         checkup.good("clock", f"{shown}, {known}")
@@ -150,8 +150,8 @@ def _check_space(directory: Path, space: Space, checkup: Checkup) -> None:
         text = f"only {disk.f_favail} more files can be made (inodes)"
         checkup.fail("disk", text, "delete files that nobody needs (df -i), or choose another --state-dir")
     elif free < space.amply_bytes:
-        mend = "free some space, or lower --max-model-mib, so that a model which is too large is refused at once"
-        checkup.warn("disk", f"{text}, which may take up to {size(space.amply_bytes)}", mend)
+        remedy = "free some space, or lower --max-model-mib, so that a model which is too large is refused at once"
+        checkup.warn("disk", f"{text}, which may take up to {size(space.amply_bytes)}", remedy)
     else:
         checkup.good("disk", text)
 
@@ -164,8 +164,8 @@ def check_memory(needed_bytes: float, what: str, checkup: Checkup, meminfo: Path
         return
     text = f"{size(available)} available; {what} takes about {size(needed_bytes)}"
     if available < needed_bytes:
-        mend = "end other programs, add swap or zram, or train a smaller model"
-        checkup.warn("memory", f"{text}, so that the kernel may end it", mend)
+        remedy = "end other programs, add swap or zram, or train a smaller model"
+        checkup.warn("memory", f"{text}, so that the kernel may end it", remedy)
     else:
         checkup.good("memory", text)
 

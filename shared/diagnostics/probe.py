@@ -36,7 +36,7 @@ class _ProbeLink(MqttLink):
         self._answers = events
 
     def _on_publish(self, mid: int, reason: Reason) -> None:
-        message = self._desk.acknowledged(mid)
+        message = self._session.acknowledged(mid)
         if message is not None:
             self._answers.put(_Answered(message.topic, reason.value >= _FAILURE))
 

@@ -119,13 +119,13 @@ def password_of(settings: BrokerSettings) -> str | None:
 
 def read_password(path: Path) -> str:
     """What is in `path`, one line of UTF-8, without the end of the line."""
-    mend = "put the password there on one line: install -m 0600 /dev/stdin " + str(path)
+    remedy = "put the password there on one line: install -m 0600 /dev/stdin " + str(path)
     try:
         with path.open("rb") as file:
             mode = os.fstat(file.fileno()).st_mode & 0o777
             data = file.read(MAX_BYTES + 1)
     except OSError as error:
-        raise UsageError(f"password_file {path}: {error.strerror or error}; {mend}") from None
+        raise UsageError(f"password_file {path}: {error.strerror or error}; {remedy}") from None
     if mode & _allowed_to_nobody(path):
         raise UsageError(
             f"password_file {path} is open to other users (mode {mode:04o}); chmod 600 {path}, and choose another password"
@@ -133,9 +133,9 @@ def read_password(path: Path) -> str:
     try:
         text = data.decode("utf-8").removesuffix("\n").removesuffix("\r")
     except UnicodeDecodeError:
-        raise UsageError(f"password_file {path}: is not UTF-8 text; {mend}") from None
+        raise UsageError(f"password_file {path}: is not UTF-8 text; {remedy}") from None
     if not text or len(data) > MAX_BYTES or any(char in text for char in "\n\r\0"):
-        raise UsageError(f"password_file {path}: holds no password on one line; {mend}")
+        raise UsageError(f"password_file {path}: holds no password on one line; {remedy}")
     return text
 
 

@@ -80,9 +80,9 @@ class MqttLink:
         self._client_id, self._events, self._will = client_id, events, will
         self._keepalive_s, self._clean_start = keepalive_s, clean_start
         self._retains = True
-        self._desk = Session(self.broker, max_queued)
+        self._session = Session(self.broker, max_queued)
         self._loop = SocketLoop()
-        self._attempts = Reconnector(self._desk, reconnect_delay_s, self._connect, self._emit)
+        self._attempts = Reconnector(self._session, reconnect_delay_s, self._connect, self._emit)
         self._thread = threading.Thread(target=self._attempts.run, name=f"link {client_id}", daemon=True)
 
     def start(self) -> None:
@@ -95,36 +95,36 @@ class MqttLink:
         A message above the packet limit that the broker stated raises BrokerError, for the broker would close the
         connection at it; one queued before the limit is known is dropped with a warning. QoS 0 is sent once at most.
         """
-        queued = self._desk.put(QueuedMessage(topic, payload, qos, retain))
+        queued = self._session.put(QueuedMessage(topic, payload, qos, retain))
         self._loop.wake()
         return queued
 
     def subscribe(self, *filters: str) -> None:
         """Subscribe with QoS 1, again at each reconnect; to repeat it makes the broker send retained messages again."""
-        self._desk.subscribe(filters)
+        self._session.subscribe(filters)
         self._loop.wake()
 
     def unsubscribe(self, *filters: str) -> None:
         """Give `filters` up; nothing more is received on them, even if it is on its way."""
-        self._desk.unsubscribe(filters)
+        self._session.unsubscribe(filters)
         self._loop.wake()
 
-    def be_patient(self, patient: bool) -> None:
+    def use_long_backoff(self, patient: bool) -> None:
         """Whether to wait for as long as is allowed before each further attempt to connect; callable from any thread."""
         self._attempts.patient = patient
 
     def wait_connected(self, timeout_s: float) -> Connected:
         """Block until connected; BrokerError with the last reason after `timeout_s`, or once waiting is no use."""
-        return self._desk.wait_connected(timeout_s)
+        return self._session.wait_connected(timeout_s)
 
     @property
     def idle(self) -> bool:
         """Nothing that was published waits to be acknowledged by the broker."""
-        return self._desk.idle()
+        return self._session.idle()
 
     def stop(self, drain_s: float = 2.0) -> None:
         """Take no more messages, send the queued ones for up to `drain_s`, leave without a last will, join."""
-        self._desk.stop(drain_s)
+        self._session.stop(drain_s)
         self._loop.wake()
         if self._thread.ident is not None:
             self._thread.join(drain_s + GOODBYE_TIMEOUT_S + CONNACK_TIMEOUT_S)
@@ -143,17 +143,17 @@ class MqttLink:
             client.connect(self.broker.host, self.broker.port, self._keepalive_s, **options)
             self._loop.run(client, partial(self._turn, client, attempt))
         except UsageError as error:
-            attempt.blame(connection_errors.ConnectionFault(str(error), lasting=True))
+            attempt.fail(connection_errors.ConnectionFault(str(error), lasting=True))
         except (OSError, UnicodeError) as error:
             known = fault_of(self.broker, self._credentials.files, error)
-            attempt.blame(known or connection_errors.unreachable(self.broker, error))
+            attempt.fail(known or connection_errors.unreachable(self.broker, error))
         except Exception:
             log.exception("unexpected failure of the connection to %s", self.broker)
         finally:
             left = client.socket() if client is not None else None
             if left is not None:
                 left.close()
-        for message in self._desk.disconnected():
+        for message in self._session.disconnected():
             log.warning(
                 "gave up %s: the connection to %s breaks whenever it is sent; if the broker takes no messages of that "
                 "size, %s",
@@ -170,38 +170,38 @@ class MqttLink:
         if attempt.connected is not None:
             self._feed(client, attempt)
         elif now > attempt.answer_by:
-            attempt.blame(connection_errors.silent(self.broker))
+            attempt.fail(connection_errors.silent(self.broker))
             return False
-        if self._desk.stopping.is_set():
+        if self._session.stopping.is_set():
             self._leave_when_sent(client, attempt)
         elif self._credentials.renewed(now):
-            attempt.blame(connection_errors.renewed(self.broker))
+            attempt.fail(connection_errors.renewed(self.broker))
             self._say_goodbye(client, attempt)
         return True
 
     def _feed(self, client: mqtt.Client, attempt: ConnectionAttempt) -> None:
         """Hand paho what callers want, never more than one packet ahead of the socket: a ping must get through."""
-        while wish := self._desk.next_wish():
+        while wish := self._session.next_wish():
             if wish.wanted:
                 _, mid = client.subscribe([(one, 1) for one in wish.filters])
                 attempt.subscribing[mid or 0] = wish.filters
             else:
                 client.unsubscribe(list(wish.filters))
-        while not client.want_write() and (message := self._desk.next_message(attempt.window)):
-            if complaint := self._desk.complaint(message):
+        while not client.want_write() and (message := self._session.next_message(attempt.window)):
+            if complaint := self._session.complaint(message):
                 log.warning("dropped a message: %s", complaint)
                 continue
             # A broker that retains nothing would close the connection at a message that wants it.
             info = client.publish(message.topic, message.payload, message.qos, message.retain and self._retains)
             if message.qos > 0:
-                self._desk.sent(info.mid, message)
+                self._session.sent(info.mid, message)
 
     def _leave_when_sent(self, client: mqtt.Client, attempt: ConnectionAttempt) -> None:
         """Say goodbye once all is sent or it takes too long."""
         now = time.monotonic()
         if attempt.drain_until is None:
-            attempt.drain_until = now + self._desk.drain_s
-        if attempt.connected is None or self._desk.idle() or now > attempt.drain_until:
+            attempt.drain_until = now + self._session.drain_s
+        if attempt.connected is None or self._session.idle() or now > attempt.drain_until:
             self._say_goodbye(client, attempt)
 
     def _say_goodbye(self, client: mqtt.Client, attempt: ConnectionAttempt) -> None:
@@ -229,7 +229,7 @@ class MqttLink:
         client.on_connect = lambda _client, _data, flags, reason, properties: self._on_connect(
             attempt, flags.session_present, reason, properties
         )
-        client.on_disconnect = lambda _client, _data, flags, reason, _properties: attempt.blame(
+        client.on_disconnect = lambda _client, _data, flags, reason, _properties: attempt.fail(
             fault_of(self.broker, self._credentials.files, getattr(attempt.socket, "alert", None))
             or connection_errors.lost(
                 self.broker, reason, flags.is_disconnect_packet_from_server, bool(attempt.connected)
@@ -248,7 +248,7 @@ class MqttLink:
         if reason.is_failure:
             fault = connection_errors.refused(self.broker, self._username, reason, with_password=bool(self._password))
             # Once: a broker that refuses a will that is not retained too is tried again like any other.
-            attempt.blame(fault if self._retains else replace(fault, retains_nothing=False))
+            attempt.fail(fault if self._retains else replace(fault, retains_nothing=False))
             self._retains = self._retains and not fault.retains_nothing
             return
         self._retains = bool(getattr(properties, "RetainAvailable", 1))
@@ -260,7 +260,7 @@ class MqttLink:
             session_present=session_present,
             broker_certificate_ends=peer_ends(attempt.socket),
         )
-        self._desk.connected(attempt.connected)
+        self._session.connected(attempt.connected)
         self._emit(attempt.connected)
 
     def _on_message(self, message: mqtt.MQTTMessage) -> None:
@@ -269,11 +269,11 @@ class MqttLink:
         except UnicodeDecodeError:
             return
         # A kept session may deliver what an earlier process subscribed to, and some brokers what nobody did.
-        if self._desk.want(topic):
+        if self._session.want(topic):
             self._emit(Received(topic, bytes(message.payload), bool(message.retain)))
 
     def _on_publish(self, mid: int, reason: ReasonCode) -> None:
-        message = self._desk.acknowledged(mid)
+        message = self._session.acknowledged(mid)
         if message is not None and reason.is_failure:
             log.warning("%s refused %s: %s", self.broker, message, str(reason).lower())
 

@@ -37,7 +37,7 @@ class ConnectionAttempt:
     goodbye_until: float | None = None
     socket: object = None
 
-    def blame(self, fault: ConnectionFault) -> None:
+    def fail(self, fault: ConnectionFault) -> None:
         """Keep the first fault: what follows is its consequence."""
         self.fault = self.fault or fault
 
@@ -50,7 +50,7 @@ class Reconnector:
 
     def __init__(
         self,
-        desk: Session,
+        session: Session,
         delays_s: tuple[float, float],
         make: Callable[[ConnectionAttempt], None],
         events: Callable[[Disconnected], None],
@@ -58,7 +58,7 @@ class Reconnector:
         self.protocol: ProtocolVersion = "5"
         self.patient = False
         self._agreed = False
-        self._desk = desk
+        self._session = session
         self._shortest_s, self._longest_s = delays_s
         self._make = make
         self._events = events
@@ -67,18 +67,18 @@ class Reconnector:
         """The body of the link's thread."""
         pause_s = self._shortest_s
         changed = False
-        while not self._desk.stopping.is_set():
+        while not self._session.stopping.is_set():
             attempt = ConnectionAttempt(self.protocol)
             began = time.monotonic()
             self._make(attempt)
-            if self._desk.stopping.is_set():
+            if self._session.stopping.is_set():
                 return
-            fault = attempt.fault or lost_silently(self._desk.broker)
+            fault = attempt.fault or lost_silently(self._session.broker)
             self._agreed = self._agreed or attempt.connected is not None
             changed = not changed and self._change_protocol(attempt, fault)
             if changed:
                 continue
-            self._desk.failed(fault)
+            self._session.failed(fault)
             self._events(Disconnected(fault.reason))
             if fault.renewal:
                 continue
@@ -91,11 +91,11 @@ class Reconnector:
     def _pause(self, pause_s: float, fault: ConnectionFault) -> None:
         """Wait for that long or, where only the clock is wrong, until it has been set."""
         if fault.good_from is None:
-            self._desk.stopping.wait(pause_s)
+            self._session.stopping.wait(pause_s)
             return
         until = time.monotonic() + pause_s
         while time.time() < fault.good_from and time.monotonic() < until:
-            if self._desk.stopping.wait(_CLOCK_EVERY_S):
+            if self._session.stopping.wait(_CLOCK_EVERY_S):
                 return
 
     def _change_protocol(self, attempt: ConnectionAttempt, fault: ConnectionFault) -> bool:

@@ -35,12 +35,14 @@ class TrustError:
     """What is wrong and what to do, apart, as the doctors show it; `good_from` where the clock alone may mend it."""
 
     problem: str
-    mend: str
+    remedy: str
     good_from: float | None = None
 
     def fault(self) -> ConnectionFault:
         """The same for a link; what only waits for the right time is worth to be tried again."""
-        return ConnectionFault(f"{self.problem}; {self.mend}", lasting=self.good_from is None, good_from=self.good_from)
+        return ConnectionFault(
+            f"{self.problem}; {self.remedy}", lasting=self.good_from is None, good_from=self.good_from
+        )
 
 
 def fault_of(broker: BrokerUrl, files: TlsFiles, error: BaseException | None) -> ConnectionFault | None:
@@ -58,17 +60,17 @@ def distrusted(broker: BrokerUrl, files: TlsFiles, error: ssl.SSLCertVerificatio
         return _at_a_wrong_time(broker, files, code)
     problem = f"{broker} cannot be trusted: {error.verify_message}"
     if code in _OTHER_NAME:
-        mend = f"write a name of its certificate in the broker URL, or make one with {broker.host} among its names"
-        return TrustError(f"{broker} cannot be trusted: its certificate is not for the host name {broker.host}", mend)
+        remedy = f"write a name of its certificate in the broker URL, or make one with {broker.host} among its names"
+        return TrustError(f"{broker} cannot be trusted: its certificate is not for the host name {broker.host}", remedy)
     if code in _UNKNOWN_CA:
         known = f"{files.ca_file} holds another CA" if files.ca_file else "the system does not know its CA"
-        mend = f"{known}; give --ca-file the PEM file of the CA that signed the broker's certificate"
-        return TrustError(f"{broker} cannot be trusted: its certificate is of an unknown CA", mend)
+        remedy = f"{known}; give --ca-file the PEM file of the CA that signed the broker's certificate"
+        return TrustError(f"{broker} cannot be trusted: its certificate is of an unknown CA", remedy)
     if code == _REVOKED:
         return TrustError(f"{broker} cannot be trusted: its certificate was revoked", "renew it (fedpatch ca broker)")
     if code == _PURPOSE:
-        mend = "give the broker a server's certificate (fedpatch ca broker)"
-        return TrustError(f"{broker} cannot be trusted: its certificate is a client's, not a server's", mend)
+        remedy = "give the broker a server's certificate (fedpatch ca broker)"
+        return TrustError(f"{broker} cannot be trusted: its certificate is a client's, not a server's", remedy)
     return TrustError(problem, "check the CA file and the host name")
 
 
@@ -81,20 +83,20 @@ def _at_a_wrong_time(broker: BrokerUrl, files: TlsFiles, code: int) -> TrustErro
     clock = f"the clock here says {minute(now)}"
     if state == "expired":
         since = f" since {minute(one.not_after)}" if one is not None else ""
-        mend = (
+        remedy = (
             "renew the CA (fedpatch ca renew) and give everybody its new ca.crt"
             if cas
             else "renew it (fedpatch ca broker)"
         )
         return TrustError(
-            f"{what} has expired{since}; {clock}", f"{mend}; where it is not old, set the clock (timedatectl)"
+            f"{what} has expired{since}; {clock}", f"{remedy}; where it is not old, set the clock (timedatectl)"
         )
     if is_synchronised() is False:
         clock += " and is not synchronised with any time server"
     begins = f" before {minute(one.not_before)}" if one is not None else ""
-    mend = "set the clock (sudo timedatectl set-ntp true, or a time server that can be reached); it goes on once that is done"
+    remedy = "set the clock (sudo timedatectl set-ntp true, or a time server that can be reached); it goes on once that is done"
     return TrustError(
-        f"{what} is not yet valid{begins}; {clock}", mend, good_from=one.not_before if one is not None else math.inf
+        f"{what} is not yet valid{begins}; {clock}", remedy, good_from=one.not_before if one is not None else math.inf
     )
 
 
@@ -120,19 +122,19 @@ def refused_by_broker(broker: BrokerUrl, files: TlsFiles, alert: ssl.SSLError) -
     own = next(iter(certificates_of(files.cert_file)), None)
     if own is None:
         if word in ("CERTIFICATE_REQUIRED", "HANDSHAKE_FAILURE", "BAD_CERTIFICATE"):
-            mend = "enrol this device (fedpatch-agent enrol FILE), or give cert_file and key_file"
-            return TrustError(f"{broker} asks for a certificate, and we have none", mend)
+            remedy = "enrol this device (fedpatch-agent enrol FILE), or give cert_file and key_file"
+            return TrustError(f"{broker} asks for a certificate, and we have none", remedy)
         return None
     ours = f"our certificate for {own.subject!r} ({files.cert_file})"
     if word == "CERTIFICATE_EXPIRED":
         return _says_expired(broker, files, own, ours, now)
     if word == "CERTIFICATE_REVOKED":
-        mend = "ask whoever runs the fleet; a device that may come back gets a new one (fedpatch device add)"
-        return TrustError(f"{broker} refused {ours}: it was revoked", mend)
+        remedy = "ask whoever runs the fleet; a device that may come back gets a new one (fedpatch device add)"
+        return TrustError(f"{broker} refused {ours}: it was revoked", remedy)
     if word in ("UNKNOWN_CA", "DECRYPT_ERROR"):
-        mend = "enrol with a bundle of this broker's fleet, or give the broker that CA (cafile)"
+        remedy = "enrol with a bundle of this broker's fleet, or give the broker that CA (cafile)"
         text = f"the broker does not know its CA, {own.issuer!r}: is it a certificate for another fleet?"
-        return TrustError(f"{broker} refused {ours}: {text}", mend)
+        return TrustError(f"{broker} refused {ours}: {text}", remedy)
     if word in ("BAD_CERTIFICATE", "UNSUPPORTED_CERTIFICATE", "CERTIFICATE_UNKNOWN", "ACCESS_DENIED"):
         if own.standing(now) == "not yet valid":
             return TrustError(

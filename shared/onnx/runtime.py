@@ -37,8 +37,8 @@ class OnnxModel:
 
     def __init__(self, model: bytes, where: str, *, threads: int = 1) -> None:
         disable_ort_telemetry()
-        mend = "pip install 'fedpatch[agent]'"
-        runtime = import_optional("onnxruntime", "onnxruntime runs models and is not there", mend)
+        remedy = "pip install 'fedpatch[agent]'"
+        runtime = import_optional("onnxruntime", "onnxruntime runs models and is not there", remedy)
         options = runtime.SessionOptions()
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1

@@ -14,7 +14,7 @@ import numpy as np
 from torch import nn
 
 from fedpatch.shared.app.formatting import duration, size
-from fedpatch.shared.diagnostics.checks import Checkup, in_words
+from fedpatch.shared.diagnostics.checks import Checkup, error_text
 from fedpatch.shared.diagnostics.host import check_memory
 from fedpatch.shared.errors import ExportRefused, FedpatchError, UsageError
 from fedpatch.shared.task_checks.data_checks import INPUTS, Fitted, arrays_of, fit, problems_of
@@ -89,7 +89,7 @@ def _check_model(task: Task, private: str, checkup: Checkup) -> nn.Module | None
         module = require_repeatable(task)
         schema = schema_of(module)
     except FedpatchError as error:
-        checkup.fail("model", in_words(error), "correct build_model in the task")
+        checkup.fail("model", error_text(error), "correct build_model in the task")
         return None
     values = sum(int(np.prod(spec.shape)) for spec in schema.specs)
     built = f"{len(schema.names)} tensors with {values} values, schema {schema.digest[:12]}"
@@ -101,8 +101,8 @@ def _check_model(task: Task, private: str, checkup: Checkup) -> nn.Module | None
     try:
         names = policy.private_names(schema)
     except UsageError as error:
-        mend = "put a batch norm into the model, or choose --private none or names:GLOB,..., here and for the run"
-        checkup.fail("patch", in_words(error), mend)
+        remedy = "put a batch norm into the model, or choose --private none or names:GLOB,..., here and for the run"
+        checkup.fail("patch", error_text(error), remedy)
         return module
     kept = (
         f"{len(names)} of {len(schema.names)} tensors stay on the device" if names else "no tensor stays on the device"
@@ -116,8 +116,8 @@ def _load(question: Question, checkup: Checkup) -> DeviceData | None:
     try:
         data = task.load_data(question.spec, question.root)
     except FedpatchError as error:
-        mend = f"correct --data, or put the files below {question.root} (--data-root names another place)"
-        checkup.fail("data", in_words(error), mend)
+        remedy = f"correct --data, or put the files below {question.root} (--data-root names another place)"
+        checkup.fail("data", error_text(error), remedy)
         return None
     except Exception as error:  # the task is the user's
         frame = next(reversed(traceback.extract_tb(error.__traceback__)))
@@ -147,7 +147,7 @@ def _check_prepare(question: Question, data: DeviceData, checkup: Checkup) -> No
             prepared(question.task, raw[:1], "one row of train_x"),
         )
     except FedpatchError as error:
-        checkup.fail("prepare", in_words(error), "correct prepare in the task; it gets float32 and uses NumPy alone")
+        checkup.fail("prepare", error_text(error), "correct prepare in the task; it gets float32 and uses NumPy alone")
         return
     if np.allclose(together[:1], alone, rtol=1e-4, atol=1e-5, equal_nan=True):
         checkup.good("prepare", f"makes inputs of shape {together.shape[1:]} of raw ones of shape {raw.shape[1:]}")
@@ -161,7 +161,9 @@ def _check_arrays(question: Question, data: DeviceData, checkup: Checkup) -> Fit
     try:
         fitted = fit(task, data, question.holder, lambda: floating_dtype(task))
     except FedpatchError as error:
-        checkup.fail("dtype", in_words(error), "return arrays of float32, and int64 for class numbers, from load_data")
+        checkup.fail(
+            "dtype", error_text(error), "return arrays of float32, and int64 for class numbers, from load_data"
+        )
         return None
     kinds = ", ".join(f"{name} {array.dtype}" for name, array in arrays_of(fitted.data).items())
     checkup.good("dtype", "; ".join(fitted.casts) or kinds)
@@ -242,7 +244,7 @@ def _check_step(question: Question, data: DeviceData, module: nn.Module, checkup
     try:
         loss = trial_step(task, module, data, question.holder)
     except FedpatchError as error:
-        checkup.fail("step", in_words(error), "correct the task, then check again")
+        checkup.fail("step", error_text(error), "correct the task, then check again")
         return False
     if not np.isfinite(loss):
         checkup.fail("step", f"the loss of the first step is {loss}", "scale inputs and targets, or correct the loss")
@@ -258,7 +260,7 @@ def _check_step(question: Question, data: DeviceData, module: nn.Module, checkup
         measured = trial_metric(task, module, data, question.holder)
         checkup.good("metric", f"{task.metric_name} {measured:.4g} before any training")
     except FedpatchError as error:
-        checkup.fail("metric", in_words(error), "correct the metric, then check again")
+        checkup.fail("metric", error_text(error), "correct the metric, then check again")
     _check_memory(data, module, checkup)
     return True
 
@@ -285,8 +287,8 @@ def _check_export(data: DeviceData, module: nn.Module, checkup: Checkup) -> None
         model = OnnxModel(exported.model, "the exported model")
         parity = require_parity(model, samples, torch_outputs(module, samples))
     except ExportRefused as error:
-        checkup.warn("onnx", in_words(error), "use other layers; without ONNX a device has no personal model")
+        checkup.warn("onnx", error_text(error), "use other layers; without ONNX a device has no personal model")
     except FedpatchError as error:
-        checkup.skip("onnx", in_words(error))
+        checkup.skip("onnx", error_text(error))
     else:
         checkup.good("onnx", f"{size(len(exported.model))}, as exact as {parity:.1g}: a device gets a personal model")

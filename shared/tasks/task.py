@@ -307,13 +307,13 @@ def _load_installed(name: str, candidates: Mapping[str, EntryPoint]) -> Task:
     return task
 
 
-def _load(what: str, module_name: str, attribute: str, mend: str = "install its package again") -> Task:
+def _load(what: str, module_name: str, attribute: str, remedy: str = "install its package again") -> Task:
     try:
         with uninterrupted():  # in the middle of torch's import, an exception aborts the process
             disable_ort_telemetry()
             found: Any = import_module(module_name)
     except Exception as error:  # the module is the user's: whatever it raises is told in one sentence
-        problem = f"{type(error).__name__}: {error}{_mend(error, module_name, mend)}"
+        problem = f"{type(error).__name__}: {error}{_remedy(error, module_name, remedy)}"
         raise UsageError(f"{what}: module {module_name!r} cannot be imported: {problem}") from error
     for part in attribute.split("."):
         try:
@@ -327,8 +327,8 @@ def _load(what: str, module_name: str, attribute: str, mend: str = "install its 
     return found
 
 
-def _mend(error: Exception, module_name: str, mend: str) -> str:
-    """What to do where a module is missing: `mend` if it is the task's own, else install the one that the task imports."""
+def _remedy(error: Exception, module_name: str, remedy: str) -> str:
+    """What to do where a module is missing: `remedy` if it is the task's own, else install the one that the task imports."""
     if not isinstance(error, ImportError) or not error.name:
         return ""
     if error.name.partition(".")[0] in _FORMER_PACKAGES:
@@ -336,7 +336,7 @@ def _mend(error: Exception, module_name: str, mend: str) -> str:
     if not isinstance(error, ModuleNotFoundError):
         return ""
     if f"{module_name}.".startswith(f"{error.name}."):
-        return f"; {mend}"
+        return f"; {remedy}"
     package = error.name.partition(".")[0]
     return "" if package == module_name.partition(".")[0] else f"; install {package!r}, which the task imports"
 

@@ -129,7 +129,7 @@ def _specs(template: str, clients: int, seed: int, most: int | None = None) -> l
 def _load(task: Task, specs: Sequence[str], root: Path) -> list[DeviceData]:
     if task.load_many is None:
         return [_load_one(task, spec, root, client) for client, spec in enumerate(specs)]
-    with _told(task, f"{len(specs)} data specs, {specs[0]!r} the first,", root):
+    with _data_errors(task, f"{len(specs)} data specs, {specs[0]!r} the first,", root):
         loaded = task.load_many(specs, root)
     if len(loaded) != len(specs):
         raise DataError(
@@ -142,12 +142,12 @@ def _load(task: Task, specs: Sequence[str], root: Path) -> list[DeviceData]:
 
 
 def _load_one(task: Task, spec: str, root: Path, client: int = 0) -> DeviceData:
-    with _told(task, f"data {spec!r}", root):
+    with _data_errors(task, f"data {spec!r}", root):
         return load_checked(task, spec, root, f"client {client}", lambda: floating_dtype(task)).data
 
 
 @contextmanager
-def _told(task: Task, what: str, root: Path) -> Iterator[None]:
+def _data_errors(task: Task, what: str, root: Path) -> Iterator[None]:
     """The task's code is its user's: whatever it raises becomes a sentence that says where the data were looked for."""
     try:
         yield

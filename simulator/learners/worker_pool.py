@@ -129,7 +129,7 @@ def _work(
             done.put((number, _do(learner, what, part, sums[number : number + 1]), None))
         except Exception as error:  # told to the parent, who raises it
             begun = 0
-            done.put((number, [], _told(error)))
+            done.put((number, [], _error_fields(error)))
 
 
 def _next_job(todo: Any) -> Any:
@@ -151,7 +151,7 @@ def _do(learner: Learner, what: str, part: Sequence[Any], place: Tensor) -> list
     return losses
 
 
-def _told(error: Exception) -> tuple[str, str, str]:
+def _error_fields(error: Exception) -> tuple[str, str, str]:
     """An error as plain words: not every exception of ours comes whole through a queue."""
     if isinstance(error, UpdateRefused):
         return "UpdateRefused", error.reason, str(error)

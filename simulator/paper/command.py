@@ -242,7 +242,7 @@ def _measure(which: str, folder: Path, rounds: int | None, seed: int) -> dict[st
 
 
 def _read_measured(path: Path) -> dict[str, Any]:
-    measured = read_json(path, mend="measure it again")
+    measured = read_json(path, remedy="measure it again")
     if measured is None:
         raise UsageError(f"{path} is not there yet; leave out --summary to measure it")
     return measured

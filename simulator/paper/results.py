@@ -237,16 +237,16 @@ def _check_terms(path: Path, result: Result, cell: Cell, wanted: Study) -> None:
     )
 
 
-def read_json(path: Path, *, mend: str = "compute it again") -> dict[str, Any] | None:
-    """The object in a file; None where there is none. Raises UsageError where it is damaged: it is deleted to `mend`."""
+def read_json(path: Path, *, remedy: str = "compute it again") -> dict[str, Any] | None:
+    """The object in a file; None where there is none. Raises UsageError where it is damaged: it is deleted to `remedy`."""
     try:
         values = json.loads(path.read_bytes())
     except FileNotFoundError:
         return None
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path} is damaged ({error}); delete it to {mend}") from error
+        raise UsageError(f"{path} is damaged ({error}); delete it to {remedy}") from error
     if not isinstance(values, dict):
-        raise UsageError(f"{path} is damaged (it holds no JSON object); delete it to {mend}")
+        raise UsageError(f"{path} is damaged (it holds no JSON object); delete it to {remedy}")
     return values
 
 

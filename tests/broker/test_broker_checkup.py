@@ -73,7 +73,7 @@ def test_a_missing_rule_for_writing_is_found(side, rule):
         found = ask(logged_in(side, broker.url), side)["rights_write"]
     assert found.verdict == "fail"
     assert rule.split()[2] in found.detail
-    assert f"`{rule}`" in found.mend and "fedpatch broker acl --fleet home" in found.mend
+    assert f"`{rule}`" in found.remedy and "fedpatch broker acl --fleet home" in found.remedy
 
 
 @pytest.mark.parametrize("rule", ["dev/+/up", "dev/+/blob/+/+"])
@@ -84,7 +84,7 @@ def test_a_missing_rule_for_reading_is_found_by_what_does_not_come(rule):
         found = ask(logged_in("coordinator", broker.url), "coordinator", delivery_s=3.0)["rights_read"]
     assert found.verdict == "fail"
     assert line.split()[2] in found.detail
-    assert f"`{line}`" in found.mend
+    assert f"`{line}`" in found.remedy
 
 
 @pytest.mark.parametrize("side", SIDES)
@@ -94,7 +94,7 @@ def test_half_a_rule_is_found(side):
         found = ask(logged_in(side, broker.url), side, delivery_s=3.0)
     assert found["rights_write"].verdict == "ok"
     assert found["rights_read"].verdict == "fail"
-    assert "`topic readwrite fedpatch/1/home/" in found["rights_read"].mend
+    assert "`topic readwrite fedpatch/1/home/" in found["rights_read"].remedy
 
 
 def test_a_rule_that_nothing_can_be_said_of_is_named():
@@ -110,7 +110,7 @@ def test_a_user_of_another_name_than_the_device_is_told_so():
     with guarded(mosquitto_acl(FLEET)) as broker:
         found = ask(logged_in("device", broker.url), "device", device="pi-7")["rights_write"]
     assert found.verdict == "fail"
-    assert "log in as the user 'pi-7'" in found.mend
+    assert "log in as the user 'pi-7'" in found.remedy
 
 
 def test_a_retained_message_of_the_other_side_proves_what_the_doctor_cannot_try():
@@ -128,19 +128,19 @@ def test_a_retained_message_of_the_other_side_proves_what_the_doctor_cannot_try(
 
 
 @pytest.mark.parametrize(
-    ("side", "login", "mend"),
+    ("side", "login", "remedy"),
     [
         ("device", {}, "FEDPATCH_AGENT_PASSWORD"),
         ("coordinator", {}, "FEDPATCH_PASSWORD"),
         ("device", {"username": DEVICE, "password": "wrong"}, "mosquitto_passwd"),
     ],
 )
-def test_a_broker_that_lets_us_not_in(side, login, mend):
+def test_a_broker_that_lets_us_not_in(side, login, remedy):
     """Without a user, or with a wrong password: the mend names the variable of that side."""
     with guarded(mosquitto_acl(FLEET)) as broker:
         found = ask(settings_for(side, broker.url, **login), side)
     assert verdicts(found) == {"broker_port": "ok", "broker_login": "fail"}
-    assert mend in found["broker_login"].mend
+    assert remedy in found["broker_login"].remedy
 
 
 @pytest.mark.parametrize("side", SIDES)
@@ -149,7 +149,7 @@ def test_a_broker_without_retained_messages(side):
     with Mosquitto("retain_available false") as broker:
         found = ask(settings_for(side, broker.url), side)["retained"]
     assert found.verdict == "warn"
-    assert "retain_available true" in found.mend
+    assert "retain_available true" in found.remedy
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_packet_limits(limit, verdict, words):
     with Mosquitto(limit) as broker:
         found = ask(settings_for("coordinator", broker.url), "coordinator")["chunk"]
     assert found.verdict == verdict, found
-    assert words in found.mend
+    assert words in found.remedy
     assert verdict == "fail" or "instead of 98 kB" in found.detail
 
 
@@ -177,7 +177,7 @@ def test_a_broker_that_waits_before_small_packets():
         broker.restart()
         found = ask(settings_for("device", broker.url), "device", slow_ms=SLOW_ROUND_TRIP_MS)["round_trip"]
     assert found.verdict == "warn"
-    assert "set_tcp_nodelay true" in found.mend
+    assert "set_tcp_nodelay true" in found.remedy
 
 
 def test_a_broker_of_the_older_protocol_that_keeps_no_sessions(amqtt):
@@ -185,7 +185,7 @@ def test_a_broker_of_the_older_protocol_that_keeps_no_sessions(amqtt):
     found = ask(settings_for("device", amqtt.url), "device")
     assert "MQTT 3.1.1" in found["broker_login"].detail
     assert found["rights_write"].verdict == "skip"
-    assert found["session"].verdict == "warn" and "persistent_client_expiration" in found["session"].mend
+    assert found["session"].verdict == "warn" and "persistent_client_expiration" in found["session"].remedy
     assert {name for name, verdict in verdicts(found).items() if verdict == "fail"} == set()
 
 
@@ -219,7 +219,7 @@ def test_a_broker_that_freezes_meanwhile(mosquitto):
     mosquitto.thaw()
     found = {one.name: one for one in checkup.findings}
     assert found["broker"].verdict == "fail"
-    assert "does not answer" in found["broker"].detail and "log" in found["broker"].mend
+    assert "does not answer" in found["broker"].detail and "log" in found["broker"].remedy
 
 
 def test_a_client_id_that_the_broker_does_not_take():
@@ -227,4 +227,4 @@ def test_a_client_id_that_the_broker_does_not_take():
     with Mosquitto("clientid_prefixes sensor-") as broker:
         found = ask(settings_for("device", broker.url), "device")["broker_login"]
     assert found.verdict == "fail"
-    assert f"fedpatch.{FLEET}.device.{DEVICE}" in found.mend
+    assert f"fedpatch.{FLEET}.device.{DEVICE}" in found.remedy

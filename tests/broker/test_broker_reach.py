@@ -36,14 +36,14 @@ def test_nobody_at_the_port():
     """The finding says that the host is there, and nothing else is asked."""
     found = ask(settings_for("device", f"mqtt://{HOST}:{free_port()}"), "device")
     assert verdicts(found) == {"broker_port": "fail", "broker_login": "skip"}
-    assert "refuses connections" in found["broker_port"].detail and "start the broker" in found["broker_port"].mend
+    assert "refuses connections" in found["broker_port"].detail and "start the broker" in found["broker_port"].remedy
 
 
 def test_a_name_that_nobody_knows():
     """It is told before anything is tried, with a way to look it up."""
     found = ask(settings_for("device", "mqtt://no.such.host.invalid"), "device")
     assert verdicts(found) == {"broker_name": "fail", "broker_login": "skip"}
-    assert "getent hosts no.such.host.invalid" in found["broker_name"].mend
+    assert "getent hosts no.such.host.invalid" in found["broker_name"].remedy
 
 
 def test_a_port_that_swallows_everything():
@@ -56,7 +56,7 @@ def test_a_port_that_swallows_everything():
             waiting.connect_ex(deaf.getsockname())
         found = ask(settings_for("device", f"mqtt://{HOST}:{deaf.getsockname()[1]}"), "device")
     assert verdicts(found) == {"broker_port": "fail", "broker_login": "skip"}
-    assert "does not answer within 4 s" in found["broker_port"].detail and "firewall" in found["broker_port"].mend
+    assert "does not answer within 4 s" in found["broker_port"].detail and "firewall" in found["broker_port"].remedy
 
 
 def test_something_that_listens_and_never_answers():
@@ -64,7 +64,7 @@ def test_something_that_listens_and_never_answers():
     with socket.create_server((HOST, 0)) as silent:
         found = ask(settings_for("device", f"mqtt://{HOST}:{silent.getsockname()[1]}"), "device", connect_s=6.0)
     assert verdicts(found) == {"broker_port": "ok", "broker_login": "fail"}
-    assert "does not answer" in found["broker_login"].detail and "log" in found["broker_login"].mend
+    assert "does not answer" in found["broker_login"].detail and "log" in found["broker_login"].remedy
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +104,7 @@ def test_a_certificate_that_is_trusted(certificate):
     lasting, ending = certificate(), certificate(days=3)
     assert over_tls(lasting, lasting).verdict == "ok"
     found = over_tls(ending, ending)
-    assert found.verdict == "warn" and "renew" in found.mend
+    assert found.verdict == "warn" and "renew" in found.remedy
 
 
 def test_a_certificate_of_an_unknown_ca(certificate):
@@ -112,15 +112,15 @@ def test_a_certificate_of_an_unknown_ca(certificate):
     own, strangers = certificate(), certificate()
     with_wrong, without = over_tls(own, strangers), over_tls(own, None)
     assert with_wrong.verdict == without.verdict == "fail"
-    assert f"{strangers} holds another CA" in with_wrong.mend
-    assert "the system does not know its CA; give --ca-file" in without.mend
+    assert f"{strangers} holds another CA" in with_wrong.remedy
+    assert "the system does not know its CA; give --ca-file" in without.remedy
 
 
 def test_a_certificate_for_another_name(certificate):
     """Neither the CA nor the clock is to blame."""
     own = certificate(names="DNS:elsewhere.example")
     found = over_tls(own, own)
-    assert found.verdict == "fail" and f"make one with {HOST} among its names" in found.mend
+    assert found.verdict == "fail" and f"make one with {HOST} among its names" in found.remedy
 
 
 def test_a_certificate_of_the_past(certificate):
@@ -128,7 +128,7 @@ def test_a_certificate_of_the_past(certificate):
     own = certificate(past=True)
     found = over_tls(own, own)
     assert found.verdict == "fail"
-    assert "renew" in found.mend and "clock" in found.mend
+    assert "renew" in found.remedy and "clock" in found.remedy
 
 
 def test_plain_text_to_another_machine_is_told_although_it_was_allowed(mosquitto):
@@ -144,6 +144,6 @@ def test_tls_with_a_port_that_has_none(mosquitto, tmp_path):
     """And a CA file that is none."""
     url = mosquitto.url.replace("mqtt:", "mqtts:")
     found = ask(settings_for("device", url), "device")["broker_tls"]
-    assert found.verdict == "fail" and "8883" in found.mend
+    assert found.verdict == "fail" and "8883" in found.remedy
     missing = ask(settings_for("device", url, ca_file=tmp_path / "ca.pem"), "device")["broker_tls"]
-    assert missing.verdict == "fail" and "PEM" in missing.mend
+    assert missing.verdict == "fail" and "PEM" in missing.remedy

@@ -115,6 +115,6 @@ def test_tls_with_a_broker_that_has_none_says_so(mosquitto):
 
 def test_a_ca_file_must_exist_and_be_of_use(tmp_path):
     """Both mistakes show at construction."""
-    for url, mend in (("mqtts://h", "not a file of CA certificates"), ("mqtt://h", "write mqtts://")):
-        with pytest.raises(UsageError, match=mend):
+    for url, remedy in (("mqtts://h", "not a file of CA certificates"), ("mqtt://h", "write mqtts://")):
+        with pytest.raises(UsageError, match=remedy):
             MqttLink(url, client_id="one", events=print, tls=TlsFiles(tmp_path / "none.pem"))

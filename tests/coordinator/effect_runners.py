@@ -63,8 +63,10 @@ class Bench:
             directory=directory,
             view=view,
         )
-        self.warden = self.performer.warden = Quarantine(registry, "demo", settings.quarantine_after, self.said.append)
-        self.engine.fleet.hold(self.warden.held)
+        self.quarantine = self.performer.quarantine = Quarantine(
+            registry, "demo", settings.quarantine_after, self.said.append
+        )
+        self.engine.fleet.hold(self.quarantine.held)
         self._looks = 0
         self._changes = changes
         self.perform(self.engine.start(time.monotonic()))
@@ -83,7 +85,7 @@ class Bench:
     def look(self) -> None:
         """A good while later: whoever offended is held back, as the service does it."""
         self._looks += 1
-        held = self.warden.look(time.monotonic() + self._looks * 2 * LOOK_EVERY_S)
+        held = self.quarantine.poll(time.monotonic() + self._looks * 2 * LOOK_EVERY_S)
         if held is not None:
             self.perform(self.engine.on_holds(held, time.monotonic()))
 
@@ -93,7 +95,7 @@ class Bench:
 
     def perform(self, effects: list[Any]) -> None:
         """As the service does."""
-        self.inbox.catch_up()
+        self.inbox.now_is_present()
         self.performer.perform(effects)
 
     def hear(self, device: str, body: Any) -> None:

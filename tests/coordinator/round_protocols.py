@@ -25,7 +25,7 @@ class Bench:
         spec = run_spec(**changes)
         self.fleet = Fleet(TASK, encoding=spec.encoding)
         for device in devices:
-            self.fleet.see(device, there())
+            self.fleet.update(device, there())
         self.post = EnvelopeFactory(spec)
         opening = RoundStart(RoundJournal(1, target or len(devices), tuple(devices), base=""))
         self.open = ActiveRound(spec, opening, self.fleet, self.post, random.Random(1), limit_s, 0.0)
@@ -38,7 +38,7 @@ class Bench:
     def see(self, device: str, state: DeviceState, now: float = 1.0) -> list[Effect]:
         """A presence, after the fleet took note of it, as the engine does."""
         known = self.fleet.boot(device)
-        self.fleet.see(device, state)
+        self.fleet.update(device, state)
         return self.open.on_presence(device, known, state, now)
 
     def lose(self, device: str, end: str) -> None:

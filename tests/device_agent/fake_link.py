@@ -32,7 +32,7 @@ class Wire:
     def unsubscribe(self, *filters: str) -> None:
         """As before."""
 
-    def be_patient(self, patient: bool) -> None:
+    def use_long_backoff(self, patient: bool) -> None:
         """There is no connection to lose."""
         self.patient = patient
 

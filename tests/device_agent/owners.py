@@ -116,8 +116,8 @@ class Bench:
 
     def see(self, job: Job, found: Facts, *moments: float) -> list[Effect]:
         """The same facts at each of these moments."""
-        return [effect for now in moments for effect in self.owner.see(found, job, [TASK], now)]
+        return [effect for now in moments for effect in self.owner.update_facts(found, job, [TASK], now)]
 
     def consider(self, now: float) -> AdmissionDecision | None:
         """An offer of the usual work."""
-        return self.owner.consider(TASK, REQUEST, now)
+        return self.owner.decide(TASK, REQUEST, now)

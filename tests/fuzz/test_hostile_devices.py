@@ -148,7 +148,7 @@ class HostileDevices(RuleBasedStateMachine):
     def few_upload(self):
         """Those that hold a buffer share out the chunks in flight, of which a short update takes few."""
         if self.engine.open is not None:
-            shares = sum(slot.share for slot in self.engine.open._desk._active.values())
+            shares = sum(slot.share for slot in self.engine.open._uploads._active.values())
             assert shares <= self.spec.upload_slots * self.spec.upload_window
 
     @invariant()

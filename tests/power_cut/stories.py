@@ -56,8 +56,8 @@ class MarkedBench(Bench):
             number = self.engine.last_round
             self.hear("c", Offer(replace(self.update(1.0)[1], schema="0" * 64)))
             self.look()
-            if self.warden.held:
-                self._mark("held", devices=sorted(self.warden.held))
+            if self.quarantine.held:
+                self._mark("held", devices=sorted(self.quarantine.held))
             for device, value in VALUES.items():
                 if device not in self.reported(number) | (committed or {}).get(number, set()):
                     self.upload(device, value * number)

@@ -46,15 +46,15 @@ def judge(report: Mapping[str, Any], ignored: Mapping[str, str]) -> Verdict:
         for found in one["vulns"]:
             ids = [found["id"], *found.get("aliases", ())]
             reason = next((ignored[name] for name in ids if name in ignored), None)
-            mend = f"mended in {', '.join(found['fix_versions'])}" if found.get("fix_versions") else "not mended yet"
-            text = f"{one['name']} {one['version']}: {found['id']}, {mend}"
+            remedy = f"mended in {', '.join(found['fix_versions'])}" if found.get("fix_versions") else "not mended yet"
+            text = f"{one['name']} {one['version']}: {found['id']}, {remedy}"
             (vulnerable if reason is None else explained).append(
                 text if reason is None else f"{text}; ignored: {reason}"
             )
     return Verdict(tuple(vulnerable), tuple(explained), tuple(unknown), audited)
 
 
-def in_words(verdict: Verdict) -> list[str]:
+def error_text(verdict: Verdict) -> list[str]:
     """The lines to print."""
     lines = [f"vulnerable: {one}" for one in verdict.vulnerable] + list(verdict.ignored)
     pins = verdict.audited + len(verdict.unknown)
@@ -80,7 +80,7 @@ def main() -> int:
         _say(f"not audited: pip-audit ended with {done.returncode} and no result: {last[:300]}")
         return 0
     verdict = judge(report, IGNORED)
-    _say(*in_words(verdict))
+    _say(*error_text(verdict))
     return 1 if verdict.vulnerable else 0
 
 

@@ -29,7 +29,7 @@ def pure_files() -> frozenset[str]:
     return frozenset(path.relative_to(ROOT).as_posix() for path in files)
 
 
-def in_words(path: str, found: Mapping[str, Any]) -> str:
+def error_text(path: str, found: Mapping[str, Any]) -> str:
     """How much of a file was run, and where the rest of it is; `7->9` is a branch that was never taken."""
     missing = [str(line) for line in found["missing_lines"]]
     missing += [f"{start}->{end}" for start, end in found["missing_branches"] if start not in found["missing_lines"]]
@@ -42,7 +42,7 @@ def shortfalls(files: Mapping[str, Mapping[str, Any]], pure: Collection[str]) ->
     low = [path for path in files if files[path]["summary"]["percent_covered"] < least[path]]
     low.sort(key=lambda path: files[path]["summary"]["percent_covered"])
     unknown = [f"{path}: pure, and not measured" for path in sorted(set(pure) - set(files))]
-    return [*unknown, *(in_words(path, files[path]) for path in low)]
+    return [*unknown, *(error_text(path, files[path]) for path in low)]
 
 
 def main(*arguments: str) -> int:
@@ -50,7 +50,7 @@ def main(*arguments: str) -> int:
     report = json.loads(REPORT.read_bytes())
     files, pure = report["files"], pure_files()
     if "--all" in arguments:
-        _say(*(in_words(path, found) for path, found in files.items() if found["summary"]["percent_covered"] < 100.0))
+        _say(*(error_text(path, found) for path, found in files.items() if found["summary"]["percent_covered"] < 100.0))
     low = shortfalls(files, pure)
     _say(*low)
     percent = report["totals"]["percent_covered"]

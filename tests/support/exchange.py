@@ -178,7 +178,7 @@ class Exchange:
         while queue:
             queue.extend(self._do(queue.popleft()))
         if self.engine.open is not None:
-            assert self.engine.open._desk._taken <= self.spec.upload_slots * self.spec.upload_window
+            assert self.engine.open._uploads._taken <= self.spec.upload_slots * self.spec.upload_window
 
     def _do(self, effect: do.Effect) -> list[do.Effect]:
         match effect:

@@ -85,7 +85,7 @@ def test_nothing_listens(program, tmp_path):
     assert done.code == 1
     lines = done.out.splitlines()
     failed = next(number for number, line in enumerate(lines) if line.split()[:2] == ["fail", "broker_port"])
-    assert "refuses connections" in lines[failed] and lines[failed + 1].strip().startswith("mend: start the broker")
+    assert "refuses connections" in lines[failed] and lines[failed + 1].strip().startswith("remedy: start the broker")
     assert lines[-1].startswith("2 checks failed")
     assert "asking the broker" in done.err
     assert list(tmp_path.iterdir()) == []

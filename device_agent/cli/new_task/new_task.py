@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 
 from fedpatch.shared.app.command import AsJson, command
-from fedpatch.shared.app.files import mend_of
+from fedpatch.shared.app.files import remedy_for
 from fedpatch.shared.app.plugins import load_entry_points
 from fedpatch.shared.errors import StateError, UsageError, unknown_name
 from fedpatch.shared.tasks.task import ENTRY_POINT_GROUP
@@ -87,8 +87,8 @@ def write_skeleton(name: str, kind: str, parent: Path) -> tuple[Path, ...]:
     except (FileExistsError, NotADirectoryError) as error:
         raise UsageError(f"{error.filename or folder} is there already, and no folder; choose another --dir") from error
     except OSError as error:
-        mend = mend_of(error, "make it writable, or choose another --dir")
-        raise StateError(f"{error.filename or folder}: {error.strerror or error}; {mend}") from error
+        remedy = remedy_for(error, "make it writable, or choose another --dir")
+        raise StateError(f"{error.filename or folder}: {error.strerror or error}; {remedy}") from error
     return tuple(folder / file for file in texts)
 
 

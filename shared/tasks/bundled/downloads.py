@@ -52,8 +52,8 @@ def verify(file: DataFile, path: Path) -> None:
     with path.open("rb") as stream:
         found = hashlib.file_digest(stream, "sha256").hexdigest()
     if found != file.sha256:
-        mend = "delete it to fetch it again" if file.urls else "replace it"
-        raise DataError(f"{file.folder}: {file.name} has sha256 {found}, expected {file.sha256}; {mend} ({path})")
+        remedy = "delete it to fetch it again" if file.urls else "replace it"
+        raise DataError(f"{file.folder}: {file.name} has sha256 {found}, expected {file.sha256}; {remedy} ({path})")
 
 
 def _download(file: DataFile, path: Path, retries: int) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from fedpatch.coordinator.rounds.invitations import ChunkResender
-from fedpatch.coordinator.rounds.upload_scheduler import Complete, UploadDesk
+from fedpatch.coordinator.rounds.upload_scheduler import Complete, UploadScheduler
 from fedpatch.shared.mqtt.client import Connected, LinkEvent, MqttLink, Received
 from fedpatch.shared.wire import topics
 from fedpatch.shared.wire.codec import decode, encode
@@ -152,7 +152,7 @@ class Getting:
         elif topic.kind == "up" and name == COORDINATOR:
             need = decode(event.payload).body
             assert isinstance(need, Need)
-            self.publish_again(self._repairs.wanted(need, now))
+            self.publish_again(self._repairs.due(need, now))
 
     def tick(self, now: float) -> float | None:
         """Devices ask; None when all have everything."""
@@ -180,7 +180,7 @@ class Giving:
 
     def __post_init__(self) -> None:
         now = time.monotonic()
-        self._desk = UploadDesk(slots=4, window=8, idle_s=10.0, jitter=random.Random(1))
+        self._desk = UploadScheduler(slots=4, window=8, idle_s=10.0, jitter=random.Random(1))
         self._manifests = {name: self.together.manifest(blob) for name, blob in self.blobs.items()}
         self._uploads = {name: Upload(manifest, now) for name, manifest in self._manifests.items()}
 

@@ -15,7 +15,7 @@ from fedpatch.coordinator.aggregation.update_validation import (
     check_offer,
     decode_and_validate_update,
 )
-from fedpatch.coordinator.rounds.upload_scheduler import UploadDesk
+from fedpatch.coordinator.rounds.upload_scheduler import UploadScheduler
 from fedpatch.shared.errors import UpdateRefused, WireError
 from fedpatch.shared.tensors.arrays import Schema, TensorSpec
 from fedpatch.shared.wire.chunks import decode_chunk
@@ -94,7 +94,7 @@ def test_what_is_stated_takes_no_memory(call):
 
 def test_a_place_takes_what_was_checked_and_no_more():
     """The buffer of an upload is as large as an offer may be; those in line take none."""
-    desk = UploadDesk(slots=2, window=4, idle_s=30.0, jitter=random.Random(1))
+    desk = UploadScheduler(slots=2, window=4, idle_s=30.0, jitter=random.Random(1))
     size = 2**20
     tracemalloc.start()
     try:

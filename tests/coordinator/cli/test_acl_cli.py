@@ -90,10 +90,10 @@ def test_the_same_members_have_rules_for_ejabberd(fedpatch):
 def test_it_must_be_clear_whose_rules_they_are(fedpatch, tmp_path):
     """No fleet, no CA, or the CA of another fleet: exit code 2, and nothing that could be taken for rules."""
     Authority.create(tmp_path / "ca", "kitchen", now=time.time()).close()
-    for words, mend in (
+    for words, remedy in (
         ((), "--fleet"),
         (("--ca-dir", tmp_path), "fedpatch ca init"),
         (("--ca-dir", tmp_path / "ca", "--fleet", "attic"), "leave --fleet out"),
     ):
         ended = fedpatch("broker", "acl", *words)
-        assert (ended.code, ended.out) == (2, "") and mend in ended.err
+        assert (ended.code, ended.out) == (2, "") and remedy in ended.err

@@ -159,8 +159,8 @@ class TestUpload:
         made = bench("ab", upload_slots=1)
         made.hear("a", Offer(update(b"a" * 350)), now=3.0)
         made.hear("b", Offer(update(b"b" * 350)), now=3.0)
-        assert made.open._desk.still_since("b", 3.0, 500.0) == 500.0
-        assert made.open._desk.still_since("a", 3.0, 500.0) == 3.0
+        assert made.open._uploads.still_since("b", 3.0, 500.0) == 500.0
+        assert made.open._uploads.still_since("a", 3.0, 500.0) == 3.0
 
     def test_that_stands_still_gives_its_place_up(self):
         """To the next in line."""

@@ -104,9 +104,9 @@ def test_a_release_forgets_offences(registry):
 
 def test_a_hold_outlives_the_file_that_it_was_written_into(registry):
     """The warden's and whoever else calls `keep`: the copy that takes the place of a damaged registry has it."""
-    warden = Quarantine(registry, "kitchen", 1, lambda _: None)
-    warden.note(CountEvent("pi-1", "refused", "damaged"))
-    assert warden.look(1.0) == {"pi-1": QUARANTINED}
+    quarantine = Quarantine(registry, "kitchen", 1, lambda _: None)
+    quarantine.note(CountEvent("pi-1", "refused", "damaged"))
+    assert quarantine.poll(1.0) == {"pi-1": QUARANTINED}
     registry.holds.put("kitchen", "pi-2", DRAINED, "battery", 7.0)
     registry.holds.keep()
     registry.close()
@@ -116,7 +116,7 @@ def test_a_hold_outlives_the_file_that_it_was_written_into(registry):
     copy = copy_of(registry.path)
     before = copy.stat().st_mtime_ns
     with Registry(registry.path) as again:
-        assert Quarantine(again, "kitchen", 1, print).look(9.0) is None
+        assert Quarantine(again, "kitchen", 1, print).poll(9.0) is None
     assert copy.stat().st_mtime_ns == before
 
 
@@ -147,77 +147,77 @@ def test_names_that_were_never_asked_are_forgotten_first(registry):
 
 def test_a_coordinator_notices_what_another_process_decides(registry):
     """At its next look, and only then is there anything to do."""
-    warden = Quarantine(registry, "kitchen", 5, print)
-    assert warden.look(1.0) is None
+    quarantine = Quarantine(registry, "kitchen", 5, print)
+    assert quarantine.poll(1.0) is None
     with Registry(registry.path) as other:
         other.holds.put("kitchen", "pi-1", DRAINED, "battery", 1.0)
-    assert warden.look(1.0 + LOOK_EVERY_S / 2) is None
-    assert warden.look(1.0 + LOOK_EVERY_S) == {"pi-1": DRAINED}
-    assert warden.look(1.0 + 2 * LOOK_EVERY_S) is None
+    assert quarantine.poll(1.0 + LOOK_EVERY_S / 2) is None
+    assert quarantine.poll(1.0 + LOOK_EVERY_S) == {"pi-1": DRAINED}
+    assert quarantine.poll(1.0 + 2 * LOOK_EVERY_S) is None
     with Registry(registry.path) as other:
         other.holds.lift("kitchen", "pi-1", DRAINED)
-    assert warden.look(1.0 + 3 * LOOK_EVERY_S) == {}
+    assert quarantine.poll(1.0 + 3 * LOOK_EVERY_S) == {}
 
 
 def test_the_warden_puts_offenders_into_quarantine(registry):
     """At the limit, told to people with the way back; released, it may offend anew before it is held again."""
     lines: list[str] = []
-    warden = Quarantine(registry, "kitchen", 2, lines.append)
-    warden.note(CountEvent("pi-1", "refused", "damaged"))
-    warden.note(CountEvent("pi-2", "refused", "late"))
-    assert warden.look(1.0) is None
-    warden.note(CountEvent("pi-1", "ignored", "not_ours"))
-    assert warden.look(3.0) == {"pi-1": QUARANTINED}
+    quarantine = Quarantine(registry, "kitchen", 2, lines.append)
+    quarantine.note(CountEvent("pi-1", "refused", "damaged"))
+    quarantine.note(CountEvent("pi-2", "refused", "late"))
+    assert quarantine.poll(1.0) is None
+    quarantine.note(CountEvent("pi-1", "ignored", "not_ours"))
+    assert quarantine.poll(3.0) == {"pi-1": QUARANTINED}
     assert "fedpatch devices release pi-1" in lines[0]
     assert Quarantine(registry, "kitchen", 2, print).held == {"pi-1": QUARANTINED}
     with Registry(registry.path) as other:
         other.holds.lift("kitchen", "pi-1", QUARANTINED)
-    assert warden.look(5.0) == {}
-    warden.note(CountEvent("pi-1", "refused", "damaged"))
-    assert warden.look(7.0) is None
+    assert quarantine.poll(5.0) == {}
+    quarantine.note(CountEvent("pi-1", "refused", "damaged"))
+    assert quarantine.poll(7.0) is None
 
 
 def test_a_release_before_quarantine_forgets_offences_in_a_run_too(registry):
     """One that was near its limit begins anew, though nobody had held it back yet."""
-    warden = Quarantine(registry, "kitchen", 2, print)
-    warden.note(CountEvent("pi-1", "refused", "damaged"))
-    assert warden.look(1.0) is None
+    quarantine = Quarantine(registry, "kitchen", 2, print)
+    quarantine.note(CountEvent("pi-1", "refused", "damaged"))
+    assert quarantine.poll(1.0) is None
     with Registry(registry.path) as other:
         other.holds.lift("kitchen", "pi-1", QUARANTINED)
-    assert warden.look(3.0) is None
-    warden.note(CountEvent("pi-1", "refused", "damaged"))
-    assert warden.look(5.0) is None
+    assert quarantine.poll(3.0) is None
+    quarantine.note(CountEvent("pi-1", "refused", "damaged"))
+    assert quarantine.poll(5.0) is None
     assert registry.holds.offences("kitchen") == {"pi-1": 1}
 
 
 def test_names_without_end_leave_bounded_offences_and_holds(registry):
     """Who makes way for another is forgotten, with what was not written yet; no more are held than may be known."""
-    warden = Quarantine(registry, "kitchen", 2, print, most=3)
-    warden.note(CountEvent("ghost", "refused", "damaged"))
-    warden.look(1.0)
-    warden.forget("ghost")
-    warden.note(CountEvent("spirit", "refused", "damaged"))
-    warden.forget("spirit")
-    assert warden.look(3.0) is None
+    quarantine = Quarantine(registry, "kitchen", 2, print, most=3)
+    quarantine.note(CountEvent("ghost", "refused", "damaged"))
+    quarantine.poll(1.0)
+    quarantine.forget("ghost")
+    quarantine.note(CountEvent("spirit", "refused", "damaged"))
+    quarantine.forget("spirit")
+    assert quarantine.poll(3.0) is None
     assert registry.holds.offences("kitchen") == {}
     for number in range(9):
-        warden.note(CountEvent(f"ghost-{number}", "ignored", "not_ours", times=2))
-    held = warden.look(5.0)
+        quarantine.note(CountEvent(f"ghost-{number}", "ignored", "not_ours", times=2))
+    held = quarantine.poll(5.0)
     assert held == dict.fromkeys(("ghost-0", "ghost-1", "ghost-2"), QUARANTINED)
     for number in range(9):
-        warden.forget(f"ghost-{number}")
-    warden.look(7.0)
+        quarantine.forget(f"ghost-{number}")
+    quarantine.poll(7.0)
     assert registry.holds.offences("kitchen").keys() == held.keys()
 
 
 def test_who_has_offended_enough_does_not_escape_by_making_way(registry):
     """It leaves at once, and others come in its place before the warden has looked."""
-    warden = Quarantine(registry, "kitchen", 2, print, most=3)
-    warden.note(CountEvent("pi-1", "refused", "damaged", times=2))
-    warden.forget("pi-1")
-    assert warden.look(1.0) == {"pi-1": QUARANTINED}
-    warden.forget("pi-1")
-    assert warden.look(3.0) is None
+    quarantine = Quarantine(registry, "kitchen", 2, print, most=3)
+    quarantine.note(CountEvent("pi-1", "refused", "damaged", times=2))
+    quarantine.forget("pi-1")
+    assert quarantine.poll(1.0) == {"pi-1": QUARANTINED}
+    quarantine.forget("pi-1")
+    assert quarantine.poll(3.0) is None
     assert registry.holds.offences("kitchen") == {"pi-1": 2}
 
 
@@ -252,24 +252,24 @@ def test_a_device_that_comes_later_is_held_back_too():
     """The order of presence and decision does not matter."""
     fleet = Fleet(TASK)
     fleet.hold({"a": DRAINED})
-    fleet.see("a", there())
-    fleet.see("b", there())
+    fleet.update("a", there())
+    fleet.update("b", there())
     assert fleet.eligible() == ["b"]
-    assert "held back, as a: drained" in fleet.who_is_missing(2, 5.0)
+    assert "held back, as a: drained" in fleet.missing_text(2, 5.0)
 
 
 def test_the_fleet_has_room_for_so_many():
     """Who is gone and never worked makes way, the longest gone first; where nobody can, the newcomer is not taken in."""
     fleet = Fleet(TASK, 3)
     for device in "abc":
-        assert fleet.see(device, there())
-    assert not fleet.see("d", there())
+        assert fleet.update(device, there())
+    assert not fleet.update("d", there())
     for device in "ba":
-        fleet.see(device, gone())
+        fleet.update(device, gone())
     fleet.works("b")
-    assert fleet.see("d", there())
+    assert fleet.update("d", there())
     assert (sorted(fleet.members), fleet.evicted) == (["b", "c", "d"], ["a"])
-    assert not fleet.see("e", there())
+    assert not fleet.update("e", there())
     assert fleet.eligible() == ["c", "d"]
 
 

@@ -44,23 +44,23 @@ def started(devices: str = "ab") -> Engine:
 def test_without_a_ca_everybody_may_pass(tmp_path: Path):
     """A fleet that has no certificates of ours is as it was."""
     revocations = Revocations(tmp_path / "ca", "kitchen")
-    assert revocations.look(started(), 1.0) == [] and not revocations.refuses("a")
+    assert revocations.poll(started(), 1.0) == [] and not revocations.is_revoked("a")
 
 
 def test_a_device_that_is_revoked_is_shut_out_at_the_next_look(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     """It is not asked any more, that is told once, and its messages are counted as what they are."""
     record(tmp_path)
     revocations, run = Revocations(tmp_path, "kitchen"), started()
-    assert revocations.look(run, 1.0) == [] and run.fleet.members["a"].held == ""
+    assert revocations.poll(run, 1.0) == [] and run.fleet.members["a"].held == ""
     record(tmp_path, revoked="a")
-    assert revocations.look(run, 1.5) == [] and not revocations.refuses("a"), "it looks once a second"
+    assert revocations.poll(run, 1.5) == [] and not revocations.is_revoked("a"), "it looks once a second"
     with caplog.at_level("WARNING", WORDS):
-        revocations.look(run, 2.0)
-        revocations.look(run, 9.0)
+        revocations.poll(run, 2.0)
+        revocations.poll(run, 9.0)
     assert [one.message for one in caplog.records] == [
         "a was revoked: it is not asked any more, and its messages are refused"
     ]
-    assert revocations.refuses("a") and not revocations.refuses("b")
+    assert revocations.is_revoked("a") and not revocations.is_revoked("b")
     assert run.fleet.members["a"].held == REVOKED and run.fleet.eligible() == ["b"]
 
 
@@ -75,7 +75,7 @@ def test_a_device_that_is_revoked_leaves_the_open_round(tmp_path: Path):
     for device in "ab":
         send(run, device, Accept(10), 0.0, 1)
     record(tmp_path, revoked="a")
-    assert CountEvent("a", "failed", "revoked") in revocations.look(run, 2.0)
+    assert CountEvent("a", "failed", "revoked") in revocations.poll(run, 2.0)
     assert run.open is not None
     assert run.open.round.participants["a"].state is State.FAILED
     assert run.open.round.participants["b"].state is not State.FAILED
@@ -88,13 +88,13 @@ def test_nobody_waits_for_a_device_that_was_revoked_before_a_restart(tmp_path: P
     run = Engine(run_spec(epoch=2, quorum=0.5), unfinished=RoundStart(ledger, {}), jitter=random.Random(1))
     revocations = Revocations(tmp_path, "kitchen")
     run.start(0.0)
-    assert revocations.look(run, 0.0) == []
+    assert revocations.poll(run, 0.0) == []
     run.model_published(model(), 0.0)
-    assert revocations.look(run, 1.0) == [CountEvent("a", "failed", "revoked")]
+    assert revocations.poll(run, 1.0) == [CountEvent("a", "failed", "revoked")]
     assert run.open is not None
     states = {device: one.state for device, one in run.open.round.participants.items()}
     assert states == {"a": State.FAILED, "b": State.LOST}
-    assert revocations.look(run, 2.0) == []
+    assert revocations.poll(run, 2.0) == []
 
 
 def test_a_revoked_device_that_is_only_remembered_does_not_count(tmp_path: Path):
@@ -105,10 +105,10 @@ def test_a_revoked_device_that_is_only_remembered_does_not_count(tmp_path: Path)
     run.start(0.0)
     revocations = Revocations(tmp_path, "kitchen")
     assert run.fleet.missing() == ["a", "b"]
-    revocations.look(run, 1.0)
+    revocations.poll(run, 1.0)
     assert (run.fleet.missing(), run.fleet.standing(1).fleet) == (["b"], 1)
     record(tmp_path, revoked="a", issued="a")
-    revocations.look(run, 2.0)
+    revocations.poll(run, 2.0)
     assert (run.fleet.missing(), run.fleet.standing(1).fleet) == (["a", "b"], 2)
 
 
@@ -116,8 +116,8 @@ def test_a_revoked_device_that_restarts_stays_shut_out(tmp_path: Path):
     """What it says of itself makes no difference."""
     record(tmp_path, revoked="a")
     revocations, run = Revocations(tmp_path, "kitchen"), started()
-    revocations.look(run, 1.0)
-    run.fleet.see("a", there("b2"))
+    revocations.poll(run, 1.0)
+    run.fleet.update("a", there("b2"))
     assert run.fleet.eligible() == ["b"]
 
 
@@ -125,11 +125,11 @@ def test_a_device_that_is_enrolled_again_is_welcome_again(tmp_path: Path):
     """While the run goes on, too."""
     record(tmp_path, revoked="a")
     revocations, run = Revocations(tmp_path, "kitchen"), started()
-    revocations.look(run, 1.0)
+    revocations.poll(run, 1.0)
     assert run.fleet.eligible() == ["b"]
     record(tmp_path, revoked="a", issued="a")
-    revocations.look(run, 2.0)
-    assert not revocations.refuses("a") and run.fleet.eligible() == ["a", "b"]
+    revocations.poll(run, 2.0)
+    assert not revocations.is_revoked("a") and run.fleet.eligible() == ["a", "b"]
 
 
 def test_a_record_that_goes_bad_meanwhile_forgets_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture):
@@ -139,8 +139,8 @@ def test_a_record_that_goes_bad_meanwhile_forgets_nobody(tmp_path: Path, caplog:
     for number, spoil in enumerate((lambda path: path.write_text("{"), lambda path: path.unlink()), 1):
         spoil(tmp_path / INDEX_NAME)
         with caplog.at_level("WARNING", WORDS):
-            revocations.look(run, 2.0 * number)
-        assert revocations.refuses("a")
+            revocations.poll(run, 2.0 * number)
+        assert revocations.is_revoked("a")
     assert "is damaged" in caplog.text and "has gone; what was revoked before stays so" in caplog.text
 
 
@@ -158,9 +158,9 @@ def test_a_revocation_while_the_record_is_read_for_the_first_time_is_heeded(
     with monkeypatch.context() as patch:
         patch.setattr("fedpatch.coordinator.guard.revocations.read_index", read_then_revoked)
         revocations = Revocations(tmp_path, "kitchen")
-    assert not revocations.refuses("a")
-    revocations.look(started(), 2.0)
-    assert revocations.refuses("a")
+    assert not revocations.is_revoked("a")
+    revocations.poll(started(), 2.0)
+    assert revocations.is_revoked("a")
 
 
 def test_a_record_that_becomes_readable_again_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -174,11 +174,11 @@ def test_a_record_that_becomes_readable_again_is_read_again(tmp_path: Path, monk
     record(tmp_path, revoked="a")
     with monkeypatch.context() as patch:
         patch.setattr("fedpatch.coordinator.guard.revocations.read_index", denied)
-        revocations.look(run, 2.0)
-    assert not revocations.refuses("a")
+        revocations.poll(run, 2.0)
+    assert not revocations.is_revoked("a")
     (tmp_path / INDEX_NAME).chmod(0o640)
-    revocations.look(run, 4.0)
-    assert revocations.refuses("a")
+    revocations.poll(run, 4.0)
+    assert revocations.is_revoked("a")
 
 
 def test_a_record_that_cannot_be_read_at_the_beginning_is_an_error(tmp_path: Path):
@@ -192,5 +192,5 @@ def test_the_ca_of_another_fleet_says_nothing_about_this_one(tmp_path: Path, cap
     """It is told, and not heeded."""
     record(tmp_path, revoked="a", fleet="garden")
     with caplog.at_level("WARNING", WORDS):
-        assert not Revocations(tmp_path, "kitchen").refuses("a")
+        assert not Revocations(tmp_path, "kitchen").is_revoked("a")
     assert "is the CA of fleet 'garden', not of 'kitchen'" in caplog.text

@@ -61,7 +61,7 @@ def test_every_device_has_one_standing_and_the_eligible_are_those_that_can_be_as
     fleet = engine(devices=9).fleet
     for device, event in events:
         if isinstance(event, DeviceState):
-            fleet.see(device, event)
+            fleet.update(device, event)
         elif device in fleet.members:
             fleet.declined(device, event, 0.0)
     found = Counter(standing(member, TASK) for member in fleet.members.values())

@@ -28,33 +28,33 @@ class TestFleet:
     def test_device_without_tasks_is_starting_and_cannot_be_asked(self):
         """Until it says what it can train."""
         fleet = Fleet(TASK)
-        fleet.see("a", fleet.relevant(starting()))
+        fleet.update("a", fleet.relevant(starting()))
         assert (fleet.starting, fleet.is_starting("a"), fleet.present, fleet.eligible()) == (1, True, 0, [])
-        fleet.see("a", fleet.relevant(there()))
+        fleet.update("a", fleet.relevant(there()))
         assert (fleet.starting, fleet.is_starting("a"), fleet.present) == (0, False, 1)
 
     def test_device_with_other_tasks_is_not_starting(self):
         """It will never be ready for this run; of its tasks no more than one takes room."""
         fleet = Fleet(TASK)
         state = fleet.relevant(there(tasks=OTHER))
-        fleet.see("a", state)
+        fleet.update("a", state)
         assert (fleet.starting, fleet.present, state.tasks) == (0, 0, OTHER[:1])
 
     def test_device_that_goes_or_is_held_back_is_not_starting(self):
         """Nobody waits for it."""
         fleet = Fleet(TASK)
         for device in "ab":
-            fleet.see(device, starting())
-        fleet.see("a", gone())
+            fleet.update(device, starting())
+        fleet.update("a", gone())
         fleet.hold({"b": "drained"})
         assert fleet.starting == 0
 
     def test_device_that_had_to_make_room_is_forgotten(self):
         """A fleet of names that come and go stays small."""
         fleet = Fleet(TASK, most=1)
-        fleet.see("a", starting())
-        fleet.see("a", gone())
-        fleet.see("b", starting())
+        fleet.update("a", starting())
+        fleet.update("a", gone())
+        fleet.update("b", starting())
         assert (fleet.starting, fleet.evicted) == (1, ["a"])
 
 

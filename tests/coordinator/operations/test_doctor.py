@@ -104,8 +104,8 @@ def test_devices_that_do_not_fit_are_named(settings, schema):
     }
     assert {one.verdict for one in misfits.values()} == {"warn"}
     assert "ffffffffffff" in found["device_schema"].detail and schema[:12] in found["device_schema"].detail
-    assert "same version of the task digits" in found["device_schema"].mend
-    assert "--task digits" in found["device_task"].mend
+    assert "same version of the task digits" in found["device_schema"].remedy
+    assert "--task digits" in found["device_task"].remedy
     assert "will be asked for fp32: it takes part" in found["device_encoding"].detail
 
 
@@ -114,8 +114,8 @@ def test_a_fleet_of_too_few_devices_or_none(settings, schema):
     """A run would wait; where there is nobody at all, the device's own doctor is the mend."""
     with told(settings, pi_1=state(schema)) as there:
         few, none = find(replace(there, devices=3))["devices"], find(replace(there, fleet="garden"))["devices"]
-    assert few.verdict == "warn" and "waits for 3" in few.detail and "--devices" in few.mend
-    assert none.verdict == "warn" and "fedpatch-agent doctor" in none.mend
+    assert few.verdict == "warn" and "waits for 3" in few.detail and "--devices" in few.remedy
+    assert none.verdict == "warn" and "fedpatch-agent doctor" in none.remedy
 
 
 @pytest.mark.broker
@@ -126,7 +126,7 @@ def test_another_coordinator_in_the_fleet(settings):
         there.link.publish(topics.coordinator_state(FLEET), online, retain=True)
         there.settle()
         found = find(replace(settings, broker=broker.url))["coordinator"]
-    assert found.verdict == "warn" and "its own --fleet" in found.mend
+    assert found.verdict == "warn" and "its own --fleet" in found.remedy
 
 
 def test_a_coordinator_at_work_is_left_alone(settings):
@@ -153,7 +153,7 @@ def test_a_task_that_cannot_be_used(settings, tmp_path, monkeypatch, task, words
     (tmp_path / "broken_tasks.py").write_text(TASKS)
     monkeypatch.chdir(tmp_path)
     found = find(replace(settings, task=task))
-    assert found["task"].verdict == "fail" and words in found["task"].detail and found["task"].mend
+    assert found["task"].verdict == "fail" and words in found["task"].detail and found["task"].remedy
     assert found["broker_port"].verdict == "fail" and found["state_dir"].verdict == "ok"
 
 
@@ -169,7 +169,7 @@ def test_a_disk_too_small_for_the_updates_of_a_cohort(settings, tmp_path):
     finally:
         subprocess.run(["umount", disk], check=True)
     assert few.verdict == "ok"
-    assert many.verdict == "fail" and "updates of 1000 devices" in many.detail and "free some space" in many.mend
+    assert many.verdict == "fail" and "updates of 1000 devices" in many.detail and "free some space" in many.remedy
 
 
 def test_without_a_broker_the_rest_is_looked_at(settings):

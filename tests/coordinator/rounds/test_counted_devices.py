@@ -87,14 +87,14 @@ class TestDecline:
         made = fleet_of("abcd")
         send(made, "d", Decline(DeclineReason.SCHEMA_MISMATCH, "another version"))
         all_report(made, "abc", 5.0)
-        assert (made.records[0].needed, made.wanted()) == (3, 3)
+        assert (made.records[0].needed, made.required_devices()) == (3, 3)
 
     def test_a_decline_that_says_revoked_leaves_the_count_as_any_other(self):
         """A device's own words do not decide whether one device alone may make the model of two."""
         made = fleet_of("ab")
         send(made, "b", Decline(DeclineReason.PRIVATE_POLICY, "revoked"))
         assert made.fleet.standing(2) == Standing(2, left=1)
-        assert made.wanted() == 2
+        assert made.required_devices() == 2
 
 
 class TestVanish:
@@ -112,7 +112,7 @@ class TestVanish:
             now = made.next_deadline() or now
             made.tick(now)
         assert made.records[1].outcome == "failed"
-        assert (made.wanted(), made.fleet.present) == (4, 1)
+        assert (made.required_devices(), made.fleet.present) == (4, 1)
         assert made.fleet.missing_words() == "b (offline), c (offline), d (offline)"
         end = None
         while end is None:
@@ -142,12 +142,12 @@ class TestVanish:
         all_report(made, "abcd", 5.0)
         made.on_state("d", gone(), 6.0)
         assert made.tick(10.0) == []
-        assert made.wanted() == 4
+        assert made.required_devices() == 4
         assert made.tick(6.0 + RETURN_S - 0.1) == []
         assert made.tick(6.0 + RETURN_S) == [PublishModel(2)]
         assert next_round(made, 71.0) == list("abc")
         all_report(made, "abc", 75.0)
-        assert made.wanted() == 3
+        assert made.required_devices() == 3
         assert made.on_state("d", there("b2"), 76.0) == [PublishModel(3)]
         assert next_round(made, 76.0) == list("abcd")
 
@@ -168,7 +168,7 @@ class TestVanish:
         made.fleet.remember("abcd")
         made.start(0.0)
         made.on_state("a", there(), 0.0)
-        assert (made.open, made.wanted(), made.fleet.missing()) == (None, 4, ["b", "c", "d"])
+        assert (made.open, made.required_devices(), made.fleet.missing()) == (None, 4, ["b", "c", "d"])
         for device in "bcd":
             made.on_state(device, there(), 1.0)
         assert made.open is not None
@@ -184,7 +184,7 @@ class TestVanish:
         for device in "gh":
             made.on_state(device, gone(), 6.0)
         assert made.tick(60.0) == []
-        assert (made.present, made.wanted()) == (6, 7)
+        assert (made.present, made.required_devices()) == (6, 7)
         assert made.tick(60.0 + RETURN_S) == [PublishModel(8)]
         assert next_round(made, 60.0 + RETURN_S) == list("abcdef")
         all_report(made, "abcdef", 125.0)
@@ -201,7 +201,7 @@ class TestVanish:
         made = resumed("abcd", absent={"d": 4}, min_cohort=4)
         for device in "abcd":
             made.on_state(device, there(), 0.0)
-        assert (made.open, made.present, made.wanted()) == (None, 3, 4)
+        assert (made.open, made.present, made.required_devices()) == (None, 3, 4)
         assert made.tick(RETURN_S) == [PublishModel(7)]
         assert next_round(made, RETURN_S) == list("abcd")
 
@@ -211,7 +211,7 @@ class TestVanish:
         for device in "abd":
             made.on_state(device, there(), 0.0)
         assert made.tick(RETURN_S) == []
-        assert (made.present, made.wanted()) == (3, 4)
+        assert (made.present, made.required_devices()) == (3, 4)
 
     def test_a_share_of_the_fleet_may_be_had_while_half_of_it_is_away(self):
         """Rounds are meant for half of ten: five there are enough, and three are not."""
@@ -220,7 +220,7 @@ class TestVanish:
         all_report(made, sorted(made.open.round.participants), 5.0)
         for device in "fghij":
             made.on_state(device, gone(), 6.0)
-        assert (made.wanted(), made.tick(10.0)) == (4, [PublishModel(2)])
+        assert (made.required_devices(), made.tick(10.0)) == (4, [PublishModel(2)])
         assert next_round(made, 10.0) == list("abcde")
         all_report(made, "abcde", 15.0)
         for device in "cde":

@@ -17,34 +17,34 @@ OTHER = TaskCapability("mnist", SCHEMA, 5)
 def fleet() -> Fleet:
     """With one device that has the task."""
     known = Fleet(TASK)
-    assert known.see("a", there())
+    assert known.update("a", there())
     return known
 
 
 def test_devices_with_the_task_can_be_asked():
     """Those that are online and have it, in the order of their names."""
     known = fleet()
-    known.see("c", there())
-    known.see("b", there(tasks=(OTHER, *TASKS)))
-    known.see("d", there(tasks=(OTHER,)))
-    known.see("e", gone())
+    known.update("c", there())
+    known.update("b", there(tasks=(OTHER, *TASKS)))
+    known.update("d", there(tasks=(OTHER,)))
+    known.update("e", gone())
     assert known.eligible() == ["a", "b", "c"]
 
 
 def test_a_device_that_is_gone_is_not_asked():
     """Its last will takes it out, its return puts it back."""
     known = fleet()
-    assert known.see("a", gone())
+    assert known.update("a", gone())
     assert known.eligible() == []
-    assert known.see("a", there())
+    assert known.update("a", there())
     assert known.eligible() == ["a"]
 
 
 def test_the_will_of_a_connection_before_does_not_count():
     """A device that has restarted since is not dead."""
     known = fleet()
-    known.see("a", there("b2"))
-    assert not known.see("a", gone("b1"))
+    known.update("a", there("b2"))
+    assert not known.update("a", gone("b1"))
     assert known.eligible() == ["a"]
     assert known.boot("a") == "b2"
     assert known.boot("stranger") == ""
@@ -55,9 +55,9 @@ def test_a_bar_lasts_while_the_device_is_the_same():
     known = fleet()
     known.bar("a", "schema_mismatch")
     assert known.eligible() == []
-    known.see("a", there())
-    known.see("a", gone())
-    known.see("a", there())
+    known.update("a", there())
+    known.update("a", gone())
+    known.update("a", there())
     assert known.eligible() == []
 
 
@@ -65,10 +65,10 @@ def test_a_bar_ends_with_a_restart_or_other_tasks():
     """The owner may have mended what was wrong."""
     known = fleet()
     known.bar("a", "schema_mismatch")
-    known.see("a", there("b2"))
+    known.update("a", there("b2"))
     assert known.eligible() == ["a"]
     known.bar("a", "schema_mismatch")
-    known.see("a", there("b2", tasks=(OTHER, *TASKS)))
+    known.update("a", there("b2", tasks=(OTHER, *TASKS)))
     assert known.eligible() == ["a"]
 
 
@@ -85,10 +85,10 @@ def test_nothing_is_noted_of_a_stranger():
 def test_a_device_that_says_it_would_decline_is_not_asked():
     """Until its presence says that its owner's conditions hold again."""
     known = fleet()
-    known.see("a", replace(there(), unwilling=Condition.NOT_CHARGING))
+    known.update("a", replace(there(), unwilling=Condition.NOT_CHARGING))
     assert known.eligible() == []
     assert known.unwilling() == {"not_charging": 1}
-    known.see("a", there())
+    known.update("a", there())
     assert known.eligible() == ["a"]
     assert not known.unwilling()
 
@@ -97,9 +97,9 @@ def test_a_device_is_not_asked_before_the_time_it_named():
     """However often the broker tells its presence again, or its connection breaks meanwhile."""
     known = fleet()
     known.rest("a", "quiet_hours", until=100.0)
-    known.see("a", there())
-    known.see("a", gone())
-    known.see("a", there())
+    known.update("a", there())
+    known.update("a", gone())
+    known.update("a", there())
     known.wake(99.0)
     assert known.eligible() == []
     assert known.next_wake() == 100.0
@@ -122,19 +122,19 @@ def test_a_device_that_names_a_later_time_rests_until_then():
 def test_a_presence_with_news_ends_a_rest():
     """Plugged in at last: that is worth a question before the time it named."""
     known = fleet()
-    known.see("a", replace(there(), unwilling=Condition.NOT_CHARGING))
+    known.update("a", replace(there(), unwilling=Condition.NOT_CHARGING))
     known.rest("a", "not_charging", until=100.0)
-    known.see("a", there())
+    known.update("a", there())
     assert known.eligible() == ["a"]
 
 
 def test_those_that_are_gone_or_barred_do_not_count_as_unwilling():
     """Only who could be asked is told of."""
     known = fleet()
-    known.see("a", replace(there(), unwilling=Condition.METERED))
-    known.see("b", replace(there(), unwilling=Condition.METERED))
-    known.see("c", replace(there(), unwilling=Condition.METERED))
-    known.see("b", gone())
+    known.update("a", replace(there(), unwilling=Condition.METERED))
+    known.update("b", replace(there(), unwilling=Condition.METERED))
+    known.update("c", replace(there(), unwilling=Condition.METERED))
+    known.update("b", gone())
     known.bar("c", "schema_mismatch")
     assert known.unwilling() == {"metered": 1}
 
@@ -144,8 +144,8 @@ class TestWhoIsMissing:
         """All that there is to know, once."""
         known = fleet()
         known.hold({"a": "drained"})
-        known.see("b", replace(there(), tasks=()))
-        assert known.who_is_missing(2, 5.0) == (
+        known.update("b", replace(there(), tasks=()))
+        assert known.missing_text(2, 5.0) == (
             "0 of 2 devices came within 5 s, and 1 more are still starting 300 s later; see the logs of their agents, "
             "start fewer of them on one machine, or give them longer with --wait-s; "
             "1 of those that are there are held back, as a: drained"
@@ -154,11 +154,11 @@ class TestWhoIsMissing:
     def test_counts_no_device_that_is_gone_among_those_that_are_there(self):
         """Two cannot take part, and one of them is offline."""
         known = fleet()
-        known.see("b", there())
+        known.update("b", there())
         for device in "ab":
             known.declined(device, Decline(DeclineReason.PRIVATE_POLICY, "not mine"), 0.0)
-        known.see("a", gone())
-        text = known.who_is_missing(2, 5.0)
+        known.update("a", gone())
+        text = known.missing_text(2, 5.0)
         assert "1 of those that are there cannot take part, as b: not mine. 1 declined with private_policy" in text
 
 

@@ -24,7 +24,7 @@ def test_what_was_committed_is_committed_again():
     post = EnvelopeFactory(run_spec())
     post.committed["a"] = update().digest
     old = said(Offer(update()), 7, epoch=3, run="another")
-    [effect] = post.settle_stale("a", old, RefuseReason.LATE)
+    [effect] = post.answer_stale("a", old, RefuseReason.LATE)
     assert isinstance(effect, SendMessage)
     assert effect.envelope.body == Committed(update().digest)
     assert (effect.envelope.run, effect.envelope.epoch, effect.envelope.round) == ("another", 3, 7)
@@ -34,7 +34,7 @@ def test_a_stale_update_is_refused():
     """With the reason; another device's commit is none of its business."""
     post = EnvelopeFactory(run_spec())
     post.committed["b"] = update().digest
-    effects = post.settle_stale("a", said(Offer(update())), RefuseReason.STALE_EPOCH)
+    effects = post.answer_stale("a", said(Offer(update())), RefuseReason.STALE_EPOCH)
     [(device, body)] = told(effects)
     assert device == "a"
     assert isinstance(body, Refused)
@@ -49,7 +49,7 @@ def test_a_stale_update_is_refused():
 )
 def test_work_for_a_round_that_is_over_is_cancelled(body):
     """Whatever shows that a device still works for it, even the mere wish for more chunks."""
-    assert told(EnvelopeFactory(run_spec()).settle_stale("a", said(body), RefuseReason.LATE)) == [("a", Cancel("late"))]
+    assert told(EnvelopeFactory(run_spec()).answer_stale("a", said(body), RefuseReason.LATE)) == [("a", Cancel("late"))]
 
 
 @pytest.mark.parametrize(
@@ -58,5 +58,5 @@ def test_work_for_a_round_that_is_over_is_cancelled(body):
 def test_what_leaves_nothing_open_has_no_answer(body):
     """The device is done with that round, or never said such a thing."""
     post = EnvelopeFactory(run_spec())
-    assert post.settle_stale("a", said(body), RefuseReason.LATE) == []
-    assert post.turn_away("a", said(body)) == [CountEvent("a", "refused", RefuseReason.QUARANTINED)]
+    assert post.answer_stale("a", said(body), RefuseReason.LATE) == []
+    assert post.answer_quarantined("a", said(body)) == [CountEvent("a", "refused", RefuseReason.QUARANTINED)]

@@ -245,15 +245,15 @@ def test_nothing_is_sent_again_while_the_first_sending_is_under_way():
     need = Need(large.digest, Bitmap(large.chunk_count, [1, 5]).to_bytes())
     takes_s = 1000 * large.size_bytes / FAN_OUT_BYTES_S
     repairs = ChunkResender(large, now=10.0)
-    assert repairs.wanted(need, 10.0 + takes_s / 2, waiting=1000) == ()
-    assert repairs.wanted(need, 10.0 + takes_s / 2, waiting=100) == (1, 5)
-    assert repairs.wanted(need, 10.0 + takes_s, waiting=1000) == ()
-    assert repairs.wanted(need, 10.0 + 2 * takes_s, waiting=1000) == (1, 5)
+    assert repairs.due(need, 10.0 + takes_s / 2, waiting=1000) == ()
+    assert repairs.due(need, 10.0 + takes_s / 2, waiting=100) == (1, 5)
+    assert repairs.due(need, 10.0 + takes_s, waiting=1000) == ()
+    assert repairs.due(need, 10.0 + 2 * takes_s, waiting=1000) == (1, 5)
 
 
 def test_a_bitmap_that_fits_no_chunks_of_the_model_asks_for_nothing():
     """A device may send any bytes: too few, too many, or those of another model."""
     repairs = ChunkResender(model())
     for missing in (b"", b"\xff", b"\xff" * 9):
-        assert repairs.wanted(Need(model().digest, missing), 100.0) == ()
-    assert repairs.wanted(Need("00" * 32, Bitmap(model().chunk_count, [1]).to_bytes()), 100.0) == ()
+        assert repairs.due(Need(model().digest, missing), 100.0) == ()
+    assert repairs.due(Need("00" * 32, Bitmap(model().chunk_count, [1]).to_bytes()), 100.0) == ()

@@ -193,13 +193,13 @@ class TestEnd:
         assert "2 of those that are there cannot take part, as a: not today" in end.detail
 
     @pytest.mark.parametrize(
-        ("reason", "mend"),
+        ("reason", "remedy"),
         [
             (DeclineReason.PRIVATE_POLICY, "set `private` of their agents"),
             (DeclineReason.PLAN_LIMIT, "raise `max_steps`"),
         ],
     )
-    def test_owners_limits_that_stop_every_device_are_named_with_what_to_do(self, reason, mend):
+    def test_owners_limits_that_stop_every_device_are_named_with_what_to_do(self, reason, remedy):
         """The end of the run gives the word, how many declined with it, and the settings of both sides."""
         current = engine("a", "b", devices=2, wait_s=5.0, max_failed_rounds=9)
         all_decline(current, 0.0, reason)
@@ -207,7 +207,7 @@ class TestEnd:
         assert end is not None
         assert end.reason is Stopped.FAILED
         assert f"2 declined with {reason}: " in end.detail
-        assert mend in end.detail
+        assert remedy in end.detail
         assert current.records[-1].decline_reasons == {reason: 2}
 
     def test_a_run_without_anything_left_says_so_at_once(self):

@@ -21,7 +21,7 @@ class TestBeginning:
     def test_waits_for_the_devices_it_was_told_of(self):
         """The first round needs so many, and says when it stops waiting."""
         made = engine(devices=2, wait_s=60.0)
-        assert (made.next_deadline(), made.wanted()) == (60.0, 2)
+        assert (made.next_deadline(), made.required_devices()) == (60.0, 2)
         assert made.on_state("a", there(), 1.0) == []
         assert made.on_state("b", there(), 2.0) == [PublishModel(1)]
         assert (made.last_round, made.next_deadline()) == (1, None)
@@ -56,7 +56,7 @@ class TestBeginning:
         report_of(made, "a")
         made.on_state("b", gone(), 6.0)
         assert made.aggregated(7.0)[-1] == PublishModel(2)
-        assert made.wanted() == 1
+        assert made.required_devices() == 1
         made.model_published(model(), 7.0)
         send(made, "a", Accept(10), 7.5, 2)
         made.on_state("a", gone(), 8.0)
@@ -89,7 +89,7 @@ class TestBeginning:
         """The records of earlier epochs are the rounds before; its devices are waited for again."""
         before = [RoundRecord(number, "failed", 2, 0, 0, 0, failure="quorum_missed") for number in (1, 2, 3)]
         made = engine(before, epoch=2, devices=2, rounds=5, max_failed_rounds=3)
-        assert (made.last_round, made.wanted(), made.stopped) == (3, 2, None)
+        assert (made.last_round, made.required_devices(), made.stopped) == (3, 2, None)
         made.on_state("a", there(), 1.0)
         assert made.on_state("b", there(), 1.0) == [PublishModel(4)]
 

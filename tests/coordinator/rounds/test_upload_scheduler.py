@@ -8,7 +8,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedpatch.coordinator.rounds.upload_scheduler import MAX_RETRY_S, STALL_S, Complete, UploadDesk
+from fedpatch.coordinator.rounds.upload_scheduler import MAX_RETRY_S, STALL_S, Complete, UploadScheduler
 from fedpatch.shared.wire.messages import Ack, Grant, Manifest, RetryAfter
 from fedpatch.shared.wire.transfer import Bitmap, Chunk, cut, describe
 
@@ -31,9 +31,9 @@ def chunk_of(device: str, index: int) -> Chunk:
     return cut(blob_of(device), manifest_of(device), index)
 
 
-def desk(slots: int = 1, window: int = 8, idle_s: float = 30.0) -> UploadDesk:
+def desk(slots: int = 1, window: int = 8, idle_s: float = 30.0) -> UploadScheduler:
     """A desk with repeatable jitter."""
-    return UploadDesk(slots=slots, window=window, idle_s=idle_s, jitter=random.Random(1))
+    return UploadScheduler(slots=slots, window=window, idle_s=idle_s, jitter=random.Random(1))
 
 
 def granted(have: tuple[int, ...] = (), device: str = "a") -> Grant:

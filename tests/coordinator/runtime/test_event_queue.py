@@ -59,10 +59,10 @@ def test_the_time_is_that_of_the_event_that_was_taken(later):
     later(5)
     inbox.get()
     assert inbox.now < began_at + 1
-    assert inbox.reached() == inbox.now
+    assert inbox.processed_until() == inbox.now
     inbox.get()
     assert began_at + 5 <= inbox.now < began_at + 6
-    assert began_at + 10 <= inbox.reached()
+    assert began_at + 10 <= inbox.processed_until()
 
 
 @given(st.lists(st.tuples(st.sampled_from(["put", "get", "catch up", "reach"]), st.floats(0, 1e6))))
@@ -76,9 +76,9 @@ def test_the_time_never_goes_back(steps):
         elif what == "get" and inbox.waiting():
             inbox.get()
         elif what == "catch up":
-            inbox.catch_up()
+            inbox.now_is_present()
         elif what == "reach":
-            inbox.reach(moment)
+            inbox.advance_to(moment)
         assert inbox.now >= before
 
 

@@ -55,7 +55,7 @@ def test_the_next_model_replaces_the_former(link, tmp_path):
 def test_what_a_killed_coordinator_left_is_taken_back_by_the_next(link, tmp_path):
     """It finds the name in its directory, and acts when it knows whether the broker retains anything."""
     publisher(link, tmp_path).publish(Blob(BLOB, model()))
-    publisher(link, tmp_path).settle()
+    publisher(link, tmp_path).drain()
     assert link.retained() == set()
 
 
@@ -65,7 +65,7 @@ def test_a_broker_that_retains_nothing_is_told_nothing_of_what_was_left(link, tm
     later = RecordedLink()
     current = publisher(later, tmp_path)
     current.retain = False
-    current.settle()
+    current.drain()
     assert later.published == []
 
 
@@ -77,7 +77,7 @@ def test_a_model_is_remembered_until_the_broker_has_taken_it_back(link, tmp_path
     link.idle = False
     current.close()
     later = RecordedLink()
-    publisher(later, tmp_path).settle()
+    publisher(later, tmp_path).drain()
     assert [(payload, retain) for _, payload, retain in later.published] == [(b"", True)] * 3
 
 
@@ -123,7 +123,7 @@ def test_any_number_of_models_is_remembered(link, tmp_path):
     for blob in blobs:
         current.publish(Blob(blob, model(blob)))
     later = RecordedLink()
-    publisher(later, tmp_path).settle()
+    publisher(later, tmp_path).drain()
     assert len({topic for topic, payload, _ in later.published if payload == b""}) == 200
 
 
@@ -134,8 +134,8 @@ def test_what_found_no_room_is_taken_back_later(link, tmp_path):
     link.full = True
     current.retract()
     link.full = False
-    current.settle()
-    current.settle()
+    current.drain()
+    current.drain()
     assert link.retained() == set()
     assert list(tmp_path.iterdir()) == []
 
@@ -148,12 +148,12 @@ def test_the_same_model_again_is_not_taken_back(link, tmp_path):
     current.retract()
     current.publish(Blob(BLOB, model()))
     link.idle = True
-    current.settle()
+    current.drain()
     assert len(link.retained()) == 3
 
 
 def test_a_damaged_note_costs_the_damaged_lines(link, tmp_path):
     """What can be read is taken back."""
     (tmp_path / "published.txt").write_text(f"{model().digest} 3\n{model().digest} 99999\nrubbish\n")
-    publisher(link, tmp_path).settle()
+    publisher(link, tmp_path).drain()
     assert len(link.published) == 3

@@ -20,7 +20,9 @@ from tests.coordinator.fake_link import RecordedLink
 def test_what_strangers_say_is_counted_under_no_name():
     """Names that nobody knows can be invented without end; a device of the fleet answers for itself."""
     connection: Any = SimpleNamespace(door=IngressFilter(10), fleet="demo", link=RecordedLink(), inbox=EventQueue())
-    performer: Any = SimpleNamespace(observer=NullObserver(), warden=None, storing=UpdateWriter(lambda _effect: None))
+    performer: Any = SimpleNamespace(
+        observer=NullObserver(), quarantine=None, storing=UpdateWriter(lambda _effect: None)
+    )
     nobody: Any = SimpleNamespace(refuses=lambda _device: False)
     service = Service(
         asking("a"),

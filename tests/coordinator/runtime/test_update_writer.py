@@ -55,24 +55,24 @@ def test_updates_come_out_in_the_order_in_which_they_arrived(disk):
     """One that is written sooner than the one before it waits."""
     done = threading.Semaphore(0)
     storing = UpdateWriter(disk.keep, done.release, threads=2)
-    storing.begin(update_of("a"))
-    storing.begin(update_of("b"))
+    storing.submit(update_of("a"))
+    storing.submit(update_of("b"))
     disk.may["b"].set()
     assert done.acquire(timeout=LONG_S)
-    assert storing.take() == []
+    assert storing.completed() == []
     disk.may["a"].set()
     assert done.acquire(timeout=LONG_S)
-    assert [kept for _, kept in storing.take()] == ["A", "B"]
+    assert [kept for _, kept in storing.completed()] == ["A", "B"]
     storing.close()
 
 
 def test_whoever_wants_room_waits_for_the_oldest_alone(disk):
     """With two on their way and one allowed, the first is waited for and the second is not."""
     storing = UpdateWriter(disk.keep, threads=2)
-    storing.begin(update_of("a"))
-    storing.begin(update_of("b"))
+    storing.submit(update_of("a"))
+    storing.submit(update_of("b"))
     disk.may["a"].set()
-    assert [kept for _, kept in storing.take(1)] == ["A"]
+    assert [kept for _, kept in storing.completed(1)] == ["A"]
     assert (storing.holds("a"), storing.holds("b")) == (False, True)
     disk.may["b"].set()
     storing.close()
@@ -86,9 +86,9 @@ def test_a_disk_that_refuses_is_heard_of_by_whoever_takes(threads):
         raise StateError("no space left")
 
     storing = UpdateWriter(full, threads=threads)
-    storing.begin(update_of("a"))
+    storing.submit(update_of("a"))
     with pytest.raises(StateError, match="no space left"):
-        storing.take(0)
+        storing.completed(0)
     storing.close()
 
 
@@ -96,11 +96,11 @@ def test_a_disk_that_refuses_is_heard_of_by_whoever_takes(threads):
 def test_what_is_done_afterwards_is_done_when_all_is_forgotten(tmp_path, threads):
     """Files of a round that is over are gone before the next is folded."""
     storing = UpdateWriter(str, threads=threads)
-    storing.begin(update_of("a"))
+    storing.submit(update_of("a"))
     storing.afterwards(lambda: (tmp_path / "there").touch())
-    storing.forget()
+    storing.discard()
     assert (tmp_path / "there").exists()
-    assert storing.take(0) == []
+    assert storing.completed(0) == []
     storing.close()
 
 
@@ -153,10 +153,10 @@ def test_a_device_need_not_wait_for_the_update_of_another(bench, slow, woken):
     bench.upload("b", 3.0)
     slow.may["b"].set()
     assert woken.acquire(timeout=LONG_S)
-    bench.performer.settle(wait=False)
+    bench.performer.drain(wait=False)
     assert committed(bench) == []
     slow.may["a"].set()
-    bench.performer.settle(wait=True)
+    bench.performer.drain(wait=True)
     assert committed(bench) == ["a", "b"]
     assert {float(array.max()) for array in bench.performer.state.tensors.values()} == {2.0}
 

@@ -18,10 +18,10 @@ def test_a_full_disk_leaves_the_checkpoints_before_and_nothing_half_written(tmp_
             save_checkpoint(run, state_of(number), PUBLIC, {})
         before = {path.name: path.read_bytes() for path in run.iterdir()}
         disk.fill()
-        mend = "No space left on device; free some space on this disk"
-        with pytest.raises(StateError, match=rf"checkpoint-000003\.fp: {mend}"):
+        remedy = "No space left on device; free some space on this disk"
+        with pytest.raises(StateError, match=rf"checkpoint-000003\.fp: {remedy}"):
             save_checkpoint(run, state_of(3), PUBLIC, {})
-        with pytest.raises(StateError, match=rf"pi-1\.fp: {mend}"):
+        with pytest.raises(StateError, match=rf"pi-1\.fp: {remedy}"):
             store_update(run, 3, "pi-1", bytes(10_000))
         assert {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()} == before
         assert list((run / "updates").rglob("*.*")) == []

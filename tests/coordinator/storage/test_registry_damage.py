@@ -378,9 +378,9 @@ def test_being_stopped_in_the_middle_of_the_mend_costs_nothing(story: Story):
 
 def test_without_a_copy_the_file_is_left_alone(story: Story):
     """Somebody may still get something out of it; the mend is in the message."""
-    mend = r"`fedpatch runs --rebuild --state-dir .*` makes it again from its runs"
+    remedy = r"`fedpatch runs --rebuild --state-dir .*` makes it again from its runs"
     for files, wanted in (
-        (story.ended, mend),
+        (story.ended, remedy),
         ({REGISTRY_FILE: story.ended[REGISTRY_FILE]}, "move it away, or use another --state-dir"),
     ):
         with laid_out(files) as path:
@@ -407,12 +407,12 @@ def test_a_damaged_copy_takes_no_ones_place(story: Story):
 def test_those_who_only_read_are_told_who_mends_it(story: Story):
     """`fedpatch runs` changes nothing on the disk."""
     with laid_out(story.ended) as path:
-        mend = "`fedpatch run` or `fedpatch resume` puts its copy registry.sqlite3.before in its place"
+        remedy = "`fedpatch run` or `fedpatch resume` puts its copy registry.sqlite3.before in its place"
         damage = r"is damaged \(file is not a database\)"
         for data, why in ((b"?" * 5000, damage), (b"", "is empty"), (None, "is not there")):
             path.unlink() if data is None else path.write_bytes(data)
             before = files_of(path.parent)
-            with pytest.raises(StateError, match=rf"^{path}: {why}; {mend}"):
+            with pytest.raises(StateError, match=rf"^{path}: {why}; {remedy}"):
                 Registry(path, readonly=True)
             assert files_of(path.parent) == before
             must_exist(path)
@@ -466,13 +466,13 @@ def test_a_registry_on_a_disk_that_cannot_be_written_can_be_read(story: Story, t
                 if name in files:
                     path.with_name(name).write_bytes(files[name])
             path.with_name(f"{REGISTRY_FILE}-shm").unlink(missing_ok=True)
-            for hinder, mend in ((disk.fill, disk.empty), (disk.make_readonly, disk.make_writable)):
+            for hinder, remedy in ((disk.fill, disk.empty), (disk.make_readonly, disk.make_writable)):
                 hinder()
                 with Registry(path, readonly=True) as registry:
                     assert content_of(registry._db) == story.full
                     with pytest.raises(StateError, match="readonly"):
                         registry.reopen(registry.run("last").id)
-                mend()
+                remedy()
 
 
 def test_a_disk_that_cannot_be_written_is_told_with_the_mend(story: Story, tmp_path: Path):

@@ -125,7 +125,7 @@ def test_registry_without_a_copy_is_good_and_the_copy_is_named_as_absent(state_d
 def test_changed_row_is_named(state_dir: Path, statement: str, verdict: str, word: str):
     """By the journal, the checkpoint, the files, or because it cannot be."""
     change(state_dir / REGISTRY_FILE, statement)
-    assert any(one.verdict == verdict and word in one.detail and one.mend for one in bad(state_dir))
+    assert any(one.verdict == verdict and word in one.detail and one.remedy for one in bad(state_dir))
 
 
 def test_record_that_the_journal_lost_is_compared_with_the_checkpoint(state_dir: Path):
@@ -148,7 +148,7 @@ def test_damaged_newest_checkpoint_fails_and_the_one_before_warns(state_dir: Pat
         (one,) = bad(state_dir)
         assert one.verdict == verdict
         assert str(path) in one.detail
-        assert back in one.mend
+        assert back in one.remedy
         path.write_bytes(data)
 
 
@@ -165,7 +165,7 @@ def test_journal_that_could_not_be_written_warns_and_the_registry_is_right(
         registry.rounds.finish(registry.run("last").id, RoundRecord(2, "aggregated", 2, 2, 0, 2, 0.9))
     told = [one for one in bad(state_dir) if "checkpoint-000002" not in one.detail]
     assert [(one.verdict, "lags behind the registry" in one.detail) for one in told] == [("warn", True)]
-    assert "fedpatch resume" in told[0].mend and "--rebuild" not in told[0].mend
+    assert "fedpatch resume" in told[0].remedy and "--rebuild" not in told[0].remedy
 
 
 def test_run_that_is_not_in_the_registry_fails_with_the_command_that_brings_it_back(state_dir: Path):
@@ -173,7 +173,7 @@ def test_run_that_is_not_in_the_registry_fails_with_the_command_that_brings_it_b
     for one in (state_dir / REGISTRY_FILE, copy_of(state_dir / REGISTRY_FILE)):
         for statement in ("DELETE FROM updates", "DELETE FROM open_rounds", "DELETE FROM rounds", "DELETE FROM runs"):
             change(one, statement)
-    assert any("is not in the registry" in one.detail and "--rebuild" in one.mend for one in bad(state_dir))
+    assert any("is not in the registry" in one.detail and "--rebuild" in one.remedy for one in bad(state_dir))
 
 
 @settings(max_examples=150, deadline=None)

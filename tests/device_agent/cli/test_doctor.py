@@ -77,18 +77,18 @@ def test_a_task_and_its_data_are_loaded_as_an_agent_does(settings):
 
 
 @pytest.mark.parametrize(
-    ("task", "words", "mend"),
+    ("task", "words", "remedy"),
     [
         (QUICK, "cannot be imported", "--task"),
         ("dataless:TASK", "/nowhere/examples.csv: no such file", "below /nowhere"),
         ("deadly:TASK", "exit code 7", "--debug"),
     ],
 )
-def test_a_task_that_cannot_be_used(settings, task, words, mend):
+def test_a_task_that_cannot_be_used(settings, task, words, remedy):
     """Absent, without its data, or deadly to the training process: told with a mend, and the broker is asked too."""
     found = find(replace(settings, task=task, data_root=Path("/nowhere")))
     assert found["task"].verdict == "fail"
-    assert words in found["task"].detail and mend in found["task"].mend
+    assert words in found["task"].detail and remedy in found["task"].remedy
     assert found["broker_port"].verdict == "fail"
 
 
@@ -107,7 +107,7 @@ def test_a_device_that_would_decline(settings, tmp_path, admission, status, verd
     scene.supply("BAT0", BATTERY | {"status": status})
     found = find(replace(settings, admission=admission, unmetered=False), scene.root)["preferences"]
     assert (found.verdict, words in found.detail) == (verdict, True)
-    assert ("fedpatch-agent conditions" in found.mend) is (verdict == "warn")
+    assert ("fedpatch-agent conditions" in found.remedy) is (verdict == "warn")
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_a_private_setting_that_the_model_does_not_fit_is_named(settings):
     found = find(replace(settings, task="digits", private="names:fc9.weight"))["task"]
     assert found.verdict == "fail"
     assert "private = names:fc9.weight" in found.detail and "did you mean" in found.detail
-    assert "--private" in found.mend
+    assert "--private" in found.remedy
 
 
 def test_an_agent_at_work_is_left_alone(settings):
@@ -159,7 +159,7 @@ def test_a_name_that_another_agent_has(settings, mosquitto):
         other.settle()
         found = find(replace(settings, broker=mosquitto.url))
     assert found["device_name"].verdict == "warn"
-    assert "--device-id" in found["device_name"].mend
+    assert "--device-id" in found["device_name"].remedy
 
 
 @pytest.mark.broker
@@ -199,7 +199,7 @@ def test_a_broker_without_rules_is_told_where_it_is_not_only_ours(settings, monk
             lambda **found: Reached(**{**found, "loopback": False}),
         )
         found = find(ours)["access"]
-    assert found.verdict == "warn" and "fedpatch broker acl --fleet home" in found.mend
+    assert found.verdict == "warn" and "fedpatch broker acl --fleet home" in found.remedy
 
 
 def test_a_name_that_no_topic_can_hold(settings):

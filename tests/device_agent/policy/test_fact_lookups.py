@@ -17,7 +17,7 @@ def test_facts_are_looked_up_for_others_where_the_order_needs_none():
     owner, job = owner_of(book, "always", look_anyway=True), training()
     owner.tick(job, 12.0)
     assert book.asked == 1
-    assert owner.see(UNPLUGGED, job, [TASK], 13.0) == owner.see(UNPLUGGED, job, [TASK], 100.0) == []
+    assert owner.update_facts(UNPLUGGED, job, [TASK], 13.0) == owner.update_facts(UNPLUGGED, job, [TASK], 100.0) == []
     assert (owner.facts, owner.unwilling, owner.willing) == (UNPLUGGED, None, True)
     assert owner.next_deadline(job) == 100.0 + LOOK_IDLE_S
-    assert owner.consider(TASK, REQUEST, 101.0) == AdmissionDecision(True)
+    assert owner.decide(TASK, REQUEST, 101.0) == AdmissionDecision(True)

@@ -16,7 +16,7 @@ def heard_before() -> DuplicateIdDetector:
     """On its second connection; it was heard on the first."""
     namesake = DuplicateIdDetector("mine", 100.0)
     namesake.connected()
-    assert not namesake.heard(ME, 1.0)
+    assert not namesake.observe(ME, 1.0)
     namesake.connected()
     return namesake
 
@@ -24,17 +24,17 @@ def heard_before() -> DuplicateIdDetector:
 def found() -> DuplicateIdDetector:
     """Another was seen at second 10."""
     namesake = heard_before()
-    assert namesake.heard(OTHER, 10.0)
+    assert namesake.observe(OTHER, 10.0)
     return namesake
 
 
 def test_other_boot_on_a_later_connection_is_found_once():
     """One reconnect is enough; what is said again is no news."""
     namesake = found()
-    assert namesake.found
+    assert namesake.detected
     namesake.connected()
-    assert not namesake.heard(OTHER, 10.0)
-    assert namesake.found
+    assert not namesake.observe(OTHER, 10.0)
+    assert namesake.detected
 
 
 def test_a_retained_state_of_a_former_life_is_not_another():
@@ -42,9 +42,9 @@ def test_a_retained_state_of_a_former_life_is_not_another():
     namesake = DuplicateIdDetector("mine", 100.0)
     for second in range(5):
         namesake.connected()
-        assert not namesake.heard(OTHER, float(second))
-    assert not namesake.heard(ME, 6.0)
-    assert not namesake.found
+        assert not namesake.observe(OTHER, float(second))
+    assert not namesake.observe(ME, 6.0)
+    assert not namesake.detected
 
 
 def test_a_will_is_not_another():
@@ -52,18 +52,18 @@ def test_a_will_is_not_another():
     namesake = heard_before()
     for second in range(5):
         namesake.connected()
-        assert not namesake.heard(WILL, float(second))
-    assert not namesake.found
+        assert not namesake.observe(WILL, float(second))
+    assert not namesake.detected
 
 
 def test_former_boot_from_a_broker_with_an_old_copy_is_not_another():
     """The agent knows the nonces of its earlier starts."""
     namesake = DuplicateIdDetector("mine", 100.0, former_boots=["another"])
     namesake.connected()
-    assert not namesake.heard(ME, 1.0)
+    assert not namesake.observe(ME, 1.0)
     namesake.connected()
-    assert not namesake.heard(OTHER, 2.0)
-    assert not namesake.found
+    assert not namesake.observe(OTHER, 2.0)
+    assert not namesake.detected
 
 
 def test_another_that_is_not_heard_any_more_is_taken_to_be_gone():
@@ -71,9 +71,9 @@ def test_another_that_is_not_heard_any_more_is_taken_to_be_gone():
     namesake = found()
     assert (namesake.tick(109.9), namesake.next_deadline()) == (False, 110.0)
     assert namesake.tick(110.0)
-    assert (namesake.found, namesake.next_deadline(), namesake.tick(111.0)) == (False, None, False)
+    assert (namesake.detected, namesake.next_deadline(), namesake.tick(111.0)) == (False, None, False)
     namesake.connected()
-    assert namesake.heard(OTHER, 112.0)
+    assert namesake.observe(OTHER, 112.0)
 
 
 @given(st.lists(st.sampled_from(("connect", "echo", "will")), max_size=30), st.integers(0, 30))
@@ -84,10 +84,10 @@ def test_an_agent_that_is_alone_never_finds_another(events, former):
         if event == "connect":
             namesake.connected()
             if not heard and second < former:
-                namesake.heard(OTHER, float(second))
+                namesake.observe(OTHER, float(second))
         elif event == "will":
-            namesake.heard(WILL, float(second))
+            namesake.observe(WILL, float(second))
         else:
-            namesake.heard(ME, float(second))
+            namesake.observe(ME, float(second))
             heard = True
-    assert not namesake.found
+    assert not namesake.detected

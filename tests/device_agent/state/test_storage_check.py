@@ -218,7 +218,7 @@ def findings(state_dir: Path) -> list[tuple[str, str, str]]:
     checkup = quiet_checkup()
     _check_stored(state_dir, checkup)
     assert {one.name for one in checkup.findings} <= {"stored"}
-    return [(one.verdict, one.detail, one.mend) for one in checkup.findings]
+    return [(one.verdict, one.detail, one.remedy) for one in checkup.findings]
 
 
 def test_stored_content_of_an_agent_that_is_whole_is_good(whole: Path, tmp_path: Path):

@@ -73,7 +73,7 @@ def test_an_endpoint_has_every_documented_metric_and_no_other(tmp_path, caplog):
     """Of an agent of which all is known; promtool likes it. The certificate alone is missing without a ca_file."""
     with caplog.at_level(logging.INFO, "fedpatch.metrics"):
         bench = Bench(tmp_path, metrics="127.0.0.1:0")
-    bench.owner.see(replace(WELL, clock_set=facts().clock_set), bench.job, [TASK], 0.0)
+    bench.owner.update_facts(replace(WELL, clock_set=facts().clock_set), bench.job, [TASK], 0.0)
     bench.times.trained(KEY, report(0.5))
     bench.times.committed(KEY, 3.0)
     _publish(bench, 1, 0.875)
@@ -145,7 +145,7 @@ def test_the_gauges_say_what_the_agent_does(bench):
 def test_an_order_that_asks_no_facts_has_its_own_answer(tmp_path, admission, willing):
     """A file is read for each offer, and not for a scrape."""
     bench = Bench(tmp_path, admission)
-    bench.owner.see(facts(external_power=False), bench.job, [TASK], 0.0)
+    bench.owner.update_facts(facts(external_power=False), bench.job, [TASK], 0.0)
     bench.look(1.0)
     assert bench.value("willing") == willing
     assert bench.value("external_power") == 0

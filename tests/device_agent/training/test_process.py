@@ -12,7 +12,7 @@ import pytest
 
 from fedpatch.device_agent.job.effects import ContinueTraining, PauseTraining
 from fedpatch.device_agent.job.training_messages import CancelTraining, Ready, WorkerSetup, write_message
-from fedpatch.device_agent.training.process import TrainingControl, fail_reason, in_words, set_up
+from fedpatch.device_agent.training.process import TrainingControl, error_text, fail_reason, set_up
 from fedpatch.shared.errors import DataError, SchemaMismatch, StateError, UpdateRefused, UsageError, WireError
 from fedpatch.shared.wire.reason_codes import FailReason
 from tests.device_agent.device_rounds import ADAM, Scene
@@ -23,14 +23,14 @@ TIMEOUT_S = 120
 
 def test_that_work_is_to_stop_is_told_without_waiting():
     """By a pause until it is over, and by a cancel for good."""
-    reins = TrainingControl()
-    assert not reins.stopped()
-    reins.take(PauseTraining())
-    assert reins.stopped()
-    reins.take(ContinueTraining())
-    assert not reins.stopped()
-    reins.take(CancelTraining())
-    assert reins.stopped() and reins.cancelled()
+    control = TrainingControl()
+    assert not control.stopped()
+    control.take(PauseTraining())
+    assert control.stopped()
+    control.take(ContinueTraining())
+    assert not control.stopped()
+    control.take(CancelTraining())
+    assert control.stopped() and control.cancelled()
 
 
 def test_a_tasks_own_sentence_is_told_as_it_is(tmp_path):
@@ -38,7 +38,7 @@ def test_a_tasks_own_sentence_is_told_as_it_is(tmp_path):
     setup = WorkerSetup("tests.device_agent.toy_tasks:TOY", "absent:5", str(tmp_path), str(tmp_path / "patches"), "ann")
     with pytest.raises(DataError) as caught:
         set_up(setup)
-    assert in_words(caught.value) == "toy: examples.npz is absent; fetch it first"
+    assert error_text(caught.value) == "toy: examples.npz is absent; fetch it first"
 
 
 def test_what_a_tasks_code_raises_is_told_with_its_data(tmp_path):
@@ -94,7 +94,7 @@ def test_every_error_has_a_reason_that_the_coordinator_counts(error, reason):
 
 def test_an_error_becomes_one_line_of_bounded_length():
     """It ends up in the device's log, one line for each event."""
-    text = in_words(ValueError("first line\n  second " + "x" * 1000))
+    text = error_text(ValueError("first line\n  second " + "x" * 1000))
     assert text.startswith("ValueError: first line second xxx")
     assert len(text) == 500
 

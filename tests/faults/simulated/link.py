@@ -83,7 +83,7 @@ class SimulatedLink:
             raise BrokerError("the simulated broker does not answer")
         return self._connected
 
-    def be_patient(self, patient: bool) -> None:
+    def use_long_backoff(self, patient: bool) -> None:
         """Never, in a world in which each name has one device."""
         assert not patient, f"{self.client_id} believes that another has its name"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fedpatch.shared.app.files import check_state_directory, mend_at, mend_of, remove_unfinished, write_atomic
+from fedpatch.shared.app.files import check_state_directory, remedy_at, remedy_for, remove_unfinished, write_atomic
 from fedpatch.shared.errors import UsageError
 from tests.support.disks import small_disk
 from tests.support.paths import ROOT
@@ -106,15 +106,15 @@ def test_only_unfinished_files_are_cleared_away(tmp_path):
 def test_a_mend_says_what_the_disk_suffers_from(tmp_path: Path):
     """Told by the system's error, or found by looking at the disk; otherwise the caller knows better."""
     full, readonly = "free some space on this disk", "this disk is read-only"
-    for number, mend in ((errno.ENOSPC, full), (errno.EROFS, readonly), (errno.EACCES, "say please")):
-        assert mend_of(OSError(number, "no"), "say please").startswith(mend)
+    for number, remedy in ((errno.ENOSPC, full), (errno.EROFS, readonly), (errno.EACCES, "say please")):
+        assert remedy_for(OSError(number, "no"), "say please").startswith(remedy)
     with small_disk(tmp_path / "disk", "256k") as disk:
-        assert mend_at(disk.path, "say please") == "say please"
+        assert remedy_at(disk.path, "say please") == "say please"
         disk.fill()
-        assert mend_at(disk.path, "say please") == full
+        assert remedy_at(disk.path, "say please") == full
         disk.make_readonly()
-        assert mend_at(disk.path, "say please").startswith(readonly)
-    assert mend_at(tmp_path / "absent", "say please") == "say please"
+        assert remedy_at(disk.path, "say please").startswith(readonly)
+    assert remedy_at(tmp_path / "absent", "say please") == "say please"
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o770, 0o702, 0o1777])

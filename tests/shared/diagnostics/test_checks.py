@@ -18,11 +18,11 @@ def examine(checkup: Checkup) -> None:
     checkup.skip("four", "nobody knows")
 
 
-@pytest.mark.parametrize(("verdict", "mend"), [("fail", ""), ("warn", ""), ("ok", "do"), ("skip", "do")])
-def test_what_is_bad_has_a_mend_and_nothing_else_has(verdict, mend):
+@pytest.mark.parametrize(("verdict", "remedy"), [("fail", ""), ("warn", ""), ("ok", "do"), ("skip", "do")])
+def test_what_is_bad_has_a_mend_and_nothing_else_has(verdict, remedy):
     """A finding cannot be made otherwise."""
     with pytest.raises(ValueError, match="have one"):
-        Finding("disk", verdict, "text", mend)
+        Finding("disk", verdict, "text", remedy)
 
 
 def test_findings_are_lines_and_mends_stand_below(capsys):
@@ -32,7 +32,7 @@ def test_findings_are_lines_and_mends_stand_below(capsys):
     assert written.err == "looking\n"
     lines = [line.split() for line in written.out.splitlines()]
     assert lines[1] == ["warn", "two", "it", "is", "slow"]
-    assert lines[2] == ["mend:", "make", "it", "fast"]
+    assert lines[2] == ["remedy:", "make", "it", "fast"]
     assert written.out.splitlines()[-1] == "1 check failed, 1 warning, 1 good, 1 not made"
 
 

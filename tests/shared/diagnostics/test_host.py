@@ -59,7 +59,7 @@ def test_a_state_directory_that_others_can_read(checkup, tmp_path):
     """It holds private patches, so that is a warning; a coordinator's does not."""
     tmp_path.chmod(0o755)
     check_state_dir(tmp_path, SPACE, checkup, private=True)
-    assert named(checkup, "state_dir").mend == f"chmod 700 {tmp_path}"
+    assert named(checkup, "state_dir").remedy == f"chmod 700 {tmp_path}"
     checkup.findings.clear()
     tmp_path.chmod(0o710)  # the group passes through to the models
     check_state_dir(tmp_path, SPACE, checkup, private=True)
@@ -78,7 +78,7 @@ def test_a_state_directory_of_somebody_else(checkup, tmp_path):
     os.chown(tmp_path, 12345, 12345)
     check_state_dir(tmp_path, SPACE, checkup, private=True)
     found = named(checkup, "state_dir")
-    assert found.verdict == "warn" and "user 12345" in found.detail and "sudo -u" in found.mend
+    assert found.verdict == "warn" and "user 12345" in found.detail and "sudo -u" in found.remedy
 
 
 def test_a_state_directory_that_is_a_file(checkup, tmp_path):
@@ -86,7 +86,7 @@ def test_a_state_directory_that_is_a_file(checkup, tmp_path):
     (tmp_path / "file").touch()
     check_state_dir(tmp_path / "file", SPACE, checkup, private=True)
     found = named(checkup, "state_dir")
-    assert found.verdict == "fail" and str(tmp_path / "file") in found.detail and "--state-dir" in found.mend
+    assert found.verdict == "fail" and str(tmp_path / "file") in found.detail and "--state-dir" in found.remedy
 
 
 def test_a_read_only_file_system(checkup, tmp_path):
@@ -94,7 +94,7 @@ def test_a_read_only_file_system(checkup, tmp_path):
     with tmpfs(tmp_path / "disk", "ro,size=8m") as disk:
         check_state_dir(disk / "state", SPACE, checkup, private=True)
     found = named(checkup, "state_dir")
-    assert found.verdict == "fail" and "Read-only" in found.detail and "SD card" in found.mend
+    assert found.verdict == "fail" and "Read-only" in found.detail and "SD card" in found.remedy
 
 
 def test_a_full_disk(checkup, tmp_path):
@@ -104,7 +104,7 @@ def test_a_full_disk(checkup, tmp_path):
             (disk / "big").write_bytes(bytes(2**21))
         check_state_dir(disk, SPACE, checkup, private=True)
     found = named(checkup, "state_dir")
-    assert found.verdict == "fail" and "No space left" in found.detail and "free some space" in found.mend
+    assert found.verdict == "fail" and "No space left" in found.detail and "free some space" in found.remedy
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_a_disk_that_is_too_small(checkup, tmp_path, options, verdict, words):
     with tmpfs(tmp_path / "disk", f"{options},mode=700") as disk:
         check_state_dir(disk, SPACE, checkup, private=True)
     found = named(checkup, "disk")
-    assert found.verdict == verdict and words in found.detail and "free some space" in found.mend
+    assert found.verdict == verdict and words in found.detail and "free some space" in found.remedy
 
 
 def test_a_disk_without_inodes(checkup, tmp_path):
@@ -123,7 +123,7 @@ def test_a_disk_without_inodes(checkup, tmp_path):
     with tmpfs(tmp_path / "disk", "size=8m,nr_inodes=20,mode=700") as disk:
         check_state_dir(disk, SPACE, checkup, private=True)
     found = named(checkup, "disk")
-    assert found.verdict == "fail" and "inodes" in found.detail and "df -i" in found.mend
+    assert found.verdict == "fail" and "inodes" in found.detail and "df -i" in found.remedy
 
 
 def test_a_clock_that_began_in_1970(checkup):
@@ -131,7 +131,7 @@ def test_a_clock_that_began_in_1970(checkup):
     check_clock(checkup, tls=True, now=1000.0)
     found = named(checkup, "clock")
     assert found.verdict == "warn" and "1970-01-01" in found.detail and "certificate" in found.detail
-    assert "timedatectl" in found.mend
+    assert "timedatectl" in found.remedy
 
 
 @pytest.mark.parametrize(("told", "verdict"), [("yes", "ok"), ("no", "warn"), ("", "ok"), (None, "ok")])
@@ -153,7 +153,7 @@ def test_memory_that_is_short(checkup, tmp_path):
     check_memory(90e6, "training", checkup, meminfo)
     found = named(checkup, "memory")
     assert found.verdict == "warn" and found.detail.startswith("51 MB available; training takes about 90 MB")
-    assert "swap" in found.mend
+    assert "swap" in found.remedy
     checkup.findings.clear()
     check_memory(40e6, "training", checkup, meminfo)
     check_memory(40e6, "training", checkup, tmp_path / "absent")
@@ -171,7 +171,7 @@ def test_a_machine_without_torch(checkup, monkeypatch):
     monkeypatch.setattr(host, "_version", lambda name: "" if name == "torch" else "1.0")
     check_versions("agent", checkup)
     found = named(checkup, "versions")
-    assert found.verdict == "fail" and found.mend == "pip install 'fedpatch[agent]'"
+    assert found.verdict == "fail" and found.remedy == "pip install 'fedpatch[agent]'"
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def test_what_is_wrong_with_a_certificate_is_told_with_its_mend(house: Certified
     (tmp_path / "garbled.pem").write_bytes(own.replace(b" CERTIFICATE", b" X509 CERTIFICATE"))  # OpenSSL reads that too
     place = house.directory / "coordinator"
     coordinators = replace(settings_of(house), cert_file=place / "client.crt", key_file=place / "client.key")
-    for settings, name, verdict, words, mend in (
+    for settings, name, verdict, words, remedy in (
         (settings_of(house, "ending"), "ending", "warn", "it is good for 4 more days", "fedpatch device rotate ending"),
         (settings_of(house, "old"), "old", "fail", "it has expired on", "fedpatch device rotate old"),
         (settings_of(house, "young"), "young", "fail", "it is not valid before", "set the clock"),
@@ -85,7 +85,7 @@ def test_what_is_wrong_with_a_certificate_is_told_with_its_mend(house: Certified
     ):
         finding = found(settings, name)
         assert finding is not None
-        assert finding.verdict == verdict and words in finding.detail and mend in finding.mend
+        assert finding.verdict == verdict and words in finding.detail and remedy in finding.remedy
 
 
 def run_settings(house: Certified) -> RunSettings:

@@ -30,15 +30,15 @@ class Pauses(threading.Event):
 
 def pauses(count: int, patient_from: int) -> list[float]:
     """Of connections that break at once, of a link that is told to be patient in its so-manieth attempt."""
-    desk = Session(parse_broker_url("mqtt://broker.local"), 10)
-    desk.stopping = waited = Pauses(count)
+    session = Session(parse_broker_url("mqtt://broker.local"), 10)
+    session.stopping = waited = Pauses(count)
     made: list[ConnectionAttempt] = []
 
     def make(attempt: ConnectionAttempt) -> None:
         made.append(attempt)
         attempts.patient = len(made) >= patient_from
 
-    attempts = Reconnector(desk, (SHORTEST_S, LONGEST_S), make, lambda event: None)
+    attempts = Reconnector(session, (SHORTEST_S, LONGEST_S), make, lambda event: None)
     attempts.run()
     return waited.seconds
 

@@ -51,19 +51,19 @@ def _patient(monkeypatch) -> None:
 def test_what_is_put_down_before_a_wake_is_taken_up():
     """Of many threads that put something down and wake, none waits for another's wake or for the loop's own pace."""
     loop, client, done = SocketLoop(), Client(), threading.Event()
-    desk: deque[int] = deque()
+    session: deque[int] = deque()
     taken: list[int] = []
 
     def turn() -> bool:
-        while desk:
-            taken.append(desk.popleft())
+        while session:
+            taken.append(session.popleft())
         if len(taken) >= 4000:
             done.set()
         return not done.is_set()
 
     def put(first: int) -> None:
         for number in range(first, first + 1000):
-            desk.append(number)
+            session.append(number)
             loop.wake()
 
     threads = [threading.Thread(target=put, args=(first,)) for first in range(0, 4000, 1000)]

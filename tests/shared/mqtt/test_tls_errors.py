@@ -47,7 +47,7 @@ def _alert(word: str) -> ssl.SSLError:
 
 
 @pytest.mark.parametrize(
-    ("code", "problem", "mend"),
+    ("code", "problem", "remedy"),
     [
         (OTHER_NAME, "not for the host name 127.0.0.1", "make one with 127.0.0.1 among its names"),
         (UNKNOWN_CA, "of an unknown CA", "holds another CA"),
@@ -57,12 +57,12 @@ def _alert(word: str) -> ssl.SSLError:
         (EXPIRED, "has expired; the clock here says 20", "renew it (fedpatch ca broker)"),
     ],
 )
-def test_each_check_that_fails_has_its_sentence_and_its_mend(house: Certified, broker, code, problem, mend):
+def test_each_check_that_fails_has_its_sentence_and_its_mend(house: Certified, broker, code, problem, remedy):
     """And none of them passes by waiting."""
     found = distrusted(broker, house.files("pi-1"), _of_library(code))
-    assert problem in found.problem and mend in found.mend
+    assert problem in found.problem and remedy in found.remedy
     fault = found.fault()
-    assert fault.lasting and str(fault.reason) == f"{found.problem}; {found.mend}"
+    assert fault.lasting and str(fault.reason) == f"{found.problem}; {found.remedy}"
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_a_certificate_whose_time_has_not_come_is_waited_for(
     monkeypatch.setattr("fedpatch.shared.mqtt.tls_errors.is_synchronised", lambda: synchronised)
     found = distrusted(broker, house.files("pi-1"), _of_library(NOT_YET_VALID))
     assert f"the certificate of the broker {broker} is not yet valid; the clock here says" in found.problem
-    assert found.problem.endswith(words) and "set the clock" in found.mend
+    assert found.problem.endswith(words) and "set the clock" in found.remedy
     assert found.good_from == math.inf and not found.fault().lasting
 
 
@@ -92,7 +92,7 @@ def test_where_it_is_the_ca_that_is_named_with_its_date(tmp_path: Path, broker, 
 
 
 @pytest.mark.parametrize(
-    ("word", "problem", "mend"),
+    ("word", "problem", "remedy"),
     [
         ("CERTIFICATE_REVOKED", "it was revoked", "fedpatch device add"),
         ("UNKNOWN_CA", "does not know its CA, 'fedpatch CA of kitchen'", "enrol with a bundle of this broker's fleet"),
@@ -100,10 +100,10 @@ def test_where_it_is_the_ca_that_is_named_with_its_date(tmp_path: Path, broker, 
         ("CERTIFICATE_EXPIRED", "as expired; by the clock here it is good until 20", "set the broker's clock"),
     ],
 )
-def test_what_the_broker_has_against_our_certificate_is_told(house: Certified, broker, word, problem, mend):
+def test_what_the_broker_has_against_our_certificate_is_told(house: Certified, broker, word, problem, remedy):
     """By its alert; the dates of our own files say which of several reasons it is."""
     found = refused_by_broker(broker, house.files("pi-1"), _alert(word))
-    assert found is not None and problem in found.problem and mend in found.mend and found.fault().lasting
+    assert found is not None and problem in found.problem and remedy in found.remedy and found.fault().lasting
 
 
 def test_a_certificate_of_ours_before_its_time_is_worth_another_attempt(house: Certified, broker):
@@ -120,7 +120,7 @@ def test_a_ca_of_ours_that_has_ended_is_to_blame_for_an_expired_certificate(tmp_
     files = replace(house.files("pi-1"), ca_file=gone.directory / "ca.crt")
     found = refused_by_broker(broker, files, _alert("CERTIFICATE_EXPIRED"))
     assert found is not None and "its CA 'fedpatch CA of kitchen' has expired on 20" in found.problem
-    assert "fedpatch ca renew" in found.mend
+    assert "fedpatch ca renew" in found.remedy
 
 
 def test_without_a_certificate_a_broker_that_asks_for_one_is_told(broker):

@@ -28,7 +28,7 @@ def test_a_broker_url_is_understood(text, expected):
 
 
 @pytest.mark.parametrize(
-    ("text", "mend"),
+    ("text", "remedy"),
     [
         ("", "write mqtts://host"),
         ("fd00::1", "write mqtts://host:8883"),
@@ -43,11 +43,11 @@ def test_a_broker_url_is_understood(text, expected):
         ("mqtt://[::1", "write mqtt://host:1883"),
     ],
 )
-def test_a_wrong_url_is_refused_with_its_mend(text, mend):
+def test_a_wrong_url_is_refused_with_its_mend(text, remedy):
     """Each error says what to write instead."""
     with pytest.raises(UsageError) as caught:
         parse_broker_url(text)
-    assert mend in str(caught.value)
+    assert remedy in str(caught.value)
 
 
 @pytest.mark.parametrize(

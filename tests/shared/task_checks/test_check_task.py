@@ -27,7 +27,7 @@ def _findings(task: Task, spec: str = "good", private: str = "affine") -> dict[s
     checkup = Checkup(lambda _: None, lambda _: None)
     examine_task(Question(task, spec, Path("/nonexistent"), private), checkup)
     for one in checkup.findings:
-        assert not one.mend or one.mend != one.detail
+        assert not one.remedy or one.remedy != one.detail
     return {one.name: one for one in checkup.findings}
 
 
@@ -45,7 +45,7 @@ def test_a_task_that_fits_passes_every_check():
 
 
 @pytest.mark.parametrize(
-    ("spec", "check", "words", "mend"),
+    ("spec", "check", "words", "remedy"),
     [
         (
             "inf",
@@ -60,7 +60,7 @@ def test_a_task_that_fits_passes_every_check():
         ("shape of the plain", "shapes", "declares input_shape (3,)", "reshape them in load_data"),
     ],
 )
-def test_data_that_do_not_fit_fail_the_check_of_that_name(spec, check, words, mend):
+def test_data_that_do_not_fit_fail_the_check_of_that_name(spec, check, words, remedy):
     """With the array, the row, the place in the file, and what to change."""
     task = TASK
     if spec == "inf":
@@ -70,7 +70,7 @@ def test_data_that_do_not_fit_fail_the_check_of_that_name(spec, check, words, me
     one = _findings(task, spec)[check]
     assert one.verdict == "fail"
     assert words in one.detail
-    assert mend in one.mend
+    assert remedy in one.remedy
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_data_that_mislead_warn(spec, check, words):
     """They can be trained on; the accuracy would say little."""
     one = _findings(TASK, spec)[check]
     assert one.verdict == "warn"
-    assert words in one.detail and one.mend
+    assert words in one.detail and one.remedy
 
 
 def test_a_test_class_that_is_never_trained_on_warns():
@@ -109,7 +109,7 @@ def test_a_cast_is_named():
 def test_raw_inputs_before_a_model_without_batch_norm_warn():
     """With what to do: scale them, or begin with a batch norm."""
     raw = replace(TASK, prepare=None)
-    assert "scale them in the task's `prepare`" in _findings(raw)["inputs"].mend
+    assert "scale them in the task's `prepare`" in _findings(raw)["inputs"].remedy
     normed = replace(raw, build_model=lambda: nn.Sequential(nn.BatchNorm1d(3), build_model()))
     assert _findings(normed)["inputs"].verdict == "ok"
 
@@ -118,7 +118,7 @@ def test_a_prepare_that_looks_at_other_rows_fails():
     """In prediction there may be one row alone."""
     task = replace(TASK, prepare=lambda raw: (raw - raw.mean(axis=0)) / (raw.std(axis=0) + 1))
     one = _findings(task)["prepare"]
-    assert one.verdict == "fail" and "scale by constants" in one.mend
+    assert one.verdict == "fail" and "scale by constants" in one.remedy
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_a_model_without_batch_norm_fails_a_policy_of_batch_norm():
     task = replace(TASK, build_model=lambda: nn.Linear(3, 2))
     one = _findings(task)["patch"]
     assert one.verdict == "fail" and "no batch norm" in one.detail
-    assert "put a batch norm into the model, or choose --private none or names:" in one.mend
+    assert "put a batch norm into the model, or choose --private none or names:" in one.remedy
     assert _findings(task, private="none")["patch"].verdict == "ok"
 
 
@@ -164,7 +164,7 @@ def test_both_commands_check_alike(agent, tmp_path):
 def test_a_failed_check_ends_with_1_and_wrong_usage_with_2(agent):
     """And with neither a traceback nor words on stdout that are no result."""
     failed = agent("check-task", REFERENCE, "--data", "labels")
-    assert failed.code == 1 and "fail  labels" in failed.out and "mend: number the 2 classes" in failed.out
+    assert failed.code == 1 and "fail  labels" in failed.out and "remedy: number the 2 classes" in failed.out
     assert "Traceback" not in failed.out + failed.err
     for arguments in (("no_such_task",), (REFERENCE, "--private", "nonsense")):
         wrong = agent("check-task", *arguments)

@@ -17,7 +17,7 @@ import pytest
 from fedpatch.shared.errors import DataError, FedpatchError, UpdateRefused, UsageError
 from fedpatch.simulator.experiment import checkpoint as states
 from fedpatch.simulator.experiment.simulation import simulate
-from fedpatch.simulator.learners.worker_pool import _raise, _told
+from fedpatch.simulator.learners.worker_pool import _error_fields, _raise
 from fedpatch.simulator.spec.study import Point, Study
 from tests.simulator.studies import SIZES, assert_close, study_of
 from tests.support.paths import ROOT
@@ -78,14 +78,14 @@ def test_an_error_in_a_worker_is_that_of_one_process():
 def test_our_own_errors_come_whole_from_another_process(error):
     """As plain words on the way, and as themselves at the end."""
     with pytest.raises(type(error)) as raised:
-        _raise(*_told(error))
+        _raise(*_error_fields(error))
     assert (str(raised.value), vars(raised.value)) == (str(error), vars(error))
 
 
 def test_an_error_that_is_not_ours_names_its_kind():
     """What a task's own code raises is told with its type, without which `'x'` would say nothing."""
     with pytest.raises(FedpatchError, match="a worker process failed: KeyError: 'no such column'"):
-        _raise(*_told(KeyError("no such column")))
+        _raise(*_error_fields(KeyError("no such column")))
 
 
 _PARENT = """
