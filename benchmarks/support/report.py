@@ -105,8 +105,9 @@ class Report:
 
 
 def command_line(benchmark: str) -> str:
-    """How this process was called."""
-    return shlex.join(["python", "-m", f"benchmarks.{benchmark}", *sys.argv[1:]])
+    """The command of this process; `benchmark` names it where Python was not started with -m."""
+    spec = sys.modules["__main__"].__spec__
+    return shlex.join(["python", "-m", spec.name if spec is not None else f"benchmarks.{benchmark}", *sys.argv[1:]])
 
 
 def begun(benchmark: str, turns: int) -> dict[str, Any]:
