@@ -30,7 +30,7 @@ MANIFEST = "wheelhouse.json"
 ARCHITECTURES = ("aarch64", "x86_64")
 PYTHONS = ("3.11", "3.12", "3.13")
 
-_PACKAGES = ("coordinator", "device_agent", "shared", "simulator")
+_FOLDERS = ("coordinator", "device_agent", "shared", "simulator", "src")
 _EXTRAS = ("agent", "coordinator")
 _UV_PLATFORM = "{arch}-manylinux_2_28"
 # Debian 12 has glibc 2.36; pip wants each older promise by name.
@@ -132,8 +132,9 @@ def _own_wheel(out: Path) -> Path:
     with tempfile.TemporaryDirectory(prefix="fedpatch-wheel-") as name:
         copy = Path(name, "source")
         copy.mkdir()
-        for package in _PACKAGES:
-            shutil.copytree(ROOT / package, copy / package, ignore=shutil.ignore_patterns("__pycache__"))
+        for folder in _FOLDERS:  # src/fedpatch has links to the others, which stay links
+            ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
+            shutil.copytree(ROOT / folder, copy / folder, symlinks=True, ignore=ignored)
         for file in ("pyproject.toml", "README.md", "LICENSE"):
             shutil.copy2(ROOT / file, copy)
         command = [*_PIP, "wheel", "-q", "--no-deps", "--no-build-isolation"]

@@ -68,6 +68,15 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def test_a_wheelhouse_has_the_same_wheel(wheel: Path, tmp_path: Path):
+    """Hosts get the files that users get."""
+    program = ROOT / "ansible" / "wheelhouse.py"
+    build = f"import pathlib, runpy, sys\nrunpy.run_path({str(program)!r})['_own_wheel'](pathlib.Path(sys.argv[1]))"
+    subprocess.run([sys.executable, "-c", build, str(tmp_path)], check=True)
+    (made,) = tmp_path.glob("*.whl")
+    assert zipfile.ZipFile(made).namelist() == zipfile.ZipFile(wheel).namelist()
+
+
 def _environment(place: Path, *install: object) -> Installed:
     venv.create(place / "environment", with_pip=False)
     python = place / "environment" / "bin" / "python"
