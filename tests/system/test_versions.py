@@ -20,9 +20,9 @@ from tests.system.fleet import Fleet
 
 pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(900)]
 
-# The last version before devices could name the features that they understand, and
+# The last version whose packages lay side by side; the last one before devices could name the features that they understand;
 # one before models travelled as deltas.
-EARLIER = ["53edeab", pytest.param("d5045a1", marks=pytest.mark.hosts)]
+EARLIER = ["bc64806", "53edeab", pytest.param("d5045a1", marks=pytest.mark.hosts)]
 PACKAGES = ["coordinator", "device_agent", "shared", "simulator"]
 DEVICES = ["ann", "bob"]
 ROUNDS = 4
