@@ -12,7 +12,9 @@ endif
 
 VENV := .venv
 BIN := $(VENV)/bin
+# Each holds the path of the checkout that $(VENV) was built for: with all tools of development, and with what the demo needs at least.
 STAMP := $(VENV)/.made-by-make
+DEMO_STAMP := $(VENV)/.made-for-demo
 
 # The Python to build .venv with; empty: the first of these that is 3.11, 3.12 or 3.13.
 PYTHON ?=
@@ -58,7 +60,7 @@ WITH ?=
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: setup ## train a small fleet on this machine (options: make demo ARGS="--help")
+demo: $(DEMO_STAMP) ## train a small fleet on this machine (options: make demo ARGS="--help")
 	@$(BIN)/fedpatch demo $(ARGS)
 
 test: setup system-deps lint types imports $(if $(CI),audit,bandit) ## run every check, then the tests (with CI=true also those that take long)
@@ -185,8 +187,13 @@ endef
 ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR))
 $(STAMP): FORCE
 endif
+ifneq ($(shell cat $(DEMO_STAMP) 2>/dev/null),$(CURDIR))
+$(DEMO_STAMP): FORCE
+endif
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): EXTRA := dev
+$(DEMO_STAMP): EXTRA := demo
+$(STAMP) $(DEMO_STAMP): pyproject.toml constraints.txt
 	@$(apt_install)
 	mkdir -p build
 	exec 9>build/setup.lock
@@ -202,7 +209,9 @@ $(STAMP): pyproject.toml constraints.txt
 	}
 	can_venv() { "$$python" -c 'import ensurepip, venv' 2>/dev/null; }
 	fits_here() {
-		[ ! -e $@ ] || [ "$$(cat $@)" = "$(CURDIR)" ] || return
+		for stamp in $(STAMP) $(DEMO_STAMP); do
+			[ ! -e "$$stamp" ] || [ "$$(cat "$$stamp")" = "$(CURDIR)" ] || return
+		done
 		$(BIN)/python -m pip --version >/dev/null 2>&1
 	}
 	if [ -L $(VENV) ]; then
@@ -226,13 +235,13 @@ $(STAMP): pyproject.toml constraints.txt
 		echo "make: building $(VENV) with $$("$$python" --version)"
 		"$$python" -m venv --clear $(VENV)
 	fi
-	echo "make: installing fedpatch and its tools into $(VENV); the first time this takes minutes"
+	echo "make: installing fedpatch with $(if $(filter dev,$(EXTRA)),its tools,what the demo needs) into $(VENV); the first time this takes minutes"
 	if [ "$$(uname -sm)" = "Linux x86_64" ] && [ ! -e $(BIN)/torchrun ] && [ -z "$(PIP_ARGS)" ]; then
 		echo "make: PyTorch's usual build for Linux x86_64 brings gigabytes of CUDA along; the build for CPUs is enough."
 		echo "make: pytorch.org, Get Started, names its index: make setup PIP_ARGS='--extra-index-url <that index>'"
 	fi
 	# Metadata that an older layout of this checkout left here would name modules that are no more, and be found before the right one.
-	rm -rf $@ fedpatch.egg-info
+	rm -rf $(STAMP) $(DEMO_STAMP) fedpatch.egg-info
 	latest_line() { # of what comes in, where somebody looks on
 		[ -t 1 ] || exec cat >/dev/null
 		width=$$(stty size 2>/dev/null </dev/tty | cut -d' ' -f2)
@@ -240,13 +249,13 @@ $(STAMP): pyproject.toml constraints.txt
 		printf '\r\033[K'
 	}
 	trap 'exit 130' INT
-	if ! $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -c constraints.txt -e '.[dev]' $(PIP_ARGS) 2>&1 |
+	if ! $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -c constraints.txt -e '.[$(EXTRA)]' $(PIP_ARGS) 2>&1 |
 		tee $(VENV)/pip.log | latest_line; then
 		tail -n 20 $(VENV)/pip.log
 		echo "make: pip could not install this; all that it said is in $(VENV)/pip.log"
 		exit 1
 	fi >&2
-	echo "$(CURDIR)" >$@
+	echo "$(CURDIR)" | tee $(sort $@ $(DEMO_STAMP)) >/dev/null
 
 emulator: ## install what runs programs of aarch64, for the tests on an emulated Raspberry Pi
 	@$(apt_install)

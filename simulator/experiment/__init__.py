@@ -1,1 +1,4 @@
-"""One simulation from start to end: options, rounds, checkpoints, output, plots, comparison of policies."""
+"""One simulation from start to end: options, rounds, checkpoints, output, plots, comparison of policies.
+
+The paper's own experiments are in `paper`.
+"""

@@ -1,1 +1,4 @@
-"""The coordinator's round policy on a simulated fleet under a virtual clock; nothing is trained."""
+"""The coordinator's round policy on a simulated fleet under a virtual clock.
+
+Nothing is trained here; simulations that train are in `experiment`.
+"""

@@ -1,1 +1,4 @@
-"""What a simulation is and what comes out of it, as plain data; the published numbers."""
+"""The description of a simulation and its outcome, as plain data; the numbers that the paper published.
+
+Nothing is computed here.
+"""
