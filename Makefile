@@ -32,7 +32,7 @@ BENCH_ARGS ?= --out results/benchmarks/simulation.json
 # How many files of tests are played at a time; most tests wait most of the time. 0: one after the other, in one process.
 TEST_JOBS ?= $(shell n=$$(nproc); echo $$((n > 4 ? 4 : n > 2 ? 3 : n + 1)))
 
-# What `make coverage` measures: the quick tests, and those slow ones without which some of the code would never run.
+# What `make test` plays without CI=true. `make coverage` adds those slow ones without which some of the code would never run.
 QUICK := not slow and not system and not faults and not benchmarks and not hosts and not arm64 and not packages
 ONLY_SLOW := tests/system/test_devices_held.py tests/system/test_doctor.py tests/system/test_service.py \
 	tests/system/test_two_coordinators.py tests/system/test_watch.py tests/coordinator/demo/test_demo.py tests/simulator/learners/test_worker_pool.py
@@ -55,7 +55,7 @@ ARCH ?= aarch64
 PYTHONS_OF_HOSTS ?= 3.11 3.13
 WITH ?=
 
-.PHONY: help setup system-deps demo coverage dist docs packages recording release test lint types imports bandit audit format precommit bench bench-peers fuzz faults hosts arm64 emulator soak wheelhouse clean FORCE
+.PHONY: help setup mosquitto system-deps demo coverage dist docs packages recording release test lint types imports bandit audit format precommit bench bench-peers fuzz faults hosts arm64 emulator soak wheelhouse clean FORCE
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -63,9 +63,9 @@ help: ## list the targets
 demo: $(DEMO_STAMP) ## train a small fleet on this machine (options: make demo ARGS="--help")
 	@$(BIN)/fedpatch demo $(ARGS)
 
-test: setup system-deps lint types imports $(if $(CI),audit,bandit) ## run every check, then the tests (with CI=true also those that take long)
+test: setup $(if $(CI),system-deps,mosquitto) lint types imports $(if $(CI),audit,bandit) ## run every check, then the quick tests (with CI=true all that take less than an hour)
 	@# Where Python is told to write no bytecode, each of the hundreds of processes that tests start would compile our modules anew.
-	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder -m 'not hosts and not arm64 and not packages$(if $(CI),, and not faults and not benchmarks)'
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder -m '$(if $(CI),not hosts and not arm64 and not packages,$(QUICK))'
 
 setup: $(STAMP) ## build .venv with all that constraints.txt pins
 	@:
@@ -267,7 +267,7 @@ emulator: ## install what runs programs of aarch64, for the tests on an emulated
 		echo "make: on Debian: apt install qemu-user-static binfmt-support arch-test"
 	fi
 
-system-deps: ## install brokers, Prometheus, faketime, tmux, Chromium, D-Bus and containers for the tests (where that needs no password)
+mosquitto: ## install the broker that most tests use (where that needs no password)
 	@$(apt_install)
 	PATH="$$PATH:/usr/sbin:/usr/local/sbin"
 	found() { command -v mosquitto && command -v mosquitto_pub; } >/dev/null
@@ -276,6 +276,10 @@ system-deps: ## install brokers, Prometheus, faketime, tmux, Chromium, D-Bus and
 		echo "make: no mosquitto here, so the tests that need a real MQTT broker will be skipped"
 		echo "make: on Debian: apt install mosquitto mosquitto-clients"
 	fi
+
+system-deps: mosquitto ## install brokers, Prometheus, faketime, tmux, Chromium, D-Bus and containers for the tests (where that needs no password)
+	@$(apt_install)
+	PATH="$$PATH:/usr/sbin:/usr/local/sbin"
 	found() { compgen -G '/usr/lib/*/faketime/libfaketime.so.1'; } >/dev/null
 	found || apt_install faketime || true
 	found || echo "make: no faketime here, so the tests of wrong clocks will be skipped (on Debian: apt install faketime)"
