@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedpatch.device_agent.job.request_answers import AdmissionDecision
+from fedpatch.device_agent.job.events import AdmissionDecision
 from fedpatch.device_agent.policy.admission_mode import decide, parse_admission_mode
 from fedpatch.device_agent.policy.owner_limits import DAMAGED, UNKNOWN_FLOOR, least_without_model
 from fedpatch.device_agent.policy.owner_policy import text_of

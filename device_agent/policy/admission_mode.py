@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from fedpatch.device_agent.job.request_answers import AdmissionDecision
+from fedpatch.device_agent.job.events import AdmissionDecision
 from fedpatch.device_agent.policy.preference_evaluation import Objection, words_for_wire
 from fedpatch.shared.errors import UsageError
 

@@ -12,10 +12,15 @@ from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
-from fedpatch.device_agent.job.download_plan import expected_bytes, plan_download
-from fedpatch.device_agent.job.effects import Effect, JobKey, JobState
+from fedpatch.device_agent.job.effects import JobKey, JobState
+from fedpatch.device_agent.job.events import (
+    AdmissionDecision,
+    FromOwner,
+    OwnerAbandoned,
+    OwnerPaused,
+    OwnerResumed,
+)
 from fedpatch.device_agent.job.job import Job
-from fedpatch.device_agent.job.request_answers import AdmissionDecision
 from fedpatch.device_agent.policy.admission_mode import AdmissionMode, decide
 from fedpatch.device_agent.policy.daily_budget import Usage
 from fedpatch.device_agent.policy.hysteresis import Change, ConditionLost, ConditionRestored, Hysteresis, OnLoss
@@ -23,8 +28,7 @@ from fedpatch.device_agent.policy.job_usage import JobUsage, OwnLoadAverage
 from fedpatch.device_agent.policy.preference_evaluation import Objection, Preferences, judge
 from fedpatch.device_agent.policy.preference_rules import OwnUsage
 from fedpatch.device_agent.sensors.facts import Facts
-from fedpatch.shared.wire.messages import MAX_BLOB_BYTES, WorkRequest
-from fedpatch.shared.wire.reason_codes import Condition, FailReason
+from fedpatch.shared.wire.reason_codes import Condition
 
 _log = logging.getLogger("fedpatch.owner")
 
@@ -94,22 +98,31 @@ class OwnerPolicy:
         self.conditions: frozenset[Condition] = frozenset()
         self._looks = order.follows_preferences or look_anyway
 
-    def decide(self, task: str, request: WorkRequest, now: float, held: str = "") -> AdmissionDecision | None:
-        """Whether to take an offer; None until there are fresh facts: ask again after the next `see`.
+    def decide(self, task: str, traffic_bytes: int, now: float) -> AdmissionDecision | None:
+        """Decide on a work request; None until there are fresh facts: ask again after the next `update_facts`.
 
-        `held` is the digest of the global model that the device has from before.
+        Args:
+            task: Name of the task of the request.
+            traffic_bytes: Bytes that the work is expected to move, both ways.
+            now: Monotonic seconds.
         """
         if not self._order.follows_preferences:
             return decide(self._order, text_of(self._order))
         if self.facts is None or now - self._seen_at > FRESH_S:
             self._ask()
             return None
-        takes = expected_bytes(request, plan_download(request, held, MAX_BLOB_BYTES))
-        objections = self._judge(self._standing, self.facts, now, task=task, expected_bytes=takes)
+        objections = self._judge(self._standing, self.facts, now, task=task, expected_bytes=traffic_bytes)
         return decide(self._order, None, self._standing.answer(objections, now))
 
-    def update_facts(self, facts: Facts, job: Job, tasks: Sequence[str], now: float) -> list[Effect]:
-        """The facts as they are: what becomes of the work in hand. `tasks` are those that the device can train."""
+    def update_facts(self, facts: Facts, job: Job, tasks: Sequence[str], now: float) -> list[FromOwner]:
+        """Take new facts and return the events for the work in hand.
+
+        Args:
+            facts: The facts, as they are at `now`.
+            job: The job, which is only read.
+            tasks: Names of the tasks that the device can train.
+            now: Monotonic seconds.
+        """
         self.facts, self._seen_at, self._asked = facts, now, False
         if not self._order.follows_preferences:
             return []
@@ -198,7 +211,7 @@ class OwnerPolicy:
         if conditions != self.conditions:
             self.conditions, self.words = conditions, tuple(one.words for one in reasons)
 
-    def _check_running_job(self, facts: Facts, job: Job, now: float) -> list[Effect]:
+    def _check_running_job(self, facts: Facts, job: Job, now: float) -> list[FromOwner]:
         """The work in hand, if there is any."""
         if job.key is None:
             self._work = None
@@ -211,26 +224,26 @@ class OwnerPolicy:
         found = self._judge(self._at_work, facts, now, task=job.key.task, working=True)
         concern = _of_concern(found, job.state)
         change = self._at_work.observe(concern, now, working=True)
-        effects = self._apply(change, job, now)
+        events = self._apply(change)
         # The loss may be one of before, which training outlasted: sending is part of what has begun.
         finishes = not self._at_work.willing and OnLoss(self._preferences.settings.on_loss) is OnLoss.FINISH
         may_send = not concern or finishes
-        return [*effects, *job.go_on(now)] if job.awaits_clearance and may_send else effects
+        return [*events, OwnerResumed()] if job.awaits_clearance and may_send else events
 
-    def _apply(self, change: Change | None, job: Job, now: float) -> list[Effect]:
+    def _apply(self, change: Change | None) -> list[FromOwner]:
         if change is None:
             return []
         if isinstance(change, ConditionRestored):
             _log.info("going on after %.0f s", change.lost_s)
-            return job.go_on(now)
+            return [OwnerResumed()]
         words, condition = _words(change.objections), change.objections[0].condition
         if isinstance(change, ConditionLost) and change.action is OnLoss.FINISH:
             _log.info("not willing: %s; what has begun goes on", words)
             return []
         if isinstance(change, ConditionLost) and change.action is OnLoss.PAUSE:
             _log.info("not willing: %s; pausing", words)
-            return job.pause(condition)
-        return job.give_up(FailReason.UNWILLING, words, condition)
+            return [OwnerPaused(condition)]
+        return [OwnerAbandoned(words, condition)]
 
 
 def _is_other_work(key: JobKey, known: JobKey | None) -> bool:

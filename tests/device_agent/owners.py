@@ -7,9 +7,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from fedpatch.device_agent.job.download_plan import DownloadPlan, expected_bytes
 from fedpatch.device_agent.job.effects import Effect
+from fedpatch.device_agent.job.events import AdmissionDecision
 from fedpatch.device_agent.job.job import Job
-from fedpatch.device_agent.job.request_answers import AdmissionDecision
 from fedpatch.device_agent.job.training_messages import Ready
 from fedpatch.device_agent.policy.admission_mode import parse_admission_mode
 from fedpatch.device_agent.policy.daily_budget import NOTHING, Usage
@@ -116,8 +117,13 @@ class Bench:
 
     def see(self, job: Job, found: Facts, *moments: float) -> list[Effect]:
         """The same facts at each of these moments."""
-        return [effect for now in moments for effect in self.owner.update_facts(found, job, [TASK], now)]
+        return [
+            effect
+            for now in moments
+            for event in self.owner.update_facts(found, job, [TASK], now)
+            for effect in job.handle(event, now)
+        ]
 
     def consider(self, now: float) -> AdmissionDecision | None:
         """An offer of the usual work."""
-        return self.owner.decide(TASK, REQUEST, now)
+        return self.owner.decide(TASK, expected_bytes(REQUEST, DownloadPlan(REQUEST.model)), now)

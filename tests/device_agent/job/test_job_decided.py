@@ -9,11 +9,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpatch.device_agent.job.effects import EndJob, JobState, StartDownload, StopTraining
+from fedpatch.device_agent.job.events import EffectFailed, UpdateRestored
 from fedpatch.device_agent.job.job import Job
-from fedpatch.device_agent.job.request_answers import AdmissionDecision
 from fedpatch.shared.wire.messages import Accept, Decline, Failed, Offer
 from fedpatch.shared.wire.reason_codes import DeclineReason, FailReason
-from tests.device_agent.jobs import IN_EACH_STATE, KEY, REQUEST, ask, downloading, said_back, training, uploading
+from tests.device_agent.jobs import (
+    IN_EACH_STATE,
+    KEY,
+    REQUEST,
+    ask,
+    downloading,
+    requested,
+    said_back,
+    training,
+    uploading,
+)
 from tests.support.specs import TASKS, said, update
 
 NO = Decline(DeclineReason.UNWILLING, "no")
@@ -38,7 +48,7 @@ class TestDeclined:
         """Even if the task's data or version changed meanwhile: the next round's request finds out."""
         job = Job(max_blob_bytes=10_000)
         none = (replace(TASKS[0], num_examples=0),)
-        [first] = said_back(job.on_request(said(REQUEST), none, AdmissionDecision(True), 10.0))
+        [first] = said_back(job.handle(requested(said(REQUEST), none), 10.0))
         assert said_back(ask(job)) == [first]
 
     def test_overtakes_what_is_older(self):
@@ -64,7 +74,7 @@ class TestFailed:
     def test_is_said_again(self, make, reason):
         """A lost `failed` would leave the coordinator waiting until the deadline."""
         job = make()
-        job.give_up(reason, "as it happens")
+        job.handle(EffectFailed(reason, "as it happens"), 20.0)
         assert [said_back(ask(job)) for _ in range(2)] == [[Failed(reason)]] * 2
         assert job.state is JobState.IDLE
 
@@ -77,21 +87,21 @@ class TestFailed:
     def test_is_tried_again_in_a_newer_epoch(self):
         """The coordinator that came back asks for the round anew; the device may fare better."""
         job = training()
-        job.give_up(FailReason.TRAINING, "")
+        job.handle(EffectFailed(FailReason.TRAINING, ""), 20.0)
         assert [type(effect) for effect in ask(job, epoch=2)][1:] == [StartDownload]
 
     def test_in_the_epoch_that_took_the_job_over_is_said_there(self):
         """The old epoch has nobody any more who would ask."""
         job = training()
         ask(job, epoch=2)
-        job.give_up(FailReason.TRAINING, "")
+        job.handle(EffectFailed(FailReason.TRAINING, ""), 20.0)
         assert said_back(ask(job, epoch=2)) == [Failed(FailReason.TRAINING)]
         assert ask(job) == []
 
     def test_is_remembered_beside_a_decline(self):
         """Of another run, for instance."""
         job = downloading()
-        job.give_up(FailReason.DOWNLOAD, "")
+        job.handle(EffectFailed(FailReason.DOWNLOAD, ""), 20.0)
         ask(job, run="run-2", accept=False)
         assert said_back(ask(job)) == [Failed(FailReason.DOWNLOAD)]
         assert said_back(ask(job, run="run-2")) == [NO]
@@ -99,15 +109,15 @@ class TestFailed:
     def test_is_no_longer_said_once_the_next_round_is_taken(self):
         """Only the last needs remembering; what is older is overtaken."""
         job = training()
-        job.give_up(FailReason.TRAINING, "")
+        job.handle(EffectFailed(FailReason.TRAINING, ""), 20.0)
         ask(job, 2)
         assert ask(job) == []
 
     def test_of_a_spooled_update_is_said_after_a_restart(self):
         """A disk that fails under the update."""
         job = Job(max_blob_bytes=10_000)
-        job.resume(KEY, update(), 5.0, REQUEST)
-        job.give_up(FailReason.STORAGE, "")
+        job.handle(UpdateRestored(KEY, update(), REQUEST), 5.0)
+        job.handle(EffectFailed(FailReason.STORAGE, ""), 20.0)
         assert said_back(ask(job)) == [Failed(FailReason.STORAGE)]
 
 
@@ -131,7 +141,7 @@ def test_no_question_is_ever_answered_in_two_ways(asked):
                 final[question] = answer
         if fails and job.key is not None:
             key = job.key
-            assert said_back(job.give_up(FailReason.TRAINING, "")) == [Failed(FailReason.TRAINING)]
+            assert said_back(job.handle(EffectFailed(FailReason.TRAINING, ""), 20.0)) == [Failed(FailReason.TRAINING)]
             final[key.epoch, key.round] = Failed(FailReason.TRAINING)
 
 

@@ -20,13 +20,21 @@ from fedpatch.device_agent.job.effects import (
     StartTraining,
     WriteChunk,
 )
-from fedpatch.device_agent.job.job import Job
-from fedpatch.device_agent.job.request_answers import AdmissionDecision
+from fedpatch.device_agent.job.events import (
+    AdmissionDecision,
+    DownloadDamaged,
+    DownloadStarted,
+    Event,
+    OwnerPaused,
+    OwnerResumed,
+    TrainingFailed,
+)
+from fedpatch.device_agent.job.job import Job, run_effects
 from fedpatch.shared.wire.messages import Accept, Failed, Need, Progress, WorkRequest
 from fedpatch.shared.wire.reason_codes import FailReason, JobPhase
 from fedpatch.shared.wire.transfer import Bitmap
 from tests.device_agent.delta_jobs import BLOBS, DELTAS, STEP_BLOBS, STEPS, VERSIONS, arrive, ask, asked, by_steps
-from tests.device_agent.jobs import KEY, said_back
+from tests.device_agent.jobs import KEY, requested, said_back
 from tests.support.specs import TASKS, said
 
 WHOLE = StartDownload((VERSIONS[-1],))
@@ -38,7 +46,7 @@ class TestDownload:
         job = Job(max_blob_bytes=10_000)
         accept, fetch = ask(job, VERSIONS[0].digest)
         assert (said_back([accept]), fetch) == ([Accept(10)], StartDownload(STEPS))
-        job.fetching({}, 10.0)
+        job.handle(DownloadStarted({}), 10.0)
         assert arrive(job, BLOBS[-1]) == []
         assert all(
             isinstance(effect, WriteChunk) for blob in (STEP_BLOBS[2], STEP_BLOBS[0]) for effect in arrive(job, blob)
@@ -51,14 +59,14 @@ class TestDownload:
         """Who holds the model of the round, because it was trained from before, needs no byte of it."""
         job = Job(max_blob_bytes=10_000)
         assert ask(job, VERSIONS[-1].digest)[-1] == StartDownload(())
-        _, train = job.fetching({}, 10.0)
+        _, train = job.handle(DownloadStarted({}), 10.0)
         assert train == StartTraining(KEY, asked(), 0.0, DownloadPlan(VERSIONS[-1], VERSIONS[-1].digest))
 
     def test_asks_for_what_is_missing_of_each_step(self):
         """After one pause for all of them, as it would for the chunks of one blob."""
         job = Job(max_blob_bytes=10_000)
         ask(job, VERSIONS[0].digest)
-        job.fetching({STEPS[0].digest: [1], STEPS[2].digest: [0]}, 10.0)
+        job.handle(DownloadStarted({STEPS[0].digest: [1], STEPS[2].digest: [0]}), 10.0)
         assert job.next_deadline() == 11.0
         needs = said_back(job.tick(11.0))
         assert needs == [Need(STEPS[0].digest, b"\x01"), Need(STEPS[1].digest, b"\x01")]
@@ -68,59 +76,61 @@ class TestDownload:
         """All that had come is on the disk."""
         job = Job(max_blob_bytes=10_000)
         ask(job, VERSIONS[1].digest)
-        effects = job.fetching({one.digest: range(one.chunk_count) for one in STEPS[1:]}, 10.0)
+        effects = job.handle(DownloadStarted({one.digest: range(one.chunk_count) for one in STEPS[1:]}), 10.0)
         assert [type(effect) for effect in effects] == [SendMessage, StartTraining]
 
     def test_that_is_damaged_takes_the_whole_model(self):
         """A disk that spoils blobs is given no further chance to spoil a small one."""
         job = by_steps()
-        assert job.damaged() == [WHOLE]
+        assert job.handle(DownloadDamaged(), 20.0) == [WHOLE]
         assert job.state is JobState.DOWNLOADING
 
     def test_is_stopped_by_a_pause_and_gone_on_with(self):
         """With the same steps."""
         job = Job(max_blob_bytes=10_000)
         ask(job, VERSIONS[1].digest)
-        job.fetching({}, 10.0)
-        job.pause()
+        job.handle(DownloadStarted({}), 10.0)
+        job.handle(OwnerPaused(), 20.0)
         assert arrive(job, STEP_BLOBS[1]) == []
-        assert job.go_on(20.0) == [StartDownload(STEPS[1:])]
+        assert job.handle(OwnerResumed(), 20.0) == [StartDownload(STEPS[1:])]
 
 
 class TestStepsThatLeadNowhere:
     def test_are_answered_by_the_whole_model_in_the_same_round(self):
         """What was held is forgotten, and the coordinator hears of no failure."""
         job = by_steps()
-        assert job.training_failed(KEY, FailReason.DOWNLOAD, "why") == [DropHeldModel("why"), WHOLE]
-        job.fetching({}, 20.0)
+        assert job.handle(TrainingFailed(KEY, FailReason.DOWNLOAD, "why"), 20.0) == [DropHeldModel("why"), WHOLE]
+        job.handle(DownloadStarted({}), 20.0)
         *_, train = arrive(job, BLOBS[-1], 22.0)
         assert train == StartTraining(KEY, asked(), 12.0, DownloadPlan(VERSIONS[-1]))
 
     def test_are_so_once(self):
         """A whole model that cannot be used either ends the round."""
         job = by_steps()
-        job.training_failed(KEY, FailReason.DOWNLOAD, "why")
-        job.fetching({}, 20.0)
+        job.handle(TrainingFailed(KEY, FailReason.DOWNLOAD, "why"), 20.0)
+        job.handle(DownloadStarted({}), 20.0)
         arrive(job, BLOBS[-1], 22.0)
-        assert said_back(job.training_failed(KEY, FailReason.DOWNLOAD, "why")) == [Failed(FailReason.DOWNLOAD)]
+        assert said_back(job.handle(TrainingFailed(KEY, FailReason.DOWNLOAD, "why"), 20.0)) == [
+            Failed(FailReason.DOWNLOAD)
+        ]
 
     @pytest.mark.parametrize("reason", [one for one in FailReason if one is not FailReason.DOWNLOAD], ids=str)
     def test_are_no_reason_where_something_else_failed(self, reason):
         """Training that fails would fail with the whole model too."""
-        assert said_back(by_steps().training_failed(KEY, reason, "why")) == [Failed(reason)]
+        assert said_back(by_steps().handle(TrainingFailed(KEY, reason, "why"), 20.0)) == [Failed(reason)]
 
     def test_are_found_in_a_pause(self):
         """Then the model is fetched once it is over."""
         job = by_steps()
-        assert job.pause() == [PauseTraining()]
-        assert job.training_failed(KEY, FailReason.DOWNLOAD, "why") == [DropHeldModel("why")]
-        assert job.go_on(30.0) == [WHOLE]
+        assert job.handle(OwnerPaused(), 20.0) == [PauseTraining()]
+        assert job.handle(TrainingFailed(KEY, FailReason.DOWNLOAD, "why"), 20.0) == [DropHeldModel("why")]
+        assert job.handle(OwnerResumed(), 30.0) == [WHOLE]
 
     def test_leave_the_deadline_where_it_was(self):
         """The round does not wait for the second download."""
         job = by_steps()
-        job.training_failed(KEY, FailReason.DOWNLOAD, "why")
-        job.fetching({}, 20.0)
+        job.handle(TrainingFailed(KEY, FailReason.DOWNLOAD, "why"), 20.0)
+        job.handle(DownloadStarted({}), 20.0)
         assert said_back(job.tick(310.0)) == [Failed(FailReason.DEADLINE)]
 
     def test_bring_the_model_in_the_pieces_of_the_newest_epoch(self):
@@ -128,7 +138,7 @@ class TestStepsThatLeadNowhere:
         job = by_steps()
         recut = replace(VERSIONS[-1], chunk_bytes=50, chunk_count=5)
         ask(job, "", replace(asked(), model=recut), epoch=2)
-        assert job.training_failed(KEY, FailReason.DOWNLOAD, "why")[-1] == StartDownload((recut,))
+        assert job.handle(TrainingFailed(KEY, FailReason.DOWNLOAD, "why"), 20.0)[-1] == StartDownload((recut,))
 
 
 class TestNewerEpoch:
@@ -138,7 +148,7 @@ class TestNewerEpoch:
         """What has come stays, and the rest is asked for soon."""
         job = Job(max_blob_bytes=10_000)
         ask(job, VERSIONS[1].digest)
-        job.fetching({}, 10.0)
+        job.handle(DownloadStarted({}), 10.0)
         arrive(job, STEP_BLOBS[1])
         for second in range(13, 40):
             job.tick(float(second))
@@ -153,7 +163,7 @@ class TestNewerEpoch:
         """The steps that were on their way may be lost."""
         job = Job(max_blob_bytes=10_000)
         ask(job, VERSIONS[0].digest)
-        job.fetching({}, 10.0)
+        job.handle(DownloadStarted({}), 10.0)
         arrive(job, STEP_BLOBS[0])
         effects = ask(job, VERSIONS[0].digest, replace(asked(), deltas=deltas), epoch=2)
         assert (said_back(effects), effects[1:]) == ([Accept(10)], [StartDownload(blobs)])
@@ -163,10 +173,10 @@ class TestNewerEpoch:
         """Nothing is fetched before."""
         job = Job(max_blob_bytes=10_000)
         ask(job, VERSIONS[0].digest)
-        job.fetching({}, 10.0)
-        job.pause()
+        job.handle(DownloadStarted({}), 10.0)
+        job.handle(OwnerPaused(), 20.0)
         assert said_back(ask(job, VERSIONS[0].digest, replace(asked(), deltas=()), epoch=2)) == [Accept(10)]
-        assert job.go_on(30.0) == [WHOLE]
+        assert job.handle(OwnerResumed(), 30.0) == [WHOLE]
 
     def test_is_of_no_account_while_it_trains(self):
         """The model is here."""
@@ -205,47 +215,51 @@ class Disk:
         if isinstance(detail, WorkRequest):
             self.epoch += 1
             envelope = said(detail, epoch=self.epoch)
-            self.perform(self.job.on_request(envelope, TASKS, AdmissionDecision(True), 20.0, self.held))
+            self.perform(self.job.handle(requested(envelope, TASKS, AdmissionDecision(True), self.held), 20.0))
         elif isinstance(detail, bytes):
             self.perform(arrive(self.job, detail, 20.0))
         elif what == "pause":
-            self.perform(self.job.pause() if detail else self.job.go_on(20.0))
+            self.perform(self.job.handle(OwnerPaused(), 20.0) if detail else self.job.handle(OwnerResumed(), 20.0))
         elif what == "fail" and self.trains is not None:
-            self.perform(self.job.training_failed(self.trains.key, FailReason.DOWNLOAD, "led nowhere"))
+            self.perform(self.job.handle(TrainingFailed(self.trains.key, FailReason.DOWNLOAD, "led nowhere"), 20.0))
         elif what == "damage":
             self.come.clear()
-            self.perform(self.job.damaged())
+            self.perform(self.job.handle(DownloadDamaged(), 20.0))
         elif what == "reboot":
             self.job, self.trains = Job(max_blob_bytes=10_000), None
 
     def perform(self, effects: list[Effect]) -> None:
         """All of them, and those that follow."""
-        for effect in effects:
-            match effect:
-                case StartDownload():
-                    wanted = {blob.digest for blob in effect.blobs}
-                    self.come = {digest: indices for digest, indices in self.come.items() if digest in wanted}
-                    self.perform(self.job.fetching(self.come, 20.0))
-                case WriteChunk():
-                    self.come.setdefault(effect.chunk.digest, set()).add(effect.chunk.index)
-                case StartTraining():
-                    self.check(effect)
-                    self.trains = effect
-                    self.ways.append(effect.way)
-                case DropHeldModel():
-                    self.held = ""
-                case EndJob():
-                    self.come, self.trains = {}, None
+        run_effects(self.job, effects, self, lambda: 20.0)
+
+    def run(self, effect: Effect) -> list[Event]:
+        """Perform one effect (EffectHandler)."""
+        match effect:
+            case StartDownload():
+                wanted = {blob.digest for blob in effect.blobs}
+                self.come = {digest: indices for digest, indices in self.come.items() if digest in wanted}
+                return [DownloadStarted(self.come)]
+            case WriteChunk():
+                self.come.setdefault(effect.chunk.digest, set()).add(effect.chunk.index)
+            case StartTraining():
+                self.check(effect)
+                self.trains = effect
+                self.ways.append(effect.plan)
+            case DropHeldModel():
+                self.held = ""
+            case EndJob():
+                self.come, self.trains = {}, None
+        return []
 
     def check(self, train: StartTraining) -> None:
         """What training is given leads to the model that was asked for, and all of it is here."""
-        assert train.request.model == train.way.model
-        assert {blob.digest for blob in train.way.blobs} <= self.come.keys()
-        assert all(Bitmap(blob.chunk_count, self.come[blob.digest]).full for blob in train.way.blobs)
-        if train.way.held:
-            at = [one.digest for one in VERSIONS].index(train.way.held)
-            assert train.way.held == self.held
-            assert train.way.steps == DELTAS[at:]
+        assert train.request.model == train.plan.model
+        assert {blob.digest for blob in train.plan.blobs} <= self.come.keys()
+        assert all(Bitmap(blob.chunk_count, self.come[blob.digest]).full for blob in train.plan.blobs)
+        if train.plan.held:
+            at = [one.digest for one in VERSIONS].index(train.plan.held)
+            assert train.plan.held == self.held
+            assert train.plan.steps == DELTAS[at:]
 
 
 @given(st.sampled_from(["", *(one.digest for one in VERSIONS), "77" * 32]), moves)

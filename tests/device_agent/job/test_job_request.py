@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from fedpatch.device_agent.job.effects import EndJob, JobState, SendMessage, StartDownload, StopTraining
+from fedpatch.device_agent.job.events import AdmissionDecision, MessageReceived, TrainingProgressed
 from fedpatch.device_agent.job.job import Job
-from fedpatch.device_agent.job.request_answers import AdmissionDecision
 from fedpatch.shared.wire.messages import Accept, Committed, Decline, JobStatus, Progress, Refused
 from fedpatch.shared.wire.reason_codes import Condition, DeclineReason, JobPhase, RefuseReason
 from tests.device_agent.jobs import (
@@ -18,6 +18,7 @@ from tests.device_agent.jobs import (
     REQUEST,
     ask,
     downloading,
+    requested,
     said_back,
     training,
     uploading,
@@ -43,7 +44,7 @@ class TestRequest:
         """What was last told of it may be lost, too."""
         job = training()
         assert said_back(ask(job, accept=False)) == [Accept(10), Progress(JobPhase.TRAINING, 0, 1)]
-        job.progress(KEY, 3, 5)
+        job.handle(TrainingProgressed(KEY, 3, 5), 20.0)
         assert said_back(ask(job)) == [Accept(10), Progress(JobPhase.TRAINING, 3, 5)]
         assert job.state is JobState.TRAINING
 
@@ -80,14 +81,14 @@ class TestRequest:
     def test_for_what_is_done_is_passed_over(self, end):
         """A request that is delivered twice must not train twice."""
         job = uploading()
-        job.on_message(said(end), 21.0)
+        job.handle(MessageReceived(said(end)), 21.0)
         assert ask(job) == []
         assert job.state is JobState.IDLE
         assert said_back(ask(job, 2)) == [Accept(10)]
 
     def test_before_the_device_is_ready_is_not_answered(self):
         """It will be sent again; declining for want of tasks would be held against the device."""
-        assert Job(max_blob_bytes=10_000).on_request(said(REQUEST), (), AdmissionDecision(True), 10.0) == []
+        assert Job(max_blob_bytes=10_000).handle(requested(said(REQUEST), ()), 10.0) == []
 
 
 class TestDecline:
@@ -105,7 +106,7 @@ class TestDecline:
     def test_has_its_reason(self, request_, accept, reason):
         """A lasting reason comes before a passing one; nothing is begun."""
         job = Job(max_blob_bytes=10_000)
-        effects = job.on_request(said(request_), TASKS, AdmissionDecision(accept, "on battery"), 10.0)
+        effects = job.handle(requested(said(request_), TASKS, AdmissionDecision(accept, "on battery")), 10.0)
         [body] = said_back(effects)
         assert (len(effects), getattr(body, "reason", ""), job.state) == (1, reason, JobState.IDLE)
         assert (
@@ -115,7 +116,7 @@ class TestDecline:
     def test_for_a_task_that_is_not_here_says_which_are(self):
         """Cut to what a message holds, however many there are."""
         many = tuple(replace(TASKS[0], task=f"task-{number:02}-{'x' * 50}") for number in range(40))
-        [body] = said_back(Job(max_blob_bytes=1).on_request(said(REQUEST), many, AdmissionDecision(True), 0.0))
+        [body] = said_back(Job(max_blob_bytes=1).handle(requested(said(REQUEST), many), 0.0))
         assert getattr(body, "reason", "") == "unknown_task"
         detail = getattr(body, "detail", "")
         assert "'digits' is not installed" in detail
@@ -124,13 +125,13 @@ class TestDecline:
     def test_for_want_of_data(self):
         """Nothing can be learnt from no examples."""
         none = (replace(TASKS[0], num_examples=0),)
-        [body] = said_back(Job(max_blob_bytes=10_000).on_request(said(REQUEST), none, AdmissionDecision(True), 0.0))
+        [body] = said_back(Job(max_blob_bytes=10_000).handle(requested(said(REQUEST), none), 0.0))
         assert getattr(body, "reason", "") == "too_little_data"
 
     def test_for_a_preference_says_which_and_when_to_ask_again(self):
         """So that the coordinator does not ask in vain."""
         verdict = AdmissionDecision(False, "quiet hours", Condition.QUIET_HOURS, 1800.0)
-        effects = Job(max_blob_bytes=10_000).on_request(said(REQUEST), TASKS, verdict, 10.0)
+        effects = Job(max_blob_bytes=10_000).handle(requested(said(REQUEST), TASKS, verdict), 10.0)
         expected = Decline(DeclineReason.UNWILLING, "quiet hours", Condition.QUIET_HOURS, 1800.0)
         assert said_back(effects) == [expected]
 

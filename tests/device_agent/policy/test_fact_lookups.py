@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from fedpatch.device_agent.job.request_answers import AdmissionDecision
+from fedpatch.device_agent.job.events import AdmissionDecision
 from fedpatch.device_agent.policy.owner_policy import LOOK_IDLE_S
-from tests.device_agent.jobs import REQUEST, training
+from tests.device_agent.jobs import training
 from tests.device_agent.owners import Pocketbook, facts, owner_of
 from tests.support.specs import TASK
 
@@ -20,4 +20,4 @@ def test_facts_are_looked_up_for_others_where_the_order_needs_none():
     assert owner.update_facts(UNPLUGGED, job, [TASK], 13.0) == owner.update_facts(UNPLUGGED, job, [TASK], 100.0) == []
     assert (owner.facts, owner.unwilling, owner.willing) == (UNPLUGGED, None, True)
     assert owner.next_deadline(job) == 100.0 + LOOK_IDLE_S
-    assert owner.decide(TASK, REQUEST, 101.0) == AdmissionDecision(True)
+    assert owner.decide(TASK, 0, 101.0) == AdmissionDecision(True)

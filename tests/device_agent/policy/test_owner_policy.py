@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpatch.device_agent.job.effects import ContinueTraining, EndJob, PauseTraining
+from fedpatch.device_agent.job.events import AdmissionDecision, OwnerPaused, OwnerResumed, UpdateTrained
 from fedpatch.device_agent.job.job import Job
-from fedpatch.device_agent.job.request_answers import AdmissionDecision
 from fedpatch.device_agent.policy.daily_budget import Usage
 from fedpatch.device_agent.policy.owner_policy import FRESH_S, LOOK_AT_WORK_S, LOOK_IDLE_S
 from fedpatch.shared.wire.messages import Failed
@@ -130,10 +130,10 @@ class TestWorkInHand:
         bench.owner.meter.moved(500)
         bench.owner.tick(job, 10.0)
         assert bench.book.today == Usage(1, 500, 0.0)
-        job.pause()
+        job.handle(OwnerPaused(), 20.0)
         bench.owner.tick(job, 40.0)
         assert bench.book.today == Usage(1, 500, 30.0)
-        job.go_on(100.0)
+        job.handle(OwnerResumed(), 100.0)
         bench.owner.tick(job, 100.0)
         bench.owner.tick(idle(), 110.0)
         assert bench.book.today == Usage(1, 500, 40.0)
@@ -152,7 +152,7 @@ class TestWorkInHand:
         bench, job = Bench(on_loss="finish"), training()
         bench.see(job, WELL, 12.0)
         bench.see(job, UNPLUGGED, 13.0, 15.0)
-        job.trained(KEY, update(), 16.0)
+        job.handle(UpdateTrained(KEY, update()), 16.0)
         bench.see(job, UNPLUGGED, 17.0, 40.0, 60.0)
         assert bench.owner.unwilling is Condition.NOT_CHARGING
         assert bench.owner.words

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from fedpatch.device_agent.job.events import UpdateRestored, UpdateTrained
 from fedpatch.device_agent.job.job import Job
 from fedpatch.shared.wire.messages import Failed, Offer
 from fedpatch.shared.wire.reason_codes import Condition, FailReason
@@ -19,11 +20,11 @@ def asking(resumed: bool) -> Job:
     """A job whose update is ready and awaits clearance, after training or after a restart."""
     job = Job(max_blob_bytes=10_000, ask_to_send=True)
     if resumed:
-        job.resume(KEY, update(), 20.0, REQUEST)
+        job.handle(UpdateRestored(KEY, update(), REQUEST), 20.0)
     else:
         ask(job)
         here(job, range(3), 11.0)
-        job.trained(KEY, update(), 20.0)
+        job.handle(UpdateTrained(KEY, update()), 20.0)
     assert job.awaits_clearance
     return job
 
@@ -54,7 +55,7 @@ def test_an_update_is_sent_once_a_moment_is_over():
     ask(job)
     here(job, range(3), 11.0)
     bench.see(job, WELL, 19.0)
-    job.trained(KEY, update(), 20.0)
+    job.handle(UpdateTrained(KEY, update()), 20.0)
     assert said_back(bench.see(job, METERED, 21.0)) == []
     assert said_back(bench.see(job, WELL, 22.0)) == [Offer(update())]
 
@@ -77,5 +78,5 @@ def test_an_update_is_finished_after_a_loss_in_training_too():
     ask(job)
     here(job, range(3), 11.0)
     bench.see(job, UNPLUGGED, 13.0, 16.0)
-    job.trained(KEY, update(), 20.0)
+    job.handle(UpdateTrained(KEY, update()), 20.0)
     assert said_back(bench.see(job, METERED, 21.0)) == [Offer(update())]

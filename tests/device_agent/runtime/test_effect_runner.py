@@ -13,10 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpatch.device_agent.job.effects import JobState, SpoolUpdate
-from fedpatch.device_agent.job.request_answers import AdmissionDecision
+from fedpatch.device_agent.job.events import (
+    ChunkReceived,
+    EffectFailed,
+    MessageReceived,
+    UpdateRestored,
+)
 from fedpatch.device_agent.job.training_messages import MakeModel, TrainCommand, Trained, WorkerSetup
 from fedpatch.device_agent.models.store import ModelStore
-from fedpatch.device_agent.runtime.effect_runner import LONG_REST_S, Identity
+from fedpatch.device_agent.runtime.effect_runner import LONG_REST_S
+from fedpatch.device_agent.runtime.presence import Identity
 from fedpatch.device_agent.runtime.trainer import Trainer
 from fedpatch.device_agent.state.update_spool import Spooled
 from fedpatch.device_agent.state.update_spool import UpdateSpool as UpdateSpool
@@ -26,8 +32,8 @@ from fedpatch.shared.wire.reason_codes import FailReason, JobPhase, RefuseReason
 from fedpatch.shared.wire.transfer import cut
 from tests.device_agent.effect_runners import PlayedDevice
 from tests.device_agent.exported_models import describe
-from tests.device_agent.jobs import BLOB, KEY, REQUEST
-from tests.support.specs import TASKS, model, report, said, update
+from tests.device_agent.jobs import BLOB, KEY, REQUEST, requested
+from tests.support.specs import model, report, said, update
 
 UPDATE = b"u" * 350
 NAMES = st.from_regex(r"[a-z0-9][a-z0-9_-]{0,31}", fullmatch=True)
@@ -58,11 +64,11 @@ class Device(PlayedDevice):
 
     def ask(self, round_number: int = 1) -> list[Body]:
         """A work request; what the device answers."""
-        return self.perform(self.job.on_request(said(REQUEST, round_number), TASKS, AdmissionDecision(True), 0.0))
+        return self.perform(self.job.handle(requested(said(REQUEST, round_number)), 0.0))
 
     def chunk(self, index: int) -> list[Body]:
         """A chunk of the global model arrives."""
-        return self.perform(self.job.on_chunk(cut(BLOB, model(), index), 0.0))
+        return self.perform(self.job.handle(ChunkReceived(cut(BLOB, model(), index)), 0.0))
 
     def download(self) -> list[Body]:
         """All chunks of the global model arrive; what was said meanwhile."""
@@ -72,7 +78,7 @@ class Device(PlayedDevice):
         """An update from before a restart waits to be committed."""
         spool = self.directory / "spool"
         (spool / "update.bin").write_bytes(UPDATE)
-        self.job.resume(KEY, update(UPDATE), 0.0, REQUEST)
+        self.job.handle(UpdateRestored(KEY, update(UPDATE), REQUEST), 0.0)
         assert isinstance(self.perform(self.job.tick(0.0))[0], Offer)
 
 
@@ -81,7 +87,7 @@ def waiting(device: Device) -> None:
     spool = UpdateSpool(device.directory / "spool")
     spool.update_path.write_bytes(UPDATE)
     spool.save(Spooled(KEY, update(UPDATE), REQUEST))
-    device.performer.take_up_spooled()
+    device.take_up_spooled()
     assert device.job.state is JobState.UPLOADING
 
 
@@ -128,7 +134,7 @@ def test_what_cannot_be_forgotten_costs_no_agent(device):
     """The update is committed: nobody needs to hear that its file is still there."""
     device.upload()
     stuck(device)
-    assert device.perform(device.job.on_message(said(Committed(update(UPDATE).digest)), 1.0)) == []
+    assert device.perform(device.job.handle(MessageReceived(said(Committed(update(UPDATE).digest))), 1.0)) == []
     assert device.job.state is JobState.IDLE
     assert device.performer.last_outcome == "committed"
 
@@ -145,14 +151,14 @@ def test_after_a_failure_the_rest_of_a_batch_is_not_done(device):
 def test_an_update_that_a_newer_epoch_took_over_is_noted_so(device):
     """Whoever takes it up after a reboot offers it in the epoch that is current."""
     waiting(device)
-    taken_over = device.job.on_request(said(REQUEST, epoch=2), TASKS, AdmissionDecision(True), 1.0)
+    taken_over = device.job.handle(requested(said(REQUEST, epoch=2)), 1.0)
     newer = Spooled(replace(KEY, epoch=2), update(UPDATE), REQUEST)
     assert device.perform(taken_over) == [Accept(10), Offer(update(UPDATE))]
     assert UpdateSpool(device.directory / "spool").load() == newer
     again = Device(device.directory)
-    again.performer.take_up_spooled()
+    again.take_up_spooled()
     assert again.job.key == newer.key
-    thrice = again.job.on_request(said(REQUEST, epoch=3), TASKS, AdmissionDecision(True), 2.0)
+    thrice = again.job.handle(requested(said(REQUEST, epoch=3)), 2.0)
     assert again.perform(thrice) == [Accept(10), Offer(update(UPDATE))]
 
 
@@ -160,7 +166,7 @@ def test_an_update_that_the_card_has_spoilt_is_not_offered(device, caplog):
     """The coordinator would take it for an offence: the round is given up, and the log says why."""
     path = device.directory / "spool" / "update.bin"
     path.write_bytes(b"v" + UPDATE[1:])
-    device.job.resume(KEY, update(UPDATE), 0.0, REQUEST)
+    device.job.handle(UpdateRestored(KEY, update(UPDATE), REQUEST), 0.0)
     assert device.perform(device.job.tick(0.0)) == [Failed(FailReason.STORAGE)]
     assert device.job.state is JobState.IDLE
     assert not path.exists()
@@ -171,7 +177,7 @@ def test_a_newer_epoch_that_cannot_be_noted_costs_no_update(device, caplog):
     """After a reboot it would be found under the epoch before, and asked for once more."""
     waiting(device)
     stuck(device)
-    taken_over = device.job.on_request(said(REQUEST, epoch=2), TASKS, AdmissionDecision(True), 1.0)
+    taken_over = device.job.handle(requested(said(REQUEST, epoch=2)), 1.0)
     assert device.perform(taken_over) == [Accept(10), Offer(update(UPDATE))]
     assert "offer.msgpack" in caplog.text
 
@@ -182,7 +188,7 @@ def test_a_long_rest_gives_the_memory_of_training_back(device, monkeypatch, rest
     stops: list[bool] = []
     monkeypatch.setattr(Trainer, "stop", lambda _: stops.append(True))
     device.upload()
-    device.perform(device.job.on_message(said(Committed(update(UPDATE).digest, rest_s)), 1.0))
+    device.perform(device.job.handle(MessageReceived(said(Committed(update(UPDATE).digest, rest_s))), 1.0))
     assert device.job.state is JobState.IDLE
     assert bool(stops) is stopped
 
@@ -200,7 +206,7 @@ def test_why_a_round_was_given_up_stays_in_the_log(device, caplog):
     """One line, for the device's owner; the coordinator gets the reason and no word more."""
     caplog.set_level(logging.INFO)
     device.ask()
-    effects = device.job.give_up(FailReason.TRAINING, "KeyError: 'the patient'")
+    effects = device.job.handle(EffectFailed(FailReason.TRAINING, "KeyError: 'the patient'"), 20.0)
     assert device.perform(effects) == [Failed(FailReason.TRAINING)]
     [line] = [record for record in caplog.records if "the patient" in record.getMessage()]
     assert line.levelno == logging.WARNING
@@ -242,7 +248,7 @@ class TestPersonalModel:
         """And not where the coordinator did not take the update."""
         device = Device(tmp_path, models)
         device.upload()
-        device.perform(device.job.on_message(said(body), 1.0))
+        device.perform(device.job.handle(MessageReceived(said(body)), 1.0))
         assert (models.current(KEY.task) is not None) == present
         assert device.job.state is JobState.IDLE
 
@@ -250,7 +256,7 @@ class TestPersonalModel:
         """Both wait on the disk, and are settled together."""
         device = Device(tmp_path, models)
         waiting(device)
-        device.perform(device.job.on_message(said(Committed(update(UPDATE).digest)), 1.0))
+        device.perform(device.job.handle(MessageReceived(said(Committed(update(UPDATE).digest))), 1.0))
         assert [one.current for one in models.versions(KEY.task)] == [True]
 
     def test_that_cannot_be_put_in_place_costs_no_more_than_that(self, tmp_path, models, caplog):
@@ -258,7 +264,7 @@ class TestPersonalModel:
         device = Device(tmp_path, models)
         device.upload()
         with FileLock(tmp_path / "models" / KEY.task / ".lock", "held"):
-            device.perform(device.job.on_message(said(Committed(update(UPDATE).digest)), 1.0))
+            device.perform(device.job.handle(MessageReceived(said(Committed(update(UPDATE).digest))), 1.0))
         assert "is not in use: " in caplog.text
         assert not (tmp_path / "spool" / "update.bin").exists()
         assert models.current(KEY.task) is None
@@ -271,7 +277,7 @@ class TestPersonalModel:
         monkeypatch.setattr(
             "fedpatch.device_agent.runtime.effect_runner.time.sleep", lambda s: lock.release() if s >= 0.5 else None
         )
-        device.perform(device.job.on_message(said(Committed(update(UPDATE).digest)), 1.0))
+        device.perform(device.job.handle(MessageReceived(said(Committed(update(UPDATE).digest))), 1.0))
         assert models.current(KEY.task) is not None
 
 
@@ -299,63 +305,63 @@ class TestPersonalModelInTheMaking:
     def test_committed_first_model_is_published_when_it_is_made(self, tmp_path):
         """The job is over at once, and the present model stays until the other is there."""
         device, models = self.upload(tmp_path)
-        device.perform(device.job.on_message(self.COMMITTED, 1.0))
+        device.perform(device.job.handle(MessageReceived(self.COMMITTED), 1.0))
         assert (device.job.state, device.performer.owes_model) == (JobState.IDLE, True)
         self.stage(models)
         assert models.current(KEY.task) is None
-        device.performer.model_made()
+        device.model_made()
         assert models.current(KEY.task) is not None
         assert not list((tmp_path / "spool").iterdir())
 
     def test_made_first_model_is_published_when_its_update_is_committed(self, tmp_path):
         """Not before: the coordinator may refuse it."""
         device, models = self.upload(tmp_path, staged=True)
-        device.performer.model_made()
+        device.model_made()
         assert models.current(KEY.task) is None
-        device.perform(device.job.on_message(self.COMMITTED, 1.0))
+        device.perform(device.job.handle(MessageReceived(self.COMMITTED), 1.0))
         assert models.current(KEY.task) is not None
 
     def test_refused_update_gives_no_model_although_one_is_made(self, tmp_path):
         """Whenever that ends."""
         device, models = self.upload(tmp_path, staged=True)
-        device.perform(device.job.on_message(said(Cancel("late")), 1.0))
-        device.performer.model_made()
+        device.perform(device.job.handle(MessageReceived(said(Cancel("late"))), 1.0))
+        device.model_made()
         assert models.current(KEY.task) is None
 
     def test_next_training_waits_for_the_model_of_the_round_before(self, tmp_path):
         """It would discard what is staged; the download does not wait, and a pause meanwhile is kept."""
         device, models = self.upload(tmp_path)
-        device.perform(device.job.on_message(self.COMMITTED, 1.0))
+        device.perform(device.job.handle(MessageReceived(self.COMMITTED), 1.0))
         device.ask(2)
         device.download()
         assert (device.job.state, device.trainer.given) == (JobState.TRAINING, [])
         self.stage(models)
-        device.performer.model_made()
+        device.model_made()
         assert models.current(KEY.task) is not None
         assert [one.key.round for one in device.trainer.given] == [2]
 
     def test_next_training_that_was_cancelled_meanwhile_never_begins(self, tmp_path):
         """And the update of the round before stays until its model is published."""
         device, _ = self.upload(tmp_path)
-        device.perform(device.job.on_message(self.COMMITTED, 1.0))
+        device.perform(device.job.handle(MessageReceived(self.COMMITTED), 1.0))
         device.ask(2)
         device.download()
-        device.perform(device.job.on_message(said(Cancel("late"), 2), 2.0))
+        device.perform(device.job.handle(MessageReceived(said(Cancel("late"), 2)), 2.0))
         assert (tmp_path / "spool" / "update.bin").exists()
-        device.performer.model_made()
+        device.model_made()
         assert device.trainer.given == []
 
     def test_killed_after_committed_makes_and_publishes_it_after_the_restart(self, tmp_path):
         """Nothing is offered again: the round may be long over."""
         device, models = self.upload(tmp_path)
-        device.perform(device.job.on_message(self.COMMITTED, 1.0))
+        device.perform(device.job.handle(MessageReceived(self.COMMITTED), 1.0))
         again = Device(tmp_path, models)
-        again.performer.take_up_spooled()
+        again.take_up_spooled()
         assert (again.job.state, again.performer.owes_model) == (JobState.IDLE, True)
         [make] = again.trainer.given
         assert (make.command.key, make.manifest) == (KEY, update(UPDATE))
         self.stage(models)
-        again.performer.model_made()
+        again.model_made()
         assert models.current(KEY.task) is not None
         assert not list((tmp_path / "spool").iterdir())
 
@@ -363,21 +369,21 @@ class TestPersonalModelInTheMaking:
         """Unless it was made before."""
         _, models = self.upload(tmp_path)
         again = Device(tmp_path, models)
-        again.performer.take_up_spooled()
+        again.take_up_spooled()
         assert (again.job.state, len(again.trainer.given)) == (JobState.UPLOADING, 1)
         self.stage(models)
         third = Device(tmp_path, models)
-        third.performer.take_up_spooled()
+        third.take_up_spooled()
         assert (third.job.state, third.trainer.given) == (JobState.UPLOADING, [])
 
     @pytest.mark.parametrize("spoil", [lambda path: path.write_bytes(b"?"), Path.unlink], ids=["damaged", "gone"])
     def test_staged_and_committed_is_published_although_the_update_is_damaged(self, tmp_path, spoil):
         """What is staged is whole, and the coordinator has the update."""
         device, models = self.upload(tmp_path, staged=True)
-        device.perform(device.job.on_message(self.COMMITTED, 1.0))
+        device.perform(device.job.handle(MessageReceived(self.COMMITTED), 1.0))
         spoil(tmp_path / "spool" / "update.bin")
         again = Device(tmp_path, models)
-        again.performer.take_up_spooled()
+        again.take_up_spooled()
         assert (again.performer.owes_model, again.trainer.given) == (False, [])
         assert models.current(KEY.task) is not None
         assert not list((tmp_path / "spool").iterdir())
@@ -385,20 +391,20 @@ class TestPersonalModelInTheMaking:
     def test_damaged_update_without_a_staged_model_owes_nothing(self, tmp_path):
         """Nothing is left to make it of."""
         device, models = self.upload(tmp_path)
-        device.perform(device.job.on_message(self.COMMITTED, 1.0))
+        device.perform(device.job.handle(MessageReceived(self.COMMITTED), 1.0))
         (tmp_path / "spool" / "update.bin").write_bytes(b"?")
         again = Device(tmp_path, models)
-        again.performer.take_up_spooled()
+        again.take_up_spooled()
         assert (again.performer.owes_model, again.trainer.given) == (False, [])
         assert not list((tmp_path / "spool").iterdir())
 
     def test_killed_after_publishing_owes_nothing(self, tmp_path):
         """The note of it is deleted, and no model is made."""
         device, models = self.upload(tmp_path, staged=True)
-        device.perform(device.job.on_message(self.COMMITTED, 1.0))
+        device.perform(device.job.handle(MessageReceived(self.COMMITTED), 1.0))
         models.publish(KEY.task, KEY.run, KEY.round)
         again = Device(tmp_path, models)
-        again.performer.take_up_spooled()
+        again.take_up_spooled()
         assert (again.performer.owes_model, again.trainer.given) == (False, [])
         assert models.current(KEY.task) is not None
         assert not list((tmp_path / "spool").iterdir())

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from fedpatch.device_agent.job.effects import Effect, JobState
-from fedpatch.device_agent.job.job import Job
+from fedpatch.device_agent.job.events import ChunkReceived, MessageReceived, TrainingFailed
+from fedpatch.device_agent.job.job import Job, run_effects
 from fedpatch.device_agent.job.training_messages import TrainCommand
 from fedpatch.device_agent.state.model_cache import DIRECTORY, Held, ModelCache
 from fedpatch.shared.wire import topics
@@ -66,7 +67,7 @@ class Device:
     def start(self) -> None:
         """Switched on, perhaps again."""
         self.wire, self.trainer, self.job = Listening(), Trainer(), Job(max_blob_bytes=10_000)
-        self.hands = performer_of(self.directory, self.job, self.wire, self.trainer)
+        self.hands = performer_of(self.directory, self.wire, self.trainer)
 
     def ask(self, request: WorkRequest | None = None) -> None:
         """The request reaches the agent."""
@@ -76,11 +77,11 @@ class Device:
         """All chunks of them."""
         for blob in blobs:
             for index in range(model(blob).chunk_count):
-                self.perform(self.job.on_chunk(cut(blob, model(blob), index), 12.0))
+                self.perform(self.job.handle(ChunkReceived(cut(blob, model(blob), index)), 12.0))
 
     def perform(self, effects: list[Effect]) -> None:
         """All of them."""
-        self.hands.perform(effects)
+        run_effects(self.job, effects, self.hands, lambda: 12.0)
 
     @property
     def downloads(self) -> set[str]:
@@ -110,7 +111,7 @@ def test_listens_for_the_steps_from_what_is_held_and_trains_on_them(device):
     assert [step.delta for step in command.steps] == list(DELTAS[1:])
     assert [Path(step.path).read_bytes() for step in command.steps] == list(STEP_BLOBS[1:])
     assert command.hold
-    device.perform(device.job.on_message(said(Cancel("late")), 13.0))
+    device.perform(device.job.handle(MessageReceived(said(Cancel("late"))), 13.0))
     assert device.downloads == set()
 
 
@@ -149,7 +150,7 @@ def test_takes_the_whole_model_after_steps_that_led_nowhere(device, caplog):
     """In the same round; what was held is deleted, and the log says why."""
     device.ask()
     device.arrive(*STEP_BLOBS[1:])
-    device.perform(device.job.training_failed(KEY, FailReason.DOWNLOAD, "no way to it"))
+    device.perform(device.job.handle(TrainingFailed(KEY, FailReason.DOWNLOAD, "no way to it"), 20.0))
     assert "no way to it; downloading the whole model" in caplog.text
     assert device.hands.held_version == ""
     assert device.wire.filters == filters(VERSIONS[-1])

@@ -11,8 +11,7 @@ import pytest
 
 from fedpatch.device_agent.job.job import Job
 from fedpatch.device_agent.job.training_messages import WorkerSetup
-from fedpatch.device_agent.runtime.housekeeping import Housekeeping
-from fedpatch.device_agent.runtime.idle_timeout import IdleTimer
+from fedpatch.device_agent.runtime.housekeeping import Housekeeping, IdleTimer
 from fedpatch.device_agent.runtime.systemd_notify import ServiceManager
 from fedpatch.device_agent.runtime.trainer import Trainer, TrainerEvent
 from fedpatch.device_agent.settings import AgentSettings
@@ -49,11 +48,11 @@ def _idle() -> Job:
 def test_a_training_process_ends_after_a_while_without_work(trainer: Trainer, job, task, ends):
     """An upload may take days and trains nothing; a process that is just loading its task has not rested yet."""
     upkeep, job = Housekeeping(trainer, IdleTimer(100.0), ServiceManager()), job()
-    upkeep.look(job, connected=True, task=task, now=0.0)
+    upkeep.tick(job, connected=True, task=task, now=0.0)
     assert upkeep.next_deadline() == (100.0 if ends else None)
-    upkeep.look(job, connected=True, task=task, now=99.0)
+    upkeep.tick(job, connected=True, task=task, now=99.0)
     assert trainer.pid is not None
-    upkeep.look(job, connected=True, task=task, now=100.0)
+    upkeep.tick(job, connected=True, task=task, now=100.0)
     assert (trainer.pid is None) == ends
     assert upkeep.next_deadline() is None
 
@@ -64,9 +63,9 @@ def test_the_owners_file_is_kept_while_the_loop_turns_and_goes_with_it(trainer: 
     settings = AgentSettings(data="shard:0/1", metrics_textfile=path)
     metrics = LocalMetrics(settings, "pi", owner_of(), RoundTimes(), None)
     upkeep = Housekeeping(trainer, IdleTimer(0.0), ServiceManager(), metrics=metrics)
-    upkeep.look(_idle(), connected=True, task=TASK, now=0.0)
+    upkeep.tick(_idle(), connected=True, task=TASK, now=0.0)
     assert "fedpatch_agent_" in path.read_text()
-    upkeep.look(_idle(), connected=False, task=TASK, now=0.1)
+    upkeep.tick(_idle(), connected=False, task=TASK, now=0.1)
     assert upkeep.next_deadline() is not None
     upkeep.stopping()
     assert not path.exists()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedpatch.device_agent.runtime.idle_timeout import IdleTimer
+from fedpatch.device_agent.runtime.housekeeping import IdleTimer
 
 
 def test_it_is_given_back_once_after_a_while_without_work():
