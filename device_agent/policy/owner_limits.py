@@ -1,7 +1,7 @@
 """The owner's limits to a work request: what stays private at least, and how much training one request may ask for.
 
-The agent asks here before it accepts, before anything is downloaded, and once more before an update is offered. The training
-process checks the floor a second time by itself (device_agent.training.local_update).
+The agent checks them before it accepts, before anything is downloaded, and once more before an update is offered. The training
+process checks the floor a second time by itself (device_agent.training.local_update). No numpy.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Any
 
 from fedpatch.device_agent.job.events import AdmissionDecision
 from fedpatch.device_agent.job.training_messages import Ready
-from fedpatch.device_agent.policy.plan_cost import why_too_long
 from fedpatch.device_agent.policy.private_floor import (
     LEAST,
     Floor,
@@ -27,7 +26,7 @@ from fedpatch.device_agent.policy.private_floor import (
 from fedpatch.shared.app.files import stamp_of
 from fedpatch.shared.errors import FedpatchError, StateError, WireError
 from fedpatch.shared.tensors.schema import Schema, listing
-from fedpatch.shared.wire.messages import Manifest, WorkRequest
+from fedpatch.shared.wire.messages import Manifest, TrainPlan, WorkRequest
 from fedpatch.shared.wire.reason_codes import DeclineReason
 
 _log = logging.getLogger("fedpatch.owner")
@@ -200,3 +199,29 @@ SOURCES = {
 
 def _no(reason: DeclineReason, why: str) -> AdmissionDecision:
     return AdmissionDecision(False, why, reason=reason)
+
+
+def why_too_long(plan: TrainPlan, num_examples: int, *, max_steps: int, max_epochs: int, measured: bool = False) -> str:
+    """Which limit of the owner a plan exceeds, in words; "" where it exceeds none.
+
+    Args:
+        plan: The plan of one work request.
+        num_examples: Training examples of this device.
+        max_steps: Most minibatches that one request may ask for, however it counts them.
+        max_epochs: Most passes over the data that one request may ask for, however it counts them.
+        measured: Whether what learning alone gives is measured too, which takes as many steps again.
+    """
+    times, twice = (2, ", those of learning alone among them") if measured else (1, "")
+    steps = plan.steps_for(num_examples) * times
+    size = min(plan.batch_size, num_examples)
+    epochs = plan.epochs * times if not plan.steps else -(-steps * size // max(1, num_examples))
+    found = [
+        f"{asked} {unit} are asked for{twice}; the owner's limit is {name} = {most}"
+        for asked, unit, name, most in (
+            (epochs, "epochs", "max_epochs", max_epochs),
+            (steps, "training steps", "max_steps", max_steps),
+        )
+        if asked > most
+    ]
+    # In the unit of the plan, where both are exceeded.
+    return found[-1 if plan.steps else 0] if found else ""

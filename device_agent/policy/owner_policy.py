@@ -1,15 +1,20 @@
-"""What the device's owner wants of it now: the standing order, the preferences against the facts, the daily allowance.
+"""The owner's policy: the admission mode, the preferences against the facts, and the daily budget.
+
+The admission mode is one word of the configuration: `preferences`, which is the default, or a mode that overrules them:
+`always`, `never`, or `file:PATH`, whose first line says `accept`, or `decline` and the reason. A file that is absent or says
+anything else declines.
 
 The agent's loop asks before it takes work, and lets time pass here while it works. Facts come from a watcher on another thread,
-so that no source that hangs can hold the loop up; until they are there, an offer waits.
+so that no source that hangs can hold the loop up; until they are there, a request waits.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Protocol
 
 from fedpatch.device_agent.job.effects import JobKey, JobState
@@ -21,14 +26,73 @@ from fedpatch.device_agent.job.events import (
     OwnerResumed,
 )
 from fedpatch.device_agent.job.job import Job
-from fedpatch.device_agent.policy.admission_mode import AdmissionMode, decide
-from fedpatch.device_agent.policy.daily_budget import Usage
 from fedpatch.device_agent.policy.hysteresis import Change, ConditionLost, ConditionRestored, Hysteresis, OnLoss
-from fedpatch.device_agent.policy.job_usage import JobUsage, OwnLoadAverage
-from fedpatch.device_agent.policy.preference_evaluation import Objection, Preferences, judge
-from fedpatch.device_agent.policy.preference_rules import OwnUsage
+from fedpatch.device_agent.policy.preferences import Objection, OwnUsage, Preferences, judge, words_for_wire
+from fedpatch.device_agent.policy.usage import JobUsage, OwnLoadAverage, Usage
 from fedpatch.device_agent.sensors.facts import Facts
+from fedpatch.shared.errors import UsageError
 from fedpatch.shared.wire.reason_codes import Condition
+
+_FILE_PREFIX = "file:"
+
+NEVER_S = 3600.0
+"""An order of `never` holds until the agent is started with another; a file may say something else at any time."""
+
+
+@dataclass(frozen=True)
+class AdmissionMode:
+    """The owner's standing order; `path` is set when a file is to be asked each time.
+
+    With `follows_preferences` the other two say nothing.
+    """
+
+    always: bool
+    path: str = ""
+    follows_preferences: bool = False
+
+
+def parse_admission_mode(text: str) -> AdmissionMode:
+    """`preferences`, `always`, `never` or `file:PATH`; UsageError for anything else."""
+    if text == "preferences":
+        return AdmissionMode(always=False, follows_preferences=True)
+    if text in ("always", "never"):
+        return AdmissionMode(always=text == "always")
+    if text.startswith(_FILE_PREFIX) and len(text) > len(_FILE_PREFIX):
+        return AdmissionMode(always=False, path=str(PurePosixPath(text.removeprefix(_FILE_PREFIX))))
+    raise UsageError(f"admission {text!r} is not known; write preferences, always, never or file:PATH")
+
+
+def decide(order: AdmissionMode, file_text: str | None, objections: Sequence[Objection] = ()) -> AdmissionDecision:
+    """The verdict. `file_text` is what the order's file holds now, None where it cannot be read.
+
+    `objections` are those to the offer, the most lasting first (Hysteresis.answer); only preferences ask for them.
+    """
+    if order.follows_preferences:
+        return follow_preferences(objections)
+    if not order.path:
+        return (
+            AdmissionDecision(True)
+            if order.always
+            else AdmissionDecision(False, "its owner said never", retry_after_s=NEVER_S)
+        )
+    if file_text is None:
+        return AdmissionDecision(False, "its owner's file cannot be read")
+    line = (file_text.splitlines() or [""])[0].strip()
+    word, _, why = line.partition(" ")
+    if word == "accept":
+        return AdmissionDecision(True)
+    if word.rstrip(":") == "decline":
+        return AdmissionDecision(False, why.strip() or "its owner's file says decline")
+    return AdmissionDecision(False, "its owner's file says neither accept nor decline")
+
+
+def follow_preferences(objections: Sequence[Objection]) -> AdmissionDecision:
+    """The verdict where nothing but the preferences counts."""
+    if not objections:
+        return AdmissionDecision(True)
+    first = objections[0]
+    return AdmissionDecision(False, words_for_wire(objections), first.condition, first.retry_after_s)
+
 
 _log = logging.getLogger("fedpatch.owner")
 

@@ -27,14 +27,13 @@ from fedpatch.device_agent.job.effects import (
 from fedpatch.device_agent.job.events import DownloadDamaged, DownloadStarted, EffectFailed, Event, UpdateRestored
 from fedpatch.device_agent.job.training_messages import MakeModel, ModelStep, TrainCommand, Trained
 from fedpatch.device_agent.models.store import ModelStore
-from fedpatch.device_agent.policy.job_usage import JobUsage
 from fedpatch.device_agent.policy.owner_limits import OwnerLimits
+from fedpatch.device_agent.policy.usage import JobUsage
 from fedpatch.device_agent.runtime.presence import Identity
 from fedpatch.device_agent.runtime.trainer import Trainer
-from fedpatch.device_agent.state.download_files import Downloads
+from fedpatch.device_agent.state.download_files import Downloads, cut_from_file
 from fedpatch.device_agent.state.model_cache import DIRECTORY as HELD_DIRECTORY
 from fedpatch.device_agent.state.model_cache import ModelCache
-from fedpatch.device_agent.state.partial_blob import cut_from_file
 from fedpatch.device_agent.state.storage_check import DOWNLOADS, SPOOL
 from fedpatch.device_agent.state.update_spool import Spooled
 from fedpatch.device_agent.state.update_spool import UpdateSpool as UpdateSpool

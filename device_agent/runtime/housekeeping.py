@@ -1,12 +1,19 @@
-"""Work of the agent's loop beside its job: status for systemd, local metrics, and the memory of an idle training process."""
+"""Work of the agent's loop beside its job: status for systemd, local metrics, and the memory of an idle training process.
+
+A service of Type=notify tells systemd that it is ready, what it is doing, that it is alive and that it ends: a datagram of
+lines `KEY=value` to the socket that $NOTIFY_SOCKET names (sd_notify(3)). A loop that hangs sends no WATCHDOG=1, and is killed
+and started again. Without $NOTIFY_SOCKET nothing is sent.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
+import socket
+from collections.abc import MutableMapping
 
 from fedpatch.device_agent.job.effects import JobState
 from fedpatch.device_agent.job.job import Job
-from fedpatch.device_agent.runtime.systemd_notify import ServiceManager
 from fedpatch.device_agent.runtime.trainer import Trainer
 from fedpatch.device_agent.telemetry.local_metrics import LocalMetrics
 
@@ -105,3 +112,61 @@ def _in_words(job: Job, *, connected: bool, ready: bool) -> str:
     if status is not None:
         doing = f"{job.state}, round {status.round} of run {status.run}"
     return doing if connected else f"{doing}; not connected to the broker"
+
+
+_VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
+_PATIENCE_S = 1.0
+
+_service_log = logging.getLogger("fedpatch.service")
+
+
+class ServiceManager:
+    """systemd, or nobody. `address` is the socket's, "" for none; `watchdog_s` the longest silence it bears, 0 for any."""
+
+    def __init__(self, address: str = "", watchdog_s: float = 0.0) -> None:
+        self._address = f"\0{address[1:]}" if address.startswith("@") else address
+        self._every_s = watchdog_s / 2 if address else 0.0
+        self._alive_at: float | None = None
+        self._status = ""
+
+    @classmethod
+    def from_environment(cls, environ: MutableMapping[str, str] = os.environ) -> ServiceManager:
+        """As systemd told it to this process; the variables are taken away, for a child must not speak for its parent."""
+        address, every_us, pid = (environ.pop(name, "") for name in _VARIABLES)
+        ours = every_us.isdecimal() and (not pid or pid == str(os.getpid()))
+        return cls(address, int(every_us) / 1e6 if ours else 0.0)
+
+    def doing(self, status: str, now: float) -> None:
+        """Says what the service is doing, if that is new; the first time also that it is ready."""
+        if self._alive_at is None:
+            self._alive_at = now
+            self._send("READY=1", f"STATUS={status}")
+        elif status != self._status:
+            self._send(f"STATUS={status}")
+        self._status = status
+
+    def tick(self, now: float) -> None:
+        """Says that the loop comes round, twice as often as systemd wants to hear it."""
+        due = self.next_deadline()
+        if due is not None and now >= due:
+            self._alive_at = now
+            self._send("WATCHDOG=1")
+
+    def next_deadline(self) -> float | None:
+        """When `tick` has something to say."""
+        return self._alive_at + self._every_s if self._alive_at is not None and self._every_s else None
+
+    def stopping(self) -> None:
+        """Says that the service ends by itself."""
+        self._send("STOPPING=1", "STATUS=stopping")
+
+    def _send(self, *lines: str) -> None:
+        if not self._address:
+            return
+        message = "\n".join(" ".join(line.split()) for line in lines)
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as one:
+                one.settimeout(_PATIENCE_S)
+                one.sendto(message.encode(), self._address)
+        except OSError as error:
+            _service_log.debug("systemd cannot be told %s: %s", lines, error)

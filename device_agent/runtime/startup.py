@@ -15,18 +15,15 @@ from queue import SimpleQueue
 from fedpatch.device_agent.job.job import Job
 from fedpatch.device_agent.job.training_messages import WorkerSetup
 from fedpatch.device_agent.models.store import DIRECTORY, ModelStore
-from fedpatch.device_agent.policy.admission_mode import parse_admission_mode
-from fedpatch.device_agent.policy.job_usage import OwnLoadAverage, resident_mib
 from fedpatch.device_agent.policy.owner_limits import OwnerLimits
-from fedpatch.device_agent.policy.owner_policy import OwnerPolicy
-from fedpatch.device_agent.policy.preference_evaluation import Preferences
+from fedpatch.device_agent.policy.owner_policy import OwnerPolicy, parse_admission_mode
+from fedpatch.device_agent.policy.preferences import Preferences
 from fedpatch.device_agent.policy.quiet_hours import local_now
-from fedpatch.device_agent.policy.usage_file import UsageLedger
+from fedpatch.device_agent.policy.usage import OwnLoadAverage, UsageLedger
 from fedpatch.device_agent.runtime.agent import Agent, EventQueue, Stop
 from fedpatch.device_agent.runtime.effect_runner import EffectRunner
-from fedpatch.device_agent.runtime.housekeeping import Housekeeping, IdleTimer
+from fedpatch.device_agent.runtime.housekeeping import Housekeeping, IdleTimer, ServiceManager
 from fedpatch.device_agent.runtime.presence import AgentLink, DuplicateIdDetector, Identity, Presence
-from fedpatch.device_agent.runtime.systemd_notify import ServiceManager
 from fedpatch.device_agent.runtime.trainer import Trainer, TrainerEvent
 from fedpatch.device_agent.sensors.collect import FactCollector, FactWatcher
 from fedpatch.device_agent.settings import AgentSettings
@@ -198,7 +195,7 @@ def _make_owner(
         usage=UsageLedger(directory),
         watcher=FactWatcher(observer_of(settings, directory, root), queue.put),
         local_now=local_now,
-        own_memory_mib=lambda: resident_mib(trainer.pid),
+        own_memory_mib=trainer.resident_mib,
         own_load=OwnLoadAverage(settings.threads, os.cpu_count() or 1),
         look_anyway=settings.share_vitals or settings.tells_metrics,
     )

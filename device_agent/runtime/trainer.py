@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import BinaryIO, cast
 
 from fedpatch.device_agent.job.effects import ContinueTraining, JobKey, PauseTraining
@@ -38,6 +40,8 @@ STOP_TIMEOUT_S = 5.0
 LAST_WORDS_TIMEOUT_S = 2.0
 """How long a process that the task's code left behind may keep our pipes open before we stop listening."""
 
+_PAGES_RESIDENT = 1  # of /proc/PID/statm
+_MIB = 2**20
 _LEVELS = {name: logging.getLevelNamesMapping()[name] for name in ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")}
 
 log = logging.getLogger("fedpatch.trainer")
@@ -79,6 +83,10 @@ class Trainer:
         """Process id; None while there is no process."""
         with self._lock:
             return self._child.process.pid if self._child else None
+
+    def resident_mib(self) -> float:
+        """Memory of the process in MiB, 0 where there is none."""
+        return resident_mib(self.pid)
 
     def start(self) -> None:
         """Start the process, unless there is one; OSError where the system allows none."""
@@ -131,6 +139,17 @@ class Trainer:
             if current:
                 self._child = None
             return current
+
+
+def resident_mib(pid: int | None) -> float:
+    """Memory of a process in MiB, 0 where there is none."""
+    if pid is None:
+        return 0.0
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text("ascii").split()[_PAGES_RESIDENT])
+    except (OSError, ValueError, IndexError):
+        return 0.0
+    return pages * os.sysconf("SC_PAGE_SIZE") / _MIB
 
 
 class _Child:

@@ -8,8 +8,8 @@ from typing import Any
 from fedpatch.device_agent.job.effects import Effect
 from fedpatch.device_agent.job.job import Job, run_effects
 from fedpatch.device_agent.models.store import ModelStore
-from fedpatch.device_agent.policy.job_usage import JobUsage
 from fedpatch.device_agent.policy.owner_limits import OwnerLimits
+from fedpatch.device_agent.policy.usage import JobUsage
 from fedpatch.device_agent.runtime.effect_runner import EffectRunner
 from fedpatch.device_agent.runtime.presence import Identity
 from fedpatch.shared.wire.messages import Body

@@ -21,9 +21,8 @@ from fedpatch.device_agent.job.job import Job, run_effects
 from fedpatch.device_agent.job.training_messages import Ready, TrainCommand
 from fedpatch.device_agent.models.store import DIRECTORY as MODELS
 from fedpatch.device_agent.models.store import ModelStore
-from fedpatch.device_agent.policy.daily_budget import Usage
 from fedpatch.device_agent.policy.owner_limits import OwnerLimits
-from fedpatch.device_agent.policy.usage_file import UsageLedger
+from fedpatch.device_agent.policy.usage import Usage, UsageLedger
 from fedpatch.device_agent.state.model_cache import DIRECTORY as HELD
 from fedpatch.device_agent.state.model_cache import ModelCache
 from fedpatch.device_agent.state.patch_store import PatchKey, PatchStore

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpatch.device_agent.job.events import AdmissionDecision
-from fedpatch.device_agent.policy.admission_mode import NEVER_S, AdmissionMode, decide, parse_admission_mode
-from fedpatch.device_agent.policy.preference_evaluation import Objection
+from fedpatch.device_agent.policy.owner_policy import NEVER_S, AdmissionMode, decide, parse_admission_mode
+from fedpatch.device_agent.policy.preferences import Objection
 from fedpatch.shared.errors import UsageError
 from fedpatch.shared.wire.reason_codes import Condition
 

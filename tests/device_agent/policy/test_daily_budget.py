@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedpatch.device_agent.policy.daily_budget import NOTHING, DayUsage, Usage
+from fedpatch.device_agent.policy.usage import NOTHING, DayUsage, Usage
 
 TODAY = date(2026, 11, 21)
 LONG_AGO = date(1970, 1, 1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from fedpatch.device_agent.policy.daily_budget import NOTHING
 from fedpatch.device_agent.policy.hysteresis import (
     Change,
     ConditionLost,
@@ -13,7 +12,8 @@ from fedpatch.device_agent.policy.hysteresis import (
     OnLoss,
     PauseExpired,
 )
-from fedpatch.device_agent.policy.preference_evaluation import Objection, judge
+from fedpatch.device_agent.policy.preferences import Objection, judge
+from fedpatch.device_agent.policy.usage import NOTHING
 from fedpatch.shared.wire.reason_codes import Condition
 from tests.device_agent.owners import easy, facts
 from tests.device_agent.policy.test_preference_evaluation import NOON

@@ -6,7 +6,8 @@ import os
 
 import pytest
 
-from fedpatch.device_agent.policy.job_usage import OwnLoadAverage, resident_mib
+from fedpatch.device_agent.policy.usage import OwnLoadAverage
+from fedpatch.device_agent.runtime.trainer import resident_mib
 
 
 def test_a_process_has_its_memory():

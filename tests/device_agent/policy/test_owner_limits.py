@@ -10,8 +10,7 @@ from fedpatch.device_agent.cli.doctor import _check_private
 from fedpatch.device_agent.job.events import AdmissionDecision
 from fedpatch.device_agent.job.job import Job
 from fedpatch.device_agent.job.training_messages import Ready
-from fedpatch.device_agent.policy.owner_limits import OwnerLimits, least_without_model
-from fedpatch.device_agent.policy.plan_cost import why_too_long
+from fedpatch.device_agent.policy.owner_limits import OwnerLimits, least_without_model, why_too_long
 from fedpatch.shared.errors import UsageError, WireError
 from fedpatch.shared.tensors.schema import Schema
 from fedpatch.shared.wire.messages import COORDINATOR_FEATURES, Decline, TrainPlan

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from fedpatch.device_agent.job.effects import ContinueTraining, EndJob, PauseTraining
 from fedpatch.device_agent.job.events import AdmissionDecision, OwnerPaused, OwnerResumed, UpdateTrained
 from fedpatch.device_agent.job.job import Job
-from fedpatch.device_agent.policy.daily_budget import Usage
 from fedpatch.device_agent.policy.owner_policy import FRESH_S, LOOK_AT_WORK_S, LOOK_IDLE_S
+from fedpatch.device_agent.policy.usage import Usage
 from fedpatch.shared.wire.messages import Failed
 from fedpatch.shared.wire.reason_codes import Condition, FailReason
 from tests.device_agent.jobs import KEY, ask, downloading, said_back, training, uploading

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedpatch.device_agent.policy.daily_budget import NOTHING, Usage
-from fedpatch.device_agent.policy.usage_file import USAGE_NAME, UsageLedger, read_today
+from fedpatch.device_agent.policy.usage import NOTHING, USAGE_NAME, Usage, UsageLedger, read_today
 
 SPENT = Usage(rounds=1, traffic_bytes=4_000_000, training_s=12.5)
 

@@ -13,9 +13,8 @@ from fedpatch.device_agent.job.job import Job
 from fedpatch.device_agent.job.training_messages import SetupFailed, Trained, TrainFailed, TrainProgress, WorkerSetup
 from fedpatch.device_agent.runtime.agent import EARLY_DEATHS, Agent, EventQueue, Stop
 from fedpatch.device_agent.runtime.effect_runner import EffectRunner
-from fedpatch.device_agent.runtime.housekeeping import Housekeeping, IdleTimer
+from fedpatch.device_agent.runtime.housekeeping import Housekeeping, IdleTimer, ServiceManager
 from fedpatch.device_agent.runtime.presence import DuplicateIdDetector, Identity, Presence
-from fedpatch.device_agent.runtime.systemd_notify import ServiceManager
 from fedpatch.device_agent.runtime.trainer import Died, Trainer
 from fedpatch.device_agent.state.status_file import StatusFile
 from fedpatch.device_agent.state.storage_check import Storage

@@ -11,8 +11,7 @@ import pytest
 
 from fedpatch.device_agent.job.job import Job
 from fedpatch.device_agent.job.training_messages import WorkerSetup
-from fedpatch.device_agent.runtime.housekeeping import Housekeeping, IdleTimer
-from fedpatch.device_agent.runtime.systemd_notify import ServiceManager
+from fedpatch.device_agent.runtime.housekeeping import Housekeeping, IdleTimer, ServiceManager
 from fedpatch.device_agent.runtime.trainer import Trainer, TrainerEvent
 from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.device_agent.telemetry.local_metrics import LocalMetrics

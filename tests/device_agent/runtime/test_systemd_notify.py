@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fedpatch.device_agent.runtime.systemd_notify import ServiceManager
+from fedpatch.device_agent.runtime.housekeeping import ServiceManager
 
 
 class Listener:

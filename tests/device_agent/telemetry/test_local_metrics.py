@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fedpatch.device_agent.job.job import Job
 from fedpatch.device_agent.models.store import ModelStore
-from fedpatch.device_agent.policy.daily_budget import Usage
+from fedpatch.device_agent.policy.usage import Usage
 from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.device_agent.telemetry.gauges import Gauges
 from fedpatch.device_agent.telemetry.local_metrics import LOOK_EVERY_S, LocalMetrics
