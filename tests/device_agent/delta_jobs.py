@@ -22,14 +22,16 @@ DELTAS = tuple(
 )
 
 
-def asked() -> WorkRequest:
+def delta_request() -> WorkRequest:
     """To train the last version, to which three steps lead that together are shorter than it."""
     return replace(REQUEST, model=VERSIONS[-1], deltas=DELTAS)
 
 
-def ask(job: Job, held: str, request: WorkRequest | None = None, *, epoch: int = 1, now: float = 10.0) -> list[Effect]:
+def ask_holding(
+    job: Job, held: str, request: WorkRequest | None = None, *, epoch: int = 1, now: float = 10.0
+) -> list[Effect]:
     """The request reaches a device that holds this version."""
-    envelope = said(request or asked(), epoch=epoch)
+    envelope = said(request or delta_request(), epoch=epoch)
     return job.handle(requested(envelope, TASKS, AdmissionDecision(True), held), now)
 
 
@@ -43,7 +45,7 @@ def arrive(job: Job, blob: bytes, now: float = 12.0) -> list[Effect]:
 def by_steps(begins: int = 1) -> Job:
     """A job that trains since second 12, on what the steps from this version lead to."""
     job = Job(max_blob_bytes=10_000)
-    ask(job, VERSIONS[begins].digest)
+    ask_holding(job, VERSIONS[begins].digest)
     job.handle(DownloadStarted({}), 10.0)
     for blob in STEP_BLOBS[begins:]:
         arrive(job, blob)

@@ -1,4 +1,4 @@
-"""What the agent does about a disk that refuses: it gives the round up, says why, and lives on."""
+"""The effect runner: refusals of disk and broker, personal models, and downloads by deltas."""
 
 from __future__ import annotations
 
@@ -12,26 +12,32 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedpatch.device_agent.job.effects import JobState, SpoolUpdate
+from fedpatch.device_agent.job.effects import Effect, JobState, SpoolUpdate
 from fedpatch.device_agent.job.events import (
     ChunkReceived,
     EffectFailed,
     MessageReceived,
+    TrainingFailed,
     UpdateRestored,
 )
+from fedpatch.device_agent.job.job import Job, run_effects
 from fedpatch.device_agent.job.training_messages import MakeModel, TrainCommand, Trained, WorkerSetup
 from fedpatch.device_agent.models.store import ModelStore
 from fedpatch.device_agent.runtime.effect_runner import LONG_REST_S
 from fedpatch.device_agent.runtime.presence import Identity
 from fedpatch.device_agent.runtime.trainer import Trainer
+from fedpatch.device_agent.state.model_cache import DIRECTORY, Held, ModelCache
 from fedpatch.device_agent.state.update_spool import Spooled
 from fedpatch.device_agent.state.update_spool import UpdateSpool as UpdateSpool
 from fedpatch.shared.app.locks import FileLock
-from fedpatch.shared.wire.messages import Accept, Body, Cancel, Committed, Failed, Offer, Progress, Refused
+from fedpatch.shared.wire import topics
+from fedpatch.shared.wire.messages import Accept, Body, Cancel, Committed, Failed, Offer, Progress, Refused, WorkRequest
 from fedpatch.shared.wire.reason_codes import FailReason, JobPhase, RefuseReason
 from fedpatch.shared.wire.transfer import cut
-from tests.device_agent.effect_runners import PlayedDevice
+from tests.device_agent.delta_jobs import BLOBS, DELTAS, STEP_BLOBS, STEPS, VERSIONS, ask_holding, delta_request
+from tests.device_agent.effect_runners import PlayedDevice, performer_of
 from tests.device_agent.exported_models import describe
+from tests.device_agent.fake_link import Wire
 from tests.device_agent.jobs import BLOB, KEY, REQUEST, requested
 from tests.support.specs import model, report, said, update
 
@@ -408,3 +414,170 @@ class TestPersonalModelInTheMaking:
         assert (again.performer.owes_model, again.trainer.given) == (False, [])
         assert models.current(KEY.task) is not None
         assert not list((tmp_path / "spool").iterdir())
+
+
+HELD = Held(VERSIONS[1].digest, VERSIONS[1].schema, "fp32+zstd", 250)
+
+
+class Listening(Wire):
+    """A link that knows what it listens to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.filters: set[str] = set()
+
+    def subscribe(self, *filters: str) -> None:
+        """From now on."""
+        self.filters.update(filters)
+
+    def unsubscribe(self, *filters: str) -> None:
+        """No longer."""
+        self.filters.difference_update(filters)
+
+
+class NotingTrainer:
+    """A training process that does nothing but remember what it was told."""
+
+    def __init__(self) -> None:
+        self.told: list[TrainCommand] = []
+
+    def train(self, command: TrainCommand) -> None:
+        """One more."""
+        self.told.append(command)
+
+    def cancel(self) -> None:
+        """Nothing is under way."""
+
+
+class DeltaDevice:
+    """An agent's hands, in a directory where version 1 is held."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.start()
+        self.held = ModelCache(directory / DIRECTORY)
+        self.held.write(HELD, BLOBS[1])
+
+    def start(self) -> None:
+        """Switched on, perhaps again."""
+        self.wire, self.trainer, self.job = Listening(), NotingTrainer(), Job(max_blob_bytes=10_000)
+        self.hands = performer_of(self.directory, self.wire, self.trainer)
+
+    def ask(self, request: WorkRequest | None = None) -> None:
+        """The request reaches the agent."""
+        self.perform(ask_holding(self.job, self.hands.held_version, request))
+
+    def arrive(self, *blobs: bytes) -> None:
+        """All chunks of them."""
+        for blob in blobs:
+            for index in range(model(blob).chunk_count):
+                self.perform(self.job.handle(ChunkReceived(cut(blob, model(blob), index)), 12.0))
+
+    def perform(self, effects: list[Effect]) -> None:
+        """All of them."""
+        run_effects(self.job, effects, self.hands, lambda: 12.0)
+
+    @property
+    def downloads(self) -> set[str]:
+        """Digests of what lies there."""
+        return {path.stem for path in (self.directory / "downloads").iterdir()}
+
+
+@pytest.fixture
+def delta_device(tmp_path):
+    """Idle."""
+    return DeltaDevice(tmp_path)
+
+
+def filters(*manifests) -> set[str]:
+    """Where the chunks of these are published."""
+    return {topics.model_chunks_filter("lab", one.digest) for one in manifests}
+
+
+def test_listens_for_the_steps_from_what_is_held_and_trains_on_them(delta_device):
+    """And for nothing else; the training process is told where they lie, and to hold what they lead to."""
+    delta_device.ask()
+    assert delta_device.wire.filters == filters(*STEPS[1:])
+    delta_device.arrive(*STEP_BLOBS[1:])
+    assert delta_device.wire.filters == set()
+    [command] = delta_device.trainer.told
+    assert (command.held, command.model_path, command.base) == (VERSIONS[1].digest, "", VERSIONS[-1].digest)
+    assert [step.delta for step in command.steps] == list(DELTAS[1:])
+    assert [Path(step.path).read_bytes() for step in command.steps] == list(STEP_BLOBS[1:])
+    assert command.hold
+    delta_device.perform(delta_device.job.handle(MessageReceived(said(Cancel("late"))), 13.0))
+    assert delta_device.downloads == set()
+
+
+def test_finds_what_had_come_before_a_reboot(delta_device):
+    """A step that is whole is not downloaded twice; then only the other is asked for."""
+    delta_device.ask()
+    delta_device.arrive(STEP_BLOBS[1])
+    delta_device.start()
+    delta_device.ask()
+    assert delta_device.trainer.told == []
+    delta_device.arrive(STEP_BLOBS[2])
+    assert len(delta_device.trainer.told) == 1
+
+
+def test_downloads_nothing_where_the_model_is_held(delta_device):
+    """A round that is asked for once more after a reboot in the middle of its training."""
+    delta_device.held.write(replace(HELD, version=VERSIONS[-1].digest), BLOBS[-1])
+    delta_device.ask()
+    [command] = delta_device.trainer.told
+    assert (command.held, command.steps) == (VERSIONS[-1].digest, ())
+    assert (delta_device.wire.filters, delta_device.downloads) == (set(), set())
+
+
+@pytest.mark.parametrize("spoil", [Path.unlink, lambda path: path.write_bytes(b"torn")], ids=["gone", "torn"])
+def test_takes_the_whole_model_where_nothing_is_held(delta_device, spoil):
+    """Or nothing that can be read."""
+    spoil(delta_device.held.path)
+    delta_device.ask()
+    assert delta_device.wire.filters == filters(VERSIONS[-1])
+    delta_device.arrive(BLOBS[-1])
+    [command] = delta_device.trainer.told
+    assert (command.held, Path(command.model_path).read_bytes()) == ("", BLOBS[-1])
+
+
+def test_takes_the_whole_model_after_steps_that_led_nowhere(delta_device, caplog):
+    """In the same round; what was held is deleted, and the log says why."""
+    delta_device.ask()
+    delta_device.arrive(*STEP_BLOBS[1:])
+    delta_device.perform(delta_device.job.handle(TrainingFailed(KEY, FailReason.DOWNLOAD, "no way to it"), 20.0))
+    assert "no way to it; downloading the whole model" in caplog.text
+    assert delta_device.hands.held_version == ""
+    assert delta_device.wire.filters == filters(VERSIONS[-1])
+    delta_device.arrive(BLOBS[-1])
+    assert [command.held for command in delta_device.trainer.told] == [VERSIONS[1].digest, ""]
+    assert delta_device.job.state is JobState.TRAINING
+
+
+def test_takes_the_whole_model_where_the_disk_spoilt_a_step(delta_device, caplog):
+    """Which shows before training is told."""
+    delta_device.ask()
+    delta_device.arrive(STEP_BLOBS[1])
+    path = delta_device.directory / "downloads" / f"{STEPS[1].digest}.part"
+    path.write_bytes(b"?" + path.read_bytes()[1:])
+    delta_device.arrive(STEP_BLOBS[2])
+    assert delta_device.trainer.told == []
+    assert "what was downloaded is damaged" in caplog.text
+    assert delta_device.wire.filters == filters(VERSIONS[-1])
+    assert delta_device.hands.held_version == VERSIONS[1].digest
+
+
+@pytest.mark.parametrize(
+    ("request_", "hold"),
+    [
+        (delta_request(), True),
+        (replace(delta_request(), deltas=(), encoding="delta-int8"), True),
+        (replace(delta_request(), deltas=()), False),
+    ],
+    ids=["steps now", "steps later", "no steps"],
+)
+def test_holds_a_model_where_steps_are_to_be_expected(delta_device, request_, hold):
+    """A run whose updates travel as they are never names any; its models cost the card one writing less."""
+    delta_device.held.forget()
+    delta_device.ask(request_)
+    delta_device.arrive(BLOBS[-1])
+    assert delta_device.trainer.told[0].hold is hold
