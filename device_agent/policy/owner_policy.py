@@ -41,9 +41,12 @@ NEVER_S = 3600.0
 
 @dataclass(frozen=True)
 class AdmissionMode:
-    """The owner's standing order; `path` is set when a file is to be asked each time.
+    """The owner's admission mode.
 
-    With `follows_preferences` the other two say nothing.
+    Attributes:
+        always: Accept every request; with neither `path` nor `follows_preferences`, decline every request.
+        path: File that is read for each request, "" for none.
+        follows_preferences: The preferences decide; the other two have no effect.
     """
 
     always: bool
@@ -52,7 +55,7 @@ class AdmissionMode:
 
 
 def parse_admission_mode(text: str) -> AdmissionMode:
-    """`preferences`, `always`, `never` or `file:PATH`; UsageError for anything else."""
+    """Parse `preferences`, `always`, `never` or `file:PATH`. UsageError for anything else."""
     if text == "preferences":
         return AdmissionMode(always=False, follows_preferences=True)
     if text in ("always", "never"):
@@ -63,9 +66,12 @@ def parse_admission_mode(text: str) -> AdmissionMode:
 
 
 def decide(order: AdmissionMode, file_text: str | None, objections: Sequence[Objection] = ()) -> AdmissionDecision:
-    """The verdict. `file_text` is what the order's file holds now, None where it cannot be read.
+    """Decide by the admission mode.
 
-    `objections` are those to the offer, the most lasting first (Hysteresis.answer); only preferences ask for them.
+    Args:
+        order: The admission mode.
+        file_text: Content of the mode's file; None where it cannot be read.
+        objections: Objections to the request, the most lasting first; only the mode `preferences` uses them.
     """
     if order.follows_preferences:
         return follow_preferences(objections)
@@ -87,7 +93,7 @@ def decide(order: AdmissionMode, file_text: str | None, objections: Sequence[Obj
 
 
 def follow_preferences(objections: Sequence[Objection]) -> AdmissionDecision:
-    """The verdict where nothing but the preferences counts."""
+    """Decide by the objections alone."""
     if not objections:
         return AdmissionDecision(True)
     first = objections[0]
@@ -105,28 +111,44 @@ _OF_THE_LINK = frozenset({Condition.NOT_WIFI, Condition.OTHER_SSID, Condition.ME
 
 
 class Asks(Protocol):
-    """Where facts come from (watching.Watcher)."""
+    """Source of facts (sensors.collect.FactWatcher)."""
 
     def ask(self) -> None:
-        """Look once more; the facts come later."""
+        """Look up the facts once more; they arrive later, as an event."""
 
 
 class UsageBook(Protocol):
-    """What was spent today (usage.UsageLedger)."""
+    """Usage of the day (policy.usage.UsageLedger)."""
 
     @property
     def today(self) -> Usage:
-        """What counts on this local day, without the work in hand."""
+        """Usage of this local day, without the work in hand."""
 
     def note(self, more: Usage) -> None:
-        """A job took that."""
+        """Add the usage of a job."""
 
 
 class OwnerPolicy:
-    """Drive it with `tick` in each turn of the loop and `see` for each look; `now` is monotonic, in seconds.
+    """Decides on work requests, and on the work in hand while facts change.
 
-    `unwilling` is what presence tells; `words` are for the owner, and the same for as long as the conditions are, which are
-    `conditions`. `facts` are the newest. With `look_anyway` there are facts even where the order asks for none.
+    Call `tick` in each turn of the loop and `update_facts` with each look-up.
+
+    Attributes:
+        unwilling: The preference that presence reports as not met; None while willing.
+        words: Unmet preferences in words, for the owner; unchanged for as long as `conditions` are.
+        conditions: Unmet preferences.
+        facts: The newest facts, None before the first look-up.
+        meter: Usage of the work in hand.
+
+    Args:
+        order: The admission mode.
+        preferences: The owner's preferences.
+        usage: Usage of the day.
+        watcher: Source of facts.
+        local_now: Returns the aware local time.
+        own_memory_mib: Returns the memory of the training process.
+        own_load: Load that the training process causes.
+        look_anyway: Whether facts are looked up although the admission mode needs none.
     """
 
     def __init__(
@@ -199,7 +221,7 @@ class OwnerPolicy:
         return self._check_running_job(facts, job, now)
 
     def tick(self, job: Job, now: float) -> None:
-        """Lets time pass: looks again when it is time, and notes what a job took as soon as it is over."""
+        """Let time pass: ask for facts when they are due, and note the usage of a job as soon as it is over."""
         trains = job.state is JobState.TRAINING and not job.paused
         self._own_load.see(trains, now)
         if self.meter.trains(trains, now) or job.key is None:
@@ -213,21 +235,21 @@ class OwnerPolicy:
 
     @property
     def willing(self) -> bool | None:
-        """Whether it would take work now; None where that is not known, or a file is asked for each offer."""
+        """Whether the device would take work now; None where that is unknown, or a file decides for each request."""
         if not self._order.follows_preferences:
             return None if self._order.path else self._order.always
         return None if self.facts is None else self._standing.willing
 
     def spent_today(self, now: float) -> Usage:
-        """What counts today, the work in hand included."""
+        """Usage of this day, the work in hand included."""
         return self._usage.today.plus(self.meter.spent(now))
 
     def stop(self, now: float) -> None:
-        """The agent ends: what its job has taken so far is noted."""
+        """The agent ends: note the usage of the job so far."""
         self._usage.note(self.meter.take(now))
 
     def next_deadline(self, job: Job) -> float | None:
-        """When to look again; None while a look is under way, or where nobody asks for facts."""
+        """When `tick` has something to do; None while a look-up is under way, or where no facts are needed."""
         if self._asked or not self._looks:
             return None
         if self.facts is None:
@@ -276,7 +298,7 @@ class OwnerPolicy:
             self.conditions, self.words = conditions, tuple(one.words for one in reasons)
 
     def _check_running_job(self, facts: Facts, job: Job, now: float) -> list[FromOwner]:
-        """The work in hand, if there is any."""
+        """Decide about the work in hand, if there is any."""
         if job.key is None:
             self._work = None
             return []
@@ -311,7 +333,7 @@ class OwnerPolicy:
 
 
 def _is_other_work(key: JobKey, known: JobKey | None) -> bool:
-    """A newer epoch of the coordinator asks for the same."""
+    """Whether the work is another; a newer epoch of the coordinator asks for the same work."""
     return known is None or (key.run, key.round, key.task) != (known.run, known.round, known.task)
 
 
@@ -320,7 +342,7 @@ def _words(objections: tuple[Objection, ...]) -> str:
 
 
 def _of_concern(objections: tuple[Objection, ...], state: JobState) -> tuple[Objection, ...]:
-    """What a phase does not use, it need not have: training uses no network, sending no power worth mentioning."""
+    """Objections that matter in a phase: training uses no network, and sending hardly any power."""
     match state:
         case JobState.TRAINING:
             return tuple(one for one in objections if one.condition not in _OF_THE_LINK)
@@ -331,7 +353,7 @@ def _of_concern(objections: tuple[Objection, ...], state: JobState) -> tuple[Obj
 
 
 def text_of(order: AdmissionMode) -> str | None:
-    """What the order's file holds now, None where there is none to read."""
+    """Content of the mode's file; None where there is none, or it cannot be read."""
     if not order.path:
         return None
     try:

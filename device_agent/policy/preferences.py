@@ -23,14 +23,14 @@ _BETTER_THAN_WIFI = (LinkKind.LOOPBACK, LinkKind.ETHERNET)
 
 @dataclass(frozen=True)
 class OwnUsage:
-    """What the work in hand takes of the device: load per CPU, and memory in MiB."""
+    """Resources that the training takes: load per CPU, and memory in MiB."""
 
     load_per_cpu: float = 0.0
     memory_mib: float = 0.0
 
 
 class Answer(NamedTuple):
-    """Whether a preference is met, None where nobody can tell; the fact that was asked, and what to say if it is missed."""
+    """Whether a preference is met (None: unknown), the fact it depends on, and the words for an objection."""
 
     met: bool | None
     fact: Fact[Any]
@@ -39,7 +39,7 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True)
 class PreferenceRule:
-    """`answer` gives None where the owner does not ask for it; `subject` is what is not known when nobody can tell."""
+    """How a preference is checked. `answer` gives None where the owner has not set it; `subject` names the fact."""
 
     condition: Condition
     retry_after_s: float
@@ -171,9 +171,13 @@ _MIB = 2**20
 
 @dataclass(frozen=True)
 class Objection:
-    """A preference that is missed. `words` are for the owner alone: they may name values, networks and files.
+    """A preference that is not met.
 
-    Before `retry_after_s` asking again is most likely in vain; where `exact`, it certainly is.
+    Attributes:
+        condition: The preference, as the coordinator knows it.
+        words: Reason for the owner alone; it may name values, networks and files.
+        retry_after_s: Seconds before which another request is most likely in vain.
+        exact: Whether it is certainly in vain until then, as during quiet hours.
     """
 
     condition: Condition
@@ -184,7 +188,7 @@ class Objection:
 
 @dataclass(frozen=True)
 class Preferences:
-    """An owner's settings, read; `allow_unknown` has an entry for every preference that asks for a fact."""
+    """An owner's settings, parsed; `allow_unknown` has an entry for every preference that depends on a fact."""
 
     settings: PreferenceSettings
     quiet_hours: QuietHours
@@ -192,13 +196,13 @@ class Preferences:
 
     @classmethod
     def of(cls, settings: PreferenceSettings) -> Preferences:
-        """UsageError where the settings were not checked."""
+        """Parse checked settings. UsageError where they were not checked."""
         return cls(settings, parse_quiet_hours(settings.quiet_hours), parse_unknown(settings.unknown))
 
     def stricter(self) -> Preferences:
-        """What must be met to become willing again: a little more, or the device would change its mind at every tremor.
+        """Preferences to become willing again: slightly stricter, so that a value that trembles around a limit changes nothing.
 
-        Never more than can be had.
+        No limit becomes impossible to meet.
         """
         was = self.settings
         battery_margin = min(BATTERY_MARGIN_PERCENT, (100 - was.min_battery) / 2) if was.min_battery else 0
@@ -224,12 +228,17 @@ def judge(
     own: OwnUsage | None = None,
     working: bool = False,
 ) -> tuple[Objection, ...]:
-    """All objections to working now, the most lasting first; none: the device works.
+    """Find all objections to working now, the most lasting first; none: the device works.
 
-    `local` is the aware local time, in a zone that knows its changes; `spent` what counts today, the work in hand included.
-    For an offer, `task` is the name of its task and `expected_bytes` what it will load down and up. `own` is what the agent
-    itself takes of the device. With `working` the question is about the work in hand: a round that has begun is not one
-    too many.
+    Args:
+        preferences: The owner's preferences.
+        facts: The facts of this moment.
+        spent: Usage of this day, the work in hand included.
+        local: Aware local time, in a zone that knows its changes.
+        task: Name of the task of a request, "" for none.
+        expected_bytes: Bytes that a requested work would move, both ways.
+        own: Resources that the training takes, which are not held against the device.
+        working: Whether the question is about the work in hand: a round that has begun does not exceed the rounds of a day.
     """
     wants = preferences.settings
     found = [*_by_facts(preferences, facts, own or OwnUsage()), *_by_clock(preferences, facts, local)]
@@ -248,7 +257,7 @@ def judge(
 
 
 def words_for_wire(objections: Sequence[Objection]) -> str:
-    """Which preferences are missed, and nothing of what was found."""
+    """Name the preferences that are not met, without any measured value."""
     return ", ".join(dict.fromkeys(one.condition.replace("_", " ") for one in objections))
 
 

@@ -35,14 +35,14 @@ Duration = Annotated[float, Meta(ge=0.0, le=1e9)]
 
 @dataclass(frozen=True)
 class Usage:
-    """Rounds taken part in, bytes of models and updates both ways, seconds of training."""
+    """Rounds, bytes of models and updates both ways, and seconds of training."""
 
     rounds: Count = 0
     traffic_bytes: Count = 0
     training_s: Duration = 0.0
 
     def plus(self, more: Usage) -> Usage:
-        """Both together."""
+        """Sum of both."""
         return Usage(
             self.rounds + more.rounds, self.traffic_bytes + more.traffic_bytes, self.training_s + more.training_s
         )
@@ -53,7 +53,7 @@ NOTHING = Usage()
 
 @dataclass(frozen=True)
 class DailyBudget:
-    """What was spent on a day."""
+    """Usage of one day."""
 
     day: date
     spent: Usage
@@ -61,7 +61,7 @@ class DailyBudget:
 
 @dataclass(frozen=True)
 class DayUsage:
-    """The two latest days of accounts, the latest first, and the date that the clock showed last."""
+    """Usage of the two latest days, the latest first, and the date that the clock showed last."""
 
     seen: date
     latest: DailyBudget
@@ -69,11 +69,11 @@ class DayUsage:
 
     @classmethod
     def new(cls, today: date) -> DayUsage:
-        """An empty book."""
+        """No usage so far."""
         return cls(today, DailyBudget(today, NOTHING))
 
     def on(self, today: date) -> DayUsage:
-        """The book as the clock shows `today`."""
+        """The same usage once the clock shows `today`."""
         if today == self.seen:
             return self
         if today > self.latest.day:
@@ -87,18 +87,18 @@ class DayUsage:
 
     @property
     def spent(self) -> Usage:
-        """What counts on the day that was seen last."""
+        """Usage that counts on the last date that the clock showed."""
         if self.before is None or self.before.day < self.seen:
             return self.latest.spent
         return self.latest.spent.plus(self.before.spent)
 
     def note(self, more: Usage) -> DayUsage:
-        """The book with `more` in it."""
+        """The usage with `more` added."""
         return replace(self, latest=DailyBudget(self.latest.day, self.latest.spent.plus(more)))
 
 
 class JobUsage:
-    """Told of every byte and of training; `now` is monotonic, in seconds. A job counts as a round once it trains."""
+    """Usage of the work in hand; `now` is monotonic seconds. A job counts as a round once it trains."""
 
     def __init__(self) -> None:
         self._bytes = 0
@@ -107,15 +107,15 @@ class JobUsage:
         self._training_since: float | None = None
 
     def moved(self, count: int) -> None:
-        """So many bytes of models or updates went down or up."""
+        """Add bytes of models or updates that went down or up."""
         self._bytes += count
 
     def begins_round(self) -> None:
-        """A training has begun."""
+        """Count a round: its training has begun."""
         self._rounds += 1
 
     def trains(self, training: bool, now: float) -> bool:
-        """Whether the processor is at work on it, not while it is paused; True where that has changed."""
+        """Note whether training runs and is not paused; True where that has changed."""
         if training == (self._training_since is not None):
             return False
         if self._training_since is not None:
@@ -124,12 +124,12 @@ class JobUsage:
         return True
 
     def spent(self, now: float) -> Usage:
-        """Up to now."""
+        """Usage up to now."""
         running_s = 0.0 if self._training_since is None else now - self._training_since
         return Usage(self._rounds, self._bytes, self._trained_s + running_s)
 
     def take(self, now: float) -> Usage:
-        """The same, and begin anew from here."""
+        """Return the usage up to now, and count from zero again."""
         spent = self.spent(now)
         self._bytes, self._rounds, self._trained_s = 0, 0, 0.0
         self._training_since = None if self._training_since is None else now
@@ -141,7 +141,19 @@ _LOAD_MEAN_S = 60.0
 
 
 class OwnLoadAverage:
-    """The share of the kernel's load average that is the work's own: it rises and fades as that does, never at once: `mean`."""
+    """Share of the kernel's load average that the training causes; it rises and fades as slowly as the load average does.
+
+    Args:
+        threads: Threads of the training.
+        cpus: Processors of the device.
+
+    Example:
+        >>> own = OwnLoadAverage(threads=1, cpus=4)
+        >>> own.see(True, 0.0)
+        >>> own.see(True, 60.0)
+        >>> round(own.mean, 2)
+        0.16
+    """
 
     def __init__(self, threads: int, cpus: int) -> None:
         self._full = threads / cpus
@@ -150,7 +162,7 @@ class OwnLoadAverage:
         self._at: float | None = None
 
     def see(self, busy: bool, now: float) -> None:
-        """Brings `mean`, per CPU, up to `now` (monotonic, in seconds); from now on the work is `busy` or not."""
+        """Bring `mean`, the load per CPU, up to `now` in monotonic seconds; from now on the training is `busy` or not."""
         if self._at is not None:
             fades = math.exp(-max(0.0, now - self._at) / _LOAD_MEAN_S)
             self.mean = self.mean * fades + (self._full if self._busy else 0.0) * (1.0 - fades)
@@ -166,9 +178,9 @@ _log = logging.getLogger("fedpatch.agent")
 
 
 class UsageLedger:
-    """The book of days of one state directory, which its caller has locked.
+    """Usage of the day in the file of a state directory, which the caller has locked.
 
-    A disk that refuses costs the memory of a restart, not the job: what was spent counts on in this process.
+    Where the disk refuses, the usage is kept in this process and lost at a restart.
     """
 
     def __init__(self, directory: Path, clock: Callable[[], datetime] = local_now) -> None:
@@ -178,12 +190,12 @@ class UsageLedger:
 
     @property
     def today(self) -> Usage:
-        """What counts on this local day."""
+        """Usage that counts on this local day."""
         self._book = self._book.on(self._clock().date())
         return self._book.spent
 
     def note(self, more: Usage) -> None:
-        """At the end of a job: what it took. The file is written only where that is something."""
+        """Add the usage of a job; the file is written only where that is something."""
         if more == NOTHING:
             return
         self._book = self._book.on(self._clock().date()).note(more)
@@ -194,10 +206,7 @@ class UsageLedger:
 
 
 def read_today(directory: Path, clock: Callable[[], datetime] = local_now) -> Usage:
-    """What counts on this local day, for whoever has not locked the directory: a file that is damaged stays where it is.
-
-    As for the ledger, a damaged file counts as none.
-    """
+    """Read the usage of this local day without a lock; a damaged file stays where it is and counts as none."""
     path, today = directory / USAGE_NAME, clock().date()
     try:
         book = _read(path) or DayUsage.new(today)
@@ -208,7 +217,7 @@ def read_today(directory: Path, clock: Callable[[], datetime] = local_now) -> Us
 
 
 def _read(path: Path) -> DayUsage | None:
-    """The book on the disk; None where there is none."""
+    """Usage on the disk; None where there is no file."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=DayUsage)
     except FileNotFoundError:
@@ -216,7 +225,7 @@ def _read(path: Path) -> DayUsage | None:
 
 
 def _read_or_set_aside(path: Path) -> DayUsage | None:
-    """The book on the disk; None where there is none, or none that can be read: that is set aside, and told."""
+    """Usage on the disk; None where there is no file. A file that cannot be read is renamed and logged."""
     try:
         return _read(path)
     except _UNREADABLE as error:

@@ -112,7 +112,7 @@ class EffectRunner:
 
     @property
     def owes_model(self) -> bool:
-        """Whether that model is of an update that is committed: it will be the present one."""
+        """Whether that model is of a committed update: it becomes the current one."""
         return self._closing is not None
 
     def trained(self, event: Trained) -> None:
@@ -139,7 +139,7 @@ class EffectRunner:
 
     @property
     def held_version(self) -> str:
-        """Digest of the global model that is here from before, "" where there is none."""
+        """Digest of the global model that this device holds, "" for none."""
         return self._held.version()
 
     def take_up_spooled(self) -> list[Event]:
@@ -165,7 +165,7 @@ class EffectRunner:
         return [UpdateRestored(spooled.key, spooled.manifest, spooled.request)]
 
     def _make_model_again(self, spooled: Spooled) -> bool:
-        """Whether the training process is at it: not where the model is here, or was refused."""
+        """Start making the model of a spooled update; False where it exists, was refused, or its request is unknown."""
         key = spooled.key
         if spooled.request is None or self._has_model(key):
             return False
@@ -174,7 +174,7 @@ class EffectRunner:
         return True
 
     def _has_model(self, key: JobKey) -> bool:
-        """Whether there is no model to make of a round: it is here, was refused, or this device keeps none."""
+        """Whether there is no model to make of a round: it exists, was refused, or this device keeps none."""
         return self._models is None or self._models.knows(key.task, key.run, key.round)
 
     def run(self, effect: Effect) -> list[Event]:
@@ -215,7 +215,7 @@ class EffectRunner:
         return []
 
     def _steer(self, effect: Effect) -> None:
-        """What is under way: shall it stop, wait, go on?"""
+        """Stop, pause or continue what is under way."""
         match effect:
             case StopDownload():
                 self._end_download(keep=True)
@@ -257,7 +257,7 @@ class EffectRunner:
             self._trainer.stop()
 
     def _publish_model(self, models: ModelStore, key: JobKey) -> None:
-        """What the round trained is for this device's applications now; a disk that refuses costs them no more than that."""
+        """Make the round's model the current one for applications; a disk that refuses costs them no more than that."""
         try:
             try:
                 version = models.publish(key.task, key.run, key.round)
@@ -315,7 +315,7 @@ class EffectRunner:
         return []
 
     def _command(self, key: JobKey, request: WorkRequest) -> TrainCommand:
-        """What a request says of a round, but for the way to its global model."""
+        """The training command of a request, without the way to its global model."""
         return TrainCommand(
             key=key,
             plan=request.plan,

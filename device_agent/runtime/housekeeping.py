@@ -106,7 +106,7 @@ class IdleTimer:
 
 
 def _in_words(job: Job, *, connected: bool, ready: bool) -> str:
-    """For `systemctl status`; nothing here leaves the device."""
+    """Describe the agent for `systemctl status`; nothing of it leaves the device."""
     status = job.status()
     doing = "loading the task" if not ready else str(job.state)
     if status is not None:
@@ -121,7 +121,12 @@ _service_log = logging.getLogger("fedpatch.service")
 
 
 class ServiceManager:
-    """systemd, or nobody. `address` is the socket's, "" for none; `watchdog_s` the longest silence it bears, 0 for any."""
+    """Connection to systemd.
+
+    Args:
+        address: Socket of the service manager, "" for none.
+        watchdog_s: Longest silence before systemd restarts the service; 0 for no watchdog.
+    """
 
     def __init__(self, address: str = "", watchdog_s: float = 0.0) -> None:
         self._address = f"\0{address[1:]}" if address.startswith("@") else address
@@ -131,13 +136,13 @@ class ServiceManager:
 
     @classmethod
     def from_environment(cls, environ: MutableMapping[str, str] = os.environ) -> ServiceManager:
-        """As systemd told it to this process; the variables are taken away, for a child must not speak for its parent."""
+        """Read the connection from the environment, and remove its variables so that no child process inherits them."""
         address, every_us, pid = (environ.pop(name, "") for name in _VARIABLES)
         ours = every_us.isdecimal() and (not pid or pid == str(os.getpid()))
         return cls(address, int(every_us) / 1e6 if ours else 0.0)
 
     def doing(self, status: str, now: float) -> None:
-        """Says what the service is doing, if that is new; the first time also that it is ready."""
+        """Send the status if it is new; the first call also says that the service is ready."""
         if self._alive_at is None:
             self._alive_at = now
             self._send("READY=1", f"STATUS={status}")
@@ -146,18 +151,18 @@ class ServiceManager:
         self._status = status
 
     def tick(self, now: float) -> None:
-        """Says that the loop comes round, twice as often as systemd wants to hear it."""
+        """Send a sign of life, twice as often as systemd demands."""
         due = self.next_deadline()
         if due is not None and now >= due:
             self._alive_at = now
             self._send("WATCHDOG=1")
 
     def next_deadline(self) -> float | None:
-        """When `tick` has something to say."""
+        """When `tick` has something to do."""
         return self._alive_at + self._every_s if self._alive_at is not None and self._every_s else None
 
     def stopping(self) -> None:
-        """Says that the service ends by itself."""
+        """Send that the service ends by itself."""
         self._send("STOPPING=1", "STATUS=stopping")
 
     def _send(self, *lines: str) -> None:

@@ -165,7 +165,13 @@ def make_agent(settings: AgentSettings, identity: Identity, queue: EventQueue, p
 
 
 def setup_of(settings: AgentSettings, directory: Path, device: str) -> WorkerSetup:
-    """What the training process is told of a device whose state is in `directory`."""
+    """First command of the training process.
+
+    Args:
+        settings: Checked settings.
+        directory: State directory of the device.
+        device: Name of the device.
+    """
     from fedpatch.shared.tasks.task import data_root
 
     return WorkerSetup(
@@ -202,7 +208,13 @@ def _make_owner(
 
 
 def observer_of(settings: AgentSettings, directory: Path, root: Path = Path("/")) -> FactCollector:
-    """What looks at the conditions of this device, whose state is in `directory`."""
+    """Collector of facts about this device.
+
+    Args:
+        settings: Checked settings.
+        directory: State directory of the device.
+        root: Root of the file system to read facts in.
+    """
     host = parse_broker_url(settings.broker).host
     return FactCollector(broker_host=host, state_dir=directory, root=root, ups=settings.ups)
 
