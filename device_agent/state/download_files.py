@@ -21,9 +21,10 @@ _INDEX = struct.Struct(">I")
 
 
 class PartialBlob:
-    """The download of one blob into `directory`; `have` are the indices found from before.
+    """The download of one blob into `directory`; `have` are the indices of chunks from before.
 
-    Raises StateError, here and in each method, when the disk refuses.
+    Raises:
+        StateError: The disk refuses; here and in each method.
     """
 
     def __init__(self, directory: Path, manifest: Manifest) -> None:
@@ -58,19 +59,19 @@ class PartialBlob:
         return frozenset(i for (i,) in _INDEX.iter_unpack(data[:whole]) if i < self._manifest.chunk_count)
 
     def write(self, chunk: Chunk) -> None:
-        """Puts a chunk in its place, then notes that it is there."""
+        """Write a chunk to its place, then note that it is there."""
         with refusals_of(self.path):
             _write(self._data, chunk.data, chunk.index * self._manifest.chunk_bytes)
             _write(self._index, _INDEX.pack(chunk.index), self._notes_end)
         self._notes_end += _INDEX.size
 
     def verified(self) -> bool:
-        """Whether the whole has the SHA-256 that its name promises."""
+        """Whether the blob has the SHA-256 of its manifest."""
         with refusals_of(self.path):
             return file_digest(self.path) == self._manifest.digest
 
     def close(self) -> None:
-        """Keeps the files for a later attempt."""
+        """Close, and keep the files for a later attempt."""
         descriptors = [fd for fd in (self._data, self._index) if fd >= 0]
         self._data = self._index = -1
         for fd in descriptors:
@@ -78,7 +79,7 @@ class PartialBlob:
                 os.close(fd)
 
     def discard(self) -> None:
-        """Closes and deletes."""
+        """Close and delete."""
         self.close()
         with refusals_of(self.path):
             self.path.unlink(missing_ok=True)
@@ -92,7 +93,7 @@ def file_digest(path: Path) -> str:
 
 
 def cut_from_file(path: Path, manifest: Manifest, index: int) -> Chunk:
-    """Chunk `index` of the blob in `path`, without reading the rest. StateError when it cannot be read."""
+    """Read chunk `index` of the blob in `path`, without the rest. StateError where it cannot be read."""
     with refusals_of(path), path.open("rb") as file:
         file.seek(index * manifest.chunk_bytes)
         data = file.read(manifest.chunk_bytes)
@@ -100,16 +101,17 @@ def cut_from_file(path: Path, manifest: Manifest, index: int) -> Chunk:
 
 
 def _write(fd: int, data: bytes, offset: int) -> None:
-    """All of `data`, or OSError: a disk that is nearly full takes a part and complains only about the rest."""
+    """Write all of `data`, or raise OSError: a disk that is nearly full takes a part without an error."""
     while data:
         written = os.pwrite(fd, data, offset)
         data, offset = data[written:], offset + written
 
 
 class Downloads:
-    """The blobs of one download in `directory`, from which all else is deleted: cards are small.
+    """The blobs of one download in `directory`. All other files there are deleted: memory cards are small.
 
-    Raises StateError, here and in each method, when the disk refuses.
+    Raises:
+        StateError: The disk refuses; here and in each method.
     """
 
     def __init__(self, directory: Path, blobs: Sequence[Manifest]) -> None:
@@ -129,27 +131,27 @@ class Downloads:
 
     @property
     def have(self) -> dict[str, frozenset[int]]:
-        """The chunks that were here when it began, by the digest of their blob."""
+        """Chunks that were here at the beginning, by the digest of their blob."""
         return {digest: blob.have for digest, blob in self._blobs.items()}
 
     def path(self, digest: str) -> Path:
-        """Where a blob lies."""
+        """File of a blob."""
         return self._blobs[digest].path
 
     def write(self, chunk: Chunk) -> None:
-        """Puts a chunk of one of them in its place."""
+        """Write a chunk of one of the blobs to its place."""
         self._blobs[chunk.digest].write(chunk)
 
     def verified(self) -> bool:
-        """Whether each of them has the SHA-256 that its name promises."""
+        """Whether each blob has the SHA-256 of its manifest."""
         return all(blob.verified() for blob in self._blobs.values())
 
     def close(self) -> None:
-        """Keeps the files for a later attempt."""
+        """Close, and keep the files for a later attempt."""
         for blob in self._blobs.values():
             blob.close()
 
     def discard(self) -> None:
-        """Closes and deletes."""
+        """Close and delete."""
         for blob in self._blobs.values():
             blob.discard()

@@ -1,4 +1,4 @@
-"""Whether this device can store what a round needs, asked before the round is accepted; and what of its files is damaged.
+"""Check whether this device can store what a round needs, before the round is accepted; and find damaged files.
 
 A device that accepts and then fails for its disk costs the others a round, each time. So it declines, with the reason.
 """
@@ -41,14 +41,14 @@ PATCHES, SPOOL, DOWNLOADS = "patches", "spool", "downloads"
 
 @dataclass(frozen=True)
 class StorageProblem:
-    """What is wrong with the device's storage, and what to do; `verdict` is what the coordinator gets, without paths."""
+    """A problem of the device's storage with its remedy; `verdict` is the answer to the coordinator, without paths."""
 
     text: str
     verdict: AdmissionDecision
 
 
 class Storage:
-    """The files of the agent whose state is in `directory`. Patches are read again only after they have changed."""
+    """The files of the agent whose state is in `directory`. A patch is read again only after it has changed."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -103,9 +103,9 @@ def _alone_mend(path: Path) -> str:
 
 
 def stored_problems(directory: Path) -> Iterator[tuple[bool, str, str]]:
-    """Each file of the agent's state that is damaged: whether rounds are declined for it, what is wrong, the mend.
+    """Find every damaged file of the agent's state: whether rounds are declined for it, the problem, the remedy.
 
-    Everything is read to its end and nothing is changed. StateError where a directory cannot be read.
+    Everything is read to its end, and nothing is changed. StateError where a directory cannot be read.
     """
     yield from _patch_problems(directory / PATCHES)
     yield from _patch_problems(directory / PATCHES / INDEPENDENT)
@@ -143,7 +143,7 @@ def _patch_problems(directory: Path) -> Iterator[tuple[bool, str, str]]:
 
 
 def _held_bytes(path: Path) -> int:
-    """What the disk has given the file; one that is being downloaded has the size of the whole from the beginning."""
+    """Bytes that the disk has allocated for the file; a download has its final size from the beginning."""
     try:
         return path.stat().st_blocks * 512
     except OSError:
