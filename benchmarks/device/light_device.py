@@ -6,11 +6,12 @@ Hundreds of them fit into a process, so that a coordinator and a broker meet a t
 from __future__ import annotations
 
 import hashlib
-from collections import Counter, OrderedDict, deque
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from benchmarks.device.light_updates import StandInUpdates
+from fedpatch.device_agent.job.download_plan import plan_download
 from fedpatch.device_agent.job.effects import (
     DropHeldModel,
     Effect,
@@ -23,9 +24,19 @@ from fedpatch.device_agent.job.effects import (
     StopDownload,
     WriteChunk,
 )
-from fedpatch.device_agent.job.job import Job
-from fedpatch.device_agent.job.request_answers import AdmissionDecision
-from fedpatch.device_agent.runtime.effect_runner import Identity
+from fedpatch.device_agent.job.events import (
+    AdmissionDecision,
+    ChunkReceived,
+    DownloadDamaged,
+    DownloadStarted,
+    Event,
+    LinkRestored,
+    MessageReceived,
+    UpdateTrained,
+    WorkRequested,
+)
+from fedpatch.device_agent.job.job import Job, run_effects
+from fedpatch.device_agent.runtime.presence import Identity
 from fedpatch.shared import __version__
 from fedpatch.shared.mqtt.client import Connected, Disconnected, LinkEvent, MqttLink, Received
 from fedpatch.shared.wire import topics
@@ -119,7 +130,7 @@ class LightDevice:
                 self.connected = True
                 self._tally.connects += 1
                 self._tell_state()
-                self.job.reconnected(now)
+                self.job.handle(LinkRestored(), now)
             case Disconnected():
                 self.connected = False
                 self._tally.disconnects += 1
@@ -138,19 +149,24 @@ class LightDevice:
         if topic is None or not event.payload:
             return
         if topic.kind == "model_chunk":
-            self._perform(self.job.on_chunk(decode_chunk(event.payload), now), now)
+            self._perform(self.job.handle(ChunkReceived(decode_chunk(event.payload)), now), now)
             return
         envelope = decode(event.payload)
         body = envelope.body
         if isinstance(body, WorkRequest):
             held = self._held if self._updates.has(self._held) else ""
-            self._perform(self.job.on_request(envelope, self._tasks, _WILLING, now, held), now)
+            self._perform(
+                self.job.handle(
+                    WorkRequested(envelope, self._tasks, _WILLING, plan_download(body, held, MAX_BLOB_BYTES)), now
+                ),
+                now,
+            )
         elif topic.kind == "down":
-            self._perform(self.job.on_message(envelope, now), now)
+            self._perform(self.job.handle(MessageReceived(envelope), now), now)
         elif isinstance(body, CoordinatorState) and body.online and body.boot != self._coordinator_boot:
             self._coordinator_boot = body.boot
             self._tell_state()
-            self.job.reconnected(now)
+            self.job.handle(LinkRestored(), now)
 
     def _tell_state(self) -> None:
         state = DeviceState(
@@ -170,22 +186,21 @@ class LightDevice:
         self.link.publish(topic, payload, retain=retain)
 
     def _perform(self, effects: list[Effect], now: float) -> None:
-        queue = deque(effects)
-        while queue:
-            queue.extend(self._do(queue.popleft(), now))
+        run_effects(self.job, effects, self, lambda: now)
 
-    def _do(self, effect: Effect, now: float) -> list[Effect]:
+    def run(self, effect: Effect) -> list[Event]:
+        """Perform one effect (EffectHandler)."""
         match effect:
             case SendMessage():
                 self._publish(topics.up(self.me.fleet, self.me.device), encode(effect.envelope))
             case StartDownload():
-                return self._fetch(effect.blobs, now)
+                return self._fetch(effect.blobs)
             case StopDownload():
                 self._unsubscribe()
             case WriteChunk():
                 self._parts[effect.chunk.digest][effect.chunk.index] = self._chunks.same(effect.chunk)
             case StartTraining():
-                return self._train(effect, now)
+                return self._train(effect)
             case SpoolUpdate():
                 pass  # there is no disk, and the update is there already
             case SendChunk() if self._update is not None:
@@ -201,11 +216,11 @@ class LightDevice:
                 self._update = None
         return []
 
-    def _fetch(self, blobs: Sequence[Manifest], now: float) -> list[Effect]:
+    def _fetch(self, blobs: Sequence[Manifest]) -> list[Event]:
         self._unsubscribe()
         self._parts = {blob.digest: {} for blob in blobs}
         self.link.subscribe(*self._filters())
-        return self.job.fetching({}, now)
+        return [DownloadStarted({})]
 
     def _unsubscribe(self) -> None:
         self.link.unsubscribe(*self._filters())
@@ -214,12 +229,12 @@ class LightDevice:
     def _filters(self) -> list[str]:
         return [topics.model_chunks_filter(self.me.fleet, digest) for digest in self._parts]
 
-    def _train(self, effect: StartTraining, now: float) -> list[Effect]:
+    def _train(self, effect: StartTraining) -> list[Event]:
         blobs = {digest: b"".join(parts[index] for index in sorted(parts)) for digest, parts in self._parts.items()}
         self._unsubscribe()
         if any(hashlib.sha256(blob).hexdigest() != digest for digest, blob in blobs.items()):
-            return self.job.damaged()
+            return [DownloadDamaged()]
         request = effect.request
-        self._update = self._updates.make(request, effect.way, blobs, effect.key.round)
+        self._update = self._updates.make(request, effect.plan, blobs, effect.key.round)
         self._held = request.model.digest if request.deltas or is_delta(request.encoding) else ""
-        return self.job.trained(effect.key, self._update[0], now)
+        return [UpdateTrained(effect.key, self._update[0])]

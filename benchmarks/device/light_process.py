@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks.device.light_device import LightDevice, ModelChunks, Tally
 from benchmarks.device.light_updates import StandInUpdates
 from benchmarks.device.process_memory import memory_bytes
-from fedpatch.device_agent.runtime.effect_runner import Identity
+from fedpatch.device_agent.runtime.presence import Identity
 from fedpatch.shared.mqtt.client import LinkEvent
 from fedpatch.shared.tensors.arrays import Schema
 from fedpatch.shared.wire.messages import TaskCapability

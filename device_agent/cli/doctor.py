@@ -18,7 +18,7 @@ from typing import Any
 from fedpatch.device_agent.cli.admission_preview import look
 from fedpatch.device_agent.job.training_messages import Ready, SetupFailed
 from fedpatch.device_agent.policy.owner_limits import DAMAGED, OwnerLimits, least_without_model
-from fedpatch.device_agent.runtime.effect_runner import Identity
+from fedpatch.device_agent.runtime.presence import Identity
 from fedpatch.device_agent.runtime.startup import setup_of
 from fedpatch.device_agent.runtime.trainer import Died, Trainer, TrainerEvent
 from fedpatch.device_agent.settings import AgentSettings

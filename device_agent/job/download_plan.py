@@ -1,4 +1,4 @@
-"""How a device comes to the global model of a request: all of it, or the steps to it from the version that is held."""
+"""Plan of a download: the whole global model of a request, or only the deltas to it from the version that the device holds."""
 
 from __future__ import annotations
 
@@ -11,14 +11,25 @@ from fedpatch.shared.wire.transfer import check_manifest
 
 @dataclass(frozen=True)
 class DownloadPlan:
-    """`steps` lead from the version `held` to `model`, in their order; without `held` it is the whole model that comes."""
+    """What a device downloads to come to `model`.
+
+    Attributes:
+        model: Manifest of the model of the request.
+        held: Digest of the held version that the deltas start from; "" for a download of the whole model.
+        steps: Deltas from `held` to `model`, in order; empty where `model` itself is held.
+
+    Example:
+        >>> plan = DownloadPlan(Manifest("ab" * 32, 100, 100, 1, "fp32", 100, "cd" * 32))
+        >>> str(plan), plan.blobs == (plan.model,), plan.saved_bytes
+        ('the whole model', True, 0)
+    """
 
     model: Manifest
     held: str = ""
     steps: tuple[ModelDelta, ...] = ()
 
     def __str__(self) -> str:
-        """In words, for the log."""
+        """Describe the plan for the log."""
         if not self.held:
             return "the whole model"
         if not self.steps:
@@ -27,48 +38,55 @@ class DownloadPlan:
 
     @property
     def blobs(self) -> tuple[Manifest, ...]:
-        """What is downloaded; nothing where `model` is held already."""
+        """Blobs to download; none where `model` is held."""
         return tuple(step.manifest for step in self.steps) if self.held else (self.model,)
 
     @property
     def saved_bytes(self) -> int:
-        """How many bytes fewer that is than the whole model."""
+        """Bytes that this plan saves against the whole model."""
         return self.model.size_bytes - sum(blob.size_bytes for blob in self.blobs)
 
 
 def plan_download(request: WorkRequest, held: str, max_blob_bytes: int) -> DownloadPlan:
-    """The way with the fewest bytes. `held` is the digest of the version that the device holds, "" where there is none.
+    """Choose the download with the fewest bytes.
 
-    Steps that this device cannot read, or will not for their size, are no reason against the work: the whole model is
-    always there.
+    Deltas that this device cannot read or that exceed its limit are no reason to decline: the whole model is always there.
+
+    Args:
+        request: The work request; nothing of it needs to be checked before.
+        held: Digest of the global model that the device holds, "" for none.
+        max_blob_bytes: Largest blob that the device accepts.
+
+    Returns:
+        A plan whose blobs are together no larger than the model.
     """
     whole = DownloadPlan(request.model)
     if held == request.model.digest:
         return DownloadPlan(request.model, held)
-    begins = [at for at, delta in enumerate(request.deltas) if delta.base == held]
-    if not begins:
+    starts = [index for index, delta in enumerate(request.deltas) if delta.base == held]
+    if not starts:
         return whole
-    way = DownloadPlan(request.model, held, request.deltas[begins[-1] :])
-    return way if _can_be_gone(way, max_blob_bytes) else whole
+    plan = DownloadPlan(request.model, held, request.deltas[starts[-1] :])
+    return plan if _is_usable(plan, max_blob_bytes) else whole
 
 
-def expected_bytes(request: WorkRequest, way: DownloadPlan) -> int:
-    """What the work will take of the link, at most about: its way to the model, and an update of it.
+def expected_bytes(request: WorkRequest, plan: DownloadPlan) -> int:
+    """Estimate the traffic of the work, both ways, in bytes: the download of `plan` and an update.
 
-    An update is as large as the model; one that travels as a difference has a half of its bits or less.
+    An update is as large as the model; one that travels as a delta has a half of its bits or less.
     """
     update = request.model.size_bytes // 2 if is_delta(request.encoding) else request.model.size_bytes
-    return request.model.size_bytes - way.saved_bytes + update
+    return request.model.size_bytes - plan.saved_bytes + update
 
 
-def _can_be_gone(way: DownloadPlan, max_blob_bytes: int) -> bool:
-    """Whether it is shorter than the whole model, and each step a blob of its own that this device can read."""
-    blobs = way.blobs
-    if way.saved_bytes <= 0 or len({blob.digest for blob in blobs}) < len(blobs):
+def _is_usable(plan: DownloadPlan, max_blob_bytes: int) -> bool:
+    """Whether the plan is shorter than the whole model, and each delta is a distinct blob that this device can read."""
+    blobs = plan.blobs
+    if plan.saved_bytes <= 0 or len({blob.digest for blob in blobs}) < len(blobs):
         return False
     try:
         for blob in blobs:
             check_manifest(blob, max_blob_bytes)
     except WireError:
         return False
-    return all(blob.encoding in ENCODINGS and blob.schema == way.model.schema for blob in blobs)
+    return all(blob.encoding in ENCODINGS and blob.schema == plan.model.schema for blob in blobs)

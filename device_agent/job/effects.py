@@ -1,6 +1,6 @@
-"""States of a job, and its effects: device_agent.runtime.effect_runner performs them in order.
+"""States of a job and its effects, which an EffectHandler (device_agent.job.job) performs in order.
 
-It reports back where a line says so.
+A line that names an event (device_agent.job.events) says how the effect reports its end; the others report nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from fedpatch.shared.wire.transfer import Chunk, SendChunk
 
 
 class JobState(StrEnum):
-    """Where the job is."""
+    """State of the job."""
 
     IDLE = "idle"
     DOWNLOADING = "downloading"
@@ -24,7 +24,7 @@ class JobState(StrEnum):
 
 @dataclass(frozen=True)
 class JobKey:
-    """Which round of which run, and in which epoch of the coordinator."""
+    """The round of a run, in an epoch of the coordinator, that a job belongs to."""
 
     run: str
     epoch: int
@@ -41,71 +41,70 @@ class SendMessage:
 
 @dataclass(frozen=True)
 class StartDownload:
-    """Make room for these blobs and subscribe to their chunks; then `Job.fetching`.
+    """Open files for these blobs and subscribe to their chunks -> DownloadStarted.
 
-    They are the global model, or the steps to it from the version that is held: none where it is held itself.
+    The blobs are the global model, or the deltas to it from the version held; there are none where the model itself is held.
     """
 
     blobs: tuple[Manifest, ...]
 
 
 @dataclass(frozen=True)
+class StopDownload:
+    """Take no more chunks for now and keep those on the disk; a later StartDownload continues."""
+
+
+@dataclass(frozen=True)
 class WriteChunk:
-    """Write a chunk of what is fetched to disk."""
+    """Write a downloaded chunk to disk."""
 
     chunk: Chunk
 
 
 @dataclass(frozen=True)
 class StartTraining:
-    """What was fetched is whole: check it, merge, train; then `Job.trained`, `Job.training_failed` or `Job.damaged`.
+    """Verify the download, merge, train -> DownloadDamaged, or TrainingProgressed... and UpdateTrained or TrainingFailed.
 
-    `way` says how it leads to the model of the request, `ends_at` when the round stops waiting for the update.
+    Attributes:
+        key: The job; the answers repeat it.
+        request: The work request.
+        download_s: Seconds from the request to the last chunk.
+        plan: How the downloaded blobs lead to the model of the request.
+        ends_at: Monotonic seconds at which the round stops waiting for the update.
     """
 
     key: JobKey
     request: WorkRequest
     download_s: float
-    way: DownloadPlan
+    plan: DownloadPlan
     ends_at: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True)
 class DropHeldModel:
-    """The version of the global model that is held did not lead to the one that was asked for: delete it.
-
-    `why` is for the device's own log.
-    """
+    """Delete the held version of the global model: it did not lead to the requested one. `why` is for the device's log."""
 
     why: str
 
 
 @dataclass(frozen=True)
-class StopTraining:
-    """The training that runs is of no use any more."""
-
-
-@dataclass(frozen=True)
-class StopDownload:
-    """Take no more chunks for now, and keep those that are here; a `StartDownload` goes on."""
-
-
-@dataclass(frozen=True)
 class PauseTraining:
-    """The training that runs waits before its next step."""
+    """Let the running training wait before its next step."""
 
 
 @dataclass(frozen=True)
 class ContinueTraining:
-    """The training that waits goes on."""
+    """End the pause of the training."""
+
+
+@dataclass(frozen=True)
+class StopTraining:
+    """Stop the running training; its update is not needed."""
 
 
 @dataclass(frozen=True)
 class SpoolUpdate:
-    """Remember across restarts that this update waits to be committed, and to which request it is the answer.
-
-    Said again when the job goes on in a newer epoch.
-    """
+    """Note on disk that this update waits to be committed, and which request it answers; again for each newer epoch."""
 
     key: JobKey
     manifest: Manifest
@@ -114,16 +113,26 @@ class SpoolUpdate:
 
 @dataclass(frozen=True)
 class EndJob:
-    """The job is over: drop the spooled update and the global model. `outcome` is for the device's own log.
+    """End the job: delete the spooled update and the downloaded global model.
 
-    Nothing more will be asked for `rest_s`, as far as the coordinator can tell. `committed` is the job whose update the
-    coordinator has taken: its personal model becomes the present one. None: there is no such.
+    Attributes:
+        outcome: How the job ended, for the device's own log.
+        gave_up: Whether the device gave up.
+        rest_s: Seconds without further requests, as far as the coordinator knows.
+        committed: Job whose update was committed: its personal model becomes the current one. None: no update was.
     """
 
     outcome: str
     gave_up: bool = False
     rest_s: float = 0.0
     committed: JobKey | None = None
+
+
+@dataclass(frozen=True)
+class ReportFailure:
+    """Log that an effect failed while no job was in hand; nothing is given up for it."""
+
+    detail: str
 
 
 Effect = (
@@ -138,5 +147,6 @@ Effect = (
     | StopTraining
     | SpoolUpdate
     | EndJob
+    | ReportFailure
     | SendChunk
 )

@@ -1,19 +1,36 @@
-"""One work request on the device, from offered to committed, as a state machine without IO.
+"""One work request on the device, from its arrival to `committed`, as a state machine without IO.
 
     IDLE -> DOWNLOADING -> TRAINING -> UPLOADING -> IDLE
 
-Messages and the time go in, effects come out; device_agent.runtime.effect_runner performs them. The coordinator may say
-anything at any time and more than once: the same request again is answered again, the same work in a newer epoch goes on
-there, any other newer request replaces the job, an answer to another job is ignored.
+| state | event | effects | next state |
+|---|---|---|---|
+| any | WorkRequested, newer and declined | Decline | unchanged |
+| any | WorkRequested, newer and accepted | StopTraining, EndJob of the former job; Accept, StartDownload | DOWNLOADING |
+| any but IDLE | WorkRequested, the same | Accept, Progress once more; an upload repeats its offers anyway | unchanged |
+| any but IDLE | WorkRequested, the same work in a newer epoch | the same, under the new epoch | unchanged |
+| DOWNLOADING | DownloadStarted, ChunkReceived | WriteChunk; after the last Progress, StartTraining | TRAINING |
+| DOWNLOADING | time | Need for missing chunks | unchanged |
+| TRAINING | TrainingProgressed | Progress | unchanged |
+| TRAINING | UpdateTrained | SpoolUpdate, then Offer | UPLOADING |
+| TRAINING | DownloadDamaged; TrainingFailed by a plan with deltas | StartDownload of the whole model | DOWNLOADING |
+| UPLOADING | MessageReceived: Grant, Ack | SendChunk within the window | unchanged |
+| UPLOADING | time | Offer | unchanged |
+| UPLOADING | MessageReceived: Committed, Refused | EndJob | IDLE |
+| any but IDLE | MessageReceived: Cancel | StopTraining, EndJob | IDLE |
+| any but IDLE | TrainingFailed, EffectFailed, OwnerAbandoned, deadline | Failed, StopTraining, EndJob | IDLE |
+| any but IDLE | OwnerPaused, OwnerResumed | StopDownload, PauseTraining and their opposites | unchanged |
+
+Any other event in any other state has no effect: the coordinator may send anything at any time, and more than once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import Protocol
 
-from fedpatch.device_agent.job.download import ModelDownload
-from fedpatch.device_agent.job.download_plan import DownloadPlan, plan_download
+from fedpatch.device_agent.job.download_plan import DownloadPlan
 from fedpatch.device_agent.job.effects import (
     ContinueTraining,
     DropHeldModel,
@@ -22,111 +39,345 @@ from fedpatch.device_agent.job.effects import (
     JobKey,
     JobState,
     PauseTraining,
+    ReportFailure,
+    SendMessage,
     SpoolUpdate,
+    StartDownload,
     StartTraining,
     StopDownload,
     StopTraining,
     WriteChunk,
 )
-from fedpatch.device_agent.job.request_answers import (
+from fedpatch.device_agent.job.events import (
     AdmissionDecision,
-    AnsweredRequests,
-    continues,
-    reason_to_decline,
+    ChunkReceived,
+    Completion,
+    DownloadDamaged,
+    DownloadStarted,
+    EffectFailed,
+    Event,
+    FromCoordinator,
+    FromOwner,
+    LinkRestored,
+    MessageReceived,
+    OwnerAbandoned,
+    OwnerPaused,
+    OwnerResumed,
+    TrainingFailed,
+    TrainingProgressed,
+    UpdateRestored,
+    UpdateTrained,
+    WorkRequested,
 )
-from fedpatch.device_agent.job.upload import MessageFactory, UpdateUpload
+from fedpatch.shared.errors import WireError
 from fedpatch.shared.wire.messages import (
+    ENCODINGS,
+    OWNER_LIMITS_FEATURE,
+    STORAGE_FEATURE,
+    Accept,
+    Ack,
+    Body,
     Cancel,
     Committed,
+    Decline,
     Envelope,
     Failed,
+    Grant,
     JobStatus,
     Manifest,
     Offer,
+    Progress,
     Refused,
+    RetryAfter,
     TaskCapability,
     WorkRequest,
 )
-from fedpatch.shared.wire.reason_codes import Condition, FailReason, JobPhase
-from fedpatch.shared.wire.transfer import Chunk, SendChunk
+from fedpatch.shared.wire.reason_codes import Condition, DeclineReason, FailReason, JobPhase
+from fedpatch.shared.wire.transfer import Chunk, Download, SendChunk, Upload, check_manifest
+
+
+class EffectHandler(Protocol):
+    """Performs effects: the agent's EffectRunner, and the devices of simulator, benchmarks and tests."""
+
+    def run(self, effect: Effect) -> Sequence[Event]:
+        """Begin one effect, and return the events of effects that have finished.
+
+        An effect that takes longer is finished by an event later. A refusal is an EffectFailed, never an exception.
+        """
+
+
+def run_effects(job: Job, effects: Iterable[Effect], handler: EffectHandler, clock: Callable[[], float]) -> None:
+    """Perform `effects`, and those that follow from their completion events.
+
+    After an EffectFailed the job gives up in place of the effects that were left.
+
+    Args:
+        job: The job that returned the effects.
+        effects: Effects in their order.
+        handler: Performs each effect.
+        clock: Returns monotonic seconds.
+    """
+    waiting = deque(effects)
+    while waiting:
+        for event in handler.run(waiting.popleft()):
+            if isinstance(event, EffectFailed) and job.key is not None:
+                waiting.clear()
+            waiting.extend(job.handle(event, clock()))
 
 
 class Job:
-    """Drive it with `on_request`, `on_message`, `on_chunk`, `tick` and the call-backs of the effects.
+    """The state machine: `handle` takes an event, `tick` lets time pass, and both return effects to perform in order.
 
-    Each returns effects, in order. With `ask_to_send` no update is offered before `go_on` clears it: `awaits_clearance`.
+    Call `tick` at `next_deadline` at the latest. Times are monotonic seconds.
+
+    Args:
+        max_blob_bytes: Largest model that the device accepts.
+        ask_to_send: Whether an update waits for OwnerResumed before it is offered; meanwhile `awaits_clearance` is true.
+
+    Example:
+        >>> job = Job(max_blob_bytes=2**20)
+        >>> job.state, job.next_deadline(), job.handle(LinkRestored(), now=0.0)
+        (<JobState.IDLE: 'idle'>, None, [])
     """
 
     def __init__(self, *, max_blob_bytes: int, ask_to_send: bool = False) -> None:
         self.state = JobState.IDLE
         self.key: JobKey | None = None
+        self.request: WorkRequest | None = None
         self.paused = False
         self.awaits_clearance = False
+        self.max_blob_bytes = max_blob_bytes
         self._ask_to_send = ask_to_send
         self._paused_for: Condition | None = None
-        self._max_blob_bytes = max_blob_bytes
-        self._request: WorkRequest | None = None
-        self._incoming: ModelDownload | None = None
-        self._upload: UpdateUpload | None = None
-        self._past = AnsweredRequests()
-        # What the training process was told: its answers bear it, also when the job has gone on in a newer epoch.
+        self._plan: DownloadPlan | None = None
+        self._download: Download | None = None  # while chunks are taken
+        self._upload: Upload | None = None
+        self._answers = _AnsweredRequests()
+        # The key that the training process was given: its answers repeat it, also after the job went on in a newer epoch.
         self._training_key: JobKey | None = None
+        self._trained = (0, 1)  # steps done, of all
         self._deadline = self._accepted_at = 0.0
-        self._says = MessageFactory()
+        self._num_examples = 1
+        self._last_message_id = 0
 
-    @property
-    def request(self) -> WorkRequest | None:
-        """The work request of the job in hand."""
-        return self._request
+    # ---- views
 
     def is_on(self, key: JobKey) -> bool:
         """Whether a request for `key` asks for the work in hand, in its epoch or in a newer one."""
         return self.key is not None and key.epoch >= self.key.epoch and replace(key, epoch=self.key.epoch) == self.key
 
-    # ---- messages
+    def status(self) -> JobStatus | None:
+        """The job as the device's presence reports it; None while idle."""
+        if self.key is None:
+            return None
+        return JobStatus(self.key.run, self.key.epoch, self.key.round, JobPhase(self.state.value))
 
-    def on_request(
-        self,
-        envelope: Envelope,
-        tasks: tuple[TaskCapability, ...],
-        verdict: AdmissionDecision,
-        now: float,
-        held: str = "",
-    ) -> list[Effect]:
-        """The coordinator asks. The verdict counts only for work that has not begun.
+    def next_deadline(self) -> float | None:
+        """The time at which `tick` has something to do; None while there is none."""
+        if self.state is JobState.IDLE:
+            return None
+        if self.state is JobState.UPLOADING and self._upload is not None:
+            return None if self._is_held else self._upload.next_deadline()
+        ask_at = self._download.next_deadline() if self._download is not None else None
+        return self._deadline if ask_at is None else min(self._deadline, ask_at)
 
-        `held` is the digest of the global model that this device has from before, "" for none.
+    # ---- events
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        """Take one event and return its effects, in order.
+
+        Args:
+            event: A message, the completion of an effect, or a decision of the owner.
+            now: Monotonic seconds.
+
+        Raises:
+            WireError: A message holds a bitmap that does not fit the update. The job stays as it was.
         """
+        if isinstance(event, FromCoordinator):
+            return self._from_coordinator(event, now)
+        if isinstance(event, FromOwner):
+            return self._from_owner(event, now)
+        return self._completed(event, now)
+
+    def _from_coordinator(self, event: FromCoordinator, now: float) -> list[Effect]:
+        match event:
+            case WorkRequested():
+                return self._requested(event, now)
+            case MessageReceived():
+                return self._message(event.envelope, now)
+            case ChunkReceived():
+                return self._chunk(event.chunk, now)
+            case LinkRestored():
+                if self._download is not None:
+                    self._download.on_reconnect(now)
+                if self._upload is not None:
+                    self._upload.on_reconnect(now)
+        return []
+
+    def _completed(self, event: Completion, now: float) -> list[Effect]:
+        match event:
+            case DownloadStarted():
+                if self.state is not JobState.DOWNLOADING or self._plan is None:
+                    return []
+                self._download = Download(self._plan.blobs, now, have=event.have)
+                return self._train_when_complete(now)
+            case DownloadDamaged():
+                return self._download_whole_model() if self.state is JobState.TRAINING else []
+            case TrainingProgressed(key=key) if self._is_training(key):
+                self._trained = (event.done, event.total)
+                return [self._progress()]
+            case UpdateTrained(key=key) if self._is_training(key):
+                return self._spool_and_offer(event, now)
+            case TrainingFailed(key=key) if self._is_training(key):
+                if event.reason is FailReason.DOWNLOAD and self._plan is not None and self._plan.held:
+                    return [DropHeldModel(event.detail), *self._download_whole_model()]
+                return self._give_up(event.reason, event.detail)
+            case EffectFailed():
+                return self._give_up(event.reason, event.detail) or [ReportFailure(event.detail)]
+            case UpdateRestored():
+                self._restore(event, now)
+        return []
+
+    def _from_owner(self, event: FromOwner, now: float) -> list[Effect]:
+        match event:
+            case OwnerPaused():
+                return self._pause(event.condition)
+            case OwnerResumed():
+                return self._resume(now)
+            case OwnerAbandoned():
+                return self._give_up(FailReason.UNWILLING, event.detail, event.condition)
+
+    def tick(self, now: float) -> list[Effect]:
+        """Let time pass until `now`, in monotonic seconds."""
+        if self.state in (JobState.DOWNLOADING, JobState.TRAINING) and now >= self._deadline:
+            if self.paused and self._paused_for is not None:
+                return self._give_up(FailReason.UNWILLING, "the round's deadline passed in a pause", self._paused_for)
+            return self._give_up(FailReason.DEADLINE, "the round's deadline passed")
+        if self.state is JobState.DOWNLOADING and self._download is not None:
+            return [self._reply(need) for need in self._download.tick(now)]
+        return self._offer_when_due(now)
+
+    # ---- the request
+
+    def _requested(self, event: WorkRequested, now: float) -> list[Effect]:
+        envelope, tasks = event.envelope, event.tasks
         request = envelope.body
         assert isinstance(request, WorkRequest)
         key = JobKey(envelope.run, envelope.epoch, envelope.round, envelope.task)
         if self.key == key:
-            return self._says.where(self.state, key)
-        if (said := self._past.answer(key)) is not None:
-            return [self._says.reply(key, said)]
-        # Without tasks this device is not ready yet, and a decline would be held against it: it will be asked again.
-        if self._past.is_superseded(key) or not tasks:
+            return self._repeat_answers()
+        if (answer := self._answers.final(key)) is not None:
+            return [self._reply(answer, key)]
+        # A decline for want of tasks would count against the device. The coordinator asks again.
+        if self._answers.is_superseded(key) or not tasks:
             return []
-        if continues(self.key, self._request, key, request, downloading=self.state is JobState.DOWNLOADING):
-            return self._take_over(key, request, tasks, held, now)
-        if declined := reason_to_decline(key.task, request, tasks, verdict, self._max_blob_bytes):
-            # What is being done goes on: its own coordinator says when it is of no use.
-            self._past.declined(key, declined)
-            return [self._says.reply(key, declined)]
-        effects = self._drop("superseded")
-        self.state, self.key, self._request = JobState.DOWNLOADING, key, request
-        self._past.accepted(key)
-        self._deadline, self._accepted_at = now + request.deadline_s, now
-        self._says.begins(key, tasks)
-        self._incoming = ModelDownload(plan_download(request, held, self._max_blob_bytes))
-        return [*effects, self._says.accept(key), self._incoming.fetch()]
+        if continues(self.key, self.request, key, request, downloading=self.state is JobState.DOWNLOADING):
+            return self._continue_in_epoch(key, request, event, now)
+        if declined := reason_to_decline(key.task, request, tasks, event.decision, self.max_blob_bytes):
+            # The work in hand goes on: its own coordinator cancels it when it is not needed.
+            self._answers.declined(key, declined)
+            return [self._reply(declined, key)]
+        effects = self._end("superseded")
+        self.state, self._plan = JobState.DOWNLOADING, event.plan
+        self._accepted_at = now
+        self._accept(key, request, tasks, now)
+        return [*effects, self._reply(Accept(self._num_examples)), StartDownload(event.plan.blobs)]
 
-    def on_message(self, envelope: Envelope, now: float) -> list[Effect]:
-        """Any other message of the coordinator. WireError for a bitmap that does not fit."""
-        key = self.key
+    def _accept(self, key: JobKey, request: WorkRequest, tasks: tuple[TaskCapability, ...], now: float) -> None:
+        self.key, self.request = key, request
+        self._deadline = now + request.deadline_s
+        self._num_examples = next((t.num_examples for t in tasks if t.task == key.task), 0) or self._num_examples
+        self._answers.accepted(key)
+
+    def _continue_in_epoch(self, key: JobKey, request: WorkRequest, event: WorkRequested, now: float) -> list[Effect]:
+        """Go on with the same work in the newer epoch of a coordinator that has come back."""
+        self._accept(key, request, event.tasks, now)
+        if self._upload is not None:
+            self._upload = Upload(self._upload.manifest, now)
+            accept = self._reply(Accept(self._num_examples))
+            return [SpoolUpdate(key, self._upload.manifest, request), accept, *self._offer_when_due(now)]
+        effects = self._repeat_answers()
+        if self.state is JobState.DOWNLOADING:
+            effects += self._change_plan(event.plan, now)
+        return effects
+
+    def _repeat_answers(self) -> list[Effect]:
+        """Answer a request once more: the first answers may be lost. An upload repeats its offers by itself."""
+        if self.state is JobState.UPLOADING:
+            return []
+        accept = self._reply(Accept(self._num_examples))
+        return [accept, self._progress()] if self.state is JobState.TRAINING else [accept]
+
+    # ---- DOWNLOADING
+
+    def _change_plan(self, plan: DownloadPlan, now: float) -> list[Effect]:
+        """Follow the deltas that the newer epoch offers.
+
+        Its chunks are on the broker again, so the missing ones are asked for soon, however long the pause had grown.
+        """
+        if self._plan is not None and plan.blobs == self._plan.blobs:
+            if self._download is not None:
+                self._download = Download(plan.blobs, now, have=self._download.have)
+            return []
+        downloads, self._plan, self._download = self._download is not None, plan, None
+        return [StartDownload(plan.blobs)] if downloads else []
+
+    def _chunk(self, chunk: Chunk, now: float) -> list[Effect]:
+        if self.state is not JobState.DOWNLOADING or self._download is None or not self._download.take(chunk, now):
+            return []
+        return [WriteChunk(chunk), *self._train_when_complete(now)]
+
+    def _train_when_complete(self, now: float) -> list[Effect]:
+        if self._download is None or not self._download.complete:
+            return []
+        assert self.key is not None
+        assert self.request is not None
+        assert self._plan is not None
+        self.state, self._download = JobState.TRAINING, None
+        self._training_key, self._trained = self.key, (0, 1)
+        download_s = now - self._accepted_at
+        return [self._progress(), StartTraining(self.key, self.request, download_s, self._plan, self._deadline)]
+
+    def _download_whole_model(self) -> list[Effect]:
+        assert self.request is not None
+        self.state, self._plan, self._download = JobState.DOWNLOADING, DownloadPlan(self.request.model), None
+        return [] if self.paused else [StartDownload(self._plan.blobs)]
+
+    # ---- TRAINING
+
+    def _is_training(self, key: JobKey) -> bool:
+        """Whether an answer of the training process is about this job, and not about the same round of an earlier epoch."""
+        return self.state is JobState.TRAINING and self._training_key == key
+
+    def _spool_and_offer(self, event: UpdateTrained, now: float) -> list[Effect]:
+        assert self.key is not None
+        self._begin_upload(event.manifest, now)
+        return [SpoolUpdate(self.key, event.manifest, self.request), *self._offer_when_due(now)]
+
+    # ---- UPLOADING
+
+    def _restore(self, event: UpdateRestored, now: float) -> None:
+        self.key, self.request = event.key, event.request
+        self._answers.accepted(event.key)
+        self._begin_upload(event.manifest, now)
+
+    def _begin_upload(self, manifest: Manifest, now: float) -> None:
+        self.state = JobState.UPLOADING
+        self._upload = Upload(manifest, now)
+        self.awaits_clearance = self._ask_to_send and not self.paused
+
+    @property
+    def _is_held(self) -> bool:
+        """Whether the update must not be offered or sent for now."""
+        return self.paused or self.awaits_clearance
+
+    def _offer_when_due(self, now: float) -> list[Effect]:
+        return self._packets(self._upload.tick(now)) if self._upload is not None and not self._is_held else []
+
+    def _message(self, envelope: Envelope, now: float) -> list[Effect]:
+        key, body = self.key, envelope.body
         if key is None or (envelope.run, envelope.epoch, envelope.round) != (key.run, key.epoch, key.round):
             return []
-        body = envelope.body
         if isinstance(body, Cancel):
             return self._settle(f"cancelled: {body.reason}")
         if self._upload is None or getattr(body, "digest", "") != self._upload.manifest.digest:
@@ -136,182 +387,208 @@ class Job:
                 return self._settle("committed", body.rest_s, committed=key)
             case Refused():
                 return self._settle(f"refused: {body.reason} {body.detail}".rstrip())
-        return self._sends(self._upload.on_message(body, now))
+        return self._advance_upload(self._upload, body, now)
 
-    def on_chunk(self, chunk: Chunk, now: float) -> list[Effect]:
-        """A chunk of the global model, or of a step to it."""
-        if self.state is not JobState.DOWNLOADING or self._incoming is None or not self._incoming.take(chunk, now):
-            return []
-        return [WriteChunk(chunk), *self._train_when_whole(now)]
+    def _advance_upload(self, upload: Upload, body: Body, now: float) -> list[Effect]:
+        if self._is_held:
+            return []  # the coordinator gives the place to another device; the next offer asks for one
+        match body:
+            case Grant():
+                return self._packets(upload.on_grant(body, now))
+            case Ack():
+                return self._packets(upload.on_ack(body, now))
+            case RetryAfter():
+                upload.on_retry_after(body.delay_s, now)
+        return []
 
-    def reconnected(self, now: float) -> None:
-        """The link is back: what was in flight may be lost."""
-        if self._incoming is not None:
-            self._incoming.reconnected(now)
-        if self._upload is not None:
-            self._upload.reconnected(now)
+    # ---- pause and end
 
-    # ---- what the effects report back
-
-    def fetching(self, have: Mapping[str, Collection[int]], now: float) -> list[Effect]:
-        """Room is made; `have` are chunks from before a restart, by the digest of their blob."""
-        if self.state is not JobState.DOWNLOADING or self._incoming is None:
-            return []
-        self._incoming.begun(have, now)
-        return self._train_when_whole(now)
-
-    def damaged(self) -> list[Effect]:
-        """The SHA-256 of what was fetched is wrong: the whole model, from the beginning."""
-        return self._take_whole() if self.state is JobState.TRAINING else []
-
-    def trained(self, key: JobKey, manifest: Manifest, now: float) -> list[Effect]:
-        """The update lies on disk: remember it, then offer it."""
-        if not self._trains(key):
-            return []
-        assert self.key is not None
-        self.state = JobState.UPLOADING
-        self._upload = self._outgoing(manifest, now)
-        return [SpoolUpdate(self.key, manifest, self._request), *self._sends(self._upload.tick(now))]
-
-    def resume(self, key: JobKey, manifest: Manifest, now: float, request: WorkRequest | None = None) -> None:
-        """An update from before a restart is still to be committed; without its request, for no other epoch."""
-        self.state, self.key, self._request = JobState.UPLOADING, key, request
-        self._past.accepted(key)
-        self._upload = self._outgoing(manifest, now)
-
-    def give_up(self, reason: FailReason, detail: str, condition: Condition | None = None) -> list[Effect]:
-        """The device cannot go on, or its owner does not want it to. `detail` stays here; nothing happens while idle."""
-        if self.key is None:
-            return []
-        failed = Failed(reason, condition)
-        self._past.gave_up(failed)
-        return [self._says.reply(self.key, failed), *self._drop(f"gave up: {reason}: {detail}", gave_up=True)]
-
-    def training_failed(self, key: JobKey, reason: FailReason, detail: str) -> list[Effect]:
-        """LocalUpdate failed, for what matters of this job; if the steps from what is held led nowhere, the whole comes."""
-        if not self._trains(key):
-            return []
-        if reason is not FailReason.DOWNLOAD or self._incoming is None or not self._incoming.way.held:
-            return self.give_up(reason, detail)
-        return [DropHeldModel(detail), *self._take_whole()]
-
-    def progress(self, key: JobKey, done: int, total: int) -> list[Effect]:
-        """A sign of life from training."""
-        if not self._trains(key) or self.key is None:
-            return []
-        self._says.trained = (done, total)
-        return [self._says.progress(self.key)]
-
-    # ---- what its owner wants
-
-    def pause(self, condition: Condition | None = None) -> list[Effect]:
-        """Nothing is fetched, computed or sent until `go_on`; the round does not wait: its deadline is as it was."""
+    def _pause(self, condition: Condition | None) -> list[Effect]:
         if self.key is None or self.paused:
             return []
         self.paused, self.awaits_clearance, self._paused_for = True, False, condition
-        if self._upload is not None:
-            self._upload.held = True
-            return []
-        if self.state is JobState.TRAINING:
-            return [PauseTraining()]
-        assert self._incoming is not None
-        self._incoming.stop()
-        return [StopDownload()]
+        match self.state:
+            case JobState.TRAINING:
+                return [PauseTraining()]
+            case JobState.DOWNLOADING:
+                self._download = None
+                return [StopDownload()]
+        return []
 
-    def go_on(self, now: float) -> list[Effect]:
-        """After a pause, from where it was; an update that awaits it may be sent."""
-        if not (self.paused or self.awaits_clearance) or self.key is None:
+    def _resume(self, now: float) -> list[Effect]:
+        if self.key is None or not self._is_held:
             return []
         self.paused, self.awaits_clearance = False, False
         if self._upload is not None:
-            return self._sends(self._upload.go_on(now))
+            self._upload.on_reconnect(now)
+            return self._offer_when_due(now)
         if self.state is JobState.TRAINING:
-            return [ContinueTraining(), self._says.progress(self.key)]
-        assert self._incoming is not None
-        return [self._incoming.fetch()]
+            return [ContinueTraining(), self._progress()]
+        assert self._plan is not None
+        return [StartDownload(self._plan.blobs)]
 
-    # ---- time
-
-    def tick(self, now: float) -> list[Effect]:
-        """Lets time pass."""
-        if self.state in (JobState.DOWNLOADING, JobState.TRAINING) and now >= self._deadline:
-            if self.paused and self._paused_for is not None:
-                return self.give_up(FailReason.UNWILLING, "the round's deadline passed in a pause", self._paused_for)
-            return self.give_up(FailReason.DEADLINE, "the round's deadline passed")
-        if self.state is JobState.DOWNLOADING and self._incoming is not None and self.key is not None:
-            return [self._says.reply(self.key, need) for need in self._incoming.tick(now)]
-        return self._sends(self._upload.tick(now)) if self._upload is not None else []
-
-    def next_deadline(self) -> float | None:
-        """When `tick` has something to do."""
-        if self.state is JobState.IDLE:
-            return None
-        if self.state is JobState.UPLOADING and self._upload is not None:
-            return self._upload.next_deadline()
-        ask_at = self._incoming.next_deadline() if self._incoming is not None else None
-        return self._deadline if ask_at is None else min(self._deadline, ask_at)
-
-    def status(self) -> JobStatus | None:
-        """What presence tells of the job."""
+    def _give_up(self, reason: FailReason, detail: str, condition: Condition | None = None) -> list[Effect]:
+        """End the job with `Failed`; `detail` stays on the device. Nothing happens while idle."""
         if self.key is None:
-            return None
-        return JobStatus(self.key.run, self.key.epoch, self.key.round, JobPhase(self.state.value))
-
-    # ---- within
-
-    def _take_over(
-        self, key: JobKey, request: WorkRequest, tasks: tuple[TaskCapability, ...], held: str, now: float
-    ) -> list[Effect]:
-        """The coordinator came back, and goes on with the round: so does the job, in the newer epoch."""
-        self.key, self._request = key, request
-        self._says.begins(key, tasks)
-        self._past.accepted(key)
-        self._deadline = now + request.deadline_s
-        if self._upload is None:
-            told = self._says.where(self.state, key)
-            if self.state is JobState.DOWNLOADING and self._incoming is not None:
-                told += self._incoming.goes_by(plan_download(request, held, self._max_blob_bytes), now)
-            return told
-        self._upload = UpdateUpload(self._upload.manifest, now, held=self._upload.held)
-        offer = self._sends(self._upload.tick(now))
-        return [SpoolUpdate(key, self._upload.manifest, request), self._says.accept(key), *offer]
-
-    def _take_whole(self) -> list[Effect]:
-        assert self._request is not None
-        self.state, self._incoming = JobState.DOWNLOADING, ModelDownload(DownloadPlan(self._request.model))
-        return [] if self.paused else [self._incoming.fetch()]
-
-    def _train_when_whole(self, now: float) -> list[Effect]:
-        if self._incoming is None or not self._incoming.complete or self._request is None or self.key is None:
             return []
-        self._incoming.stop()
-        self.state, self._training_key, self._says.trained = JobState.TRAINING, self.key, (0, 1)
-        train = StartTraining(self.key, self._request, now - self._accepted_at, self._incoming.way, self._deadline)
-        return [self._says.progress(self.key), train]
-
-    def _sends(self, parts: list[Offer | SendChunk]) -> list[Effect]:
-        assert self.key is not None
-        return [self._says.reply(self.key, part) if isinstance(part, Offer) else part for part in parts]
-
-    def _outgoing(self, manifest: Manifest, now: float) -> UpdateUpload:
-        self.awaits_clearance = self._ask_to_send and not self.paused
-        return UpdateUpload(manifest, now, held=self.paused or self.awaits_clearance)
-
-    def _trains(self, key: JobKey) -> bool:
-        """Whether it is this job's training, and not that of the same round of an earlier epoch, from another base."""
-        return self.state is JobState.TRAINING and self._training_key == key
+        failed = Failed(reason, condition)
+        self._answers.gave_up(failed)
+        return [self._reply(failed), *self._end(f"gave up: {reason}: {detail}", gave_up=True)]
 
     def _settle(self, outcome: str, rest_s: float = 0.0, committed: JobKey | None = None) -> list[Effect]:
-        """The coordinator has said its last word on the job."""
-        self._past.settled()
-        return self._drop(outcome, rest_s=rest_s, committed=committed)
+        """End the job as the coordinator decided."""
+        self._answers.settled()
+        return self._end(outcome, rest_s=rest_s, committed=committed)
 
-    def _drop(
+    def _end(
         self, outcome: str, *, gave_up: bool = False, rest_s: float = 0.0, committed: JobKey | None = None
     ) -> list[Effect]:
         if self.key is None:
             return []
         stop: list[Effect] = [StopTraining()] if self.state is JobState.TRAINING else []
         self.state, self.paused, self.awaits_clearance = JobState.IDLE, False, False
-        self.key = self._request = self._incoming = self._upload = self._training_key = None
+        self.key = self.request = self._plan = self._download = self._upload = self._training_key = None
         return [*stop, EndJob(outcome, gave_up, rest_s, committed)]
+
+    # ---- messages
+
+    def _reply(self, body: Body, key: JobKey | None = None) -> SendMessage:
+        """A numbered message about the job, or about the request `key`."""
+        about = key or self.key
+        assert about is not None
+        self._last_message_id += 1
+        return SendMessage(
+            Envelope(
+                body, id=self._last_message_id, task=about.task, run=about.run, epoch=about.epoch, round=about.round
+            )
+        )
+
+    def _progress(self) -> SendMessage:
+        return self._reply(Progress(JobPhase.TRAINING, *self._trained))
+
+    def _packets(self, packets: list[Offer | SendChunk]) -> list[Effect]:
+        return [self._reply(packet) if isinstance(packet, Offer) else packet for packet in packets]
+
+
+# ---- rules about requests
+
+
+def reason_to_decline(
+    task: str, request: WorkRequest, tasks: tuple[TaskCapability, ...], decision: AdmissionDecision, max_blob_bytes: int
+) -> Decline | None:
+    """Find the first reason to decline a request; a lasting reason comes before a passing one.
+
+    Args:
+        task: Name of the task of the request.
+        request: The work request.
+        tasks: Tasks of this device.
+        decision: Decision of owner, limits and storage.
+        max_blob_bytes: Largest model that the device accepts.
+
+    Returns:
+        The message to send, or None to accept.
+    """
+    own = next((t for t in tasks if t.task == task), None)
+    if own is None:
+        offered = ", ".join(t.task for t in tasks)
+        detail = f"task {task!r} is not installed here (here: {offered})"
+        return Decline(DeclineReason.UNKNOWN_TASK, detail[:500])
+    if own.schema != request.schema:
+        detail = f"coordinator has {request.schema}, this device {own.schema}; install the same task version on both"
+        return Decline(DeclineReason.SCHEMA_MISMATCH, detail)
+    foreign = {request.encoding, request.model.encoding}.difference(ENCODINGS)
+    if foreign:
+        return Decline(DeclineReason.UNSUPPORTED, f"encoding {min(foreign)!r} is not known here")
+    try:
+        check_manifest(request.model, max_blob_bytes)
+    except WireError as error:
+        return Decline(DeclineReason.UNSUPPORTED, str(error))
+    if own.num_examples < 1:
+        return Decline(DeclineReason.TOO_LITTLE_DATA, "no training examples here")
+    if decision.accept:
+        return None
+    reason = _known_to_coordinator(decision.reason, request)
+    return Decline(reason, decision.why[:500], decision.condition, decision.retry_after_s)
+
+
+def _known_to_coordinator(reason: DeclineReason, request: WorkRequest) -> DeclineReason:
+    """A code that the coordinator understands: an older one would ignore a message with an unknown code."""
+    if reason is DeclineReason.STORAGE and STORAGE_FEATURE not in request.features:
+        return DeclineReason.UNWILLING
+    owner_limits = (DeclineReason.PRIVATE_POLICY, DeclineReason.PLAN_LIMIT)
+    if reason in owner_limits and OWNER_LIMITS_FEATURE not in request.features:
+        return DeclineReason.UNSUPPORTED
+    return reason
+
+
+def continues(
+    job: JobKey | None, known: WorkRequest | None, key: JobKey, request: WorkRequest, *, downloading: bool
+) -> bool:
+    """Whether a request asks, in a newer epoch, for the very work that a job is on.
+
+    The remaining time may differ, and the deltas to the model, the coordinator's features and the measurement beside the work.
+    The chunks of the model may be cut differently, unless they are still being downloaded.
+
+    Args:
+        job: The job in hand, None for none.
+        known: Its request, None where it is unknown.
+        key: The job that is asked for.
+        request: The new request.
+        downloading: Whether the job still downloads its model.
+    """
+    if job is None or known is None or key.epoch <= job.epoch:
+        return False
+    if (key.run, key.round, key.task) != (job.run, job.round, job.task):
+        return False
+    same_model = request.model == known.model if downloading else request.model.digest == known.model.digest
+    same_terms = replace(
+        request,
+        model=known.model,
+        deltas=known.deltas,
+        deadline_s=known.deadline_s,
+        features=known.features,
+        measure_independent=known.measure_independent,
+    )
+    return same_model and same_terms == known
+
+
+class _AnsweredRequests:
+    """The last accepted and the last declined request: an answer stays the same, and memory stays bounded."""
+
+    def __init__(self) -> None:
+        self._accepted: JobKey | None = None
+        self._settled = False
+        self._failed: Failed | None = None
+        self._declined: tuple[JobKey, Decline] | None = None
+
+    def accepted(self, key: JobKey) -> None:
+        """The device works on the request."""
+        self._accepted, self._settled, self._failed = key, False, None
+
+    def settled(self) -> None:
+        """The coordinator has ended the accepted job."""
+        self._settled = True
+
+    def gave_up(self, failed: Failed) -> None:
+        """The device has given the accepted job up."""
+        self._failed = failed
+
+    def declined(self, key: JobKey, decline: Decline) -> None:
+        """The device declined a request."""
+        self._declined = key, decline
+
+    def final(self, key: JobKey) -> Decline | Failed | None:
+        """The final answer to this very request, which the coordinator may not have received; None where there is none."""
+        if self._declined is not None and self._declined[0] == key:
+            return self._declined[1]
+        return self._failed if key == self._accepted else None
+
+    def is_superseded(self, key: JobKey) -> bool:
+        """Whether a newer request of the same run was answered, or the coordinator has ended this one."""
+        if key == self._accepted:
+            return self._settled
+        answered = (self._accepted, self._declined[0] if self._declined else None)
+        return any(
+            other is not None and other.run == key.run and (key.epoch, key.round) < (other.epoch, other.round)
+            for other in answered
+        )

@@ -1,9 +1,9 @@
-"""What the agent and its training process say to each other, over a pair of pipes.
+"""Messages between the agent and its training process, over a pair of pipes.
 
-The agent's process owns the network and no private value; the training process owns the data, the patch and torch,
-and no network. A frame is four bytes of length, big-endian, and a msgpack list of the message's name and its fields.
-Files, not frames, carry tensors. Every `Train` is answered exactly once: by `Trained`, `TrainFailed` or
-`TrainCancelled`, or by the end of the process. A `Trained` that says so, and every `MakeModel`, is followed by `ModelMade`.
+The agent's process owns the network and no private value; the training process owns the data, the patch and torch, and no
+network. A frame is four bytes of length, big-endian, and a msgpack list of the message's name and its fields. Tensors travel in
+files, not in frames. Every `TrainCommand` is answered exactly once: by `Trained`, `TrainFailed` or `TrainCancelled`, or by the
+end of the process. A `Trained` with `model_follows`, and every `MakeModel`, is followed by `ModelMade`.
 """
 
 from __future__ import annotations
@@ -28,13 +28,23 @@ Message = TypeVar("Message")
 
 @dataclass(frozen=True)
 class WorkerSetup:
-    """First command: what to train, on which data.
+    """First command: the task and the data to train on.
 
-    `task_ref` and `data` come from the device's own configuration, never from the network. `threads` are torch's. `nice`
-    and `max_memory_mib` (0: no limit) bind the process itself (device_agent.training.resource_limits). `models_dir` is where
-    personal models are staged (empty: none are), `keep_margin` how much worse one may be. `held_dir` is where the global
-    model is held from one round to the next (empty: nowhere). `private` is the owner's policy of what stays at least (empty:
-    the default). `max_steps` and `max_epochs` bound a round's plan (0: no limit).
+    Attributes:
+        task_ref: The task, from the device's own configuration, never from the network.
+        data: Data of this device, from the same configuration.
+        data_root: Directory of data sets.
+        patch_dir: Directory of the patches.
+        device_id: Name of the device.
+        threads: Threads of torch.
+        nice: Niceness of the process (device_agent.training.resource_limits).
+        max_memory_mib: Memory limit of the process; 0 for none.
+        models_dir: Directory in which personal models are staged; "" to make none.
+        keep_margin: How much worse than the current personal model a new one may be, in the task's metric.
+        held_dir: Directory in which the global model is held between rounds; "" for nowhere.
+        private: The owner's policy of tensors that stay at least; "" for the default.
+        max_steps: Most training steps of a round; 0 for no limit.
+        max_epochs: Most passes over the data in a round; 0 for no limit.
     """
 
     task_ref: str
@@ -55,7 +65,7 @@ class WorkerSetup:
 
 @dataclass(frozen=True)
 class ModelStep:
-    """A step from one version of the global model to the next, which was downloaded to `path`."""
+    """A downloaded delta, in the file `path`, from one version of the global model to the next."""
 
     path: str
     delta: ModelDelta
@@ -63,16 +73,25 @@ class ModelStep:
 
 @dataclass(frozen=True)
 class TrainCommand:
-    """LocalUpdate of one round, on the global model `model`.
+    """LocalUpdate of one round (Algorithm 1 of the paper) on the global model `model`.
 
-    It was downloaded to `model_path`; or, where `held` names the version that is held, `steps` lead from there to it. With
-    `hold` it is held from now on.
-
-    The answers repeat `key`: the same round may be asked for again, in another epoch and from another base. `schema` is
-    the digest of the model's schema that the coordinator told (without moments), `private` the patch policy's text,
-    `base` the digest of the global model, `encoding` and `chunk_bytes` those of the update, which goes to `update_path`.
-    What learning alone gives is measured where `independent_ends_at` is not 0: when the round stops waiting for the update, by
-    time.monotonic(), which is one clock for all processes of a device.
+    Attributes:
+        key: The job; the answers repeat it. The same round may be requested again, in another epoch and from another base.
+        plan: Optimizer, learning rate, batch size and number of steps.
+        private: The request's patch policy, as text.
+        schema: Digest of the coordinator's model schema, without moments.
+        model_path: File of the downloaded model; "" where `steps` lead to it.
+        model: Manifest of the global model.
+        encoding: Encoding of the update.
+        base: Digest of the global model.
+        update_path: File for the update.
+        download_s: Seconds that the download took.
+        chunk_bytes: Chunk size of the update.
+        held: Digest of the held version from which `steps` lead to the model; "" where the whole model was downloaded.
+        steps: Deltas from `held` to the model, in order.
+        hold: Whether the model is held from now on.
+        independent_ends_at: Where it is not 0, learning alone is measured too, until this time of time.monotonic(), which is
+            one clock for all processes of a device.
     """
 
     key: JobKey
@@ -110,9 +129,9 @@ class CancelTraining:
 
 @dataclass(frozen=True)
 class Ready:
-    """Answer to `WorkerSetup`: the task's name, the digest of its model's schema, the number of training examples here.
+    """Answer to `WorkerSetup`: name of the task, digest of its model's schema, number of training examples.
 
-    `tensors` are those of the schema: the agent compares policies by them.
+    `tensors` are those of the schema; the agent compares policies by them.
     """
 
     task: str
@@ -123,9 +142,10 @@ class Ready:
 
 @dataclass(frozen=True)
 class SetupFailed:
-    """Answer to `WorkerSetup` that cannot be followed; the process ends. `exit_code` is that of the error (shared.errors).
+    """Answer to a `WorkerSetup` that cannot be followed; the process ends.
 
-    `lost` are the rounds that it had been given; who gave them fills it in.
+    `exit_code` is that of the error (shared.errors). `lost` are the rounds that the process had been given; the agent's side
+    fills it in.
     """
 
     detail: str
@@ -135,7 +155,7 @@ class SetupFailed:
 
 @dataclass(frozen=True)
 class TrainProgress:
-    """`done` of `total` steps."""
+    """`done` of `total` steps are done."""
 
     key: JobKey
     done: int
@@ -144,9 +164,9 @@ class TrainProgress:
 
 @dataclass(frozen=True)
 class Trained:
-    """The patch is saved and the update lies at the command's `update_path`.
+    """The patch is saved, and the update lies at the command's `update_path`.
 
-    With `model_follows` the process makes the personal model next, and answers `ModelMade` when that has ended.
+    With `model_follows` the process makes the personal model next; `ModelMade` follows.
     """
 
     key: JobKey
@@ -164,7 +184,7 @@ class ModelMade:
 
 @dataclass(frozen=True)
 class TrainFailed:
-    """There is no update; `detail` is one line for the device's own log: it may hold private names and values."""
+    """There is no update. `detail` is one line for the device's own log: it may hold private names and values."""
 
     key: JobKey
     reason: FailReason
@@ -173,7 +193,7 @@ class TrainFailed:
 
 @dataclass(frozen=True)
 class TrainCancelled:
-    """Stopped as asked: there is no update. The patch is as it was, unless training had ended."""
+    """Training stopped as commanded, without an update. The patch is unchanged, unless training had ended."""
 
     key: JobKey
 
@@ -186,19 +206,19 @@ ANSWERS: dict[str, type[Answer]] = {kind.__name__: kind for kind in get_args(Ans
 
 
 def write_message(stream: BinaryIO, message: Command | Answer) -> None:
-    """Send one message and flush. OSError when nobody is there to read."""
+    """Send one message and flush. OSError where the other end is closed."""
     frame = msgspec.msgpack.encode([type(message).__name__, message])
     stream.write(_LENGTH.pack(len(frame)) + frame)
     stream.flush()
 
 
 def read_command(stream: BinaryIO) -> Command | None:
-    """Next command, None at the end of the stream. Raises WireError for anything else."""
+    """Read the next command; None at the end of the stream. WireError for anything else."""
     return _read(stream, COMMANDS)
 
 
 def read_answer(stream: BinaryIO) -> Answer | None:
-    """Next answer, None at the end of the stream. Raises WireError for anything else."""
+    """Read the next answer; None at the end of the stream. WireError for anything else."""
     return _read(stream, ANSWERS)
 
 

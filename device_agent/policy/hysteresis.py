@@ -1,13 +1,13 @@
-"""Whether the device works, steadied: a moment's loss of what its owner demands stops nothing, its return starts nothing.
+"""Hysteresis of the owner's conditions: a condition must fail for a while before work stops, and hold before it resumes.
 
     WILLING  -- objections for `loss_after_s` -->  UNWILLING  -- none for `return_after_s` -->  WILLING
 
-A plug that flaps is missed, too: moments without objections are not counted, but only `loss_after_s` without any in a row
-begin the count anew. So a single short loss stops nothing, and one that comes back again and again does.
+A plug that flaps counts too: times without objections are not counted, but only `loss_after_s` without any in a row resets the
+count. So a single short loss stops nothing, and repeated ones do.
 
-While unwilling, the facts are judged by stricter preferences, so that a value that trembles around its limit does not
-change the device's mind. What ends by the clock, as quiet hours do, does not tremble: it is over when it is over. What work
-in hand makes of a loss is its owner's choice: `on_loss`.
+While unwilling, the facts are compared with stricter preferences, so that a value that trembles around its limit changes
+nothing. A condition that ends by the clock, as quiet hours do, does not tremble: it is over when it is over. The owner's
+setting `on_loss` says what happens to the work in hand.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import math
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from fedpatch.device_agent.policy.preference_evaluation import Objection, Preferences
+from fedpatch.device_agent.policy.preferences import Objection, Preferences
 from fedpatch.shared.wire.reason_codes import Condition
 
 LOSS_TOLD_AFTER_S = 1.0
@@ -24,7 +24,7 @@ LOSS_TOLD_AFTER_S = 1.0
 
 
 class OnLoss(StrEnum):
-    """What becomes of work in hand."""
+    """What happens to the work in hand when a preference is no longer met."""
 
     FINISH = "finish"
     PAUSE = "pause"
@@ -33,7 +33,7 @@ class OnLoss(StrEnum):
 
 @dataclass(frozen=True)
 class ConditionLost:
-    """The device is no longer willing; `action` is what to do with work in hand. A pause ends by Regained or PauseExpired."""
+    """The device is no longer willing; `action` is for the work in hand. ConditionRestored or PauseExpired end a pause."""
 
     objections: tuple[Objection, ...]
     action: OnLoss
@@ -41,14 +41,14 @@ class ConditionLost:
 
 @dataclass(frozen=True)
 class ConditionRestored:
-    """The device is willing again, after `lost_s`: paused work goes on."""
+    """The device is willing again after `lost_s` seconds: paused work resumes."""
 
     lost_s: float
 
 
 @dataclass(frozen=True)
 class PauseExpired:
-    """The pause has lasted as long as its owner allows: the work is to be given up."""
+    """The pause has lasted as long as the owner allows: the work is given up."""
 
     objections: tuple[Objection, ...]
 
@@ -57,10 +57,14 @@ Change = ConditionLost | ConditionRestored | PauseExpired
 
 
 class Hysteresis:
-    """Drive it with `observe`, at the latest at `next_deadline`; `now` is monotonic, in seconds.
+    """Call `observe` with new objections, at the latest at `next_deadline`; `now` is monotonic seconds.
 
-    The first observation decides at once: there is nothing yet to be steady about. What is missed counts from look to look:
-    `loss_after_s` in all, unless nothing was missed for as long in a row.
+    The first observation decides at once. Losses add up from look-up to look-up to `loss_after_s`, unless there was none for as
+    long in a row.
+
+    Attributes:
+        willing: Whether the device takes work.
+        reasons: Objections; while unwilling without any, the last ones.
     """
 
     def __init__(self, preferences: Preferences) -> None:
@@ -85,16 +89,22 @@ class Hysteresis:
 
     @property
     def preferences(self) -> Preferences:
-        """Those to judge the next facts by."""
+        """Preferences to compare the next facts with."""
         return self._usual if self.willing else self._stricter
 
     @property
     def unwilling(self) -> Condition | None:
-        """What presence tells: the same word for as long as it is true, None while willing."""
+        """The condition that presence reports, unchanged for as long as it is true; None while willing."""
         return None if self.willing else self._told
 
     def observe(self, objections: tuple[Objection, ...], now: float, *, working: bool) -> Change | None:
-        """What the facts say now, by `preferences`; `working` is whether there is work in hand that could be paused."""
+        """Take the objections of this moment, and return the change that they make.
+
+        Args:
+            objections: Objections by `preferences`.
+            now: Monotonic seconds.
+            working: Whether there is work in hand that could be paused.
+        """
         fresh, self._fresh = self._fresh, False
         self._missing = bool(objections)
         self._ends_at = min((now + one.retry_after_s for one in objections if one.exact), default=None)
@@ -105,7 +115,7 @@ class Hysteresis:
         return self._while_unwilling(objections, now, working=working)
 
     def answer(self, objections: tuple[Objection, ...], now: float) -> tuple[Objection, ...]:
-        """What there is to say against an offer whose facts were judged just now; nothing: the device accepts."""
+        """Objections to a request whose facts were looked up just now; none: the device accepts."""
         if self.willing:
             return self._perhaps_for_a_moment(objections)
         if objections:
@@ -116,7 +126,7 @@ class Hysteresis:
         return (Objection(self.reasons[0].condition, words, rest_s),)
 
     def next_deadline(self) -> float | None:
-        """When the facts should be looked at again, whatever else happens; None: time alone changes nothing."""
+        """When facts should be looked up again, whatever else happens; None where time alone changes nothing."""
         wanted = [one for one in (self._counts_at, self._ends_at) if one is not None]
         if self._steady_since is not None and not self._missing:
             wanted.append(self._steady_since + self._terms.return_after_s)
@@ -137,7 +147,7 @@ class Hysteresis:
         return ConditionLost(self.reasons, action)
 
     def _has_lasted(self, now: float) -> bool:
-        """Whether what is missed now, if anything is, has been for long enough to count."""
+        """Whether the objections of this moment, if there are any, have lasted long enough to count."""
         if not self.reasons:
             if self._counts_at is not None:
                 self._left_s, self._counts_at, self._met_since = max(0.0, self._counts_at - now), None, now
@@ -149,7 +159,7 @@ class Hysteresis:
         return now >= self._counts_at
 
     def _perhaps_for_a_moment(self, objections: tuple[Objection, ...]) -> tuple[Objection, ...]:
-        """What may be a loose plug is soon known, but not told: a device that stays willing is silent about it."""
+        """Shorten the retry times of objections that may pass in seconds, such as a loose plug."""
         soon_s = self._terms.loss_after_s + LOSS_TOLD_AFTER_S
         missed = {one.condition for one in self.reasons}
         told = (
@@ -178,7 +188,7 @@ class Hysteresis:
         return None
 
     def _action(self) -> OnLoss:
-        """A pause that is sure to outlast its limit would only keep the coordinator waiting."""
+        """The action for the work in hand: a pause that is sure to outlast its limit is an abandon at once."""
         chosen = OnLoss(self._terms.on_loss)
         in_vain = any(one.exact and one.retry_after_s > self._terms.pause_limit_s for one in self.reasons)
         return OnLoss.ABANDON if chosen is OnLoss.PAUSE and in_vain else chosen

@@ -1,7 +1,7 @@
 """The owner's limits to a work request: what stays private at least, and how much training one request may ask for.
 
-The agent asks here before it accepts, before anything is downloaded, and once more before an update is offered. The training
-process checks the floor a second time by itself (device_agent.training.local_update).
+The agent checks them before it accepts, before anything is downloaded, and once more before an update is offered. The training
+process checks the floor a second time by itself (device_agent.training.local_update). No numpy.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedpatch.device_agent.job.request_answers import AdmissionDecision
+from fedpatch.device_agent.job.events import AdmissionDecision
 from fedpatch.device_agent.job.training_messages import Ready
-from fedpatch.device_agent.policy.plan_cost import why_too_long
 from fedpatch.device_agent.policy.private_floor import (
     LEAST,
     Floor,
@@ -27,7 +26,7 @@ from fedpatch.device_agent.policy.private_floor import (
 from fedpatch.shared.app.files import stamp_of
 from fedpatch.shared.errors import FedpatchError, StateError, WireError
 from fedpatch.shared.tensors.schema import Schema, listing
-from fedpatch.shared.wire.messages import Manifest, WorkRequest
+from fedpatch.shared.wire.messages import Manifest, TrainPlan, WorkRequest
 from fedpatch.shared.wire.reason_codes import DeclineReason
 
 _log = logging.getLogger("fedpatch.owner")
@@ -51,9 +50,13 @@ class _Model:
 
 
 class OwnerLimits:
-    """The limits of one agent with its patches in `patch_dir`.
+    """The owner's limits of one agent.
 
-    `private` is the owner's setting, a policy's text or "" for the default; `max_steps` and `max_epochs` bound one request.
+    Args:
+        patch_dir: Directory of the patches, with the record of what stayed private.
+        private: The owner's setting: a policy's text, "" for the default.
+        max_steps: Most training steps of one request.
+        max_epochs: Most passes over the data of one request.
     """
 
     def __init__(self, patch_dir: Path, *, private: str = "", max_steps: int, max_epochs: int) -> None:
@@ -65,7 +68,7 @@ class OwnerLimits:
         self._told: tuple[object, dict[str, Any]] = None, {}
 
     def take(self, ready: Ready) -> None:
-        """The model and data that the training process has. UsageError where the setting does not fit the model."""
+        """Take the model and data that the training process has loaded. UsageError where the setting does not fit the model."""
         schema = Schema(ready.tensors)
         if schema.digest != ready.schema:
             raise WireError("training channel: the digest of the schema is not that of its tensors")
@@ -76,7 +79,7 @@ class OwnerLimits:
             _log.info("private: %s", self.told()["words"])
 
     def refusal(self, task: str, request: WorkRequest) -> AdmissionDecision | None:
-        """Why a request is beyond the owner's limits; None where it is within, or about another model than this device's."""
+        """Find why a request exceeds the limits; None where it does not, or is about another model than this device's."""
         model = self._model
         if model is None or (task, request.schema) != (model.task, model.schema.digest):
             return None
@@ -101,9 +104,11 @@ class OwnerLimits:
         return _no(DeclineReason.PLAN_LIMIT, why) if why else None
 
     def why_not_send(self, request: WorkRequest | None, manifest: Manifest) -> str:
-        """Why an update must not leave the device, in words; "" where it holds just what may.
+        """Find why an update must not leave the device; "" where it holds just the tensors that may.
 
-        `request` is the one that it answers, None where that is not known: then nobody can tell what it holds.
+        Args:
+            request: The request that the update answers; None where it is unknown, and so what the update holds.
+            manifest: Manifest of the update.
         """
         model = self._model
         if model is None or request is None:
@@ -121,7 +126,7 @@ class OwnerLimits:
         return ""
 
     def told(self) -> dict[str, Any]:
-        """The floor for `status.json`; empty until the model is known."""
+        """The floor for status.json; empty until the model is known."""
         if self._model is None:
             return {}
         now = (self._model, stamp_of(self._model.floor.path))
@@ -141,9 +146,10 @@ class OwnerLimits:
 
 
 def told_of(floor: Floor, schema: Schema) -> dict[str, Any]:
-    """A floor for people and programs of the same device; `below_default`: the owner lets more travel than the default.
+    """Describe a floor for people and programs on this device.
 
-    `keeps_nothing`: the owner set something else than none, and yet it names no tensor of this model.
+    `below_default` is true where the owner lets more travel than the default, `keeps_nothing` where the owner's setting is not
+    `none` and yet names no tensor of this model.
     """
     of = len([one for one in schema.specs if one.role != "moment"])
     words = f"at least {floor.words}: {len(floor.names)} of {of} tensors of the model never leave this device"
@@ -154,9 +160,15 @@ def told_of(floor: Floor, schema: Schema) -> dict[str, Any]:
 
 
 def least_without_model(setting: str, patch_dir: Path, task: str = "") -> dict[str, Any]:
-    """The floor of a task as far as it is known without the model, as `told_of` gives it; `tensors` stayed in earlier rounds.
+    """Describe the floor as far as it is known without the model.
 
-    Without a task, what stayed in the rounds of any task of this device.
+    Args:
+        setting: The owner's setting, "" for the default.
+        patch_dir: Directory of the patches.
+        task: Name of the task; "" for the records of all tasks of this device.
+
+    Returns:
+        The same keys as `told_of`; `tensors` are those that stayed private in earlier rounds.
     """
     if setting:
         return _told(
@@ -200,3 +212,29 @@ SOURCES = {
 
 def _no(reason: DeclineReason, why: str) -> AdmissionDecision:
     return AdmissionDecision(False, why, reason=reason)
+
+
+def why_too_long(plan: TrainPlan, num_examples: int, *, max_steps: int, max_epochs: int, measured: bool = False) -> str:
+    """Name the limit of the owner that a plan exceeds; "" where it exceeds none.
+
+    Args:
+        plan: The plan of one work request.
+        num_examples: Training examples of this device.
+        max_steps: Most minibatches that one request may ask for, in whatever unit its plan is.
+        max_epochs: Most passes over the data that one request may ask for, in whatever unit its plan is.
+        measured: Whether learning alone is measured too, which takes as many steps again.
+    """
+    times, twice = (2, ", those of learning alone among them") if measured else (1, "")
+    steps = plan.steps_for(num_examples) * times
+    size = min(plan.batch_size, num_examples)
+    epochs = plan.epochs * times if not plan.steps else -(-steps * size // max(1, num_examples))
+    found = [
+        f"{asked} {unit} are asked for{twice}; the owner's limit is {name} = {most}"
+        for asked, unit, name, most in (
+            (epochs, "epochs", "max_epochs", max_epochs),
+            (steps, "training steps", "max_steps", max_steps),
+        )
+        if asked > most
+    ]
+    # In the unit of the plan, where both are exceeded.
+    return found[-1 if plan.steps else 0] if found else ""

@@ -1,30 +1,104 @@
-"""What the device's owner wants of it now: the standing order, the preferences against the facts, the daily allowance.
+"""The owner's policy: the admission mode, the preferences against the facts, and the daily budget.
+
+The admission mode is one word of the configuration: `preferences`, which is the default, or a mode that overrules them:
+`always`, `never`, or `file:PATH`, whose first line says `accept`, or `decline` and the reason. A file that is absent or says
+anything else declines.
 
 The agent's loop asks before it takes work, and lets time pass here while it works. Facts come from a watcher on another thread,
-so that no source that hangs can hold the loop up; until they are there, an offer waits.
+so that no source that hangs can hold the loop up; until they are there, a request waits.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Protocol
 
-from fedpatch.device_agent.job.download_plan import expected_bytes, plan_download
-from fedpatch.device_agent.job.effects import Effect, JobKey, JobState
+from fedpatch.device_agent.job.effects import JobKey, JobState
+from fedpatch.device_agent.job.events import (
+    AdmissionDecision,
+    FromOwner,
+    OwnerAbandoned,
+    OwnerPaused,
+    OwnerResumed,
+)
 from fedpatch.device_agent.job.job import Job
-from fedpatch.device_agent.job.request_answers import AdmissionDecision
-from fedpatch.device_agent.policy.admission_mode import AdmissionMode, decide
-from fedpatch.device_agent.policy.daily_budget import Usage
 from fedpatch.device_agent.policy.hysteresis import Change, ConditionLost, ConditionRestored, Hysteresis, OnLoss
-from fedpatch.device_agent.policy.job_usage import JobUsage, OwnLoadAverage
-from fedpatch.device_agent.policy.preference_evaluation import Objection, Preferences, judge
-from fedpatch.device_agent.policy.preference_rules import OwnUsage
+from fedpatch.device_agent.policy.preferences import Objection, OwnUsage, Preferences, judge, words_for_wire
+from fedpatch.device_agent.policy.usage import JobUsage, OwnLoadAverage, Usage
 from fedpatch.device_agent.sensors.facts import Facts
-from fedpatch.shared.wire.messages import MAX_BLOB_BYTES, WorkRequest
-from fedpatch.shared.wire.reason_codes import Condition, FailReason
+from fedpatch.shared.errors import UsageError
+from fedpatch.shared.wire.reason_codes import Condition
+
+_FILE_PREFIX = "file:"
+
+NEVER_S = 3600.0
+"""An order of `never` holds until the agent is started with another; a file may say something else at any time."""
+
+
+@dataclass(frozen=True)
+class AdmissionMode:
+    """The owner's admission mode.
+
+    Attributes:
+        always: Accept every request; with neither `path` nor `follows_preferences`, decline every request.
+        path: File that is read for each request, "" for none.
+        follows_preferences: The preferences decide; the other two have no effect.
+    """
+
+    always: bool
+    path: str = ""
+    follows_preferences: bool = False
+
+
+def parse_admission_mode(text: str) -> AdmissionMode:
+    """Parse `preferences`, `always`, `never` or `file:PATH`. UsageError for anything else."""
+    if text == "preferences":
+        return AdmissionMode(always=False, follows_preferences=True)
+    if text in ("always", "never"):
+        return AdmissionMode(always=text == "always")
+    if text.startswith(_FILE_PREFIX) and len(text) > len(_FILE_PREFIX):
+        return AdmissionMode(always=False, path=str(PurePosixPath(text.removeprefix(_FILE_PREFIX))))
+    raise UsageError(f"admission {text!r} is not known; write preferences, always, never or file:PATH")
+
+
+def decide(order: AdmissionMode, file_text: str | None, objections: Sequence[Objection] = ()) -> AdmissionDecision:
+    """Decide by the admission mode.
+
+    Args:
+        order: The admission mode.
+        file_text: Content of the mode's file; None where it cannot be read.
+        objections: Objections to the request, the most lasting first; only the mode `preferences` uses them.
+    """
+    if order.follows_preferences:
+        return follow_preferences(objections)
+    if not order.path:
+        return (
+            AdmissionDecision(True)
+            if order.always
+            else AdmissionDecision(False, "its owner said never", retry_after_s=NEVER_S)
+        )
+    if file_text is None:
+        return AdmissionDecision(False, "its owner's file cannot be read")
+    line = (file_text.splitlines() or [""])[0].strip()
+    word, _, why = line.partition(" ")
+    if word == "accept":
+        return AdmissionDecision(True)
+    if word.rstrip(":") == "decline":
+        return AdmissionDecision(False, why.strip() or "its owner's file says decline")
+    return AdmissionDecision(False, "its owner's file says neither accept nor decline")
+
+
+def follow_preferences(objections: Sequence[Objection]) -> AdmissionDecision:
+    """Decide by the objections alone."""
+    if not objections:
+        return AdmissionDecision(True)
+    first = objections[0]
+    return AdmissionDecision(False, words_for_wire(objections), first.condition, first.retry_after_s)
+
 
 _log = logging.getLogger("fedpatch.owner")
 
@@ -37,28 +111,44 @@ _OF_THE_LINK = frozenset({Condition.NOT_WIFI, Condition.OTHER_SSID, Condition.ME
 
 
 class Asks(Protocol):
-    """Where facts come from (watching.Watcher)."""
+    """Source of facts (sensors.collect.FactWatcher)."""
 
     def ask(self) -> None:
-        """Look once more; the facts come later."""
+        """Look up the facts once more; they arrive later, as an event."""
 
 
 class UsageBook(Protocol):
-    """What was spent today (usage.UsageLedger)."""
+    """Usage of the day (policy.usage.UsageLedger)."""
 
     @property
     def today(self) -> Usage:
-        """What counts on this local day, without the work in hand."""
+        """Usage of this local day, without the work in hand."""
 
     def note(self, more: Usage) -> None:
-        """A job took that."""
+        """Add the usage of a job."""
 
 
 class OwnerPolicy:
-    """Drive it with `tick` in each turn of the loop and `see` for each look; `now` is monotonic, in seconds.
+    """Decides on work requests, and on the work in hand while facts change.
 
-    `unwilling` is what presence tells; `words` are for the owner, and the same for as long as the conditions are, which are
-    `conditions`. `facts` are the newest. With `look_anyway` there are facts even where the order asks for none.
+    Call `tick` in each turn of the loop and `update_facts` with each look-up.
+
+    Attributes:
+        unwilling: The preference that presence reports as not met; None while willing.
+        words: Unmet preferences in words, for the owner; unchanged for as long as `conditions` are.
+        conditions: Unmet preferences.
+        facts: The newest facts, None before the first look-up.
+        meter: Usage of the work in hand.
+
+    Args:
+        order: The admission mode.
+        preferences: The owner's preferences.
+        usage: Usage of the day.
+        watcher: Source of facts.
+        local_now: Returns the aware local time.
+        own_memory_mib: Returns the memory of the training process.
+        own_load: Load that the training process causes.
+        look_anyway: Whether facts are looked up although the admission mode needs none.
     """
 
     def __init__(
@@ -94,22 +184,31 @@ class OwnerPolicy:
         self.conditions: frozenset[Condition] = frozenset()
         self._looks = order.follows_preferences or look_anyway
 
-    def decide(self, task: str, request: WorkRequest, now: float, held: str = "") -> AdmissionDecision | None:
-        """Whether to take an offer; None until there are fresh facts: ask again after the next `see`.
+    def decide(self, task: str, traffic_bytes: int, now: float) -> AdmissionDecision | None:
+        """Decide on a work request; None until there are fresh facts: ask again after the next `update_facts`.
 
-        `held` is the digest of the global model that the device has from before.
+        Args:
+            task: Name of the task of the request.
+            traffic_bytes: Bytes that the work is expected to move, both ways.
+            now: Monotonic seconds.
         """
         if not self._order.follows_preferences:
             return decide(self._order, text_of(self._order))
         if self.facts is None or now - self._seen_at > FRESH_S:
             self._ask()
             return None
-        takes = expected_bytes(request, plan_download(request, held, MAX_BLOB_BYTES))
-        objections = self._judge(self._standing, self.facts, now, task=task, expected_bytes=takes)
+        objections = self._judge(self._standing, self.facts, now, task=task, expected_bytes=traffic_bytes)
         return decide(self._order, None, self._standing.answer(objections, now))
 
-    def update_facts(self, facts: Facts, job: Job, tasks: Sequence[str], now: float) -> list[Effect]:
-        """The facts as they are: what becomes of the work in hand. `tasks` are those that the device can train."""
+    def update_facts(self, facts: Facts, job: Job, tasks: Sequence[str], now: float) -> list[FromOwner]:
+        """Take new facts and return the events for the work in hand.
+
+        Args:
+            facts: The facts, as they are at `now`.
+            job: The job, which is only read.
+            tasks: Names of the tasks that the device can train.
+            now: Monotonic seconds.
+        """
         self.facts, self._seen_at, self._asked = facts, now, False
         if not self._order.follows_preferences:
             return []
@@ -122,7 +221,7 @@ class OwnerPolicy:
         return self._check_running_job(facts, job, now)
 
     def tick(self, job: Job, now: float) -> None:
-        """Lets time pass: looks again when it is time, and notes what a job took as soon as it is over."""
+        """Let time pass: ask for facts when they are due, and note the usage of a job as soon as it is over."""
         trains = job.state is JobState.TRAINING and not job.paused
         self._own_load.see(trains, now)
         if self.meter.trains(trains, now) or job.key is None:
@@ -136,21 +235,21 @@ class OwnerPolicy:
 
     @property
     def willing(self) -> bool | None:
-        """Whether it would take work now; None where that is not known, or a file is asked for each offer."""
+        """Whether the device would take work now; None where that is unknown, or a file decides for each request."""
         if not self._order.follows_preferences:
             return None if self._order.path else self._order.always
         return None if self.facts is None else self._standing.willing
 
     def spent_today(self, now: float) -> Usage:
-        """What counts today, the work in hand included."""
+        """Usage of this day, the work in hand included."""
         return self._usage.today.plus(self.meter.spent(now))
 
     def stop(self, now: float) -> None:
-        """The agent ends: what its job has taken so far is noted."""
+        """The agent ends: note the usage of the job so far."""
         self._usage.note(self.meter.take(now))
 
     def next_deadline(self, job: Job) -> float | None:
-        """When to look again; None while a look is under way, or where nobody asks for facts."""
+        """When `tick` has something to do; None while a look-up is under way, or where no facts are needed."""
         if self._asked or not self._looks:
             return None
         if self.facts is None:
@@ -198,8 +297,8 @@ class OwnerPolicy:
         if conditions != self.conditions:
             self.conditions, self.words = conditions, tuple(one.words for one in reasons)
 
-    def _check_running_job(self, facts: Facts, job: Job, now: float) -> list[Effect]:
-        """The work in hand, if there is any."""
+    def _check_running_job(self, facts: Facts, job: Job, now: float) -> list[FromOwner]:
+        """Decide about the work in hand, if there is any."""
         if job.key is None:
             self._work = None
             return []
@@ -211,30 +310,30 @@ class OwnerPolicy:
         found = self._judge(self._at_work, facts, now, task=job.key.task, working=True)
         concern = _of_concern(found, job.state)
         change = self._at_work.observe(concern, now, working=True)
-        effects = self._apply(change, job, now)
+        events = self._apply(change)
         # The loss may be one of before, which training outlasted: sending is part of what has begun.
         finishes = not self._at_work.willing and OnLoss(self._preferences.settings.on_loss) is OnLoss.FINISH
         may_send = not concern or finishes
-        return [*effects, *job.go_on(now)] if job.awaits_clearance and may_send else effects
+        return [*events, OwnerResumed()] if job.awaits_clearance and may_send else events
 
-    def _apply(self, change: Change | None, job: Job, now: float) -> list[Effect]:
+    def _apply(self, change: Change | None) -> list[FromOwner]:
         if change is None:
             return []
         if isinstance(change, ConditionRestored):
             _log.info("going on after %.0f s", change.lost_s)
-            return job.go_on(now)
+            return [OwnerResumed()]
         words, condition = _words(change.objections), change.objections[0].condition
         if isinstance(change, ConditionLost) and change.action is OnLoss.FINISH:
             _log.info("not willing: %s; what has begun goes on", words)
             return []
         if isinstance(change, ConditionLost) and change.action is OnLoss.PAUSE:
             _log.info("not willing: %s; pausing", words)
-            return job.pause(condition)
-        return job.give_up(FailReason.UNWILLING, words, condition)
+            return [OwnerPaused(condition)]
+        return [OwnerAbandoned(words, condition)]
 
 
 def _is_other_work(key: JobKey, known: JobKey | None) -> bool:
-    """A newer epoch of the coordinator asks for the same."""
+    """Whether the work is another; a newer epoch of the coordinator asks for the same work."""
     return known is None or (key.run, key.round, key.task) != (known.run, known.round, known.task)
 
 
@@ -243,7 +342,7 @@ def _words(objections: tuple[Objection, ...]) -> str:
 
 
 def _of_concern(objections: tuple[Objection, ...], state: JobState) -> tuple[Objection, ...]:
-    """What a phase does not use, it need not have: training uses no network, sending no power worth mentioning."""
+    """Objections that matter in a phase: training uses no network, and sending hardly any power."""
     match state:
         case JobState.TRAINING:
             return tuple(one for one in objections if one.condition not in _OF_THE_LINK)
@@ -254,7 +353,7 @@ def _of_concern(objections: tuple[Objection, ...], state: JobState) -> tuple[Obj
 
 
 def text_of(order: AdmissionMode) -> str | None:
-    """What the order's file holds now, None where there is none to read."""
+    """Content of the mode's file; None where there is none, or it cannot be read."""
     if not order.path:
         return None
     try:

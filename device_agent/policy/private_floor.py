@@ -34,28 +34,28 @@ _FIELDS = {"task": str, "roles": list, "names": list}
 
 @dataclass(frozen=True)
 class FloorRecord:
-    """What stayed private in earlier rounds: `roles` of which every tensor did, and `names` of the model's tensors."""
+    """Record of earlier rounds: `roles` of which every tensor stayed private, and `names` of tensors that did."""
 
     roles: frozenset[str] = frozenset()
     names: frozenset[str] = frozenset()
 
     def names_in(self, schema: Schema) -> frozenset[str]:
-        """Names of the model's tensors of `schema` that are in it."""
+        """Names of the tensors of `schema` that the record covers."""
         return frozenset(one.name for one in schema.specs if one.role in self.roles or one.name in self.names)
 
     def plus(self, names: Iterable[str], schema: Schema) -> FloorRecord:
-        """This, and what stayed private in a round on a model of `schema`."""
+        """The record with the tensors `names` that stayed private in a round on a model of `schema`."""
         bases = {base_name(name) for name in names}
         known = {spec.role for spec in schema.specs if spec.role != "moment"}
         whole = {role for role in known if all(one.name in bases for one in schema.specs if one.role == role)}
         return FloorRecord(self.roles | whole, self.names | bases)
 
     def or_also(self, other: FloorRecord) -> FloorRecord:
-        """What is in either."""
+        """Union of both records."""
         return FloorRecord(self.roles | other.roles, self.names | other.names)
 
     def __str__(self) -> str:
-        """In words, short."""
+        """Describe the record in short words."""
         kinds = [kind for kind, roles in ROLES_OF.items() if roles and roles <= self.roles]
         tensors = f"{len(self.names)} tensors, {listing(self.names, 3)}"
         return f"{kinds[-1]} ({tensors})" if kinds else tensors
@@ -63,7 +63,7 @@ class FloorRecord:
 
 @dataclass(frozen=True)
 class Floor:
-    """What stays at least of one model. `words` is its policy where one names just this, `source` why it is so."""
+    """Tensors of one model that stay private at least. `words` is a policy that names just these, `source` the reason."""
 
     names: frozenset[str]
     words: str
@@ -71,7 +71,7 @@ class Floor:
 
 
 class PrivateFloor:
-    """The floor of one task on a device with its patches in `directory`. `setting` is the owner's: a policy's text, or ""."""
+    """Floor of one task, with patches and record in `directory`. `setting` is the owner's: a policy's text, or ""."""
 
     def __init__(self, directory: Path, task: str, setting: str = "") -> None:
         self.path = directory / f"{task}{SUFFIX}"
@@ -88,7 +88,7 @@ class PrivateFloor:
                 raise UsageError(f"private = {self._policy}: {error}") from error
 
     def of(self, schema: Schema) -> Floor:
-        """What stays at least of a model. Raises StateError where the record is damaged and the owner has set nothing."""
+        """Compute the floor of a model. StateError where the record is damaged and the owner has set nothing."""
         if self._policy is not None:
             return Floor(self._policy.keeps(schema), str(self._policy), "setting")
         least, earlier = LEAST.keeps(schema), self.kept().names_in(schema)
@@ -96,9 +96,9 @@ class PrivateFloor:
         return Floor(names, _in_words(names, schema), "earlier rounds" if earlier - least else "default")
 
     def kept(self) -> FloorRecord:
-        """What stayed private in earlier rounds. Raises StateError where that cannot be known.
+        """Read the record of earlier rounds. StateError where it is damaged.
 
-        A device that has patches and no record was at work before there were records: its patches tell.
+        A device with patches and no record worked before there were records: its patches stand for the record.
         """
         remedy = f"delete {self.path} to begin with the patches that are there"
         try:
@@ -115,10 +115,9 @@ class PrivateFloor:
             ) from error
 
     def note(self, names: Iterable[str], schema: Schema) -> None:
-        """From now on `names` are among what stayed private: durable once this returns.
+        """Add `names` to the record; durable once this returns. StateError where the disk refuses.
 
-        Raises StateError where the disk refuses. A damaged record stays as it is, which keeps the strict side: only an owner's
-        setting lets a round come this far then.
+        A damaged record stays as it is, which is the strict side: only an owner's setting lets a round come this far then.
         """
         try:
             known = self.kept()
@@ -141,17 +140,17 @@ class PrivateFloor:
 
 
 def undercut(floor: Floor, private: str, schema: Schema) -> frozenset[str]:
-    """Names of the floor that a policy would let travel. UsageError for a policy that the model does not fit."""
+    """Names of the floor that a policy would let travel. UsageError for a policy that does not fit the model."""
     return floor.names - {base_name(name) for name in parse_policy(private).private_names(schema)}
 
 
 def public_schema(floor: Floor, private: str, schema: Schema, moments: tuple[str, ...]) -> Schema:
-    """What may leave the device in a round: neither what the request keeps private, nor what the floor does, nor their moments.
+    """Schema of the tensors that may leave the device in a round.
 
     Args:
-        floor: What the owner keeps at least.
+        floor: Tensors that the owner keeps at least.
         private: The request's policy, as text.
-        schema: That of the whole model, without moments.
+        schema: Schema of the whole model, without moments.
         moments: Optimizer moments that the request's plan lets travel.
     """
     stays = floor.names | parse_policy(private).private_names(schema)
@@ -160,7 +159,7 @@ def public_schema(floor: Floor, private: str, schema: Schema, moments: tuple[str
 
 
 def tasks_with_records(directory: Path) -> list[str]:
-    """Tasks of which a record or a patch lies in `directory`."""
+    """Tasks that have a record or a patch in `directory`."""
     if not directory.is_dir():
         return []
     records = {path.name.removesuffix(SUFFIX) for path in directory.glob(f"*{SUFFIX}")}

@@ -1,19 +1,33 @@
 """The agent's loop: take one event off the queue, hand it to the job, perform the effects.
 
-One thread owns all state; the link, the trainer and the signal handlers only put events into the queue. This process has
-the network and no private value: data, patch and torch are in the training process.
+    queue -> Agent.turn(event) -> Job.handle -> effects -> EffectRunner.run -> completion events -> Job.handle ...
+
+One thread owns all state; link, trainer, fact watcher and signal handlers only put events into the queue. This process has the
+network and no private value: data, patch and torch are in the training process.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import Protocol
 
+from fedpatch.device_agent.job.download_plan import DownloadPlan, expected_bytes, plan_download
 from fedpatch.device_agent.job.effects import Effect, JobKey
-from fedpatch.device_agent.job.request_answers import AdmissionDecision
+from fedpatch.device_agent.job.events import (
+    AdmissionDecision,
+    ChunkReceived,
+    LinkRestored,
+    MessageReceived,
+    TrainingFailed,
+    TrainingProgressed,
+    UpdateTrained,
+    WorkRequested,
+)
+from fedpatch.device_agent.job.events import Event as JobEvent
+from fedpatch.device_agent.job.job import Job, run_effects
 from fedpatch.device_agent.job.training_messages import (
     ModelMade,
     Ready,
@@ -22,30 +36,20 @@ from fedpatch.device_agent.job.training_messages import (
     TrainFailed,
     TrainProgress,
 )
-from fedpatch.device_agent.policy.owner_limits import DAMAGED
+from fedpatch.device_agent.policy.owner_limits import DAMAGED, OwnerLimits
 from fedpatch.device_agent.policy.owner_policy import OwnerPolicy
-from fedpatch.device_agent.runtime.duplicate_id import DuplicateIdDetector
 from fedpatch.device_agent.runtime.effect_runner import EffectRunner
 from fedpatch.device_agent.runtime.housekeeping import Housekeeping
+from fedpatch.device_agent.runtime.presence import AgentLink, Identity, Presence
 from fedpatch.device_agent.runtime.trainer import Died, Trainer, TrainerEvent
 from fedpatch.device_agent.sensors.facts import Facts
 from fedpatch.device_agent.state.status_file import STARTING, StatusFile
 from fedpatch.device_agent.state.storage_check import Storage
-from fedpatch.shared import __version__
 from fedpatch.shared.errors import DataError, UsageError, WireError
-from fedpatch.shared.mqtt.events import Connected, Disconnected, Link, LinkEvent, Received
+from fedpatch.shared.mqtt.events import Connected, Disconnected, LinkEvent, Received
 from fedpatch.shared.wire import topics
-from fedpatch.shared.wire.codec import UnknownMessage, decode, encode
-from fedpatch.shared.wire.messages import (
-    DEVICE_FEATURES,
-    ENCODINGS,
-    Body,
-    CoordinatorState,
-    DeviceState,
-    Envelope,
-    TaskCapability,
-    WorkRequest,
-)
+from fedpatch.shared.wire.codec import UnknownMessage, decode
+from fedpatch.shared.wire.messages import Body, CoordinatorState, DeviceState, Envelope, TaskCapability, WorkRequest
 from fedpatch.shared.wire.reason_codes import Condition, FailReason
 from fedpatch.shared.wire.transfer import decode_chunk
 
@@ -54,13 +58,13 @@ _log = logging.getLogger("fedpatch.agent")
 
 @dataclass(frozen=True)
 class Stop:
-    """Somebody wants the agent to end, with this exit code."""
+    """A request to end the agent with this exit code."""
 
     exit_code: int
 
 
 Event = LinkEvent | TrainerEvent | Facts | Stop
-Inbox = SimpleQueue[Event]
+EventQueue = SimpleQueue[Event]
 
 # How long an agent that is to end waits for a personal model; to make one takes a Raspberry Pi a second or two.
 FINISH_MODEL_S = 10.0
@@ -69,289 +73,314 @@ FINISH_MODEL_S = 10.0
 EARLY_DEATHS = 3
 
 
-class AgentLink(Link, Protocol):
-    """A link that can be told to take its time."""
-
-    def use_long_backoff(self, patient: bool) -> None:
-        """Whether to wait for as long as is allowed before each further attempt to connect."""
-
-
 class Agent:
-    """Runs until it is told to stop."""
+    """Runs one device until a Stop comes.
 
-    def __init__(
+    Args:
+        identity: Names of this agent.
+        job: The state machine of work requests.
+        runner: Performs the job's effects.
+        queue: Events of link, trainer, fact watcher and signal handlers.
+        link: Connection to the broker.
+        trainer: The training process.
+        owner: The owner's preferences.
+        limits: The owner's limits.
+        storage: The check of the device's storage.
+        presence: Publishes the device's state.
+        housekeeping: Work of each turn beside the job.
+        status: status.json.
+        clock: Returns monotonic seconds.
+    """
+
+    def __init__(  # noqa: PLR0913 - the parts of an agent, each made by startup
         self,
-        performer: EffectRunner,
+        identity: Identity,
+        job: Job,
+        runner: EffectRunner,
         *,
+        queue: EventQueue,
         link: AgentLink,
-        inbox: Inbox,
         trainer: Trainer,
         owner: OwnerPolicy,
+        limits: OwnerLimits,
+        storage: Storage,
+        presence: Presence,
+        housekeeping: Housekeeping,
         status: StatusFile,
-        namesake: DuplicateIdDetector,
-        upkeep: Housekeeping,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._me, self._job = performer.me, performer.job
-        self._performer = performer
+        self._identity = identity
+        self._job = job
+        self._runner = runner
+        self._queue = queue
         self._link = link
-        self._inbox = inbox
         self._trainer = trainer
         self._owner = owner
-        self._limits = performer.limits
-        self._offer: Envelope | None = None  # that waits for facts
-        self._unwilling: Condition | None = None  # as presence tells it
+        self._limits = limits
+        self._storage = storage
+        self._presence = presence
+        self._housekeeping = housekeeping
         self._status = status
+        self._clock = clock
         self._tasks: tuple[TaskCapability, ...] = ()
-        self._retain = True
-        self._connected = False
+        self._waiting_request: Envelope | None = None  # waits for facts
+        self._published_unwilling: Condition | None = None
         self._coordinator_boot = ""
-        self._namesake = namesake
-        self._upkeep = upkeep
-        self._problem = ""
-        self._storage = Storage(performer.directory)
         self._storage_problem = ""
         self._early_deaths = 0
 
-    def run(self) -> int:
-        """The exit code. Raises DataError when the task or its data cannot be used at all."""
-        self._trainer.start()
-        self._link.subscribe(*topics.device_filters(self._me.fleet, self._me.device))
-        self._link.start()
-        try:
-            return self._loop()
-        finally:
-            self._upkeep.stopping()
-            topic, gone = self._me.will()
-            if self._connected:
-                self._link.publish(topic, gone, retain=self._retain)
-            self._link.stop()
-            self._trainer.stop()
-            self._owner.stop(time.monotonic())
-            self._write_status("stopped")
+    # ---- the loop
 
-    def _loop(self) -> int:
-        while True:
-            self._write_status(self._job.state if self._tasks else STARTING)
-            now = time.monotonic()
-            task = self._tasks[0].task if self._tasks else ""
-            self._upkeep.look(
-                self._job, connected=self._connected, task=task, now=now, busy=self._performer.making_model
-            )
-            event = self._next_event()
-            if isinstance(event, Stop):
-                self._finish_model()
-                return event.exit_code
-            effects = self._handle(event, time.monotonic()) if event is not None else []
-            self._performer.perform(effects)
-            if self._namesake.tick(time.monotonic()):
-                self._note_namesake()
-            if self._connected:
-                self._performer.perform(self._job.tick(time.monotonic()))
-            self._owner.tick(self._job, time.monotonic())
-            if self._owner.unwilling != self._unwilling:
-                self._tell_state()
-            self._tell_vitals(time.monotonic())
+    def run(self) -> int:
+        """Run until a Stop and return its exit code. DataError or UsageError where task or data cannot be used at all."""
+        self.start()
+        try:
+            while True:
+                self._report()
+                event = self._next_event()
+                if isinstance(event, Stop):
+                    self._finish_model()
+                    return event.exit_code
+                self.turn(event)
+        finally:
+            self._stop()
+
+    def start(self) -> None:
+        """Start the training process and connect."""
+        self._trainer.start()
+        self._link.subscribe(*topics.device_filters(self._identity.fleet, self._identity.device))
+        self._link.start()
+
+    def turn(self, event: LinkEvent | TrainerEvent | Facts | None) -> None:
+        """Do one turn of the loop: handle an event, if there is one, then let time pass."""
+        if event is not None:
+            self._perform(self._handle(event, self._clock()))
+        self._presence.tick(self._clock())
+        if self._presence.connected:
+            self._perform(self._job.tick(self._clock()))
+        self._owner.tick(self._job, self._clock())
+        if self._owner.unwilling != self._published_unwilling:
+            self._publish_state()
+        if self._tasks:
+            self._presence.publish_vitals(self._owner.facts, self._runner.times.last, self._clock())
+
+    def next_deadline(self) -> float | None:
+        """When the next turn is due at the latest; None while it depends on events alone."""
+        job_at = self._job.next_deadline() if self._presence.connected else None
+        others = (
+            self._presence.next_deadline(),
+            self._owner.next_deadline(self._job),
+            self._housekeeping.next_deadline(),
+        )
+        return min((at for at in (job_at, *others) if at is not None), default=None)
+
+    def _next_event(self) -> Event | None:
+        deadline = self.next_deadline()
+        try:
+            return self._queue.get(timeout=None if deadline is None else max(0.0, deadline - self._clock()))
+        except Empty:
+            return None
 
     def _finish_model(self) -> None:
         """Wait a little for the personal model of a committed round. Else it is made after the next start."""
-        give_up_at = time.monotonic() + FINISH_MODEL_S
-        while self._performer.owes_model and (left_s := give_up_at - time.monotonic()) > 0:
+        give_up_at = self._clock() + FINISH_MODEL_S
+        while self._runner.owes_model and (left_s := give_up_at - self._clock()) > 0:
             try:
-                event = self._inbox.get(timeout=left_s)
+                event = self._queue.get(timeout=left_s)
             except Empty:
                 return
             if isinstance(event, Stop):
                 return
             if isinstance(event, ModelMade | Died | SetupFailed):
-                self._performer.model_made()
+                self._runner.model_made()
 
-    def _next_event(self) -> Event | None:
-        job_at = self._job.next_deadline() if self._connected else None
-        of_others = (self._namesake.next_deadline(), self._owner.next_deadline(self._job), self._upkeep.next_deadline())
-        wanted = (job_at, *of_others)
-        deadline = min((one for one in wanted if one is not None), default=None)
-        try:
-            return self._inbox.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
-        except Empty:
-            return None
+    def _stop(self) -> None:
+        self._housekeeping.stopping()
+        self._presence.publish_gone()
+        self._link.stop()
+        self._trainer.stop()
+        self._owner.stop(self._clock())
+        self._write_status("stopped")
+
+    # ---- events
+
+    def _perform(self, effects: Iterable[Effect]) -> None:
+        run_effects(self._job, effects, self._runner, self._clock)
+
+    def _effects_of(self, events: Iterable[JobEvent], now: float) -> list[Effect]:
+        return [effect for event in events for effect in self._job.handle(event, now)]
 
     def _handle(self, event: LinkEvent | TrainerEvent | Facts, now: float) -> list[Effect]:
         match event:
             case Connected():
                 _log.info("connected to the broker, MQTT %s", event.protocol)
-                self._connected, self._retain = True, event.retain_available
-                self._namesake.connected()
-                self._upkeep.resend_vitals()
-                self._tell_state()
-                self._job.reconnected(now)
+                self._presence.link_up(retain=event.retain_available)
+                self._publish_state()
+                return self._job.handle(LinkRestored(), now)
             case Disconnected(reason=reason):
                 _log.warning("broker: %s; trying again", reason)
-                self._connected = False
+                self._presence.link_down()
+                return []
             case Received():
                 return self._on_received(event, now)
             case Facts():
-                effects = self._owner.update_facts(event, self._job, [one.task for one in self._tasks], now)
-                offer, self._offer = self._offer, None
-                return effects if offer is None else [*effects, *self._on_offer(offer, now)]
+                return self._on_facts(event, now)
             case _:
                 return self._on_trainer(event, now)
-        return []
-
-    def _on_trainer(self, event: TrainerEvent, now: float) -> list[Effect]:
-        if isinstance(event, ModelMade | Died | SetupFailed):
-            self._performer.model_made()
-        match event:
-            case Ready():
-                _log.info("ready: task %s, %d training examples", event.task, event.num_examples)
-                self._ready(event)
-            case SetupFailed() if not self._tasks:
-                raise (UsageError if event.exit_code == UsageError.exit_code else DataError)(event.detail)
-            case Died() if not self._tasks:
-                self._start_again(event)
-            case SetupFailed() | Died():  # the next round starts another process, which may fare better
-                if not event.lost:
-                    _log.warning("%s, without a round to work on", event.detail)
-                failed = (self._job.training_failed(key, FailReason.TRAINING, event.detail) for key in event.lost)
-                return [effect for effects in failed for effect in effects]
-            case TrainProgress():
-                told = self._job.progress(event.key, event.done, event.total)
-                # Without a connection they would fill the queue that our presence has to pass when there is one again.
-                return told if self._connected else []
-            case Trained():
-                return self._on_trained(event, now)
-            case TrainFailed():
-                return self._job.training_failed(event.key, event.reason, event.detail)
-        return []
-
-    def _ready(self, ready: Ready) -> None:
-        self._limits.take(ready)
-        first = not self._tasks
-        self._tasks = (TaskCapability(ready.task, ready.schema, ready.num_examples),)
-        if first:  # not before: without the model nobody knows what may leave
-            self._performer.take_up_spooled()
-        self._tell_state()
-
-    def _on_trained(self, trained: Trained, now: float) -> list[Effect]:
-        self._performer.trained(trained)
-        if why := self._limits.why_not_send(self._job.request, trained.manifest):
-            return self._job.training_failed(trained.key, FailReason.TRAINING, why)
-        return self._job.trained(trained.key, trained.manifest, now)
-
-    def _start_again(self, died: Died) -> None:
-        """To load torch takes half a minute in which memory may run out, or somebody end the process."""
-        if not died.killed or self._early_deaths == EARLY_DEATHS:
-            raise DataError(f"{died.detail} before it was ready")
-        self._early_deaths += 1
-        _log.warning("%s before it was ready; starting another", died.detail)
-        self._trainer.start()
-
-    def _tell_state(self) -> None:
-        """Tells who this is and what it does; without tasks, that it is starting: a coordinator then knows that it comes."""
-        if not self._connected:
-            return
-        state = DeviceState(
-            online=True,
-            boot=self._me.boot,
-            version=__version__,
-            tasks=self._tasks,
-            encodings=ENCODINGS,
-            job=self._job.status(),
-            unwilling=self._owner.unwilling,
-            features=DEVICE_FEATURES,
-        )
-        self._unwilling = self._owner.unwilling
-        self._link.publish(
-            topics.device_state(self._me.fleet, self._me.device), encode(Envelope(state)), retain=self._retain
-        )
-
-    def _tell_vitals(self, now: float) -> None:
-        if not self._connected or not self._tasks:
-            return
-        vitals = self._upkeep.vitals(self._owner.facts, self._performer.times.last, now)
-        if vitals is not None:
-            self._link.publish(topics.up(self._me.fleet, self._me.device), encode(Envelope(vitals)))
 
     def _on_received(self, event: Received, now: float) -> list[Effect]:
-        topic = topics.parse_topic(self._me.fleet, event.topic)
+        topic = topics.parse_topic(self._identity.fleet, event.topic)
         if topic is None or not event.payload:
             return []
         try:
             if topic.kind == "model_chunk":
-                return self._job.on_chunk(decode_chunk(event.payload), now)
+                return self._job.handle(ChunkReceived(decode_chunk(event.payload)), now)
             envelope = decode(event.payload)
             if topic.kind in ("coordinator_state", "device_state"):
-                self._on_state(envelope.body, now)
-            elif topic.kind == "down" and isinstance(envelope.body, WorkRequest):
-                return self._on_offer(envelope, now)
-            elif topic.kind == "down":
-                return self._job.on_message(envelope, now)
+                return self._on_state(envelope.body, now)
+            if topic.kind == "down" and isinstance(envelope.body, WorkRequest):
+                return self._on_request(envelope, envelope.body, now)
+            if topic.kind == "down":
+                return self._job.handle(MessageReceived(envelope), now)
         except UnknownMessage as error:
             _log.debug("%s: %s", event.topic, error)
         except WireError as error:
             _log.warning("%s: ignored, %s", event.topic, error)
         return []
 
-    def _on_offer(self, envelope: Envelope, now: float) -> list[Effect]:
+    def _on_state(self, state: Body, now: float) -> list[Effect]:
+        """The coordinator's state, or a state on the device's own topic."""
+        if isinstance(state, DeviceState):
+            self._presence.observe(state, now)
+        elif isinstance(state, CoordinatorState) and state.online and state.boot != self._coordinator_boot:
+            self._coordinator_boot = state.boot
+            # Not every broker retains the states that devices published before this coordinator was there.
+            self._presence.resend_vitals()
+            self._publish_state()
+            return self._job.handle(LinkRestored(), now)
+        return []
+
+    # ---- a work request: limits, storage and preferences decide, then the job answers
+
+    def _on_request(self, envelope: Envelope, request: WorkRequest, now: float) -> list[Effect]:
         if not self._tasks:
             return []  # not ready yet; the coordinator asks again
-        assert isinstance(envelope.body, WorkRequest)
-        held = self._performer.held_version
-        verdict = self._limits.refusal(envelope.task, envelope.body) or self._storage_verdict(envelope, held)
-        verdict = verdict or self._owner.decide(envelope.task, envelope.body, now, held)
-        if verdict is None:
-            self._offer = envelope  # the newest: what was asked before it is not wanted any more
+        plan = plan_download(request, self._runner.held_version, self._job.max_blob_bytes)
+        decision = self._limits.refusal(envelope.task, request) or self._storage_decision(envelope, request, plan)
+        decision = decision or self._owner.decide(envelope.task, expected_bytes(request, plan), now)
+        if decision is None:
+            self._waiting_request = envelope  # the newest: the coordinator has superseded those before it
             return []
-        return self._job.on_request(envelope, self._tasks, verdict, now, held)
+        return self._job.handle(WorkRequested(envelope, self._tasks, decision, plan), now)
 
-    def _storage_verdict(self, envelope: Envelope, held: str) -> AdmissionDecision | None:
-        """A decline where this device could not store what the round needs; the log and the status say what to do.
+    def _storage_decision(
+        self, envelope: Envelope, request: WorkRequest, plan: DownloadPlan
+    ) -> AdmissionDecision | None:
+        """Decline where this device could not store what the round needs; log and status say what to do.
 
-        The job in hand has what it needs: to be asked for it once more is no cause for alarm.
+        The job in hand has what it needs, so a repeated request for it raises no alarm.
         """
-        assert isinstance(envelope.body, WorkRequest)
         if self._job.is_on(JobKey(envelope.run, envelope.epoch, envelope.round, envelope.task)):
             return None
-        found = self._storage.problem(envelope.task, envelope.body, held)
-        text = found.text if found else ""
+        problem = self._storage.problem(envelope.task, request, plan)
+        text = problem.text if problem else ""
         if text != self._storage_problem:
             self._storage_problem = text
             if text:
                 _log.error("%s; until then every round is declined", text)
             else:
                 _log.info("what a round needs can be stored again")
-        return found.verdict if found else None
+        return problem.verdict if problem else None
 
-    def _on_state(self, state: Body, now: float) -> None:
-        """The coordinator's, or what stands on our own topic: anybody may have written that who uses our id."""
-        if isinstance(state, DeviceState):
-            if self._namesake.observe(state, now):
-                self._note_namesake()
-        elif isinstance(state, CoordinatorState) and state.online and state.boot != self._coordinator_boot:
-            self._coordinator_boot = state.boot
-            # Not every broker retains what a device said of itself before this coordinator was there.
-            self._upkeep.resend_vitals()
-            self._tell_state()
-            self._job.reconnected(now)
+    def _on_facts(self, facts: Facts, now: float) -> list[Effect]:
+        """New facts: the owner's policy may change the work in hand, and a request that waited is decided."""
+        events = self._owner.update_facts(facts, self._job, [capability.task for capability in self._tasks], now)
+        effects = self._effects_of(events, now)
+        envelope, self._waiting_request = self._waiting_request, None
+        if envelope is not None and isinstance(envelope.body, WorkRequest):
+            effects += self._on_request(envelope, envelope.body, now)
+        return effects
 
-    def _note_namesake(self) -> None:
-        """Which of the two is right nobody knows: both stay, but they stop fighting for the connection."""
-        found = self._namesake.detected
-        me = self._me
-        text = f"another agent uses the device id {me.device!r} in fleet {me.fleet!r}; give one of them another --device-id"
-        self._problem = text if found else ""
-        if found:
-            _log.error("%s", text)
-        else:
-            _log.info("the other agent with the device id %r has not been heard for a while", me.device)
-        self._link.use_long_backoff(found)
+    # ---- the training process
+
+    def _on_trainer(self, event: TrainerEvent, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        if isinstance(event, ModelMade | Died | SetupFailed):
+            effects = self._effects_of(self._runner.model_made(), now)
+        match event:
+            case Ready():
+                _log.info("ready: task %s, %d training examples", event.task, event.num_examples)
+                effects += self._on_ready(event, now)
+            case SetupFailed() | Died():
+                effects += self._on_process_end(event, now)
+            case TrainProgress():
+                progress = self._job.handle(TrainingProgressed(event.key, event.done, event.total), now)
+                # Without a connection they would fill the queue that the presence has to pass at the next connection.
+                effects += progress if self._presence.connected else []
+            case Trained():
+                effects += self._on_trained(event, now)
+            case TrainFailed():
+                effects += self._job.handle(TrainingFailed(event.key, event.reason, event.detail), now)
+        return effects
+
+    def _on_ready(self, ready: Ready, now: float) -> list[Effect]:
+        self._limits.take(ready)
+        first = not self._tasks
+        self._tasks = (TaskCapability(ready.task, ready.schema, ready.num_examples),)
+        # Not before: without the model it is unknown what may leave.
+        effects = self._effects_of(self._runner.take_up_spooled(), now) if first else []
+        self._publish_state()
+        return effects
+
+    def _on_trained(self, trained: Trained, now: float) -> list[Effect]:
+        self._runner.trained(trained)
+        if why := self._limits.why_not_send(self._job.request, trained.manifest):
+            return self._job.handle(TrainingFailed(trained.key, FailReason.TRAINING, why), now)
+        return self._job.handle(UpdateTrained(trained.key, trained.manifest), now)
+
+    def _on_process_end(self, event: SetupFailed | Died, now: float) -> list[Effect]:
+        """End the rounds that the process had. The next round starts another process, unless none was ever ready."""
+        if self._tasks:
+            if not event.lost:
+                _log.warning("%s, without a round to work on", event.detail)
+            lost = (TrainingFailed(key, FailReason.TRAINING, event.detail) for key in event.lost)
+            return self._effects_of(lost, now)
+        if isinstance(event, SetupFailed):
+            raise (UsageError if event.exit_code == UsageError.exit_code else DataError)(event.detail)
+        # To load torch takes half a minute in which memory may run out.
+        if not event.killed or self._early_deaths == EARLY_DEATHS:
+            raise DataError(f"{event.detail} before it was ready")
+        self._early_deaths += 1
+        _log.warning("%s before it was ready; starting another", event.detail)
+        self._trainer.start()
+        return []
+
+    # ---- reports
+
+    def _publish_state(self) -> None:
+        self._presence.publish(self._tasks, self._job.status(), self._owner.unwilling)
+        if self._presence.connected:
+            self._published_unwilling = self._owner.unwilling
+
+    def _report(self) -> None:
+        """Bring status.json, systemd and local metrics up to date."""
+        self._write_status(self._job.state if self._tasks else STARTING)
+        self._housekeeping.tick(
+            self._job,
+            connected=self._presence.connected,
+            task=self._tasks[0].task if self._tasks else "",
+            now=self._clock(),
+            busy=self._runner.making_model,
+        )
 
     def _write_status(self, state: str) -> None:
         job, private = self._job.status(), self._limits.told()
         damaged = private["words"] if private.get("source") == DAMAGED else ""
+        stopped = state == "stopped"
         self._status.write(
             {
                 "state": str(state),
-                "connected": self._connected and state != "stopped",
+                "connected": self._presence.connected and not stopped,
                 "run": job.run if job else None,
                 "round": job.round if job else None,
                 "tasks": [{"task": t.task, "schema": t.schema, "num_examples": t.num_examples} for t in self._tasks],
@@ -359,9 +388,7 @@ class Agent:
                 "unwilling": list(self._owner.words),
                 "declines": damaged or self._storage_problem,
                 "private": private,
-                "last_outcome": self._performer.last_outcome,
-                "problem": "; ".join(filter(None, (self._problem, self._storage_problem)))
-                if state != "stopped"
-                else "",
+                "last_outcome": self._runner.last_outcome,
+                "problem": "" if stopped else "; ".join(filter(None, (self._presence.problem, self._storage_problem))),
             }
         )

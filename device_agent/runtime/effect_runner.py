@@ -1,13 +1,11 @@
-"""Performs what the job decides: messages to the link, chunks and updates to and from the disk, work to the trainer."""
+"""Performs the job's effects: messages go to the link, chunks and updates to and from the disk, training to the trainer."""
 
 from __future__ import annotations
 
 import logging
-import secrets
 import time
-from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from fedpatch.device_agent.job.effects import (
@@ -17,6 +15,7 @@ from fedpatch.device_agent.job.effects import (
     EndJob,
     JobKey,
     PauseTraining,
+    ReportFailure,
     SendMessage,
     SpoolUpdate,
     StartDownload,
@@ -25,16 +24,16 @@ from fedpatch.device_agent.job.effects import (
     StopTraining,
     WriteChunk,
 )
-from fedpatch.device_agent.job.job import Job
+from fedpatch.device_agent.job.events import DownloadDamaged, DownloadStarted, EffectFailed, Event, UpdateRestored
 from fedpatch.device_agent.job.training_messages import MakeModel, ModelStep, TrainCommand, Trained
 from fedpatch.device_agent.models.store import ModelStore
-from fedpatch.device_agent.policy.job_usage import JobUsage
 from fedpatch.device_agent.policy.owner_limits import OwnerLimits
+from fedpatch.device_agent.policy.usage import JobUsage
+from fedpatch.device_agent.runtime.presence import Identity
 from fedpatch.device_agent.runtime.trainer import Trainer
-from fedpatch.device_agent.state.download_files import Downloads
+from fedpatch.device_agent.state.download_files import Downloads, cut_from_file
 from fedpatch.device_agent.state.model_cache import DIRECTORY as HELD_DIRECTORY
 from fedpatch.device_agent.state.model_cache import ModelCache
-from fedpatch.device_agent.state.partial_blob import cut_from_file
 from fedpatch.device_agent.state.storage_check import DOWNLOADS, SPOOL
 from fedpatch.device_agent.state.update_spool import Spooled
 from fedpatch.device_agent.state.update_spool import UpdateSpool as UpdateSpool
@@ -44,7 +43,7 @@ from fedpatch.shared.errors import BrokerError, FedpatchError, StateError, Usage
 from fedpatch.shared.mqtt.client import Link
 from fedpatch.shared.wire import topics
 from fedpatch.shared.wire.codec import encode
-from fedpatch.shared.wire.messages import Decline, DeviceState, Envelope, Manifest, Offer, WorkRequest, is_delta
+from fedpatch.shared.wire.messages import Decline, Manifest, Offer, WorkRequest, is_delta
 from fedpatch.shared.wire.reason_codes import FailReason
 from fedpatch.shared.wire.transfer import SendChunk, encode_chunk
 
@@ -56,61 +55,44 @@ LONG_REST_S = 300.0
 LOCK_PAUSE_S = 0.5
 
 
-@dataclass(frozen=True)
-class Identity:
-    """Who this agent is: `boot` is new at each start."""
-
-    fleet: str
-    device: str
-    boot: str
-
-    @classmethod
-    def new(cls, fleet: str, device: str) -> Identity:
-        """Checks the names. UsageError when a topic cannot hold them."""
-        topics.device_state(fleet, device)
-        return cls(fleet, device, secrets.token_hex(8))
-
-    @property
-    def client_id(self) -> str:
-        """Its name to the broker: names hold no dot, so no other device's is the same, nor is the coordinator's."""
-        return f"fedpatch.{self.fleet}.device.{self.device}"
-
-    def will(self) -> tuple[str, bytes]:
-        """What the broker says when the connection breaks, and the agent itself when it leaves."""
-        gone = Envelope(DeviceState(online=False, boot=self.boot))
-        return topics.device_state(self.fleet, self.device), encode(gone)
-
-
 class EffectRunner:
-    """The hands of one agent, `me`. `directory` holds downloads and the spool.
+    """Performs the effects of one agent's job (EffectHandler).
 
-    `last_outcome` says how the last job ended, and `times` what the last round took. `meter` is told what goes over the
-    link. `limits` say what may leave. `models` are the personal models for this device's applications, None where it keeps
-    none.
+    `last_outcome` says how the last job ended, `times` how long the last round took.
+
+    Args:
+        identity: Names of this agent.
+        link: Connection to the broker.
+        trainer: The training process.
+        usage: Counts traffic and rounds of the job.
+        limits: The owner's limits, which say what may leave the device.
+        directory: State directory, with downloads and spool.
+        models: Personal models for applications; None where the device keeps none.
+        clock: Returns monotonic seconds.
     """
 
     def __init__(
         self,
         identity: Identity,
-        job: Job,
         *,
         link: Link,
         trainer: Trainer,
-        meter: JobUsage,
+        usage: JobUsage,
         limits: OwnerLimits,
         directory: Path,
         models: ModelStore | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.last_outcome = ""
         self.times = RoundTimes()
-        self.me = identity
-        self.job = job
-        self.limits = limits
+        self._identity = identity
         self._link = link
         self._trainer = trainer
-        self._meter = meter
+        self._usage = usage
+        self._limits = limits
+        self._directory = directory
         self._models = models
-        self.directory = directory
+        self._clock = clock
         if models:
             models.attempts.forget()
         self._spool = UpdateSpool(directory / SPOOL)
@@ -120,7 +102,8 @@ class EffectRunner:
         # The training process makes the personal model of the round before, which begins and ends with an event.
         self._making = False
         self._closing: EndJob | None = None
-        self._waiting: StartTraining | None = None
+        self._waiting: StartTraining | None = None  # until that model is made
+        self._waiting_is_paused = False
 
     @property
     def making_model(self) -> bool:
@@ -129,7 +112,7 @@ class EffectRunner:
 
     @property
     def owes_model(self) -> bool:
-        """Whether that model is of an update that is committed: it will be the present one."""
+        """Whether that model is of a committed update: it becomes the current one."""
         return self._closing is not None
 
     def trained(self, event: Trained) -> None:
@@ -137,50 +120,52 @@ class EffectRunner:
         self.times.trained(event.key, event.report)
         self._making = event.model_follows
 
-    def model_made(self) -> None:
-        """No personal model is being made any more: publish it if it may be, and begin the training that waited for that."""
+    def model_made(self) -> list[Event]:
+        """The training process is done with a personal model: publish it, and begin the training that waited for it."""
         self._making = False
         closing, self._closing = self._closing, None
         waiting, self._waiting = self._waiting, None
         if closing is not None:
             try:
                 self._close_round(closing)
-            except (StateError, OSError) as error:  # another job may be at work by now, and is not to end by that
+            except (StateError, OSError) as error:  # another job may be in hand by now, and must not end for it
                 _log.error("%s", error)
-        if waiting is not None:
-            self.perform([waiting])
-            if self.job.paused:
-                self._trainer.pause()
+        if waiting is None:
+            return []
+        events = self.run(waiting)
+        if self._waiting_is_paused:
+            self._trainer.pause()
+        return events
 
     @property
     def held_version(self) -> str:
-        """Digest of the global model that is here from before, "" where there is none."""
+        """Digest of the global model that this device holds, "" for none."""
         return self._held.version()
 
-    def take_up_spooled(self) -> None:
-        """Go on with the update that waited when the agent ended, if it may still leave, and make its personal model."""
+    def take_up_spooled(self) -> list[Event]:
+        """Take up the update that waited when the agent ended, if it may still leave, and make its personal model."""
         if (key := self._spool.committed_key()) is not None:
             self._closing = EndJob("committed", committed=key)
-            # What is staged needs no update any more, which may be damaged.
+            # A staged model needs no update any more, which may be damaged.
             committed = None if self._has_model(key) else self._spool.committed()
             if committed is None or not self._make_model_again(committed):
-                self.model_made()
-            return
+                return self.model_made()
+            return []
         self._spool.committed()  # a note that is damaged is dropped
         spooled = self._spool.load()
         if spooled is None:
-            return
-        if why := self.limits.why_not_send(spooled.request, spooled.manifest):
+            return []
+        if why := self._limits.why_not_send(spooled.request, spooled.manifest):
             _log.warning("the update of %s round %d is dropped: %s", spooled.key.run, spooled.key.round, why)
             self._spool.clear()
-        else:
-            _log.info("an update of %s round %d waits to be committed", spooled.key.run, spooled.key.round)
-            self._update = spooled.manifest
-            self.job.resume(spooled.key, spooled.manifest, time.monotonic(), spooled.request)
-            self._make_model_again(spooled)
+            return []
+        _log.info("an update of %s round %d waits to be committed", spooled.key.run, spooled.key.round)
+        self._update = spooled.manifest
+        self._make_model_again(spooled)
+        return [UpdateRestored(spooled.key, spooled.manifest, spooled.request)]
 
     def _make_model_again(self, spooled: Spooled) -> bool:
-        """Whether the training process is at it: not where the model is here, or was refused."""
+        """Start making the model of a spooled update; False where it exists, was refused, or its request is unknown."""
         key = spooled.key
         if spooled.request is None or self._has_model(key):
             return False
@@ -189,26 +174,17 @@ class EffectRunner:
         return True
 
     def _has_model(self, key: JobKey) -> bool:
-        """Whether there is no model to make of a round: it is here, was refused, or this device keeps none."""
+        """Whether there is no model to make of a round: it exists, was refused, or this device keeps none."""
         return self._models is None or self._models.knows(key.task, key.run, key.round)
 
-    def perform(self, effects: Sequence[Effect]) -> None:
-        """All of `effects`, and those that follow from them.
+    def run(self, effect: Effect) -> list[Event]:
+        """Perform one effect; a refusal of disk, broker or system is an EffectFailed."""
+        try:
+            return self._run(effect)
+        except (StateError, BrokerError, OSError) as error:
+            return [EffectFailed(_fail_reason(error), str(error))]
 
-        What the disk, the broker or the system refuses ends the job: instead of what was left to do, it is given up. An
-        end that fails is only logged; the files it leaves behind are replaced or dropped in a later round.
-        """
-        queue = deque(effects)
-        while queue:
-            try:
-                queue.extend(self._do(queue.popleft()))
-            except (StateError, BrokerError, OSError) as error:
-                if self.job.key is None:
-                    _log.error("%s", error)
-                else:
-                    queue = deque(self.job.give_up(_fail_reason(error), str(error)))
-
-    def _do(self, effect: Effect) -> list[Effect]:
+    def _run(self, effect: Effect) -> list[Event]:
         match effect:
             case SendMessage():
                 if isinstance(effect.envelope.body, Decline):
@@ -216,22 +192,22 @@ class EffectRunner:
                     _log.info("declined: %s %s", declined.reason, declined.detail, extra=fields(reason=declined.reason))
                 if isinstance(effect.envelope.body, Offer):
                     self._spool.check(effect.envelope.body.manifest)  # hours may lie between, and cards wear out
-                self._link.publish(topics.up(self.me.fleet, self.me.device), encode(effect.envelope))
+                self._link.publish(topics.up(self._identity.fleet, self._identity.device), encode(effect.envelope))
             case StartDownload():
-                return self._fetch(effect.blobs)
+                return [self._start_download(effect.blobs)]
             case WriteChunk() if self._downloads is not None:
                 self._downloads.write(effect.chunk)
-                self._meter.moved(len(effect.chunk.data))
+                self._usage.moved(len(effect.chunk.data))
             case StartTraining():
                 return self._train(effect)
             case SpoolUpdate():
                 self._keep_update(effect)
             case SendChunk() if self._update is not None:
                 chunk = cut_from_file(self._spool.update_path, self._update, effect.index)
-                topic = topics.update_chunk(self.me.fleet, self.me.device, chunk.digest, chunk.index)
+                topic = topics.update_chunk(self._identity.fleet, self._identity.device, chunk.digest, chunk.index)
                 self._link.publish(topic, encode_chunk(chunk))
-                self._meter.moved(len(chunk.data))
-                self.times.sends(time.monotonic())
+                self._usage.moved(len(chunk.data))
+                self.times.sends(self._clock())
             case EndJob():
                 self._end_job(effect)
             case _:
@@ -239,7 +215,7 @@ class EffectRunner:
         return []
 
     def _steer(self, effect: Effect) -> None:
-        """What is under way: shall it stop, wait, go on?"""
+        """Stop, pause or continue what is under way."""
         match effect:
             case StopDownload():
                 self._end_download(keep=True)
@@ -247,12 +223,16 @@ class EffectRunner:
                 _log.warning("%s; downloading the whole model", effect.why)
                 self._held.forget()
             case PauseTraining():
+                self._waiting_is_paused = True
                 self._trainer.pause()
             case ContinueTraining():
+                self._waiting_is_paused = False
                 self._trainer.go_on()
             case StopTraining():
                 self._waiting = None
                 self._trainer.cancel()
+            case ReportFailure():
+                _log.error("%s", effect.detail)
 
     def _end_job(self, effect: EndJob) -> None:
         level = logging.WARNING if effect.gave_up else logging.INFO
@@ -261,7 +241,7 @@ class EffectRunner:
         self._update, self._waiting = None, None
         self._end_download()
         if effect.committed:
-            self.times.committed(effect.committed, time.monotonic())
+            self.times.committed(effect.committed, self._clock())
         if effect.committed and self._making:
             self._closing = effect
             self._spool.note_committed()
@@ -277,7 +257,7 @@ class EffectRunner:
             self._trainer.stop()
 
     def _publish_model(self, models: ModelStore, key: JobKey) -> None:
-        """What the round trained is for this device's applications now; a disk that refuses costs them no more than that."""
+        """Make the round's model the current one for applications; a disk that refuses costs them no more than that."""
         try:
             try:
                 version = models.publish(key.task, key.run, key.round)
@@ -301,33 +281,33 @@ class EffectRunner:
             _log.warning("%s", error)
         self._end_download()
 
-    def _fetch(self, blobs: tuple[Manifest, ...]) -> list[Effect]:
+    def _start_download(self, blobs: tuple[Manifest, ...]) -> DownloadStarted:
         self._end_download(keep=True)
-        self._downloads = Downloads(self.directory / DOWNLOADS, blobs)
+        self._downloads = Downloads(self._directory / DOWNLOADS, blobs)
         self._link.subscribe(*self._filters(self._downloads))
-        return self.job.fetching(self._downloads.have, time.monotonic())
+        return DownloadStarted(self._downloads.have)
 
-    def _train(self, effect: StartTraining) -> list[Effect]:
+    def _train(self, effect: StartTraining) -> list[Event]:
         assert self._downloads is not None
         if self._closing is not None:
-            self._waiting = effect
+            self._waiting, self._waiting_is_paused = effect, False
             return []
-        way = effect.way
+        plan = effect.plan
         self._link.unsubscribe(*self._filters(self._downloads))
         if not self._downloads.verified():
             _log.warning("what was downloaded is damaged; downloading the global model again")
             self._end_download()
-            return self.job.damaged()
-        self._meter.begins_round()
-        about = fields(run=effect.key.run, round=effect.key.round, saved_bytes=way.saved_bytes)
-        _log.info("%s round %d: training on %s", effect.key.run, effect.key.round, way, extra=about)
+            return [DownloadDamaged()]
+        self._usage.begins_round()
+        about = fields(run=effect.key.run, round=effect.key.round, saved_bytes=plan.saved_bytes)
+        _log.info("%s round %d: training on %s", effect.key.run, effect.key.round, plan, extra=about)
         command = self._command(effect.key, effect.request)
         self._trainer.train(
             replace(
                 command,
-                model_path="" if way.held else str(self._downloads.path(command.base)),
-                held=way.held,
-                steps=tuple(ModelStep(str(self._downloads.path(one.manifest.digest)), one) for one in way.steps),
+                model_path="" if plan.held else str(self._downloads.path(command.base)),
+                held=plan.held,
+                steps=tuple(ModelStep(str(self._downloads.path(one.manifest.digest)), one) for one in plan.steps),
                 download_s=effect.download_s,
                 independent_ends_at=effect.ends_at if effect.request.measure_independent else 0.0,
             )
@@ -335,7 +315,7 @@ class EffectRunner:
         return []
 
     def _command(self, key: JobKey, request: WorkRequest) -> TrainCommand:
-        """What a request says of a round, but for the way to its global model."""
+        """The training command of a request, without the way to its global model."""
         return TrainCommand(
             key=key,
             plan=request.plan,
@@ -362,7 +342,7 @@ class EffectRunner:
             downloads.discard()
 
     def _filters(self, downloads: Downloads) -> tuple[str, ...]:
-        return tuple(topics.model_chunks_filter(self.me.fleet, digest) for digest in downloads.have)
+        return tuple(topics.model_chunks_filter(self._identity.fleet, digest) for digest in downloads.have)
 
 
 def _fail_reason(error: StateError | BrokerError | OSError) -> FailReason:

@@ -6,26 +6,25 @@ import logging
 import os
 import sys
 import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
 
 from fedpatch.device_agent.job.job import Job
 from fedpatch.device_agent.job.training_messages import WorkerSetup
 from fedpatch.device_agent.models.store import DIRECTORY, ModelStore
-from fedpatch.device_agent.policy.admission_mode import parse_admission_mode
-from fedpatch.device_agent.policy.job_usage import OwnLoadAverage, resident_mib
 from fedpatch.device_agent.policy.owner_limits import OwnerLimits
-from fedpatch.device_agent.policy.owner_policy import OwnerPolicy
-from fedpatch.device_agent.policy.preference_evaluation import Preferences
+from fedpatch.device_agent.policy.owner_policy import OwnerPolicy, parse_admission_mode
+from fedpatch.device_agent.policy.preferences import Preferences
 from fedpatch.device_agent.policy.quiet_hours import local_now
-from fedpatch.device_agent.policy.usage_file import UsageLedger
-from fedpatch.device_agent.runtime.agent import Agent, Inbox, Stop
-from fedpatch.device_agent.runtime.duplicate_id import DuplicateIdDetector
-from fedpatch.device_agent.runtime.effect_runner import EffectRunner, Identity
-from fedpatch.device_agent.runtime.housekeeping import Housekeeping
-from fedpatch.device_agent.runtime.idle_timeout import IdleTimer
-from fedpatch.device_agent.runtime.systemd_notify import ServiceManager
-from fedpatch.device_agent.runtime.trainer import Trainer
+from fedpatch.device_agent.policy.usage import OwnLoadAverage, UsageLedger
+from fedpatch.device_agent.runtime.agent import Agent, EventQueue, Stop
+from fedpatch.device_agent.runtime.effect_runner import EffectRunner
+from fedpatch.device_agent.runtime.housekeeping import Housekeeping, IdleTimer, ServiceManager
+from fedpatch.device_agent.runtime.presence import AgentLink, DuplicateIdDetector, Identity, Presence
+from fedpatch.device_agent.runtime.trainer import Trainer, TrainerEvent
 from fedpatch.device_agent.sensors.collect import FactCollector, FactWatcher
 from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.device_agent.state.model_cache import DIRECTORY as HELD_DIRECTORY
@@ -36,7 +35,7 @@ from fedpatch.device_agent.state.status_file import (
     host_as_device_id,
     lock_state_dir,
 )
-from fedpatch.device_agent.state.storage_check import PATCHES
+from fedpatch.device_agent.state.storage_check import PATCHES, Storage
 from fedpatch.device_agent.telemetry.local_metrics import LocalMetrics
 from fedpatch.device_agent.telemetry.vitals import VitalsPace
 from fedpatch.shared import __version__
@@ -52,33 +51,64 @@ _FORGET_AFTER_PAUSES = 3.0
 log = logging.getLogger("fedpatch.agent")
 
 
-def run_agent(settings: AgentSettings, *, until_stdin_closes: bool = False, root: Path = Path("/")) -> int:
-    """Runs one device's agent until SIGTERM (exit code 0) or SIGINT (130); raises FedpatchErrors before it is at work.
+@dataclass(frozen=True)
+class Ports:
+    """What connects an agent to the world around it; a test or a simulated world gives others.
 
-    With `until_stdin_closes` it also ends with whoever started it. `root` is where the device's conditions are read.
+    Attributes:
+        clock: Returns monotonic seconds.
+        link: Makes the connection to the broker; takes the arguments of MqttLink.
+        trainer: Makes the training process from its setup and the function that takes its events.
+        manager: Connection to systemd.
+        root: Root of the file system in which facts about the device are read.
+    """
+
+    clock: Callable[[], float] = time.monotonic
+    link: Callable[..., AgentLink] = MqttLink
+    trainer: Callable[[WorkerSetup, Callable[[TrainerEvent], None]], Trainer] = Trainer
+    manager: ServiceManager = field(default_factory=ServiceManager)
+    root: Path = Path("/")
+
+
+def run_agent(settings: AgentSettings, *, until_stdin_closes: bool = False, root: Path = Path("/")) -> int:
+    """Run one device's agent until SIGTERM (exit code 0) or SIGINT (130).
+
+    Args:
+        settings: Checked settings.
+        until_stdin_closes: Whether the agent also ends when its standard input does.
+        root: Root of the file system in which facts about the device are read.
+
+    Raises:
+        FedpatchError: The agent cannot start; the class says why and gives the exit code.
     """
     identity = Identity.new(settings.fleet, settings.device_id or host_as_device_id())
     check_holder(settings.tls_files, identity.fleet, "device", identity.device)
-    directory = settings.state_dir.absolute()
-    inbox: Inbox = SimpleQueue()
-    manager = ServiceManager.from_environment()
+    queue: EventQueue = SimpleQueue()
+    ports = Ports(manager=ServiceManager.from_environment(), root=root)
     if warning := exposure(parse_broker_url(settings.broker)):
         log.warning(warning)
-    with lock_state_dir(directory):
-        agent = _make_agent(settings, identity, directory, inbox, manager, root)
+    with lock_state_dir(settings.state_dir.absolute()):
+        agent = make_agent(settings, identity, queue, ports)
         if until_stdin_closes:
-            threading.Thread(target=_stop_at_end_of_stdin, args=(inbox,), daemon=True).start()
-        with signals_told(lambda number: inbox.put(Stop(exit_code_of(number)))):
+            threading.Thread(target=_stop_at_end_of_stdin, args=(queue,), daemon=True).start()
+        with signals_told(lambda number: queue.put(Stop(exit_code_of(number)))):
             return agent.run()
 
 
-def _make_agent(
-    settings: AgentSettings, identity: Identity, directory: Path, inbox: Inbox, manager: ServiceManager, root: Path
-) -> Agent:
-    link = MqttLink(
+def make_agent(settings: AgentSettings, identity: Identity, queue: EventQueue, ports: Ports) -> Agent:
+    """Build an agent from its settings.
+
+    Args:
+        settings: Checked settings; their state directory is locked by the caller.
+        identity: Names of this agent.
+        queue: The queue that the agent takes its events from.
+        ports: Clock, link, training process and systemd.
+    """
+    directory = settings.state_dir.absolute()
+    link = ports.link(
         settings.broker,
         client_id=identity.client_id,
-        events=inbox.put,
+        events=queue.put,
         will=identity.will(),
         username=settings.username,
         password=password_of(settings),
@@ -86,9 +116,7 @@ def _make_agent(
         reconnect_delay_s=(settings.reconnect_min_s, settings.reconnect_max_s),
     )
     models = ModelStore(directory / DIRECTORY, settings.keep_models) if settings.keep_models else None
-    trainer = Trainer(setup_of(settings, directory, identity.device), inbox.put)
-    order = parse_admission_mode(settings.admission)
-    job = Job(max_blob_bytes=settings.max_model_mib * 2**20, ask_to_send=order.follows_preferences)
+    trainer = ports.trainer(setup_of(settings, directory, identity.device), queue.put)
     boots = (*former_boots(directory), identity.boot)[-MAX_BOOTS:]
     fixed = {
         "device_id": identity.device,
@@ -98,41 +126,52 @@ def _make_agent(
         "admission": settings.admission,
         "boots": boots,
     }
-    owner = _make_owner(settings, directory, inbox, trainer, root)
-    patch_dir = directory / PATCHES
+    owner = _make_owner(settings, directory, queue, trainer, ports.root)
     limits = OwnerLimits(
-        patch_dir, private=settings.private, max_steps=settings.max_steps, max_epochs=settings.max_epochs
+        directory / PATCHES, private=settings.private, max_steps=settings.max_steps, max_epochs=settings.max_epochs
     )
-    performer = EffectRunner(
+    runner = EffectRunner(
         identity,
-        job,
         link=link,
         trainer=trainer,
-        meter=owner.meter,
+        usage=owner.meter,
         limits=limits,
         directory=directory,
         models=models,
+        clock=ports.clock,
     )
     metrics = None
     if settings.tells_metrics:
-        metrics = LocalMetrics(settings, identity.device, owner, performer.times, models)
-    vitals = VitalsPace() if settings.share_vitals else None
+        metrics = LocalMetrics(settings, identity.device, owner, runner.times, models)
+    detector = DuplicateIdDetector(identity.boot, _FORGET_AFTER_PAUSES * settings.reconnect_max_s, former_boots=boots)
     return Agent(
-        performer,
+        identity,
+        Job(
+            max_blob_bytes=settings.max_model_mib * 2**20,
+            ask_to_send=parse_admission_mode(settings.admission).follows_preferences,
+        ),
+        runner,
+        queue=queue,
         link=link,
-        inbox=inbox,
         trainer=trainer,
         owner=owner,
+        limits=limits,
+        storage=Storage(directory),
+        presence=Presence(identity, link, detector, VitalsPace() if settings.share_vitals else None),
+        housekeeping=Housekeeping(trainer, IdleTimer(settings.idle_release_s), ports.manager, metrics=metrics),
         status=StatusFile(directory, fixed),
-        namesake=DuplicateIdDetector(
-            identity.boot, _FORGET_AFTER_PAUSES * settings.reconnect_max_s, former_boots=boots
-        ),
-        upkeep=Housekeeping(trainer, IdleTimer(settings.idle_release_s), manager, metrics=metrics, vitals=vitals),
+        clock=ports.clock,
     )
 
 
 def setup_of(settings: AgentSettings, directory: Path, device: str) -> WorkerSetup:
-    """What the training process is told of a device whose state is in `directory`."""
+    """First command of the training process.
+
+    Args:
+        settings: Checked settings.
+        directory: State directory of the device.
+        device: Name of the device.
+    """
     from fedpatch.shared.tasks.task import data_root
 
     return WorkerSetup(
@@ -153,26 +192,34 @@ def setup_of(settings: AgentSettings, directory: Path, device: str) -> WorkerSet
     )
 
 
-def _make_owner(settings: AgentSettings, directory: Path, inbox: Inbox, trainer: Trainer, root: Path) -> OwnerPolicy:
+def _make_owner(
+    settings: AgentSettings, directory: Path, queue: EventQueue, trainer: Trainer, root: Path
+) -> OwnerPolicy:
     return OwnerPolicy(
         parse_admission_mode(settings.admission),
         Preferences.of(settings),
         usage=UsageLedger(directory),
-        watcher=FactWatcher(observer_of(settings, directory, root), inbox.put),
+        watcher=FactWatcher(observer_of(settings, directory, root), queue.put),
         local_now=local_now,
-        own_memory_mib=lambda: resident_mib(trainer.pid),
+        own_memory_mib=trainer.resident_mib,
         own_load=OwnLoadAverage(settings.threads, os.cpu_count() or 1),
         look_anyway=settings.share_vitals or settings.tells_metrics,
     )
 
 
 def observer_of(settings: AgentSettings, directory: Path, root: Path = Path("/")) -> FactCollector:
-    """What looks at the conditions of this device, whose state is in `directory`."""
+    """Collector of facts about this device.
+
+    Args:
+        settings: Checked settings.
+        directory: State directory of the device.
+        root: Root of the file system to read facts in.
+    """
     host = parse_broker_url(settings.broker).host
     return FactCollector(broker_host=host, state_dir=directory, root=root, ups=settings.ups)
 
 
-def _stop_at_end_of_stdin(inbox: Inbox) -> None:
+def _stop_at_end_of_stdin(queue: EventQueue) -> None:
     while os.read(sys.stdin.fileno(), 4096):
         pass
-    inbox.put(Stop(0))
+    queue.put(Stop(0))

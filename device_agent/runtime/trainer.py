@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import BinaryIO, cast
 
 from fedpatch.device_agent.job.effects import ContinueTraining, JobKey, PauseTraining
@@ -38,6 +40,8 @@ STOP_TIMEOUT_S = 5.0
 LAST_WORDS_TIMEOUT_S = 2.0
 """How long a process that the task's code left behind may keep our pipes open before we stop listening."""
 
+_PAGES_RESIDENT = 1  # of /proc/PID/statm
+_MIB = 2**20
 _LEVELS = {name: logging.getLevelNamesMapping()[name] for name in ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")}
 
 log = logging.getLogger("fedpatch.trainer")
@@ -45,10 +49,9 @@ log = logging.getLogger("fedpatch.trainer")
 
 @dataclass(frozen=True)
 class Died:
-    """A training process ended by itself, or was `killed`; `detail` says how, in words.
+    """A training process ended by itself, or was `killed`; `detail` says how.
 
-    `lost` are the rounds that this very process was given and had not answered: by the time this is heard, another may be
-    at work.
+    `lost` are the rounds that this process had not answered; another process may be at work already.
     """
 
     detail: str
@@ -60,12 +63,15 @@ TrainerEvent = Answer | Died
 
 
 class Trainer:
-    """One training process at a time, and the events it gives rise to.
+    """Supervises one training process at a time and turns its answers into events.
 
-    `events` is called on threads of this object and should do no more than enqueue. Each `start` that starts a
-    process leads to one `Ready`, `SetupFailed` or `Died`; each `train` to any number of `TrainProgress` and then one
-    `Trained`, `TrainFailed`, `TrainCancelled`, or a `SetupFailed` or `Died` that names its round. `ModelMade` follows where
-    `Trained` says so, and after `make_model`, unless the process ends.
+    Each `start` that starts a process leads to one `Ready`, `SetupFailed` or `Died`. Each `train` leads to any number of
+    `TrainProgress`, then to one `Trained`, `TrainFailed`, `TrainCancelled`, or a `SetupFailed` or `Died` that names its round.
+    `ModelMade` follows where `Trained` says so, and after `make_model`, unless the process ends.
+
+    Args:
+        setup: First command of each process.
+        events: Takes the events; called on threads of this object, so it should only enqueue.
     """
 
     def __init__(self, setup: WorkerSetup, events: Callable[[TrainerEvent], None]) -> None:
@@ -79,6 +85,10 @@ class Trainer:
         """Process id; None while there is no process."""
         with self._lock:
             return self._child.process.pid if self._child else None
+
+    def resident_mib(self) -> float:
+        """Memory of the process in MiB, 0 where there is none."""
+        return resident_mib(self.pid)
 
     def start(self) -> None:
         """Start the process, unless there is one; OSError where the system allows none."""
@@ -108,7 +118,7 @@ class Trainer:
         self._tell(CancelTraining())
 
     def stop(self) -> None:
-        """End the process and wait for it. What it had not answered stays unanswered."""
+        """End the process and wait for it. Open commands stay unanswered."""
         with self._lock:
             child, self._child = self._child, None
         if child:
@@ -131,6 +141,17 @@ class Trainer:
             if current:
                 self._child = None
             return current
+
+
+def resident_mib(pid: int | None) -> float:
+    """Memory of a process in MiB, 0 where there is none."""
+    if pid is None:
+        return 0.0
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text("ascii").split()[_PAGES_RESIDENT])
+    except (OSError, ValueError, IndexError):
+        return 0.0
+    return pages * os.sysconf("SC_PAGE_SIZE") / _MIB
 
 
 class _Child:
@@ -157,12 +178,12 @@ class _Child:
         self.send(setup)
 
     def send(self, command: Command) -> None:
-        """Write a command; to a process that has just died, in vain: its end is the answer."""
+        """Write a command; the end of a process that has just died is its answer."""
         with contextlib.suppress(OSError, ValueError):  # ValueError: its end was seen, and the pipe closed, meanwhile
             write_message(cast(BinaryIO, self.process.stdin), command)
 
     def train(self, command: TrainCommand) -> None:
-        """Give it a round, which it owes an answer from now on."""
+        """Send a round, which must be answered from now on."""
         self._owed.append(command.key)
         self.send(command)
 
@@ -199,7 +220,7 @@ class _Child:
             self._events(replace(failed, lost=lost) if failed else died)
 
     def _copy_log(self) -> None:
-        """Put what the process says on standard error into our log; a first word that is a level becomes the line's."""
+        """Copy standard error into the log; a first word that is a level sets the level of its line."""
         level = logging.INFO
         with cast(BinaryIO, self.process.stderr) as stream:
             for line in stream:

@@ -1,20 +1,117 @@
-"""What a job downloads, on disk: one blob or several at a time, and nothing of any other."""
+"""Blobs on disk: the downloads of a job, which survive a restart, and chunks cut from a whole blob.
+
+Of a blob `d` there are `d.part` (chunks at their places) and `d.have` (the indices written so far, four bytes each). Damage by
+a power cut shows when the SHA-256 of the whole is checked; then the download starts over.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import os
+import struct
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedpatch.device_agent.state.partial_blob import PartialBlob
 from fedpatch.shared.app.files import refusals_of
 from fedpatch.shared.wire.messages import Manifest
 from fedpatch.shared.wire.transfer import Chunk
 
+_INDEX = struct.Struct(">I")
+
+
+class PartialBlob:
+    """The download of one blob into `directory`; `have` are the indices of chunks from before.
+
+    Raises:
+        StateError: The disk refuses; here and in each method.
+    """
+
+    def __init__(self, directory: Path, manifest: Manifest) -> None:
+        self._manifest = manifest
+        self.path = directory / f"{manifest.digest}.part"
+        self._have_path = directory / f"{manifest.digest}.have"
+        self._data = self._index = -1
+        with refusals_of(directory):
+            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self.have = self._read_have()
+            try:
+                self._open()
+            except OSError:
+                self.close()
+                raise
+
+    def _open(self) -> None:
+        self._data = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+        self._index = os.open(self._have_path, os.O_WRONLY | os.O_CREAT, 0o600)
+        os.truncate(self._data, self._manifest.size_bytes)
+        # Only what was understood stays: notes written behind a torn one could never be read.
+        os.truncate(self._index, 0)
+        notes = b"".join(map(_INDEX.pack, sorted(self.have)))
+        _write(self._index, notes, 0)
+        self._notes_end = len(notes)
+
+    def _read_have(self) -> frozenset[int]:
+        if not self.path.exists() or not self._have_path.exists():
+            return frozenset()
+        data = self._have_path.read_bytes()
+        whole = len(data) - len(data) % _INDEX.size
+        return frozenset(i for (i,) in _INDEX.iter_unpack(data[:whole]) if i < self._manifest.chunk_count)
+
+    def write(self, chunk: Chunk) -> None:
+        """Write a chunk to its place, then note that it is there."""
+        with refusals_of(self.path):
+            _write(self._data, chunk.data, chunk.index * self._manifest.chunk_bytes)
+            _write(self._index, _INDEX.pack(chunk.index), self._notes_end)
+        self._notes_end += _INDEX.size
+
+    def verified(self) -> bool:
+        """Whether the blob has the SHA-256 of its manifest."""
+        with refusals_of(self.path):
+            return file_digest(self.path) == self._manifest.digest
+
+    def close(self) -> None:
+        """Close, and keep the files for a later attempt."""
+        descriptors = [fd for fd in (self._data, self._index) if fd >= 0]
+        self._data = self._index = -1
+        for fd in descriptors:
+            with contextlib.suppress(OSError):  # what it lost, the SHA-256 tells
+                os.close(fd)
+
+    def discard(self) -> None:
+        """Close and delete."""
+        self.close()
+        with refusals_of(self.path):
+            self.path.unlink(missing_ok=True)
+            self._have_path.unlink(missing_ok=True)
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file in lower-case hex, read in pieces. Raises OSError."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def cut_from_file(path: Path, manifest: Manifest, index: int) -> Chunk:
+    """Read chunk `index` of the blob in `path`, without the rest. StateError where it cannot be read."""
+    with refusals_of(path), path.open("rb") as file:
+        file.seek(index * manifest.chunk_bytes)
+        data = file.read(manifest.chunk_bytes)
+    return Chunk(manifest.digest, index, manifest.chunk_count, data)
+
+
+def _write(fd: int, data: bytes, offset: int) -> None:
+    """Write all of `data`, or raise OSError: a disk that is nearly full takes a part without an error."""
+    while data:
+        written = os.pwrite(fd, data, offset)
+        data, offset = data[written:], offset + written
+
 
 class Downloads:
-    """The blobs of one download in `directory`, from which all else is deleted: cards are small.
+    """The blobs of one download in `directory`. All other files there are deleted: memory cards are small.
 
-    Raises StateError, here and in each method, when the disk refuses.
+    Raises:
+        StateError: The disk refuses; here and in each method.
     """
 
     def __init__(self, directory: Path, blobs: Sequence[Manifest]) -> None:
@@ -34,27 +131,27 @@ class Downloads:
 
     @property
     def have(self) -> dict[str, frozenset[int]]:
-        """The chunks that were here when it began, by the digest of their blob."""
+        """Chunks that were here at the beginning, by the digest of their blob."""
         return {digest: blob.have for digest, blob in self._blobs.items()}
 
     def path(self, digest: str) -> Path:
-        """Where a blob lies."""
+        """File of a blob."""
         return self._blobs[digest].path
 
     def write(self, chunk: Chunk) -> None:
-        """Puts a chunk of one of them in its place."""
+        """Write a chunk of one of the blobs to its place."""
         self._blobs[chunk.digest].write(chunk)
 
     def verified(self) -> bool:
-        """Whether each of them has the SHA-256 that its name promises."""
+        """Whether each blob has the SHA-256 of its manifest."""
         return all(blob.verified() for blob in self._blobs.values())
 
     def close(self) -> None:
-        """Keeps the files for a later attempt."""
+        """Close, and keep the files for a later attempt."""
         for blob in self._blobs.values():
             blob.close()
 
     def discard(self) -> None:
-        """Closes and deletes."""
+        """Close and delete."""
         for blob in self._blobs.values():
             blob.discard()

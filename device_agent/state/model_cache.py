@@ -1,8 +1,8 @@
-"""The last global model that this device came to, as a file: who holds a version needs only the steps to the next one.
+"""The global model of the last round, as a file: with it, a device downloads only the deltas to the next version.
 
-It holds public tensors alone, as they came from the coordinator or follow from what came: no patch, no residual, nothing of
-this device. It is a convenience: lost or damaged, the whole model is downloaded, and it is replaced by the next model that
-is come to. The training process writes it; the agent reads no more than which version it is, and deletes it.
+It holds public tensors alone, as the coordinator published them or as they follow from its deltas: no patch, no residual. It is
+a convenience: where it is lost or damaged, the whole model is downloaded. The training process writes it; the agent reads no
+more than the version, and deletes it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FIELDS = {"version": str, "schema": str, "encoding": str, "raw_bytes": int}
 
 @dataclass(frozen=True)
 class Held:
-    """What is held: the digest of the version's manifest, that of its tensors' schema, and how its blob is packed."""
+    """Description of the held model: digest of the version's manifest, digest of the tensors' schema, and its packing."""
 
     version: str
     schema: str
@@ -33,13 +33,13 @@ class Held:
 
 
 class ModelCache:
-    """At most one model, in `directory` (0700; made when there is something to hold)."""
+    """At most one model, in `directory` (0700; made with the first model)."""
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / "global.model"
 
     def version(self) -> str:
-        """Which version is held, "" for none. Only a look: what else is in the file is checked by `read`."""
+        """Digest of the held version, "" for none. The rest of the file is only checked by `read`."""
         try:
             with self.path.open("rb") as file:
                 start = file.read(content_start(_LINE) + _MAX_HEADER_BYTES)
@@ -48,7 +48,7 @@ class ModelCache:
             return ""
 
     def read(self) -> tuple[Held, bytes]:
-        """What is held, and the blob. StateError where there is nothing, or what there is is damaged."""
+        """Read the description and the blob. StateError where there is none, or it is damaged."""
         with refusals_of(self.path):
             data = self.path.read_bytes()
         content = unseal(self.path, _LINE, data, "a global model")
@@ -56,23 +56,23 @@ class ModelCache:
         return held, bytes(content[length:])
 
     def tidy(self) -> None:
-        """Deletes what a writer that was killed left half done; for the only writer to call. StateError."""
+        """Delete the unfinished file of a writer that was killed; for the only writer. StateError."""
         with refusals_of(self.path):
             remove_unfinished(self.path.parent)
 
     def write(self, held: Held, blob: bytes) -> None:
-        """From now on this is held, and what was before is gone. StateError where the disk refuses: then as before."""
+        """Replace the held model. StateError where the disk refuses; the former model then stays."""
         with refusals_of(self.path):
             make_directory(self.path.parent)
             write_atomic(self.path, seal(_LINE, msgpack.packb(asdict(held)) + blob))
 
     def forget(self) -> None:
-        """Nothing is held any more. StateError where the disk refuses."""
+        """Delete the held model. StateError where the disk refuses."""
         with refusals_of(self.path):
             self.path.unlink(missing_ok=True)
 
 
 def _header(path: Path, start: bytes | memoryview) -> tuple[Held, int]:
-    """What is at the start of a content, and how many bytes that takes."""
+    """The description at the start of a content, and its length in bytes."""
     fields, length = read_header(path, start, _FIELDS)
     return Held(**fields), length

@@ -52,7 +52,7 @@ log = logging.getLogger("fedpatch.patches")
 
 @dataclass(frozen=True)
 class PatchKey:
-    """What a patch belongs to: the task's name, the digest of the model's schema without moments, the policy's text."""
+    """Identity of a patch: name of the task, digest of the model's schema without moments, text of the policy."""
 
     task: str
     schema: str
@@ -60,14 +60,14 @@ class PatchKey:
 
     @property
     def file_name(self) -> str:
-        """Name of the patch's file; a policy's text is no file name, so a hash tells keys apart."""
+        """Name of the patch's file. A policy's text is no file name, so a hash tells keys apart."""
         digest = hashlib.sha256("\n".join((self.task, self.schema, self.policy)).encode()).hexdigest()
         return f"{self.task}-{digest[:16]}{SUFFIX}"
 
 
 @dataclass(frozen=True)
 class PatchState:
-    """Private values and their moments by name, and how many batches the device has ever taken (device_agent.training.batches).
+    """Private values and their moments by name, and the number of batches that the device has ever trained.
 
     Without values, the patch is the initial one.
     """
@@ -78,7 +78,7 @@ class PatchState:
 
 @dataclass(frozen=True)
 class PatchRecord:
-    """The patch as round `round` of `run` found it and as it left it."""
+    """The patch before and after round `round` of `run`."""
 
     key: PatchKey
     run: str
@@ -89,7 +89,7 @@ class PatchRecord:
 
 @dataclass(frozen=True)
 class PatchEntry:
-    """One file, for people. `modified_s` is its time in seconds since 1970; `problem` says what is wrong with it."""
+    """One patch file, for people. `modified_s` is its time in seconds since 1970; `problem` says what is wrong with it."""
 
     path: Path
     size_bytes: int
@@ -103,11 +103,13 @@ class PatchEntry:
 
 
 class PatchStore:
-    """The patches of one device in `directory` (0700; made if absent), whose only writer this is.
+    """The patches of one device in `directory` (0700; made if absent); this object is their only writer.
 
-    Permissions that let others read are tightened, with a warning: to refuse would cost the device what it has
-    learned and protect nothing, since what could be read has been readable before. Raises StateError where the
-    directory cannot be used.
+    Permissions that let others read are tightened, with a warning. A refusal would cost the device its patch and protect
+    nothing, since the files have been readable before.
+
+    Raises:
+        StateError: The directory cannot be used.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -118,16 +120,20 @@ class PatchStore:
             remove_unfinished(directory)
 
     def load(self, key: PatchKey, run: str, round: int, *, same_run: bool = False) -> PatchState:
-        """Patch to train round `round` of `run` from; the empty state where there is none yet.
+        """Load the patch to train a round from; the empty state where there is none yet.
 
-        With `same_run` a patch of another run counts as none.
+        After a coordinator went back, that is the patch from before the requested round, exactly, if it is the round of either
+        version or lies between them; else the oldest known patch of the run. Such a patch has been trained a little further,
+        which does no harm: it is merged with the coordinator's model, and its values fit this device's own data.
 
-        After a coordinator went back, that is the patch from before the asked round, exactly, if it is the round of either
-        version or lies between them; else the oldest patch that is known of the run. Then rounds that no longer count
-        have left their trace in it, which does no harm: a patch is values that fit this device's own data, no round's
-        property, and the model it is merged with is the coordinator's. It is merely trained a little further.
+        Args:
+            key: Identity of the patch.
+            run: Name of the run.
+            round: Number of the round.
+            same_run: Whether a patch of another run counts as none.
 
-        Raises StateError where there is a patch but no version of it can be read.
+        Raises:
+            StateError: There is a patch, but no version of it can be read.
         """
         try:
             newest = self._newest(key)
@@ -147,8 +153,11 @@ class PatchStore:
     def save(self, record: PatchRecord) -> None:
         """Write a record durably and keep the version before it; nothing is written where nothing changes.
 
-        A version of the same run that is not older than the record is of a round that is repeated: it is replaced, and
-        the kept version stays. Raises StateError where the disk refuses; then all versions are as they were.
+        A version of the same run that is not older than the record is of a round that is repeated: it is replaced, and the kept
+        version stays.
+
+        Raises:
+            StateError: The disk refuses; all versions are then as they were.
         """
         path = self.directory / record.key.file_name
         data = _encode(record)
@@ -189,16 +198,16 @@ class PatchStore:
         return kept if kept is not None and kept.run == newest.run and kept.round <= newest.round else None
 
     def _set_aside(self, path: Path) -> None:
-        """Keep a damaged file from becoming the version before the next one."""
+        """Keep a damaged file from becoming the previous version of the next one."""
         with refusals_of(path):
             os.replace(path, path.with_name(path.name + ".damaged"))
             sync_directory(self.directory)
 
 
 def patch_problem(path: Path, *, alone: bool = False) -> str:
-    """Why no version of the patch at `path` can be read; "" where one can, or there is none. Needs no numpy.
+    """Find why no version of the patch at `path` can be read, as PatchStore.load would raise; "" where one can. Needs no numpy.
 
-    With `alone` only the file itself is looked at. As `PatchStore.load`, which then raises.
+    With `alone` only the file itself is read.
     """
     problems = []
     for candidate in (path,) if alone else (path, previous_of(path)):
@@ -216,13 +225,13 @@ def patch_problem(path: Path, *, alone: bool = False) -> str:
 
 
 def patch_mend(path: Path) -> str:
-    """What to do about a patch of which no version can be read."""
+    """Hint for a patch of which no version can be read."""
     lost = "what this device has learned of its own for that task is lost with them, unless a backup has them"
     return f"move {path} and {previous_of(path).name} away to begin again with the initial patch: {lost}"
 
 
 def list_patches(directory: Path) -> list[PatchEntry]:
-    """Every patch in `directory`, by task; reads only, so it can be called while an agent works. Needs no numpy."""
+    """List every patch in `directory`, by task. Reads only, so an agent may be at work. Needs no numpy."""
     entries = []
     for path in sorted(directory.glob(f"*{SUFFIX}")):
         try:
@@ -241,9 +250,10 @@ def list_patches(directory: Path) -> list[PatchEntry]:
 
 
 def kept_in_patches(directory: Path, task: str) -> list[tuple[str, frozenset[str]]]:
-    """The policy's text and the private names of every patch of a task, of any schema; reads only, and needs no numpy.
+    """The policy's text and the private names of every patch of a task, of any schema. Reads only; needs no numpy.
 
-    Raises StateError for a patch of which neither version can be read: its policy is not known then.
+    Raises:
+        StateError: Neither version of a patch can be read, so its policy is unknown.
     """
     found = []
     pattern = re.compile(re.escape(task) + r"-[0-9a-f]{16}" + re.escape(SUFFIX))
@@ -340,7 +350,7 @@ def _from_list(state: Any) -> PatchState:
 
 
 def _header(path: Path, data: bytes) -> tuple[dict[str, Any], memoryview]:
-    """What a file's patch belongs to, and what follows that, once its SHA-256 has been checked."""
+    """Description of a file's patch, and the rest of its content, once its SHA-256 has been checked."""
     content = unseal(path, MAGIC, data, "a patch")
     header, length = read_header(path, content, _HEADER_FIELDS)
     return header, content[length:]

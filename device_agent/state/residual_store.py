@@ -39,7 +39,7 @@ log = logging.getLogger("fedpatch.patches")
 
 @dataclass(frozen=True)
 class ResidualOf:
-    """The round that left it: with which encoding it was packed, in which run, from tensors of which public schema."""
+    """Origin of a residual: encoding of the update, schema of the public tensors, run and round."""
 
     encoding: str
     schema: str
@@ -48,13 +48,13 @@ class ResidualOf:
 
 
 class ResidualStore:
-    """The residuals of one device in `directory`, which is that of its patches and has been made."""
+    """The residuals of one device in `directory`, which is that of its patches and exists."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
     def load(self, key: PatchKey, of: ResidualOf, public: Schema) -> dict[str, Array]:
-        """What the last round before `of` left, float32 by `NAME:residual`; empty where nothing is known."""
+        """Load the residual of the round before `of`, float32 by `NAME:residual`; empty where there is none."""
         path = self._path(key)
         for candidate in (path, previous_of(path)):
             known = _read(candidate, public)
@@ -63,7 +63,7 @@ class ResidualStore:
         return {}
 
     def save(self, key: PatchKey, of: ResidualOf, public: Schema, values: Tensors, seed: int) -> None:
-        """What `of` left; the file of the round before is kept. StateError where the disk refuses: then all is as it was."""
+        """Save the residual of a round and keep the former file. StateError where the disk refuses; nothing changes then."""
         path = self._path(key)
         with refusals_of(path):
             if not values:
@@ -79,7 +79,7 @@ class ResidualStore:
 
 
 def as_kept(values: Tensors, public: Schema, seed: int) -> dict[str, Array]:
-    """What `load` gives of residuals that `save` was given."""
+    """The residuals that `load` returns after `save` was called with these."""
     return _unpacked(*_packed(values, public, seed), public)
 
 

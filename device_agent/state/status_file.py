@@ -44,9 +44,11 @@ def host_as_device_id() -> str:
 
 
 def lock_state_dir(directory: Path) -> FileLock:
-    """Makes the state directory where absent, keeps other agents out, and tidies up what a killed one was writing.
+    """Make the state directory where absent, keep other agents out, and delete unfinished files of a killed one.
 
-    UsageError where an agent is in already, or others may write there; StateError where the disk refuses.
+    Raises:
+        UsageError: Another agent uses the directory, or others may write there.
+        StateError: The disk refuses.
     """
     with refusals_of(directory):
         make_directory(directory)
@@ -61,7 +63,7 @@ def lock_state_dir(directory: Path) -> FileLock:
 
 
 def former_boots(directory: Path) -> tuple[str, ...]:
-    """Nonces of earlier starts in this state directory, the latest last; none where the status file is absent or damaged."""
+    """Nonces of earlier starts in this state directory, the latest last; none where the file is absent or damaged."""
     try:
         boots = json.loads((directory / STATUS_NAME).read_bytes())["boots"]
     except (OSError, ValueError, RecursionError, KeyError, TypeError):
@@ -70,9 +72,9 @@ def former_boots(directory: Path) -> tuple[str, ...]:
 
 
 class StatusFile:
-    """`status.json` for `fedpatch-agent status`; written when something changed, and only then.
+    """`status.json` for `fedpatch-agent status`, written only when something has changed.
 
-    It is replaced in one rename, and not flushed: each flush wears a card, and after a power cut no agent runs.
+    It is replaced in one rename and not flushed: each flush wears a memory card, and after a power cut no agent runs.
     """
 
     def __init__(self, directory: Path, fixed: Mapping[str, Any]) -> None:
@@ -81,7 +83,7 @@ class StatusFile:
         self._last: dict[str, Any] = {}
 
     def write(self, changing: Mapping[str, Any]) -> None:
-        """`since` is the wall clock's time of the last change; a disk that is full costs the status, not the job."""
+        """Write the status, with the wall clock's time of the change. A full disk costs the status, not the job."""
         if dict(changing) == self._last:
             return
         self._last = dict(changing)
@@ -97,11 +99,13 @@ _IDENTITY = ("device_id", "fleet")
 
 @dataclass(frozen=True)
 class AgentStatus:
-    """`status` is what the agent wrote last (see presence.StatusFile), empty where it has not written yet.
+    """Status of an agent, for people and programs.
 
-    `running` is asked of the kernel, for an agent that was killed could not write that it stopped. `update_waits` tells
-    whether an update is on the disk that the coordinator has not committed. `held_version` is the global model that is held
-    from one round to the next, by its digest; "" for none.
+    Attributes:
+        status: Content of status.json (StatusFile), empty where the agent has written none yet.
+        running: Whether the agent runs, as the kernel says: a killed agent could not write that it stopped.
+        update_waits: Whether an update is on the disk that the coordinator has not committed.
+        held_version: Digest of the global model that is held between rounds, "" for none.
     """
 
     running: bool
@@ -112,7 +116,7 @@ class AgentStatus:
 
 
 def read_standing(state_dir: Path) -> AgentStatus:
-    """Read only; UsageError where no agent ever ran, StateError where its files cannot be read."""
+    """Read the status. UsageError where no agent ever ran, StateError where its files cannot be read."""
     lock = state_dir / LOCK_NAME
     try:
         running = is_held(lock)

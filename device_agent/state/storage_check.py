@@ -1,4 +1,4 @@
-"""Whether this device can store what a round needs, asked before the round is accepted; and what of its files is damaged.
+"""Check whether this device can store what a round needs, before the round is accepted; and find damaged files.
 
 A device that accepts and then fails for its disk costs the others a round, each time. So it declines, with the reason.
 """
@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedpatch.device_agent.job.download_plan import expected_bytes, plan_download
-from fedpatch.device_agent.job.request_answers import AdmissionDecision
+from fedpatch.device_agent.job.download_plan import DownloadPlan, expected_bytes
+from fedpatch.device_agent.job.events import AdmissionDecision
 from fedpatch.device_agent.models.store import DIRECTORY as MODELS
 from fedpatch.device_agent.models.store import ModelStore
 from fedpatch.device_agent.state.model_cache import DIRECTORY as HELD
@@ -29,7 +29,7 @@ from fedpatch.device_agent.state.update_spool import UpdateSpool
 from fedpatch.shared.app.checksummed_file import unseal
 from fedpatch.shared.app.files import previous_of, remedy_at, stamp_of
 from fedpatch.shared.errors import StateError
-from fedpatch.shared.wire.messages import MAX_BLOB_BYTES, WorkRequest
+from fedpatch.shared.wire.messages import WorkRequest
 from fedpatch.shared.wire.reason_codes import Condition, DeclineReason
 
 RETRY_S = 300.0
@@ -41,24 +41,30 @@ PATCHES, SPOOL, DOWNLOADS = "patches", "spool", "downloads"
 
 @dataclass(frozen=True)
 class StorageProblem:
-    """What is wrong with the device's storage, and what to do; `verdict` is what the coordinator gets, without paths."""
+    """A problem of the device's storage with its remedy; `verdict` is the answer to the coordinator, without paths."""
 
     text: str
     verdict: AdmissionDecision
 
 
 class Storage:
-    """The files of the agent whose state is in `directory`. Patches are read again only after they have changed."""
+    """The files of the agent whose state is in `directory`. A patch is read again only after it has changed."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         # Of the last key only: keys come from the network.
         self._known: tuple[object, str] | None = None
 
-    def problem(self, task: str, request: WorkRequest, held: str = "") -> StorageProblem | None:
-        """Why the device cannot do the work of `request`, or None. `held` is the version of the global model that it holds."""
+    def problem(self, task: str, request: WorkRequest, plan: DownloadPlan) -> StorageProblem | None:
+        """Find why the device cannot store what the work needs; None where it can.
+
+        Args:
+            task: Name of the task of the request.
+            request: The work request.
+            plan: The download that leads to the request's model.
+        """
         return self._patch_problem(PatchKey(task, request.schema, request.private)) or self._space_problem(
-            PatchKey(task, request.schema, request.private), request, held
+            PatchKey(task, request.schema, request.private), request, plan
         )
 
     def _patch_problem(self, key: PatchKey) -> StorageProblem | None:
@@ -73,12 +79,12 @@ class Storage:
         verdict = AdmissionDecision(False, why, retry_after_s=RETRY_S, reason=DeclineReason.STORAGE)
         return StorageProblem(f"{known[1]}; {patch_mend(path)}", verdict)
 
-    def _space_problem(self, key: PatchKey, request: WorkRequest, held: str) -> StorageProblem | None:
+    def _space_problem(self, key: PatchKey, request: WorkRequest, plan: DownloadPlan) -> StorageProblem | None:
         try:
             disk = os.statvfs(self._directory)
         except OSError:
             return None
-        needed = expected_bytes(request, plan_download(request, held, MAX_BLOB_BYTES)) + _SPARE_BYTES
+        needed = expected_bytes(request, plan) + _SPARE_BYTES
         needed += _size(self._directory / PATCHES / key.file_name)
         # Parts of the same model are gone on with, others make room for it.
         needed -= sum(_held_bytes(path) for path in (self._directory / DOWNLOADS).glob("*"))
@@ -97,9 +103,9 @@ def _alone_mend(path: Path) -> str:
 
 
 def stored_problems(directory: Path) -> Iterator[tuple[bool, str, str]]:
-    """Each file of the agent's state that is damaged: whether rounds are declined for it, what is wrong, the mend.
+    """Find every damaged file of the agent's state: whether rounds are declined for it, the problem, the remedy.
 
-    Everything is read to its end and nothing is changed. StateError where a directory cannot be read.
+    Everything is read to its end, and nothing is changed. StateError where a directory cannot be read.
     """
     yield from _patch_problems(directory / PATCHES)
     yield from _patch_problems(directory / PATCHES / INDEPENDENT)
@@ -137,7 +143,7 @@ def _patch_problems(directory: Path) -> Iterator[tuple[bool, str, str]]:
 
 
 def _held_bytes(path: Path) -> int:
-    """What the disk has given the file; one that is being downloaded has the size of the whole from the beginning."""
+    """Bytes that the disk has allocated for the file; a download has its final size from the beginning."""
     try:
         return path.stat().st_blocks * 512
     except OSError:

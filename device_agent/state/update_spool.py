@@ -1,4 +1,4 @@
-"""The update that waits to be committed, on disk: a device may be switched off before the coordinator says `committed`."""
+"""The update that waits to be committed, on disk: a device may be switched off before the coordinator commits it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedpatch.device_agent.job.effects import JobKey
-from fedpatch.device_agent.state.partial_blob import file_digest
+from fedpatch.device_agent.state.download_files import file_digest
 from fedpatch.shared.app.checksummed_file import seal, unseal
 from fedpatch.shared.app.files import make_directory, refusals_of, remove_unfinished, sync_directory, write_atomic
 from fedpatch.shared.errors import StateError, WireError
@@ -24,7 +24,7 @@ _LINE = b"fedpatch offer 1\n"
 
 @dataclass(frozen=True)
 class Spooled:
-    """Which job the update belongs to, what it is, and the request that it answers (None: noted by an older version)."""
+    """Job and manifest of the update, and the request that it answers (None: noted by an older version)."""
 
     key: JobKey
     manifest: Manifest
@@ -32,9 +32,10 @@ class Spooled:
 
 
 class UpdateSpool:
-    """At most one update. `update_path` is where training writes it; it counts once `save` has noted it.
+    """At most one update. Training writes it to `update_path`; it counts once `save` has noted it.
 
-    Raises StateError, here and in each method, when the disk refuses.
+    Raises:
+        StateError: The disk refuses; here and in each method.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -46,27 +47,27 @@ class UpdateSpool:
         self._committed = directory / COMMITTED
 
     def save(self, spooled: Spooled) -> None:
-        """From now on the update survives a restart."""
+        """Note the update; from now on it survives a restart."""
         with refusals_of(self._note):
             write_atomic(self._note, seal(_LINE, to_bytes(spooled)))
 
     def note_committed(self) -> None:
-        """From now on the update waits for nothing but its personal model, also after a restart."""
+        """Note that the update is committed and waits for its personal model alone, also after a restart."""
         with refusals_of(self._note):
             os.replace(self._note, self._committed)
             sync_directory(self._note.parent)
 
     def load(self) -> Spooled | None:
-        """What waits, if anything does; an update that is damaged is dropped with a warning."""
+        """Load the note of the update that waits; None where none does. A damaged update is dropped with a warning."""
         return self._load(self._note)
 
     def committed(self) -> Spooled | None:
-        """The same for an update whose personal model is still to be made."""
+        """Load the note of a committed update whose personal model is still to be made; None where there is none."""
         with refusals_of(self._committed):
             return self._load(self._committed) if self._committed.exists() else None
 
     def committed_key(self) -> JobKey | None:
-        """The job of that update, also where the update itself is damaged or gone; None where there is no note of one."""
+        """Job of that update, also where the update itself is damaged or gone; None where there is no note."""
         try:
             with refusals_of(self._committed):
                 return _read_note(self._committed).key if self._committed.exists() else None
@@ -90,9 +91,9 @@ class UpdateSpool:
 
     @classmethod
     def problem(cls, directory: Path) -> str:
-        """What is wrong with the update that waits in `directory`, to be committed or for its personal model; changes nothing.
+        """Find what is wrong with an update in `directory` that waits, to be committed or for its personal model.
 
-        "" where nothing is, or none waits.
+        Nothing is changed. "" where nothing is wrong, or none waits.
         """
         problems = (cls._problem(directory / note, directory / UPDATE) for note in (NOTE, COMMITTED))
         return next(filter(None, problems), "")
@@ -111,7 +112,7 @@ class UpdateSpool:
         return ""
 
     def check(self, manifest: Manifest) -> None:
-        """Raises StateError where the update is not what `manifest` says: the coordinator takes such bytes for an offence."""
+        """Raise StateError where the update differs from `manifest`: the coordinator counts such bytes as an offence."""
         with refusals_of(self.update_path):
             if file_digest(self.update_path) == manifest.digest:
                 return
@@ -121,7 +122,7 @@ class UpdateSpool:
         )
 
     def clear(self) -> None:
-        """Nothing waits any more."""
+        """Delete update and notes."""
         with refusals_of(self._note):
             self._note.unlink(missing_ok=True)
             self._committed.unlink(missing_ok=True)
@@ -131,11 +132,11 @@ class UpdateSpool:
 
 
 class _DamagedNote(StateError):
-    """The note of an update is not what was written."""
+    """The note of an update is damaged."""
 
 
 def _read_note(path: Path) -> Spooled:
-    """Raises WireError or _DamagedNote where it is damaged, OSError. Earlier versions wrote notes without a checksum."""
+    """Read a note. WireError or _DamagedNote where it is damaged; OSError. Older versions wrote notes without a checksum."""
     data = path.read_bytes()
     if not data.startswith(_LINE[:8]):
         return from_bytes(data, Spooled)

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from fedpatch.device_agent.job.training_messages import TrainCommand
-from fedpatch.device_agent.policy.plan_cost import why_too_long
+from fedpatch.device_agent.policy.owner_limits import why_too_long
 from fedpatch.device_agent.policy.private_floor import PrivateFloor, public_schema, undercut
 from fedpatch.device_agent.state.model_cache import ModelCache
 from fedpatch.device_agent.state.patch_store import INDEPENDENT, PatchKey, PatchRecord, PatchState, PatchStore

@@ -22,6 +22,7 @@ from functools import partial
 
 from fedpatch.coordinator.rounds import effects as do
 from fedpatch.coordinator.rounds.run_engine import Engine
+from fedpatch.device_agent.job.download_plan import DownloadPlan
 from fedpatch.device_agent.job.effects import (
     Effect,
     EndJob,
@@ -32,8 +33,18 @@ from fedpatch.device_agent.job.effects import (
     StartTraining,
     WriteChunk,
 )
-from fedpatch.device_agent.job.job import Job
-from fedpatch.device_agent.job.request_answers import AdmissionDecision
+from fedpatch.device_agent.job.events import (
+    AdmissionDecision,
+    ChunkReceived,
+    DownloadDamaged,
+    DownloadStarted,
+    Event,
+    MessageReceived,
+    UpdateRestored,
+    UpdateTrained,
+    WorkRequested,
+)
+from fedpatch.device_agent.job.job import Job, run_effects
 from fedpatch.shared.wire.messages import (
     MAX_BLOB_BYTES,
     DeviceState,
@@ -89,7 +100,7 @@ class FleetDevice:
         self.job = Job(max_blob_bytes=MAX_BLOB_BYTES)
         if self._update is not None:
             waits = self._update
-            self.job.resume(waits.key, waits.manifest, self._agenda.now, waits.request)
+            self.job.handle(UpdateRestored(waits.key, waits.manifest, waits.request), self._agenda.now)
         state = DeviceState(True, self._boot, tasks=self._tasks, job=self.job.status())
         self._up.send(MESSAGE_BYTES, partial(self._world.on_state, self.name, self._pass(state)), safe=True)
         self._alarm.set(self.job.next_deadline())
@@ -99,13 +110,15 @@ class FleetDevice:
         now = self._agenda.now
         if isinstance(envelope.body, WorkRequest):
             verdict = _WILLING if self._fate_in(envelope.round).willing else _UNWILLING
-            self._perform(self.job.on_request(envelope, self._tasks, verdict, now))
+            self._perform(
+                self.job.handle(WorkRequested(envelope, self._tasks, verdict, DownloadPlan(envelope.body.model)), now)
+            )
         else:
-            self._perform(self.job.on_message(envelope, now))
+            self._perform(self.job.handle(MessageReceived(envelope), now))
 
     def on_model_chunk(self, chunk: Chunk) -> None:
         """A chunk of the global model."""
-        self._perform(self.job.on_chunk(chunk, self._agenda.now))
+        self._perform(self.job.handle(ChunkReceived(chunk), self._agenda.now))
 
     @property
     def _boot(self) -> str:
@@ -143,12 +156,11 @@ class FleetDevice:
     # ---- what its job wants done
 
     def _perform(self, effects: list[Effect]) -> None:
-        queue = deque(effects)
-        while queue:
-            queue.extend(self._do(queue.popleft()))
+        run_effects(self.job, effects, self, lambda: self._agenda.now)
         self._alarm.set(self.job.next_deadline())
 
-    def _do(self, effect: Effect) -> list[Effect]:
+    def run(self, effect: Effect) -> list[Event]:
+        """Perform one effect (EffectHandler)."""
         match effect:
             case SendMessage():
                 message = self._world.wire.message(effect.envelope)
@@ -168,18 +180,18 @@ class FleetDevice:
                 self._parts, self._update = {}, None
         return []
 
-    def _fetch(self, manifest: Manifest) -> list[Effect]:
+    def _fetch(self, manifest: Manifest) -> list[Event]:
         if self._parts_of != manifest.digest:
             self._parts, self._parts_of = {}, manifest.digest
         self._world.subscribe(self, manifest.digest)
-        return self.job.fetching({manifest.digest: self._parts.keys()}, self._agenda.now)
+        return [DownloadStarted({manifest.digest: self._parts.keys()})]
 
-    def _train(self, effect: StartTraining) -> list[Effect]:
+    def _train(self, effect: StartTraining) -> list[Event]:
         self._world.unsubscribe(self)
         blob = b"".join(self._parts[index] for index in sorted(self._parts))
         if hashlib.sha256(blob).hexdigest() != effect.request.model.digest:
             self._parts = {}
-            return self.job.damaged()
+            return [DownloadDamaged()]
         fate = self._fate_in(effect.key.round)
         self._world.trains(effect.key.round)
         if fate.off_training is not None:
@@ -194,7 +206,7 @@ class FleetDevice:
         """The training of an earlier start is gone, and the job knows one that is of no use any more."""
         if job is self.job:
             manifest = self._world.updates.manifest(tag_of(self._number, key.round))
-            self._perform(job.trained(key, manifest, self._agenda.now))
+            self._perform(job.handle(UpdateTrained(key, manifest), self._agenda.now))
 
     def _send_chunk(self, index: int) -> None:
         assert self._update is not None

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fedpatch.device_agent.job.effects import Effect, JobState
+from fedpatch.device_agent.job.events import AdmissionDecision, ChunkReceived, DownloadStarted
 from fedpatch.device_agent.job.job import Job
-from fedpatch.device_agent.job.request_answers import AdmissionDecision
 from fedpatch.shared.wire.messages import Manifest, ModelDelta, WorkRequest
 from fedpatch.shared.wire.transfer import cut
-from tests.device_agent.jobs import REQUEST
+from tests.device_agent.jobs import REQUEST, requested
 from tests.support.specs import TASKS, model, said
 
 BLOBS = tuple(letter * 250 for letter in (b"j", b"k", b"l", b"m"))
@@ -22,29 +22,31 @@ DELTAS = tuple(
 )
 
 
-def asked() -> WorkRequest:
+def delta_request() -> WorkRequest:
     """To train the last version, to which three steps lead that together are shorter than it."""
     return replace(REQUEST, model=VERSIONS[-1], deltas=DELTAS)
 
 
-def ask(job: Job, held: str, request: WorkRequest | None = None, *, epoch: int = 1, now: float = 10.0) -> list[Effect]:
+def ask_holding(
+    job: Job, held: str, request: WorkRequest | None = None, *, epoch: int = 1, now: float = 10.0
+) -> list[Effect]:
     """The request reaches a device that holds this version."""
-    envelope = said(request or asked(), epoch=epoch)
-    return job.on_request(envelope, TASKS, AdmissionDecision(True), now, held)
+    envelope = said(request or delta_request(), epoch=epoch)
+    return job.handle(requested(envelope, TASKS, AdmissionDecision(True), held), now)
 
 
 def arrive(job: Job, blob: bytes, now: float = 12.0) -> list[Effect]:
     """All chunks of a blob."""
     manifest = model(blob)
-    effects = [job.on_chunk(cut(blob, manifest, index), now) for index in range(manifest.chunk_count)]
+    effects = [job.handle(ChunkReceived(cut(blob, manifest, index)), now) for index in range(manifest.chunk_count)]
     return [effect for several in effects for effect in several]
 
 
 def by_steps(begins: int = 1) -> Job:
     """A job that trains since second 12, on what the steps from this version lead to."""
     job = Job(max_blob_bytes=10_000)
-    ask(job, VERSIONS[begins].digest)
-    job.fetching({}, 10.0)
+    ask_holding(job, VERSIONS[begins].digest)
+    job.handle(DownloadStarted({}), 10.0)
     for blob in STEP_BLOBS[begins:]:
         arrive(job, blob)
     assert job.state is JobState.TRAINING

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from fedpatch.device_agent.job.effects import Effect
-from fedpatch.device_agent.job.job import Job
+from fedpatch.device_agent.job.job import Job, run_effects
 from fedpatch.device_agent.models.store import ModelStore
-from fedpatch.device_agent.policy.job_usage import JobUsage
 from fedpatch.device_agent.policy.owner_limits import OwnerLimits
-from fedpatch.device_agent.runtime.effect_runner import EffectRunner, Identity
+from fedpatch.device_agent.policy.usage import JobUsage
+from fedpatch.device_agent.runtime.effect_runner import EffectRunner
+from fedpatch.device_agent.runtime.presence import Identity
 from fedpatch.shared.wire.messages import Body
 from tests.device_agent.fake_link import Wire
 from tests.device_agent.owners import limits_of
@@ -18,7 +19,6 @@ from tests.device_agent.owners import limits_of
 
 def performer_of(
     directory: Path,
-    job: Job,
     wire: Wire,
     trainer: Any,
     *,
@@ -28,10 +28,9 @@ def performer_of(
     """The hands of the device, which works in `directory`; unless given, limits are those of tests.device_agent.owners."""
     return EffectRunner(
         Identity("lab", "pi", "b1"),
-        job,
         link=wire,
         trainer=trainer,
-        meter=JobUsage(),
+        usage=JobUsage(),
         limits=limits or limits_of(directory),
         directory=directory,
         models=models,
@@ -47,10 +46,20 @@ class PlayedDevice:
         self.directory, self.trainer = directory, trainer
         self.wire = Wire()
         self.job = Job(max_blob_bytes=max_blob_bytes)
-        self.performer = performer_of(directory, self.job, self.wire, trainer, models=models)
+        self.performer = performer_of(directory, self.wire, trainer, models=models)
 
     def perform(self, effects: list[Effect]) -> list[Body]:
         """What was said meanwhile."""
         before = len(self.wire.up)
-        self.performer.perform(effects)
+        run_effects(self.job, effects, self.performer, lambda: 0.0)
         return self.wire.up[before:]
+
+    def take_up_spooled(self) -> None:
+        """It was switched off and on again."""
+        for event in self.performer.take_up_spooled():
+            self.job.handle(event, 0.0)
+
+    def model_made(self) -> None:
+        """The training process says that the personal model is made."""
+        for event in self.performer.model_made():
+            self.perform(self.job.handle(event, 0.0))

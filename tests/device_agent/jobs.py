@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from fedpatch.device_agent.job.download_plan import plan_download
 from fedpatch.device_agent.job.effects import Effect, JobKey, JobState, SendMessage
+from fedpatch.device_agent.job.events import (
+    AdmissionDecision,
+    ChunkReceived,
+    DownloadStarted,
+    UpdateTrained,
+    WorkRequested,
+)
 from fedpatch.device_agent.job.job import Job
-from fedpatch.device_agent.job.request_answers import AdmissionDecision
-from fedpatch.shared.wire.messages import Body, WorkRequest
+from fedpatch.shared.wire.messages import MAX_BLOB_BYTES, Body, Envelope, TaskCapability, WorkRequest
 from fedpatch.shared.wire.transfer import cut
 from tests.support.specs import CHUNK_BYTES, RUN, SCHEMA, TASK, TASKS, model, run_spec, said, update
 
@@ -15,6 +22,7 @@ BLOB = b"m" * 250
 DIGEST = update().digest
 REQUEST = WorkRequest(SCHEMA, "affine", run_spec().plan, model(), "fp32", CHUNK_BYTES, 300.0)
 KEY = JobKey(RUN, 1, 1, TASK)
+WILLING = AdmissionDecision(True)
 
 
 def said_back(effects: list[Effect]) -> list[Body]:
@@ -22,16 +30,27 @@ def said_back(effects: list[Effect]) -> list[Body]:
     return [effect.envelope.body for effect in effects if isinstance(effect, SendMessage)]
 
 
+def requested(
+    envelope: Envelope,
+    tasks: tuple[TaskCapability, ...] = TASKS,
+    decision: AdmissionDecision = WILLING,
+    held: str = "",
+) -> WorkRequested:
+    """A work request reaches a device that holds this version of the global model."""
+    request = envelope.body
+    assert isinstance(request, WorkRequest)
+    return WorkRequested(envelope, tasks, decision, plan_download(request, held, MAX_BLOB_BYTES))
+
+
 def ask(job: Job, round_number: int = 1, now: float = 10.0, accept: bool = True, **changes) -> list[Effect]:
     """A work request reaches the device."""
-    return job.on_request(
-        said(REQUEST, round_number, **changes), TASKS, AdmissionDecision(accept, "" if accept else "no"), now
-    )
+    decision = AdmissionDecision(accept, "" if accept else "no")
+    return job.handle(requested(said(REQUEST, round_number, **changes), decision=decision), now)
 
 
 def here(job: Job, indices: Iterable[int], now: float) -> list[Effect]:
     """Room is made for the global model, of which these chunks are on the disk."""
-    return job.fetching({model().digest: frozenset(indices)}, now)
+    return job.handle(DownloadStarted({model().digest: frozenset(indices)}), now)
 
 
 def downloading(have: frozenset[int] = frozenset()) -> Job:
@@ -46,7 +65,7 @@ def training() -> Job:
     """A job that trains since second 12."""
     job = downloading()
     for index in range(3):
-        job.on_chunk(cut(BLOB, model(), index), 12.0)
+        job.handle(ChunkReceived(cut(BLOB, model(), index)), 12.0)
     assert job.state is JobState.TRAINING
     return job
 
@@ -54,7 +73,7 @@ def training() -> Job:
 def uploading() -> Job:
     """A job whose update was offered at second 20."""
     job = training()
-    job.trained(KEY, update(), 20.0)
+    job.handle(UpdateTrained(KEY, update()), 20.0)
     return job
 
 

@@ -7,17 +7,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from fedpatch.device_agent.job.download_plan import DownloadPlan, expected_bytes
 from fedpatch.device_agent.job.effects import Effect
+from fedpatch.device_agent.job.events import AdmissionDecision
 from fedpatch.device_agent.job.job import Job
-from fedpatch.device_agent.job.request_answers import AdmissionDecision
 from fedpatch.device_agent.job.training_messages import Ready
-from fedpatch.device_agent.policy.admission_mode import parse_admission_mode
-from fedpatch.device_agent.policy.daily_budget import NOTHING, Usage
-from fedpatch.device_agent.policy.job_usage import OwnLoadAverage
 from fedpatch.device_agent.policy.owner_limits import OwnerLimits
-from fedpatch.device_agent.policy.owner_policy import OwnerPolicy
-from fedpatch.device_agent.policy.preference_evaluation import Preferences
+from fedpatch.device_agent.policy.owner_policy import OwnerPolicy, parse_admission_mode
+from fedpatch.device_agent.policy.preferences import Preferences
 from fedpatch.device_agent.policy.settings import PreferenceSettings
+from fedpatch.device_agent.policy.usage import NOTHING, OwnLoadAverage, Usage
 from fedpatch.device_agent.sensors.facts import Fact, Facts
 from fedpatch.shared.config.load import load
 from fedpatch.shared.wire.reason_codes import LinkKind
@@ -116,8 +115,13 @@ class Bench:
 
     def see(self, job: Job, found: Facts, *moments: float) -> list[Effect]:
         """The same facts at each of these moments."""
-        return [effect for now in moments for effect in self.owner.update_facts(found, job, [TASK], now)]
+        return [
+            effect
+            for now in moments
+            for event in self.owner.update_facts(found, job, [TASK], now)
+            for effect in job.handle(event, now)
+        ]
 
     def consider(self, now: float) -> AdmissionDecision | None:
         """An offer of the usual work."""
-        return self.owner.decide(TASK, REQUEST, now)
+        return self.owner.decide(TASK, expected_bytes(REQUEST, DownloadPlan(REQUEST.model)), now)

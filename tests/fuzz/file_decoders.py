@@ -30,7 +30,7 @@ from fedpatch.coordinator.storage.boot_clock import BootTime
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint, load_update, save_checkpoint, store_update
 from fedpatch.coordinator.storage.registry import Registry
 from fedpatch.device_agent.settings import AgentSettings
-from fedpatch.device_agent.state.partial_blob import PartialBlob
+from fedpatch.device_agent.state.download_files import PartialBlob
 from fedpatch.device_agent.state.patch_store import (
     MAGIC,
     PatchKey,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import replace
 from typing import get_args
 
@@ -20,8 +19,21 @@ from fedpatch.device_agent.job.effects import (
     StartDownload,
     StartTraining,
 )
-from fedpatch.device_agent.job.job import Job
-from fedpatch.device_agent.job.request_answers import AdmissionDecision
+from fedpatch.device_agent.job.events import (
+    AdmissionDecision,
+    ChunkReceived,
+    DownloadDamaged,
+    DownloadStarted,
+    Event,
+    LinkRestored,
+    MessageReceived,
+    OwnerPaused,
+    OwnerResumed,
+    TrainingFailed,
+    TrainingProgressed,
+    UpdateTrained,
+)
+from fedpatch.device_agent.job.job import Job, run_effects
 from fedpatch.shared.errors import WireError
 from fedpatch.shared.wire.codec import decode, encode
 from fedpatch.shared.wire.messages import (
@@ -39,6 +51,7 @@ from fedpatch.shared.wire.messages import (
 )
 from fedpatch.shared.wire.reason_codes import FailReason, RefuseReason
 from fedpatch.shared.wire.transfer import SendChunk, check_manifest, cut
+from tests.device_agent.jobs import requested
 from tests.fuzz.effort import tries
 from tests.fuzz.hostile_messages import (
     BITMAPS,
@@ -109,7 +122,7 @@ class HostileCoordinator(RuleBasedStateMachine):
     @rule(envelope=addressed(REQUESTS, ROUNDS), tasks=CAPABILITIES, verdict=VERDICTS)
     def ask(self, envelope, tasks, verdict):
         """A work request of any run and round."""
-        self.perform(self.job.on_request(envelope, tasks, verdict, self.now))
+        self.perform(self.job.handle(requested(envelope, tasks, verdict), self.now))
 
     @rule(manifest=st.just(model(MODEL)) | MANIFESTS, number=st.integers(1, 9))
     def ask_properly(self, manifest, number):
@@ -140,7 +153,7 @@ class HostileCoordinator(RuleBasedStateMachine):
     @rule(chunk=chunks((MODEL, *BLOBS)))
     def deliver(self, chunk):
         """A chunk of a model, of this one or of another."""
-        self.perform(self.job.on_chunk(chunk, self.now))
+        self.perform(self.job.handle(ChunkReceived(chunk), self.now))
 
     @rule()
     def deliver_all(self):
@@ -154,36 +167,38 @@ class HostileCoordinator(RuleBasedStateMachine):
     def train(self, blob, key):
         """Training ends: that of the present job, or one that was thought to have been stopped."""
         if self.trains is not None:
-            self.perform(self.job.trained(key or self.trains.key, update(blob), self.now))
+            self.perform(self.job.handle(UpdateTrained(key or self.trains.key, update(blob)), self.now))
 
     @rule(reason=st.sampled_from(FailReason), key=st.none() | KEYS)
     def fail(self, reason, key):
         """Training fails, perhaps that of another job."""
         if self.trains is not None:
-            self.perform(self.job.training_failed(key or self.trains.key, reason, "private words"))
+            self.perform(self.job.handle(TrainingFailed(key or self.trains.key, reason, "private words"), self.now))
 
     @rule()
     def find_damage(self):
         """The model's SHA-256 was wrong after all."""
-        self.perform(self.job.damaged())
+        self.perform(self.job.handle(DownloadDamaged(), self.now))
 
     @rule(done=st.integers(0, 2**53), total=st.integers(0, 2**53), key=KEYS)
     def show_progress(self, done, total, key):
         """A sign of life from training."""
-        self.perform(self.job.progress(self.trains.key if self.trains else key, done, total))
+        self.perform(
+            self.job.handle(TrainingProgressed(self.trains.key if self.trains else key, done, total), self.now)
+        )
 
     @rule(seconds=st.sampled_from(STEPS_S), reconnected=st.booleans())
     def wait(self, seconds, reconnected):
         """Time passes; the link may have been away."""
         self.now += seconds
         if reconnected:
-            self.job.reconnected(self.now)
+            self.job.handle(LinkRestored(), self.now)
         self.perform(self.job.tick(self.now))
 
     @rule(pause=st.booleans())
     def mind(self, pause):
         """The owner needs the device, or does not any more."""
-        self.perform(self.job.pause() if pause else self.job.go_on(self.now))
+        self.perform(self.job.handle(OwnerPaused(), self.now) if pause else self.job.handle(OwnerResumed(), self.now))
 
     # ---- what must hold
 
@@ -215,7 +230,7 @@ class HostileCoordinator(RuleBasedStateMachine):
 
     def _hear(self, envelope) -> None:
         try:
-            effects = self.job.on_message(envelope, self.now)
+            effects = self.job.handle(MessageReceived(envelope), self.now)
         except WireError:
             return
         if isinstance(envelope.body, Grant):
@@ -224,11 +239,10 @@ class HostileCoordinator(RuleBasedStateMachine):
 
     def perform(self, effects: list[Effect]) -> None:
         """All of them, and those that follow."""
-        queue = deque(effects)
-        while queue:
-            queue.extend(self._do(queue.popleft()))
+        run_effects(self.job, effects, self, lambda: self.now)
 
-    def _do(self, effect: Effect) -> list[Effect]:
+    def run(self, effect: Effect) -> list[Event]:
+        """Perform one effect (EffectHandler)."""
         match effect:
             case SendMessage():
                 assert isinstance(effect.envelope.body, get_args(UpBody)), "a device says only what a device may say"
@@ -238,7 +252,7 @@ class HostileCoordinator(RuleBasedStateMachine):
                 for blob in effect.blobs:
                     check_manifest(blob, MAX_BLOB_BYTES)
                 have = {blob.digest: range(0, blob.chunk_count, 2) for blob in effect.blobs}
-                return self.job.fetching(have, self.now)
+                return [DownloadStarted(have)]
             case StartTraining():
                 assert {effect.request.encoding, effect.request.model.encoding} <= set(ENCODINGS)
                 self.trains = effect
@@ -259,11 +273,11 @@ class HostileCoordinator(RuleBasedStateMachine):
         if not hasattr(self, "job"):
             return
         key = JobKey("honest", 1, 1, TASK)
-        self.perform(self.job.on_request(said(REQUEST, run="honest"), TASKS, AdmissionDecision(True), self.now))
+        self.perform(self.job.handle(requested(said(REQUEST, run="honest")), self.now))
         assert self.job.key == key
         self.deliver_all()
         assert self.trains is not None
-        self.perform(self.job.trained(self.trains.key, update(), self.now))
+        self.perform(self.job.handle(UpdateTrained(self.trains.key, update()), self.now))
         self.chunks.clear()
         self._hear(said(Grant(update().digest, 4, b"\0"), run="honest"))
         assert sorted(self.chunks) == [0, 1, 2, 3]

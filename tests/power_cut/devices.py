@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgpack
 
-from fedpatch.device_agent.job.job import Job
-from fedpatch.device_agent.job.request_answers import AdmissionDecision
+from fedpatch.device_agent.job.effects import Effect
+from fedpatch.device_agent.job.events import (
+    ChunkReceived,
+    Event,
+    MessageReceived,
+    UpdateTrained,
+)
+from fedpatch.device_agent.job.job import Job, run_effects
 from fedpatch.device_agent.job.training_messages import Ready, TrainCommand
 from fedpatch.device_agent.models.store import DIRECTORY as MODELS
 from fedpatch.device_agent.models.store import ModelStore
-from fedpatch.device_agent.policy.daily_budget import Usage
 from fedpatch.device_agent.policy.owner_limits import OwnerLimits
-from fedpatch.device_agent.policy.usage_file import UsageLedger
+from fedpatch.device_agent.policy.usage import Usage, UsageLedger
 from fedpatch.device_agent.state.model_cache import DIRECTORY as HELD
 from fedpatch.device_agent.state.model_cache import ModelCache
 from fedpatch.device_agent.state.patch_store import PatchKey, PatchStore
@@ -37,6 +42,7 @@ from tests.device_agent.device_rounds import SGD, Scene
 from tests.device_agent.effect_runners import performer_of
 from tests.device_agent.exported_models import RUN, describe
 from tests.device_agent.fake_link import Wire
+from tests.device_agent.jobs import requested
 from tests.device_agent.toy_tasks import TOY, random_data
 
 ENCODING = "delta-int4"  # leaves out most, so that there is a residual
@@ -117,10 +123,15 @@ class DeviceStory:
         self._tasks = (TaskCapability(TOY.name, scene().model.digest, 20),)
         self._job = Job(max_blob_bytes=2**20)
         self.wire = MarkedWire(self._offered)
-        self.performer = performer_of(
-            state, self._job, self.wire, self._training, limits=_limits(state), models=self._models
-        )
-        self.performer.take_up_spooled()
+        self.performer = performer_of(state, self.wire, self._training, limits=_limits(state), models=self._models)
+        self._take(self.performer.take_up_spooled())
+
+    def _take(self, events: Sequence[Event]) -> None:
+        for event in events:
+            self._perform(self._job.handle(event, 0.0))
+
+    def _perform(self, effects: Sequence[Effect]) -> None:
+        run_effects(self._job, effects, self.performer, lambda: 0.0)
 
     def round(self, number: int, *, committed: bool) -> None:
         """From the request to `committed`, or to a refusal."""
@@ -131,16 +142,16 @@ class DeviceStory:
         def said(body: Any) -> Envelope:
             return Envelope(body, task=TOY.name, run=RUN, epoch=1, round=number)
 
-        self.performer.perform(self._job.on_request(said(request), self._tasks, AdmissionDecision(True), 0.0))
+        self._perform(self._job.handle(requested(said(request), self._tasks), 0.0))
         for index in range(manifest.chunk_count):
-            self.performer.perform(self._job.on_chunk(cut(packed.blob, manifest, index), 0.0))
+            self._perform(self._job.handle(ChunkReceived(cut(packed.blob, manifest, index)), 0.0))
         key, (update, _) = self._training.answer
         content = f"model of round {number}".encode() * 100
         self._models.stage(content, describe(number, content))
-        self.performer.perform(self._job.trained(key, update, 0.0))
+        self._perform(self._job.handle(UpdateTrained(key, update), 0.0))
         self._mark("settled", round=number)
         answer = Committed(update.digest) if committed else Refused(update.digest, RefuseReason.LATE, "")
-        self.performer.perform(self._job.on_message(said(answer), 0.0))
+        self._perform(self._job.handle(MessageReceived(said(answer)), 0.0))
         if committed:
             self._mark("published", round=number)
         self._usage.note(Usage(1, 1000, 1.0))

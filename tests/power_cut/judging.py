@@ -18,7 +18,7 @@ from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint
 from fedpatch.coordinator.storage.registry import REGISTRY_FILE, Registry
 from fedpatch.device_agent.models.store import DIRECTORY as MODELS
-from fedpatch.device_agent.policy.usage_file import read_today
+from fedpatch.device_agent.policy.usage import read_today
 from fedpatch.shared.errors import FedpatchError
 from tests.device_agent.exported_models import present
 from tests.power_cut.devices import kept, spooled

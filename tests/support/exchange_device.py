@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections import Counter, deque
+from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -18,12 +18,25 @@ from fedpatch.device_agent.job.effects import (
     StartTraining,
     WriteChunk,
 )
-from fedpatch.device_agent.job.job import Job
-from fedpatch.device_agent.job.request_answers import AdmissionDecision
+from fedpatch.device_agent.job.events import (
+    AdmissionDecision,
+    ChunkReceived,
+    DownloadDamaged,
+    DownloadStarted,
+    Event,
+    LinkRestored,
+    MessageReceived,
+    TrainingFailed,
+    TrainingProgressed,
+    UpdateRestored,
+    UpdateTrained,
+)
+from fedpatch.device_agent.job.job import Job, run_effects
 from fedpatch.shared.wire.codec import decode, encode
 from fedpatch.shared.wire.messages import Ack, Committed, Envelope, Grant, Manifest, Offer, WorkRequest
 from fedpatch.shared.wire.reason_codes import FailReason
 from fedpatch.shared.wire.transfer import Bitmap, SendChunk, cut, decode_chunk, encode_chunk
+from tests.device_agent.jobs import requested
 from tests.support.specs import TASKS, gone, there, update
 
 if TYPE_CHECKING:
@@ -67,7 +80,7 @@ class Device:
         self._settled = set()
         self._under_way.clear()
         if self._update is not None:
-            self.job.resume(self._update[0], self._update[1], self._world.now, self._request)
+            self.job.handle(UpdateRestored(self._update[0], self._update[1], self._request), self._world.now)
         self._world.agenda.after(READY_S, partial(self._become_ready, self._boots))
 
     def restart(self, down_s: float, torn: bool = False) -> None:
@@ -94,7 +107,7 @@ class Device:
         if boots == self._boots and not self.online:
             self.online = True
             self.tell_state()
-            self.job.reconnected(self._world.now)
+            self.job.handle(LinkRestored(), self._world.now)
 
     def _give_will(self, boots: int) -> None:
         if boots == self._boots and not self.online:
@@ -121,7 +134,7 @@ class Device:
         """A coordinator has started."""
         if self.online:
             self.tell_state()
-            self.job.reconnected(self._world.now)
+            self.job.handle(LinkRestored(), self._world.now)
 
     # ---- what it hears
 
@@ -132,12 +145,12 @@ class Device:
         envelope, now = decode(payload), self._world.now
         body = envelope.body
         if isinstance(body, WorkRequest):
-            self.perform(self.job.on_request(envelope, self.tasks if self._ready else (), self.verdict, now))
+            self.perform(self.job.handle(requested(envelope, self.tasks if self._ready else (), self.verdict), now))
             return
         if isinstance(body, Grant | Ack) and self._update is not None and body.digest == self._update[1].digest:
             for index in Bitmap.from_bytes(self._update[1].chunk_count, body.have):
                 del self._under_way[index]
-        effects = self.job.on_message(envelope, now)
+        effects = self.job.handle(MessageReceived(envelope), now)
         if isinstance(body, Committed) and any(isinstance(one, EndJob) and one.committed for one in effects):
             self._committed.add(body.digest)
         self.perform(effects)
@@ -145,7 +158,7 @@ class Device:
     def on_chunk(self, payload: bytes) -> None:
         """A chunk of the global model."""
         if self.online:
-            self.perform(self.job.on_chunk(decode_chunk(payload), self._world.now))
+            self.perform(self.job.handle(ChunkReceived(decode_chunk(payload)), self._world.now))
 
     def tick(self) -> None:
         """Lets time pass."""
@@ -159,19 +172,18 @@ class Device:
 
     def perform(self, effects: list[Effect]) -> None:
         """All of them, and those that follow."""
-        queue = deque(effects)
-        while queue:
-            queue.extend(self._do(queue.popleft()))
+        run_effects(self.job, effects, self, lambda: self._world.now)
         assert self._under_way.total() <= self._world.spec.upload_window
 
-    def _do(self, effect: Effect) -> list[Effect]:
+    def run(self, effect: Effect) -> list[Event]:
+        """Perform one effect (EffectHandler)."""
         match effect:
             case SendMessage():
                 self._reply(effect.envelope)
             case StartDownload():
                 [whole] = effect.blobs
                 self._world.subscribe(self, whole)
-                return self.job.fetching({whole.digest: self._parts.keys()}, self._world.now)
+                return [DownloadStarted({whole.digest: self._parts.keys()})]
             case WriteChunk():
                 self._parts[effect.chunk.index] = effect.chunk.data
             case StartTraining():
@@ -205,11 +217,11 @@ class Device:
         if self.online:
             self._world.link.send(deliver)
 
-    def _train(self, effect: StartTraining) -> list[Effect]:
+    def _train(self, effect: StartTraining) -> list[Event]:
         blob = b"".join(self._parts[index] for index in sorted(self._parts))
         if hashlib.sha256(blob).hexdigest() != effect.request.model.digest:
             self._parts = {}
-            return self.job.damaged()
+            return [DownloadDamaged()]
         seconds = self._rng.uniform(*self.train_s)
         self._world.agenda.after(seconds / 2, partial(self._show_progress, self.job, effect.key))
         self._world.agenda.after(seconds, partial(self._finish_training, self.job, effect.key))
@@ -217,14 +229,14 @@ class Device:
 
     def _show_progress(self, job: Job, key: JobKey) -> None:
         if job is self.job:
-            self.perform(job.progress(key, 1, 2))
+            self.perform(job.handle(TrainingProgressed(key, 1, 2), self._world.now))
 
     def _finish_training(self, job: Job, key: JobKey) -> None:
         """The training process of an earlier start is gone; one that was stopped may still have had its say."""
         if job is not self.job:
             return
         if self.fails is not None:
-            self.perform(job.training_failed(key, self.fails, "as planned"))
+            self.perform(job.handle(TrainingFailed(key, self.fails, "as planned"), self._world.now))
             return
         self._fresh = self._rng.randbytes(self._rng.randint(1, 900))
-        self.perform(job.trained(key, update(self._fresh), self._world.now))
+        self.perform(job.handle(UpdateTrained(key, update(self._fresh)), self._world.now))

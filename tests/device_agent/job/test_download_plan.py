@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fedpatch.device_agent.job.download_plan import DownloadPlan, expected_bytes, plan_download
 from fedpatch.shared.wire.messages import ENCODINGS, Manifest, ModelDelta, WorkRequest
-from tests.device_agent.delta_jobs import CONTENT, STEPS, VERSIONS, asked
+from tests.device_agent.delta_jobs import CONTENT, STEPS, VERSIONS, delta_request
 
 LIMIT = 10_000
 
@@ -18,7 +18,7 @@ LIMIT = 10_000
 @pytest.mark.parametrize("begins", range(len(STEPS)))
 def test_whoever_holds_a_version_takes_the_rest_of_the_way(begins):
     """The steps from there, in their order, and nothing else is downloaded."""
-    request = asked()
+    request = delta_request()
     way = plan_download(request, VERSIONS[begins].digest, LIMIT)
     assert way == DownloadPlan(request.model, VERSIONS[begins].digest, request.deltas[begins:])
     assert way.blobs == tuple(step.manifest for step in request.deltas[begins:])
@@ -27,7 +27,7 @@ def test_whoever_holds_a_version_takes_the_rest_of_the_way(begins):
 
 def test_a_way_is_told_in_words():
     """For whoever reads the agent's log."""
-    ways = [plan_download(asked(), held, LIMIT) for held in ("", *(one.digest for one in VERSIONS[-3:]))]
+    ways = [plan_download(delta_request(), held, LIMIT) for held in ("", *(one.digest for one in VERSIONS[-3:]))]
     told = [
         "the whole model",
         "the model held and 2 steps from there",
@@ -39,7 +39,7 @@ def test_a_way_is_told_in_words():
 
 def test_whoever_holds_the_model_itself_downloads_nothing():
     """With or without steps: a round that is repeated is one case of it."""
-    for request in (asked(), replace(asked(), deltas=())):
+    for request in (delta_request(), replace(delta_request(), deltas=())):
         way = plan_download(request, request.model.digest, LIMIT)
         assert (way.held, way.blobs) == (request.model.digest, ())
 
@@ -47,8 +47,8 @@ def test_whoever_holds_the_model_itself_downloads_nothing():
 @pytest.mark.parametrize("held", ["", "77" * 32], ids=["nothing", "another"])
 def test_whoever_holds_nothing_of_use_takes_the_whole_model(held):
     """As does a device of a version that knows no steps."""
-    assert plan_download(asked(), held, LIMIT) == DownloadPlan(asked().model)
-    assert plan_download(asked(), held, LIMIT).blobs == (asked().model,)
+    assert plan_download(delta_request(), held, LIMIT) == DownloadPlan(delta_request().model)
+    assert plan_download(delta_request(), held, LIMIT).blobs == (delta_request().model,)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_whoever_holds_nothing_of_use_takes_the_whole_model(held):
 )
 def test_steps_that_cannot_be_gone_are_no_reason_against_the_work(spoilt):
     """The whole model is always there; a device that begins behind the step does not mind it."""
-    request = asked()
+    request = delta_request()
     bad = replace(request.deltas[1], manifest=replace(request.deltas[1].manifest, **spoilt))
     request = replace(request, deltas=(request.deltas[0], bad, request.deltas[2]))
     assert plan_download(request, VERSIONS[0].digest, LIMIT) == DownloadPlan(request.model)
@@ -75,7 +75,7 @@ def test_steps_that_cannot_be_gone_are_no_reason_against_the_work(spoilt):
 
 def test_steps_that_begin_twice_at_what_is_held_are_gone_from_the_last():
     """A coordinator went back and forth; the way that is left is what counts."""
-    request = asked()
+    request = delta_request()
     twice = replace(request, deltas=(replace(request.deltas[0], base=VERSIONS[2].digest), *request.deltas[1:]))
     assert plan_download(twice, VERSIONS[2].digest, LIMIT).steps == twice.deltas[2:]
 
@@ -87,7 +87,7 @@ def test_steps_that_begin_twice_at_what_is_held_are_gone_from_the_last():
 )
 def test_an_owner_who_pays_for_traffic_is_asked_for_what_the_work_will_take(encoding, held, expected):
     """The way to the model, and an update: no more than as large as the model, or half of that as a difference."""
-    request = replace(asked(), encoding=encoding)
+    request = replace(delta_request(), encoding=encoding)
     assert expected_bytes(request, plan_download(request, held, LIMIT)) == expected
 
 
@@ -100,7 +100,7 @@ blobs = st.builds(
     st.sampled_from((*ENCODINGS, "delta-of-tomorrow")),
 )
 requests = st.builds(
-    lambda model, deltas: replace(asked(), model=model, deltas=tuple(deltas)),
+    lambda model, deltas: replace(delta_request(), model=model, deltas=tuple(deltas)),
     blobs,
     st.lists(st.builds(ModelDelta, digests, st.just(CONTENT[0]), blobs), max_size=16),
 )

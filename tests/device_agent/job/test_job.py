@@ -1,29 +1,56 @@
-"""The job: from its model to `committed`, and every way in which it ends earlier."""
+"""The job as a state machine: requests and answers, each state, pauses, newer epochs, and downloads by deltas."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fedpatch.device_agent.job.download_plan import DownloadPlan
 from fedpatch.device_agent.job.effects import (
+    ContinueTraining,
+    DropHeldModel,
+    Effect,
     EndJob,
     JobState,
+    PauseTraining,
+    ReportFailure,
     SendMessage,
     SpoolUpdate,
     StartDownload,
     StartTraining,
+    StopDownload,
     StopTraining,
     WriteChunk,
 )
-from fedpatch.device_agent.job.job import Job
+from fedpatch.device_agent.job.events import (
+    AdmissionDecision,
+    ChunkReceived,
+    DownloadDamaged,
+    DownloadStarted,
+    EffectFailed,
+    Event,
+    LinkRestored,
+    MessageReceived,
+    OwnerAbandoned,
+    OwnerPaused,
+    OwnerResumed,
+    TrainingFailed,
+    TrainingProgressed,
+    UpdateRestored,
+    UpdateTrained,
+)
+from fedpatch.device_agent.job.job import Job, run_effects
 from fedpatch.shared.errors import WireError
 from fedpatch.shared.wire.messages import (
     Accept,
     Ack,
     Cancel,
     Committed,
+    Decline,
     Failed,
     Grant,
     JobStatus,
@@ -32,9 +59,21 @@ from fedpatch.shared.wire.messages import (
     Progress,
     Refused,
     RetryAfter,
+    WorkRequest,
 )
-from fedpatch.shared.wire.reason_codes import FailReason, JobPhase, RefuseReason
-from fedpatch.shared.wire.transfer import SendChunk, cut
+from fedpatch.shared.wire.reason_codes import Condition, DeclineReason, FailReason, JobPhase, RefuseReason
+from fedpatch.shared.wire.transfer import Bitmap, SendChunk, cut
+from tests.device_agent.delta_jobs import (
+    BLOBS,
+    DELTAS,
+    STEP_BLOBS,
+    STEPS,
+    VERSIONS,
+    arrive,
+    ask_holding,
+    by_steps,
+    delta_request,
+)
 from tests.device_agent.jobs import (
     BLOB,
     DIGEST,
@@ -44,24 +83,25 @@ from tests.device_agent.jobs import (
     ask,
     downloading,
     here,
+    requested,
     said_back,
     training,
     uploading,
 )
-from tests.support.specs import RUN, model, said, update
+from tests.support.specs import CHUNK_BYTES, RUN, TASKS, model, run_spec, said, update
 
 
 class TestDownload:
     def test_keeps_chunks_and_trains_when_it_has_them(self):
         """The last chunk begins the training, and says so."""
         job = downloading(have=frozenset({0}))
-        assert job.on_chunk(cut(BLOB, model(), 2), 11.0) == [WriteChunk(cut(BLOB, model(), 2))]
-        assert job.on_chunk(cut(BLOB, model(), 2), 11.0) == []
-        kept, begun, train = job.on_chunk(cut(BLOB, model(), 1), 13.5)
+        assert job.handle(ChunkReceived(cut(BLOB, model(), 2)), 11.0) == [WriteChunk(cut(BLOB, model(), 2))]
+        assert job.handle(ChunkReceived(cut(BLOB, model(), 2)), 11.0) == []
+        kept, begun, train = job.handle(ChunkReceived(cut(BLOB, model(), 1)), 13.5)
         assert (kept, said_back([begun])) == (WriteChunk(cut(BLOB, model(), 1)), [Progress(JobPhase.TRAINING, 0, 1)])
         assert train == StartTraining(KEY, REQUEST, 3.5, DownloadPlan(model()))
         assert train.ends_at == 10.0 + REQUEST.deadline_s
-        assert job.on_chunk(cut(BLOB, model(), 1), 14.0) == []
+        assert job.handle(ChunkReceived(cut(BLOB, model(), 1)), 14.0) == []
 
     def test_that_was_complete_before_trains_at_once(self):
         """A reboot after the last chunk costs nothing."""
@@ -73,7 +113,7 @@ class TestDownload:
         """After a quiet second, and while it is not yet prepared not at all."""
         job = Job(max_blob_bytes=10_000)
         ask(job)
-        assert job.on_chunk(cut(BLOB, model(), 0), 10.5) == []
+        assert job.handle(ChunkReceived(cut(BLOB, model(), 0)), 10.5) == []
         assert job.next_deadline() == 310.0
         assert job.tick(200.0) == []
         here(job, frozenset({1}), 200.0)
@@ -84,7 +124,7 @@ class TestDownload:
     def test_that_is_damaged_begins_anew(self):
         """What the disk made of it is not what was announced."""
         job = training()
-        assert job.damaged() == [StartDownload((model(),))]
+        assert job.handle(DownloadDamaged(), 20.0) == [StartDownload((model(),))]
         assert (job.state, here(job, frozenset(), 20.0)) == (JobState.DOWNLOADING, [])
 
     def test_ends_at_the_deadline(self):
@@ -99,20 +139,20 @@ class TestTraining:
     def test_shows_signs_of_life(self):
         """And is not interrupted by anything but its deadline."""
         job = training()
-        assert said_back(job.progress(KEY, 3, 5)) == [Progress(JobPhase.TRAINING, 3, 5)]
+        assert said_back(job.handle(TrainingProgressed(KEY, 3, 5), 20.0)) == [Progress(JobPhase.TRAINING, 3, 5)]
         assert job.next_deadline() == 310.0
         assert job.tick(309.9) == []
 
     def test_ends_with_an_offer(self):
         """What must survive a restart is remembered before it is offered."""
         job = training()
-        spool, offer = job.trained(KEY, update(), 20.0)
+        spool, offer = job.handle(UpdateTrained(KEY, update()), 20.0)
         assert (spool, said_back([offer])) == (SpoolUpdate(KEY, update(), REQUEST), [Offer(update())])
         assert job.status() == JobStatus(RUN, 1, 1, JobPhase.UPLOADING)
 
     def test_that_fails_is_told(self):
         """The coordinator hears the reason; what an error's words hold is for the device alone."""
-        effects = training().training_failed(KEY, FailReason.NOT_FINITE, "secret.weight holds nan")
+        effects = training().handle(TrainingFailed(KEY, FailReason.NOT_FINITE, "secret.weight holds nan"), 20.0)
         assert said_back(effects) == [Failed(FailReason.NOT_FINITE)]
         assert [type(effect) for effect in effects] == [SendMessage, StopTraining, EndJob]
         assert effects[-1] == EndJob("gave up: not_finite: secret.weight holds nan", gave_up=True)
@@ -122,9 +162,9 @@ class TestTraining:
         """The training process may be late with its news: of the same round, from before the coordinator's restart."""
         job = training()
         key = replace(KEY, **other)
-        assert job.trained(key, update(), 20.0) == []
-        assert job.training_failed(key, FailReason.TRAINING, "") == []
-        assert job.progress(key, 3, 5) == []
+        assert job.handle(UpdateTrained(key, update()), 20.0) == []
+        assert job.handle(TrainingFailed(key, FailReason.TRAINING, ""), 20.0) == []
+        assert job.handle(TrainingProgressed(key, 3, 5), 20.0) == []
         assert job.state is JobState.TRAINING
 
 
@@ -136,17 +176,17 @@ class TestUpload:
     def test_sends_within_the_window(self):
         """A grant opens it, acknowledgements move it."""
         job = uploading()
-        assert job.on_message(said(self.grant()), 21.0) == [SendChunk(0), SendChunk(1)]
-        assert job.on_message(said(Ack(DIGEST, b"\x01")), 22.0) == [SendChunk(2)]
+        assert job.handle(MessageReceived(said(self.grant())), 21.0) == [SendChunk(0), SendChunk(1)]
+        assert job.handle(MessageReceived(said(Ack(DIGEST, b"\x01"))), 22.0) == [SendChunk(2)]
 
     def test_is_offered_again_when_it_is_quiet(self):
         """Or at once when the link is back, but not before it is time to come again."""
         job = uploading()
         assert job.next_deadline() == 23.0
         assert said_back(job.tick(23.0)) == [Offer(update())]
-        job.reconnected(24.0)
+        job.handle(LinkRestored(), 24.0)
         assert said_back(job.tick(24.0)) == [Offer(update())]
-        assert job.on_message(said(RetryAfter(DIGEST, 9.0)), 25.0) == []
+        assert job.handle(MessageReceived(said(RetryAfter(DIGEST, 9.0))), 25.0) == []
         assert (job.tick(33.9), said_back(job.tick(34.0))) == ([], [Offer(update())])
 
     @pytest.mark.parametrize(
@@ -161,7 +201,9 @@ class TestUpload:
     def test_ends_when_the_coordinator_says_so(self, end, outcome):
         """Only then is the update forgotten."""
         job = uploading()
-        assert job.on_message(said(end), 21.0) == [EndJob(outcome, committed=KEY if outcome == "committed" else None)]
+        assert job.handle(MessageReceived(said(end)), 21.0) == [
+            EndJob(outcome, committed=KEY if outcome == "committed" else None)
+        ]
         assert (job.state, job.status(), job.next_deadline()) == (JobState.IDLE, None, None)
         assert job.tick(1e6) == []
 
@@ -179,23 +221,23 @@ class TestUpload:
     def test_takes_no_answer_to_another_update(self, body):
         """The digest must be its own; and what is no answer to an offer is none, whatever its digest."""
         job = uploading()
-        assert job.on_message(said(body), 21.0) == []
+        assert job.handle(MessageReceived(said(body)), 21.0) == []
         assert job.state is JobState.UPLOADING
 
     def test_goes_on_after_a_restart(self):
         """The same offer, as if nothing had been."""
         job = Job(max_blob_bytes=10_000)
-        job.resume(KEY, update(), 5.0)
+        job.handle(UpdateRestored(KEY, update()), 5.0)
         assert job.status() == JobStatus(RUN, 1, 1, JobPhase.UPLOADING)
         assert said_back(job.tick(5.0)) == [Offer(update())]
-        assert job.on_message(said(Committed(DIGEST)), 6.0) == [EndJob("committed", committed=KEY)]
+        assert job.handle(MessageReceived(said(Committed(DIGEST))), 6.0) == [EndJob("committed", committed=KEY)]
 
     def test_a_bitmap_that_does_not_fit_is_a_wire_error(self):
         """The job stays as it was."""
         job = uploading()
         with pytest.raises(WireError):
-            job.on_message(said(self.grant(b"")), 21.0)
-        assert job.on_message(said(self.grant()), 22.0) == [SendChunk(0), SendChunk(1)]
+            job.handle(MessageReceived(said(self.grant(b""))), 21.0)
+        assert job.handle(MessageReceived(said(self.grant())), 22.0) == [SendChunk(0), SendChunk(1)]
 
 
 class TestNews:
@@ -208,7 +250,7 @@ class TestNews:
         job = make()
         state = job.state
         for body in (Cancel("late"), Committed(DIGEST), Refused(DIGEST, RefuseReason.STALE_EPOCH)):
-            assert job.on_message(said(body, **other), 21.0) == []
+            assert job.handle(MessageReceived(said(body, **other)), 21.0) == []
         assert job.state is state
 
     @pytest.mark.parametrize("make", [downloading, training], ids=lambda make: make.__name__)
@@ -216,21 +258,839 @@ class TestNews:
         """Only a cancel ends the job then."""
         job = make()
         for body in (Committed(DIGEST), Grant(DIGEST, 4, b"\x00")):
-            assert job.on_message(said(body), 13.0) == []
-        assert EndJob("cancelled: late") in job.on_message(said(Cancel("late")), 13.0)
+            assert job.handle(MessageReceived(said(body)), 13.0) == []
+        assert EndJob("cancelled: late") in job.handle(MessageReceived(said(Cancel("late"))), 13.0)
         assert job.state is JobState.IDLE
 
     def test_that_only_a_device_says_is_nothing(self):
         """A coordinator that speaks out of its part is not answered."""
-        assert uploading().on_message(said(Accept(10)), 21.0) == []
+        assert uploading().handle(MessageReceived(said(Accept(10))), 21.0) == []
 
     def test_for_an_idle_device_is_nothing(self):
-        """Call-backs of a job that has ended meanwhile come to nothing, too."""
+        """Completions of a job that has ended meanwhile have no effect either; a failed effect is only logged."""
         job = Job(max_blob_bytes=10_000)
-        assert job.on_message(said(Cancel("late")), 1.0) == []
-        assert job.on_chunk(cut(BLOB, model(), 0), 1.0) == []
-        assert here(job, range(3), 1.0) == []
-        assert job.damaged() + job.progress(KEY, 1, 2) + job.give_up(FailReason.TRAINING, "") == []
-        assert job.trained(KEY, update(), 1.0) + job.training_failed(KEY, FailReason.TRAINING, "") == []
-        job.reconnected(1.0)
+        for event in (
+            MessageReceived(said(Cancel("late"))),
+            ChunkReceived(cut(BLOB, model(), 0)),
+            DownloadStarted({model().digest: range(3)}),
+            DownloadDamaged(),
+            TrainingProgressed(KEY, 1, 2),
+            UpdateTrained(KEY, update()),
+            TrainingFailed(KEY, FailReason.TRAINING, ""),
+            OwnerAbandoned(""),
+        ):
+            assert job.handle(event, 1.0) == []
+        assert job.handle(EffectFailed(FailReason.STORAGE, "the disk"), 1.0) == [ReportFailure("the disk")]
+        job.handle(LinkRestored(), 1.0)
         assert (job.tick(1e6), job.next_deadline(), job.status()) == ([], None, None)
+
+
+class TestRequest:
+    def test_is_accepted_and_fetched(self):
+        """The answer carries the terms of the request; then the model is wanted."""
+        job = Job(max_blob_bytes=10_000)
+        effects = ask(job, 2, epoch=3)
+        assert effects == [SendMessage(said(Accept(10), 2, epoch=3, id=1)), StartDownload((model(),))]
+        assert job.status() == JobStatus(RUN, 3, 2, JobPhase.DOWNLOADING)
+
+    def test_again_is_answered_again(self):
+        """The answer was lost; the work goes on as it was, whatever the owner says now."""
+        job = downloading()
+        assert said_back(ask(job, accept=False)) == [Accept(10)]
+        assert job.state is JobState.DOWNLOADING
+
+    def test_again_while_training_is_answered_with_how_far_it_is(self):
+        """What was last told of it may be lost, too."""
+        job = training()
+        assert said_back(ask(job, accept=False)) == [Accept(10), Progress(JobPhase.TRAINING, 0, 1)]
+        job.handle(TrainingProgressed(KEY, 3, 5), 20.0)
+        assert said_back(ask(job)) == [Accept(10), Progress(JobPhase.TRAINING, 3, 5)]
+        assert job.state is JobState.TRAINING
+
+    def test_again_while_uploading_is_answered_by_the_offer(self):
+        """An acceptance would be a step back."""
+        assert ask(uploading()) == []
+
+    @pytest.mark.parametrize("make", IN_EACH_STATE, ids=lambda make: make.__name__)
+    @pytest.mark.parametrize("newer", [{"round_number": 2}, {"round_number": 2, "epoch": 2}, {"run": "run-2"}], ids=str)
+    def test_that_is_newer_replaces_the_job(self, make, newer):
+        """The old round is over; its training stops, its update is forgotten."""
+        job = make()
+        was_training = job.state is JobState.TRAINING
+        effects = ask(job, **newer)
+        assert [type(effect) for effect in effects] == [
+            *([StopTraining] * was_training),
+            EndJob,
+            SendMessage,
+            StartDownload,
+        ]
+        assert job.state is JobState.DOWNLOADING
+
+    @pytest.mark.parametrize("older", [{"round_number": 4, "epoch": 2}, {"round_number": 9, "epoch": 1}], ids=str)
+    def test_that_is_older_is_passed_over(self, older):
+        """It has been overtaken."""
+        job = Job(max_blob_bytes=10_000)
+        ask(job, 5, epoch=2)
+        assert ask(job, **older) == []
+        assert job.status() == JobStatus(RUN, 2, 5, JobPhase.DOWNLOADING)
+
+    @pytest.mark.parametrize(
+        "end", [Committed(DIGEST), Refused(DIGEST, RefuseReason.NOT_FINITE)], ids=lambda e: type(e).__name__
+    )
+    def test_for_what_is_done_is_passed_over(self, end):
+        """A request that is delivered twice must not train twice."""
+        job = uploading()
+        job.handle(MessageReceived(said(end)), 21.0)
+        assert ask(job) == []
+        assert job.state is JobState.IDLE
+        assert said_back(ask(job, 2)) == [Accept(10)]
+
+    def test_before_the_device_is_ready_is_not_answered(self):
+        """It will be sent again; declining for want of tasks would be held against the device."""
+        assert Job(max_blob_bytes=10_000).handle(requested(said(REQUEST), ()), 10.0) == []
+
+
+class TestDecline:
+    @pytest.mark.parametrize(
+        ("request_", "accept", "reason"),
+        [
+            (replace(REQUEST, schema="00" * 32), True, "schema_mismatch"),
+            (replace(REQUEST, encoding="morse"), True, "unsupported"),
+            (replace(REQUEST, model=replace(model(), encoding="morse")), True, "unsupported"),
+            (replace(REQUEST, model=replace(model(), raw_bytes=10_001)), True, "unsupported"),
+            (REQUEST, False, "unwilling"),
+        ],
+        ids=lambda value: value if isinstance(value, str) else "",
+    )
+    def test_has_its_reason(self, request_, accept, reason):
+        """A lasting reason comes before a passing one; nothing is begun."""
+        job = Job(max_blob_bytes=10_000)
+        effects = job.handle(requested(said(request_), TASKS, AdmissionDecision(accept, "on battery")), 10.0)
+        [body] = said_back(effects)
+        assert (len(effects), getattr(body, "reason", ""), job.state) == (1, reason, JobState.IDLE)
+        assert (
+            "morse" in getattr(body, "detail", "") or reason != "unsupported" or "limit" in getattr(body, "detail", "")
+        )
+
+    def test_for_a_task_that_is_not_here_says_which_are(self):
+        """Cut to what a message holds, however many there are."""
+        many = tuple(replace(TASKS[0], task=f"task-{number:02}-{'x' * 50}") for number in range(40))
+        [body] = said_back(Job(max_blob_bytes=1).handle(requested(said(REQUEST), many), 0.0))
+        assert getattr(body, "reason", "") == "unknown_task"
+        detail = getattr(body, "detail", "")
+        assert "'digits' is not installed" in detail
+        assert len(detail) <= 500
+
+    def test_for_want_of_data(self):
+        """Nothing can be learnt from no examples."""
+        none = (replace(TASKS[0], num_examples=0),)
+        [body] = said_back(Job(max_blob_bytes=10_000).handle(requested(said(REQUEST), none), 0.0))
+        assert getattr(body, "reason", "") == "too_little_data"
+
+    def test_for_a_preference_says_which_and_when_to_ask_again(self):
+        """So that the coordinator does not ask in vain."""
+        verdict = AdmissionDecision(False, "quiet hours", Condition.QUIET_HOURS, 1800.0)
+        effects = Job(max_blob_bytes=10_000).handle(requested(said(REQUEST), TASKS, verdict), 10.0)
+        expected = Decline(DeclineReason.UNWILLING, "quiet hours", Condition.QUIET_HOURS, 1800.0)
+        assert said_back(effects) == [expected]
+
+    @pytest.mark.parametrize("make", IN_EACH_STATE, ids=lambda make: make.__name__)
+    def test_costs_no_work_that_was_begun(self, make):
+        """Whoever is owed that work says itself when it is of no use any more."""
+        job = make()
+        state = job.state
+        assert [type(effect) for effect in ask(job, 1, run="run-2", accept=False)] == [SendMessage]
+        assert (job.key, job.state) == (KEY, state)
+
+
+NO = Decline(DeclineReason.UNWILLING, "no")
+
+
+class TestDeclinedRequest:
+    def test_stays_declined_whatever_the_owner_says_since(self):
+        """The coordinator has counted the device out of this round; the decline may have been lost on its way."""
+        job = Job(max_blob_bytes=10_000)
+        assert said_back(ask(job, accept=False)) == [NO]
+        assert said_back(ask(job, accept=True)) == said_back(ask(job, accept=True)) == [NO]
+        assert job.state is JobState.IDLE
+
+    @pytest.mark.parametrize("newer", [{"round_number": 2}, {"epoch": 2}, {"run": "run-2"}], ids=str)
+    def test_is_judged_anew_in_a_newer_round_or_epoch(self, newer):
+        """That is another question."""
+        job = Job(max_blob_bytes=10_000)
+        ask(job, accept=False)
+        assert said_back(ask(job, **newer)) == [Accept(10)]
+
+    def test_for_a_lasting_reason_is_said_again_in_the_same_words(self):
+        """Even if the task's data or version changed meanwhile: the next round's request finds out."""
+        job = Job(max_blob_bytes=10_000)
+        none = (replace(TASKS[0], num_examples=0),)
+        [first] = said_back(job.handle(requested(said(REQUEST), none), 10.0))
+        assert said_back(ask(job)) == [first]
+
+    def test_overtakes_what_is_older(self):
+        """A request of an earlier round that was long on its way is not a chance that is left."""
+        job = Job(max_blob_bytes=10_000)
+        ask(job, 2, accept=False)
+        assert ask(job, 1) == []
+        assert ask(job, 7, epoch=0) == []
+
+    @pytest.mark.parametrize("make", IN_EACH_STATE, ids=lambda make: make.__name__)
+    def test_beside_a_job_of_another_run_leaves_both_as_they_are(self, make):
+        """The one goes on, the other stays declined."""
+        job = make()
+        for _ in range(2):
+            assert said_back(ask(job, run="run-2", accept=False)) == [NO]
+        assert said_back(ask(job, run="run-2")) == [NO]
+        assert job.key == KEY
+
+
+class TestFailedRequest:
+    @pytest.mark.parametrize("make", IN_EACH_STATE, ids=lambda make: make.__name__)
+    @pytest.mark.parametrize("reason", [FailReason.TRAINING, FailReason.STORAGE], ids=str)
+    def test_is_said_again(self, make, reason):
+        """A lost `failed` would leave the coordinator waiting until the deadline."""
+        job = make()
+        job.handle(EffectFailed(reason, "as it happens"), 20.0)
+        assert [said_back(ask(job)) for _ in range(2)] == [[Failed(reason)]] * 2
+        assert job.state is JobState.IDLE
+
+    def test_at_the_deadline_too(self):
+        """The device's patience and the coordinator's need not end at the same moment."""
+        job = training()
+        job.tick(310.0)
+        assert said_back(ask(job)) == [Failed(FailReason.DEADLINE)]
+
+    def test_is_tried_again_in_a_newer_epoch(self):
+        """The coordinator that came back asks for the round anew; the device may fare better."""
+        job = training()
+        job.handle(EffectFailed(FailReason.TRAINING, ""), 20.0)
+        assert [type(effect) for effect in ask(job, epoch=2)][1:] == [StartDownload]
+
+    def test_in_the_epoch_that_took_the_job_over_is_said_there(self):
+        """The old epoch has nobody any more who would ask."""
+        job = training()
+        ask(job, epoch=2)
+        job.handle(EffectFailed(FailReason.TRAINING, ""), 20.0)
+        assert said_back(ask(job, epoch=2)) == [Failed(FailReason.TRAINING)]
+        assert ask(job) == []
+
+    def test_is_remembered_beside_a_decline(self):
+        """Of another run, for instance."""
+        job = downloading()
+        job.handle(EffectFailed(FailReason.DOWNLOAD, ""), 20.0)
+        ask(job, run="run-2", accept=False)
+        assert said_back(ask(job)) == [Failed(FailReason.DOWNLOAD)]
+        assert said_back(ask(job, run="run-2")) == [NO]
+
+    def test_is_no_longer_said_once_the_next_round_is_taken(self):
+        """Only the last needs remembering; what is older is overtaken."""
+        job = training()
+        job.handle(EffectFailed(FailReason.TRAINING, ""), 20.0)
+        ask(job, 2)
+        assert ask(job) == []
+
+    def test_of_a_spooled_update_is_said_after_a_restart(self):
+        """A disk that fails under the update."""
+        job = Job(max_blob_bytes=10_000)
+        job.handle(UpdateRestored(KEY, update(), REQUEST), 5.0)
+        job.handle(EffectFailed(FailReason.STORAGE, ""), 20.0)
+        assert said_back(ask(job)) == [Failed(FailReason.STORAGE)]
+
+
+questions = st.tuples(st.integers(1, 3), st.integers(1, 3), st.booleans(), st.booleans())
+
+
+@given(st.lists(questions, max_size=40))
+def test_no_question_is_ever_answered_in_two_ways(asked):
+    """Any requests of a run, willing or not, any failures: after `decline` or `failed` comes only the same, or silence."""
+    job = Job(max_blob_bytes=10_000)
+    final: dict[tuple, Decline | Failed] = {}
+    for epoch, number, accept, fails in asked:
+        question = (epoch, number)
+        effects = ask(job, number, epoch=epoch, accept=accept)
+        answers = said_back(effects)
+        if question in final:
+            assert answers in ([], [final[question]])
+            assert not [effect for effect in effects if isinstance(effect, StartDownload | EndJob | StopTraining)]
+        for answer in answers:
+            if isinstance(answer, Decline | Failed):
+                final[question] = answer
+        if fails and job.key is not None:
+            key = job.key
+            assert said_back(job.handle(EffectFailed(FailReason.TRAINING, ""), 20.0)) == [Failed(FailReason.TRAINING)]
+            final[key.epoch, key.round] = Failed(FailReason.TRAINING)
+
+
+def test_an_uploading_job_is_not_asked_to_speak_twice():
+    """The same request in the same epoch adds nothing to its offers."""
+    job = uploading()
+    assert ask(job) == []
+    assert said_back(job.tick(23.0)) == [Offer(update())]
+
+
+NOTHING_YET = Bitmap(4).to_bytes()
+
+
+def sends(effects: list[Effect]) -> list[int]:
+    """Which chunks are sent."""
+    return [effect.index for effect in effects if isinstance(effect, SendChunk)]
+
+
+class TestPause:
+    def test_of_a_download_stops_it_and_keeps_what_is_here(self):
+        """No chunk is taken and none asked for; later the rest is fetched."""
+        job = downloading()
+        job.handle(ChunkReceived(cut(BLOB, model(), 0)), 11.0)
+        assert job.handle(OwnerPaused(), 20.0) == [StopDownload()]
+        assert job.handle(ChunkReceived(cut(BLOB, model(), 1)), 12.0) == []
+        assert job.tick(60.0) == []
+        assert job.handle(OwnerResumed(), 61.0) == [StartDownload((model(),))]
+        here(job, frozenset({0}), 61.0)
+        for index in (1, 2):
+            job.handle(ChunkReceived(cut(BLOB, model(), index)), 62.0)
+        assert job.state is JobState.TRAINING
+
+    def test_of_training_lets_it_wait(self):
+        """The coordinator hears that it goes on."""
+        job = training()
+        assert job.handle(OwnerPaused(), 20.0) == [PauseTraining()]
+        go_on, *told = job.handle(OwnerResumed(), 60.0)
+        assert go_on == ContinueTraining()
+        assert said_back(told) == [Progress(JobPhase.TRAINING, 0, 1)]
+
+    def test_of_an_upload_sends_nothing_whatever_is_granted(self):
+        """It is offered again afterwards, and not before."""
+        job = uploading()
+        assert job.handle(OwnerPaused(), 20.0) == []
+        for body in (Grant(DIGEST, 4, NOTHING_YET), Ack(DIGEST, NOTHING_YET), RetryAfter(DIGEST, 1.0)):
+            assert job.handle(MessageReceived(said(body)), 21.0) == []
+        assert job.next_deadline() is None
+        assert job.tick(500.0) == []
+        assert said_back(job.handle(OwnerResumed(), 501.0)) == [Offer(update())]
+        assert sends(job.handle(MessageReceived(said(Grant(DIGEST, 4, NOTHING_YET))), 502.0)) == [0, 1, 2, 3]
+
+    def test_holds_for_an_update_that_was_finished_meanwhile(self):
+        """The last step may have been taken already: the update is kept, and offered later."""
+        job = training()
+        job.handle(OwnerPaused(), 20.0)
+        assert job.handle(UpdateTrained(KEY, update()), 20.0) == [SpoolUpdate(KEY, update(), REQUEST)]
+        assert said_back(job.handle(OwnerResumed(), 60.0)) == [Offer(update())]
+
+    def test_outlasts_a_coordinator(self):
+        """The newer epoch hears that the device is on it, and nothing more until it may go on."""
+        job = uploading()
+        job.handle(OwnerPaused(), 20.0)
+        assert [type(body).__name__ for body in said_back(ask(job, epoch=2))] == ["Accept"]
+        assert job.tick(60.0) == []
+        assert said_back(job.handle(OwnerResumed(), 61.0)) == [Offer(update())]
+
+    @pytest.mark.parametrize("make", [downloading, training])
+    def test_does_not_move_the_deadline(self, make):
+        """The round does not wait."""
+        job = make()
+        job.handle(OwnerPaused(), 20.0)
+        assert job.next_deadline() == 310.0
+        assert said_back(job.tick(310.0)) == [Failed(FailReason.DEADLINE)]
+
+    @pytest.mark.parametrize("make", IN_EACH_STATE)
+    def test_is_over_with_its_job(self, make):
+        """The next one is not born paused."""
+        job = make()
+        job.handle(OwnerPaused(), 20.0)
+        assert isinstance(job.handle(MessageReceived(said(Cancel("late"))), 30.0)[-1], EndJob)
+        assert not job.paused
+        assert job.handle(OwnerResumed(), 31.0) == []
+        assert any(isinstance(effect, StartDownload) for effect in ask(job, 2, now=32.0))
+
+    @pytest.mark.parametrize("make", IN_EACH_STATE)
+    def test_twice_is_once(self, make):
+        """And to go on without a pause is nothing."""
+        job = make()
+        assert job.handle(OwnerResumed(), 30.0) == []
+        job.handle(OwnerPaused(), 20.0)
+        assert job.handle(OwnerPaused(), 20.0) == []
+        job.handle(OwnerResumed(), 31.0)
+        assert job.handle(OwnerResumed(), 32.0) == []
+
+    def test_of_nothing_is_nothing(self):
+        """Nor does an idle device stay paused."""
+        job = Job(max_blob_bytes=10_000)
+        assert job.handle(OwnerPaused(), 20.0) == []
+        assert not job.paused
+
+
+def test_a_deadline_that_passes_in_a_pause_names_the_condition():
+    """A longer deadline would be no help: the plug would."""
+    job = training()
+    job.handle(OwnerPaused(Condition.NOT_CHARGING), 20.0)
+    assert said_back(job.tick(310.0)) == [Failed(FailReason.UNWILLING, Condition.NOT_CHARGING)]
+
+
+def test_what_is_committed_during_a_pause_is_committed():
+    """The chunks had all arrived."""
+    job = uploading()
+    job.handle(OwnerPaused(), 20.0)
+    assert job.handle(MessageReceived(said(Committed(DIGEST))), 30.0)[-1] == EndJob("committed", committed=KEY)
+
+
+def test_an_abandoned_job_names_the_condition():
+    """The coordinator hears which preference; the words are for the owner."""
+    job = training()
+    job.handle(OwnerPaused(), 20.0)
+    failed, stop, forget = job.handle(OwnerAbandoned("unplugged", Condition.NOT_CHARGING), 20.0)
+    assert said_back([failed]) == [Failed(FailReason.UNWILLING, Condition.NOT_CHARGING)]
+    assert stop == StopTraining()
+    assert forget == EndJob("gave up: unwilling: unplugged", gave_up=True)
+
+
+NEW_KEY = replace(KEY, epoch=2)
+
+
+def ask_in_epoch(job: Job, request: WorkRequest, epoch: int = 2, now: float = 30.0) -> list[Effect]:
+    """A request of the newer epoch, whatever the device's owner says by now."""
+    return job.handle(requested(said(request, epoch=epoch), TASKS, AdmissionDecision(False, "no longer")), now)
+
+
+def spoken_in(effects: list[Effect]) -> set[tuple[str, int, int]]:
+    """Run, epoch and round of all that is said."""
+    said_so = [effect.envelope for effect in effects if isinstance(effect, SendMessage)]
+    return {(one.run, one.epoch, one.round) for one in said_so}
+
+
+class TestTakeOver:
+    """The same run, round and work, asked for in a newer epoch."""
+
+    def test_of_a_download_goes_on_where_it_was(self):
+        """Nothing is fetched anew; what is missing is asked for in the new epoch, and soon."""
+        job = downloading(have=frozenset({0}))
+        for second in range(11, 40):
+            job.tick(float(second))
+        effects = ask_in_epoch(job, REQUEST, now=40.0)
+        assert said_back(effects) == [Accept(10)]
+        assert len(effects) == 1
+        assert job.status() == JobStatus(RUN, 2, 1, JobPhase.DOWNLOADING)
+        need = job.tick(41.0)
+        assert (said_back(need), spoken_in(need)) == ([Need(model().digest, b"\x06")], {(RUN, 2, 1)})
+        assert job.handle(ChunkReceived(cut(BLOB, model(), 1)), 42.0) == [WriteChunk(cut(BLOB, model(), 1))]
+        _, begun, train = job.handle(ChunkReceived(cut(BLOB, model(), 2)), 43.0)
+        assert spoken_in([begun]) == {(RUN, 2, 1)}
+        assert train == StartTraining(NEW_KEY, REQUEST, download_s=33.0, plan=DownloadPlan(model()))
+
+    def test_of_a_download_for_which_room_is_being_made_only_says_so(self):
+        """It begins in the new epoch as soon as there is room."""
+        job = Job(max_blob_bytes=10_000)
+        ask(job)
+        assert said_back(ask_in_epoch(job, REQUEST)) == [Accept(10)]
+        assert here(job, frozenset(), 31.0) == []
+        need = job.tick(32.0)
+        assert (said_back(need), spoken_in(need)) == ([Need(model().digest, b"\x07")], {(RUN, 2, 1)})
+
+    def test_of_training_lets_it_go_on(self):
+        """The training process answers under the key that it was given; the coordinator hears of it in its own epoch."""
+        job = training()
+        job.handle(TrainingProgressed(KEY, 2, 5), 20.0)
+        effects = ask_in_epoch(job, REQUEST)
+        assert said_back(effects) == [Accept(10), Progress(JobPhase.TRAINING, 2, 5)]
+        assert spoken_in(effects) == {(RUN, 2, 1)}
+        progress = job.handle(TrainingProgressed(KEY, 3, 5), 20.0)
+        assert (said_back(progress), spoken_in(progress)) == ([Progress(JobPhase.TRAINING, 3, 5)], {(RUN, 2, 1)})
+        spool, offer = job.handle(UpdateTrained(KEY, update()), 40.0)
+        assert (spool, said_back([offer])) == (SpoolUpdate(NEW_KEY, update(), REQUEST), [Offer(update())])
+        assert spoken_in([offer]) == {(RUN, 2, 1)}
+
+    def test_of_training_keeps_its_failure_for_the_new_epoch(self):
+        """And news under the new key, which the training process was never given, are none of its."""
+        job = training()
+        ask_in_epoch(job, REQUEST)
+        assert job.handle(TrainingFailed(NEW_KEY, FailReason.TRAINING, ""), 20.0) == []
+        failed = job.handle(TrainingFailed(KEY, FailReason.NOT_FINITE, ""), 20.0)
+        assert spoken_in(failed) == {(RUN, 2, 1)}
+
+    def test_of_an_update_offers_it_again_at_once(self):
+        """A reboot finds the new epoch in the spool's note; a grant of the old one is none any more."""
+        job = uploading()
+        job.handle(MessageReceived(said(Grant(DIGEST, 4, b"\x00"))), 21.0)
+        request = replace(REQUEST, deadline_s=100.0)
+        spool, *answers = ask_in_epoch(job, request)
+        assert spool == SpoolUpdate(NEW_KEY, update(), request)
+        assert (said_back(answers), spoken_in(answers)) == ([Accept(10), Offer(update())], {(RUN, 2, 1)})
+        assert job.handle(MessageReceived(said(Grant(DIGEST, 1, b"\x00"))), 31.0) == []
+        assert job.handle(MessageReceived(said(Grant(DIGEST, 1, b"\x00"), epoch=2)), 31.0) == [SendChunk(0)]
+        assert job.handle(MessageReceived(said(Committed(DIGEST), epoch=2)), 32.0) == [
+            EndJob("committed", committed=NEW_KEY)
+        ]
+
+    def test_of_an_update_that_waited_out_a_restart(self):
+        """The request lies in the spool beside it, so the device knows what it is of."""
+        job = Job(max_blob_bytes=10_000)
+        job.handle(UpdateRestored(KEY, update(), REQUEST), 5.0)
+        spool, *answers = ask_in_epoch(job, REQUEST)
+        assert (spool, said_back(answers)) == (SpoolUpdate(NEW_KEY, update(), REQUEST), [Accept(10), Offer(update())])
+
+    def test_of_an_update_that_nobody_knows_the_request_of_begins_anew(self):
+        """An older version's note does not say from which model it was trained."""
+        job = Job(max_blob_bytes=10_000)
+        job.handle(UpdateRestored(KEY, update()), 5.0)
+        effects = ask(job, epoch=2)
+        assert [type(effect) for effect in effects] == [EndJob, SendMessage, StartDownload]
+
+    @pytest.mark.parametrize("make", [downloading, training], ids=lambda make: make.__name__)
+    def test_brings_its_own_deadline(self, make):
+        """The coordinator says how much time is left of the round."""
+        job = make()
+        ask_in_epoch(job, replace(REQUEST, deadline_s=1000.0), now=30.0)
+        assert job.state is not JobState.IDLE
+        assert said_back(job.tick(1029.0)) in ([], [Need(model().digest, b"\x07")])
+        assert said_back(job.tick(1030.0)) == [Failed(FailReason.DEADLINE)]
+
+    @pytest.mark.parametrize("make", IN_EACH_STATE, ids=lambda make: make.__name__)
+    def test_happens_again_and_again(self, make):
+        """A coordinator may be killed any number of times in a round; its older epochs have nothing more to say."""
+        job = make()
+        for epoch in (2, 3, 7):
+            assert said_back(ask_in_epoch(job, REQUEST, epoch))[0] == Accept(10)
+            assert ask_in_epoch(job, REQUEST, epoch - 1) == []
+            assert job.handle(MessageReceived(said(Cancel("late"), epoch=epoch - 1)), 31.0) == []
+        assert job.key == replace(KEY, epoch=7)
+
+    @pytest.mark.parametrize("make", IN_EACH_STATE, ids=lambda make: make.__name__)
+    @pytest.mark.parametrize(
+        "other",
+        [
+            replace(REQUEST, private="none"),
+            replace(REQUEST, plan=replace(run_spec().plan, seed=3)),
+            replace(REQUEST, model=model(b"n" * 250)),
+            replace(REQUEST, encoding="fp16"),
+            replace(REQUEST, chunk_bytes=2 * CHUNK_BYTES),
+        ],
+        ids=["private", "plan", "base", "encoding", "chunks"],
+    )
+    def test_is_only_of_the_same_work(self, make, other):
+        """Anything else is another job: the old one is dropped, as it is for a newer round."""
+        job = make()
+        was_training = job.state is JobState.TRAINING
+        effects = job.handle(requested(said(other, epoch=2)), 30.0)
+        assert [type(effect) for effect in effects] == [
+            *([StopTraining] * was_training),
+            EndJob,
+            SendMessage,
+            StartDownload,
+        ]
+
+    def test_of_a_model_in_other_chunks_matters_only_while_they_come(self):
+        """Behind a broker with another limit the same model is cut differently: what has arrived of it does not fit."""
+        recut = replace(REQUEST, model=replace(model(), chunk_bytes=50, chunk_count=5))
+        job = downloading()
+        assert [type(effect) for effect in job.handle(requested(said(recut, epoch=2)), 30.0)] == [
+            EndJob,
+            SendMessage,
+            StartDownload,
+        ]
+        assert said_back(ask_in_epoch(training(), recut)) == [Accept(10), Progress(JobPhase.TRAINING, 0, 1)]
+        assert said_back(ask_in_epoch(uploading(), recut)) == [Accept(10), Offer(update())]
+
+    def test_waits_until_the_device_is_ready(self):
+        """As any request does; the coordinator asks again."""
+        job = Job(max_blob_bytes=10_000)
+        job.handle(UpdateRestored(KEY, update(), REQUEST), 5.0)
+        assert job.handle(requested(said(REQUEST, epoch=2), ()), 6.0) == []
+        assert job.key == KEY
+
+    def test_lets_a_damaged_model_be_fetched_again(self):
+        """What is trained then is trained under the new key."""
+        job = training()
+        ask_in_epoch(job, REQUEST)
+        assert job.handle(DownloadDamaged(), 20.0) == [StartDownload((model(),))]
+        begun, train = here(job, range(3), 40.0)
+        assert (spoken_in([begun]), train) == (
+            {(RUN, 2, 1)},
+            StartTraining(NEW_KEY, REQUEST, download_s=30.0, plan=DownloadPlan(model())),
+        )
+        assert job.handle(UpdateTrained(KEY, update()), 41.0) == []
+        assert isinstance(job.handle(UpdateTrained(NEW_KEY, update()), 41.0)[0], SpoolUpdate)
+
+
+_MOVES: dict[str, Callable[[Job, int], list[Effect]]] = {
+    "ask": lambda job, epoch: ask_in_epoch(job, REQUEST, epoch),
+    "chunk": lambda job, epoch: job.handle(ChunkReceived(cut(BLOB, model(), epoch % 3)), 20.0),
+    "all chunks": lambda job, epoch: [
+        e for i in range(3) for e in job.handle(ChunkReceived(cut(BLOB, model(), i)), 20.0)
+    ],
+    "old": lambda job, epoch: job.handle(MessageReceived(said(Committed(DIGEST), epoch=epoch - 1)), 20.0),
+    "quiet": lambda job, epoch: job.tick(25.0),
+}
+
+
+@given(st.lists(st.tuples(st.sampled_from(sorted(_MOVES)), st.booleans()), max_size=30))
+def test_however_often_a_coordinator_comes_back_a_round_is_trained_once(moves):
+    """One download, one training, and every word in the epoch that was last asked for."""
+    job = Job(max_blob_bytes=10_000)
+    effects = [*ask(job), *here(job, frozenset(), 10.0)]
+    epoch, trained = 1, False
+    for move, newer in moves:
+        if move == "ask" and newer:
+            epoch += 1
+        done = _MOVES[move](job, epoch)
+        assert spoken_in(done) <= {(RUN, epoch, 1)}
+        effects += done
+        for train in [effect for effect in done if isinstance(effect, StartTraining)]:
+            assert not trained
+            trained = True
+            assert job.handle(TrainingProgressed(replace(train.key, epoch=train.key.epoch + 1), 1, 2), 20.0) == []
+        if trained and job.state is JobState.TRAINING and newer:
+            key = next(effect.key for effect in effects if isinstance(effect, StartTraining))
+            effects += job.handle(UpdateTrained(key, update()), 20.0)
+    assert sum(isinstance(effect, StartDownload) for effect in effects) == 1
+    assert not any(isinstance(effect, EndJob | StopTraining) for effect in effects)
+    spooled = [effect.key.epoch for effect in effects if isinstance(effect, SpoolUpdate)]
+    assert spooled == sorted(set(spooled))
+    assert not spooled or spooled[-1] == epoch
+
+
+WHOLE = StartDownload((VERSIONS[-1],))
+
+
+class TestDeltaDownload:
+    def test_of_steps_trains_once_all_of_them_are_here(self):
+        """In whatever order their chunks come; a chunk of the whole model is none of them."""
+        job = Job(max_blob_bytes=10_000)
+        accept, fetch = ask_holding(job, VERSIONS[0].digest)
+        assert (said_back([accept]), fetch) == ([Accept(10)], StartDownload(STEPS))
+        job.handle(DownloadStarted({}), 10.0)
+        assert arrive(job, BLOBS[-1]) == []
+        assert all(
+            isinstance(effect, WriteChunk) for blob in (STEP_BLOBS[2], STEP_BLOBS[0]) for effect in arrive(job, blob)
+        )
+        *_, begun, train = arrive(job, STEP_BLOBS[1], 13.0)
+        assert said_back([begun]) == [Progress(JobPhase.TRAINING, 0, 1)]
+        assert train == StartTraining(KEY, delta_request(), 3.0, DownloadPlan(VERSIONS[-1], VERSIONS[0].digest, DELTAS))
+
+    def test_of_nothing_trains_at_once(self):
+        """Who holds the model of the round, because it was trained from before, needs no byte of it."""
+        job = Job(max_blob_bytes=10_000)
+        assert ask_holding(job, VERSIONS[-1].digest)[-1] == StartDownload(())
+        _, train = job.handle(DownloadStarted({}), 10.0)
+        assert train == StartTraining(KEY, delta_request(), 0.0, DownloadPlan(VERSIONS[-1], VERSIONS[-1].digest))
+
+    def test_asks_for_what_is_missing_of_each_step(self):
+        """After one pause for all of them, as it would for the chunks of one blob."""
+        job = Job(max_blob_bytes=10_000)
+        ask_holding(job, VERSIONS[0].digest)
+        job.handle(DownloadStarted({STEPS[0].digest: [1], STEPS[2].digest: [0]}), 10.0)
+        assert job.next_deadline() == 11.0
+        needs = said_back(job.tick(11.0))
+        assert needs == [Need(STEPS[0].digest, b"\x01"), Need(STEPS[1].digest, b"\x01")]
+        assert job.tick(11.5) == []
+
+    def test_that_was_complete_before_a_reboot_trains_at_once(self):
+        """All that had come is on the disk."""
+        job = Job(max_blob_bytes=10_000)
+        ask_holding(job, VERSIONS[1].digest)
+        effects = job.handle(DownloadStarted({one.digest: range(one.chunk_count) for one in STEPS[1:]}), 10.0)
+        assert [type(effect) for effect in effects] == [SendMessage, StartTraining]
+
+    def test_that_is_damaged_takes_the_whole_model(self):
+        """A disk that spoils blobs is given no further chance to spoil a small one."""
+        job = by_steps()
+        assert job.handle(DownloadDamaged(), 20.0) == [WHOLE]
+        assert job.state is JobState.DOWNLOADING
+
+    def test_is_stopped_by_a_pause_and_gone_on_with(self):
+        """With the same steps."""
+        job = Job(max_blob_bytes=10_000)
+        ask_holding(job, VERSIONS[1].digest)
+        job.handle(DownloadStarted({}), 10.0)
+        job.handle(OwnerPaused(), 20.0)
+        assert arrive(job, STEP_BLOBS[1]) == []
+        assert job.handle(OwnerResumed(), 20.0) == [StartDownload(STEPS[1:])]
+
+
+class TestUselessDeltas:
+    def test_are_answered_by_the_whole_model_in_the_same_round(self):
+        """What was held is forgotten, and the coordinator hears of no failure."""
+        job = by_steps()
+        assert job.handle(TrainingFailed(KEY, FailReason.DOWNLOAD, "why"), 20.0) == [DropHeldModel("why"), WHOLE]
+        job.handle(DownloadStarted({}), 20.0)
+        *_, train = arrive(job, BLOBS[-1], 22.0)
+        assert train == StartTraining(KEY, delta_request(), 12.0, DownloadPlan(VERSIONS[-1]))
+
+    def test_are_so_once(self):
+        """A whole model that cannot be used either ends the round."""
+        job = by_steps()
+        job.handle(TrainingFailed(KEY, FailReason.DOWNLOAD, "why"), 20.0)
+        job.handle(DownloadStarted({}), 20.0)
+        arrive(job, BLOBS[-1], 22.0)
+        assert said_back(job.handle(TrainingFailed(KEY, FailReason.DOWNLOAD, "why"), 20.0)) == [
+            Failed(FailReason.DOWNLOAD)
+        ]
+
+    @pytest.mark.parametrize("reason", [one for one in FailReason if one is not FailReason.DOWNLOAD], ids=str)
+    def test_are_no_reason_where_something_else_failed(self, reason):
+        """Training that fails would fail with the whole model too."""
+        assert said_back(by_steps().handle(TrainingFailed(KEY, reason, "why"), 20.0)) == [Failed(reason)]
+
+    def test_are_found_in_a_pause(self):
+        """Then the model is fetched once it is over."""
+        job = by_steps()
+        assert job.handle(OwnerPaused(), 20.0) == [PauseTraining()]
+        assert job.handle(TrainingFailed(KEY, FailReason.DOWNLOAD, "why"), 20.0) == [DropHeldModel("why")]
+        assert job.handle(OwnerResumed(), 30.0) == [WHOLE]
+
+    def test_leave_the_deadline_where_it_was(self):
+        """The round does not wait for the second download."""
+        job = by_steps()
+        job.handle(TrainingFailed(KEY, FailReason.DOWNLOAD, "why"), 20.0)
+        job.handle(DownloadStarted({}), 20.0)
+        assert said_back(job.tick(310.0)) == [Failed(FailReason.DEADLINE)]
+
+    def test_bring_the_model_in_the_pieces_of_the_newest_epoch(self):
+        """While it trained, the coordinator may have come back behind a broker with another limit."""
+        job = by_steps()
+        recut = replace(VERSIONS[-1], chunk_bytes=50, chunk_count=5)
+        ask_holding(job, "", replace(delta_request(), model=recut), epoch=2)
+        assert job.handle(TrainingFailed(KEY, FailReason.DOWNLOAD, "why"), 20.0)[-1] == StartDownload((recut,))
+
+
+class TestNewDeltas:
+    """The coordinator is back, and names other steps to the same model."""
+
+    def test_with_the_same_way_goes_on(self):
+        """What has come stays, and the rest is asked for soon."""
+        job = Job(max_blob_bytes=10_000)
+        ask_holding(job, VERSIONS[1].digest)
+        job.handle(DownloadStarted({}), 10.0)
+        arrive(job, STEP_BLOBS[1])
+        for second in range(13, 40):
+            job.tick(float(second))
+        shorter = replace(delta_request(), deltas=DELTAS[1:])
+        assert said_back(ask_holding(job, VERSIONS[1].digest, shorter, epoch=2, now=40.0)) == [Accept(10)]
+        assert said_back(job.tick(41.0)) == [Need(STEPS[2].digest, b"\x01")]
+
+    @pytest.mark.parametrize(
+        ("deltas", "blobs"), [((), (VERSIONS[-1],)), ((replace(DELTAS[1], base=VERSIONS[0].digest),), (STEPS[1],))]
+    )
+    def test_with_another_way_takes_that(self, deltas, blobs):
+        """The steps that were on their way may be lost."""
+        job = Job(max_blob_bytes=10_000)
+        ask_holding(job, VERSIONS[0].digest)
+        job.handle(DownloadStarted({}), 10.0)
+        arrive(job, STEP_BLOBS[0])
+        effects = ask_holding(job, VERSIONS[0].digest, replace(delta_request(), deltas=deltas), epoch=2)
+        assert (said_back(effects), effects[1:]) == ([Accept(10)], [StartDownload(blobs)])
+        assert not any(isinstance(effect, EndJob) for effect in effects)
+
+    def test_with_another_way_in_a_pause_takes_that_afterwards(self):
+        """Nothing is fetched before."""
+        job = Job(max_blob_bytes=10_000)
+        ask_holding(job, VERSIONS[0].digest)
+        job.handle(DownloadStarted({}), 10.0)
+        job.handle(OwnerPaused(), 20.0)
+        assert said_back(ask_holding(job, VERSIONS[0].digest, replace(delta_request(), deltas=()), epoch=2)) == [
+            Accept(10)
+        ]
+        assert job.handle(OwnerResumed(), 30.0) == [WHOLE]
+
+    def test_is_of_no_account_while_it_trains(self):
+        """The model is here."""
+        job = by_steps()
+        effects = ask_holding(job, VERSIONS[1].digest, replace(delta_request(), deltas=()), epoch=2)
+        assert said_back(effects) == [Accept(10), Progress(JobPhase.TRAINING, 0, 1)]
+
+
+requests = st.sampled_from(
+    [delta_request(), replace(delta_request(), deltas=()), replace(delta_request(), deltas=DELTAS[1:])]
+)
+moves = st.lists(
+    st.one_of(
+        st.tuples(st.just("ask"), requests),
+        st.tuples(st.just("blob"), st.sampled_from([*STEP_BLOBS, *BLOBS])),
+        st.tuples(st.just("fail"), st.none()),
+        st.tuples(st.just("damage"), st.none()),
+        st.tuples(st.just("pause"), st.booleans()),
+        st.tuples(st.just("reboot"), st.none()),
+    ),
+    max_size=30,
+)
+
+
+class Disk:
+    """A device's shell: what has come is kept over reboots, and so is the version that is held."""
+
+    def __init__(self, held: str) -> None:
+        self.held = held
+        self.come: dict[str, set[int]] = {}
+        self.job = Job(max_blob_bytes=10_000)
+        self.trains: StartTraining | None = None
+        self.ways: list[DownloadPlan] = []
+        self.epoch = 0
+
+    def move(self, what: str, detail: WorkRequest | bytes | bool | None) -> None:
+        """One of the things that happen to a device."""
+        if isinstance(detail, WorkRequest):
+            self.epoch += 1
+            envelope = said(detail, epoch=self.epoch)
+            self.perform(self.job.handle(requested(envelope, TASKS, AdmissionDecision(True), self.held), 20.0))
+        elif isinstance(detail, bytes):
+            self.perform(arrive(self.job, detail, 20.0))
+        elif what == "pause":
+            self.perform(self.job.handle(OwnerPaused(), 20.0) if detail else self.job.handle(OwnerResumed(), 20.0))
+        elif what == "fail" and self.trains is not None:
+            self.perform(self.job.handle(TrainingFailed(self.trains.key, FailReason.DOWNLOAD, "led nowhere"), 20.0))
+        elif what == "damage":
+            self.come.clear()
+            self.perform(self.job.handle(DownloadDamaged(), 20.0))
+        elif what == "reboot":
+            self.job, self.trains = Job(max_blob_bytes=10_000), None
+
+    def perform(self, effects: list[Effect]) -> None:
+        """All of them, and those that follow."""
+        run_effects(self.job, effects, self, lambda: 20.0)
+
+    def run(self, effect: Effect) -> list[Event]:
+        """Perform one effect (EffectHandler)."""
+        match effect:
+            case StartDownload():
+                wanted = {blob.digest for blob in effect.blobs}
+                self.come = {digest: indices for digest, indices in self.come.items() if digest in wanted}
+                return [DownloadStarted(self.come)]
+            case WriteChunk():
+                self.come.setdefault(effect.chunk.digest, set()).add(effect.chunk.index)
+            case StartTraining():
+                self.check(effect)
+                self.trains = effect
+                self.ways.append(effect.plan)
+            case DropHeldModel():
+                self.held = ""
+            case EndJob():
+                self.come, self.trains = {}, None
+        return []
+
+    def check(self, train: StartTraining) -> None:
+        """What training is given leads to the model that was asked for, and all of it is here."""
+        assert train.request.model == train.plan.model
+        assert {blob.digest for blob in train.plan.blobs} <= self.come.keys()
+        assert all(Bitmap(blob.chunk_count, self.come[blob.digest]).full for blob in train.plan.blobs)
+        if train.plan.held:
+            at = [one.digest for one in VERSIONS].index(train.plan.held)
+            assert train.plan.held == self.held
+            assert train.plan.steps == DELTAS[at:]
+
+
+@given(st.sampled_from(["", *(one.digest for one in VERSIONS), "77" * 32]), moves)
+def test_whatever_happens_training_is_given_a_whole_way_to_the_model_that_was_asked_for(held, moves):
+    """Requests with and without steps, in newer epochs, damage, pauses, reboots; and in the end the device can train."""
+    disk = Disk(held)
+    for move in moves:
+        disk.move(*move)
+    disk.move("reboot", None)
+    disk.move("ask", delta_request())
+    for blob in (*STEP_BLOBS, BLOBS[-1]):
+        disk.move("blob", blob)
+    first = disk.ways[-1]
+    disk.move("fail", None)
+    disk.move("blob", BLOBS[-1])
+    assert (disk.job.state, disk.ways[-1]) == (
+        JobState.TRAINING if first.held else JobState.IDLE,
+        DownloadPlan(VERSIONS[-1]),
+    )

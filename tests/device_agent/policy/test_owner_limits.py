@@ -7,17 +7,16 @@ from dataclasses import replace
 import pytest
 
 from fedpatch.device_agent.cli.doctor import _check_private
+from fedpatch.device_agent.job.events import AdmissionDecision
 from fedpatch.device_agent.job.job import Job
-from fedpatch.device_agent.job.request_answers import AdmissionDecision
 from fedpatch.device_agent.job.training_messages import Ready
-from fedpatch.device_agent.policy.owner_limits import OwnerLimits, least_without_model
-from fedpatch.device_agent.policy.plan_cost import why_too_long
+from fedpatch.device_agent.policy.owner_limits import OwnerLimits, least_without_model, why_too_long
 from fedpatch.shared.errors import UsageError, WireError
 from fedpatch.shared.tensors.schema import Schema
 from fedpatch.shared.wire.messages import COORDINATOR_FEATURES, Decline, TrainPlan
 from fedpatch.shared.wire.reason_codes import DeclineReason
 from fedpatch.shared.wire.transfer import describe
-from tests.device_agent.jobs import REQUEST, said_back
+from tests.device_agent.jobs import REQUEST, requested, said_back
 from tests.device_agent.owners import READY, limits_of
 from tests.support.checkups import quiet_checkup
 from tests.support.specs import MODEL_SCHEMA, SCHEMA, TASK, TASKS, said, update
@@ -31,7 +30,7 @@ def test_a_request_that_keeps_less_is_declined_with_a_word_of_its_own(tmp_path, 
     request = replace(REQUEST, private=private, features=COORDINATOR_FEATURES)
     verdict = limits_of(tmp_path).refusal(TASK, request)
     assert verdict is not None
-    [answer] = said_back(Job(max_blob_bytes=10_000).on_request(said(request), TASKS, verdict, 0.0))
+    [answer] = said_back(Job(max_blob_bytes=10_000).handle(requested(said(request), TASKS, verdict), 0.0))
     why = f"the request keeps {private} private, the owner of this device at least affine; 'bn.weight' would leave it"
     assert answer == Decline(DeclineReason.PRIVATE_POLICY, why)
 
@@ -40,7 +39,7 @@ def test_a_request_that_keeps_less_is_declined_with_a_word_of_its_own(tmp_path, 
 def test_an_older_coordinator_gets_a_word_that_it_knows(reason):
     """It would ignore the message, and ask again and again; the detail says the same."""
     verdict = AdmissionDecision(False, "beyond a limit", reason=reason)
-    [answer] = said_back(Job(max_blob_bytes=10_000).on_request(said(REQUEST), TASKS, verdict, 0.0))
+    [answer] = said_back(Job(max_blob_bytes=10_000).handle(requested(said(REQUEST), TASKS, verdict), 0.0))
     assert answer == Decline(DeclineReason.UNSUPPORTED, "beyond a limit")
 
 
@@ -149,7 +148,7 @@ def test_a_plan_without_end_is_declined_before_a_download(tmp_path):
     request = replace(REQUEST, plan=replace(REQUEST.plan, steps=100_000_000), features=COORDINATOR_FEATURES)
     verdict = limits_of(tmp_path).refusal(TASK, request)
     assert verdict is not None
-    [answer] = said_back(Job(max_blob_bytes=10_000).on_request(said(request), TASKS, verdict, 0.0))
+    [answer] = said_back(Job(max_blob_bytes=10_000).handle(requested(said(request), TASKS, verdict), 0.0))
     why = "100000000 training steps are asked for; the owner's limit is max_steps = 1000"
     assert answer == Decline(DeclineReason.PLAN_LIMIT, why)
 

@@ -1,4 +1,4 @@
-"""What an owner's preferences make of offers and of work in hand, second by second."""
+"""The owner's policy: admission modes, look-ups of facts, the work in hand, and clearance of updates."""
 
 from __future__ import annotations
 
@@ -7,15 +7,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpatch.device_agent.job.effects import ContinueTraining, EndJob, PauseTraining
+from fedpatch.device_agent.job.events import AdmissionDecision, OwnerPaused, OwnerResumed, UpdateRestored, UpdateTrained
 from fedpatch.device_agent.job.job import Job
-from fedpatch.device_agent.job.request_answers import AdmissionDecision
-from fedpatch.device_agent.policy.daily_budget import Usage
-from fedpatch.device_agent.policy.owner_policy import FRESH_S, LOOK_AT_WORK_S, LOOK_IDLE_S
-from fedpatch.shared.wire.messages import Failed
+from fedpatch.device_agent.policy.owner_policy import (
+    FRESH_S,
+    LOOK_AT_WORK_S,
+    LOOK_IDLE_S,
+    NEVER_S,
+    AdmissionMode,
+    decide,
+    parse_admission_mode,
+)
+from fedpatch.device_agent.policy.preferences import Objection
+from fedpatch.device_agent.policy.usage import Usage
+from fedpatch.shared.errors import UsageError
+from fedpatch.shared.wire.messages import Failed, Offer
 from fedpatch.shared.wire.reason_codes import Condition, FailReason
-from tests.device_agent.jobs import KEY, ask, downloading, said_back, training, uploading
-from tests.device_agent.owners import NOON, WELL, Bench, facts
-from tests.support.specs import update
+from tests.device_agent.jobs import KEY, REQUEST, ask, downloading, here, said_back, training, uploading
+from tests.device_agent.owners import NOON, WELL, Bench, Pocketbook, facts, owner_of
+from tests.support.specs import TASK, update
 
 UNPLUGGED = facts(external_power=False)
 METERED = facts(metered=True)
@@ -130,10 +140,10 @@ class TestWorkInHand:
         bench.owner.meter.moved(500)
         bench.owner.tick(job, 10.0)
         assert bench.book.today == Usage(1, 500, 0.0)
-        job.pause()
+        job.handle(OwnerPaused(), 20.0)
         bench.owner.tick(job, 40.0)
         assert bench.book.today == Usage(1, 500, 30.0)
-        job.go_on(100.0)
+        job.handle(OwnerResumed(), 100.0)
         bench.owner.tick(job, 100.0)
         bench.owner.tick(idle(), 110.0)
         assert bench.book.today == Usage(1, 500, 40.0)
@@ -152,7 +162,7 @@ class TestWorkInHand:
         bench, job = Bench(on_loss="finish"), training()
         bench.see(job, WELL, 12.0)
         bench.see(job, UNPLUGGED, 13.0, 15.0)
-        job.trained(KEY, update(), 16.0)
+        job.handle(UpdateTrained(KEY, update()), 16.0)
         bench.see(job, UNPLUGGED, 17.0, 40.0, 60.0)
         assert bench.owner.unwilling is Condition.NOT_CHARGING
         assert bench.owner.words
@@ -217,3 +227,166 @@ class TestLooks:
             bench.see(idle(), facts(temperature_c=degrees), now)
         assert len(bench.owner.words) == 1
         assert "70" in bench.owner.words[0]
+
+
+def asking(resumed: bool) -> Job:
+    """A job whose update is ready and awaits clearance, after training or after a restart."""
+    job = Job(max_blob_bytes=10_000, ask_to_send=True)
+    if resumed:
+        job.handle(UpdateRestored(KEY, update(), REQUEST), 20.0)
+    else:
+        ask(job)
+        here(job, range(3), 11.0)
+        job.handle(UpdateTrained(KEY, update()), 20.0)
+    assert job.awaits_clearance
+    return job
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_an_update_waits_until_the_link_was_looked_at(resumed):
+    """After training as after a restart: the look is asked for at once, and then the update is offered."""
+    bench, job = Bench(), asking(resumed)
+    asked = bench.book.asked
+    bench.owner.tick(job, 21.0)
+    assert bench.book.asked == asked + 1
+    assert job.tick(21.0) == []
+    assert said_back(bench.see(job, WELL, 21.1)) == [Offer(update())]
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_an_update_is_not_sent_over_a_link_that_is_metered(resumed):
+    """Nor while it is not yet certain that it is; it goes on when it is not any more."""
+    bench, job = Bench(), asking(resumed)
+    assert said_back(bench.see(job, METERED, 21.0, 22.0, 23.0, 24.0)) == []
+    assert job.paused
+    assert said_back(bench.see(job, WELL, 25.0, 36.0)) == [Offer(update())]
+
+
+def test_an_update_is_sent_once_a_moment_is_over():
+    """The link was metered for less than counts."""
+    bench, job = Bench(), Job(max_blob_bytes=10_000, ask_to_send=True)
+    ask(job)
+    here(job, range(3), 11.0)
+    bench.see(job, WELL, 19.0)
+    job.handle(UpdateTrained(KEY, update()), 20.0)
+    assert said_back(bench.see(job, METERED, 21.0)) == []
+    assert said_back(bench.see(job, WELL, 22.0)) == [Offer(update())]
+
+
+def test_an_update_is_given_up_where_its_owner_said_so():
+    """Not a byte of it was sent."""
+    bench, job = Bench(on_loss="abandon"), asking(resumed=False)
+    assert said_back(bench.see(job, METERED, 21.0, 23.0)) == [Failed(FailReason.UNWILLING, Condition.METERED)]
+
+
+def test_an_update_is_finished_where_its_owner_said_so():
+    """Whatever it costs."""
+    bench, job = Bench(on_loss="finish"), asking(resumed=False)
+    assert said_back(bench.see(job, METERED, 21.0, 23.0)) == [Offer(update())]
+
+
+def test_an_update_is_finished_after_a_loss_in_training_too():
+    """What was missed then had been judged already: it is not told a second time when the update is ready."""
+    bench, job = Bench(on_loss="finish"), Job(max_blob_bytes=10_000, ask_to_send=True)
+    ask(job)
+    here(job, range(3), 11.0)
+    bench.see(job, UNPLUGGED, 13.0, 16.0)
+    job.handle(UpdateTrained(KEY, update()), 20.0)
+    assert said_back(bench.see(job, METERED, 21.0)) == [Offer(update())]
+
+
+def test_facts_are_looked_up_for_others_where_the_order_needs_none():
+    """At the pace of an idle device; they change nothing about what the order says."""
+    book = Pocketbook()
+    owner, job = owner_of(book, "always", look_anyway=True), training()
+    owner.tick(job, 12.0)
+    assert book.asked == 1
+    assert owner.update_facts(UNPLUGGED, job, [TASK], 13.0) == owner.update_facts(UNPLUGGED, job, [TASK], 100.0) == []
+    assert (owner.facts, owner.unwilling, owner.willing) == (UNPLUGGED, None, True)
+    assert owner.next_deadline(job) == 100.0 + LOOK_IDLE_S
+    assert owner.decide(TASK, 0, 101.0) == AdmissionDecision(True)
+
+
+FILE = parse_admission_mode("file:/etc/fedpatch/order")
+
+
+@pytest.mark.parametrize(
+    ("text", "order"),
+    [
+        ("preferences", AdmissionMode(always=False, follows_preferences=True)),
+        ("always", AdmissionMode(always=True)),
+        ("never", AdmissionMode(always=False)),
+        ("file:/etc/fedpatch/order", AdmissionMode(always=False, path="/etc/fedpatch/order")),
+        ("file:order", AdmissionMode(always=False, path="order")),
+    ],
+)
+def test_orders_are_four_words(text, order):
+    """As the preferences say, always, never, or as a file says."""
+    assert parse_admission_mode(text) == order
+
+
+@pytest.mark.parametrize("text", ["", "Always", "file", "file:", "maybe"])
+def test_other_words_are_refused(text):
+    """A typing error must not become consent."""
+    with pytest.raises(UsageError, match="preferences, always, never or file:PATH"):
+        parse_admission_mode(text)
+
+
+def test_always_and_never_need_no_file():
+    """And never says who decided."""
+    assert decide(parse_admission_mode("always"), None) == AdmissionDecision(True)
+    assert decide(parse_admission_mode("never"), "accept") == AdmissionDecision(
+        False, "its owner said never", retry_after_s=NEVER_S
+    )
+
+
+@pytest.mark.parametrize("text", ["accept", "accept\n", "  accept  \ndecline", "accept while at home"])
+def test_a_file_accepts_with_its_first_word(text):
+    """What follows is a remark."""
+    assert decide(FILE, text) == AdmissionDecision(True)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("decline on battery", "on battery"),
+        ("decline: on battery\n", "on battery"),
+        ("decline", "its owner's file says decline"),
+    ],
+)
+def test_a_file_declines_and_says_why(text, why):
+    """Its words reach the coordinator."""
+    assert decide(FILE, text) == AdmissionDecision(False, why)
+
+
+def test_a_file_that_cannot_be_read_declines():
+    """In doubt the owner was not asked; where the file is stays with the owner."""
+    assert decide(FILE, None) == AdmissionDecision(False, "its owner's file cannot be read")
+
+
+OBJECTIONS = (
+    Objection(Condition.OTHER_SSID, "the WiFi network 'neighbours' is not among ssids", 600.0),
+    Objection(Condition.TOO_HOT, "it has 81 °C, it may have 70 °C", 120.0),
+)
+
+
+def test_preferences_decline_with_the_most_lasting_objection():
+    """The coordinator hears which preferences are missed and when to ask again, and nothing of what was found."""
+    verdict = decide(parse_admission_mode("preferences"), None, OBJECTIONS)
+    assert verdict == AdmissionDecision(False, "other ssid, too hot", Condition.OTHER_SSID, 600.0)
+    assert decide(parse_admission_mode("preferences"), None, ()) == AdmissionDecision(True)
+
+
+@pytest.mark.parametrize(("text", "accept"), [("always", True), ("never", False), ("file:/order", True)])
+def test_any_other_order_overrules_the_preferences(text, accept):
+    """The owner's last word is the last word."""
+    assert decide(parse_admission_mode(text), "accept", OBJECTIONS).accept is accept
+
+
+@given(st.text())
+def test_any_other_file_declines(text):
+    """Only the word itself is consent."""
+    first = (text.splitlines() or [""])[0].split()
+    verdict = decide(FILE, text)
+    assert verdict.accept == (first[:1] == ["accept"])
+    assert verdict.accept or verdict.why

@@ -1,15 +1,16 @@
-"""Quiet hours by the local clock: over midnight, over the week, and in the nights in which the clocks change."""
+"""Quiet hours by the local clock, and the zone of that clock."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+from pathlib import Path
+from zoneinfo import TZPATH, ZoneInfo, ZoneInfoNotFoundError
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedpatch.device_agent.policy.quiet_hours import DAYS, next_midnight, parse_quiet_hours
+from fedpatch.device_agent.policy.quiet_hours import DAYS, local_now, next_midnight, parse_quiet_hours
 from fedpatch.shared.errors import UsageError
 
 # An hour's change, half an hour's, one at midnight itself, and a whole day that was left out.
@@ -175,3 +176,52 @@ def test_any_text_is_read_or_refused(text):
     except UsageError:
         return
     assert [set(span.days) <= set(range(len(DAYS))) for span in hours.spans] == [True]
+
+
+WINTER, SUMMER = datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 7, 1, tzinfo=UTC)
+
+
+def zone_file(name: str) -> Path:
+    """As a link at /etc/localtime leads to."""
+    found = next((Path(folder) / name for folder in TZPATH if (Path(folder) / name).exists()), None)
+    if found is None:
+        pytest.skip("no files of time zones here: no tzdata is installed")
+    return found
+
+
+def offsets(local: datetime) -> list[timedelta | None]:
+    """Of its zone in winter and in summer."""
+    return [moment.astimezone(local.tzinfo).utcoffset() for moment in (WINTER, SUMMER)]
+
+
+BERLIN_OFFSETS = [timedelta(hours=1), timedelta(hours=2)]
+
+
+def test_the_zone_of_the_system_knows_when_its_clocks_change(monkeypatch):
+    """The file is read as it is, whatever it is called."""
+    monkeypatch.delenv("TZ", raising=False)
+    assert offsets(local_now(zone_file("Europe/Berlin"))) == BERLIN_OFFSETS
+
+
+@pytest.mark.parametrize("prefix", ["", ":"])
+def test_the_zone_of_the_environment_wins(monkeypatch, prefix):
+    """By name, as the C library takes it."""
+    zone_file("Europe/Berlin")
+    monkeypatch.setenv("TZ", f"{prefix}Europe/Berlin")
+    assert offsets(local_now(Path("/nonexistent"))) == BERLIN_OFFSETS
+
+
+def test_the_environment_may_name_a_file(monkeypatch):
+    """With its full path."""
+    monkeypatch.setenv("TZ", f":{zone_file('Europe/Berlin')}")
+    assert offsets(local_now(Path("/nonexistent"))) == BERLIN_OFFSETS
+
+
+@pytest.mark.parametrize("name", ["", "Nowhere/Atall", "CET-1CEST", "../../etc/passwd"])
+def test_without_a_zone_the_offset_of_this_moment_stands_in(monkeypatch, tmp_path, name):
+    """No zone, one that does not exist, and a file that holds none: the time is aware, and it is now."""
+    (tmp_path / "localtime").write_bytes(b"no zone")
+    monkeypatch.setenv("TZ", name)
+    local = local_now(tmp_path / "localtime")
+    assert local.utcoffset() is not None
+    assert abs(datetime.now(UTC) - local) < timedelta(minutes=2)

@@ -11,12 +11,10 @@ import pytest
 from fedpatch.device_agent.job.effects import JobKey
 from fedpatch.device_agent.job.job import Job
 from fedpatch.device_agent.job.training_messages import SetupFailed, Trained, TrainFailed, TrainProgress, WorkerSetup
-from fedpatch.device_agent.runtime.agent import EARLY_DEATHS, Agent, Inbox, Stop
-from fedpatch.device_agent.runtime.duplicate_id import DuplicateIdDetector
-from fedpatch.device_agent.runtime.effect_runner import EffectRunner, Identity
-from fedpatch.device_agent.runtime.housekeeping import Housekeeping
-from fedpatch.device_agent.runtime.idle_timeout import IdleTimer
-from fedpatch.device_agent.runtime.systemd_notify import ServiceManager
+from fedpatch.device_agent.runtime.agent import EARLY_DEATHS, Agent, EventQueue, Stop
+from fedpatch.device_agent.runtime.effect_runner import EffectRunner
+from fedpatch.device_agent.runtime.housekeeping import Housekeeping, IdleTimer, ServiceManager
+from fedpatch.device_agent.runtime.presence import DuplicateIdDetector, Identity, Presence
 from fedpatch.device_agent.runtime.trainer import Died, Trainer
 from fedpatch.device_agent.state.status_file import StatusFile
 from fedpatch.device_agent.state.storage_check import Storage
@@ -78,32 +76,26 @@ def played(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", str(program))
 
     def play(*events, wire: Wire | None = None, vitals: VitalsPace | None = None) -> list:
-        identity, wire, inbox, job = Identity.new("lab", "pi"), wire or Wire(), Inbox(), Job(max_blob_bytes=10_000)
-        trainer = Trainer(WorkerSetup("none", "", "", "", "pi"), inbox.put)
-        owner = owner_of()
-        performer = EffectRunner(
-            identity,
-            job,
-            link=wire,
-            trainer=trainer,
-            meter=owner.meter,
-            limits=limits_of(tmp_path, known=False),
-            directory=tmp_path,
-        )
-        status = StatusFile(tmp_path, {})
+        identity, wire, queue = Identity.new("lab", "pi"), wire or Wire(), EventQueue()
+        trainer = Trainer(WorkerSetup("none", "", "", "", "pi"), queue.put)
+        owner, limits = owner_of(), limits_of(tmp_path, known=False)
         agent = Agent(
-            performer,
+            identity,
+            Job(max_blob_bytes=10_000),
+            EffectRunner(identity, link=wire, trainer=trainer, usage=owner.meter, limits=limits, directory=tmp_path),
+            queue=queue,
             link=wire,
-            inbox=inbox,
             trainer=trainer,
             owner=owner,
-            status=status,
-            namesake=DuplicateIdDetector(identity.boot, 3600.0),
-            upkeep=Housekeeping(trainer, IdleTimer(0.0), ServiceManager(), vitals=vitals),
+            limits=limits,
+            storage=Storage(tmp_path),
+            presence=Presence(identity, wire, DuplicateIdDetector(identity.boot, 3600.0), vitals),
+            housekeeping=Housekeeping(trainer, IdleTimer(0.0), ServiceManager()),
+            status=StatusFile(tmp_path, {}),
         )
         own = DeviceState(online=True, boot=identity.boot)
         for event in (CONNECTED, *events, Stop(7)):
-            inbox.put(stated(own) if event == ECHO else event)
+            queue.put(stated(own) if event == ECHO else event)
         assert agent.run() == 7
         return wire.up
 

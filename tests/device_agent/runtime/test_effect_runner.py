@@ -1,4 +1,4 @@
-"""What the agent does about a disk that refuses: it gives the round up, says why, and lives on."""
+"""The effect runner: refusals of disk and broker, personal models, and downloads by deltas."""
 
 from __future__ import annotations
 
@@ -12,22 +12,34 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedpatch.device_agent.job.effects import JobState, SpoolUpdate
-from fedpatch.device_agent.job.request_answers import AdmissionDecision
+from fedpatch.device_agent.job.effects import Effect, JobState, SpoolUpdate
+from fedpatch.device_agent.job.events import (
+    ChunkReceived,
+    EffectFailed,
+    MessageReceived,
+    TrainingFailed,
+    UpdateRestored,
+)
+from fedpatch.device_agent.job.job import Job, run_effects
 from fedpatch.device_agent.job.training_messages import MakeModel, TrainCommand, Trained, WorkerSetup
 from fedpatch.device_agent.models.store import ModelStore
-from fedpatch.device_agent.runtime.effect_runner import LONG_REST_S, Identity
+from fedpatch.device_agent.runtime.effect_runner import LONG_REST_S
+from fedpatch.device_agent.runtime.presence import Identity
 from fedpatch.device_agent.runtime.trainer import Trainer
+from fedpatch.device_agent.state.model_cache import DIRECTORY, Held, ModelCache
 from fedpatch.device_agent.state.update_spool import Spooled
 from fedpatch.device_agent.state.update_spool import UpdateSpool as UpdateSpool
 from fedpatch.shared.app.locks import FileLock
-from fedpatch.shared.wire.messages import Accept, Body, Cancel, Committed, Failed, Offer, Progress, Refused
+from fedpatch.shared.wire import topics
+from fedpatch.shared.wire.messages import Accept, Body, Cancel, Committed, Failed, Offer, Progress, Refused, WorkRequest
 from fedpatch.shared.wire.reason_codes import FailReason, JobPhase, RefuseReason
 from fedpatch.shared.wire.transfer import cut
-from tests.device_agent.effect_runners import PlayedDevice
+from tests.device_agent.delta_jobs import BLOBS, DELTAS, STEP_BLOBS, STEPS, VERSIONS, ask_holding, delta_request
+from tests.device_agent.effect_runners import PlayedDevice, performer_of
 from tests.device_agent.exported_models import describe
-from tests.device_agent.jobs import BLOB, KEY, REQUEST
-from tests.support.specs import TASKS, model, report, said, update
+from tests.device_agent.fake_link import Wire
+from tests.device_agent.jobs import BLOB, KEY, REQUEST, requested
+from tests.support.specs import model, report, said, update
 
 UPDATE = b"u" * 350
 NAMES = st.from_regex(r"[a-z0-9][a-z0-9_-]{0,31}", fullmatch=True)
@@ -58,11 +70,11 @@ class Device(PlayedDevice):
 
     def ask(self, round_number: int = 1) -> list[Body]:
         """A work request; what the device answers."""
-        return self.perform(self.job.on_request(said(REQUEST, round_number), TASKS, AdmissionDecision(True), 0.0))
+        return self.perform(self.job.handle(requested(said(REQUEST, round_number)), 0.0))
 
     def chunk(self, index: int) -> list[Body]:
         """A chunk of the global model arrives."""
-        return self.perform(self.job.on_chunk(cut(BLOB, model(), index), 0.0))
+        return self.perform(self.job.handle(ChunkReceived(cut(BLOB, model(), index)), 0.0))
 
     def download(self) -> list[Body]:
         """All chunks of the global model arrive; what was said meanwhile."""
@@ -72,7 +84,7 @@ class Device(PlayedDevice):
         """An update from before a restart waits to be committed."""
         spool = self.directory / "spool"
         (spool / "update.bin").write_bytes(UPDATE)
-        self.job.resume(KEY, update(UPDATE), 0.0, REQUEST)
+        self.job.handle(UpdateRestored(KEY, update(UPDATE), REQUEST), 0.0)
         assert isinstance(self.perform(self.job.tick(0.0))[0], Offer)
 
 
@@ -81,7 +93,7 @@ def waiting(device: Device) -> None:
     spool = UpdateSpool(device.directory / "spool")
     spool.update_path.write_bytes(UPDATE)
     spool.save(Spooled(KEY, update(UPDATE), REQUEST))
-    device.performer.take_up_spooled()
+    device.take_up_spooled()
     assert device.job.state is JobState.UPLOADING
 
 
@@ -128,7 +140,7 @@ def test_what_cannot_be_forgotten_costs_no_agent(device):
     """The update is committed: nobody needs to hear that its file is still there."""
     device.upload()
     stuck(device)
-    assert device.perform(device.job.on_message(said(Committed(update(UPDATE).digest)), 1.0)) == []
+    assert device.perform(device.job.handle(MessageReceived(said(Committed(update(UPDATE).digest))), 1.0)) == []
     assert device.job.state is JobState.IDLE
     assert device.performer.last_outcome == "committed"
 
@@ -145,14 +157,14 @@ def test_after_a_failure_the_rest_of_a_batch_is_not_done(device):
 def test_an_update_that_a_newer_epoch_took_over_is_noted_so(device):
     """Whoever takes it up after a reboot offers it in the epoch that is current."""
     waiting(device)
-    taken_over = device.job.on_request(said(REQUEST, epoch=2), TASKS, AdmissionDecision(True), 1.0)
+    taken_over = device.job.handle(requested(said(REQUEST, epoch=2)), 1.0)
     newer = Spooled(replace(KEY, epoch=2), update(UPDATE), REQUEST)
     assert device.perform(taken_over) == [Accept(10), Offer(update(UPDATE))]
     assert UpdateSpool(device.directory / "spool").load() == newer
     again = Device(device.directory)
-    again.performer.take_up_spooled()
+    again.take_up_spooled()
     assert again.job.key == newer.key
-    thrice = again.job.on_request(said(REQUEST, epoch=3), TASKS, AdmissionDecision(True), 2.0)
+    thrice = again.job.handle(requested(said(REQUEST, epoch=3)), 2.0)
     assert again.perform(thrice) == [Accept(10), Offer(update(UPDATE))]
 
 
@@ -160,7 +172,7 @@ def test_an_update_that_the_card_has_spoilt_is_not_offered(device, caplog):
     """The coordinator would take it for an offence: the round is given up, and the log says why."""
     path = device.directory / "spool" / "update.bin"
     path.write_bytes(b"v" + UPDATE[1:])
-    device.job.resume(KEY, update(UPDATE), 0.0, REQUEST)
+    device.job.handle(UpdateRestored(KEY, update(UPDATE), REQUEST), 0.0)
     assert device.perform(device.job.tick(0.0)) == [Failed(FailReason.STORAGE)]
     assert device.job.state is JobState.IDLE
     assert not path.exists()
@@ -171,7 +183,7 @@ def test_a_newer_epoch_that_cannot_be_noted_costs_no_update(device, caplog):
     """After a reboot it would be found under the epoch before, and asked for once more."""
     waiting(device)
     stuck(device)
-    taken_over = device.job.on_request(said(REQUEST, epoch=2), TASKS, AdmissionDecision(True), 1.0)
+    taken_over = device.job.handle(requested(said(REQUEST, epoch=2)), 1.0)
     assert device.perform(taken_over) == [Accept(10), Offer(update(UPDATE))]
     assert "offer.msgpack" in caplog.text
 
@@ -182,7 +194,7 @@ def test_a_long_rest_gives_the_memory_of_training_back(device, monkeypatch, rest
     stops: list[bool] = []
     monkeypatch.setattr(Trainer, "stop", lambda _: stops.append(True))
     device.upload()
-    device.perform(device.job.on_message(said(Committed(update(UPDATE).digest, rest_s)), 1.0))
+    device.perform(device.job.handle(MessageReceived(said(Committed(update(UPDATE).digest, rest_s))), 1.0))
     assert device.job.state is JobState.IDLE
     assert bool(stops) is stopped
 
@@ -200,7 +212,7 @@ def test_why_a_round_was_given_up_stays_in_the_log(device, caplog):
     """One line, for the device's owner; the coordinator gets the reason and no word more."""
     caplog.set_level(logging.INFO)
     device.ask()
-    effects = device.job.give_up(FailReason.TRAINING, "KeyError: 'the patient'")
+    effects = device.job.handle(EffectFailed(FailReason.TRAINING, "KeyError: 'the patient'"), 20.0)
     assert device.perform(effects) == [Failed(FailReason.TRAINING)]
     [line] = [record for record in caplog.records if "the patient" in record.getMessage()]
     assert line.levelno == logging.WARNING
@@ -242,7 +254,7 @@ class TestPersonalModel:
         """And not where the coordinator did not take the update."""
         device = Device(tmp_path, models)
         device.upload()
-        device.perform(device.job.on_message(said(body), 1.0))
+        device.perform(device.job.handle(MessageReceived(said(body)), 1.0))
         assert (models.current(KEY.task) is not None) == present
         assert device.job.state is JobState.IDLE
 
@@ -250,7 +262,7 @@ class TestPersonalModel:
         """Both wait on the disk, and are settled together."""
         device = Device(tmp_path, models)
         waiting(device)
-        device.perform(device.job.on_message(said(Committed(update(UPDATE).digest)), 1.0))
+        device.perform(device.job.handle(MessageReceived(said(Committed(update(UPDATE).digest))), 1.0))
         assert [one.current for one in models.versions(KEY.task)] == [True]
 
     def test_that_cannot_be_put_in_place_costs_no_more_than_that(self, tmp_path, models, caplog):
@@ -258,7 +270,7 @@ class TestPersonalModel:
         device = Device(tmp_path, models)
         device.upload()
         with FileLock(tmp_path / "models" / KEY.task / ".lock", "held"):
-            device.perform(device.job.on_message(said(Committed(update(UPDATE).digest)), 1.0))
+            device.perform(device.job.handle(MessageReceived(said(Committed(update(UPDATE).digest))), 1.0))
         assert "is not in use: " in caplog.text
         assert not (tmp_path / "spool" / "update.bin").exists()
         assert models.current(KEY.task) is None
@@ -271,7 +283,7 @@ class TestPersonalModel:
         monkeypatch.setattr(
             "fedpatch.device_agent.runtime.effect_runner.time.sleep", lambda s: lock.release() if s >= 0.5 else None
         )
-        device.perform(device.job.on_message(said(Committed(update(UPDATE).digest)), 1.0))
+        device.perform(device.job.handle(MessageReceived(said(Committed(update(UPDATE).digest))), 1.0))
         assert models.current(KEY.task) is not None
 
 
@@ -299,63 +311,63 @@ class TestPersonalModelInTheMaking:
     def test_committed_first_model_is_published_when_it_is_made(self, tmp_path):
         """The job is over at once, and the present model stays until the other is there."""
         device, models = self.upload(tmp_path)
-        device.perform(device.job.on_message(self.COMMITTED, 1.0))
+        device.perform(device.job.handle(MessageReceived(self.COMMITTED), 1.0))
         assert (device.job.state, device.performer.owes_model) == (JobState.IDLE, True)
         self.stage(models)
         assert models.current(KEY.task) is None
-        device.performer.model_made()
+        device.model_made()
         assert models.current(KEY.task) is not None
         assert not list((tmp_path / "spool").iterdir())
 
     def test_made_first_model_is_published_when_its_update_is_committed(self, tmp_path):
         """Not before: the coordinator may refuse it."""
         device, models = self.upload(tmp_path, staged=True)
-        device.performer.model_made()
+        device.model_made()
         assert models.current(KEY.task) is None
-        device.perform(device.job.on_message(self.COMMITTED, 1.0))
+        device.perform(device.job.handle(MessageReceived(self.COMMITTED), 1.0))
         assert models.current(KEY.task) is not None
 
     def test_refused_update_gives_no_model_although_one_is_made(self, tmp_path):
         """Whenever that ends."""
         device, models = self.upload(tmp_path, staged=True)
-        device.perform(device.job.on_message(said(Cancel("late")), 1.0))
-        device.performer.model_made()
+        device.perform(device.job.handle(MessageReceived(said(Cancel("late"))), 1.0))
+        device.model_made()
         assert models.current(KEY.task) is None
 
     def test_next_training_waits_for_the_model_of_the_round_before(self, tmp_path):
         """It would discard what is staged; the download does not wait, and a pause meanwhile is kept."""
         device, models = self.upload(tmp_path)
-        device.perform(device.job.on_message(self.COMMITTED, 1.0))
+        device.perform(device.job.handle(MessageReceived(self.COMMITTED), 1.0))
         device.ask(2)
         device.download()
         assert (device.job.state, device.trainer.given) == (JobState.TRAINING, [])
         self.stage(models)
-        device.performer.model_made()
+        device.model_made()
         assert models.current(KEY.task) is not None
         assert [one.key.round for one in device.trainer.given] == [2]
 
     def test_next_training_that_was_cancelled_meanwhile_never_begins(self, tmp_path):
         """And the update of the round before stays until its model is published."""
         device, _ = self.upload(tmp_path)
-        device.perform(device.job.on_message(self.COMMITTED, 1.0))
+        device.perform(device.job.handle(MessageReceived(self.COMMITTED), 1.0))
         device.ask(2)
         device.download()
-        device.perform(device.job.on_message(said(Cancel("late"), 2), 2.0))
+        device.perform(device.job.handle(MessageReceived(said(Cancel("late"), 2)), 2.0))
         assert (tmp_path / "spool" / "update.bin").exists()
-        device.performer.model_made()
+        device.model_made()
         assert device.trainer.given == []
 
     def test_killed_after_committed_makes_and_publishes_it_after_the_restart(self, tmp_path):
         """Nothing is offered again: the round may be long over."""
         device, models = self.upload(tmp_path)
-        device.perform(device.job.on_message(self.COMMITTED, 1.0))
+        device.perform(device.job.handle(MessageReceived(self.COMMITTED), 1.0))
         again = Device(tmp_path, models)
-        again.performer.take_up_spooled()
+        again.take_up_spooled()
         assert (again.job.state, again.performer.owes_model) == (JobState.IDLE, True)
         [make] = again.trainer.given
         assert (make.command.key, make.manifest) == (KEY, update(UPDATE))
         self.stage(models)
-        again.performer.model_made()
+        again.model_made()
         assert models.current(KEY.task) is not None
         assert not list((tmp_path / "spool").iterdir())
 
@@ -363,21 +375,21 @@ class TestPersonalModelInTheMaking:
         """Unless it was made before."""
         _, models = self.upload(tmp_path)
         again = Device(tmp_path, models)
-        again.performer.take_up_spooled()
+        again.take_up_spooled()
         assert (again.job.state, len(again.trainer.given)) == (JobState.UPLOADING, 1)
         self.stage(models)
         third = Device(tmp_path, models)
-        third.performer.take_up_spooled()
+        third.take_up_spooled()
         assert (third.job.state, third.trainer.given) == (JobState.UPLOADING, [])
 
     @pytest.mark.parametrize("spoil", [lambda path: path.write_bytes(b"?"), Path.unlink], ids=["damaged", "gone"])
     def test_staged_and_committed_is_published_although_the_update_is_damaged(self, tmp_path, spoil):
         """What is staged is whole, and the coordinator has the update."""
         device, models = self.upload(tmp_path, staged=True)
-        device.perform(device.job.on_message(self.COMMITTED, 1.0))
+        device.perform(device.job.handle(MessageReceived(self.COMMITTED), 1.0))
         spoil(tmp_path / "spool" / "update.bin")
         again = Device(tmp_path, models)
-        again.performer.take_up_spooled()
+        again.take_up_spooled()
         assert (again.performer.owes_model, again.trainer.given) == (False, [])
         assert models.current(KEY.task) is not None
         assert not list((tmp_path / "spool").iterdir())
@@ -385,20 +397,187 @@ class TestPersonalModelInTheMaking:
     def test_damaged_update_without_a_staged_model_owes_nothing(self, tmp_path):
         """Nothing is left to make it of."""
         device, models = self.upload(tmp_path)
-        device.perform(device.job.on_message(self.COMMITTED, 1.0))
+        device.perform(device.job.handle(MessageReceived(self.COMMITTED), 1.0))
         (tmp_path / "spool" / "update.bin").write_bytes(b"?")
         again = Device(tmp_path, models)
-        again.performer.take_up_spooled()
+        again.take_up_spooled()
         assert (again.performer.owes_model, again.trainer.given) == (False, [])
         assert not list((tmp_path / "spool").iterdir())
 
     def test_killed_after_publishing_owes_nothing(self, tmp_path):
         """The note of it is deleted, and no model is made."""
         device, models = self.upload(tmp_path, staged=True)
-        device.perform(device.job.on_message(self.COMMITTED, 1.0))
+        device.perform(device.job.handle(MessageReceived(self.COMMITTED), 1.0))
         models.publish(KEY.task, KEY.run, KEY.round)
         again = Device(tmp_path, models)
-        again.performer.take_up_spooled()
+        again.take_up_spooled()
         assert (again.performer.owes_model, again.trainer.given) == (False, [])
         assert models.current(KEY.task) is not None
         assert not list((tmp_path / "spool").iterdir())
+
+
+HELD = Held(VERSIONS[1].digest, VERSIONS[1].schema, "fp32+zstd", 250)
+
+
+class Listening(Wire):
+    """A link that knows what it listens to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.filters: set[str] = set()
+
+    def subscribe(self, *filters: str) -> None:
+        """From now on."""
+        self.filters.update(filters)
+
+    def unsubscribe(self, *filters: str) -> None:
+        """No longer."""
+        self.filters.difference_update(filters)
+
+
+class NotingTrainer:
+    """A training process that does nothing but remember what it was told."""
+
+    def __init__(self) -> None:
+        self.told: list[TrainCommand] = []
+
+    def train(self, command: TrainCommand) -> None:
+        """One more."""
+        self.told.append(command)
+
+    def cancel(self) -> None:
+        """Nothing is under way."""
+
+
+class DeltaDevice:
+    """An agent's hands, in a directory where version 1 is held."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.start()
+        self.held = ModelCache(directory / DIRECTORY)
+        self.held.write(HELD, BLOBS[1])
+
+    def start(self) -> None:
+        """Switched on, perhaps again."""
+        self.wire, self.trainer, self.job = Listening(), NotingTrainer(), Job(max_blob_bytes=10_000)
+        self.hands = performer_of(self.directory, self.wire, self.trainer)
+
+    def ask(self, request: WorkRequest | None = None) -> None:
+        """The request reaches the agent."""
+        self.perform(ask_holding(self.job, self.hands.held_version, request))
+
+    def arrive(self, *blobs: bytes) -> None:
+        """All chunks of them."""
+        for blob in blobs:
+            for index in range(model(blob).chunk_count):
+                self.perform(self.job.handle(ChunkReceived(cut(blob, model(blob), index)), 12.0))
+
+    def perform(self, effects: list[Effect]) -> None:
+        """All of them."""
+        run_effects(self.job, effects, self.hands, lambda: 12.0)
+
+    @property
+    def downloads(self) -> set[str]:
+        """Digests of what lies there."""
+        return {path.stem for path in (self.directory / "downloads").iterdir()}
+
+
+@pytest.fixture
+def delta_device(tmp_path):
+    """Idle."""
+    return DeltaDevice(tmp_path)
+
+
+def filters(*manifests) -> set[str]:
+    """Where the chunks of these are published."""
+    return {topics.model_chunks_filter("lab", one.digest) for one in manifests}
+
+
+def test_listens_for_the_steps_from_what_is_held_and_trains_on_them(delta_device):
+    """And for nothing else; the training process is told where they lie, and to hold what they lead to."""
+    delta_device.ask()
+    assert delta_device.wire.filters == filters(*STEPS[1:])
+    delta_device.arrive(*STEP_BLOBS[1:])
+    assert delta_device.wire.filters == set()
+    [command] = delta_device.trainer.told
+    assert (command.held, command.model_path, command.base) == (VERSIONS[1].digest, "", VERSIONS[-1].digest)
+    assert [step.delta for step in command.steps] == list(DELTAS[1:])
+    assert [Path(step.path).read_bytes() for step in command.steps] == list(STEP_BLOBS[1:])
+    assert command.hold
+    delta_device.perform(delta_device.job.handle(MessageReceived(said(Cancel("late"))), 13.0))
+    assert delta_device.downloads == set()
+
+
+def test_finds_what_had_come_before_a_reboot(delta_device):
+    """A step that is whole is not downloaded twice; then only the other is asked for."""
+    delta_device.ask()
+    delta_device.arrive(STEP_BLOBS[1])
+    delta_device.start()
+    delta_device.ask()
+    assert delta_device.trainer.told == []
+    delta_device.arrive(STEP_BLOBS[2])
+    assert len(delta_device.trainer.told) == 1
+
+
+def test_downloads_nothing_where_the_model_is_held(delta_device):
+    """A round that is asked for once more after a reboot in the middle of its training."""
+    delta_device.held.write(replace(HELD, version=VERSIONS[-1].digest), BLOBS[-1])
+    delta_device.ask()
+    [command] = delta_device.trainer.told
+    assert (command.held, command.steps) == (VERSIONS[-1].digest, ())
+    assert (delta_device.wire.filters, delta_device.downloads) == (set(), set())
+
+
+@pytest.mark.parametrize("spoil", [Path.unlink, lambda path: path.write_bytes(b"torn")], ids=["gone", "torn"])
+def test_takes_the_whole_model_where_nothing_is_held(delta_device, spoil):
+    """Or nothing that can be read."""
+    spoil(delta_device.held.path)
+    delta_device.ask()
+    assert delta_device.wire.filters == filters(VERSIONS[-1])
+    delta_device.arrive(BLOBS[-1])
+    [command] = delta_device.trainer.told
+    assert (command.held, Path(command.model_path).read_bytes()) == ("", BLOBS[-1])
+
+
+def test_takes_the_whole_model_after_steps_that_led_nowhere(delta_device, caplog):
+    """In the same round; what was held is deleted, and the log says why."""
+    delta_device.ask()
+    delta_device.arrive(*STEP_BLOBS[1:])
+    delta_device.perform(delta_device.job.handle(TrainingFailed(KEY, FailReason.DOWNLOAD, "no way to it"), 20.0))
+    assert "no way to it; downloading the whole model" in caplog.text
+    assert delta_device.hands.held_version == ""
+    assert delta_device.wire.filters == filters(VERSIONS[-1])
+    delta_device.arrive(BLOBS[-1])
+    assert [command.held for command in delta_device.trainer.told] == [VERSIONS[1].digest, ""]
+    assert delta_device.job.state is JobState.TRAINING
+
+
+def test_takes_the_whole_model_where_the_disk_spoilt_a_step(delta_device, caplog):
+    """Which shows before training is told."""
+    delta_device.ask()
+    delta_device.arrive(STEP_BLOBS[1])
+    path = delta_device.directory / "downloads" / f"{STEPS[1].digest}.part"
+    path.write_bytes(b"?" + path.read_bytes()[1:])
+    delta_device.arrive(STEP_BLOBS[2])
+    assert delta_device.trainer.told == []
+    assert "what was downloaded is damaged" in caplog.text
+    assert delta_device.wire.filters == filters(VERSIONS[-1])
+    assert delta_device.hands.held_version == VERSIONS[1].digest
+
+
+@pytest.mark.parametrize(
+    ("request_", "hold"),
+    [
+        (delta_request(), True),
+        (replace(delta_request(), deltas=(), encoding="delta-int8"), True),
+        (replace(delta_request(), deltas=()), False),
+    ],
+    ids=["steps now", "steps later", "no steps"],
+)
+def test_holds_a_model_where_steps_are_to_be_expected(delta_device, request_, hold):
+    """A run whose updates travel as they are never names any; its models cost the card one writing less."""
+    delta_device.held.forget()
+    delta_device.ask(request_)
+    delta_device.arrive(BLOBS[-1])
+    assert delta_device.trainer.told[0].hold is hold

@@ -1,19 +1,21 @@
-"""What the agent's loop does beside its job: a training process that is not needed is ended, the owner's file is kept."""
+"""Housekeeping of the agent's loop: the idle training process, local metrics, and the service manager."""
 
 from __future__ import annotations
 
+import os
+import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from queue import SimpleQueue
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fedpatch.device_agent.job.job import Job
 from fedpatch.device_agent.job.training_messages import WorkerSetup
-from fedpatch.device_agent.runtime.housekeeping import Housekeeping
-from fedpatch.device_agent.runtime.idle_timeout import IdleTimer
-from fedpatch.device_agent.runtime.systemd_notify import ServiceManager
+from fedpatch.device_agent.runtime.housekeeping import Housekeeping, IdleTimer, ServiceManager
 from fedpatch.device_agent.runtime.trainer import Trainer, TrainerEvent
 from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.device_agent.telemetry.local_metrics import LocalMetrics
@@ -49,11 +51,11 @@ def _idle() -> Job:
 def test_a_training_process_ends_after_a_while_without_work(trainer: Trainer, job, task, ends):
     """An upload may take days and trains nothing; a process that is just loading its task has not rested yet."""
     upkeep, job = Housekeeping(trainer, IdleTimer(100.0), ServiceManager()), job()
-    upkeep.look(job, connected=True, task=task, now=0.0)
+    upkeep.tick(job, connected=True, task=task, now=0.0)
     assert upkeep.next_deadline() == (100.0 if ends else None)
-    upkeep.look(job, connected=True, task=task, now=99.0)
+    upkeep.tick(job, connected=True, task=task, now=99.0)
     assert trainer.pid is not None
-    upkeep.look(job, connected=True, task=task, now=100.0)
+    upkeep.tick(job, connected=True, task=task, now=100.0)
     assert (trainer.pid is None) == ends
     assert upkeep.next_deadline() is None
 
@@ -64,9 +66,158 @@ def test_the_owners_file_is_kept_while_the_loop_turns_and_goes_with_it(trainer: 
     settings = AgentSettings(data="shard:0/1", metrics_textfile=path)
     metrics = LocalMetrics(settings, "pi", owner_of(), RoundTimes(), None)
     upkeep = Housekeeping(trainer, IdleTimer(0.0), ServiceManager(), metrics=metrics)
-    upkeep.look(_idle(), connected=True, task=TASK, now=0.0)
+    upkeep.tick(_idle(), connected=True, task=TASK, now=0.0)
     assert "fedpatch_agent_" in path.read_text()
-    upkeep.look(_idle(), connected=False, task=TASK, now=0.1)
+    upkeep.tick(_idle(), connected=False, task=TASK, now=0.1)
     assert upkeep.next_deadline() is not None
     upkeep.stopping()
     assert not path.exists()
+
+
+def test_it_is_given_back_once_after_a_while_without_work():
+    """The while is counted from when it was first seen idle, and after the release there is nothing to count."""
+    idling = IdleTimer(100.0)
+    for now in (5.0, 50.0, 104.9):
+        idling.see(idle=True, now=now)
+        assert not idling.tick(now)
+    assert idling.next_deadline() == 105.0
+    assert idling.tick(105.0)
+    assert idling.next_deadline() is None
+    assert not idling.tick(1000.0)
+
+
+def test_work_begins_the_count_anew():
+    """Only an unbroken rest counts."""
+    idling = IdleTimer(100.0)
+    idling.see(idle=True, now=0.0)
+    idling.see(idle=False, now=99.0)
+    assert idling.next_deadline() is None
+    idling.see(idle=True, now=120.0)
+    assert not idling.tick(219.0)
+    assert idling.tick(220.0)
+
+
+def test_with_zero_it_is_kept():
+    """Until the coordinator announces a rest."""
+    idling = IdleTimer(0.0)
+    idling.see(idle=True, now=0.0)
+    assert idling.next_deadline() is None
+    assert not idling.tick(1e9)
+
+
+@given(
+    release_s=st.floats(0.1, 1000.0),
+    turns=st.lists(st.tuples(st.floats(0.0, 500.0), st.booleans()), max_size=30),
+)
+def test_whoever_worked_within_the_while_is_never_released(release_s, turns):
+    """For any course of events: a release means that every look within the last `release_s` found it idle."""
+    idling, now, busy_at, seen_at = IdleTimer(release_s), 0.0, -1.0, None
+    for wait_s, idle in turns:
+        now += wait_s
+        idling.see(idle=idle, now=now)
+        if not idle:
+            busy_at, seen_at = now, None
+        elif seen_at is None:
+            seen_at = now
+        if idling.tick(now):
+            assert idle and seen_at is not None and now >= seen_at + release_s > busy_at
+            seen_at = None
+        elif idle:
+            assert seen_at is not None and now < seen_at + release_s
+
+
+class Listener:
+    """systemd's end."""
+
+    def __init__(self, address: str) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(address)
+        self._socket.setblocking(False)
+
+    def heard(self) -> list[str]:
+        """What came since."""
+        messages = []
+        while True:
+            try:
+                messages.append(self._socket.recv(4096).decode())
+            except BlockingIOError:
+                return messages
+
+    def close(self) -> None:
+        """Nobody listens any more."""
+        self._socket.close()
+
+
+@pytest.fixture(params=["path", "abstract"])
+def listening(request, socket_folder: Path) -> Iterator[tuple[str, Listener]]:
+    """An address as $NOTIFY_SOCKET has it, and who listens there."""
+    name = str(socket_folder / "notify") if request.param == "path" else f"@fedpatch-{os.getpid()}-{socket_folder.name}"
+    listener = Listener(name.replace("@", "\0"))
+    yield name, listener
+    listener.close()
+
+
+def test_ready_is_said_once_and_what_it_does_when_that_changes(listening):
+    """In the words of sd_notify(3)."""
+    address, listener = listening
+    manager = ServiceManager(address)
+    for now, doing in enumerate(["loading", "idle", "idle", "training"]):
+        manager.doing(doing, float(now))
+        manager.tick(float(now))
+    manager.stopping()
+    assert listener.heard() == [
+        "READY=1\nSTATUS=loading",
+        "STATUS=idle",
+        "STATUS=training",
+        "STOPPING=1\nSTATUS=stopping",
+    ]
+
+
+def test_the_watchdog_hears_of_it_twice_as_often_as_it_must(listening):
+    """And not before it is due: whoever wakes more often has nothing to say."""
+    address, listener = listening
+    manager = ServiceManager(address, watchdog_s=60.0)
+    assert manager.next_deadline() is None
+    manager.doing("idle", 100.0)
+    assert manager.next_deadline() == 130.0
+    for now in (101.0, 129.9, 130.0, 131.0, 160.0):
+        manager.tick(now)
+    assert listener.heard() == ["READY=1\nSTATUS=idle", "WATCHDOG=1", "WATCHDOG=1"]
+
+
+def test_a_line_end_in_a_status_is_no_message_of_its_own(listening):
+    """Whatever names a run may have, they cannot stop the service."""
+    address, listener = listening
+    ServiceManager(address).doing("round 1 of run a\nSTOPPING=1", 0.0)
+    assert listener.heard() == ["READY=1\nSTATUS=round 1 of run a STOPPING=1"]
+
+
+def test_the_variables_are_taken_from_the_environment(tmp_path):
+    """They are not handed on: a child must not speak for the service."""
+    environ = {
+        "NOTIFY_SOCKET": str(tmp_path / "n"),
+        "WATCHDOG_USEC": "4000000",
+        "WATCHDOG_PID": str(os.getpid()),
+        "X": "",
+    }
+    manager = ServiceManager.from_environment(environ)
+    manager.doing("idle", 0.0)  # nobody listens there, which is no reason to fail
+    assert manager.next_deadline() == 2.0
+    assert environ == {"X": ""}
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {},
+        {"WATCHDOG_USEC": "4000000"},
+        {"NOTIFY_SOCKET": "/nowhere", "WATCHDOG_USEC": "4000000", "WATCHDOG_PID": "1"},
+        {"NOTIFY_SOCKET": "/nowhere", "WATCHDOG_USEC": "soon"},
+    ],
+    ids=["nothing", "no socket", "another process's", "no number"],
+)
+def test_without_a_watchdog_of_ours_there_is_nothing_to_wake_for(environ):
+    """An agent that somebody starts by hand sleeps until something happens."""
+    manager = ServiceManager.from_environment(environ)
+    manager.doing("idle", 0.0)
+    assert manager.next_deadline() is None

@@ -1,9 +1,10 @@
-"""The real training process, as the agent drives it."""
+"""The agent's side of the training process: start, answers, pause, lost memory, errors."""
 
 from __future__ import annotations
 
 import logging
 import os
+import queue
 import signal
 import sys
 import time
@@ -20,14 +21,15 @@ from fedpatch.device_agent.job.training_messages import (
     Trained,
     TrainFailed,
     TrainProgress,
+    WorkerSetup,
 )
-from fedpatch.device_agent.runtime.trainer import Died
+from fedpatch.device_agent.runtime.trainer import Died, Trainer
 from fedpatch.device_agent.state.patch_store import PatchKey, PatchStore
 from fedpatch.device_agent.training.process import PROGRESS_EVERY_S
 from fedpatch.shared.errors import DataError
 from fedpatch.shared.wire.reason_codes import FailReason
 from tests.device_agent.device_rounds import ADAM, POLICIES, SGD, Scene, key, raw_update, traces
-from tests.device_agent.toy_tasks import SLOW
+from tests.device_agent.toy_tasks import MISHAP, SLOW
 from tests.device_agent.watched_training_process import TIMEOUT_S, Watched, until_logged
 
 
@@ -312,3 +314,118 @@ def test_a_stop_ends_the_process_in_mid_training_without_an_event(idle, tmp_path
     assert idle.trainer.pid is None
     while not idle.events.empty():
         assert isinstance(idle.events.get(), TrainProgress)
+
+
+QUIET_S = 20 * PROGRESS_EVERY_S
+"""A training that goes on tells of it twenty times meanwhile."""
+
+
+@pytest.fixture
+def own_process(installed, tmp_path):
+    """A process of its own."""
+    watched = Watched(tmp_path)
+    watched.trainer.start()
+    yield watched
+    watched.trainer.stop()
+
+
+def held_at(watched: Watched) -> int:
+    """The step after which none is told of for a while; a training that nothing holds has none."""
+    done, give_up_at = 0, time.monotonic() + TIMEOUT_S
+    while time.monotonic() < give_up_at:
+        try:
+            event = watched.events.get(timeout=QUIET_S)
+        except queue.Empty:
+            return done
+        assert isinstance(event, TrainProgress), event
+        done = event.done
+    pytest.fail(f"{done} steps, and still they are taken")
+
+
+def test_a_pause_holds_the_steps_until_it_goes_on(own_process, tmp_path):
+    """The process lives on, and takes further steps of the same training only when it is told to."""
+    own_process.trainer.train(Scene(tmp_path, SLOW, replace(SGD, steps=100_000), "none").command())
+    own_process.until_training()
+    own_process.trainer.pause()
+    done = held_at(own_process)
+    assert own_process.trainer.pid is not None
+    own_process.trainer.go_on()
+    following = own_process.next()
+    assert isinstance(following, TrainProgress), following
+    assert done < following.done < 100_000
+    own_process.trainer.cancel()
+    assert isinstance(own_process.outcome(), TrainCancelled)
+
+
+def test_a_cancel_ends_a_pause(own_process, tmp_path):
+    """And the next round is not paused."""
+    scene = Scene(tmp_path, SLOW, replace(SGD, steps=100_000), "none")
+    own_process.trainer.train(scene.command(round=8))
+    own_process.until_training()
+    own_process.trainer.pause()
+    own_process.trainer.cancel()
+    assert own_process.outcome() == TrainCancelled(key(8))
+    own_process.trainer.train(replace(scene, plan=SGD).command(round=9))
+    assert isinstance(own_process.outcome(), Trained)
+
+
+MEMORY_TIMEOUT_S = 120
+
+
+class Device:
+    """A training process whose task has a mishap in the next round, when told to."""
+
+    def __init__(self, folder) -> None:
+        self.mishap = folder / "mishap"
+        self.events: queue.Queue = queue.Queue()
+        setup = WorkerSetup(
+            "tests.device_agent.toy_tasks:MISHAP", "ann:23", str(folder), str(folder / "patches"), "ann"
+        )
+        self.trainer = Trainer(setup, self.events.put)
+        self._scene = Scene(folder, MISHAP, ADAM, "all")
+
+    def round(self, number: int, mishap: str = ""):
+        """How a round ends."""
+        if mishap:
+            self.mishap.write_text(mishap)
+        self.trainer.train(self._scene.command(round=number))
+        while isinstance(event := self.events.get(timeout=MEMORY_TIMEOUT_S), Ready | TrainProgress):
+            pass
+        return event
+
+
+@pytest.fixture(scope="module")
+def device(installed, tmp_path_factory):
+    """One for all tests: a mishap has no consequences for the next round."""
+    device = Device(tmp_path_factory.mktemp("device"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(os.environ, "TOY_MISHAP", str(device.mishap))
+        device.trainer.start()
+        yield device
+        device.trainer.stop()
+
+
+@pytest.mark.parametrize(("what", "words"), [("torch", "memory"), ("numpy", "Unable to allocate")])
+def test_an_allocation_that_is_refused_fails_the_round_and_keeps_the_process(device, what, words):
+    """RuntimeError of torch or MemoryError of numpy: what was allocated is given back, and torch need not start again."""
+    device.round(1)
+    pid = device.trainer.pid
+    failed = device.round(2, what)
+    assert isinstance(failed, TrainFailed), failed
+    assert (failed.key, failed.reason) == (key(2), FailReason.TRAINING)
+    assert words in failed.detail
+    assert isinstance(device.round(3), Trained)
+    assert device.trainer.pid == pid
+
+
+def test_a_process_that_the_system_kills_costs_the_round_and_is_replaced(device):
+    """As the kernel does when memory is really used up; the next round starts another."""
+    device.round(1)
+    pid = device.trainer.pid
+    died = device.round(4, "killed")
+    assert isinstance(died, Died), died
+    assert died.lost == (key(4),)
+    assert "SIGKILL; out of memory?" in died.detail
+    trained = device.round(5)
+    assert isinstance(trained, Trained) and trained.key == key(5)
+    assert device.trainer.pid not in (None, pid)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from fedpatch.device_agent.job.effects import JobState
-from fedpatch.device_agent.job.request_answers import AdmissionDecision
+from fedpatch.device_agent.job.events import ChunkReceived, UpdateTrained
 from fedpatch.device_agent.job.training_messages import WorkerSetup
 from fedpatch.device_agent.runtime.trainer import Trainer
 from fedpatch.device_agent.state.patch_store import PatchKey, PatchRecord, PatchState, PatchStore
@@ -27,10 +27,10 @@ from fedpatch.shared.wire.reason_codes import FailReason, JobPhase
 from fedpatch.shared.wire.transfer import cut, describe
 from tests.device_agent.device_rounds import SGD, Scene
 from tests.device_agent.effect_runners import PlayedDevice
-from tests.device_agent.jobs import KEY, REQUEST
+from tests.device_agent.jobs import KEY, REQUEST, requested
 from tests.device_agent.toy_tasks import TOY, random_data
 from tests.support.disks import SmallDisk, small_disk
-from tests.support.specs import PUBLIC_SCHEMA, TASKS, said, update
+from tests.support.specs import PUBLIC_SCHEMA, said, update
 
 PAGE_BYTES = 4096
 SIZE_BYTES = 64 * PAGE_BYTES
@@ -61,18 +61,18 @@ class Device(PlayedDevice):
     def ask(self, round_number: int = 1, epoch: int = 1) -> list[Body]:
         """A work request; what the device answers."""
         request = said(replace(REQUEST, model=manifest()), round_number, epoch=epoch)
-        return self.perform(self.job.on_request(request, TASKS, AdmissionDecision(True), 0.0))
+        return self.perform(self.job.handle(requested(request), 0.0))
 
     def download(self) -> list[Body]:
         """All chunks of the model, as far as they are wanted."""
         chunks = [cut(BLOB, manifest(), index) for index in range(manifest().chunk_count)]
-        return [body for chunk in chunks for body in self.perform(self.job.on_chunk(chunk, 1.0))]
+        return [body for chunk in chunks for body in self.perform(self.job.handle(ChunkReceived(chunk), 1.0))]
 
     def train(self, blob: bytes) -> list[Body]:
         """Training has written its update."""
         assert self.job.key is not None
         (self.directory / "spool" / "update.bin").write_bytes(blob)
-        return self.perform(self.job.trained(self.job.key, update(blob), 2.0))
+        return self.perform(self.job.handle(UpdateTrained(self.job.key, update(blob)), 2.0))
 
 
 class TestDownload:

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from fedpatch.coordinator.rounds.known_devices import lasts
 from fedpatch.device_agent.cli.doctor import _check_stored
+from fedpatch.device_agent.job.download_plan import DownloadPlan
 from fedpatch.device_agent.job.effects import JobKey
+from fedpatch.device_agent.job.events import AdmissionDecision
 from fedpatch.device_agent.job.job import Job
-from fedpatch.device_agent.job.request_answers import AdmissionDecision
 from fedpatch.device_agent.models.store import ModelStore
 from fedpatch.device_agent.state.model_cache import Held, ModelCache
 from fedpatch.device_agent.state.patch_store import INDEPENDENT, PatchKey, PatchRecord, PatchState, PatchStore
@@ -31,7 +32,7 @@ from fedpatch.shared.wire.codec import to_bytes
 from fedpatch.shared.wire.messages import COORDINATOR_FEATURES, Accept, Decline, WorkRequest
 from fedpatch.shared.wire.reason_codes import Condition, DeclineReason
 from tests.device_agent.exported_models import describe
-from tests.device_agent.jobs import KEY, REQUEST, said_back
+from tests.device_agent.jobs import KEY, REQUEST, requested, said_back
 from tests.support.checkups import quiet_checkup
 from tests.support.disks import SmallDisk, small_disk
 from tests.support.specs import RUN, TASK, TASKS, said, update
@@ -68,10 +69,10 @@ def spoil(*files: Path) -> None:
 
 def answer(state_dir: Path, request: WorkRequest = NOW) -> Decline | Accept:
     """What the device says to a request, as its agent does."""
-    found = Storage(state_dir).problem(TASK, request)
+    found = Storage(state_dir).problem(TASK, request, DownloadPlan(request.model))
     verdict = found.verdict if found else AdmissionDecision(True)
     job = Job(max_blob_bytes=10_000)
-    (body,) = said_back(job.on_request(said(request), TASKS, verdict, 0.0))
+    (body,) = said_back(job.handle(requested(said(request), TASKS, verdict), 0.0))
     assert isinstance(body, Decline | Accept)
     return body
 
@@ -113,20 +114,21 @@ def test_patches_that_were_moved_away_let_the_device_take_part_again(state_dir: 
     """Without a restart of the agent: the files are looked at again when they have changed."""
     storage = Storage(state_dir)
     spoil(*paths(state_dir))
-    found = storage.problem(TASK, NOW)
+    found = storage.problem(TASK, NOW, DownloadPlan(NOW.model))
     assert found is not None
     assert f"move {paths(state_dir)[0]} and {paths(state_dir)[1].name} away" in found.text
     assert "is lost with them" in found.text
     for path in paths(state_dir):
         path.rename(path.with_name(f"{path.name}.aside"))
-    assert storage.problem(TASK, NOW) is None
+    assert storage.problem(TASK, NOW, DownloadPlan(NOW.model)) is None
 
 
 def test_keys_from_the_network_are_not_collected(state_dir: Path):
     """A coordinator may ask for another policy each time; what was seen of the last one is enough."""
     storage = Storage(state_dir)
     for number in range(50):
-        assert storage.problem(TASK, replace(NOW, private=f"names:from-the-network-{number}")) is None
+        request = replace(NOW, private=f"names:from-the-network-{number}")
+        assert storage.problem(TASK, request, DownloadPlan(request.model)) is None
     gc.collect()
     kept = [one for one in gc.get_objects() if type(one) is PatchKey and "from-the-network" in one.policy]
     assert len(kept) <= 1
@@ -162,9 +164,9 @@ def test_parts_of_the_model_on_a_small_disk_count_as_room(disk: SmallDisk):
     request = replace(NOW, model=blob, encoding="delta-int8")
     (disk.path / "downloads").mkdir()
     (disk.path / "downloads" / f"{blob.digest}.part").write_bytes(bytes(550_000))
-    assert Storage(disk.path).problem(TASK, request) is None
+    assert Storage(disk.path).problem(TASK, request, DownloadPlan(request.model)) is None
     (disk.path / "other").write_bytes(bytes(150_000))
-    assert Storage(disk.path).problem(TASK, request) is not None
+    assert Storage(disk.path).problem(TASK, request, DownloadPlan(request.model)) is not None
 
 
 def test_part_of_the_model_that_has_just_begun_counts_by_what_the_disk_holds_of_it(disk: SmallDisk):
@@ -176,7 +178,7 @@ def test_part_of_the_model_that_has_just_begun_counts_by_what_the_disk_holds_of_
         part.write(bytes(8192))
         part.truncate(blob.size_bytes)
     (disk.path / "other").write_bytes(bytes(400_000))
-    found = Storage(disk.path).problem(TASK, request)
+    found = Storage(disk.path).problem(TASK, request, DownloadPlan(request.model))
     assert found is not None
     assert found.verdict.condition is Condition.LOW_DISK
 

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fedpatch.device_agent.job.job import Job
 from fedpatch.device_agent.models.store import ModelStore
-from fedpatch.device_agent.policy.daily_budget import Usage
+from fedpatch.device_agent.policy.usage import Usage
 from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.device_agent.telemetry.gauges import Gauges
 from fedpatch.device_agent.telemetry.local_metrics import LOOK_EVERY_S, LocalMetrics
@@ -111,7 +111,9 @@ def test_an_endpoint_has_every_documented_metric_and_no_other(tmp_path, caplog):
 
 def test_the_gauges_say_what_the_agent_does(bench):
     """State, round, conditions, and what was spent of what is allowed."""
-    bench.owner.see(facts(external_power=False, temperature_c=61.5, battery_percent=40.0), bench.job, [TASK], 0.0)
+    bench.owner.update_facts(
+        facts(external_power=False, temperature_c=61.5, battery_percent=40.0), bench.job, [TASK], 0.0
+    )
     bench.book.note(Usage(2, 1_000_000, 30.0))
     bench.look(1.0, connected=False)
     for name, labels, value in (

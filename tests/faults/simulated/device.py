@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from fedpatch.device_agent.job.effects import Effect
 from fedpatch.device_agent.job.job import Job
 from fedpatch.device_agent.policy.owner_limits import OwnerLimits
 from fedpatch.device_agent.runtime.agent import Agent
-from fedpatch.device_agent.runtime.duplicate_id import DuplicateIdDetector
 from fedpatch.device_agent.runtime.effect_runner import EffectRunner as Hands
-from fedpatch.device_agent.runtime.effect_runner import Identity
-from fedpatch.device_agent.runtime.housekeeping import Housekeeping
-from fedpatch.device_agent.runtime.idle_timeout import IdleTimer
-from fedpatch.device_agent.runtime.systemd_notify import ServiceManager
+from fedpatch.device_agent.runtime.housekeeping import Housekeeping, IdleTimer, ServiceManager
+from fedpatch.device_agent.runtime.presence import DuplicateIdDetector, Identity, Presence
 from fedpatch.device_agent.runtime.trainer import TrainerEvent
+from fedpatch.device_agent.state.storage_check import Storage
 from fedpatch.shared.app.files import remove_unfinished
 from fedpatch.shared.errors import DataError
 from fedpatch.shared.mqtt.events import LinkEvent
-from fedpatch.shared.wire import topics
 from fedpatch.simulator.fleet.virtual_clock import Timer
 from tests.device_agent.owners import owner_of
 from tests.faults.simulated.link import SimulatedLink
@@ -92,34 +87,42 @@ class SimulatedDevice:
         """It waits for nothing but a request."""
         return self.process is not None and self.job.key is None
 
-    def _set_up(self, identity: Identity, link: Any, trainer: Any) -> list[Effect]:
+    def _set_up(self, identity: Identity, link: Any, trainer: Any) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
         remove_unfinished(self.directory)
         owner = owner_of()
         limits = OwnerLimits(self.directory / "patches", max_steps=1000, max_epochs=100)
         self._hands = Hands(
-            identity, self.job, link=link, trainer=trainer, meter=owner.meter, limits=limits, directory=self.directory
+            identity,
+            link=link,
+            trainer=trainer,
+            usage=owner.meter,
+            limits=limits,
+            directory=self.directory,
+            clock=self._clock,
         )
         status: Any = SimpleNamespace(write=lambda changing: None)
         self.agent = Agent(
+            identity,
+            self.job,
             self._hands,
+            queue=SimpleQueue(),
             link=link,
-            inbox=SimpleQueue(),
             trainer=trainer,
             owner=owner,
+            limits=limits,
+            storage=Storage(self.directory),
+            presence=Presence(identity, link, DuplicateIdDetector(identity.boot, 180.0)),
+            housekeeping=Housekeeping(trainer, IdleTimer(0.0), ServiceManager()),
             status=status,
-            namesake=DuplicateIdDetector(identity.boot, 180.0),
-            upkeep=Housekeeping(trainer, IdleTimer(0.0), ServiceManager()),
+            clock=self._clock,
         )
-        trainer.start()
-        link.subscribe(*topics.device_filters(FLEET, self.name))
-        link.start()
-        return []
+        self.agent.start()
 
     def _hearing(self, boots: int) -> Any:
         def hear(event: LinkEvent | TrainerEvent) -> None:
             self._world.oracle.hears(self.name, event)
-            self._act(boots, lambda: self.agent._handle(event, self._clock()))
+            self._act(boots, lambda: self.agent.turn(event))
 
         return hear
 
@@ -133,12 +136,10 @@ class SimulatedDevice:
             return
         try:
             with self._world.turns.of(self.process):
-                effects: Sequence[Effect] = does() if does is not None else []
-                self._hands.perform(effects)
-                if self.agent._namesake.tick(self._clock()):
-                    self.agent._note_namesake()
-                if self.agent._connected:
-                    self._hands.perform(self.job.tick(self._clock()))
+                if does is not None:
+                    does()
+                else:
+                    self.agent.turn(None)
         except Killed:
             self._world.say(f"{self.name} was killed at a write")
             self.kill()
@@ -148,6 +149,6 @@ class SimulatedDevice:
             self.kill()
             self._world.agenda.after(AGAIN_S, self.start)
             return
-        if self.agent._connected and (deadline := self.job.next_deadline()) is not None:
+        if (deadline := self.agent.next_deadline()) is not None:
             at = max(deadline + self.process.booted_at, self._world.now) + _ROUNDING_S
             self._alarm.set(at)

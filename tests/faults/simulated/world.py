@@ -6,12 +6,9 @@ import math
 import random
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-import fedpatch.device_agent.runtime.agent
-import fedpatch.device_agent.runtime.effect_runner
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.simulator.fleet.virtual_clock import Action, VirtualClock
 from tests.faults.simulated.broker import Broker
@@ -52,8 +49,6 @@ class World:
     def __enter__(self) -> World:
         self.oracle.installed(self._patch)
         self.coordinator.installed(self._patch)
-        for module in (fedpatch.device_agent.runtime.agent, fedpatch.device_agent.runtime.effect_runner):
-            self._patch.setattr(module, "time", SimpleNamespace(monotonic=self._device_clock, time=_no_wall_clock))
         self.turns.watch(self._patch)
         return self
 
@@ -115,7 +110,7 @@ class World:
         engine = self.coordinator.engine
         if engine is not None and engine.open is not None:
             places = engine.spec.upload_slots * engine.spec.upload_window
-            active = engine.open._desk._active.values()
+            active = engine.open._uploads._active.values()
             held = sum(min(engine.spec.upload_window, slot.manifest.chunk_count) for slot in active)
             assert held <= places, f"{held} chunks of updates are held, there is room for {places}"
 
@@ -148,11 +143,3 @@ class World:
         for device in self.devices.values():
             device.defuse()
             device.start()
-
-    def _device_clock(self) -> float:
-        assert self.turns.acting is not None
-        return self.now - self.turns.acting.booted_at
-
-
-def _no_wall_clock() -> float:
-    raise AssertionError("a device asks for the time of day, which it does not know")

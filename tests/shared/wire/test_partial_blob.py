@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedpatch.device_agent.state.partial_blob import PartialBlob, cut_from_file, file_digest
+from fedpatch.device_agent.state.download_files import PartialBlob, cut_from_file, file_digest
 from fedpatch.shared.errors import StateError
 from fedpatch.shared.wire.transfer import cut, describe
 

@@ -1,0 +1,169 @@
+"""Events of a job: messages of the coordinator, completions of effects, and decisions of the owner.
+
+A job changes in one way only: `Job.handle(event, now)` returns the effects of an event. An effect has finished when its
+completion event arrives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from fedpatch.device_agent.job.download_plan import DownloadPlan
+from fedpatch.device_agent.job.effects import JobKey
+from fedpatch.shared.wire.messages import Envelope, Manifest, TaskCapability, WorkRequest
+from fedpatch.shared.wire.reason_codes import Condition, DeclineReason, FailReason
+from fedpatch.shared.wire.transfer import Chunk
+
+
+@dataclass(frozen=True)
+class AdmissionDecision:
+    """Whether the device accepts a work request. The coordinator receives all of it: no measured value, no path.
+
+    Attributes:
+        accept: Whether the owner, the limits and the storage allow the work.
+        why: Reason of a decline, in words.
+        condition: The preference that is not met, where there is one.
+        retry_after_s: Seconds for which the answer would be the same; 0 where that is unknown.
+        reason: Code of a decline; limits of the owner and an unusable disk have codes of their own.
+    """
+
+    accept: bool
+    why: str = ""
+    condition: Condition | None = None
+    retry_after_s: float = 0.0
+    reason: DeclineReason = DeclineReason.UNWILLING
+
+
+# ---- from the coordinator
+
+
+@dataclass(frozen=True)
+class WorkRequested:
+    """The coordinator sent a work request.
+
+    Attributes:
+        envelope: The message; its body is a WorkRequest.
+        tasks: Tasks of this device; empty while the task is being loaded.
+        decision: The device's decision; it counts only for work that has not begun.
+        plan: The download that leads to the request's model.
+    """
+
+    envelope: Envelope
+    tasks: tuple[TaskCapability, ...]
+    decision: AdmissionDecision
+    plan: DownloadPlan
+
+
+@dataclass(frozen=True)
+class MessageReceived:
+    """The coordinator sent any other message."""
+
+    envelope: Envelope
+
+
+@dataclass(frozen=True)
+class ChunkReceived:
+    """A chunk of the global model, or of a delta to it, arrived."""
+
+    chunk: Chunk
+
+
+@dataclass(frozen=True)
+class LinkRestored:
+    """The connection is back; messages that were under way may be lost."""
+
+
+# ---- completions of effects
+
+
+@dataclass(frozen=True)
+class DownloadStarted:
+    """StartDownload: files are open and subscriptions made; `have` are chunks on the disk, by the digest of their blob."""
+
+    have: Mapping[str, Collection[int]]
+
+
+@dataclass(frozen=True)
+class DownloadDamaged:
+    """StartTraining: the SHA-256 of a downloaded blob is wrong."""
+
+
+@dataclass(frozen=True)
+class TrainingProgressed:
+    """StartTraining: `done` of `total` steps are done."""
+
+    key: JobKey
+    done: int
+    total: int
+
+
+@dataclass(frozen=True)
+class UpdateTrained:
+    """StartTraining: the update lies on the disk."""
+
+    key: JobKey
+    manifest: Manifest
+
+
+@dataclass(frozen=True)
+class TrainingFailed:
+    """StartTraining: there is no update. `detail` is for the device's own log."""
+
+    key: JobKey
+    reason: FailReason
+    detail: str
+
+
+@dataclass(frozen=True)
+class EffectFailed:
+    """Disk, broker or system refused an effect; the effects after it were dropped. `detail` is for the device's own log."""
+
+    reason: FailReason
+    detail: str
+
+
+@dataclass(frozen=True)
+class UpdateRestored:
+    """An update from before a restart waits to be committed; without `request` (an older version's) in no other epoch."""
+
+    key: JobKey
+    manifest: Manifest
+    request: WorkRequest | None = None
+
+
+# ---- from the owner's policy
+
+
+@dataclass(frozen=True)
+class OwnerPaused:
+    """The owner needs the device; the work waits, and its deadline stays. `condition` is the preference that is not met."""
+
+    condition: Condition | None = None
+
+
+@dataclass(frozen=True)
+class OwnerResumed:
+    """The pause is over, or a finished update is cleared for sending."""
+
+
+@dataclass(frozen=True)
+class OwnerAbandoned:
+    """The owner wants the work given up. `detail` is for the device's own log."""
+
+    detail: str
+    condition: Condition | None = None
+
+
+FromCoordinator = WorkRequested | MessageReceived | ChunkReceived | LinkRestored
+Completion = (
+    DownloadStarted
+    | DownloadDamaged
+    | TrainingProgressed
+    | UpdateTrained
+    | TrainingFailed
+    | EffectFailed
+    | UpdateRestored
+)
+FromOwner = OwnerPaused | OwnerResumed | OwnerAbandoned
+Event = FromCoordinator | Completion | FromOwner

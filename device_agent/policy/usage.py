@@ -1,0 +1,238 @@
+"""Usage of the device: of the job in hand, of the day in usage.json, and of its processor.
+
+The daily budget is a book of days that a wrong clock cannot empty. A day is a date of the local clock. The device has no other
+calendar, and that one may be wrong: a Pi without a battery for its clock starts in the past and is corrected minutes later. So
+the book holds the two latest days that it has seen, and
+
+- usage is noted on the latest day, also while the clock stands before it;
+- on any day, everything counts that was noted on it or on a later one. Setting the clock back, then, gives no second
+  allowance, nor does setting it back and forward again, nor starting the device anew;
+- once midnight passes while the clock stands before the latest day, that day was never real: the count begins at zero.
+
+Midnight cannot be told from a clock that is set forward by a day: that begins a new day.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import date, datetime, timedelta
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from fedpatch.device_agent.policy.quiet_hours import local_now
+from fedpatch.shared.app.files import write_atomic
+
+Count = Annotated[int, Meta(ge=0, le=2**53)]
+Duration = Annotated[float, Meta(ge=0.0, le=1e9)]
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Rounds, bytes of models and updates both ways, and seconds of training."""
+
+    rounds: Count = 0
+    traffic_bytes: Count = 0
+    training_s: Duration = 0.0
+
+    def plus(self, more: Usage) -> Usage:
+        """Sum of both."""
+        return Usage(
+            self.rounds + more.rounds, self.traffic_bytes + more.traffic_bytes, self.training_s + more.training_s
+        )
+
+
+NOTHING = Usage()
+
+
+@dataclass(frozen=True)
+class DailyBudget:
+    """Usage of one day."""
+
+    day: date
+    spent: Usage
+
+
+@dataclass(frozen=True)
+class DayUsage:
+    """Usage of the two latest days, the latest first, and the date that the clock showed last."""
+
+    seen: date
+    latest: DailyBudget
+    before: DailyBudget | None = None
+
+    @classmethod
+    def new(cls, today: date) -> DayUsage:
+        """No usage so far."""
+        return cls(today, DailyBudget(today, NOTHING))
+
+    def on(self, today: date) -> DayUsage:
+        """The same usage once the clock shows `today`."""
+        if today == self.seen:
+            return self
+        if today > self.latest.day:
+            return DayUsage(today, DailyBudget(today, NOTHING), self.latest)
+        if today == self.latest.day or today < self.seen:
+            return replace(self, seen=today)
+        if today - self.seen == timedelta(days=1):
+            return DayUsage.new(today)
+        # The clock is set forward to where it stood before the latest day: that was a mistake, but its costs were not.
+        return DayUsage(today, DailyBudget(today, replace(self, seen=today).spent))
+
+    @property
+    def spent(self) -> Usage:
+        """Usage that counts on the last date that the clock showed."""
+        if self.before is None or self.before.day < self.seen:
+            return self.latest.spent
+        return self.latest.spent.plus(self.before.spent)
+
+    def note(self, more: Usage) -> DayUsage:
+        """The usage with `more` added."""
+        return replace(self, latest=DailyBudget(self.latest.day, self.latest.spent.plus(more)))
+
+
+class JobUsage:
+    """Usage of the work in hand; `now` is monotonic seconds. A job counts as a round once it trains."""
+
+    def __init__(self) -> None:
+        self._bytes = 0
+        self._rounds = 0
+        self._trained_s = 0.0
+        self._training_since: float | None = None
+
+    def moved(self, count: int) -> None:
+        """Add bytes of models or updates that went down or up."""
+        self._bytes += count
+
+    def begins_round(self) -> None:
+        """Count a round: its training has begun."""
+        self._rounds += 1
+
+    def trains(self, training: bool, now: float) -> bool:
+        """Note whether training runs and is not paused; True where that has changed."""
+        if training == (self._training_since is not None):
+            return False
+        if self._training_since is not None:
+            self._trained_s += now - self._training_since
+        self._training_since = now if training else None
+        return True
+
+    def spent(self, now: float) -> Usage:
+        """Usage up to now."""
+        running_s = 0.0 if self._training_since is None else now - self._training_since
+        return Usage(self._rounds, self._bytes, self._trained_s + running_s)
+
+    def take(self, now: float) -> Usage:
+        """Return the usage up to now, and count from zero again."""
+        spent = self.spent(now)
+        self._bytes, self._rounds, self._trained_s = 0, 0, 0.0
+        self._training_since = None if self._training_since is None else now
+        return spent
+
+
+_LOAD_MEAN_S = 60.0
+"""The kernel's shortest load average fades with this time (/proc/loadavg)."""
+
+
+class OwnLoadAverage:
+    """Share of the kernel's load average that the training causes; it rises and fades as slowly as the load average does.
+
+    Args:
+        threads: Threads of the training.
+        cpus: Processors of the device.
+
+    Example:
+        >>> own = OwnLoadAverage(threads=1, cpus=4)
+        >>> own.see(True, 0.0)
+        >>> own.see(True, 60.0)
+        >>> round(own.mean, 2)
+        0.16
+    """
+
+    def __init__(self, threads: int, cpus: int) -> None:
+        self._full = threads / cpus
+        self.mean = 0.0
+        self._busy = False
+        self._at: float | None = None
+
+    def see(self, busy: bool, now: float) -> None:
+        """Bring `mean`, the load per CPU, up to `now` in monotonic seconds; from now on the training is `busy` or not."""
+        if self._at is not None:
+            fades = math.exp(-max(0.0, now - self._at) / _LOAD_MEAN_S)
+            self.mean = self.mean * fades + (self._full if self._busy else 0.0) * (1.0 - fades)
+        self._busy, self._at = busy, now
+
+
+USAGE_NAME = "usage.json"
+DAMAGED_SUFFIX = ".damaged"
+
+_UNREADABLE = (OSError, msgspec.DecodeError, RecursionError)
+
+_log = logging.getLogger("fedpatch.agent")
+
+
+class UsageLedger:
+    """Usage of the day in the file of a state directory, which the caller has locked.
+
+    Where the disk refuses, the usage is kept in this process and lost at a restart.
+    """
+
+    def __init__(self, directory: Path, clock: Callable[[], datetime] = local_now) -> None:
+        self._path = directory / USAGE_NAME
+        self._clock = clock
+        self._book = _read_or_set_aside(self._path) or DayUsage.new(clock().date())
+
+    @property
+    def today(self) -> Usage:
+        """Usage that counts on this local day."""
+        self._book = self._book.on(self._clock().date())
+        return self._book.spent
+
+    def note(self, more: Usage) -> None:
+        """Add the usage of a job; the file is written only where that is something."""
+        if more == NOTHING:
+            return
+        self._book = self._book.on(self._clock().date()).note(more)
+        try:
+            write_atomic(self._path, msgspec.json.encode(self._book))
+        except OSError as error:
+            _log.warning("%s: %s; what was spent today is forgotten at the next start", self._path, error.strerror)
+
+
+def read_today(directory: Path, clock: Callable[[], datetime] = local_now) -> Usage:
+    """Read the usage of this local day without a lock; a damaged file stays where it is and counts as none."""
+    path, today = directory / USAGE_NAME, clock().date()
+    try:
+        book = _read(path) or DayUsage.new(today)
+    except _UNREADABLE as error:
+        _log.warning("%s: cannot be read (%s); what was spent today is not known", path, error)
+        return NOTHING
+    return book.on(today).spent
+
+
+def _read(path: Path) -> DayUsage | None:
+    """Usage on the disk; None where there is no file."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=DayUsage)
+    except FileNotFoundError:
+        return None
+
+
+def _read_or_set_aside(path: Path) -> DayUsage | None:
+    """Usage on the disk; None where there is no file. A file that cannot be read is renamed and logged."""
+    try:
+        return _read(path)
+    except _UNREADABLE as error:
+        aside = path.with_name(path.name + DAMAGED_SUFFIX)
+        _log.error("%s: cannot be read (%s); set aside as %s, today's allowance begins anew", path, error, aside.name)
+        try:
+            os.replace(path, aside)
+        except OSError as refused:
+            _log.warning("%s: cannot be set aside: %s", path, refused.strerror)
+        return None

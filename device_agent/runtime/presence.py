@@ -1,0 +1,232 @@
+"""Messages of a device about itself: its retained state and its vitals; and the search for a second agent with its id."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Protocol
+
+from fedpatch.device_agent.sensors.facts import Facts
+from fedpatch.device_agent.telemetry.vitals import VitalsPace
+from fedpatch.shared import __version__
+from fedpatch.shared.mqtt.events import Link
+from fedpatch.shared.wire import topics
+from fedpatch.shared.wire.codec import encode
+from fedpatch.shared.wire.messages import (
+    DEVICE_FEATURES,
+    ENCODINGS,
+    DeviceState,
+    Envelope,
+    JobStatus,
+    TaskCapability,
+)
+from fedpatch.shared.wire.reason_codes import Condition
+from fedpatch.shared.wire.vitals import LastRound
+
+_log = logging.getLogger("fedpatch.agent")
+
+
+class AgentLink(Link, Protocol):
+    """A link whose pauses between attempts to connect can be made long."""
+
+    def use_long_backoff(self, patient: bool) -> None:
+        """Whether to wait for the longest pause before each further attempt to connect."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Names of this agent; `boot` is new at each start."""
+
+    fleet: str
+    device: str
+    boot: str
+
+    @classmethod
+    def new(cls, fleet: str, device: str) -> Identity:
+        """Make the identity of a start. UsageError where a topic cannot hold the names."""
+        topics.device_state(fleet, device)
+        return cls(fleet, device, secrets.token_hex(8))
+
+    @property
+    def client_id(self) -> str:
+        """MQTT client id. Names hold no dot, so it differs from those of all other devices and of the coordinator."""
+        return f"fedpatch.{self.fleet}.device.{self.device}"
+
+    def will(self) -> tuple[str, bytes]:
+        """Topic and payload that the broker publishes when the connection breaks, and the agent itself when it ends."""
+        gone = Envelope(DeviceState(online=False, boot=self.boot))
+        return topics.device_state(self.fleet, self.device), encode(gone)
+
+
+class Presence:
+    """Publishes the device's state and vitals while it is connected.
+
+    Args:
+        identity: Names of this agent.
+        link: Connection to the broker.
+        detector: Finds another agent with the same id.
+        vitals: When to send vitals; None where the owner shares none.
+    """
+
+    def __init__(
+        self, identity: Identity, link: AgentLink, detector: DuplicateIdDetector, vitals: VitalsPace | None = None
+    ) -> None:
+        self.connected = False
+        self.problem = ""  # for status.json
+        self._identity = identity
+        self._link = link
+        self._detector = detector
+        self._vitals = vitals
+        self._retain = True
+
+    def link_up(self, *, retain: bool) -> None:
+        """A connection began; `retain`: the broker keeps retained messages."""
+        self.connected, self._retain = True, retain
+        self._detector.connected()
+        self.resend_vitals()
+
+    def link_down(self) -> None:
+        """The connection ended."""
+        self.connected = False
+
+    def publish(
+        self, tasks: tuple[TaskCapability, ...], job: JobStatus | None, unwilling: Condition | None = None
+    ) -> None:
+        """Publish the state. Without tasks it says that the device is starting, so that a coordinator waits for it.
+
+        Args:
+            tasks: Tasks of this device; empty while its task is being loaded.
+            job: The job in hand.
+            unwilling: The preference that is not met, None where the device would take work.
+        """
+        if not self.connected:
+            return
+        state = DeviceState(
+            online=True,
+            boot=self._identity.boot,
+            version=__version__,
+            tasks=tasks,
+            encodings=ENCODINGS,
+            job=job,
+            unwilling=unwilling,
+            features=DEVICE_FEATURES,
+        )
+        topic = topics.device_state(self._identity.fleet, self._identity.device)
+        self._link.publish(topic, encode(Envelope(state)), retain=self._retain)
+
+    def publish_gone(self) -> None:
+        """Publish that the agent ends."""
+        topic, gone = self._identity.will()
+        if self.connected:
+            self._link.publish(topic, gone, retain=self._retain)
+
+    def resend_vitals(self) -> None:
+        """Send vitals again soon: a new coordinator or broker has none."""
+        if self._vitals is not None:
+            self._vitals.forget()
+
+    def publish_vitals(self, facts: Facts | None, last_round: LastRound | None, now: float) -> None:
+        """Publish vitals where they are due.
+
+        Args:
+            facts: The newest facts about the device, None while there are none.
+            last_round: Durations of the last committed round.
+            now: Monotonic seconds.
+        """
+        if not self.connected or self._vitals is None:
+            return
+        vitals = self._vitals.next(facts, last_round, now)
+        if vitals is not None:
+            self._link.publish(topics.up(self._identity.fleet, self._identity.device), encode(Envelope(vitals)))
+
+    def observe(self, state: DeviceState, now: float) -> None:
+        """Take a state from the device's own topic: another agent with this id may have published it."""
+        if self._detector.observe(state, now):
+            self._report_duplicate()
+
+    def tick(self, now: float) -> None:
+        """Let time pass."""
+        if self._detector.tick(now):
+            self._report_duplicate()
+
+    def next_deadline(self) -> float | None:
+        """When `tick` has something to do."""
+        return self._detector.next_deadline()
+
+    def _report_duplicate(self) -> None:
+        """Both agents stay, as nobody knows which is right, but they stop fighting for the connection."""
+        detected, me = self._detector.detected, self._identity
+        text = f"another agent uses the device id {me.device!r} in fleet {me.fleet!r}; give one of them another --device-id"
+        self.problem = text if detected else ""
+        if detected:
+            _log.error("%s", text)
+        else:
+            _log.info("the other agent with the device id %r has not been heard for a while", me.device)
+        self._link.use_long_backoff(detected)
+
+
+class DuplicateIdDetector:
+    """Detects another agent that uses the id of this device: the two would push each other off the broker without end.
+
+    Most brokers do not say why they close a connection (mosquitto 2.0 does not). But the broker retains each device's state,
+    and a device reads its own topic. Once this agent's state is there, an online state whose boot nonce is of no start of
+    this agent is another agent's.
+
+    An agent may also see states of its own former starts: at its own start, or when a broker comes back with an old copy. So
+    `former_boots` are known, and a state counts only on a connection after the one on which this agent saw its own.
+
+    Args:
+        boot: The nonce of this agent's start.
+        forget_s: Seconds without a state of the other agent after which it is taken to be gone.
+        former_boots: Nonces of earlier starts of this agent.
+
+    Example:
+        >>> detector = DuplicateIdDetector("b2", forget_s=60.0, former_boots=["b1"])
+        >>> detector.connected()
+        >>> detector.observe(DeviceState(online=True, boot="b2"), now=0.0)
+        False
+        >>> detector.connected()
+        >>> detector.observe(DeviceState(online=True, boot="another"), now=2.0)
+        True
+    """
+
+    def __init__(self, boot: str, forget_s: float, former_boots: Collection[str] = ()) -> None:
+        self._boot = boot
+        self._forget_s = forget_s
+        self._former_boots = frozenset(former_boots)
+        self._connection = 0
+        self._seen_self_on = 0
+        self._forget_at: float | None = None
+
+    @property
+    def detected(self) -> bool:
+        """Whether there is another agent with this id."""
+        return self._forget_at is not None
+
+    def connected(self) -> None:
+        """A connection to the broker begins."""
+        self._connection += 1
+
+    def observe(self, state: DeviceState, now: float) -> bool:
+        """Take a state from the device's own topic; True when it shows another agent for the first time."""
+        if state.boot == self._boot:
+            self._seen_self_on = self._seen_self_on or self._connection
+            return False
+        # A last will may come long after its connection was replaced.
+        if not state.online or state.boot in self._former_boots or not 0 < self._seen_self_on < self._connection:
+            return False
+        was_found, self._forget_at = self.detected, now + self._forget_s
+        return not was_found
+
+    def tick(self, now: float) -> bool:
+        """Let time pass; True when the other agent is taken to be gone."""
+        if self._forget_at is None or now < self._forget_at:
+            return False
+        self._forget_at = None
+        return True
+
+    def next_deadline(self) -> float | None:
+        """When `tick` has something to do."""
+        return self._forget_at
